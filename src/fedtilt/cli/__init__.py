@@ -1,0 +1,53 @@
+"""The command line: one file per verb, and the only place that prints."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedtilt.cli import data, export, init, resume, run
+from fedtilt.errors import InputError
+from fedtilt.version import __version__
+
+app = typer.Typer(
+    name="fedtilt",
+    help="Federated learning that is fair to every client and class, and unharmed by bad data.",
+    epilog="Start with: fedtilt run",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(run.run)
+app.command()(init.init)
+app.command()(resume.resume)
+app.command()(export.export)
+app.add_typer(data.app, name="data", help="List, download, check and look at data sets.")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedtilt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; bad input is one line and exit code 2, anything unexpected keeps its traceback."""
+    try:
+        app()
+    except InputError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {_escaped(str(error))}")
+        sys.exit(2)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")

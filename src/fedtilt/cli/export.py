@@ -1,0 +1,29 @@
+"""`fedtilt export`: a trained model as a safetensors file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedtilt.errors import InputError
+from fedtilt.files import write_tensors
+from fedtilt.runs import exported
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
+    method: Annotated[str, typer.Option(help="The method whose model it is.")],
+    to: Annotated[Path, typer.Option(help="The file to write, such as model.safetensors.")],
+    client: Annotated[int | None, typer.Option(help="A client's personal model instead of the shared one.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Which seed of the run; the first by default.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a trained model as safetensors, parameters by name."""
+    if to.exists() and not force:
+        raise InputError(f"{to} exists; use --force to replace it")
+    tensors = exported(folder, method, client, seed)
+    write_tensors(to, tensors)
+    whose = "shared model" if client is None else f"personal model of client {client}"
+    count = sum(t.numel() for t in tensors.values())
+    Console().print(f"wrote the {whose} of {method} ({count:,} parameters) to {to}", highlight=False, soft_wrap=True)

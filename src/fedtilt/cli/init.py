@@ -1,0 +1,34 @@
+"""`fedtilt init`: a spec to start from, every key explained."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtilt.errors import InputError
+
+
+def init(
+    path: Annotated[Path, typer.Argument(metavar="[PATH]", help="The file to write.")] = Path("fedtilt.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is already there.")] = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", hidden=True, help="Print the text of docs/spec.md.")
+    ] = False,
+) -> None:
+    """Write an annotated spec to start from."""
+    from fedtilt import spec  # late: imports torch and pydantic, which --help does not need
+    from fedtilt.files import write_bytes
+
+    if reference:
+        typer.echo(spec.reference(), nl=False)
+        return
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name a file in it, as in {path / 'fedtilt.toml'}")
+    if path.exists() and not force:
+        raise InputError(f"{path} is already there; give another name, or --force to write over it")
+    try:
+        write_bytes(path, spec.annotated().encode())
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; choose another folder") from error
+    typer.echo(f"wrote {path}: the built-in digits spec with every key explained")
+    typer.echo(f"next   fedtilt run {path}")

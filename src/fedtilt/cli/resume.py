@@ -1,0 +1,25 @@
+"""`fedtilt resume`: go on where a run stopped, to the same bits."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtilt import runs
+from fedtilt.cli.run import AsJson, Quiet, Verbose, show
+from fedtilt.errors import InputError
+from fedtilt.spec import load
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on where a run stopped, to the same bits, and print its table."""
+    if not (folder / "spec.toml").exists():
+        raise InputError(f"{folder} is not a run folder of a spec: it has no spec.toml")
+    spec = load(folder / "spec.toml")
+    show(spec, folder, lambda w: runs.resume(folder, on_seed=w.on_seed, on_round=w.on_round, notice=w.notice),
+         quiet=quiet, verbose=verbose, as_json=as_json)  # fmt: skip

@@ -1,0 +1,79 @@
+"""What a person sees of a run: the comparison table, and who each method fails."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from torch import Tensor
+
+from fedtilt.results import MethodResult, Result, Summary
+
+# column, key in `over_seeds`, whether more is better
+COLUMNS = [
+    ("accuracy", "accuracy", True),
+    ("client\nfairness", "client_fairness", False),
+    ("class\nfairness", "client_data_fairness_mean", False),
+    ("worst\n10 %", "worst", True),
+]
+
+
+def comparison(
+    table: Mapping[str, Any], first: Result, client_names: Sequence[str], class_names: Sequence[str]
+) -> Table:
+    """One row per method; the best of a column is bold."""
+    methods = table["methods"]
+    out = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    out.add_column("method", no_wrap=True)
+    for title, _, _ in COLUMNS:
+        out.add_column(title, justify="right", no_wrap=True)
+    out.add_column("fails most\nclient", justify="right", no_wrap=True)
+    out.add_column("\nclass", justify="right", no_wrap=True)
+    best = {key: (max if more else min)(round(m[key]["mean"], 2) for m in methods.values()) for _, key, more in COLUMNS}
+    for name, values in methods.items():
+        cells = []
+        for _, key, _ in COLUMNS:
+            text = f"{values[key]['mean']:.2f}"
+            if values[key]["std"] is not None:
+                text += f" ± {values[key]['std']:.2f}"
+            cells.append(f"[bold green]{text}[/]" if round(values[key]["mean"], 2) == best[key] else text)
+        out.add_row(name, *cells, *failures(first[name], client_names, class_names))
+    return out
+
+
+def failures(result: MethodResult, client_names: Sequence[str], class_names: Sequence[str]) -> tuple[str, str]:
+    """The client and the class that a method fails most, with their accuracy."""
+    return (
+        _lowest(result.correct.sum(1), result.total.sum(1), client_names),
+        _lowest(result.correct.sum(0), result.total.sum(0), class_names),
+    )
+
+
+def _lowest(correct: Tensor, total: Tensor, names: Sequence[str]) -> str:
+    share = (100 * correct / total.clamp(min=1)).where(total > 0, 101.0)
+    worst = int(share.argmin())
+    return f"{names[worst]}: {share[worst]:.0f} %"
+
+
+def legend(seeds: int, first: Result) -> str:
+    """What the columns mean, in two lines."""
+    shown = [name for name, r in first.items() if r.method.personal]
+    judged = f"{' and '.join(shown)} judged on personal models, the others on the shared one" if shown else ""
+    unvisited = max(r.summary.unvisited for r in first.values())
+    late = f"; {unvisited} clients never took part and are judged on the shared model" if unvisited else ""
+    over = f" ± std over {seeds} seeds" if seeds > 1 else ""
+    return (
+        f"[dim]accuracy in % of the clients' own test data, mean over clients{over}; fairness = spread in points over "
+        f"clients, and over the classes inside a client: lower is fairer. {judged}{late}.[/]"
+    )
+
+
+def so_far(summaries: Mapping[str, Summary] | None) -> Table:
+    """The small table under the progress bar."""
+    out = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2))
+    for title in ("method", "accuracy", "client fairness", "class fairness"):
+        out.add_column(title, justify="left" if title == "method" else "right")
+    for name, summary in (summaries or {}).items():
+        m = summary.judged
+        out.add_row(name, f"{m.accuracy:.2f}", f"{m.client_fairness:.2f}", f"{m.client_data_fairness[0]:.2f}")
+    return out

@@ -1,0 +1,111 @@
+"""One data set in memory, as published: training and test samples, their labels and, where known, their clients."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtilt.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """Samples, labels and what they mean.
+
+    Images are uint8 in 0..255 or float32 in [0, 1], shape (N, channels, height, width); everything else is float32,
+    shape (N, features). Labels are int64 in [0, classes). `client_train` and `client_test` number the
+    client of every sample.
+
+    >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
+    >>> Dataset(name="mine", x_train=x, y_train=y, x_test=x, y_test=y, classes=2).input_shape
+    (2,)
+    """
+
+    name: str
+    x_train: Tensor
+    y_train: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    classes: int
+    class_names: tuple[str, ...] = ()
+    image: bool = False
+    client_train: Tensor | None = None
+    client_test: Tensor | None = None
+    client_names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.class_names:
+            object.__setattr__(self, "class_names", tuple(str(k) for k in range(self.classes)))
+        if len(self.class_names) != self.classes:
+            raise InputError(
+                f"data set {self.name!r} has {len(self.class_names)} class_names for classes = {self.classes}; "
+                "give one name per class"
+            )
+        _check_samples(self.name, "train", self.x_train, self.y_train, self.classes)
+        _check_samples(self.name, "test", self.x_test, self.y_test, self.classes)
+        if not len(self.y_train):
+            raise InputError(f"data set {self.name!r} has 0 training samples; give it at least one")
+        if self.x_train.shape[1:] != self.x_test.shape[1:] or self.x_train.dtype != self.x_test.dtype:
+            raise InputError(
+                f"data set {self.name!r} has x_train of {_kind(self.x_train)} but x_test of {_kind(self.x_test)}; "
+                "give both the same shape and dtype"
+            )
+        if self.image and (self.x_train.dim() != 4 or _outside_unit(self.x_train) or _outside_unit(self.x_test)):
+            raise InputError(
+                f"data set {self.name!r} has image = True with x_train of {_kind(self.x_train)}; images have shape "
+                "(N, channels, height, width) and are uint8, or float32 between 0 and 1"
+            )
+        if not self.image and self.x_train.dtype == torch.uint8:
+            raise InputError(
+                f"data set {self.name!r} has image = False with x_train of {_kind(self.x_train)}; convert it to float32"
+            )
+        _check_clients(self)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(self.x_train.shape[1:])
+
+
+def _kind(x: Tensor) -> str:
+    return f"shape {tuple(x.shape)} and dtype {str(x.dtype).removeprefix('torch.')}"
+
+
+def _outside_unit(x: Tensor) -> bool:
+    return bool(x.dtype != torch.uint8 and len(x) and (x.min() < 0 or x.max() > 1))
+
+
+def _check_samples(name: str, split: str, x: Tensor, y: Tensor, classes: int) -> None:
+    """Refuse samples and labels of one split that do not fit together."""
+    if x.dtype not in (torch.uint8, torch.float32):
+        raise InputError(f"data set {name!r} has x_{split} of {_kind(x)}; convert it to uint8 or float32")
+    if y.dtype != torch.int64 or y.dim() != 1:
+        raise InputError(f"data set {name!r} has y_{split} of {_kind(y)}; give one int64 label per sample")
+    if len(x) != len(y):
+        raise InputError(f"data set {name!r} has {len(x)} samples in x_{split} but {len(y)} labels; they must agree")
+    if len(y) and (y.min() < 0 or y.max() >= classes):
+        bad = int(y.min()) if y.min() < 0 else int(y.max())
+        raise InputError(f"data set {name!r} has the label {bad} in y_{split}; labels go from 0 to {classes - 1}")
+    if x.dtype == torch.float32 and not torch.isfinite(x).all():
+        raise InputError(f"data set {name!r} has NaN or infinite values in x_{split}; replace them")
+
+
+def _check_clients(data: Dataset) -> None:
+    """Refuse client numbers that do not fit the samples."""
+    given = [data.client_train, data.client_test, data.client_names]
+    if all(part is None for part in given):
+        return
+    if data.client_train is None or data.client_test is None or data.client_names is None:
+        raise InputError(
+            f"data set {data.name!r} has only some of client_train, client_test and client_names; give all or none"
+        )
+    for split, client, y in [("train", data.client_train, data.y_train), ("test", data.client_test, data.y_test)]:
+        if client.dtype != torch.int64 or client.shape != y.shape:
+            raise InputError(
+                f"data set {data.name!r} has client_{split} of {_kind(client)}; give {len(y)} int64 numbers"
+            )
+        if len(client) and (client.min() < 0 or client.max() >= len(data.client_names)):
+            raise InputError(
+                f"data set {data.name!r} has client_{split} up to {int(client.max())} and down to {int(client.min())}; "
+                f"with {len(data.client_names)} client_names they go from 0 to {len(data.client_names) - 1}"
+            )

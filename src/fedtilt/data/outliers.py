@@ -1,0 +1,82 @@
+"""Persistent outliers: bad training data, drawn afresh for every client in every round."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtilt import seeds
+from fedtilt.errors import InputError
+
+KINDS = ("none", "corruptions", "gaussian", "flips")
+_STRENGTH = {"corruptions": 0.3, "gaussian": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outliers:
+    """Which outliers, on which share of the samples, how strong, and on which share of the clients.
+
+    `strength` is the share of a sample's pixels for corruptions (0.3 unless told), the deviation for gaussian (1.0).
+
+    >>> Outliers(kind="gaussian").strength
+    1.0
+    """
+
+    kind: str = "none"
+    rate: float = 0.3
+    strength: float | None = None
+    clients: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f"outliers = {self.kind!r} is not known; choose one of {', '.join(KINDS)}")
+        for key, value in (("outlier_rate", self.rate), ("outlier_clients", self.clients)):
+            if not 0 <= value <= 1:
+                raise InputError(f"{key} = {value} is not a share; choose a number from 0 to 1")
+        if self.strength is None:
+            object.__setattr__(self, "strength", _STRENGTH.get(self.kind))
+        elif self.kind == "corruptions" and not 0 <= self.strength <= 1:
+            raise InputError(f"outlier_strength = {self.strength} is not a share of the pixels; choose 0 to 1")
+        elif self.kind == "gaussian" and not 0 <= self.strength < float("inf"):
+            raise InputError(f"outlier_strength = {self.strength} is not a deviation; choose a finite number from 0 up")
+        elif self.kind == "flips":
+            raise InputError(f"outlier_strength = {self.strength} means nothing for flips; leave it out")
+
+
+def apply(
+    outliers: Outliers, x: Tensor, y: Tensor, held_classes: Tensor, *, seed: int, round: int, client: int
+) -> tuple[Tensor, Tensor]:
+    """One client's samples and labels in one round, with that round's outliers; the arguments stay as they are.
+
+    `x` is in [0, 1] units. `held_classes` are the classes the client holds, ascending. The draws depend on seed, round,
+    client and the number of samples alone, and are the same integers on every device.
+
+    >>> x, y = torch.zeros(4, 1), torch.tensor([3, 7, 3, 7])
+    >>> apply(Outliers(kind="flips", rate=1.0), x, y, torch.tensor([3, 7]), seed=0, round=1, client=0)[1]
+    tensor([7, 3, 7, 3])
+    """
+
+    def key(purpose: str) -> int:
+        return seeds.key(seed, f"outliers/{purpose}", round=round, client=client)
+
+    if outliers.kind == "none" or not len(y):
+        return x, y
+    rows = (seeds.uniform(key("samples"), (len(y),), y.device) < outliers.rate).nonzero()[:, 0]
+    if outliers.kind == "flips":
+        return x, _flipped(y, rows, held_classes, key("flips"))
+    chosen, strength = x[rows], float(outliers.strength or 0.0)
+    if outliers.kind == "gaussian":
+        changed = chosen + seeds.normal(key("noise"), chosen.shape, x.device) * strength
+    else:
+        hit = seeds.uniform(key("pixels"), chosen.shape, x.device) < strength
+        changed = torch.where(hit, seeds.uniform(key("values"), chosen.shape, x.device), chosen)
+    return x.index_copy(0, rows, changed), y
+
+
+def _flipped(y: Tensor, rows: Tensor, held: Tensor, key: int) -> Tensor:
+    """Labels with those in `rows` moved to another held class, each of the others with equal chance."""
+    if len(held) < 2:
+        return y
+    place = torch.searchsorted(held, y[rows])
+    step = 1 + seeds.integers(key, len(rows), len(held) - 1, y.device)
+    return y.index_copy(0, rows, held[(place + step) % len(held)])

@@ -1,0 +1,38 @@
+"""Train lanes: one signature, `descend(model, lanes, batches) → trained parameters`, several ways that agree.
+
+loop      any `nn.Module`, autograd, one lane at a time: the reference
+fused     perceptrons, hand-written backward, one lane at a time: the CPU way
+stacked   all lanes in one step: the GPU way
+"""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from fedtilt.descend import fused, loop, stacked
+from fedtilt.descend.lanes import Batches, Lane, batches_of, trained_once
+from fedtilt.errors import InputError
+
+Way = Callable[[nn.Module, Sequence[Lane], Sequence[Batches]], list[Tensor]]
+
+WAYS: dict[str, Way] = {"loop": loop.descend, "fused": fused.descend, "stacked": stacked.descend}
+
+
+def choose(model: nn.Module, device_type: str, way: str = "auto") -> str:
+    """The name of the way to train this model on this kind of device; a forced one is checked."""
+    possible = {
+        "loop": True,
+        "fused": fused.supports(model) and device_type == "cpu",
+        "stacked": stacked.supports(model),
+    }
+    if way == "auto":
+        preferred = ("stacked", "loop") if device_type != "cpu" else ("fused", "loop")
+        return next(name for name in preferred if possible[name])
+    if way not in possible:
+        raise InputError(f"unknown way {way!r}; choose one of auto, {', '.join(possible)}")
+    if not possible[way]:
+        raise InputError(f"way {way!r} does not support this model on {device_type}; use 'auto' or 'loop'")
+    return way
+
+
+__all__ = ["WAYS", "Batches", "Lane", "Way", "batches_of", "choose", "trained_once"]

@@ -1,0 +1,67 @@
+"""Judge models on the clients' own held-out data: right answers of every client and class."""
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedtilt.data import Federation
+from fedtilt.metrics import Counts, confusion_counts
+from fedtilt.models import unflat
+from fedtilt.shelf import Owner, Shelf
+
+_SAMPLES = 4096  # a forward pass: large enough to be fast, small enough for any memory
+
+
+class Evaluator:
+    """Counts right answers; a personal model is looked at again only when it changed."""
+
+    def __init__(self, federation: Federation, model: nn.Module, device: torch.device, split: str = "test") -> None:
+        x, y, self._client = federation.evaluation(split)
+        self._x, self._y = federation.model_ready(x.to(device)), y.to(device)
+        self._model, self._classes, self._clients = model, federation.classes, federation.clients
+        sizes = torch.bincount(self._client, minlength=self._clients)
+        self._rows = [slice(int(e - n), int(e)) for e, n in zip(sizes.cumsum(0), sizes, strict=True)]
+        self._seen: dict[Owner, tuple[int, Tensor]] = {}
+        everything = torch.ones(len(y), dtype=torch.bool)
+        _, self.total = confusion_counts(everything, y, self._client, self._clients, self._classes)  # (N, K)
+
+    def shared(self, weights: Tensor) -> Tensor:
+        """Right answers of one model on all clients' data, (N, K)."""
+        right = self._right(weights, slice(0, len(self._y)))
+        counts, _ = confusion_counts(right, self._y.cpu(), self._client, self._clients, self._classes)
+        return counts
+
+    def counts(self, method: str, weights: Tensor, personal: bool, shelf: Shelf) -> Counts:
+        """Right answers of a method's shared model and, if it has them, of its clients' personal ones."""
+        shared = self.shared(weights)
+        if not personal:
+            return Counts(shared, None, torch.zeros(self._clients, dtype=torch.bool))
+        own = shared.clone()
+        unvisited = torch.ones(self._clients, dtype=torch.bool)
+        for client in range(self._clients):
+            owner = (method, client)
+            if owner in shelf:
+                own[client] = self._own(owner, shelf)
+                unvisited[client] = False
+        return Counts(shared, own, unvisited)
+
+    def _own(self, owner: Owner, shelf: Shelf) -> Tensor:
+        trained = shelf.round_of(owner)
+        if owner not in self._seen or self._seen[owner][0] != trained:
+            rows = self._rows[owner[1]]
+            right = self._right(shelf.get(owner), rows)
+            counts = torch.bincount(self._y[rows].cpu()[right], minlength=self._classes)
+            self._seen[owner] = (trained, counts)
+        return self._seen[owner][1]
+
+    @torch.no_grad()
+    def _right(self, weights: Tensor | None, rows: slice) -> Tensor:
+        if weights is None or rows.start == rows.stop:
+            return torch.zeros(0, dtype=torch.bool)
+        values = unflat(self._model, weights.to(self._y.device))
+        self._model.eval()
+        right = [
+            functional_call(self._model, values, (x,)).argmax(1) == y
+            for x, y in zip(self._x[rows].split(_SAMPLES), self._y[rows].split(_SAMPLES), strict=True)
+        ]
+        return torch.cat(right).cpu()

@@ -1,0 +1,75 @@
+"""Files that are either whole or not there: written under another name, synced, renamed."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedtilt.errors import InputError
+
+
+def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Write a whole file: temporary name, fsync, rename, fsync of the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".part")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {error.strerror}; free some space or choose another folder") from error
+    if sync:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder last."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, content: Any, *, sync: bool = True) -> None:
+    """Write JSON that a person can read; NaN is refused."""
+    write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), sync=sync)
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON, or say which file is damaged."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is missing or damaged ({error})") from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, sync: bool = True) -> str:
+    """Write a safetensors file; its sha256."""
+    content = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+    write_bytes(path, content, sync=sync)
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
+    """Read a safetensors file and, where a hash is given, hold it against that."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror})") from error
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        raise InputError(f"{path} is not what was written: its hash differs")
+    try:
+        return load(content)
+    except safetensors.SafetensorError as error:
+        raise InputError(f"{path} is damaged ({error})") from error

@@ -1,0 +1,119 @@
+"""A method is a setting: FedTilt, and everything it contains as a special case."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedtilt.aggregate import RULES
+from fedtilt.distances import named
+from fedtilt.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How clients descend and how the server aggregates.
+
+    A client's round follows from it: a shared lane w (tilted by `tau` and `lam`, pulled by `prox` towards the w it
+    received) and, where `mu` is finite, a personal lane v (the same tilts, pulled by `mu` towards the w it received).
+    """
+
+    name: str
+    tau: float = 0.0  # tilt over the classes of a client
+    lam: float = 0.0  # tilt over the samples of a class
+    q: float = 0.0  # tilt over the clients' distances, on the server
+    mu: float = 0.01  # pull of the personal model towards the shared one; inf: no personal model
+    prox: float = 0.0  # pull of the shared lane towards the received model (FedProx)
+    distance: str = "squared_l2"
+    steps: tuple[int, float] | None = None  # (E_2, eta_3) gradient steps on the server instead of its optimum
+    aggregator: str = "tilted"  # or a classical rule: mean, median, krum, …
+    bad_share: float = 0.1  # the share of bad clients that trimmed_mean, krum and multi_krum are built to stand
+    weighting: str = "equal"  # or "samples": how much a client counts on the server
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name != self.name.strip() or any(c in self.name for c in "/\\\0\n"):
+            raise InputError(f"a method's name is a plain word without slashes, got {self.name!r}")
+        for key in ("tau", "lam", "q", "mu", "prox", "bad_share"):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+                raise InputError(f"{key} of method {self.name!r} must be a number, got {value!r}")
+            object.__setattr__(self, key, float(value))
+        for key in ("mu", "prox"):
+            if getattr(self, key) < 0:
+                raise InputError(f"{key} of method {self.name!r} must be ≥ 0, got {getattr(self, key):g}")
+        if math.isinf(self.prox):
+            raise InputError(f"prox of method {self.name!r} must be finite: with inf the shared model would never move")
+        if not 0 <= self.bad_share < 0.5:
+            raise InputError(f"bad_share of method {self.name!r} must be in [0, 0.5), got {self.bad_share:g}")
+        named(self.distance)
+        if self.aggregator != "tilted" and self.aggregator not in RULES:
+            raise InputError(
+                f"unknown aggregator {self.aggregator!r} of method {self.name!r}; "
+                f"choose one of {', '.join(['tilted', *RULES])}"
+            )
+        if self.weighting == "samples" and self.aggregator in RULES and not RULES[self.aggregator].weighted:
+            raise InputError(
+                f"aggregator {self.aggregator!r} of method {self.name!r} takes no weights: use weighting='equal'"
+            )
+        if self.weighting not in ("equal", "samples"):
+            raise InputError(f"weighting of method {self.name!r} must be 'equal' or 'samples', got {self.weighting!r}")
+        if self.steps is not None:
+            count, size = self.steps
+            if int(count) != count or count < 1 or not 0 < size < math.inf:
+                raise InputError(f"steps of method {self.name!r} are (count ≥ 1, size > 0), got {self.steps!r}")
+            object.__setattr__(self, "steps", (int(count), float(size)))
+
+    @property
+    def personal(self) -> bool:
+        """Whether every client keeps a model of its own."""
+        return self.mu < math.inf
+
+
+def fedtilt(
+    tau: float, lam: float, q: float = 0.0, mu: float = 0.01, *, name: str = "fedtilt", **settings: object
+) -> Method:
+    """FedTilt: both lanes with the tilts, v pulled by mu.
+
+    >>> fedtilt(tau=50, lam=100).personal
+    True
+    """
+    return Method(name=name, tau=tau, lam=lam, q=q, mu=mu, **settings)  # type: ignore[arg-type]
+
+
+def fedavg(*, name: str = "fedavg", **settings: object) -> Method:
+    """FedAvg: one lane, no tilt, the mean on the server (Proposition 1)."""
+    return Method(name=name, mu=math.inf, **settings)  # type: ignore[arg-type]
+
+
+def fedprox(mu: float = 0.01, *, name: str = "fedprox", **settings: object) -> Method:
+    """FedProx: FedAvg with the shared lane pulled towards the received model (Proposition 2)."""
+    return Method(name=name, mu=math.inf, prox=mu, **settings)  # type: ignore[arg-type]
+
+
+def ditto(mu: float = 0.01, *, name: str = "ditto", **settings: object) -> Method:
+    """Ditto: FedAvg for w, and a personal v pulled by mu (Proposition 3)."""
+    return Method(name=name, mu=mu, **settings)  # type: ignore[arg-type]
+
+
+def term(t: float, *, name: str = "term", **settings: object) -> Method:
+    """TERM: one shared model with a one-level tilt, tau = lam = t."""
+    return Method(name=name, tau=t, lam=t, mu=math.inf, **settings)  # type: ignore[arg-type]
+
+
+PRESETS = {"fedtilt": fedtilt, "fedavg": fedavg, "fedprox": fedprox, "ditto": ditto, "term": term}
+
+
+def check_together(methods: Sequence[Method], lr: float, lr_personal: float) -> None:
+    """What can only be seen when a run is put together: unique names, and steps short enough for the pulls."""
+    if not methods:
+        raise InputError("a run needs at least one method")
+    names = [m.name for m in methods]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"two methods are named {name!r}; give one of them another name=")
+    for m in methods:
+        for key, pull, step in (("prox", m.prox, lr), ("mu", m.mu, lr_personal)):
+            if pull < math.inf and step * pull >= 2:
+                raise InputError(
+                    f"{key} = {pull:g} of method {m.name!r} with learning rate {step:g} diverges: "
+                    f"lr · {key} must be < 2, got {step * pull:g}; lower one of them"
+                )

@@ -1,0 +1,245 @@
+"""Where lanes are trained: in this process, or one worker process per core, a client at a time.
+
+On a CPU a small model is fastest one client per core with one thread each: two threads on a product of ten rows are
+slower than one. Workers are forked, so they see the federation without a copy; models pass through a shared block of
+memory, tasks and answers as JSON. Whatever the placement, a lane's result has the same bits.
+"""
+
+import contextlib
+import json
+import mmap
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedtilt.data import Federation
+from fedtilt.descend import WAYS, Batches, Lane, Way, batches_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diet:
+    """What every client is fed in every round."""
+
+    seed: int
+    epochs: int
+    batch_size: int
+
+    def batches(self, federation: Federation, round: int, client: int, device: torch.device) -> Batches:
+        """A client's batches of one round, outliers included."""
+        x, y = federation.train(client, seed=self.seed, round=round, device=device)
+        return batches_of(
+            x, y, seed=self.seed, round=round, client=client, epochs=self.epochs, batch_size=self.batch_size
+        )
+
+
+class Placement(Protocol):
+    """Trains the lanes of several clients; yields each client with its trained lanes, in any order."""
+
+    def train(self, round: int, lanes: dict[int, list[Lane]]) -> Iterator[tuple[int, list[Tensor]]]:
+        """Train the lanes of these clients."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is held."""
+        ...
+
+
+@contextlib.contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """One thread for small CPU products: faster, and the same bits as in a worker."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Here:
+    """In this process; with the stacked way, all clients in one step."""
+
+    def __init__(self, federation: Federation, model: nn.Module, way: str, diet: Diet, device: torch.device) -> None:
+        self._federation, self._model, self._diet, self._device = federation, model, diet, device
+        self._descend, self._together = WAYS[way], way == "stacked"
+
+    def train(self, round: int, lanes: dict[int, list[Lane]]) -> Iterator[tuple[int, list[Tensor]]]:
+        """Train all lanes; a stack yields at its end, otherwise each client when it is done."""
+        waves = [list(lanes)] if self._together else [[client] for client in lanes]
+        for wave in waves:
+            flat, feeds = [], []
+            for client in wave:
+                batches = self._diet.batches(self._federation, round, client, self._device)
+                flat += lanes[client]
+                feeds += [batches] * len(lanes[client])
+            with one_thread(self._device):
+                trained = iter(self._descend(self._model, flat, feeds))
+            for client in wave:
+                yield client, [next(trained) for _ in lanes[client]]
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def can_fork() -> bool:
+    """Whether worker processes can be forked here (on macOS, forking after using its frameworks is unsafe)."""
+    return sys.platform.startswith("linux")
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Crew:
+    """One forked worker per core."""
+
+    def __init__(
+        self, federation: Federation, model: nn.Module, way: str, diet: Diet, workers: int, lanes_per_client: int
+    ) -> None:
+        self._parameters = sum(p.numel() for p in model.parameters())
+        self._desks = 2 * workers  # one client in work and one waiting, for each worker
+        self._lanes_per_client = lanes_per_client
+        # rows: the anchors of a round (at most one per lane of a client), then the lanes of every desk
+        rows = lanes_per_client * (1 + self._desks)
+        self._block = mmap.mmap(-1, max(1, rows * self._parameters * 4))
+        self._models = torch.frombuffer(self._block, dtype=torch.float32).reshape(rows, self._parameters)
+        context = multiprocessing.get_context("fork")
+        pipes = [context.Pipe() for _ in range(workers)]
+        self._ends = [ours for ours, _ in pipes]
+        self._workers = []
+        for i in range(workers):
+            task = _Worker(federation, model, WAYS[way], diet, self._models, pipes, i)
+            process = context.Process(target=task.serve, daemon=True, name=f"fedtilt-worker-{i}")
+            with warnings.catch_warnings():
+                # Python warns of forking beside threads; workers use one thread and none of the parent's locks
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            self._workers.append(process)
+        for _, theirs in pipes:
+            theirs.close()
+
+    def train(self, round: int, lanes: dict[int, list[Lane]]) -> Iterator[tuple[int, list[Tensor]]]:
+        """Hand clients to workers as they become free."""
+        anchors = {id(lane.anchor): lane.anchor for members in lanes.values() for lane in members}
+        row_of = {key: row for row, key in enumerate(anchors)}
+        for key, row in row_of.items():
+            self._models[row] = anchors[key]
+        waiting = list(lanes)[::-1]
+        desks = list(range(self._desks))
+        load = dict.fromkeys(range(len(self._ends)), 0)
+        sitting: dict[int, int] = {}  # desk → client
+        while waiting or sitting:
+            while waiting and desks:
+                worker = min(load, key=lambda i: (load[i], i))
+                if load[worker] == 2:
+                    break
+                client, desk = waiting.pop(), desks.pop()
+                self._ends[worker].send_bytes(self._task(round, client, desk, lanes[client], row_of))
+                load[worker] += 1
+                sitting[desk] = client
+            for end in multiprocessing.connection.wait(self._ends):
+                worker = self._ends.index(end)  # type: ignore[arg-type]
+                answer = self._answer(worker)
+                load[worker] -= 1
+                desk = answer["desk"]
+                client = sitting.pop(desk)
+                first = self._first_row(desk)
+                trained = [self._models[first + i].clone() for i in range(len(lanes[client]))]
+                desks.append(desk)
+                yield client, trained
+
+    def close(self) -> None:
+        """Send the workers home; they also leave by themselves when this process dies."""
+        for end in self._ends:
+            end.close()
+        for process in self._workers:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _first_row(self, desk: int) -> int:
+        return self._lanes_per_client * (1 + desk)
+
+    def _task(self, round: int, client: int, desk: int, lanes: Sequence[Lane], row_of: dict[int, int]) -> bytes:
+        first = self._first_row(desk)
+        settings = []
+        for i, lane in enumerate(lanes):
+            self._models[first + i] = lane.start
+            settings.append(
+                {"row": first + i, "anchor": row_of[id(lane.anchor)], "pull": lane.pull, "tau": lane.tau,
+                 "lam": lane.lam, "lr": lane.lr}
+            )  # fmt: skip
+        return json.dumps({"round": round, "client": client, "desk": desk, "lanes": settings}).encode()
+
+    def _answer(self, worker: int) -> dict[str, Any]:
+        try:
+            answer = json.loads(self._ends[worker].recv_bytes())
+        except (EOFError, ConnectionResetError):
+            self._workers[worker].join(timeout=1)
+            code = self._workers[worker].exitcode
+            raise RuntimeError(f"worker {worker} died with exit code {code} (out of memory?)") from None
+        if "error" in answer:
+            raise RuntimeError(f"worker {worker} failed:\n{answer['error']}")
+        return answer
+
+
+@dataclass
+class _Worker:
+    """The other side of the crew: reads tasks until its pipe closes."""
+
+    federation: Federation
+    model: nn.Module
+    descend: Way
+    diet: Diet
+    models: Tensor
+    pipes: list[tuple[Any, Any]]
+    number: int
+
+    def serve(self) -> None:
+        """Train client after client."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; the pipe tells when to go
+        torch.set_num_threads(1)
+        for i, (theirs, ours) in enumerate(self.pipes):
+            theirs.close()  # else the pipe would not close when the parent dies
+            if i != self.number:
+                ours.close()
+        end = self.pipes[self.number][1]
+        while True:
+            try:
+                task = json.loads(end.recv_bytes())
+            except EOFError:
+                return
+            try:
+                self._train(task)
+                answer = {"desk": task["desk"]}
+            except Exception:
+                answer = {"error": traceback.format_exc()}
+            try:
+                end.send_bytes(json.dumps(answer).encode())
+            except BrokenPipeError:
+                return
+
+    def _train(self, task: dict[str, Any]) -> None:
+        batches = self.diet.batches(self.federation, task["round"], task["client"], torch.device("cpu"))
+        lanes = [
+            Lane(
+                start=self.models[lane["row"]], anchor=self.models[lane["anchor"]], pull=lane["pull"],
+                tau=lane["tau"], lam=lane["lam"], lr=lane["lr"],
+            )
+            for lane in task["lanes"]
+        ]  # fmt: skip
+        trained = self.descend(self.model, lanes, [batches] * len(lanes))
+        for lane, result in zip(task["lanes"], trained, strict=True):
+            self.models[lane["row"]] = result

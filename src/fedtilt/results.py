@@ -1,0 +1,190 @@
+"""What a run found: metrics, counts and models of every method."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from fedtilt.errors import InputError
+from fedtilt.methods import Method
+from fedtilt.metrics import Counts, Metrics, measure
+
+
+class Summary(NamedTuple):
+    """Metrics of one method after one round. Both models are always measured; `judged` is the one that counts."""
+
+    shared: Metrics
+    personal: Metrics | None  # None: the method has no personal models
+    visited: Metrics | None  # personal, without the clients that never took part; None where there are none such
+    clean: Metrics | None  # judged, over the clients without outliers; None unless only some carry them
+    unvisited: int
+
+    @property
+    def judged(self) -> Metrics:
+        """The personal models where the method has them, otherwise the shared one."""
+        return self.personal or self.shared
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        parts = {key: value and asdict(value) for key, value in self._asdict().items() if key != "unvisited"}
+        return parts | {"unvisited": self.unvisited}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Summary":
+        """Back from plain values."""
+
+        def metrics(part: dict[str, Any] | None) -> Metrics | None:
+            if part is None:
+                return None
+            return Metrics(**(part | {"client_data_fairness": tuple(part["client_data_fairness"])}))
+
+        shared = metrics(values["shared"])
+        assert shared is not None
+        return cls(
+            shared,
+            metrics(values["personal"]),
+            metrics(values["visited"]),
+            metrics(values["clean"]),
+            values["unvisited"],
+        )
+
+
+def judged_counts(counts: Counts) -> Tensor:
+    """Right answers (N, K) of the models that count."""
+    return counts.shared if counts.personal is None else counts.personal
+
+
+def summarise(counts: Counts, total: Tensor, carriers: Tensor) -> Summary:
+    """All metrics of one method from its counts."""
+    judged = judged_counts(counts)
+    visited = None
+    if counts.personal is not None and counts.unvisited.any() and total[~counts.unvisited].any():
+        visited = measure(counts.personal[~counts.unvisited], total[~counts.unvisited])
+    some = carriers.any() and not carriers.all() and total[~carriers].any()
+    return Summary(
+        shared=measure(counts.shared, total),
+        personal=None if counts.personal is None else measure(counts.personal, total),
+        visited=visited,
+        clean=measure(judged[~carriers], total[~carriers]) if some else None,
+        unvisited=int(counts.unvisited.sum()),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodResult:
+    """One method at the end of a run."""
+
+    method: Method
+    history: list[tuple[int, Summary]]  # (round, metrics) of every judged round
+    correct: Tensor  # (N, K) right answers of the judged models
+    total: Tensor  # (N, K) test samples
+    _shared: Tensor
+    _personal: Callable[[int], Tensor | None]
+    _module: Callable[[Tensor], nn.Module]
+
+    @property
+    def summary(self) -> Summary:
+        """The metrics after the last round."""
+        return self.history[-1][1]
+
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics of the judged models after the last round."""
+        return self.summary.judged
+
+    @property
+    def accuracy(self) -> float:
+        """Mean accuracy over clients, in percent."""
+        return self.metrics.accuracy
+
+    @property
+    def client_fairness(self) -> float:
+        """Standard deviation of accuracy over clients: lower is fairer."""
+        return self.metrics.client_fairness
+
+    @property
+    def client_data_fairness(self) -> tuple[float, float]:
+        """Mean and standard deviation over clients of the spread of accuracy over a client's classes."""
+        return self.metrics.client_data_fairness
+
+    @property
+    def shared(self) -> nn.Module:
+        """The shared model."""
+        return self._module(self._shared)
+
+    def personal(self, client: int) -> nn.Module:
+        """A client's model: its personal one, or the shared one if it has none."""
+        if not 0 <= client < len(self.total):
+            raise InputError(f"client {client} does not exist; clients are 0 to {len(self.total) - 1}")
+        own = self._personal(client) if self.method.personal else None
+        return self._module(self._shared if own is None else own)
+
+
+_TABLE: dict[str, Callable[[Metrics], float]] = {
+    "accuracy": lambda m: m.accuracy,
+    "client_fairness": lambda m: m.client_fairness,
+    "client_data_fairness_mean": lambda m: m.client_data_fairness[0],
+    "client_data_fairness_std": lambda m: m.client_data_fairness[1],
+    "worst": lambda m: m.worst,
+    "best": lambda m: m.best,
+    "minimum": lambda m: m.minimum,
+}
+
+
+def over_seeds(results: Mapping[int, "Result"]) -> dict[str, Any]:
+    """The comparison table as plain values: every metric of every method, its mean and std over the seeds."""
+    methods = {}
+    for name in next(iter(results.values())):
+        columns: dict[str, Any] = {}
+        for key, of in _TABLE.items():
+            values = [of(result[name].metrics) for result in results.values()]
+            mean = sum(values) / len(values)
+            spread = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5 if len(values) > 1 else None
+            columns[key] = {"mean": mean, "std": spread, "seeds": values}
+        last = [result[name].summary.to_json() for result in results.values()]
+        methods[name] = columns | {"judged": _judged(next(iter(results.values()))[name].method), "last": last}
+    return {"seeds": list(results), "methods": methods}
+
+
+def _judged(method: Method) -> str:
+    return "personal" if method.personal else "shared"
+
+
+class Result(Mapping[str, MethodResult]):
+    """The results of a run by method name."""
+
+    def __init__(self, methods: Mapping[str, MethodResult]) -> None:
+        self._methods = dict(methods)
+
+    def __getitem__(self, name: str) -> MethodResult:
+        if name not in self._methods:
+            raise KeyError(f"no method {name!r} in this run; it has {', '.join(self._methods)}")
+        return self._methods[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._methods)
+
+    def __len__(self) -> int:
+        return len(self._methods)
+
+    def __repr__(self) -> str:
+        rows = "\n".join(
+            f"  {name}: accuracy {r.accuracy:.2f} %, client fairness {r.client_fairness:.2f}, "
+            f"client data fairness {r.client_data_fairness[0]:.2f} / {r.client_data_fairness[1]:.2f}"
+            for name, r in self._methods.items()
+        )
+        return f"Result(\n{rows}\n)"
+
+    def to_pandas(self) -> Any:
+        """A table with one row per method, client and class: right answers, samples and accuracy in percent."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError('to_pandas() needs pandas; pip install "fedtilt[report]"') from None
+        rows = []
+        for name, result in self._methods.items():
+            for client, label in (result.total > 0).nonzero().tolist():
+                right, samples = int(result.correct[client, label]), int(result.total[client, label])
+                rows.append((name, client, label, right, samples, 100 * right / samples))
+        return pandas.DataFrame(rows, columns=["method", "client", "class", "correct", "samples", "accuracy"])

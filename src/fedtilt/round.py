@@ -1,0 +1,83 @@
+"""One round of the algorithm, whoever runs it: plan what a client trains, settle what the clients have trained.
+
+    plan      method, received w, last v  →  lanes            on every selected client
+    descend   lanes, batches              →  trained lanes    on every selected client (`fedtilt.descend`)
+    settle    method, received w, w_n     →  new w            on the server
+
+The simulator and the Flower runner both go through these and nothing else.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtilt.aggregate import RULES, tilted
+from fedtilt.descend import Lane
+from fedtilt.errors import InputError
+from fedtilt.methods import Method
+
+
+class Plan(NamedTuple):
+    """The lanes of one client's round; without a personal model there is one."""
+
+    shared: Lane
+    personal: Lane | None
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """The lanes to train, shared first."""
+        return [self.shared] if self.personal is None else [self.shared, self.personal]
+
+
+def plan(method: Method, received: Tensor, last: Tensor | None, *, lr: float, lr_personal: float) -> Plan:
+    """What a client trains that received w and whose personal model was `last` (None: it takes part the first time).
+
+    The anchor is the received w, so the lanes never meet inside a round.
+    """
+    tilts = {"tau": method.tau, "lam": method.lam}
+    shared = Lane(start=received, anchor=received, pull=method.prox, lr=lr, **tilts)
+    if not method.personal:
+        return Plan(shared, None)
+    start = received if last is None else last
+    return Plan(shared, Lane(start=start, anchor=received, pull=method.mu, lr=lr_personal, **tilts))
+
+
+class Settled(NamedTuple):
+    """The new shared model, and why which clients did not enter it."""
+
+    shared: Tensor
+    rejected: dict[int, str]
+
+
+def flaw(update: Tensor, like: Tensor) -> str | None:
+    """What is wrong with a trained model, or None: nothing flawed may enter an average or be kept."""
+    if update.shape != like.shape:
+        return f"has shape {tuple(update.shape)} instead of {tuple(like.shape)}"
+    if update.dtype != like.dtype:
+        return f"has type {update.dtype} instead of {like.dtype}"
+    if not update.isfinite().all():
+        return "is not finite"
+    return None
+
+
+def settle(method: Method, received: Tensor, updates: Mapping[int, Tensor], samples: Mapping[int, int]) -> Settled:
+    """Aggregate the clients' w_n into the next w; flawed ones are left out and named.
+
+    Clients enter in the order of their numbers, so the order of arrival does not matter.
+    """
+    rejected = {client: why for client in sorted(updates) if (why := flaw(updates[client], received))}
+    accepted = [client for client in sorted(updates) if client not in rejected]
+    if not accepted:
+        reasons = "; ".join(f"client {client} {why}" for client, why in rejected.items())
+        raise InputError(f"method {method.name!r} has no client model to aggregate ({reasons or 'none arrived'})")
+    models = torch.stack([updates[client] for client in accepted])
+    weights = None
+    if method.weighting == "samples":
+        weights = torch.tensor([samples[client] for client in accepted], dtype=torch.float64)
+    if method.aggregator != "tilted":
+        shared = RULES[method.aggregator].apply(models, weights, received, method.bad_share)
+    else:
+        shared = tilted(models, method.q, method.distance, weights=weights, start=received, steps=method.steps)
+    return Settled(shared, rejected)

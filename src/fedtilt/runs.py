@@ -1,0 +1,309 @@
+"""A run from start to end: simulate, store, resume."""
+
+import dataclasses
+import functools
+import hashlib
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedtilt.data import Dataset, Federation, Outliers, load, table
+from fedtilt.errors import InputError
+from fedtilt.files import read_json, write_bytes, write_json
+from fedtilt.methods import Method
+from fedtilt.metrics import Counts
+from fedtilt.models import MODELS, ModelSource, with_weights
+from fedtilt.results import MethodResult, Result, Summary, judged_counts, over_seeds, summarise
+from fedtilt.shelf import State
+from fedtilt.simulate import Round, Training, initial_model, pick_device, simulate
+from fedtilt.store import History, Store, locked
+from fedtilt.version import __version__
+
+if TYPE_CHECKING:
+    from fedtilt.spec import Spec
+
+OnRound = Callable[[Round, Mapping[str, Summary] | None], None]
+Notice = Callable[[str], None]
+
+
+def _silent(*_: object) -> None:
+    pass
+
+
+def run(
+    methods: Sequence[Method],
+    federation: Federation,
+    model: ModelSource,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    on_round: OnRound = _silent,
+    notice: Notice = _silent,
+    checkpoint_seconds: float = 10.0,
+    memory_limit: int = 2 * 2**30,
+    **training: Any,
+) -> Result:
+    """Train every method to the end; see `simulate.Training` for the settings.
+
+    With `out`, metrics, counts, checkpoints and models go into that folder; called again with the same arguments, an
+    interrupted run goes on from its last checkpoint to the same bits.
+    """
+    settings = Training(**training)
+    if out is None:
+        return _train(methods, federation, model, settings, None, on_round, notice, checkpoint_seconds, memory_limit)
+    folder = Path(out)
+    with locked(folder):
+        _record_environment(folder, settings.device, settings.seed)
+        home = seed_folder(folder, settings.seed)
+        return _train(methods, federation, model, settings, home, on_round, notice, checkpoint_seconds, memory_limit)
+
+
+def _train(
+    methods: Sequence[Method], federation: Federation, model: ModelSource, settings: Training, folder: Path | None,
+    on_round: OnRound, notice: Notice, checkpoint_seconds: float, memory_limit: int,
+) -> Result:  # fmt: skip
+    net = initial_model(federation, model, settings.seed)
+    store = None if folder is None else Store(folder, memory_limit=memory_limit)
+    state: State | None = None
+    if store is not None:
+        state = store.begin(_job(methods, federation, net, settings), notice)
+    history: History = {m.name: [] for m in methods} if store is None else store.history
+    counts: Mapping[str, Counts] | None = None
+    total = federation.class_counts("test")
+    saved = time.monotonic()
+    arguments = dataclasses.asdict(settings)
+    shelf = None if store is None else store.shelf
+    for r in simulate(methods, federation, model, state=state, shelf=shelf, **arguments):
+        state, summaries = r.state, None
+        if r.counts is not None:
+            counts = r.counts
+            summaries = {name: summarise(c, total, federation.carriers) for name, c in counts.items()}
+            if store is not None:
+                store.record(r.number, summaries, counts, total)
+            else:
+                for name, summary in summaries.items():
+                    history[name].append((r.number, summary))
+        due = time.monotonic() - saved >= checkpoint_seconds or r.number == settings.rounds
+        if store is not None and due:
+            store.checkpoint(r.state)
+            saved = time.monotonic()
+        on_round(r, summaries)
+    assert state is not None
+    if counts is None:  # the run was finished before
+        assert store is not None
+        counts, _ = store.counts(state.round)
+    finished = state
+
+    def personal(name: str) -> Callable[[int], torch.Tensor | None]:
+        return lambda client: finished.shelf.get((name, client))
+
+    return Result(
+        {
+            m.name: MethodResult(
+                method=m,
+                history=history[m.name],
+                correct=judged_counts(counts[m.name]),
+                total=total,
+                _shared=finished.shared[m.name].cpu(),
+                _personal=personal(m.name),
+                _module=lambda weights: with_weights(net, weights).cpu(),
+            )
+            for m in methods
+        }
+    )
+
+
+def _job(methods: Sequence[Method], federation: Federation, net: torch.nn.Module, settings: Training) -> dict[str, Any]:
+    """Everything that determines the bits of a run, as JSON: where and by how many workers it is trained does not."""
+    training = dataclasses.asdict(settings)
+    for key in ("device", "workers"):
+        del training[key]
+    digest = hashlib.sha256()
+    for index in (federation.train_index, federation.test_index):
+        for rows in index:
+            digest.update(rows.numpy().tobytes())
+    for values in (federation.dataset.y_train, federation.dataset.y_test, federation.carriers):
+        digest.update(values.numpy().tobytes())
+    return {
+        "methods": {m.name: {k: _plain(v) for k, v in dataclasses.asdict(m).items()} for m in methods},
+        "train": training,
+        "data": federation.dataset.name,
+        "outliers": dataclasses.asdict(federation.outliers),
+        "clients": federation.clients,
+        "partition": digest.hexdigest(),
+        "model": {name: list(p.shape) for name, p in net.named_parameters()},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinities and no tuples."""
+    if isinstance(value, float) and np.isinf(value):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What else the bits of a run depend on, to be recorded with it."""
+    chosen = pick_device(device)
+    return {
+        "fedtilt": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "device": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"cpu ({platform.machine()})",
+        "threads": torch.get_num_threads(),
+        "system": platform.system(),
+    }
+
+
+# -- from a spec -----------------------------------------------------------------------------------------------------
+
+
+def federation_of(spec: "Spec", seed: int) -> Federation:
+    """The clients and their data that a spec describes."""
+    c, o = spec.clients, spec.outliers
+    return Federation.build(
+        dataset_of(spec),
+        clients=c.count,
+        partition=c.partition,
+        classes_per_client=c.classes_per_client,
+        alpha=c.alpha,
+        max_train=c.max_train,
+        validation=c.validation,
+        outliers=Outliers(kind=o.kind, rate=o.rate, strength=o.strength, clients=o.clients),
+        seed=seed,
+    )
+
+
+def dataset_of(spec: "Spec") -> Dataset:
+    """The data a spec names, read from disk."""
+    d = spec.data
+    if d.file:
+        return table(Path(d.file), target=d.target or "", client=d.client or None, test_share=d.test_share)
+    return load(d.name, d.folder or None)
+
+
+def model_of(spec: "Spec") -> ModelSource:
+    """The model a spec names, as a function of the data's shape."""
+    m = spec.model
+    own = {"mlp": {"hidden": tuple(m.hidden)}, "cnn": {"channels": tuple(m.channels)}}.get(m.name, {})
+    return functools.partial(MODELS[m.name], **own)
+
+
+def run_spec(
+    spec: "Spec",
+    out: str | os.PathLike[str],
+    *,
+    on_seed: Callable[[int], None] = _silent,
+    on_round: OnRound = _silent,
+    notice: Notice = _silent,
+) -> dict[int, Result]:
+    """Train a spec to the end in a new folder, every seed in turn; the results by seed."""
+    from fedtilt.spec import dump
+
+    folder = Path(out)
+    if folder.exists() and any(folder.iterdir()):
+        remedy = f"fedtilt resume {folder}" if (folder / "run.json").exists() else "another --out"
+        raise InputError(f"{folder} is not empty; use {remedy}")
+    first = federation_of(spec, spec.seed)  # whatever is wrong with the data shows before a folder is made
+    initial_model(first, model_of(spec), spec.seed)
+    with locked(folder):
+        write_bytes(folder / "spec.toml", dump(spec).encode())
+        _record_environment(folder, spec.device, spec.seed, spec.seeds)
+        return _all_seeds(spec, folder, on_seed, on_round, notice)
+
+
+def resume(
+    folder: str | os.PathLike[str],
+    *,
+    on_seed: Callable[[int], None] = _silent,
+    on_round: OnRound = _silent,
+    notice: Notice = _silent,
+) -> dict[int, Result]:
+    """Go on where a run of a spec stopped, to the same bits; the results by seed."""
+    folder = Path(folder)
+    if not (folder / "run.json").exists():
+        raise InputError(f"{folder} is not a run folder: it has no run.json")
+    if not (folder / "spec.toml").exists():
+        raise InputError(f"{folder} was started from Python: call fedtilt.run again with the same arguments and out=")
+    from fedtilt.spec import load as load_spec
+
+    spec = load_spec(folder / "spec.toml")
+    with locked(folder):
+        before, now = read_json(folder / "run.json")["environment"], environment(spec.device)
+        for key, was in before.items():
+            if now.get(key) != was:
+                notice(f"{key} was {was} and is {now.get(key)} now: the last bits may differ")
+        return _all_seeds(spec, folder, on_seed, on_round, notice)
+
+
+def _all_seeds(
+    spec: "Spec", folder: Path, on_seed: Callable[[int], None], on_round: OnRound, notice: Notice
+) -> dict[int, Result]:
+    t = spec.train
+    results = {}
+    for seed in range(spec.seed, spec.seed + spec.seeds):
+        on_seed(seed)
+        settings = Training(
+            rounds=t.rounds, participation=t.participation, epochs=t.epochs, batch_size=t.batch_size, lr=t.lr,
+            lr_personal=t.lr_personal, seed=seed, eval_every=t.eval_every, device=spec.device, way=t.way,
+            workers=t.workers,
+        )  # fmt: skip
+        results[seed] = _train(
+            [m.to_method() for m in spec.methods], federation_of(spec, seed), model_of(spec), settings,
+            seed_folder(folder, seed), on_round, notice, spec.store.checkpoint_seconds,
+            spec.store.memory_limit_mb * 2**20,
+        )  # fmt: skip
+    write_json(folder / "results.json", over_seeds(results))
+    return results
+
+
+def seed_folder(folder: Path, seed: int) -> Path:
+    """Where one seed of a run lies."""
+    return folder / f"seed-{seed}"
+
+
+def _record_environment(folder: Path, device: str, seed: int, seeds: int = 1) -> None:
+    if not (folder / "run.json").exists():
+        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        content = {"started": started, "seeds": list(range(seed, seed + seeds)), "environment": environment(device)}
+        write_json(folder / "run.json", content)
+
+
+# -- what is left of a run -------------------------------------------------------------------------------------------
+
+
+def exported(
+    folder: str | os.PathLike[str], method: str, client: int | None = None, seed: int | None = None
+) -> dict[str, torch.Tensor]:
+    """The parameters by name of a run's shared model or, with `client`, of that client's personal one."""
+    folder = Path(folder)
+    if not (folder / "run.json").exists():
+        raise InputError(f"{folder} is not a run folder: it has no run.json")
+    seeds = read_json(folder / "run.json")["seeds"]
+    seed = seeds[0] if seed is None else seed
+    if seed not in seeds:
+        raise InputError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
+    store = Store(seed_folder(folder, seed))
+    state = store.latest()
+    if state is None:
+        raise InputError(f"{folder} has no checkpoint yet; fedtilt resume {folder}")
+    if method not in state.shared:
+        raise InputError(f"{folder} has no method {method!r}; it has {', '.join(state.shared)}")
+    vector: torch.Tensor | None = state.shared[method]
+    if client is not None:
+        vector = state.shelf.get((method, client))
+        if vector is None:
+            raise InputError(
+                f"client {client} has no personal model of method {method!r}: it never took part, or the method has "
+                "none; leave out --client for the shared model"
+            )
+    shapes = read_json(store.folder / "job.json")["model"]
+    pieces = vector.split([math.prod(shape) for shape in shapes.values()])  # type: ignore[union-attr]
+    return {name: piece.reshape(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}

@@ -1,0 +1,88 @@
+"""Randomness as an argument: every draw is a pure function of (seed, round, client, purpose).
+
+A key is a 64-bit hash of those four; a stream is the SplitMix64 finaliser applied to `key + i * golden`, in torch
+integer arithmetic. The same integers therefore come out on every device, in any order of work, for any set of methods,
+and nothing reads or moves a global generator.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+
+def key(seed: int, purpose: str, *, round: int = 0, client: int = 0) -> int:
+    """The 64-bit key of one stream of random numbers.
+
+    >>> key(0, "order", round=3, client=7) == key(0, "order", round=3, client=7)
+    True
+    >>> key(0, "order", round=3, client=7) == key(0, "order", round=7, client=3)
+    False
+    """
+    text = f"{int(seed)}/{int(round)}/{int(client)}/{purpose}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _signed(value: int) -> int:
+    """The same 64 bits as a signed integer, which is what torch's wrapping arithmetic works on."""
+    value &= 0xFFFFFFFFFFFFFFFF
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _shifted(bits: Tensor, by: int) -> Tensor:
+    """A logical right shift (torch's is arithmetic)."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)
+
+
+def bits(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """`count` random 64-bit integers, as int64."""
+    z = torch.arange(1, count + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN) + _signed(key)
+    z = (z ^ _shifted(z, 30)) * _signed(_MIX_1)
+    z = (z ^ _shifted(z, 27)) * _signed(_MIX_2)
+    return z ^ _shifted(z, 31)
+
+
+def uniform(key: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """Uniform float32 numbers in [0, 1): multiples of 2^-24, exact on every device."""
+    return (_shifted(bits(key, math.prod(shape), device), 40).float() * 2.0**-24).reshape(*shape)
+
+
+def normal(key: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """Standard normal float32 numbers, by inversion (one integer each, so the same integers on every device)."""
+    centred = (_shifted(bits(key, math.prod(shape), device), 11).double() + 0.5) * 2.0**-53
+    return torch.special.ndtri(centred).float().reshape(*shape)
+
+
+def integers(key: int, count: int, high: int, device: torch.device | str = "cpu") -> Tensor:
+    """Integers in [0, high), as int64 (the bias of the modulus is below high / 2^63)."""
+    return _shifted(bits(key, count, device), 1) % high
+
+
+def permutations(key: int, count: int, size: int, device: torch.device | str = "cpu") -> Tensor:
+    """`count` independent permutations of range(size), shape (count, size).
+
+    >>> permutations(key(0, "order"), 2, 5).sort(dim=1).values.tolist()
+    [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    """
+    return bits(key, count * size, device).reshape(count, size).argsort(dim=1, stable=True)
+
+
+def choose(key: int, size: int, count: int) -> list[int]:
+    """`count` distinct members of range(size), in ascending order.
+
+    >>> choose(key(0, "selection"), 10, 3) == sorted(set(choose(key(0, "selection"), 10, 3)))
+    True
+    """
+    return sorted(permutations(key, 1, size)[0, :count].tolist())
+
+
+def generator(key: int) -> np.random.Generator:
+    """A numpy generator for one-off structural draws (a partition, a toy data set) that need more than integers."""
+    return np.random.Generator(np.random.Philox(key=key))

@@ -1,0 +1,122 @@
+"""What a federation remembers: above all personal models, in memory while they are few, in files beyond a size.
+
+A file belongs to one (method, client, round it was trained in) and is never written twice, so a kill cannot tear one
+that a checkpoint refers to.
+"""
+
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedtilt.files import read_tensors, write_tensors
+
+Owner = tuple[str, int]  # method, client
+
+
+class Volume(NamedTuple):
+    """A personal model on disk."""
+
+    round: int
+    file: str  # relative to the shelf's folder
+    sha256: str
+
+
+class Shelf:
+    """`(method, client) → personal model`, with the round each was trained in."""
+
+    def __init__(self, folder: Path | None = None, limit_bytes: int = 2 * 2**30) -> None:
+        self._lasting = folder is not None  # files of a run folder outlive the process: they are synced
+        self._folder = folder
+        self._limit = limit_bytes
+        self._hot: OrderedDict[Owner, Tensor] = OrderedDict()  # oldest first
+        self._hot_bytes = 0
+        self._rounds: dict[Owner, int] = {}
+        self._volumes: dict[Owner, Volume] = {}
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    def __contains__(self, owner: Owner) -> bool:
+        return owner in self._rounds
+
+    def owners(self) -> list[Owner]:
+        """Who has a personal model, sorted."""
+        return sorted(self._rounds)
+
+    def round_of(self, owner: Owner) -> int:
+        """The round this model was trained in."""
+        return self._rounds[owner]
+
+    def get(self, owner: Owner) -> Tensor | None:
+        """The model, or None for a client that never took part."""
+        if owner in self._hot:
+            return self._hot[owner]
+        if owner in self._volumes:
+            return read_tensors(self._home() / self._volumes[owner].file)["model"]
+        return None
+
+    def put(self, owner: Owner, round: int, model: Tensor) -> None:
+        """Keep a client's new model; over the limit, the oldest in memory move to files."""
+        self._forget(owner)
+        self._hot[owner] = model
+        self._hot_bytes += model.nbytes
+        self._rounds[owner] = round
+        while self._hot_bytes > self._limit and len(self._hot) > 1:
+            oldest = next(iter(self._hot))
+            self._write(oldest)
+            self._hot_bytes -= self._hot.pop(oldest).nbytes
+
+    def volumes(self) -> dict[Owner, Volume]:
+        """Every model as a file; those that were only in memory are written now."""
+        for owner in list(self._hot):
+            self._write(owner)
+        return dict(self._volumes)
+
+    def adopt(self, volumes: dict[Owner, Volume]) -> None:
+        """Take over the files of a checkpoint."""
+        for owner, volume in volumes.items():
+            self._rounds[owner], self._volumes[owner] = volume.round, volume
+
+    def prune(self, needed: Iterable[str]) -> None:
+        """Delete the files that neither the shelf nor anyone else needs any more."""
+        kept = {volume.file for volume in self._volumes.values()} | set(needed)
+        for path in self._home().glob("*/*.safetensors*"):
+            if str(path.relative_to(self._home())) not in kept:
+                path.unlink()
+
+    def _forget(self, owner: Owner) -> None:
+        if owner in self._hot:
+            self._hot_bytes -= self._hot.pop(owner).nbytes
+        stale = self._volumes.pop(owner, None)
+        if stale and not self._lasting:  # a checkpoint may still need a lasting one: `prune` decides
+            (self._home() / stale.file).unlink()
+
+    def _write(self, owner: Owner) -> None:
+        round = self._rounds[owner]
+        if owner in self._volumes and self._volumes[owner].round == round:
+            return
+        method, client = owner
+        file = f"{method}/client-{client:05d}.round-{round:05d}.safetensors"
+        digest = write_tensors(self._home() / file, {"model": self._hot[owner]}, sync=self._lasting)
+        self._volumes[owner] = Volume(round, file, digest)
+
+    def _home(self) -> Path:
+        if self._folder is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="fedtilt-")
+            self._folder = Path(self._scratch.name)
+        return self._folder
+
+
+@dataclass
+class State:
+    """All that a federation remembers between two rounds."""
+
+    round: int
+    shared: dict[str, Tensor]  # method → (P,)
+    shelf: Shelf

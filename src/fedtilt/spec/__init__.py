@@ -1,0 +1,32 @@
+"""The TOML spec of a run: what it may say (`fields`), reading it (`read`) and writing it (`write`)."""
+
+from fedtilt.spec.fields import (
+    ClientsSpec,
+    DataSpec,
+    ModelSpec,
+    OutliersSpec,
+    Spec,
+    StoreSpec,
+    TrainSpec,
+)
+from fedtilt.spec.method import MethodSpec
+from fedtilt.spec.read import builtin_names, load, parse
+from fedtilt.spec.write import annotated, dump, fingerprint, reference
+
+__all__ = [
+    "ClientsSpec",
+    "DataSpec",
+    "MethodSpec",
+    "ModelSpec",
+    "OutliersSpec",
+    "Spec",
+    "StoreSpec",
+    "TrainSpec",
+    "annotated",
+    "builtin_names",
+    "dump",
+    "fingerprint",
+    "load",
+    "parse",
+    "reference",
+]

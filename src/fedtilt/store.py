@@ -1,0 +1,231 @@
+"""The run folder: metrics, counts and checkpoints of one seed, written so that a kill at any moment loses nothing.
+
+job.json                                       what is run, to refuse a folder begun with something else
+metrics.jsonl                                  one line per judged round and method
+counts/round-00040.safetensors                 right answers per client and class
+checkpoints/round-00040/                       shared models and a manifest with hashes; two are kept
+personal/METHOD/client-00003.round-00038.…     personal models, by client and the round they were trained in
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedtilt.errors import InputError
+from fedtilt.files import read_json, read_tensors, sync_folder, write_bytes, write_json, write_tensors
+from fedtilt.metrics import Counts
+from fedtilt.results import Summary
+from fedtilt.shelf import Shelf, State, Volume
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock: two processes in one folder go unnoticed there
+    fcntl = None  # type: ignore[assignment]
+
+History = dict[str, list[tuple[int, Summary]]]  # method → (round, metrics)
+_KEPT = 2
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process alone."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise InputError(f"cannot write into {folder}: {error.strerror}; choose another --out") from error
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"{folder} is in use by another process; wait for it or choose another --out"
+                ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+class Store:
+    """One seed's part of a run folder."""
+
+    def __init__(self, folder: Path, *, memory_limit: int = 2 * 2**30) -> None:
+        self.folder = folder
+        self.shelf = Shelf(folder / "personal", memory_limit)
+        self.history: History = {}
+
+    # -- what is run -------------------------------------------------------------------------------------------------
+
+    def begin(self, job: Mapping[str, Any], notice: Callable[[str], None]) -> State | None:
+        """Claim the folder for this job; the state to go on from, or None to start.
+
+        Refuses a folder that was begun with another job; a damaged checkpoint is told to `notice`, and the one before
+        it taken.
+        """
+        written = self.folder / "job.json"
+        if not written.exists():
+            write_json(written, job)
+            return None
+        before = read_json(written)
+        differing = _first_difference(before, json.loads(json.dumps(job)))
+        if differing:
+            key, was, now = differing
+            raise InputError(
+                f"{self.folder} was begun with {key} = {was}, and now it is {now}; "
+                "restore it, or start a new run in another folder"
+            )
+        state = self.latest(notice)
+        self._rewind(state.round if state else 0)
+        return state
+
+    # -- metrics and counts ------------------------------------------------------------------------------------------
+
+    def record(self, round: int, summaries: Mapping[str, Summary], counts: Mapping[str, Counts], total: Tensor) -> None:
+        """Add a judged round."""
+        lines = ""
+        for name, summary in summaries.items():
+            self.history.setdefault(name, []).append((round, summary))
+            lines += json.dumps({"round": round, "method": name} | summary.to_json(), allow_nan=False) + "\n"
+        tensors = {"total": total.int()}
+        for name, count in counts.items():
+            tensors[f"{name}/shared"] = count.shared.int()
+            tensors[f"{name}/unvisited"] = count.unvisited
+            if count.personal is not None:
+                tensors[f"{name}/personal"] = count.personal.int()
+        write_tensors(self._counts_file(round), tensors, sync=False)
+        try:
+            with self._metrics_file.open("a") as file:
+                file.write(lines)
+        except OSError as error:
+            raise InputError(f"cannot write {self._metrics_file}: {error.strerror}; free some space") from error
+
+    def counts(self, round: int) -> tuple[dict[str, Counts], Tensor]:
+        """The counts of a judged round by method, and the samples."""
+        tensors = read_tensors(self._counts_file(round))
+        total = tensors.pop("total").long()
+        counts = {}
+        for key in tensors:
+            name, part = key.rsplit("/", 1)
+            if part == "shared":
+                own = tensors.get(f"{name}/personal")
+                counts[name] = Counts(
+                    tensors[key].long(), None if own is None else own.long(), tensors[f"{name}/unvisited"]
+                )
+        return counts, total
+
+    @property
+    def _metrics_file(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def _counts_file(self, round: int) -> Path:
+        return self.folder / "counts" / f"round-{round:05d}.safetensors"
+
+    def _rewind(self, round: int) -> None:
+        """Forget what came after the checkpoint: it comes again, the same."""
+        self.history = {}
+        kept = []
+        if self._metrics_file.exists():
+            for line in self._metrics_file.read_text().splitlines():
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    break  # the line that was being written when the process was killed
+                if entry["round"] <= round:
+                    kept.append(line)
+                    self.history.setdefault(entry["method"], []).append((entry["round"], Summary.from_json(entry)))
+            write_bytes(self._metrics_file, "".join(line + "\n" for line in kept).encode())
+        for path in (self.folder / "counts").glob("round-*"):
+            if int(path.name[6:11]) > round:
+                path.unlink()
+        for folder in self._checkpoints():
+            if int(folder.name[6:]) > round:  # a damaged one that was passed over
+                shutil.rmtree(folder)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, state: State) -> None:
+        """Make the state last: whole under its final name, or not there."""
+        if self._metrics_file.exists():
+            with self._metrics_file.open("rb") as file:
+                os.fsync(file.fileno())
+        final = self._checkpoint_folder(state.round)
+        partial = final.with_name(f".{final.name}.part")
+        for stale in (partial, final):
+            shutil.rmtree(stale, ignore_errors=True)
+        volumes = self.shelf.volumes()
+        digest = write_tensors(partial / "shared.safetensors", state.shared)
+        manifest = {
+            "round": state.round,
+            "shared": digest,
+            "personal": [[*owner, *volume] for owner, volume in sorted(volumes.items())],
+        }
+        write_json(partial / "manifest.json", {"sha256": _digest(manifest)} | manifest)
+        sync_folder(partial)
+        partial.rename(final)
+        sync_folder(final.parent)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Keep two checkpoints, and the personal models that either refers to."""
+        folders = self._checkpoints()
+        for old in folders[:-_KEPT]:
+            shutil.rmtree(old)
+        needed = [entry[3] for folder in folders[-_KEPT:] for entry in read_json(folder / "manifest.json")["personal"]]
+        self.shelf.prune(needed)
+
+    def latest(self, notice: Callable[[str], None] = lambda _: None) -> State | None:
+        """The state of the newest checkpoint that is intact, or None where there is none at all."""
+        damaged = []
+        for folder in reversed(self._checkpoints()):
+            try:
+                state = self._read(folder)
+            except InputError as error:
+                damaged.append(folder)
+                notice(
+                    f"the checkpoint of round {int(folder.name[6:])} is damaged ({error}); going back to the one before"
+                )
+                continue
+            return state
+        if damaged:
+            raise InputError(f"no checkpoint in {self.folder} is intact; start again in another folder")
+        return None
+
+    def _read(self, folder: Path) -> State:
+        manifest = read_json(folder / "manifest.json")
+        if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _digest(manifest):
+            raise InputError(f"{folder / 'manifest.json'} is not what was written")
+        shared = read_tensors(folder / "shared.safetensors", manifest["shared"])
+        volumes = {(method, client): Volume(*rest) for method, client, *rest in manifest["personal"]}
+        for volume in volumes.values():
+            read_tensors(self.folder / "personal" / volume.file, volume.sha256)
+        self.shelf.adopt(volumes)
+        return State(manifest["round"], shared, self.shelf)
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.folder / "checkpoints").glob("round-*"))
+
+    def _checkpoint_folder(self, round: int) -> Path:
+        return self.folder / "checkpoints" / f"round-{round:05d}"
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _first_difference(a: Any, b: Any, key: str = "") -> tuple[str, Any, Any] | None:
+    """Where two JSON values first differ: the dotted key and both values."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for name in [*a, *(n for n in b if n not in a)]:
+            found = _first_difference(a.get(name), b.get(name), f"{key}.{name}" if key else name)
+            if found:
+                return found
+        return None
+    return None if a == b else (key, a, b)

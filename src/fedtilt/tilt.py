@@ -1,0 +1,358 @@
+"""The tilted mean, 1/t · log(mean(exp(t · x))), and its nesting over groups.
+
+Tilt 0 is the mean, +inf the maximum, -inf the minimum; a positive tilt listens to the large values, a negative one to
+the small. Everything else in the package that tilts (losses, server aggregation) comes here.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtilt.errors import InputError
+
+Reduce = Callable[[Tensor], Tensor]  # (…, n) → (…, n) or (…, 1): a value per cell, seen from every member
+
+_EXPM1_RANGE = 20.0  # up to this t · (max − min), shifting by the min keeps every digit; beyond, exp could overflow
+_ZERO = 1e-30  # a tilt this small is 0: t/2 · var is below one rounding for any loss up to 1e4
+_FEW = 64  # up to this many samples of one batch, plain floats are faster than tensors
+_PAIRWISE = 256  # up to this many samples a (n, n) mask of cells is cheaper than sorting, and needs no scatter
+
+
+class _Cells(NamedTuple):
+    """How to reduce over the members of each cell."""
+
+    total: Reduce
+    lowest: Reduce
+    highest: Reduce
+
+
+_WHOLE = _Cells(
+    total=lambda x: x.sum(-1, keepdim=True),
+    lowest=lambda x: x.amin(-1, keepdim=True),
+    highest=lambda x: x.amax(-1, keepdim=True),
+)
+
+
+def _pairwise(same: Tensor) -> _Cells:
+    """Cells given as a mask `same` (…, n, n); exact sums in a fixed order, no scatter."""
+
+    def spread(x: Tensor, fill: float) -> Tensor:
+        return torch.where(same, x.unsqueeze(-2), fill)
+
+    return _Cells(
+        total=lambda x: spread(x, 0.0).sum(-1),
+        lowest=lambda x: spread(x, math.inf).amin(-1),
+        highest=lambda x: spread(x, -math.inf).amax(-1),
+    )
+
+
+def _scattered(cell: Tensor) -> _Cells:
+    """Cells given as numbers in [0, n) (…, n); linear in n."""
+
+    def reduced(x: Tensor, how: str, start: float) -> Tensor:
+        index = cell.expand(x.shape)
+        return torch.full_like(x, start).scatter_reduce(-1, index, x, how).gather(-1, index)
+
+    return _Cells(
+        total=lambda x: reduced(x, "sum", 0.0),
+        lowest=lambda x: reduced(x, "amin", math.inf),
+        highest=lambda x: reduced(x, "amax", -math.inf),
+    )
+
+
+class _Shifted(NamedTuple):
+    """z = t · (x − m) and what belongs to it: everything a tilted mean and its derivatives are made of."""
+
+    x: Tensor  # (…, n), finite where the weight is 0
+    w: Tensor  # (…, n), summing to 1 in every cell that has any weight
+    mass: Tensor  # (…, n) or (…, 1), the weight of the cell before that
+    t: Tensor  # the tilt to divide by, 1 where it is 0 or infinite
+    zero: Tensor
+    infinite: Tensor
+    edge: Tensor  # the value at an infinite tilt
+    m: Tensor
+    z: Tensor
+
+
+def _shifted(x: Tensor, t: Tensor, w: Tensor | None, cells: _Cells) -> _Shifted:
+    seen = x.detach()
+    if w is None:
+        w, lo, hi = torch.ones_like(seen), cells.lowest(seen), cells.highest(seen)
+    else:
+        present = w > 0
+        lo = cells.lowest(torch.where(present, seen, math.inf))
+        hi = cells.highest(torch.where(present, seen, -math.inf))
+        empty = hi < lo
+        lo, hi = torch.where(empty, 0.0, lo), torch.where(empty, 0.0, hi)
+        x = torch.where(present, x, lo)  # whatever stands at a zero weight, NaN included, ends here
+    mass = cells.total(w)
+    infinite, zero = t.isinf(), t.abs() < _ZERO
+    special = infinite | zero
+    finite = torch.where(special, 0.0, t)
+    # The min keeps every digit of small tilts; the max is needed where exp could overflow.
+    m = torch.where((t > 0) & (finite * (hi - lo) > _EXPM1_RANGE), hi, lo)
+    return _Shifted(
+        x=x,
+        w=w / torch.where(mass > 0, mass, 1.0),
+        mass=mass,
+        t=torch.where(special, 1.0, t),
+        zero=zero,
+        infinite=infinite,
+        edge=torch.where(t > 0, hi, lo),
+        m=m,
+        z=finite * (x - m),
+    )
+
+
+def _value(s: _Shifted, cells: _Cells) -> Tensor:
+    """Each cell's tilted mean, seen from every member: m + log(mean(exp z)) / t, accurate for every tilt.
+
+    With e = mean(expm1 z), log1p(e) is the accurate logarithm unless e is close to −1.
+    """
+    excess = cells.total(s.w * s.z.expm1())
+    log = torch.where(excess > -0.5, excess.log1p(), _sum_exp(s, cells).log())
+    value = torch.where(s.zero, cells.total(s.w * s.x), s.m + log / s.t)
+    return torch.where(s.mass > 0, torch.where(s.infinite, s.edge, value), 0.0)
+
+
+def _sum_exp(s: _Shifted, cells: _Cells) -> Tensor:
+    return torch.where(s.mass > 0, cells.total(s.w * s.z.exp()), 1.0)
+
+
+def _share(s: _Shifted, cells: _Cells) -> Tensor:
+    """The derivative of each cell's tilted mean by each member: w · exp(z) / Σ w · exp(z); ties at ±inf share."""
+    at_edge = s.w * (s.x == s.edge)
+    tied = cells.total(at_edge)
+    share = torch.where(s.zero, s.w, s.w * s.z.exp() / _sum_exp(s, cells))
+    return torch.where(s.infinite, at_edge / torch.where(tied > 0, tied, 1.0), share)
+
+
+def _tilted(x: Tensor, t: Tensor, w: Tensor | None, cells: _Cells) -> Tensor:
+    """`_value`, differentiable to any order by plain operations, so that it batches, traces and compiles.
+
+    The accurate form is poor to differentiate and log-sum-exp poor to evaluate: take the value of one and the
+    derivatives of the other.
+    """
+    s = _shifted(x, t, w, cells)
+    detached = s._replace(x=s.x.detach(), z=s.z.detach())
+    value = _value(detached, cells)
+    smooth = torch.where(s.zero, cells.total(s.w * s.x), _sum_exp(s, cells).log() / s.t)
+    slope = torch.where(s.infinite, cells.total(_share(detached, cells) * s.x), smooth)
+    return value + (slope - slope.detach())
+
+
+def _floats(x: Tensor) -> Tensor:
+    """Half types are computed in float32 and rounded once at the end."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def _as_tilt(tilt: float | Tensor, like: Tensor) -> Tensor:
+    if isinstance(tilt, Tensor):
+        return tilt.to(like).unsqueeze(-1)
+    return torch.full((1,), float(tilt), dtype=like.dtype, device=like.device)
+
+
+def _checked(values: Tensor, what: str, dim: int = -1) -> None:
+    if not values.is_floating_point():
+        raise InputError(f"{what} must be floating point, got {values.dtype}")
+    if values.dim() == 0 or values.shape[dim] == 0:
+        raise InputError(f"{what} must not be empty, got shape {tuple(values.shape)}")
+
+
+def _checked_tilt(tilt: float | Tensor) -> None:
+    if not isinstance(tilt, Tensor) and math.isnan(tilt):
+        raise InputError(f"a tilt must be a number or ±inf, got {tilt}")
+
+
+def tilted_mean(values: Tensor, tilt: float | Tensor, dim: int = -1, weights: Tensor | None = None) -> Tensor:
+    """The tilted mean 1/t · log(Σ w · exp(t · x) / Σ w) over `dim`, for any real tilt, 0 and ±inf included.
+
+    Tilt 0 is the (weighted) mean, +inf the maximum, -inf the minimum; tied values share the gradient. The tilt may be
+    a tensor: it broadcasts against the result, so `(S,)` tilts of `(n,)` values give `(S,)` means. `weights` are
+    non-negative and broadcast against `values`; what stands at a zero weight, NaN included, takes no part, and where
+    all weights are zero the result is 0. Half types are computed in float32.
+
+    >>> losses = torch.tensor([0.0, 1.0, 5.0])
+    >>> [round(tilted_mean(losses, t).item(), 3) for t in (float("-inf"), -1, 0, 1, float("inf"))]
+    [0.0, 0.78, 2.0, 3.926, 5.0]
+    >>> tilted_mean(losses, torch.tensor([0.0, 1e6])).tolist()
+    [2.0, 4.99999...]
+    """
+    _checked(values, "values", dim)
+    _checked_tilt(tilt)
+    if not isinstance(tilt, Tensor) and tilt == 0 and weights is None:
+        return _floats(values).mean(dim).to(values.dtype)
+    x = _floats(values)
+    dim = dim if dim < 0 else dim - x.dim()
+    w = None
+    if weights is not None:
+        w = _weights(weights, x)
+        x, w = torch.broadcast_tensors(x, w)
+        w = w.movedim(dim, -1)
+    x, t = torch.broadcast_tensors(x.movedim(dim, -1), _as_tilt(tilt, x))
+    if w is not None:
+        w = w.expand_as(x)
+    return _tilted(x, t[..., :1], w, _WHOLE).squeeze(-1).to(values.dtype)
+
+
+def _weights(weights: Tensor, like: Tensor) -> Tensor:
+    try:
+        torch.broadcast_shapes(weights.shape, like.shape)
+    except RuntimeError:
+        raise InputError(
+            f"weights of shape {tuple(weights.shape)} do not broadcast against values of shape {tuple(like.shape)}"
+        ) from None
+    return weights.to(like)
+
+
+def nested_tilt(
+    losses: Tensor,
+    groups: Sequence[Tensor],
+    tilts: Sequence[float | Tensor],
+    weights: Tensor | None = None,
+) -> Tensor:
+    """A tilted mean of tilted means of … over nested groups, each cell weighing what its members weigh together.
+
+    `groups` are labels (…, n) from fine to coarse; a cell is identified by its own label and all coarser ones, and a
+    label that no sample carries takes no part. `tilts` are one more than groups: the first over the samples of the
+    finest cells, the last over the coarsest cells. Equal tilts collapse to one level (sizes weigh, so this is exact).
+
+    >>> losses, label = torch.tensor([1.0, 3.0, 8.0]), torch.tensor([0, 0, 1])
+    >>> nested_tilt(losses, [label], [0.0, float("inf")]).item()  # the worst class mean
+    8.0
+    >>> nested_tilt(losses, [label], [float("inf"), 0.0]).item()  # (2 · 3 + 1 · 8) / 3
+    4.666666...
+    """
+    x, levels, last, w = _levels(losses, groups, tilts, weights)
+    for t, cells in levels:
+        x = _tilted(x, t, w, cells)
+    return tilted_mean(x, last, weights=w).to(losses.dtype)
+
+
+def nested_shares(
+    losses: Tensor,
+    groups: Sequence[Tensor],
+    tilts: Sequence[float | Tensor],
+    weights: Tensor | None = None,
+) -> Tensor:
+    """The gradient of `nested_tilt` by the losses, without autograd: what each sample counts for.
+
+    >>> nested_shares(torch.tensor([1.0, 3.0, 8.0]), [torch.tensor([0, 0, 1])], [0.0, 0.0]).tolist()
+    [0.333..., 0.333..., 0.333...]
+    """
+    few = losses.dim() == 1 and len(losses) <= _FEW and losses.device.type == "cpu" and weights is None
+    if few and not any(isinstance(t, Tensor) for t in tilts):
+        return _shares_of_few(losses, groups, [float(t) for t in tilts])
+    x, levels, last, w = _levels(losses, groups, tilts, weights)
+    shares = torch.ones_like(x)
+    finer = None
+    for t, cells in [*levels, (_as_tilt(last, x), _WHOLE)]:
+        s = _shifted(x, t, w, cells)
+        share = _share(s, cells)
+        shares = shares * (share if finer is None else finer.total(share))
+        x, finer = _value(s, cells), cells
+    return shares
+
+
+def _shares_of_few(losses: Tensor, groups: Sequence[Tensor], tilts: Sequence[float]) -> Tensor:
+    """`nested_shares` of a mini-batch in plain floats: ten samples cost less than the fifty tensor calls above."""
+    values: list[float] = losses.tolist()
+    mass = [1.0] * len(values)
+    keys = list(zip(*(label.tolist() for label in groups), strict=True)) or [()] * len(values)
+    levels: list[list[tuple[list[int], list[float]]]] = []
+    for level, tilt in enumerate(tilts):  # up: from samples to cells to cells of cells
+        cells: dict[tuple[int, ...], list[int]] = {}
+        for i, key in enumerate(keys):
+            cells.setdefault(key[1:] if level else key, []).append(i)
+        levels.append([])
+        above, above_mass = [], []
+        for members in cells.values():
+            weights = [mass[i] for i in members]
+            value, shares = _tilt_of_few([values[i] for i in members], weights, tilt)
+            levels[-1].append((members, shares))
+            above.append(value)
+            above_mass.append(sum(weights))
+        keys, values, mass = list(cells), above, above_mass
+    total = [1.0]
+    for level_shares in reversed(levels):  # and down: a member's share of its cell's share
+        below = [0.0] * sum(len(members) for members, _ in level_shares)
+        for share, (members, parts) in zip(total, level_shares, strict=True):
+            for i, part in zip(members, parts, strict=True):
+                below[i] = share * part
+        total = below
+    return losses.new_tensor(total)
+
+
+def _tilt_of_few(x: list[float], w: list[float], t: float) -> tuple[float, list[float]]:
+    """Value and shares of one cell, in double precision."""
+    mass = sum(w)
+    if abs(t) < _ZERO:
+        return sum(map(operator.mul, w, x)) / mass, [v / mass for v in w]
+    m = max(x) if t > 0 else min(x)
+    if math.isinf(t):
+        tied = [v if value == m else 0.0 for v, value in zip(w, x, strict=True)]
+        return m, [v / sum(tied) for v in tied]
+    excess = [v * math.expm1(t * (value - m)) for v, value in zip(w, x, strict=True)]
+    sum_excess = sum(excess)
+    sum_exp = mass + sum_excess
+    log = math.log1p(sum_excess / mass) if sum_excess > -0.5 * mass else math.log(sum_exp / mass)
+    return m + log / t, [(v + e) / sum_exp for v, e in zip(w, excess, strict=True)]
+
+
+def _levels(
+    losses: Tensor, groups: Sequence[Tensor], tilts: Sequence[float | Tensor], weights: Tensor | None
+) -> tuple[Tensor, list[tuple[Tensor, _Cells]], float | Tensor, Tensor | None]:
+    """The losses, a (tilt, cells) pair for every level but the last, the last tilt, and the weights, checked."""
+    _checked(losses, "losses")
+    if len(tilts) != len(groups) + 1:
+        raise InputError(f"tilts must be one more than groups, got {len(tilts)} tilts for {len(groups)} groups")
+    for tilt in tilts:
+        _checked_tilt(tilt)
+    for label in groups:
+        if label.is_floating_point() or label.shape[-1:] != losses.shape[-1:]:
+            raise InputError(
+                f"a group holds one integer label per loss {tuple(losses.shape)}, "
+                f"got {label.dtype} of shape {tuple(label.shape)}"
+            )
+    kept = [i for i in range(len(groups)) if not _equal(tilts[i], tilts[i + 1])]
+    groups, tilts = [groups[i] for i in kept], [*(tilts[i] for i in kept), tilts[-1]]
+
+    x = _floats(losses)
+    w = None if weights is None else _weights(weights, x)
+    if kept:  # cells need samples, labels and tilts of one shape
+        shape = torch.broadcast_shapes(x.shape, *(g.shape for g in groups), *(_tilt_shape(t) for t in tilts))
+        x = x.expand(shape)
+        w = None if w is None else w.expand(shape)
+    levels: list[tuple[Tensor, _Cells]] = []
+    same = cell = None
+    for label, tilt in zip(reversed(groups), reversed(tilts[:-1]), strict=True):  # coarse to fine
+        if x.shape[-1] <= _PAIRWISE:
+            alike = label.unsqueeze(-1) == label.unsqueeze(-2)
+            same = alike if same is None else alike & same
+            cells = _pairwise(same)
+        else:
+            own = _ranked(label)
+            cell = own if cell is None else _ranked(cell * x.shape[-1] + own)
+            cells = _scattered(cell)
+        levels.insert(0, (_as_tilt(tilt, x), cells))
+    return x, levels, tilts[-1], w
+
+
+def _equal(a: float | Tensor, b: float | Tensor) -> bool:
+    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b
+
+
+def _tilt_shape(tilt: float | Tensor) -> tuple[int, ...]:
+    return (*tilt.shape, 1) if isinstance(tilt, Tensor) else (1,)
+
+
+def _ranked(label: Tensor) -> Tensor:
+    """Labels renumbered 0, 1, 2, … by a sort: shapes stay known, so it traces and batches."""
+    ordered, order = label.sort(dim=-1)
+    new = torch.zeros_like(ordered)
+    new[..., 1:] = (ordered[..., 1:] != ordered[..., :-1]).long()
+    return torch.empty_like(label).scatter(-1, order, new.cumsum(-1))

@@ -1,0 +1,186 @@
+"""Federations: who holds what, model-ready samples, and nothing that depends on the order of asking."""
+
+import time
+
+import pytest
+import torch
+
+from fedtilt.data import Dataset, Federation, Outliers, load, table
+from fedtilt.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits")
+
+
+def bytes_dataset(train=4000, test=1000):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (train + test, 1, 4, 4), dtype=torch.uint8, generator=g)
+    y = torch.arange(train + test) % 10
+    return Dataset(
+        name="bytes", x_train=x[:train], y_train=y[:train], x_test=x[train:], y_test=y[train:], classes=10, image=True
+    )
+
+
+def test_samples_are_ready_for_the_model():
+    data = bytes_dataset()
+    fed = Federation.build(data, clients=20)
+    x, y = fed.train(3, seed=0, round=1)
+    raw = data.x_train[fed.train_index[3]]
+    assert x.dtype == torch.float32
+    assert torch.allclose(x, raw.float() / 127.5 - 1, atol=1e-6)
+    assert torch.equal(y, data.y_train[fed.train_index[3]])
+    assert torch.equal(x, fed.clean_train(3)[0])
+    assert torch.equal(x, fed.model_ready(raw))
+    assert float(x.min()) >= -1
+    assert float(x.max()) <= 1
+
+
+def test_tables_stay_as_they_are(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,who,y\n" + "".join(f"{n},{'xyz'[n % 3]},{n % 2}\n" for n in range(60)))
+    data = table(path, target="y", client="who")
+    fed = Federation.build(data, partition="column", clients=100, validation=0.2)
+    assert fed.clients == 3
+    assert fed.client_names == ("x", "y", "z")
+    assert fed.train_sizes().tolist() == [12, 12, 12]
+    assert [len(rows) for rows in fed.validation_index] == [3, 3, 3]
+    assert torch.equal(fed.test(1)[0], data.x_test[data.client_test == 1])
+
+
+def test_attributes(digits):
+    fed = Federation.build(digits, clients=20)
+    assert (fed.clients, fed.classes, fed.input_shape, fed.image) == (20, 10, (1, 8, 8), True)
+    assert fed.client_names[:3] == ("0", "1", "2")
+    assert fed.class_names == tuple("0123456789")
+    assert not fed.carriers.any()
+
+
+@pytest.mark.parametrize("partition", ["classes", "dirichlet", "iid"])
+def test_splits_share_the_data_once(digits, partition):
+    fed = Federation.build(digits, clients=15, partition=partition, validation=0.25)
+    rows = torch.cat([*fed.train_index, *fed.validation_index])
+    assert rows.sort().values.tolist() == list(range(len(digits.y_train)))
+    counts = fed.class_counts("train") + fed.class_counts("validation")
+    assert counts.sum(0).tolist() == digits.y_train.bincount().tolist()
+    assert fed.class_counts("test").sum(0).tolist() == digits.y_test.bincount().tolist()
+    assert torch.equal(fed.class_counts().sum(1), fed.train_sizes())
+    share = fed.class_counts("validation") - 0.25 * counts
+    assert float(share.abs().max()) <= 1.0  # stratified
+    assert min(len(rows) for rows in fed.validation_index) >= 1
+
+
+def test_evaluation_goes_client_by_client(digits):
+    fed = Federation.build(digits, clients=12, validation=0.2)
+    for split, one in (("test", fed.test), ("validation", fed.validation), ("train", fed.clean_train)):
+        x, y, client = fed.evaluation(split)
+        for n in (0, 7):
+            assert torch.equal(fed.model_ready(x[client == n]), one(n)[0])
+            assert torch.equal(y[client == n], one(n)[1])
+    assert fed.evaluation()[0].dtype == digits.x_test.dtype
+    with pytest.raises(InputError, match="split = 'all'"):
+        fed.evaluation("all")
+
+
+def test_max_train_keeps_the_classes_in_proportion(digits):
+    fed = Federation.build(digits, clients=20, max_train=20)
+    assert fed.train_sizes().tolist() == [20] * 20
+    counts = fed.class_counts()
+    assert int(counts[counts > 0].min()) >= 9
+    both = Federation.build(digits, clients=20, max_train=20, validation=0.2)
+    assert both.train_sizes().tolist() == [16] * 20
+
+
+@pytest.mark.parametrize("kind", ["corruptions", "gaussian", "flips"])
+def test_outliers_are_drawn_per_round_and_client_whatever_else_is_asked(digits, kind):
+    fed = Federation.build(digits, clients=10, outliers=kind)
+    first = fed.train(4, seed=0, round=1)
+    fed.train(3, seed=0, round=9)
+    again = Federation.build(digits, clients=10, outliers=kind).train(4, seed=0, round=1)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    other = fed.train(4, seed=0, round=2)
+    assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    clean = fed.clean_train(4)
+    assert not all(torch.equal(a, b) for a, b in zip(first, clean, strict=True))
+    assert set(first[1].tolist()) <= set(clean[1].tolist())
+    if kind == "corruptions":
+        assert float(first[0].abs().max()) <= 1
+    if kind == "gaussian":
+        hit = (first[0] != clean[0]).flatten(1).any(1)
+        noise = (first[0] - clean[0])[hit]
+        assert float(noise.std()) == pytest.approx(2.0, rel=0.1)  # 1 in [0, 1] units is 2 for the model
+
+
+def test_only_carriers_carry(digits):
+    fed = Federation.build(digits, clients=20, outliers="flips", outlier_clients=0.3, outlier_rate=1.0)
+    assert int(fed.carriers.sum()) == 6
+    for client in range(20):
+        changed = not torch.equal(fed.train(client, seed=0, round=1)[1], fed.clean_train(client)[1])
+        assert changed == bool(fed.carriers[client])
+    few = Federation.build(digits, clients=20, outliers=Outliers(kind="flips", clients=0.001))
+    assert int(few.carriers.sum()) == 1
+    assert fed.outliers == Outliers(kind="flips", rate=1.0, clients=0.3)
+
+
+def test_the_partition_depends_on_the_seed_alone(digits):
+    a, b = (Federation.build(digits, clients=20, outliers=kind, seed=1) for kind in ("none", "flips"))
+    assert all(torch.equal(x, y) for x, y in zip(a.train_index, b.train_index, strict=True))
+    other = Federation.build(digits, clients=20, seed=2)
+    assert not all(torch.equal(x, y) for x, y in zip(a.train_index, other.train_index, strict=True))
+
+
+def test_ten_thousand_clients_are_cheap():
+    data = bytes_dataset(train=60_000, test=20_000)
+    start = time.perf_counter()
+    fed = Federation.build(data, clients=10_000)
+    assert fed.class_counts().sum() == 60_000
+    assert time.perf_counter() - start < 5
+    assert fed.dataset.x_train is data.x_train
+
+
+def lonely(client_train, client_test):
+    return Dataset(
+        name="wards",
+        x_train=torch.zeros(4, 2),
+        y_train=torch.tensor([0, 1, 0, 1]),
+        x_test=torch.zeros(len(client_test), 2),
+        y_test=torch.zeros(len(client_test)).long(),
+        classes=2,
+        client_train=torch.tensor(client_train),
+        client_test=torch.tensor(client_test).long(),
+        client_names=("A", "B"),
+    )
+
+
+def test_clients_without_data():
+    with pytest.raises(InputError, match=r"client 'B' has no training data"):
+        Federation.build(lonely([0, 0, 0, 0], [0, 1]), partition="column")
+    with pytest.raises(InputError, match=r"no client has test data"):
+        Federation.build(lonely([0, 0, 1, 1], []), partition="column")
+    fed = Federation.build(lonely([0, 0, 0, 1], [0]), partition="column", validation=0.01)
+    assert fed.test(1)[0].shape == (0, 2)
+    assert fed.train_sizes().tolist() == [2, 1]  # one of three set aside, a single sample kept
+    assert [len(rows) for rows in fed.validation_index] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"clients": 2000}, "clients = 2000"),
+        ({"partition": "random"}, "partition = 'random' .* classes, dirichlet, iid, column"),
+        ({"partition": "column"}, "needs a client column"),
+        ({"validation": 1.0}, "validation = 1.0"),
+        ({"max_train": 0}, "max_train = 0"),
+        ({"outliers": "flip"}, "outliers = 'flip'"),
+        ({"outliers": "flips", "outlier_rate": 2}, "outlier_rate = 2"),
+    ],
+)
+def test_bad_settings_are_refused(digits, settings, says):
+    with pytest.raises(InputError, match=says):
+        Federation.build(digits, **settings)
+
+
+def test_corruptions_need_images():
+    with pytest.raises(InputError, match="'corruptions' needs images"):
+        Federation.build(load("toy-1"), partition="column", outliers="corruptions")

@@ -1,0 +1,182 @@
+"""Every way to descend agrees with the loop: one conformance table, ways × models × settings."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtilt import models, seeds
+from fedtilt.descend import WAYS, Lane, batches_of, choose, trained_once
+from fedtilt.errors import InputError
+
+SHAPE, CLASSES = (1, 8, 8), 4
+
+
+class Recurrent(nn.Module):
+    """An LSTM over the rows of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 12, batch_first=True)
+        self.head = nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x.squeeze(1))[0][:, -1])
+
+
+MODELS = {
+    "logistic": lambda: models.logistic(SHAPE, CLASSES),
+    "mlp": lambda: models.mlp(SHAPE, CLASSES, hidden=(20, 15)),
+    "cnn": lambda: models.cnn(SHAPE, CLASSES, channels=(4, 6)),
+    "norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.LayerNorm(12), nn.Tanh(), nn.Linear(12, CLASSES)),
+    "lstm": Recurrent,
+    "dropout": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 30), nn.Dropout(0.3), nn.ReLU(), nn.Linear(30, CLASSES)
+    ),
+}
+SIZES = (23, 40, 7)  # unequal clients; batches of 10 leave partial last ones, and one client has less than a batch
+
+
+def work(model: nn.Module, count: int = 2) -> tuple[list[Lane], list]:
+    """For every client a plain lane, a pulled one, and tilted ones, as a run would plan them."""
+    rng = torch.Generator().manual_seed(0)
+    received = models.flat(model)
+    lanes, feeds = [], []
+    for client, size in enumerate(SIZES):
+        x = torch.randn(size, *SHAPE, generator=rng)
+        y = torch.randint(0, CLASSES, (size,), generator=rng)
+        data = batches_of(x, y, seed=1, round=2, client=client, epochs=count, batch_size=10)
+        own = received + 0.05 * torch.randn(len(received), generator=rng)
+        for start, pull, tau, lam, lr in (
+            (received, 0.0, 0.0, 0.0, 0.1),
+            (own, 0.5, 0.0, 0.0, 0.05),
+            (received, 0.0, 5.0, -2.0, 0.1),
+            (own, 0.1, -1.0, float("inf"), 0.02),
+        ):
+            lanes.append(Lane(start=start, anchor=received, pull=pull, tau=tau, lam=lam, lr=lr))
+            feeds.append(data)
+    return lanes, feeds
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def supported() -> list[tuple[str, str]]:
+    pairs = []
+    for name, build in MODELS.items():
+        for way in WAYS:
+            try:
+                choose(build(), "cpu", way)
+            except InputError:
+                continue
+            if way != "loop":
+                pairs.append((way, name))
+    return pairs
+
+
+def test_what_each_way_supports() -> None:
+    assert set(supported()) == {
+        ("fused", "logistic"), ("fused", "mlp"),
+        ("stacked", "logistic"), ("stacked", "mlp"), ("stacked", "cnn"), ("stacked", "norm"),
+    }  # fmt: skip
+    assert choose(MODELS["mlp"](), "cpu") == "fused"
+    assert choose(MODELS["cnn"](), "cpu") == "loop"
+    assert choose(MODELS["cnn"](), "cuda") == "stacked"
+    assert choose(Recurrent(), "cuda") == "loop"
+
+
+@pytest.mark.parametrize(("way", "name"), supported())
+def test_ways_agree_with_the_loop(way: str, name: str) -> None:
+    model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
+    lanes, feeds = work(model)
+    expected = WAYS["loop"](model, lanes, feeds)
+    for lane, trained, reference in zip(lanes, WAYS[way](model, lanes, feeds), expected, strict=True):
+        moved = (reference - lane.start).norm()
+        assert moved > 0.01
+        assert (trained - reference).norm() <= 2e-5 * moved
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("way", ["loop", "fused"])
+def test_every_way_gives_the_same_bits_again_and_leaves_its_inputs_alone(way: str, name: str) -> None:
+    model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
+    if (way, name) not in [*supported(), ("loop", name)]:
+        return
+    lanes, feeds = work(model, count=1)
+    before = [lane.start.clone() for lane in lanes]
+    state = torch.random.get_rng_state()
+    first = WAYS[way](model, lanes, feeds)
+    torch.manual_seed(99)
+    again = WAYS[way](model, lanes[::-1], feeds[::-1])[::-1]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert all(torch.equal(lane.start, b) for lane, b in zip(lanes, before, strict=True))
+    torch.random.set_rng_state(state)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "lstm"])
+def test_the_loop_is_torch_optim(name: str) -> None:
+    """An independent loop with `F.cross_entropy`, a proximal term in the loss, and `torch.optim.SGD`."""
+    model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
+    received = models.flat(model)
+    rng = torch.Generator().manual_seed(5)
+    x, y = torch.randn(23, *SHAPE, generator=rng), torch.randint(0, CLASSES, (23,), generator=rng)
+    data = batches_of(x, y, seed=0, round=1, client=0, epochs=3, batch_size=10)
+    own = received + 0.02
+    (trained,) = WAYS["loop"](model, [Lane(start=own, anchor=received, pull=0.3, tau=0.0, lam=0.0, lr=0.1)], [data])
+
+    net = models.with_weights(model, own)
+    anchors = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for epoch in range(3):
+        order = seeds.permutations(seeds.key(0, "order", round=1, client=0), 3, 23)[epoch]
+        for rows in order.split(10):
+            optimizer.zero_grad()
+            pull = sum((p - a).square().sum() for p, a in zip(net.parameters(), anchors, strict=True))
+            (F.cross_entropy(net(x[rows]), y[rows]) + 0.3 / 2 * pull).backward()
+            optimizer.step()
+    torch.testing.assert_close(trained, models.flat(net), rtol=1e-4, atol=2e-6)
+
+
+def test_dropout_is_on_while_training_and_keyed_by_round_and_client() -> None:
+    model = models.build(MODELS["dropout"], SHAPE, CLASSES, seed=3)
+    quiet = copy.deepcopy(model)
+    quiet[2].p = 0.0
+    lanes, feeds = work(model, count=1)
+    with_dropout, without = WAYS["loop"](model, lanes[:1], feeds[:1]), WAYS["loop"](quiet, lanes[:1], feeds[:1])
+    assert not torch.equal(with_dropout[0], without[0])
+
+
+def test_identical_lanes_are_trained_once() -> None:
+    w, other = torch.zeros(3), torch.ones(3)
+    plain = {"tau": 0.0, "lam": 0.0, "lr": 0.1}
+    fedavg = Lane(start=w, anchor=w, pull=0.0, **plain)
+    ditto_w = Lane(start=w, anchor=other, pull=0.0, **plain)  # an anchor that does not pull does not matter
+    ditto_v = Lane(start=w, anchor=w, pull=0.1, **plain)
+    tilted = Lane(start=w, anchor=w, pull=0.0, tau=1.0, lam=0.0, lr=0.1)
+    distinct, where = trained_once([fedavg, ditto_w, ditto_v, tilted, fedavg])
+    assert where == [0, 0, 1, 2, 0]
+    assert len(distinct) == 3
+
+
+def test_batches_visit_every_sample_once_an_epoch() -> None:
+    x = torch.arange(23.0)[:, None]
+    data = batches_of(x, torch.arange(23), seed=0, round=1, client=4, epochs=2, batch_size=10)
+    seen = list(data)
+    assert [len(y) for _, y in seen] == [10, 10, 3, 10, 10, 3] == [10, 10, 3] * 2
+    assert len(data) == 6
+    for epoch in (seen[:3], seen[3:]):
+        assert sorted(torch.cat([y for _, y in epoch]).tolist()) == list(range(23))
+    assert all(torch.equal(a[:, 0].long(), y) for a, y in seen)
+
+
+def test_a_forced_way_that_does_not_fit_is_refused() -> None:
+    for model, way, words in ((MODELS["cnn"](), "fused", "does not support"), (MODELS["mlp"](), "best", "unknown way")):
+        with pytest.raises(InputError, match=words):
+            choose(model, "cpu", way)

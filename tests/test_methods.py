@@ -1,0 +1,62 @@
+import dataclasses
+import math
+
+import pytest
+
+from fedtilt.errors import InputError
+from fedtilt.methods import Method, check_together, ditto, fedavg, fedprox, fedtilt, term
+
+
+def test_presets_are_settings_of_one_object() -> None:
+    assert fedavg() == Method(name="fedavg", mu=math.inf)
+    assert fedprox(0.3) == Method(name="fedprox", mu=math.inf, prox=0.3)
+    assert ditto(0.3) == Method(name="ditto", mu=0.3)
+    assert term(2) == Method(name="term", mu=math.inf, tau=2.0, lam=2.0)
+    assert fedtilt(50, 100, q=1, mu=0.1, name="x") == Method(name="x", tau=50.0, lam=100.0, q=1.0, mu=0.1)
+    assert [m.personal for m in (fedavg(), fedprox(), ditto(), term(1), fedtilt(0, 0))] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert fedtilt(0, 0, mu=math.inf, name="fedavg") == fedavg()  # Proposition 1
+    assert dataclasses.replace(fedprox(0.0), name="fedavg") == fedavg()  # Proposition 2
+    assert fedtilt(0, 0, mu=0.3, name="ditto") == ditto(0.3)  # Proposition 3
+
+
+def test_a_method_cannot_change() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ditto().mu = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: ditto(-1), "mu of method 'ditto' must be ≥ 0, got -1"),
+        (lambda: fedprox(-0.5), "prox of method 'fedprox' must be ≥ 0, got -0.5"),
+        (lambda: fedprox(math.inf), "prox of method 'fedprox' must be finite"),
+        (lambda: fedtilt(tau="a", lam=0), "tau of method 'fedtilt' must be a number, got 'a'"),
+        (lambda: fedtilt(tau=math.nan, lam=0), "got nan"),
+        (lambda: fedavg(name="a/b"), "got 'a/b'"),
+        (lambda: fedavg(name=""), "got ''"),
+        (lambda: fedavg(distance="cosine"), "unknown distance 'cosine'; choose one of squared_l2, l2, l1"),
+        (lambda: fedavg(aggregator="best"), "unknown aggregator 'best' of method 'fedavg'; choose one of tilted, mean"),
+        (lambda: fedavg(aggregator="krum", weighting="samples"), "takes no weights"),
+        (lambda: fedavg(weighting="size"), "'equal' or 'samples', got 'size'"),
+        (lambda: fedavg(steps=(0, 0.5)), "got (0, 0.5)"),
+        (lambda: fedavg(bad_share=0.6), "in [0, 0.5), got 0.6"),
+        (lambda: check_together([], 0.1, 0.1), "at least one method"),
+        (lambda: check_together([ditto(), ditto(0.1)], 0.1, 0.1), "two methods are named 'ditto'"),
+        (lambda: check_together([ditto(20)], 0.01, 0.1), "lr · mu must be < 2, got 2; lower one of them"),
+        (lambda: check_together([fedprox(20)], 0.1, 0.1), "lr · prox must be < 2"),
+    ],
+)
+def test_bad_settings_are_one_sentence(call, words: str) -> None:
+    with pytest.raises(InputError) as error:
+        call()
+    assert words in str(error.value)
+
+
+def test_a_run_may_compare_one_preset_with_itself() -> None:
+    check_together([ditto(0.01), ditto(1.0, name="ditto-1"), fedavg()], 0.1, 0.1)

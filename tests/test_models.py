@@ -1,0 +1,65 @@
+import pytest
+import torch
+from torch import nn
+
+from fedtilt import models
+from fedtilt.errors import InputError
+
+
+def test_the_models_of_the_paper() -> None:
+    linear = [(m.in_features, m.out_features) for m in models.mlp() if isinstance(m, nn.Linear)]
+    assert linear == [(784, 200), (200, 200), (200, 10)]
+    conv = [(m.in_channels, m.out_channels) for m in models.cnn() if isinstance(m, nn.Conv2d)]
+    assert conv == [(3, 32), (32, 64), (64, 128)]
+    assert models.cnn((1, 28, 28), 7)(torch.zeros(2, 1, 28, 28)).shape == (2, 7)
+    assert models.mlp((64,), 3, hidden=(5,))(torch.zeros(2, 64)).shape == (2, 3)
+    assert len(list(models.logistic((2,), 2).parameters())) == 2
+
+
+def test_building_depends_on_the_seed_alone() -> None:
+    state = torch.random.get_rng_state()
+    one, same, other = (models.flat(models.build(models.mlp, (4,), 2, seed)) for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_any_way_to_give_a_model() -> None:
+    given = nn.Linear(4, 2)
+    built = models.build(given, (4,), 2, seed=0)
+    assert built is not given
+    assert torch.equal(models.flat(built), models.flat(given))
+    assert isinstance(models.build(lambda: nn.Linear(4, 2), (4,), 2, 0), nn.Linear)
+    assert models.build(lambda classes: nn.Linear(4, classes), (4,), 3, 0).out_features == 3
+
+
+def test_flat_and_back() -> None:
+    model = models.cnn((1, 8, 8), 3, channels=(2, 4))
+    vector = torch.randn(sum(p.numel() for p in model.parameters()))
+    twin = models.with_weights(model, vector)
+    assert torch.equal(models.flat(twin), vector)
+    stack = models.unflat(model, vector.expand(3, -1))
+    assert all(stack[name].shape == (3, *p.shape) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "layer '1' (BatchNorm1d) keeps running statistics"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 1, 1), nn.InstanceNorm2d(1, track_running_stats=True)), "use GroupNorm"),
+        (lambda: nn.Flatten(), "has no parameters"),
+        (lambda: nn.Linear(2, 2).double(), "float32, got torch.float64"),
+        (lambda: nn.Linear(2, 2).requires_grad_(False), "parameter 'weight' is frozen"),
+        (lambda: models.mlp((4,), 2, hidden=(0,)), "hidden must be ≥ 1, got 0"),
+        (lambda: models.cnn((4,), 2), "cnn needs images"),
+        (lambda: models.cnn((1, 4, 4), 2), "too small for 3 blocks"),
+    ],
+)
+def test_what_cannot_be_federated_is_refused_in_one_sentence(source, words: str) -> None:
+    with pytest.raises(InputError) as error:
+        models.build(source, (4,), 2, seed=0)
+    assert words in str(error.value)
+
+
+def test_batch_norm_without_statistics_is_fine() -> None:
+    models.check(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.GroupNorm(2, 4)))
