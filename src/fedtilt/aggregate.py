@@ -38,8 +38,8 @@ def tilted(
     gradient steps of that size from `start`, as in the paper's Algorithm 1.
 
     >>> models = torch.tensor([[0.0], [1.0], [5.0]])
-    >>> [round(tilted(models, q).item(), 2) for q in (float("-inf"), -1, 0, 1, float("inf"))]
-    [1.0, 0.52, 2.0, 2.47, 2.5]
+    >>> [round(tilted(models, q).item(), 2) for q in (float("-inf"), -0.1, 0, 0.1, float("inf"))]
+    [1.0, 0.93, 2.0, 2.32, 2.5]
     """
     metric = named(distance)
     u = _checked(models, weights)
@@ -55,10 +55,11 @@ def tilted(
         if q == -math.inf:
             nearest = int(_distances(models, metric, _start(models, u, start)).where(u > 0, math.inf).argmin())
             return models[nearest].clone()
+        gram = _gram(models)
         if q > 0:
-            return _combined(models, hull.fair_weights(_gram(models), u, q))
-        sq_dist = _distances(models, metric, _start(models, u, start))
-        return _combined(models, hull.mean_shift_weights(_gram(models), u, q, sq_dist))
+            return _combined(models, hull.fair_weights(gram, u, q))
+        sq_dist = hull.sq_distances(gram, u.cpu()) if start is None else _distances(models, metric, start)
+        return _combined(models, hull.mean_shift_weights(gram, u, q, sq_dist))
     if q == 0:
         return geometric_median(models, weights) if distance == "l2" else median(models, weights)
     raise InputError(
@@ -218,10 +219,10 @@ def _combined(models: Tensor, p: Tensor) -> Tensor:
 
 
 def _distances(models: Tensor, metric: Distance, centre: Tensor) -> Tensor:
-    """dist(w_n, w) for every client, in float64."""
+    """dist(w_n, w) for every client, in float64 (each chunk summed in the models' own type)."""
     total = torch.zeros(len(models), dtype=torch.float64, device=models.device)
     for columns in _chunks(models):
-        total += metric.summand(centre[columns] - models[:, columns]).sum(1, dtype=torch.float64)
+        total += metric.summand(centre[columns] - models[:, columns]).sum(1)
     return metric.finish(total)
 
 

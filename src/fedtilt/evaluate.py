@@ -7,7 +7,7 @@ from torch.func import functional_call
 from fedtilt.data import Federation
 from fedtilt.metrics import Counts, confusion_counts
 from fedtilt.models import unflat
-from fedtilt.shelf import Owner, Shelf
+from fedtilt.shelf import Shelf
 
 _SAMPLES = 4096  # a forward pass: large enough to be fast, small enough for any memory
 
@@ -21,7 +21,7 @@ class Evaluator:
         self._model, self._classes, self._clients = model, federation.classes, federation.clients
         sizes = torch.bincount(self._client, minlength=self._clients)
         self._rows = [slice(int(e - n), int(e)) for e, n in zip(sizes.cumsum(0), sizes, strict=True)]
-        self._seen: dict[Owner, tuple[int, Tensor]] = {}
+        self._seen: dict[str, tuple[Tensor, Tensor]] = {}  # method → round looked at (N,), right answers (N, K)
         everything = torch.ones(len(y), dtype=torch.bool)
         _, self.total = confusion_counts(everything, y, self._client, self._clients, self._classes)  # (N, K)
 
@@ -36,23 +36,15 @@ class Evaluator:
         shared = self.shared(weights)
         if not personal:
             return Counts(shared, None, torch.zeros(self._clients, dtype=torch.bool))
-        own = shared.clone()
-        unvisited = torch.ones(self._clients, dtype=torch.bool)
-        for client in range(self._clients):
-            owner = (method, client)
-            if owner in shelf:
-                own[client] = self._own(owner, shelf)
-                unvisited[client] = False
-        return Counts(shared, own, unvisited)
-
-    def _own(self, owner: Owner, shelf: Shelf) -> Tensor:
-        trained = shelf.round_of(owner)
-        if owner not in self._seen or self._seen[owner][0] != trained:
-            rows = self._rows[owner[1]]
-            right = self._right(shelf.get(owner), rows)
-            counts = torch.bincount(self._y[rows].cpu()[right], minlength=self._classes)
-            self._seen[owner] = (trained, counts)
-        return self._seen[owner][1]
+        looked, right = self._seen.setdefault(method, (torch.zeros(len(shared), dtype=torch.long), shared.clone()))
+        trained = torch.tensor([shelf.round_of((method, client)) for client in range(self._clients)])
+        for client in (trained != looked).nonzero()[:, 0].tolist():
+            rows = self._rows[client]
+            answers = self._right(shelf.get((method, client)), rows)
+            right[client] = torch.bincount(self._y[rows].cpu()[answers], minlength=self._classes)
+        looked.copy_(trained)
+        unvisited = trained == 0
+        return Counts(shared, torch.where(unvisited[:, None], shared, right), unvisited)
 
     @torch.no_grad()
     def _right(self, weights: Tensor | None, rows: slice) -> Tensor:

@@ -4,7 +4,9 @@ A file belongs to one (method, client, round it was trained in) and is never wri
 that a checkpoint refers to.
 """
 
+import shutil
 import tempfile
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,8 +24,13 @@ class Volume(NamedTuple):
     """A personal model on disk."""
 
     round: int
-    file: str  # relative to the shelf's folder
     sha256: str
+
+
+def file_of(owner: Owner, round: int) -> str:
+    """The file of a personal model, relative to the shelf's folder."""
+    method, client = owner
+    return f"{method}/client-{client:05d}.round-{round:05d}.safetensors"
 
 
 class Shelf:
@@ -37,7 +44,6 @@ class Shelf:
         self._hot_bytes = 0
         self._rounds: dict[Owner, int] = {}
         self._volumes: dict[Owner, Volume] = {}
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -50,15 +56,15 @@ class Shelf:
         return sorted(self._rounds)
 
     def round_of(self, owner: Owner) -> int:
-        """The round this model was trained in."""
-        return self._rounds[owner]
+        """The round this model was trained in; 0 for a client that never took part."""
+        return self._rounds.get(owner, 0)
 
     def get(self, owner: Owner) -> Tensor | None:
         """The model, or None for a client that never took part."""
         if owner in self._hot:
             return self._hot[owner]
         if owner in self._volumes:
-            return read_tensors(self._home() / self._volumes[owner].file)["model"]
+            return read_tensors(self._home() / file_of(owner, self._volumes[owner].round))["model"]
         return None
 
     def put(self, owner: Owner, round: int, model: Tensor) -> None:
@@ -85,7 +91,7 @@ class Shelf:
 
     def prune(self, needed: Iterable[str]) -> None:
         """Delete the files that neither the shelf nor anyone else needs any more."""
-        kept = {volume.file for volume in self._volumes.values()} | set(needed)
+        kept = {file_of(owner, volume.round) for owner, volume in self._volumes.items()} | set(needed)
         for path in self._home().glob("*/*.safetensors*"):
             if str(path.relative_to(self._home())) not in kept:
                 path.unlink()
@@ -95,21 +101,20 @@ class Shelf:
             self._hot_bytes -= self._hot.pop(owner).nbytes
         stale = self._volumes.pop(owner, None)
         if stale and not self._lasting:  # a checkpoint may still need a lasting one: `prune` decides
-            (self._home() / stale.file).unlink()
+            (self._home() / file_of(owner, stale.round)).unlink()
 
     def _write(self, owner: Owner) -> None:
         round = self._rounds[owner]
         if owner in self._volumes and self._volumes[owner].round == round:
             return
-        method, client = owner
-        file = f"{method}/client-{client:05d}.round-{round:05d}.safetensors"
-        digest = write_tensors(self._home() / file, {"model": self._hot[owner]}, sync=self._lasting)
-        self._volumes[owner] = Volume(round, file, digest)
+        file = self._home() / file_of(owner, round)
+        digest = write_tensors(file, {"model": self._hot[owner]}, sync=self._lasting)
+        self._volumes[owner] = Volume(round, digest if self._lasting else "")
 
     def _home(self) -> Path:
         if self._folder is None:
-            self._scratch = tempfile.TemporaryDirectory(prefix="fedtilt-")
-            self._folder = Path(self._scratch.name)
+            self._folder = Path(tempfile.mkdtemp(prefix="fedtilt-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder
 
 

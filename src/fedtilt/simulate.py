@@ -131,7 +131,7 @@ def simulate(
     net = initial_model(federation, model, settings.seed)
     if state is None:
         start = flat(net).to(device)
-        state = State(0, {m.name: start for m in methods}, shelf or Shelf())
+        state = State(0, {m.name: start for m in methods}, Shelf() if shelf is None else shelf)
     else:
         state.shared = {m.name: state.shared[m.name].to(device) for m in methods}
     way = choose(net, device.type, settings.way)

@@ -22,7 +22,7 @@ from fedtilt.errors import InputError
 from fedtilt.files import read_json, read_tensors, sync_folder, write_bytes, write_json, write_tensors
 from fedtilt.metrics import Counts
 from fedtilt.results import Summary
-from fedtilt.shelf import Shelf, State, Volume
+from fedtilt.shelf import Shelf, State, Volume, file_of
 
 try:
     import fcntl
@@ -44,8 +44,9 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         if fcntl is not None:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                # a record lock: forked workers do not inherit it, so it ends with this process
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
                 raise InputError(
                     f"{folder} is in use by another process; wait for it or choose another --out"
                 ) from None
@@ -178,7 +179,8 @@ class Store:
         folders = self._checkpoints()
         for old in folders[:-_KEPT]:
             shutil.rmtree(old)
-        needed = [entry[3] for folder in folders[-_KEPT:] for entry in read_json(folder / "manifest.json")["personal"]]
+        manifests = [read_json(folder / "manifest.json") for folder in folders[-_KEPT:]]
+        needed = [file_of((method, client), round) for m in manifests for method, client, round, _ in m["personal"]]
         self.shelf.prune(needed)
 
     def latest(self, notice: Callable[[str], None] = lambda _: None) -> State | None:
@@ -204,8 +206,8 @@ class Store:
             raise InputError(f"{folder / 'manifest.json'} is not what was written")
         shared = read_tensors(folder / "shared.safetensors", manifest["shared"])
         volumes = {(method, client): Volume(*rest) for method, client, *rest in manifest["personal"]}
-        for volume in volumes.values():
-            read_tensors(self.folder / "personal" / volume.file, volume.sha256)
+        for owner, volume in volumes.items():
+            read_tensors(self.folder / "personal" / file_of(owner, volume.round), volume.sha256)
         self.shelf.adopt(volumes)
         return State(manifest["round"], shared, self.shelf)
 

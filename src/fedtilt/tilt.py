@@ -295,7 +295,7 @@ def _tilt_of_few(x: list[float], w: list[float], t: float) -> tuple[float, list[
     m = max(x) if t > 0 else min(x)
     if math.isinf(t):
         tied = [v if value == m else 0.0 for v, value in zip(w, x, strict=True)]
-        return m, [v / sum(tied) for v in tied]
+        return m, [v / (sum(tied) or math.nan) for v in tied]  # no loss equals m where one is NaN
     excess = [v * math.expm1(t * (value - m)) for v, value in zip(w, x, strict=True)]
     sum_excess = sum(excess)
     sum_exp = mass + sum_excess

@@ -1,0 +1,52 @@
+"""Resident memory while 10,000 clients train 100 a round for 200 rounds: it must not grow with the rounds."""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from measure import write
+
+import fedtilt as ft
+
+
+def resident() -> float:
+    """This process's resident memory in MiB."""
+    fields = Path("/proc/self/status").read_text().split("VmRSS:")[1].split()
+    return int(fields[0]) / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--clients", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=200)
+    arguments = parser.parse_args()
+    n = arguments.clients
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(4 * n, 16, generator=rng), torch.arange(4 * n) % 4
+    data = ft.data.Dataset(
+        name="random", x_train=x, y_train=y, x_test=x[: 2 * n], y_test=y[: 2 * n], classes=4, class_names=tuple("abcd"),
+        image=False, client_train=None, client_test=None, client_names=None,
+    )  # fmt: skip
+    fed = ft.Federation.build(data, clients=n, partition="iid")
+
+    def small(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+        return ft.models.mlp(input_shape, classes, hidden=(64,))
+
+    settings = {"participation": 100 / n, "epochs": 1, "lr": 0.1, "rounds": arguments.rounds, "eval_every": 20}
+    from fedtilt.shelf import Shelf
+
+    trace = []
+    for r in ft.simulate([ft.ditto()], fed, small, shelf=Shelf(None, limit_bytes=2 * 2**20), **settings):
+        trace.append(resident())
+    warm = len(trace) // 4
+    slope = float(np.polyfit(range(warm, len(trace)), trace[warm:], 1)[0])
+    own = r.state.shared["ditto"].nbytes / 2**20
+    print(f"{n} clients, 100 a round, {arguments.rounds} rounds of a model of {own * 1024:.0f} KiB:")
+    print(f"  resident {trace[warm]:.0f} MiB after {warm} rounds, {trace[-1]:.0f} MiB at the end")
+    print(f"  slope {slope * 1024:+.1f} KiB a round = {slope / (100 * own):+.3f} of what a round's personal models weigh")
+    write("memory", {"trace_mib": trace, "slope_mib_per_round": slope, "personal_models": len(r.state.shelf)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Whole federations: the special cases of the paper, independence of everything that must not matter."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fedtilt as ft
+from fedtilt import seeds
+from fedtilt.models import flat, unflat
+from fedtilt.shelf import State
+
+TRAIN = {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 10, "lr": 0.1}
+
+
+@pytest.fixture(scope="module")
+def federation() -> ft.Federation:
+    return ft.Federation.build(
+        ft.data.load("digits"), clients=6, classes_per_client=2, partition="dirichlet", alpha=0.5, outliers="flips",
+        outlier_clients=0.5, max_train=50, seed=1,
+    )  # fmt: skip
+
+
+def small(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return ft.models.mlp(input_shape, classes, hidden=(12,))
+
+
+def last(methods: Sequence[ft.Method], federation: ft.Federation, model=small, **settings) -> State:
+    for r in ft.simulate(methods, federation, model, **(TRAIN | settings)):
+        state = r.state
+    return state
+
+
+def same(a: State, b: State, name: str, other: str | None = None) -> bool:
+    return torch.equal(a.shared[name], b.shared[other or name]) and all(
+        torch.equal(a.shelf.get((name, n)), b.shelf.get((other or name, n))) for m, n in a.shelf.owners() if m == name
+    )
+
+
+def test_special_cases_are_the_same_bits(federation: ft.Federation) -> None:
+    avg = last([ft.fedavg()], federation)
+    for method in (ft.fedprox(0.0, name="x"), ft.fedtilt(0, 0, mu=math.inf, name="x"), ft.term(0.0, name="x")):
+        assert same(avg, last([method], federation), "fedavg", "x")
+    for mu in (0.0, 0.01, 3.0):  # the shared model of fedtilt(0, 0, 0, any mu) is FedAvg's
+        assert torch.equal(last([ft.fedtilt(0, 0, mu=mu)], federation).shared["fedtilt"], avg.shared["fedavg"])
+    assert same(last([ft.ditto(0.3)], federation), last([ft.fedtilt(0, 0, mu=0.3)], federation), "ditto", "fedtilt")
+    one_level = last([ft.fedtilt(2.0, 2.0, mu=math.inf)], federation)
+    assert same(last([ft.term(2.0)], federation), one_level, "term", "fedtilt")
+
+
+def test_ditto_is_an_independent_loop_with_torch_optim(federation: ft.Federation) -> None:
+    mu, lr = 0.3, 0.1
+    net = ft.models.build(small, federation.input_shape, federation.classes, seeds.key(0, "init"))
+    w, personal = flat(net), {}
+    for number in (1, 2, 3):
+        received = []
+        for client in seeds.choose(seeds.key(0, "selection", round=number), 6, 3):
+            x, y = federation.train(client, seed=0, round=number)
+            order = seeds.permutations(seeds.key(0, "order", round=number, client=client), 2, len(y))
+            models = [ft.models.with_weights(net, w), ft.models.with_weights(net, personal.get(client, w))]
+            anchor = list(unflat(net, w).values())
+            optimizers = [torch.optim.SGD(m.parameters(), lr=lr) for m in models]
+            for rows in (batch for epoch in order for batch in epoch.split(10)):
+                for model, optimizer, pull in zip(models, optimizers, (0.0, mu), strict=True):
+                    optimizer.zero_grad()
+                    away = sum((p - a).square().sum() for p, a in zip(model.parameters(), anchor, strict=True))
+                    (F.cross_entropy(model(x[rows]), y[rows]) + pull / 2 * away).backward()
+                    optimizer.step()
+            received.append(flat(models[0]))
+            personal[client] = flat(models[1])
+        w = torch.stack(received).mean(0)
+    state = last([ft.ditto(mu)], federation)
+    torch.testing.assert_close(state.shared["ditto"], w, rtol=1e-4, atol=1e-5)
+    assert sorted(n for _, n in state.shelf.owners()) == sorted(personal)
+    for client, own in personal.items():
+        torch.testing.assert_close(state.shelf.get(("ditto", client)), own, rtol=1e-4, atol=1e-5)
+
+
+def test_ditto_without_pull_is_local_training(federation: ft.Federation) -> None:
+    """With mu = 0 the personal models depend on the shared one only where they start."""
+    full = {"participation": 1.0}
+    alone = last([ft.ditto(0.0)], federation, **full)
+    other_server = last([ft.ditto(0.0, q=-math.inf)], federation, **full)
+    assert not torch.equal(alone.shared["ditto"], other_server.shared["ditto"])
+    for client in range(6):
+        assert torch.equal(alone.shelf.get(("ditto", client)), other_server.shelf.get(("ditto", client)))
+
+
+METHODS = [ft.fedavg(), ft.ditto(0.1), ft.fedtilt(tau=5, lam=-2, q=1.0, mu=0.1)]
+
+
+def test_methods_run_together_or_alone_in_workers_or_here(federation: ft.Federation) -> None:
+    together = last(METHODS, federation, workers=2)
+    here = last(METHODS, federation, workers=0)
+    three = last(METHODS[::-1], federation, workers=3)
+    for method in METHODS:
+        alone = last([method], federation, workers=0)
+        assert same(together, alone, method.name)
+        assert same(together, here, method.name)
+        assert same(together, three, method.name)
+
+
+@pytest.mark.parametrize("way", ["loop", "stacked"])
+def test_ways_agree_over_rounds(federation: ft.Federation, way: str) -> None:
+    fused, other = last(METHODS, federation, way="fused"), last(METHODS, federation, way=way)
+    for method in METHODS:
+        torch.testing.assert_close(fused.shared[method.name], other.shared[method.name], rtol=1e-3, atol=2e-5)
+
+
+class Recurrent(nn.Module):
+    """An LSTM with dropout: only the loop can train it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.drop, self.head = nn.LSTM(8, 6, batch_first=True), nn.Dropout(0.2), nn.Linear(6, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.drop(self.lstm(x.squeeze(1))[0][:, -1]))
+
+
+def test_any_module_trains_and_gives_the_same_bits_anywhere(federation: ft.Federation) -> None:
+    here, there = (last([ft.ditto()], federation, model=Recurrent, workers=n, rounds=2) for n in (0, 2))
+    assert same(here, there, "ditto")
+
+
+def test_nothing_depends_on_or_moves_a_global_generator(federation: ft.Federation) -> None:
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    first = last(METHODS[1:2], federation, workers=0)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert same(first, last(METHODS[1:2], federation, workers=0), "ditto")
+    assert not torch.equal(first.shared["ditto"], last(METHODS[1:2], federation, workers=0, seed=5).shared["ditto"])
+
+
+def test_a_round_tells_what_happened(federation: ft.Federation) -> None:
+    rounds = list(ft.simulate([ft.fedavg(), ft.ditto()], federation, small, **(TRAIN | {"rounds": 5, "eval_every": 2})))
+    assert [r.number for r in rounds] == [1, 2, 3, 4, 5]
+    assert [r.counts is not None for r in rounds] == [False, True, False, True, True]  # the last always
+    assert all(len(r.selected) == 3 for r in rounds)
+    seen = {n for r in rounds for n in r.selected}
+    counts = rounds[-1].counts["ditto"]
+    assert counts.unvisited.nonzero()[:, 0].tolist() == [n for n in range(6) if n not in seen]
+    assert (counts.personal <= rounds[-1].total).all()
+    assert rounds[-1].counts["fedavg"].personal is None
+
+
+def test_evaluation_is_the_plain_one(federation: ft.Federation) -> None:
+    for r in ft.simulate([ft.ditto()], federation, small, **TRAIN):
+        state, counts = r.state, r.counts
+    net = ft.models.build(small, federation.input_shape, federation.classes, 0)
+    for client in range(federation.clients):
+        x, y = federation.test(client)
+        own = state.shelf.get(("ditto", client))
+        for weights, table in ((state.shared["ditto"], counts["ditto"].shared), (own, counts["ditto"].personal)):
+            model = ft.models.with_weights(net, state.shared["ditto"] if weights is None else weights)
+            right = (model(x).argmax(1) == y).long()
+            expected = torch.zeros(10, dtype=torch.long).index_add_(0, y, right)
+            assert torch.equal(table[client], expected)
+
+
+def test_an_early_stop_is_a_break_and_leaves_no_worker_behind(federation: ft.Federation) -> None:
+    import multiprocessing
+
+    rounds = ft.simulate([ft.fedavg()], federation, small, **(TRAIN | {"rounds": 100, "workers": 2}))
+    for r in rounds:
+        if r.number == 2:
+            break
+    rounds.close()
+    assert not multiprocessing.active_children()
+
+
+def test_results_know_models_and_clients(federation: ft.Federation) -> None:
+    result = ft.run([ft.fedavg(), ft.ditto()], federation, small, **TRAIN)
+    assert list(result) == ["fedavg", "ditto"]
+    table = result.to_pandas()
+    for name, r in result.items():
+        by_client = table[table.method == name].groupby("client")[["correct", "samples"]].sum()
+        assert r.accuracy == pytest.approx((100 * by_client.correct / by_client.samples).mean())
+        x, y = federation.test(2)
+        right = (r.personal(2)(x).argmax(1) == y).sum()
+        assert right == r.correct[2].sum()
+    with pytest.raises(KeyError, match="it has fedavg, ditto"):
+        result["fedprox"]
+    with pytest.raises(ft.InputError, match="clients are 0 to 5"):
+        result["ditto"].personal(6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rounds": 0}, "rounds must be a whole number ≥ 1, got 0"),
+        ({"epochs": 1.5}, "epochs must be a whole number ≥ 1, got 1.5"),
+        ({"participation": 0.0}, "participation must be in"),
+        ({"lr": math.inf}, "lr must be a number > 0, got inf"),
+        ({"lr_personal": -1.0}, "lr_personal must be a number > 0, got -1.0"),
+        ({"device": "tpu"}, "unknown device 'tpu'; choose auto, cpu or cuda"),
+        ({"device": "mps"}, "device 'mps' is not supported"),
+        ({"workers": -1}, "workers must be ≥ 0, got -1"),
+        ({"way": "best"}, "unknown way 'best'"),
+        ({"lr": 1e30}, "method 'fedavg' diverged in round 1 on client"),
+    ],
+)
+def test_bad_settings_are_one_sentence(federation: ft.Federation, settings: dict, words: str) -> None:
+    with pytest.raises(ft.InputError) as error:
+        last([ft.fedavg()], federation, **settings)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_cuda_that_is_not_there_is_refused(federation: ft.Federation) -> None:
+    with pytest.raises(ft.InputError, match="device 'cuda' is not there"):
+        last([ft.fedavg()], federation, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [(lambda: nn.Linear(3, 10), "does not take samples of shape"), (lambda: nn.Flatten(0), "has no parameters"),
+     (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), r"expected \(2, 10\)")],
+)  # fmt: skip
+def test_a_model_that_does_not_fit_the_data_is_refused(federation: ft.Federation, model, words: str) -> None:
+    with pytest.raises(ft.InputError, match=words):
+        last([ft.fedavg()], federation, model=model)
