@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test test-all lint format demo bench clean
+.PHONY: browser test test-all lint format demo bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -12,10 +12,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(READY)
 
-test: $(READY)  ## the whole suite but the heavy cases
+browser:  ## the browser that opens reports in tests; without one those tests are skipped
+	@command -v chromedriver >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium chromium-driver; } >/dev/null 2>&1 || echo "no chromium here: the browser tests are skipped"
+
+test: $(READY) browser  ## the whole suite but the heavy cases
 	$(BIN)/python -m pytest
 
-test-all: $(READY)  ## the heavy cases too
+test-all: $(READY) browser  ## the heavy cases too
 	$(BIN)/python -m pytest -m "slow or not slow"
 
 lint: $(READY)  ## style, types and the direction of imports

@@ -8,10 +8,11 @@ import torch
 from measure import write
 
 import fedtilt as ft
+from fedtilt.shelf import Shelf
 
 
 def resident() -> float:
-    """This process's resident memory in MiB."""
+    """Resident memory of this process in MiB."""
     fields = Path("/proc/self/status").read_text().split("VmRSS:")[1].split()
     return int(fields[0]) / 1024
 
@@ -34,18 +35,17 @@ def main() -> None:
         return ft.models.mlp(input_shape, classes, hidden=(64,))
 
     settings = {"participation": 100 / n, "epochs": 1, "lr": 0.1, "rounds": arguments.rounds, "eval_every": 20}
-    from fedtilt.shelf import Shelf
-
-    trace = []
-    for r in ft.simulate([ft.ditto()], fed, small, shelf=Shelf(None, limit_bytes=2 * 2**20), **settings):
+    trace, shelf = [], Shelf(None, limit_bytes=2 * 2**20)
+    for r in ft.simulate([ft.ditto()], fed, small, shelf=shelf, **settings):
         trace.append(resident())
+        own = r.state.shared["ditto"].nbytes / 2**20
     warm = len(trace) // 4
     slope = float(np.polyfit(range(warm, len(trace)), trace[warm:], 1)[0])
-    own = r.state.shared["ditto"].nbytes / 2**20
     print(f"{n} clients, 100 a round, {arguments.rounds} rounds of a model of {own * 1024:.0f} KiB:")
     print(f"  resident {trace[warm]:.0f} MiB after {warm} rounds, {trace[-1]:.0f} MiB at the end")
-    print(f"  slope {slope * 1024:+.1f} KiB a round = {slope / (100 * own):+.3f} of what a round's personal models weigh")
-    write("memory", {"trace_mib": trace, "slope_mib_per_round": slope, "personal_models": len(r.state.shelf)})
+    share = slope / (100 * own)
+    print(f"  slope {slope * 1024:+.1f} KiB a round = {share:+.3f} of what a round's personal models weigh")
+    write("memory", {"trace_mib": trace, "slope_mib_per_round": slope, "personal_models": len(shelf)})
 
 
 if __name__ == "__main__":

@@ -35,7 +35,9 @@ def train(folder: Path, workers: int) -> None:
     methods = [ft.ditto(0.1), ft.fedtilt(tau=1, lam=-2, mu=0.1)]
     settings = {"rounds": 15, "participation": 0.5, "epochs": 1, "lr": 0.1, "eval_every": 2}
     # a memory limit of three models: most of them live on disk
-    ft.run(methods, FEDERATION, model, out=folder, checkpoint_seconds=0, memory_limit=3 * 2500, workers=workers, **settings)
+    ft.run(
+        methods, FEDERATION, model, out=folder, checkpoint_seconds=0, memory_limit=3 * 2500, workers=workers, **settings
+    )
 
 
 def fingerprint(folder: Path) -> dict[str, str]:

@@ -57,7 +57,9 @@ def test_weighting_by_samples() -> None:
     assert settle(fedavg(), W[:3], updates, samples).shared.tolist() == [0.5] * 3
 
 
-@pytest.mark.parametrize("aggregator", ["tilted", "mean", "median", "trimmed_mean", "krum", "multi_krum", "norm_clipped"])
+@pytest.mark.parametrize(
+    "aggregator", ["tilted", "mean", "median", "trimmed_mean", "krum", "multi_krum", "norm_clipped"]
+)
 def test_every_rule_serves_a_method(aggregator: str) -> None:
     updates = {n: torch.randn(20) for n in range(10)} | {10: torch.full((20,), 1e6)}
     shared = settle(fedavg(aggregator=aggregator, bad_share=0.2), torch.zeros(20), updates, {}).shared

@@ -34,7 +34,7 @@ WRONG = [
     (["train.lr=inf"], r"train.lr = inf "),
     (["train.eval_every=0"], r"train.eval_every = 0 "),
     (["train.way=fast"], r"train.way = 'fast' is not possible; give one of auto, loop, fused, stacked"),
-    (["train.workers=0"], r"train.workers = 0 "),
+    (["train.workers=-1"], r"train.workers = -1 "),
     (["clients.validation=1"], r"clients.validation = 1 is not possible; give a number in \[0, 1\)"),
     (["clients.alpha=0"], r"clients.alpha = 0 "),
     (["clients.partition=shards"], r"clients.partition = 'shards' is not possible; give one of classes, dirichlet"),

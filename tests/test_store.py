@@ -98,7 +98,9 @@ def an_own(folder: Path, round: int) -> Path:
         lambda f: an_own(f, 4),
     ],
 )
-def test_a_damaged_checkpoint_is_stepped_over(federation: ft.Federation, finished: Path, copy: Path, file, damage) -> None:
+def test_a_damaged_checkpoint_is_stepped_over(
+    federation: ft.Federation, finished: Path, copy: Path, file, damage
+) -> None:
     damage(file(copy))
     result, notes = again(federation, copy)
     assert len(notes) == 1
@@ -125,7 +127,10 @@ def test_without_any_intact_checkpoint_it_refuses(federation: ft.Federation, cop
     [
         ({"lr": 0.2}, "was begun with train.lr = 0.1, and now it is 0.2"),
         ({"rounds": 9}, "was begun with train.rounds = 4, and now it is 9"),
-        ({"methods": [ft.ditto(0.1), ft.fedtilt(tau=1, lam=-3, mu=0.1)]}, "methods.fedtilt.lam = -2.0, and now it is -3.0"),
+        (
+            {"methods": [ft.ditto(0.1), ft.fedtilt(tau=1, lam=-3, mu=0.1)]},
+            "methods.fedtilt.lam = -2.0, and now it is -3.0",
+        ),
         ({"methods": METHODS[:1]}, "methods.fedtilt"),
     ],
 )

@@ -73,6 +73,11 @@ def _train(
     state: State | None = None
     if store is not None:
         state = store.begin(_job(methods, federation, net, settings), notice)
+        store.describe(
+            clients=federation.client_names,
+            classes=federation.class_names,
+            carriers=federation.carriers.nonzero()[:, 0].tolist(),
+        )
     history: History = {m.name: [] for m in methods} if store is None else store.history
     counts: Mapping[str, Counts] | None = None
     total = federation.class_counts("test")
@@ -211,8 +216,9 @@ def run_spec(
     if folder.exists() and any(folder.iterdir()):
         remedy = f"fedtilt resume {folder}" if (folder / "run.json").exists() else "another --out"
         raise InputError(f"{folder} is not empty; use {remedy}")
-    first = federation_of(spec, spec.seed)  # whatever is wrong with the data shows before a folder is made
-    initial_model(first, model_of(spec), spec.seed)
+    # whatever is wrong with the device, the data or the model shows before a folder is made
+    pick_device(spec.device)
+    initial_model(federation_of(spec, spec.seed), model_of(spec), spec.seed)
     with locked(folder):
         write_bytes(folder / "spec.toml", dump(spec).encode())
         _record_environment(folder, spec.device, spec.seed, spec.seeds)

@@ -1,6 +1,7 @@
 """The run folder: metrics, counts and checkpoints of one seed, written so that a kill at any moment loses nothing.
 
 job.json                                       what is run, to refuse a folder begun with something else
+federation.json                                names of the clients and classes, and who carries outliers
 metrics.jsonl                                  one line per judged round and method
 counts/round-00040.safetensors                 right answers per client and class
 checkpoints/round-00040/                       shared models and a manifest with hashes; two are kept
@@ -12,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,11 @@ class Store:
         state = self.latest(notice)
         self._rewind(state.round if state else 0)
         return state
+
+    def describe(self, *, clients: Sequence[str], classes: Sequence[str], carriers: Sequence[int]) -> None:
+        """Note the names of the clients and classes and who carries outliers, for those who read the folder."""
+        names = {"clients": list(clients), "classes": list(classes), "carriers": list(carriers)}
+        write_json(self.folder / "federation.json", names, sync=False)
 
     # -- metrics and counts ------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedtilt.cli import data, export, init, resume, run
+from fedtilt.cli import data, export, init, report, resume, run
 from fedtilt.errors import InputError
 from fedtilt.version import __version__
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command()(run.run)
 app.command()(init.init)
 app.command()(resume.resume)
+app.command()(report.report)
 app.command()(export.export)
 app.add_typer(data.app, name="data", help="List, download, check and look at data sets.")
 

@@ -113,6 +113,21 @@ def check_(
         )
 
 
+@app.command("show")
+def show_(
+    spec: Annotated[str, typer.Argument(metavar="[SPEC]", help="A TOML file or a built-in spec.")] = "digits",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as clients.count=10.")
+    ] = None,
+) -> None:
+    """Draw who holds what: the classes of every client of a spec."""
+    from fedtilt.runs import federation_of
+    from fedtilt.spec import load
+
+    chosen = load(spec, overrides=settings or [])
+    Console().print(picture(federation_of(chosen, chosen.seed)))
+
+
 def picture(federation: Federation, *, limit: int = 300) -> "Picture":
     """A class-by-client picture of a federation, for the first `limit` clients."""
     return Picture(federation, limit)

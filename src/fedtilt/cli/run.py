@@ -1,5 +1,6 @@
 """`fedtilt run`: train every method of a spec on one federation and show how accurate and fair each is."""
 
+import importlib.util
 import json
 import time
 from collections.abc import Callable
@@ -33,6 +34,9 @@ def run(
         list[str] | None, typer.Option("--method", metavar="NAME", help="Only these methods of the spec (or a preset).")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder; a new one under runs/ by default.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", metavar="DIR", help="Where data sets lie (else FEDTILT_DATA).")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     seed: Annotated[int | None, typer.Option(help="The first seed.")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds, for error bars.")] = None,
@@ -44,7 +48,8 @@ def run(
 
     Without a spec: FedAvg, Ditto and FedTilt on 20 clients whose labels are partly wrong, in seconds.
     """
-    chosen = load(spec, overrides=settings or [], methods=method or [], seed=seed, seeds=seeds, device=device)
+    overrides = [*(settings or []), *([] if data_dir is None else [f"data.folder={data_dir}"])]
+    chosen = load(spec, overrides=overrides, methods=method or [], seed=seed, seeds=seeds, device=device)
     folder = out or _new_folder(chosen.name)
     show(chosen, folder, lambda w: run_spec(chosen, folder, on_seed=w.on_seed, on_round=w.on_round, notice=w.notice),
          quiet=quiet, verbose=verbose, as_json=as_json)  # fmt: skip
@@ -71,6 +76,7 @@ def show(
         progress.print(f"stopped; go on with: fedtilt resume {folder}", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     table = over_seeds(results)
+    page = _report(folder)
     if as_json:
         print(json.dumps(table | {"folder": str(folder)}, indent=2))
         return
@@ -84,6 +90,17 @@ def show(
         console.print(legend(len(results), first))
         console.print()
     console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
+    if not quiet:
+        console.print(f"report:     {page}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _report(folder: Path) -> str:
+    """Write the HTML page of a run, where the extra for it is installed; where it is, or how to get it."""
+    if importlib.util.find_spec("plotly") is None:
+        return 'pip install "fedtilt[report]", then fedtilt report ' + str(folder)
+    from fedtilt.report import write
+
+    return str(write([folder], folder / "report.html"))
 
 
 def _headline(spec: Spec, clients: int, seconds: float) -> str:

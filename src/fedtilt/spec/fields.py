@@ -172,7 +172,7 @@ class TrainSpec(Table):
         default="auto", description="how models are trained; loop takes any, the others are faster"
     )
     workers: int | None = Field(
-        default=None, ge=1, description="worker processes; left out: one per core", examples=[2]
+        default=None, ge=0, description="worker processes; left out: one per core; 0: none", examples=[2]
     )
 
 

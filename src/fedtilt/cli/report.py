@@ -1,0 +1,29 @@
+"""`fedtilt report`: one HTML page about run folders that opens offline."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedtilt import report as pages
+from fedtilt.files import write_bytes
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="One or more run folders, finished or not.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The file to write; RUN/report.html, or report.html for several runs.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Also write the tables as Markdown, beside it.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Also write the tables as CSV, beside it.")] = False,
+) -> None:
+    """Write one HTML page about some runs: table, curves, clients, classes, settings. Nothing is trained."""
+    path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    written = [pages.write(runs, path)]
+    for wanted, suffix, text in ((markdown, ".md", pages.markdown), (csv, ".csv", pages.csv)):
+        if wanted:
+            written.append(path.with_suffix(suffix))
+            write_bytes(written[-1], text(runs).encode())
+    for file in written:
+        Console().print(f"report: {file}", highlight=False, soft_wrap=True, markup=False)

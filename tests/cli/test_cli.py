@@ -1,0 +1,213 @@
+"""The command line as a person meets it: what it prints, where it leaves things, how it refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import fedtilt as ft
+from fedtilt import cli
+
+QUICK = ["--set", "train.rounds=3", "--set", "train.epochs=1", "--set", "clients.count=6", "--set", "train.workers=0"]
+
+
+class Said:
+    """Exit code and output of one call."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def fedtilt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["fedtilt", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capsys.readouterr()
+        code = end.value.code
+        return Said(int(code or 0), printed.out, printed.err)
+
+    return call
+
+
+def test_run_prints_a_table_and_the_folder_and_writes_it(fedtilt, tmp_path: Path) -> None:
+    said = fedtilt("run", *QUICK)
+    assert said.code == 0, said.err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert f"run folder: runs/{folder.name}" in said.out
+    results = json.loads((folder / "results.json").read_text())
+    for name in ("fedavg", "ditto", "fedtilt"):
+        row = next(line for line in said.out.splitlines() if line.strip().startswith(name))
+        assert f"{results['methods'][name]['accuracy']['mean']:.2f}" in row
+        assert f"{results['methods'][name]['client_fairness']['mean']:.2f}" in row
+    assert "round 3/3" in said.err
+    assert f"report:     runs/{folder.name}/report.html" in said.out
+    assert "fedtilt" in (folder / "report.html").read_text()
+    environment = json.loads((folder / "run.json").read_text())["environment"]
+    assert {"torch", "device", "threads", "python", "numpy", "fedtilt"} <= set(environment)
+    lines = [json.loads(line) for line in (folder / "seed-0" / "metrics.jsonl").read_text().splitlines()]
+    expected = [(round, name) for round in (1, 2, 3) for name in ("fedavg", "ditto", "fedtilt")]
+    assert [(entry["round"], entry["method"]) for entry in lines] == expected
+    counts = load_file(folder / "seed-0" / "counts" / "round-00003.safetensors")
+    assert counts["total"].shape == (6, 10)
+    assert "rounds = 3" in (folder / "spec.toml").read_text()
+
+
+def test_json_seeds_and_methods(fedtilt) -> None:
+    said = fedtilt("run", *QUICK, "--json", "--seeds", "2", "--seed", "4", "--method", "ditto", "--method", "fedprox")
+    table = json.loads(said.out)
+    assert said.err == ""
+    assert table["seeds"] == [4, 5]
+    assert list(table["methods"]) == ["ditto", "fedprox"]
+    values = table["methods"]["ditto"]["accuracy"]
+    assert values["mean"] == pytest.approx(sum(values["seeds"]) / 2)
+    assert values["std"] == pytest.approx(abs(values["seeds"][0] - values["seeds"][1]) / 2**0.5)
+    assert Path(table["folder"], "seed-5", "metrics.jsonl").exists()
+    shown = fedtilt("resume", table["folder"])
+    assert f"{values['mean']:.2f} ± {values['std']:.2f}" in shown.out
+
+
+def test_quiet_prints_the_folder_alone(fedtilt) -> None:
+    said = fedtilt("run", *QUICK, "--quiet", "--out", "here")
+    assert said.out == "run folder: here\n"
+    assert said.err == ""
+
+
+def test_a_run_equals_the_python_call(fedtilt) -> None:
+    fedtilt("run", *QUICK, "--out", "here", "--method", "ditto")
+    federation = ft.Federation.build(ft.data.load("digits"), clients=6, max_train=60, outliers="flips", seed=0)
+    result = ft.run(
+        [ft.ditto(0.01)], federation, lambda input_shape, classes: ft.models.mlp(input_shape, classes, (64, 64)),
+        rounds=3, epochs=1, participation=0.25, lr=0.1, workers=0,
+    )  # fmt: skip
+    table = json.loads(Path("here/results.json").read_text())
+    assert table["methods"]["ditto"]["accuracy"]["mean"] == result["ditto"].accuracy
+
+
+def test_export_loads_in_three_lines(fedtilt) -> None:
+    fedtilt("run", *QUICK, "--out", "here")
+    said = fedtilt("export", "here", "--method", "ditto", "--to", "w.safetensors")
+    assert said.out == "wrote the shared model of ditto (8,970 parameters) to w.safetensors\n"
+    model = ft.models.mlp((1, 8, 8), 10, hidden=(64, 64))
+    model.load_state_dict(load_file("w.safetensors"))
+    result = ft.resume("here")[0]
+    for a, b in zip(model.parameters(), result["ditto"].shared.parameters(), strict=True):
+        assert a.equal(b)
+    visited = next(n for n in range(6) if not result["ditto"].summary.unvisited or _has(result, n))
+    assert fedtilt("export", "here", "--method", "ditto", "--client", str(visited), "--to", "v.safetensors").code == 0
+    model.load_state_dict(load_file("v.safetensors"))
+    own = result["ditto"].personal(visited)
+    assert all(a.equal(b) for a, b in zip(model.parameters(), own.parameters(), strict=True))
+
+
+def _has(result: ft.Result, client: int) -> bool:
+    shared, own = result["ditto"].shared, result["ditto"].personal(client)
+    return any(not a.equal(b) for a, b in zip(shared.parameters(), own.parameters(), strict=True))
+
+
+def test_init_writes_a_spec_that_runs(fedtilt) -> None:
+    assert fedtilt("init", "mine.toml").code == 0
+    assert fedtilt("run", "mine.toml", *QUICK, "--quiet", "--out", "here").code == 0
+
+
+def test_show_draws_the_federation(fedtilt) -> None:
+    said = fedtilt("data", "show", "digits", "--set", "clients.count=5")
+    assert said.code == 0
+    assert "5 clients, 10 classes" in said.out
+
+
+def test_version(fedtilt) -> None:
+    assert fedtilt("--version").out == f"fedtilt {ft.__version__}\n"
+
+
+REFUSED = [
+    (["run", "nosuch"], "nosuch"),
+    (["run", "--set", "train.rond=5"], "train.rounds"),
+    (["run", "--set", "train.rounds=0"], "train.rounds"),
+    (["run", "--set", "data.name=imagenet"], "imagenet"),
+    (["run", "mnist", "--data-dir", "nowhere"], "fedtilt data get mnist"),
+    (["run", "--device", "cuda:9"], "use --device cpu"),
+    (["run", "--method", "fedbest"], "fedbest"),
+    (["run", "--set", "clients.count=5000"], "5000"),
+    (["run", "--set", "clients.partition=dirichlet", "--set", "clients.alpha=0.001"], "client"),
+    (["run", "--set", "train.lr=1e30", "--method", "fedavg"], "diverged in round 1 on client"),
+    (["run", "--set", "methods.ditto.mu=-1"], "mu"),
+    (["run", "--out", "/dev/null/x"], "/dev/null/x"),
+    (["run", "--out", "full"], "full is not empty"),
+    (["resume", "nosuch"], "nosuch is not a run folder"),
+    (["export", "nosuch", "--method", "ditto", "--to", "x"], "nosuch is not a run folder"),
+    (["data", "get", "nosuch"], "nosuch"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED, ids=[" ".join(a) for a, _ in REFUSED])
+def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(fedtilt, arguments: list[str], words: str) -> None:
+    Path("full").mkdir()
+    Path("full/file").write_text("")
+    said = fedtilt(*arguments)
+    assert said.code == 2, said.err
+    (line,) = said.err.strip().splitlines()
+    assert line.startswith("error: ")
+    assert words in line
+    assert said.out == ""
+    if "diverged" not in words:
+        assert not Path("runs").exists()
+
+
+def test_a_run_that_lacks_what_is_exported_is_refused(fedtilt) -> None:
+    fedtilt("run", *QUICK, "--out", "here", "--quiet")
+    for extra, words in (
+        (["--method", "term"], "has no method 'term'; it has"),
+        (["--method", "fedavg", "--client", "1"], "client 1 has no personal model of method 'fedavg'"),
+        (["--method", "ditto", "--client", "99"], "client 99 has no personal model"),
+        (["--method", "ditto", "--seed", "3"], "has no seed 3; it has 0"),
+    ):
+        said = fedtilt("export", "here", "--to", "x.safetensors", *extra)
+        assert said.code == 2
+        assert words in said.err
+    assert not Path("x.safetensors").exists()
+    assert "is not empty; use fedtilt resume here" in fedtilt("run", *QUICK, "--out", "here").err
+
+
+def test_a_changed_spec_is_refused_on_resume(fedtilt) -> None:
+    fedtilt("run", *QUICK, "--out", "here", "--quiet")
+    spec = Path("here/spec.toml")
+    spec.write_text(spec.read_text().replace("lr = 0.1", "lr = 0.3"))
+    said = fedtilt("resume", "here")
+    assert said.code == 2
+    assert "was begun with train.lr = 0.1, and now it is 0.3" in said.err
+
+
+def test_ctrl_c_leaves_a_run_that_resume_finishes(tmp_path: Path) -> None:
+    """A real process, interrupted as a terminal would: the signal goes to the whole group, workers included."""
+    settings = [
+        "--set", "train.rounds=12", "--set", "train.epochs=2", "--set", "store.checkpoint_seconds=0",
+        "--set", "train.workers=2", "--method", "ditto",
+    ]  # fmt: skip
+    command = [sys.executable, "-c", "from fedtilt.cli import main; main()", "run", "--verbose", *settings]
+    process = subprocess.Popen(
+        [*command, "--out", "cut"], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("round 5/"):
+            os.killpg(process.pid, signal.SIGINT)
+            break
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert err.strip().endswith("stopped; go on with: fedtilt resume cut")
+    assert "Traceback" not in err
+    assert not (tmp_path / "cut" / "results.json").exists()
+    for arguments in (["resume", "cut"], ["run", *settings, "--out", "whole"]):
+        subprocess.run([*command[:3], *arguments, "--quiet"], cwd=tmp_path, check=True)
+    assert (tmp_path / "cut" / "results.json").read_bytes() == (tmp_path / "whole" / "results.json").read_bytes()

@@ -1,0 +1,123 @@
+"""A real browser for tests: Debian's chromium, driven over WebDriver (W3C) with nothing but the standard library."""
+
+import base64
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+
+
+class Browser:
+    """One window."""
+
+    def __init__(self, address: str, downloads: Path) -> None:
+        self.downloads = downloads
+        arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+        options = {
+            "binary": CHROMIUM,
+            "args": arguments,
+            "prefs": {"download.default_directory": str(downloads), "download.prompt_for_download": False},
+        }
+        wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        answer = _call("POST", f"{address}/session", {"capabilities": {"alwaysMatch": wanted}})
+        self._session = f"{address}/session/{answer['sessionId']}"
+
+    def open(self, page: Path) -> None:
+        """Load a file and wait for it."""
+        _call("POST", f"{self._session}/url", {"url": page.resolve().as_uri()})
+
+    def script(self, text: str, *arguments: Any) -> Any:
+        """What a function body returns; a promise is waited for."""
+        return _call("POST", f"{self._session}/execute/sync", {"script": text, "args": list(arguments)})
+
+    def click(self, selector: str) -> None:
+        """A click of the mouse, which fails on what cannot be seen."""
+        found = _call("POST", f"{self._session}/element", {"using": "css selector", "value": selector})
+        _call("POST", f"{self._session}/element/{next(iter(found.values()))}/click", {})
+
+    def until(self, text: str, seconds: float = 10) -> None:
+        """Wait for a condition."""
+        end = time.monotonic() + seconds
+        while not self.script(f"return Boolean({text})"):
+            assert time.monotonic() < end, f"not true within {seconds} s: {text}"
+            time.sleep(0.05)
+
+    def devtools(self, command: str, **parameters: Any) -> Any:
+        """One command of the Chrome DevTools protocol."""
+        return _call("POST", f"{self._session}/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def size(self, width: int, height: int) -> None:
+        """The size of the page as a screen of that size shows it."""
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+
+    def complaints(self) -> list[str]:
+        """Warnings and errors of the console since the last call: uncaught errors and refused requests among them."""
+        log = _call("POST", f"{self._session}/se/log", {"type": "browser"})
+        return [entry["message"] for entry in log if entry["level"] in ("SEVERE", "WARNING")]
+
+    def screenshot(self, path: Path) -> None:
+        """The whole page as PNG."""
+        height = self.script("return document.documentElement.scrollHeight")
+        width = self.script("return innerWidth")
+        self.size(width, height)
+        self.until("[...document.querySelectorAll('.plot')].every((p) => p.querySelector('.main-svg'))")
+        time.sleep(0.5)
+        path.write_bytes(base64.b64decode(_call("GET", f"{self._session}/screenshot")))
+
+    def close(self) -> None:
+        """End it."""
+        _call("DELETE", self._session)
+
+
+@contextlib.contextmanager
+def browser(downloads: Path) -> Iterator[Browser]:
+    """A browser for a while."""
+    assert DRIVER is not None
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
+        try:
+            address = f"http://127.0.0.1:{port}"
+            _wait(address)
+            window = Browser(address, downloads)
+            try:
+                yield window
+            finally:
+                window.close()
+        finally:
+            driver.terminate()
+
+
+def _wait(address: str) -> None:
+    for _ in range(200):
+        with contextlib.suppress(OSError):
+            if _call("GET", f"{address}/status")["ready"]:
+                return
+        time.sleep(0.05)
+    raise RuntimeError("chromedriver did not start within 10 s")
+
+
+def _call(verb: str, url: str, content: Any = None) -> Any:
+    body = None if content is None else json.dumps(content).encode()
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method=verb)
+    # The address is this machine's: a proxy of the environment is not for it.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=60) as answer:
+            return json.load(answer)["value"]
+    except urllib.error.HTTPError as error:
+        with error:
+            raise RuntimeError(f"{verb} {url}: {error.read().decode()[:500]}") from error

@@ -1,0 +1,44 @@
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import chromium
+import pytest
+from hostile import CLIENT, NASTY
+
+from fedtilt.runs import federation_of, run_spec
+from fedtilt.spec import load
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run: 8 clients, half with wrong labels, 2 seeds, a method whose name is HTML, clients that never come."""
+    clients = ["clients.count=8", "clients.max_train=20", "outliers.clients=0.5"]
+    train = ["train.rounds=3", "train.epochs=2", "train.participation=0.25", f'methods.fedtilt.name="{NASTY}"']
+    spec = load("digits", overrides=clients + train, seeds=2, device="cpu")
+    folder = tmp_path_factory.mktemp("runs") / "a & b"
+    run_spec(spec, folder)
+    for seed in (0, 1):
+        federation = federation_of(spec, seed)
+        names = {
+            "clients": [CLIENT, *federation.client_names[1:]],
+            "classes": list(federation.class_names),
+            "carriers": federation.carriers.nonzero().flatten().tolist(),
+        }
+        (folder / f"seed-{seed}" / "federation.json").write_text(json.dumps(names))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Browser]:
+    """A browser for all tests that need one; its downloads land in `window.downloads`."""
+    if not (chromium.CHROMIUM and chromium.DRIVER):
+        pytest.skip("no browser: apt-get install chromium chromium-driver")
+    with chromium.browser(tmp_path_factory.mktemp("downloads")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def copy(run_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run_folder, tmp_path / "copy"))

@@ -1,0 +1,217 @@
+"""What a report says is what the run folder says."""
+
+import builtins
+import csv
+import html
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from hostile import CLIENT, NASTY
+from typer.testing import CliRunner
+
+from fedtilt import report
+from fedtilt.cli.report import report as command
+from fedtilt.errors import InputError
+from fedtilt.report.compare import ACCURACY, CLIENT_FAIRNESS, METRICS, Cell, best, worst_clients
+from fedtilt.report.figures import figures
+from fedtilt.report.look import styles
+from fedtilt.report.read import read_run
+from fedtilt.report.words import cautions, failures, headline
+
+
+@pytest.fixture(scope="module")
+def page(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return report.write([run_folder], tmp_path_factory.mktemp("page") / "report.html").read_text()
+
+
+def _figures(page: str) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)]
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_csv_is_results_json(run_folder: Path) -> None:
+    results = json.loads((run_folder / "results.json").read_text())["methods"]
+    rows = list(csv.DictReader(io.StringIO(report.csv([run_folder]))))
+    judged = {row["method"]: row for row in rows if row["models"] == "judged"}
+    assert list(judged) == list(results)
+    for method, row in judged.items():
+        for m in METRICS:
+            assert float(row[m.key]) == results[method][m.key]["mean"]
+            assert float(row[f"{m.key}_seed_std"]) == pytest.approx(results[method][m.key]["std"], rel=1e-12)
+    for view in ("shared", "personal", "clean"):
+        for row in (row for row in rows if row["models"] == view):
+            accuracy = [last[view]["accuracy"] for last in results[row["method"]]["last"]]
+            assert float(row["accuracy"]) == pytest.approx(sum(accuracy) / 2, rel=1e-12)
+    assert {row["models"] for row in rows} == {"judged", "shared", "personal", "visited", "clean"}
+
+
+def test_page_table_is_results_json(run_folder: Path, page: str) -> None:
+    results = json.loads((run_folder / "results.json").read_text())["methods"]
+    judged = page[page.index('id="run-0-judged"') : page.index('id="run-0-shared"')]
+    found = [float(value) for value in re.findall(r'data-value="([^"]+)"', judged)]
+    assert found == [row[m.key]["mean"] for row in results.values() for m in METRICS]
+
+
+def test_curves_end_where_results_json_is(run_folder: Path, page: str) -> None:
+    results = json.loads((run_folder / "results.json").read_text())["methods"]
+    for figure, metric in zip(_figures(page)[:3], METRICS[:3], strict=True):
+        lines = [trace for trace in figure["data"] if "method" in trace["meta"]]
+        bands = [trace for trace in figure["data"] if "band" in trace["meta"]]
+        assert [trace["meta"]["method"] for trace in lines] == list(results)
+        assert len(bands) == len(lines)
+        for trace in lines:
+            assert trace["x"] == [1, 2, 3]
+            assert trace["y"][-1] == pytest.approx(results[trace["meta"]["method"]][metric.key]["mean"], abs=1e-4)
+
+
+def test_strip_and_heat_map_hold_every_client(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    drawn = figures(run, styles(run.methods))
+    for trace in drawn["clients"][0].data:
+        assert len(trace["y"]) == 16
+        mean = sum(trace["y"]) / 16
+        judged = [part.last(trace["meta"]["method"]).judged.accuracy for part in run.compared]
+        assert mean == pytest.approx(sum(judged) / 2, abs=1e-3)
+    cells = drawn["cells"][0]
+    assert len(cells.data) == 6
+    assert [trace["visible"] for trace in cells.data] == [True] + [False] * 5
+    for part in run.compared:
+        for method in run.methods:
+            rows = [row for row in cells.rows if row[:2] == (method, part.seed)]
+            assert sum(row[4] for row in rows) == int(part.correct(method).sum())
+            assert sum(row[5] for row in rows) == int(part.total.sum())
+
+
+def test_figures_are_what_plotly_knows(run_folder: Path) -> None:
+    go = pytest.importorskip("plotly.graph_objects")
+    run = read_run(run_folder)
+    for section in figures(run, styles(run.methods)).values():
+        for figure in section:
+            go.Figure({"data": figure.data, "layout": figure.layout})
+
+
+def test_histogram_counts_every_client_once(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    histogram = figures(run, styles(run.methods))["clients"][1]
+    assert all(sum(trace["customdata"]) == 16 for trace in histogram.data)
+
+
+def test_published_numbers_stand_beside_ours(run_folder: Path, tmp_path: Path) -> None:
+    known = {"ditto": {"accuracy": 90.0}}
+    ours = json.loads((run_folder / "results.json").read_text())["methods"]["ditto"]["accuracy"]["mean"]
+    gap = f"{ours - 90:+.2f}".replace("-", "−")
+    page = report.write([run_folder], tmp_path / "r.html", published=known).read_text()
+    assert f'<div class="published">90.00 ({gap})</div>' in page
+    text = report.markdown([run_folder], published=[known])
+    assert "| published | 90.00 |" in text
+    assert f"| difference | {gap} |" in text
+    with pytest.raises(InputError, match="for 2 runs of 1"):
+        report.csv([run_folder], published=[None, None])
+
+
+def test_several_runs_have_an_overview(run_folder: Path, copy: Path, tmp_path: Path) -> None:
+    page = report.write([run_folder, copy], tmp_path / "r.html").read_text()
+    assert page.count("<article") == 2
+    assert "<h2>Overview</h2>" in page
+    assert page.count("* plotly.js v") == 1
+    assert len(re.findall("^## ", report.markdown([run_folder, copy]), re.MULTILINE)) == 2
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tie_is_a_difference_within_one_standard_error() -> None:
+    def table(*values: tuple[float, ...]) -> dict[str, dict[str, Cell]]:
+        return {f"m{i}": {m.key: Cell(v) for m in METRICS} for i, v in enumerate(values)}
+
+    assert best(table((90.0, 92.0), (80.0, 82.0)), ACCURACY) == ["m0"]
+    assert best(table((90.0, 92.0), (80.0, 82.0)), CLIENT_FAIRNESS) == ["m1"]
+    assert best(table((90.0, 92.0), (91.0, 90.5)), ACCURACY) == ["m0", "m1"]  # differences −1 and 1.5
+    assert best(table((90.0, 95.0), (89.0, 94.0)), ACCURACY) == [
+        "m0"
+    ]  # seeds differ more than methods, which is no tie
+    assert best(table((90.0,), (89.9,)), ACCURACY) == ["m0"]
+    assert best(table((90.0,), (90.0,)), ACCURACY) == ["m0", "m1"]
+
+
+def test_the_headline_says_who_leads_with_the_numbers(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    results = json.loads((run_folder / "results.json").read_text())["methods"]
+    top = max(results, key=lambda m: results[m]["accuracy"]["mean"])
+    assert top in headline(run)
+    assert f"{results[top]['accuracy']['mean']:.1f} %" in headline(run)
+    for method in run.methods:
+        lowest = min(results[method]["minimum"]["seeds"])
+        assert re.search(rf"by {re.escape(method)}: client .+? \({lowest:.0f} %, seed [01]\)", failures(run))
+    assert any("never took part" in text for text in cautions(run))
+    assert min(min(s.accuracy.values()) for s in worst_clients(run, run.methods)) == pytest.approx(
+        min(min(row["minimum"]["seeds"]) for row in results.values())
+    )
+
+
+# -- a page of its own -------------------------------------------------------------------------------------------------
+
+
+def test_names_are_escaped(page: str, run_folder: Path) -> None:
+    body = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)  # without plotly.js and ours
+    assert NASTY not in body
+    assert "<img" not in body
+    assert html.escape(NASTY) in body
+    assert html.escape(CLIENT) in body
+    assert any(NASTY in figure["csv"] for figure in _figures(page))
+    assert NASTY not in report.markdown([run_folder])
+
+
+def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
+    body = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"""(src|href)=["'](?!#)""", body.replace(html.escape(CLIENT), ""))
+    assert "default-src 'none'" in body
+
+
+def test_the_settings_and_the_way_back_are_there(page: str, run_folder: Path) -> None:
+    assert html.escape((run_folder / "spec.toml").read_text()) in page
+    assert html.escape(f"fedtilt run '{run_folder / 'spec.toml'}' --out 'runs/a & b-again'") in page
+    assert torch.__version__ in page
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_beside_the_run_and_prints_where(copy: Path) -> None:
+    app = typer.Typer()
+    app.command()(command)
+    answer = CliRunner().invoke(app, [str(copy), "--markdown", "--csv"])
+    assert answer.exit_code == 0, answer.output
+    for suffix in ("html", "md", "csv"):
+        assert f"report: {copy / f'report.{suffix}'}" in answer.output
+        assert (copy / f"report.{suffix}").stat().st_size > 500
+
+
+def test_without_plotly_it_says_what_to_install(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("plotly"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InputError, match=re.escape('pip install "fedtilt[report]"')):
+        report.write([run_folder], tmp_path / "r.html")
+
+
+def test_the_place_to_write_is_checked(run_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a folder; name a file"):
+        report.write([run_folder], tmp_path)
+    with pytest.raises(InputError, match="one or more run folders"):
+        report.write([], tmp_path / "r.html")
