@@ -77,18 +77,39 @@ def _to_boundary(x: Tensor, dx: Tensor) -> float:
 
 
 def mean_shift_weights(gram: Tensor, u: Tensor, q: float, sq_dist: Tensor) -> Tensor:
-    """The fixed point p = softmax(log u + q · d²(p)), q < 0, reached from a point at these squared distances."""
+    """The fixed point p = softmax(log u + q · d²(p)), q < 0, reached from a point at these squared distances.
+
+    Mean shift finds the mode but may creep towards it; once it is close, Newton's method takes the last steps.
+    """
     u, sq_dist = u.cpu(), sq_dist.cpu()
-    tolerance = _TOLERANCE**2 * _radius_squared(gram, u)
+    radius_squared = _radius_squared(gram, u)
     log_u = u.log()
     p = torch.softmax(log_u + q * sq_dist, 0)
-    for _ in range(100_000):
-        moved = torch.softmax(log_u + q * sq_distances(gram, p), 0)
-        shift = moved - p
-        p = moved
-        if float(shift @ gram @ shift) <= tolerance:
+    for step in range(100_000):
+        shift = torch.softmax(log_u + q * sq_distances(gram, p), 0) - p
+        moved_squared = float(shift @ gram @ shift)
+        if moved_squared <= _TOLERANCE**2 * radius_squared:
             break
+        if step % 10 == 9 and moved_squared <= 1e-4 * radius_squared:
+            newton = _newton_to_mode(gram, p, shift, q)
+            if newton is not None:
+                again = torch.softmax(log_u + q * sq_distances(gram, newton), 0) - newton
+                if float(again @ gram @ again) < 0.25 * moved_squared:
+                    p = newton
+                    continue
+        p = p + shift
     return p
+
+
+def _newton_to_mode(gram: Tensor, p: Tensor, shift: Tensor, q: float) -> Tensor | None:
+    """The Newton step of the fixed point equation, or None where it would not lead uphill to a mode.
+
+    Its Jacobian is −2q · Cov(z), in weights −2q · (diag(p) − p pᵀ) K; at a mode its eigenvalues are below 1.
+    """
+    jacobian = -2 * q * (p.diag() - torch.outer(p, p)) @ gram
+    if float(torch.linalg.eigvals(jacobian).real.max()) >= 1:
+        return None
+    return p + torch.linalg.solve(torch.eye(len(p), dtype=p.dtype) - jacobian, shift)
 
 
 def median_weights(gram: Tensor, u: Tensor) -> Tensor:
