@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt.data import Federation
-from fedtilt.descend import WAYS, Batches, Lane, Way, batches_of
+from fedtilt.descend import WAYS, Batches, Lane, Way, batches_of, stacked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,8 @@ class Here:
                 yield client, [next(trained) for _ in lanes[client]]
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Let go of the memory that stacks hold."""
+        stacked.forget()
 
 
 def can_fork() -> bool:

@@ -7,7 +7,7 @@ the small. Everything else in the package that tilts (losses, server aggregation
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,45 +64,54 @@ def _scattered(cell: Tensor) -> _Cells:
     )
 
 
+def _either(condition: Tensor | bool, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+    """`torch.where` that computes only one side of what is known beforehand: most tilts are plain numbers."""
+    if isinstance(condition, Tensor):
+        return torch.where(condition, yes(), no())
+    return yes() if condition else no()
+
+
 class _Shifted(NamedTuple):
     """z = t · (x − m) and what belongs to it: everything a tilted mean and its derivatives are made of."""
 
     x: Tensor  # (…, n), finite where the weight is 0
-    w: Tensor  # (…, n), summing to 1 in every cell that has any weight
-    mass: Tensor  # (…, n) or (…, 1), the weight of the cell before that
-    t: Tensor  # the tilt to divide by, 1 where it is 0 or infinite
-    zero: Tensor
-    infinite: Tensor
+    w: Tensor  # (…, n) or (…, 1), summing to 1 in every cell that has any weight
+    held: Tensor | bool  # whether the cell has any weight
+    t: Tensor | float  # the tilt to divide by, 1 where it is 0 or infinite
+    zero: Tensor | bool
+    infinite: Tensor | bool
     edge: Tensor  # the value at an infinite tilt
     m: Tensor
     z: Tensor
 
 
-def _shifted(x: Tensor, t: Tensor, w: Tensor | None, cells: _Cells) -> _Shifted:
+def _shifted(x: Tensor, t: Tensor | float, w: Tensor | None, cells: _Cells) -> _Shifted:
     seen = x.detach()
+    held: Tensor | bool = True
     if w is None:
-        w, lo, hi = torch.ones_like(seen), cells.lowest(seen), cells.highest(seen)
+        w, lo, hi = 1 / cells.total(torch.ones_like(seen)), cells.lowest(seen), cells.highest(seen)
     else:
         present = w > 0
         lo = cells.lowest(torch.where(present, seen, math.inf))
         hi = cells.highest(torch.where(present, seen, -math.inf))
-        empty = hi < lo
-        lo, hi = torch.where(empty, 0.0, lo), torch.where(empty, 0.0, hi)
+        mass = cells.total(w)
+        held = mass > 0
+        lo, hi = torch.where(held, lo, 0.0), torch.where(held, hi, 0.0)
         x = torch.where(present, x, lo)  # whatever stands at a zero weight, NaN included, ends here
-    mass = cells.total(w)
-    infinite, zero = t.isinf(), t.abs() < _ZERO
-    special = infinite | zero
-    finite = torch.where(special, 0.0, t)
+        w = w / torch.where(held, mass, 1.0)
+    infinite: Tensor | bool = t.isinf() if isinstance(t, Tensor) else math.isinf(t)
+    zero: Tensor | bool = (t.abs() if isinstance(t, Tensor) else abs(t)) < _ZERO
+    finite = _either(infinite | zero, lambda: 0.0, lambda: t)
     # The min keeps every digit of small tilts; the max is needed where exp could overflow.
-    m = torch.where((t > 0) & (finite * (hi - lo) > _EXPM1_RANGE), hi, lo)
+    m = _either(t > 0, lambda: torch.where(finite * (hi - lo) > _EXPM1_RANGE, hi, lo), lambda: lo)
     return _Shifted(
         x=x,
-        w=w / torch.where(mass > 0, mass, 1.0),
-        mass=mass,
-        t=torch.where(special, 1.0, t),
+        w=w,
+        held=held,
+        t=_either(infinite | zero, lambda: 1.0, lambda: t),
         zero=zero,
         infinite=infinite,
-        edge=torch.where(t > 0, hi, lo),
+        edge=_either(t > 0, lambda: hi, lambda: lo),
         m=m,
         z=finite * (x - m),
     )
@@ -113,25 +122,36 @@ def _value(s: _Shifted, cells: _Cells) -> Tensor:
 
     With e = mean(expm1 z), log1p(e) is the accurate logarithm unless e is close to −1.
     """
-    excess = cells.total(s.w * s.z.expm1())
-    log = torch.where(excess > -0.5, excess.log1p(), _sum_exp(s, cells).log())
-    value = torch.where(s.zero, cells.total(s.w * s.x), s.m + log / s.t)
-    return torch.where(s.mass > 0, torch.where(s.infinite, s.edge, value), 0.0)
+
+    def finite() -> Tensor:
+        excess = cells.total(s.w * s.z.expm1())
+        log = torch.where(excess > -0.5, excess.log1p(), _sum_exp(s, cells).log())
+        return s.m + log / s.t
+
+    value = _either(s.zero, lambda: cells.total(s.w * s.x), finite)
+    return _either(s.held, lambda: _either(s.infinite, lambda: s.edge, lambda: value), lambda: 0.0)
 
 
 def _sum_exp(s: _Shifted, cells: _Cells) -> Tensor:
-    return torch.where(s.mass > 0, cells.total(s.w * s.z.exp()), 1.0)
+    return _either(s.held, lambda: cells.total(s.w * s.z.exp()), lambda: 1.0)
 
 
 def _share(s: _Shifted, cells: _Cells) -> Tensor:
     """The derivative of each cell's tilted mean by each member: w · exp(z) / Σ w · exp(z); ties at ±inf share."""
-    at_edge = s.w * (s.x == s.edge)
-    tied = cells.total(at_edge)
-    share = torch.where(s.zero, s.w, s.w * s.z.exp() / _sum_exp(s, cells))
-    return torch.where(s.infinite, at_edge / torch.where(tied > 0, tied, 1.0), share)
+
+    def at_edge() -> Tensor:
+        tied = s.w * (s.x == s.edge)
+        total = cells.total(tied)
+        return tied / torch.where(total > 0, total, 1.0)
+
+    def finite() -> Tensor:
+        return s.w * s.z.exp() / _sum_exp(s, cells)
+
+    share = _either(s.infinite, at_edge, lambda: _either(s.zero, lambda: s.w, finite))
+    return share.expand_as(s.x)
 
 
-def _tilted(x: Tensor, t: Tensor, w: Tensor | None, cells: _Cells) -> Tensor:
+def _tilted(x: Tensor, t: Tensor | float, w: Tensor | None, cells: _Cells) -> Tensor:
     """`_value`, differentiable to any order by plain operations, so that it batches, traces and compiles.
 
     The accurate form is poor to differentiate and log-sum-exp poor to evaluate: take the value of one and the
@@ -140,8 +160,11 @@ def _tilted(x: Tensor, t: Tensor, w: Tensor | None, cells: _Cells) -> Tensor:
     s = _shifted(x, t, w, cells)
     detached = s._replace(x=s.x.detach(), z=s.z.detach())
     value = _value(detached, cells)
-    smooth = torch.where(s.zero, cells.total(s.w * s.x), _sum_exp(s, cells).log() / s.t)
-    slope = torch.where(s.infinite, cells.total(_share(detached, cells) * s.x), smooth)
+
+    def smooth() -> Tensor:
+        return _either(s.zero, lambda: cells.total(s.w * s.x), lambda: _sum_exp(s, cells).log() / s.t)
+
+    slope = _either(s.infinite, lambda: cells.total(_share(detached, cells) * s.x), smooth)
     return value + (slope - slope.detach())
 
 
@@ -150,10 +173,8 @@ def _floats(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def _as_tilt(tilt: float | Tensor, like: Tensor) -> Tensor:
-    if isinstance(tilt, Tensor):
-        return tilt.to(like).unsqueeze(-1)
-    return torch.full((1,), float(tilt), dtype=like.dtype, device=like.device)
+def _as_tilt(tilt: float | Tensor, like: Tensor) -> Tensor | float:
+    return tilt.to(like).unsqueeze(-1) if isinstance(tilt, Tensor) else float(tilt)
 
 
 def _checked(values: Tensor, what: str, dim: int = -1) -> None:
@@ -193,10 +214,10 @@ def tilted_mean(values: Tensor, tilt: float | Tensor, dim: int = -1, weights: Te
         w = _weights(weights, x)
         x, w = torch.broadcast_tensors(x, w)
         w = w.movedim(dim, -1)
-    x, t = torch.broadcast_tensors(x.movedim(dim, -1), _as_tilt(tilt, x))
-    if w is not None:
-        w = w.expand_as(x)
-    return _tilted(x, t[..., :1], w, _WHOLE).squeeze(-1).to(values.dtype)
+    x, t = x.movedim(dim, -1), _as_tilt(tilt, x)
+    if isinstance(t, Tensor):
+        x = x.expand(torch.broadcast_shapes(x.shape, t.shape))
+    return _tilted(x, t, None if w is None else w.expand_as(x), _WHOLE).squeeze(-1).to(values.dtype)
 
 
 def _weights(weights: Tensor, like: Tensor) -> Tensor:
@@ -305,7 +326,7 @@ def _tilt_of_few(x: list[float], w: list[float], t: float) -> tuple[float, list[
 
 def _levels(
     losses: Tensor, groups: Sequence[Tensor], tilts: Sequence[float | Tensor], weights: Tensor | None
-) -> tuple[Tensor, list[tuple[Tensor, _Cells]], float | Tensor, Tensor | None]:
+) -> tuple[Tensor, list[tuple[Tensor | float, _Cells]], float | Tensor, Tensor | None]:
     """The losses, a (tilt, cells) pair for every level but the last, the last tilt, and the weights, checked."""
     _checked(losses, "losses")
     if len(tilts) != len(groups) + 1:
@@ -327,7 +348,7 @@ def _levels(
         shape = torch.broadcast_shapes(x.shape, *(g.shape for g in groups), *(_tilt_shape(t) for t in tilts))
         x = x.expand(shape)
         w = None if w is None else w.expand(shape)
-    levels: list[tuple[Tensor, _Cells]] = []
+    levels: list[tuple[Tensor | float, _Cells]] = []
     same = cell = None
     for label, tilt in zip(reversed(groups), reversed(tilts[:-1]), strict=True):  # coarse to fine
         if x.shape[-1] <= _PAIRWISE:

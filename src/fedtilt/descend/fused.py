@@ -35,6 +35,8 @@ def descend(model: nn.Module, lanes: Sequence[Lane], batches: Sequence[Batches])
 def _descend_one(model: nn.Module, lane: Lane, batches: Batches) -> Tensor:
     theta = lane.start.clone()
     layers = _layers(model, theta)
+    kept = 1 - lane.lr * lane.pull  # θ ← kept · θ + (1 − kept) · anchor − lr · slope
+    ones = torch.ones(batches.size)
     flat_x = Batches(x=batches.x.flatten(1), y=batches.y, order=batches.order, size=batches.size, key=batches.key)
     for x, y in flat_x:
         # forward: activations (B, width) of every layer, the input first
@@ -52,12 +54,12 @@ def _descend_one(model: nn.Module, lane: Lane, batches: Batches) -> Tensor:
         # all deltas before any update: a layer's delta needs the weights of the next as they were
         deltas = [delta]
         for (weight, _), h in zip(reversed(layers[1:]), reversed(active[1:]), strict=True):
-            deltas.append(torch.mm(deltas[-1], weight).mul_(h > 0))
-        if lane.pull:
-            theta.lerp_(lane.anchor, lane.lr * lane.pull)
+            deltas.append(torch.ops.aten.threshold_backward(torch.mm(deltas[-1], weight), h, 0))
         for (weight, bias), h, delta in zip(layers, active, reversed(deltas), strict=True):
-            weight.addmm_(delta.T, h, alpha=-lane.lr)
-            bias.sub_(delta.sum(0), alpha=lane.lr)
+            weight.addmm_(delta.T, h, beta=kept, alpha=-lane.lr)
+            bias.addmv_(delta.T, ones[: len(y)], beta=kept, alpha=-lane.lr)
+        if lane.pull:
+            theta.add_(lane.anchor, alpha=1 - kept)
     return theta
 
 

@@ -163,3 +163,8 @@ class _Stack:
 
 # A few shapes live at a time: a run has one, or two where a last wave is smaller.
 _stack = functools.lru_cache(maxsize=4)(_Stack)
+
+
+def forget() -> None:
+    """Free the buffers and graphs of all shapes."""
+    _stack.cache_clear()

@@ -1,0 +1,30 @@
+"""The examples run as they are."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def printed(name: str) -> str:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_mislabelled() -> None:
+    plain, tilted = (float(part.split()[-1]) for part in printed("mislabelled").split("%")[:2])
+    assert tilted > plain + 3
+
+
+def test_round_by_round() -> None:
+    lines = printed("round_by_round").splitlines()
+    assert lines[0].startswith("round  1: clients")
+    assert float(lines[-1].split("worst ")[1].split()[0]) > 80
+
+
+def test_own_table() -> None:
+    table = printed("own_table")
+    assert all(word in table for word in ("island", "north", "south", "fedtilt", "well"))
