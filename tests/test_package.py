@@ -64,5 +64,6 @@ def test_the_library_never_loads_code_from_data() -> None:
     forbidden = ("pickle", "torch.load(", "eval(", "yaml", "exec(")
     for path in (ROOT / "src").rglob("*.py"):
         code = "\n".join(line for line in path.read_text().splitlines() if not line.strip().startswith(("#", '"""')))
-        found = [word for word in forbidden if word in code.replace(".eval(", "")]
+        code = code.replace(".eval(", "").replace("allow_pickle=False", "")
+        found = [word for word in forbidden if word in code]
         assert not found, f"{path.name} uses {found}"

@@ -199,8 +199,10 @@ def test_results_know_models_and_clients(federation: ft.Federation) -> None:
         ({"lr_personal": -1.0}, "lr_personal must be a number > 0, got -1.0"),
         ({"device": "tpu"}, "unknown device 'tpu'; choose auto, cpu or cuda"),
         ({"device": "mps"}, "device 'mps' is not supported"),
-        ({"workers": -1}, "workers must be ≥ 0, got -1"),
+        ({"workers": -1}, "workers must be a whole number ≥ 0, got -1"),
         ({"way": "best"}, "unknown way 'best'"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
+        ({"participation": "a"}, "participation must be in (0, 1], got 'a'"),
         ({"lr": 1e30}, "method 'fedavg' diverged in round 1 on client"),
     ],
 )

@@ -119,7 +119,7 @@ def test_a_wrong_value_is_one_sentence(overrides, said):
         ("name = 2026-01-01\n" + ONE, "name = datetime.date(2026, 1, 1) is not possible; give a plain name"),
         (
             '[[methods]]\npreset = "fedavg"\nname = "a/b"\n',
-            "a method's name is a plain word without slashes, got 'a/b'",
+            "a method's name is a plain word without slashes or a leading dot, got 'a/b'",
         ),
     ],
 )

@@ -148,6 +148,17 @@ def test_other_data_is_refused(copy: Path) -> None:
         again(other, copy)
 
 
+def test_another_start_is_refused(federation: ft.Federation, copy: Path) -> None:
+    def shifted(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+        net = model(input_shape, classes)
+        with torch.no_grad():
+            net[1].weight += 0.1
+        return net
+
+    with pytest.raises(ft.InputError, match="was begun with start"):
+        ft.run(METHODS, federation, shifted, out=copy, **SETTINGS)
+
+
 def test_two_checkpoints_are_kept_and_nothing_that_they_do_not_need(copy: Path) -> None:
     home = copy / "seed-0"
     assert [p.name for p in sorted((home / "checkpoints").iterdir())] == ["round-00003", "round-00004"]

@@ -150,13 +150,24 @@ def _tilted(members: list[tuple[Tensor, float]], t: float) -> Tensor:
     )
 
 
+NESTS = (
+    [5.0, -2.0, 0.0, 3.0],
+    [0.0, INF, 1.0, -1.0],
+    [-INF, 50.0, -7.0, 0.0],
+    [-4.0, 0.0, INF, 2.0],
+    [-2.0, 3.0, 3.0, 3.0],  # equal neighbours are one level, whatever lies inside
+    [3.0, 3.0, -2.0, -2.0],
+)
+
+
 @pytest.mark.parametrize("size", [1, 12, 300])  # below and above the switch from masks to a sort
 @pytest.mark.parametrize("levels", [1, 2, 3])
 def test_nested_equals_dictionaries_of_cells(size: int, levels: int) -> None:
     rng = torch.Generator().manual_seed(size * levels)
     losses = torch.rand(size, generator=rng, dtype=torch.float64).requires_grad_()
-    groups = [torch.randint(-3, 4, (size,), generator=rng) for _ in range(levels)]
-    for tilts in ([5.0, -2.0, 0.0, 3.0], [0.0, INF, 1.0, -1.0], [-INF, 50.0, -7.0, 0.0], [-4.0, 0.0, INF, 2.0]):
+    kinds = (torch.int64, torch.int32, torch.uint8)  # labels of any integer type
+    groups = [torch.randint(0, 7, (size,), generator=rng).to(kinds[i]) for i in range(levels)]
+    for tilts in NESTS:
         value = nested_tilt(losses, groups, tilts[: levels + 1])
         expected = naive_nested(losses, groups, tilts[: levels + 1])
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)

@@ -45,8 +45,7 @@ def tilted(
     u = _checked(models, weights)
     if isinstance(q, bool) or math.isnan(q):
         raise InputError(f"q must be a number or ±inf, got {q}")
-    if start is not None and start.shape != models.shape[1:]:
-        raise InputError(f"start must have shape {tuple(models.shape[1:])}, got {tuple(start.shape)}")
+    _checked_start(start, models)
     if steps is not None:
         return _descended(models, u, metric, q, start, steps)
     if distance == "squared_l2":
@@ -126,9 +125,8 @@ def norm_clipped(models: Tensor, start: Tensor | None = None, limit: float | Non
     u = _checked(models, None)
     if limit is not None and not limit > 0:
         raise InputError(f"limit must be > 0, got {limit}")
+    _checked_start(start, models)
     origin = median(models) if start is None else start
-    if origin.shape != models.shape[1:]:
-        raise InputError(f"start must have shape {tuple(models.shape[1:])}, got {tuple(origin.shape)}")
     length = _distances(models, named("l2"), origin)
     bound = length.median() if limit is None else torch.as_tensor(limit, dtype=length.dtype, device=length.device)
     scale = u * (bound / length.where(length > 0, 1.0)).clamp(max=1.0)
@@ -175,6 +173,13 @@ def _checked(models: Tensor, weights: Tensor | None) -> Tensor:
     return u / u.sum()
 
 
+def _checked_start(start: Tensor | None, models: Tensor) -> None:
+    if start is not None and start.shape != models.shape[1:]:
+        raise InputError(f"start must have shape {tuple(models.shape[1:])}, got {tuple(start.shape)}")
+    if start is not None and not start.isfinite().all():
+        raise InputError("start is not finite; pass the model that the clients received")
+
+
 def _share(value: float, what: str) -> None:
     if not 0 <= value < 0.5:
         raise InputError(f"{what} must be in [0, 0.5), got {value}")
@@ -219,10 +224,11 @@ def _combined(models: Tensor, p: Tensor) -> Tensor:
 
 
 def _distances(models: Tensor, metric: Distance, centre: Tensor) -> Tensor:
-    """dist(w_n, w) for every client, in float64 (each chunk summed in the models' own type)."""
+    """dist(w_n, w) for every client, in float64."""
     total = torch.zeros(len(models), dtype=torch.float64, device=models.device)
     for columns in _chunks(models):
-        total += metric.summand(centre[columns] - models[:, columns]).sum(1)
+        away = centre[columns].double() - models[:, columns].double()  # squares overflow half and even float types
+        total += metric.summand(away).sum(1)
     return metric.finish(total)
 
 
@@ -235,7 +241,7 @@ def _descended(
 ) -> Tensor:
     """`count` steps of gradient descent on G: shares of the tilt over the clients times each distance's slope."""
     count, size = steps
-    if count < 1 or not size > 0:
+    if count < 1 or not 0 < size < math.inf:
         raise InputError(f"steps are (count ≥ 1, size > 0), got {steps!r}")
     w = _start(models, u, start).clone()
     for _ in range(count):

@@ -1,5 +1,7 @@
 """Judge models on the clients' own held-out data: right answers of every client and class."""
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -18,7 +20,9 @@ class Evaluator:
     def __init__(self, federation: Federation, model: nn.Module, device: torch.device, split: str = "test") -> None:
         x, y, self._client = federation.evaluation(split)
         self._x, self._y = federation.model_ready(x.to(device)), y.to(device)
-        self._model, self._classes, self._clients = model, federation.classes, federation.clients
+        # a copy: evaluation swaps parameters in and out, and must not touch the module that is being trained
+        self._model = copy.deepcopy(model).eval()
+        self._classes, self._clients = federation.classes, federation.clients
         sizes = torch.bincount(self._client, minlength=self._clients)
         self._rows = [slice(int(e - n), int(e)) for e, n in zip(sizes.cumsum(0), sizes, strict=True)]
         self._seen: dict[str, tuple[Tensor, Tensor]] = {}  # method → round looked at (N,), right answers (N, K)
@@ -51,7 +55,6 @@ class Evaluator:
         if weights is None or rows.start == rows.stop:
             return torch.zeros(0, dtype=torch.bool)
         values = unflat(self._model, weights.to(self._y.device))
-        self._model.eval()
         right = [
             functional_call(self._model, values, (x,)).argmax(1) == y
             for x, y in zip(self._x[rows].split(_SAMPLES), self._y[rows].split(_SAMPLES), strict=True)

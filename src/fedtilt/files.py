@@ -1,5 +1,6 @@
 """Files that are either whole or not there: written under another name, synced, renamed."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,9 +17,12 @@ from fedtilt.errors import InputError
 
 def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
     """Write a whole file: temporary name, fsync, rename, fsync of the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
     try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if sync:
+                sync_folder(path.parent.parent)
         with partial.open("wb") as file:
             file.write(content)
             if sync:
@@ -26,7 +30,8 @@ def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
                 os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise InputError(f"cannot write {path}: {error.strerror}; free some space or choose another folder") from error
     if sync:
         sync_folder(path.parent)

@@ -25,47 +25,85 @@ def _radius_squared(gram: Tensor, u: Tensor) -> float:
 def fair_weights(gram: Tensor, u: Tensor, q: float) -> Tensor:
     """The p whose combination minimises 1/q · log Σ u_n exp(q · d_n²), for q in (0, inf].
 
-    By duality it maximises  Σ p_n K_nn − pᵀ K p − 1/q · KL(p ‖ u)  over the simplex: concave, and at q = inf the dual
-    of the smallest enclosing ball. One primal-dual interior-point method serves every q.
+    At q = inf that is the smallest enclosing ball; a finite q starts there, or at the mean, and descends by Newton's
+    method: the objective is strongly convex.
     """
-    held = u.cpu() > 0
-    scale = _radius_squared(gram, u.cpu())
+    u = u.cpu()
+    held = u > 0
+    scale = _radius_squared(gram, u)
     if scale == 0:
         return u
-    p = torch.zeros_like(u, device="cpu")
-    p[held] = _interior_point(gram[held][:, held] / scale, u.cpu()[held] / u.cpu()[held].sum(), 1 / (q * scale))
+    gram, weights, q = gram[held][:, held] / scale, u[held], q * scale
+    p = torch.zeros_like(u)
+    if q <= 1:
+        p[held] = _descended(gram, weights, q, weights)
+    else:
+        ball = _enclosing_ball(gram)
+        p[held] = ball if math.isinf(q) else _descended(gram, weights, q, ball)
     return p
 
 
-def _interior_point(gram: Tensor, u: Tensor, entropy: float) -> Tensor:
-    """Min pᵀKp − Σ p_n K_nn + entropy · KL(p ‖ u) subject to p ≥ 0, Σ p = 1."""
-    norms, count = gram.diagonal(), len(u)
+def _descended(gram: Tensor, u: Tensor, q: float, p: Tensor) -> Tensor:
+    """Newton's method on 1/q · log Σ u_n exp(q · d_n²), in weights; every step makes it smaller."""
+    log_u = u.log()
+
+    def look(p: Tensor) -> tuple[Tensor, Tensor, float]:
+        """The objective, the way to the fixed point, and its squared length."""
+        exponent = log_u + q * sq_distances(gram, p)
+        shift = torch.softmax(exponent, 0) - p
+        return torch.logsumexp(exponent, 0) / q, shift, float(shift @ gram @ shift)
+
+    value, shift, away = look(p)
+    for _ in range(100):
+        if away <= _TOLERANCE**2:
+            break
+        direction = _newton(gram, p + shift, shift, q)
+        step = 1.0
+        while step > 1e-10:
+            further = look(p + step * direction)
+            # close to the optimum the objective is flat to rounding, and the distance to the fixed point decides
+            if further[0] < value or (further[0] <= value + 1e-14 and further[2] < 0.5 * away):
+                break
+            step /= 2
+        else:
+            break  # rounding: nothing makes it smaller any more
+        p, (value, shift, away) = p + step * direction, further
+    return p
+
+
+def _newton(gram: Tensor, tilt: Tensor, shift: Tensor, q: float) -> Tensor:
+    """The Newton direction, in weights, of the fixed point equation Σ tilt_n z_n = y.
+
+    The derivative of its left side by y is −2q · Cov(z) under the weights `tilt`; in weights, −2q · (diag − outer) K.
+    """
+    jacobian = -2 * q * (tilt.diag() - torch.outer(tilt, tilt)) @ gram
+    return torch.linalg.solve(torch.eye(len(tilt), dtype=tilt.dtype) - jacobian, shift)
+
+
+def _enclosing_ball(gram: Tensor) -> Tensor:
+    """The p whose combination is the centre of the smallest ball around all points.
+
+    By duality it minimises pᵀKp − Σ p_n K_nn over the simplex: a primal-dual interior-point method.
+    """
+    norms, count = gram.diagonal(), len(gram)
+    p = torch.full_like(norms, 1 / count)
+    s, level = torch.ones_like(p), torch.zeros((), dtype=p.dtype)
 
     def residual(p: Tensor, s: Tensor, level: Tensor, target: float) -> tuple[Tensor, Tensor]:
-        slope = 2 * (gram @ p) - norms + entropy * ((p / u).log() + 1)
-        return slope - level - s, p * s - target
+        return 2 * (gram @ p) - norms - level - s, p * s - target
 
-    p, s, level = u.clone(), torch.ones_like(u), torch.zeros((), dtype=u.dtype)
-    for _ in range(200):
+    for _ in range(100):
         gap = float(p @ s)
         dual, centrality = residual(p, s, level, gap / (10 * count))
-        if gap < 1e-15 and float(dual.abs().max()) < 1e-14 + 1e-8 * entropy:
+        if gap < 1e-15 and float(dual.abs().max()) < 1e-13:
             break
         # the 1e-12 keeps a rank-deficient K positive; it changes the way, not the fixed point
-        newton = torch.linalg.cholesky(2 * gram + ((entropy + s) / p + 1e-12).diag())
-        both = torch.cholesky_solve(torch.stack([-dual - centrality / p, torch.ones_like(u)], dim=1), newton)
+        newton = torch.linalg.cholesky(2 * gram + (s / p + 1e-12).diag())
+        both = torch.cholesky_solve(torch.stack([-dual - centrality / p, torch.ones_like(p)], dim=1), newton)
         d_level = (1 - p.sum() - both[:, 0].sum()) / both[:, 1].sum()
         d_p = both[:, 0] + d_level * both[:, 1]
         d_s = -(centrality + s * d_p) / p
         step = min(1.0, 0.99 * _to_boundary(p, d_p), 0.99 * _to_boundary(s, d_s))
-        before = dual.norm() + centrality.norm()
-        while step > 1e-12:
-            after = residual(p + step * d_p, s + step * d_s, level + step * d_level, gap / (10 * count))
-            if after[0].norm() + after[1].norm() <= (1 - 0.01 * step) * before:
-                break
-            step /= 2
-        else:
-            break  # rounding: no step improves any more
         p, s, level = p + step * d_p, s + step * d_s, level + step * d_level
     return p / p.sum()
 
@@ -90,26 +128,20 @@ def mean_shift_weights(gram: Tensor, u: Tensor, q: float, sq_dist: Tensor) -> Te
         moved_squared = float(shift @ gram @ shift)
         if moved_squared <= _TOLERANCE**2 * radius_squared:
             break
-        if step % 10 == 9 and moved_squared <= 1e-4 * radius_squared:
-            newton = _newton_to_mode(gram, p, shift, q)
-            if newton is not None:
-                again = torch.softmax(log_u + q * sq_distances(gram, newton), 0) - newton
-                if float(again @ gram @ again) < 0.25 * moved_squared:
-                    p = newton
-                    continue
+        if step % 10 == 9 and moved_squared <= 1e-4 * radius_squared and _at_mode(gram, p, q):
+            newton = p + _newton(gram, p, shift, q)
+            again = torch.softmax(log_u + q * sq_distances(gram, newton), 0) - newton
+            if float(again @ gram @ again) < 0.25 * moved_squared:
+                p = newton
+                continue
         p = p + shift
     return p
 
 
-def _newton_to_mode(gram: Tensor, p: Tensor, shift: Tensor, q: float) -> Tensor | None:
-    """The Newton step of the fixed point equation, or None where it would not lead uphill to a mode.
-
-    Its Jacobian is −2q · Cov(z), in weights −2q · (diag(p) − p pᵀ) K; at a mode its eigenvalues are below 1.
-    """
+def _at_mode(gram: Tensor, p: Tensor, q: float) -> bool:
+    """Whether the fixed point nearby draws mean shift in (a mode) and does not push it away (a saddle)."""
     jacobian = -2 * q * (p.diag() - torch.outer(p, p)) @ gram
-    if float(torch.linalg.eigvals(jacobian).real.max()) >= 1:
-        return None
-    return p + torch.linalg.solve(torch.eye(len(p), dtype=p.dtype) - jacobian, shift)
+    return float(torch.linalg.eigvals(jacobian).real.max()) < 1
 
 
 def median_weights(gram: Tensor, u: Tensor) -> Tensor:

@@ -30,8 +30,9 @@ class Method:
     weighting: str = "equal"  # or "samples": how much a client counts on the server
 
     def __post_init__(self) -> None:
-        if not self.name or self.name != self.name.strip() or any(c in self.name for c in "/\\\0\n"):
-            raise InputError(f"a method's name is a plain word without slashes, got {self.name!r}")
+        plain = isinstance(self.name, str) and self.name == self.name.strip() and not self.name.startswith(".")
+        if not plain or not self.name or any(c in self.name for c in "/\\\0\n"):
+            raise InputError(f"a method's name is a plain word without slashes or a leading dot, got {self.name!r}")
         for key in ("tau", "lam", "q", "mu", "prox", "bad_share"):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
@@ -56,7 +57,14 @@ class Method:
             )
         if self.weighting not in ("equal", "samples"):
             raise InputError(f"weighting of method {self.name!r} must be 'equal' or 'samples', got {self.weighting!r}")
+        if self.aggregator == "tilted" and self.distance != "squared_l2" and self.q != 0 and self.steps is None:
+            raise InputError(
+                f"distance {self.distance!r} of method {self.name!r} with q = {self.q:g} has no direct solution; "
+                "give steps = [count, size], or q = 0"
+            )
         if self.steps is not None:
+            if not isinstance(self.steps, Sequence) or len(self.steps) != 2:
+                raise InputError(f"steps of method {self.name!r} are (count ≥ 1, size > 0), got {self.steps!r}")
             count, size = self.steps
             if int(count) != count or count < 1 or not 0 < size < math.inf:
                 raise InputError(f"steps of method {self.name!r} are (count ≥ 1, size > 0), got {self.steps!r}")

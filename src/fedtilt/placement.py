@@ -220,7 +220,7 @@ class _Worker:
         while True:
             try:
                 task = json.loads(end.recv_bytes())
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 return
             try:
                 self._train(task)
@@ -229,7 +229,7 @@ class _Worker:
                 answer = {"error": traceback.format_exc()}
             try:
                 end.send_bytes(json.dumps(answer).encode())
-            except BrokenPipeError:
+            except (BrokenPipeError, ConnectionResetError):
                 return
 
     def _train(self, task: dict[str, Any]) -> None:

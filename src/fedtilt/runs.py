@@ -1,30 +1,28 @@
 """A run from start to end: simulate, store, resume."""
 
 import dataclasses
-import functools
 import hashlib
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from fedtilt.data import Dataset, Federation, Outliers, load, table
+from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, write_bytes, write_json
 from fedtilt.methods import Method
 from fedtilt.metrics import Counts
-from fedtilt.models import MODELS, ModelSource, with_weights
+from fedtilt.models import ModelSource, flat, with_weights
+from fedtilt.provenance import environment, record_environment, seed_folder, settings_of
 from fedtilt.results import MethodResult, Result, Summary, judged_counts, over_seeds, summarise
 from fedtilt.shelf import State
-from fedtilt.simulate import Round, Training, initial_model, pick_device, simulate
+from fedtilt.simulate import Round, simulated
 from fedtilt.store import History, Store, locked
-from fedtilt.version import __version__
+from fedtilt.training import Training, initial_model, pick_device
 
 if TYPE_CHECKING:
     from fedtilt.spec import Spec
@@ -42,24 +40,37 @@ def run(
     federation: Federation,
     model: ModelSource,
     *,
+    rounds: int = 50,
+    participation: float = 0.1,
+    epochs: int = 10,
+    batch_size: int = 10,
+    lr: float = 0.01,
+    lr_personal: float | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    eval_every: int | None = None,
     out: str | os.PathLike[str] | None = None,
+    way: str = "auto",
+    workers: int | None = None,
     on_round: OnRound = _silent,
     notice: Notice = _silent,
     checkpoint_seconds: float = 10.0,
     memory_limit: int = 2 * 2**30,
-    **training: Any,
 ) -> Result:
-    """Train every method to the end; see `simulate.Training` for the settings.
+    """Train every method to the end; the defaults are the paper's setting, and `Training` says what they mean.
 
     With `out`, metrics, counts, checkpoints and models go into that folder; called again with the same arguments, an
     interrupted run goes on from its last checkpoint to the same bits.
     """
-    settings = Training(**training)
+    settings = Training(
+        rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size, lr=lr,
+        lr_personal=lr_personal, seed=seed, device=device, eval_every=eval_every, way=way, workers=workers,
+    )  # fmt: skip
     if out is None:
         return _train(methods, federation, model, settings, None, on_round, notice, checkpoint_seconds, memory_limit)
     folder = Path(out)
     with locked(folder):
-        _record_environment(folder, settings.device, settings.seed)
+        record_environment(folder, settings.device, [settings.seed])
         home = seed_folder(folder, settings.seed)
         return _train(methods, federation, model, settings, home, on_round, notice, checkpoint_seconds, memory_limit)
 
@@ -82,9 +93,8 @@ def _train(
     counts: Mapping[str, Counts] | None = None
     total = federation.class_counts("test")
     saved = time.monotonic()
-    arguments = dataclasses.asdict(settings)
     shelf = None if store is None else store.shelf
-    for r in simulate(methods, federation, model, state=state, shelf=shelf, **arguments):
+    for r in simulated(methods, federation, model, settings, state=state, shelf=shelf):
         state, summaries = r.state, None
         if r.counts is not None:
             counts = r.counts
@@ -126,79 +136,29 @@ def _train(
 
 def _job(methods: Sequence[Method], federation: Federation, net: torch.nn.Module, settings: Training) -> dict[str, Any]:
     """Everything that determines the bits of a run, as JSON: where and by how many workers it is trained does not."""
-    training = dataclasses.asdict(settings)
-    for key in ("device", "workers"):
-        del training[key]
-    digest = hashlib.sha256()
-    for index in (federation.train_index, federation.test_index):
-        for rows in index:
-            digest.update(rows.numpy().tobytes())
-    for values in (federation.dataset.y_train, federation.dataset.y_test, federation.carriers):
-        digest.update(values.numpy().tobytes())
+    data = federation.dataset
+    index = [*federation.train_index, *federation.test_index]
     return {
-        "methods": {m.name: {k: _plain(v) for k, v in dataclasses.asdict(m).items()} for m in methods},
-        "train": training,
-        "data": federation.dataset.name,
+        **settings_of(methods, settings),
+        "data": data.name,
+        "samples": _digest([data.x_train, data.y_train, data.x_test, data.y_test]),
         "outliers": dataclasses.asdict(federation.outliers),
         "clients": federation.clients,
-        "partition": digest.hexdigest(),
+        "partition": _digest([*index, federation.carriers]),
         "model": {name: list(p.shape) for name, p in net.named_parameters()},
+        "architecture": repr(net),
+        "start": _digest([flat(net)]),
     }
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no infinities and no tuples."""
-    if isinstance(value, float) and np.isinf(value):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
-
-
-def environment(device: str) -> dict[str, Any]:
-    """What else the bits of a run depend on, to be recorded with it."""
-    chosen = pick_device(device)
-    return {
-        "fedtilt": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "device": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"cpu ({platform.machine()})",
-        "threads": torch.get_num_threads(),
-        "system": platform.system(),
-    }
+def _digest(tensors: Sequence[torch.Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for values in tensors:
+        digest.update(values.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 # -- from a spec -----------------------------------------------------------------------------------------------------
-
-
-def federation_of(spec: "Spec", seed: int) -> Federation:
-    """The clients and their data that a spec describes."""
-    c, o = spec.clients, spec.outliers
-    return Federation.build(
-        dataset_of(spec),
-        clients=c.count,
-        partition=c.partition,
-        classes_per_client=c.classes_per_client,
-        alpha=c.alpha,
-        max_train=c.max_train,
-        validation=c.validation,
-        outliers=Outliers(kind=o.kind, rate=o.rate, strength=o.strength, clients=o.clients),
-        seed=seed,
-    )
-
-
-def dataset_of(spec: "Spec") -> Dataset:
-    """The data a spec names, read from disk."""
-    d = spec.data
-    if d.file:
-        return table(Path(d.file), target=d.target or "", client=d.client or None, test_share=d.test_share)
-    return load(d.name, d.folder or None)
-
-
-def model_of(spec: "Spec") -> ModelSource:
-    """The model a spec names, as a function of the data's shape."""
-    m = spec.model
-    own = {"mlp": {"hidden": tuple(m.hidden)}, "cnn": {"channels": tuple(m.channels)}}.get(m.name, {})
-    return functools.partial(MODELS[m.name], **own)
 
 
 def run_spec(
@@ -210,18 +170,20 @@ def run_spec(
     notice: Notice = _silent,
 ) -> dict[int, Result]:
     """Train a spec to the end in a new folder, every seed in turn; the results by seed."""
-    from fedtilt.spec import dump
+    from fedtilt.spec import dump, federation_of, model_of
 
     folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; choose another --out")
     if folder.exists() and any(folder.iterdir()):
-        remedy = f"fedtilt resume {folder}" if (folder / "run.json").exists() else "another --out"
-        raise InputError(f"{folder} is not empty; use {remedy}")
+        remedy = f"fedtilt resume {folder}, or " if (folder / "run.json").exists() else ""
+        raise InputError(f"{folder} is not empty; use {remedy}another --out")
     # whatever is wrong with the device, the data or the model shows before a folder is made
     pick_device(spec.device)
     initial_model(federation_of(spec, spec.seed), model_of(spec), spec.seed)
     with locked(folder):
         write_bytes(folder / "spec.toml", dump(spec).encode())
-        _record_environment(folder, spec.device, spec.seed, spec.seeds)
+        record_environment(folder, spec.device, range(spec.seed, spec.seed + spec.seeds))
         return _all_seeds(spec, folder, on_seed, on_round, notice)
 
 
@@ -242,7 +204,13 @@ def resume(
 
     spec = load_spec(folder / "spec.toml")
     with locked(folder):
-        before, now = read_json(folder / "run.json")["environment"], environment(spec.device)
+        run = read_json(folder / "run.json")
+        if run["seeds"] != list(spec_seeds := range(spec.seed, spec.seed + spec.seeds)):
+            raise InputError(
+                f"{folder} was begun with seeds {run['seeds']}, and its spec.toml now says {list(spec_seeds)}; "
+                "restore it, or start a new run in another folder"
+            )
+        before, now = run["environment"], environment(spec.device)
         for key, was in before.items():
             if now.get(key) != was:
                 notice(f"{key} was {was} and is {now.get(key)} now: the last bits may differ")
@@ -252,17 +220,13 @@ def resume(
 def _all_seeds(
     spec: "Spec", folder: Path, on_seed: Callable[[int], None], on_round: OnRound, notice: Notice
 ) -> dict[int, Result]:
-    t = spec.train
+    from fedtilt.spec import federation_of, model_of, training_of
+
     results = {}
     for seed in range(spec.seed, spec.seed + spec.seeds):
         on_seed(seed)
-        settings = Training(
-            rounds=t.rounds, participation=t.participation, epochs=t.epochs, batch_size=t.batch_size, lr=t.lr,
-            lr_personal=t.lr_personal, seed=seed, eval_every=t.eval_every, device=spec.device, way=t.way,
-            workers=t.workers,
-        )  # fmt: skip
         results[seed] = _train(
-            [m.to_method() for m in spec.methods], federation_of(spec, seed), model_of(spec), settings,
+            [m.to_method() for m in spec.methods], federation_of(spec, seed), model_of(spec), training_of(spec, seed),
             seed_folder(folder, seed), on_round, notice, spec.store.checkpoint_seconds,
             spec.store.memory_limit_mb * 2**20,
         )  # fmt: skip
@@ -270,23 +234,16 @@ def _all_seeds(
     return results
 
 
-def seed_folder(folder: Path, seed: int) -> Path:
-    """Where one seed of a run lies."""
-    return folder / f"seed-{seed}"
-
-
-def _record_environment(folder: Path, device: str, seed: int, seeds: int = 1) -> None:
-    if not (folder / "run.json").exists():
-        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        content = {"started": started, "seeds": list(range(seed, seed + seeds)), "environment": environment(device)}
-        write_json(folder / "run.json", content)
-
-
 # -- what is left of a run -------------------------------------------------------------------------------------------
 
 
 def exported(
-    folder: str | os.PathLike[str], method: str, client: int | None = None, seed: int | None = None
+    folder: str | os.PathLike[str],
+    method: str,
+    client: int | None = None,
+    seed: int | None = None,
+    *,
+    notice: Notice = _silent,
 ) -> dict[str, torch.Tensor]:
     """The parameters by name of a run's shared model or, with `client`, of that client's personal one."""
     folder = Path(folder)
@@ -297,7 +254,7 @@ def exported(
     if seed not in seeds:
         raise InputError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
     store = Store(seed_folder(folder, seed))
-    state = store.latest()
+    state = store.latest(notice)
     if state is None:
         raise InputError(f"{folder} has no checkpoint yet; fedtilt resume {folder}")
     if method not in state.shared:

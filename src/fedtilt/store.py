@@ -107,7 +107,7 @@ class Store:
             tensors[f"{name}/unvisited"] = count.unvisited
             if count.personal is not None:
                 tensors[f"{name}/personal"] = count.personal.int()
-        write_tensors(self._counts_file(round), tensors, sync=False)
+        write_tensors(self._counts_file(round), tensors)
         try:
             with self._metrics_file.open("a") as file:
                 file.write(lines)

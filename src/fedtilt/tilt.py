@@ -7,6 +7,7 @@ the small. Everything else in the package that tilts (losses, server aggregation
 import math
 import operator
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -339,27 +340,26 @@ def _levels(
                 f"a group holds one integer label per loss {tuple(losses.shape)}, "
                 f"got {label.dtype} of shape {tuple(label.shape)}"
             )
-    kept = [i for i in range(len(groups)) if not _equal(tilts[i], tilts[i + 1])]
-    groups, tilts = [groups[i] for i in kept], [*(tilts[i] for i in kept), tilts[-1]]
-
+    kept = [not _equal(a, b) for a, b in pairwise(tilts)]  # equal tilts are one level
     x = _floats(losses)
     w = None if weights is None else _weights(weights, x)
-    if kept:  # cells need samples, labels and tilts of one shape
+    if any(kept):  # cells need samples, labels and tilts of one shape
         shape = torch.broadcast_shapes(x.shape, *(g.shape for g in groups), *(_tilt_shape(t) for t in tilts))
         x = x.expand(shape)
         w = None if w is None else w.expand(shape)
     levels: list[tuple[Tensor | float, _Cells]] = []
     same = cell = None
-    for label, tilt in zip(reversed(groups), reversed(tilts[:-1]), strict=True):  # coarse to fine
+    for label, tilt, own_level in reversed(list(zip(groups, tilts[:-1], kept, strict=True))):  # coarse to fine
         if x.shape[-1] <= _PAIRWISE:
             alike = label.unsqueeze(-1) == label.unsqueeze(-2)
             same = alike if same is None else alike & same
             cells = _pairwise(same)
         else:
-            own = _ranked(label)
+            own = _ranked(label.long())
             cell = own if cell is None else _ranked(cell * x.shape[-1] + own)
             cells = _scattered(cell)
-        levels.insert(0, (_as_tilt(tilt, x), cells))
+        if own_level:
+            levels.insert(0, (_as_tilt(tilt, x), cells))
     return x, levels, tilts[-1], w
 
 

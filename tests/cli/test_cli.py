@@ -211,3 +211,51 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(tmp_path: Path) -> None:
     for arguments in (["resume", "cut"], ["run", *settings, "--out", "whole"]):
         subprocess.run([*command[:3], *arguments, "--quiet"], cwd=tmp_path, check=True)
     assert (tmp_path / "cut" / "results.json").read_bytes() == (tmp_path / "whole" / "results.json").read_bytes()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_number_is_cut_off_on_a_narrow_terminal(fedtilt, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    said = fedtilt("run", *QUICK, "--seeds", "2")
+    assert "…" not in said.out
+    assert max(len(line) for line in said.out.splitlines() if "run" not in line and "report" not in line) <= width
+    table = json.loads(next(Path("runs").glob("*/results.json")).read_text())
+    for name, values in table["methods"].items():
+        row = next(line for line in said.out.splitlines() if line.strip().startswith(name))
+        assert f"{values['accuracy']['mean']:.2f} ± {values['accuracy']['std']:.2f}" in row
+
+
+def test_names_are_printed_as_they_are(fedtilt) -> None:
+    """A table of the user's own, with names that look like markup, from the file to the export."""
+    rows = ["a,b,label,site"]
+    for i in range(120):
+        rows.append(f"{i % 7},{(i * 5) % 11},{'x[red]' if (i % 7) > 3 else 'y'},{'St. Mary [/]' if i % 3 else '[b]'}")
+    Path("table.csv").write_text("\n".join(rows))
+    Path("mine.toml").write_text(
+        '[data]\nfile = "table.csv"\ntarget = "label"\nclient = "site"\n[clients]\npartition = "column"\n'
+        '[model]\nname = "logistic"\n[train]\nrounds = 2\nparticipation = 1.0\nepochs = 1\nworkers = 0\n'
+        '[[methods]]\npreset = "ditto"\nname = "ditto [x]"\n'
+    )
+    said = fedtilt("run", "mine.toml", "--out", "a[red]b")
+    assert said.code == 0, said.err
+    assert "run folder: a[red]b" in said.out
+    assert "ditto [x]" in said.out
+    assert "St. Mary [/]" in said.out or "[b]" in said.out
+    exported = fedtilt("export", "a[red]b", "--method", "ditto [x]", "--client", "0", "--to", "m.safetensors")
+    assert exported.out.endswith("to m.safetensors\n")
+
+
+def test_what_is_not_as_it_was_is_told(fedtilt) -> None:
+    fedtilt("run", *QUICK, "--out", "here", "--quiet", "--set", "store.checkpoint_seconds=0")
+    shared = Path("here/seed-0/checkpoints/round-00003/shared.safetensors")
+    shared.write_bytes(shared.read_bytes() + b"x")
+    said = fedtilt("export", "here", "--method", "ditto", "--to", "m.safetensors")
+    assert said.code == 0
+    assert "note: the checkpoint of round 3 is damaged" in said.err
+    assert "note: the checkpoint of round 3 is damaged" in fedtilt("resume", "here", "--quiet").err
+    spec = Path("here/spec.toml")
+    spec.write_text(spec.read_text().replace("seeds = 1", "seeds = 2"))
+    assert "was begun with seeds [0], and its spec.toml now says [0, 1]" in fedtilt("resume", "here").err
+    Path("file").write_text("")
+    assert "file is a file; choose another --out" in fedtilt("run", "--out", "file").err
+    assert "cannot write file/x" in fedtilt("export", "here", "--method", "ditto", "--to", "file/x").err

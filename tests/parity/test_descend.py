@@ -26,11 +26,20 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(x.squeeze(1))[0][:, -1])
 
 
+class Scaled(nn.Sequential):
+    """A chain with a forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.1 * super().forward(x)
+
+
 MODELS = {
     "logistic": lambda: models.logistic(SHAPE, CLASSES),
     "mlp": lambda: models.mlp(SHAPE, CLASSES, hidden=(20, 15)),
     "cnn": lambda: models.cnn(SHAPE, CLASSES, channels=(4, 6)),
     "norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.LayerNorm(12), nn.Tanh(), nn.Linear(12, CLASSES)),
+    "bias-free": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8, bias=False), nn.ReLU(), nn.Linear(8, CLASSES)),
+    "subclass": lambda: Scaled(nn.Flatten(), nn.Linear(64, CLASSES)),
     "lstm": Recurrent,
     "dropout": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(64, 30), nn.Dropout(0.3), nn.ReLU(), nn.Linear(30, CLASSES)
@@ -85,6 +94,7 @@ def test_what_each_way_supports() -> None:
     assert set(supported()) == {
         ("fused", "logistic"), ("fused", "mlp"),
         ("stacked", "logistic"), ("stacked", "mlp"), ("stacked", "cnn"), ("stacked", "norm"),
+        ("stacked", "bias-free"), ("stacked", "subclass"),
     }  # fmt: skip
     assert choose(MODELS["mlp"](), "cpu") == "fused"
     assert choose(MODELS["cnn"](), "cpu") == "loop"

@@ -7,8 +7,8 @@ import chromium
 import pytest
 from hostile import CLIENT, NASTY
 
-from fedtilt.runs import federation_of, run_spec
-from fedtilt.spec import load
+from fedtilt.runs import run_spec
+from fedtilt.spec import federation_of, load
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from fedtilt.cli import data, export, init, report, resume, run
+from fedtilt.cli import data, deploy, export, init, report, resume, run
 from fedtilt.errors import InputError
 from fedtilt.version import __version__
 
@@ -24,6 +25,7 @@ app.command()(resume.resume)
 app.command()(report.report)
 app.command()(export.export)
 app.add_typer(data.app, name="data", help="List, download, check and look at data sets.")
+app.add_typer(deploy.app, name="deploy", help="Train the same spec on a real Flower federation.")
 
 
 def _version(wanted: bool) -> None:
@@ -46,9 +48,7 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {_escaped(str(error))}")
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(2)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -119,12 +119,13 @@ def show_(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as clients.count=10.")
     ] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Draw who holds what: the classes of every client of a spec."""
-    from fedtilt.runs import federation_of
-    from fedtilt.spec import load
+    from fedtilt.spec import federation_of, load
 
-    chosen = load(spec, overrides=settings or [])
+    folder = [] if data_dir is None else [f"data.folder={data_dir}"]
+    chosen = load(spec, overrides=[*(settings or []), *folder])
     Console().print(picture(federation_of(chosen, chosen.seed)))
 
 

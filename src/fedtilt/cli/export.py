@@ -22,8 +22,9 @@ def export(
     """Write a trained model as safetensors, parameters by name."""
     if to.exists() and not force:
         raise InputError(f"{to} exists; use --force to replace it")
-    tensors = exported(folder, method, client, seed)
+    notes = Console(stderr=True)
+    tensors = exported(folder, method, client, seed, notice=lambda text: notes.print(f"note: {text}", markup=False))
     write_tensors(to, tensors)
     whose = "shared model" if client is None else f"personal model of client {client}"
     count = sum(t.numel() for t in tensors.values())
-    Console().print(f"wrote the {whose} of {method} ({count:,} parameters) to {to}", highlight=False, soft_wrap=True)
+    print(f"wrote the {whose} of {method} ({count:,} parameters) to {to}")

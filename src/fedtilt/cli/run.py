@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from fedtilt.cli.tables import comparison, legend
 from fedtilt.cli.watch import Watch, watching
 from fedtilt.results import Result, over_seeds
-from fedtilt.runs import federation_of, run_spec
-from fedtilt.spec import Spec, builtin_names, load
+from fedtilt.runs import run_spec
+from fedtilt.spec import Spec, builtin_names, federation_of, load
 
 SpecArgument = Annotated[
     str, typer.Argument(metavar="[SPEC]", help=f"A TOML file, or a built-in spec: {', '.join(builtin_names())}.")
@@ -73,7 +74,7 @@ def show(
         with watching(progress, spec.train.rounds, spec.seeds, quiet=quiet or as_json, verbose=verbose) as watch:
             results = job(watch)
     except KeyboardInterrupt:
-        progress.print(f"stopped; go on with: fedtilt resume {folder}", highlight=False, soft_wrap=True)
+        progress.print(f"stopped; go on with: fedtilt resume {folder}", highlight=False, soft_wrap=True, markup=False)
         raise typer.Exit(130) from None
     table = over_seeds(results)
     page = _report(folder)
@@ -86,10 +87,10 @@ def show(
         federation = federation_of(spec, spec.seed)
         console.print()
         console.print(_headline(spec, federation.clients, time.monotonic() - begun))
-        console.print(comparison(table, first, federation.client_names, federation.class_names))
+        console.print(comparison(table, first, federation.client_names, federation.class_names, console.width))
         console.print(legend(len(results), first))
         console.print()
-    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
+    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True, markup=False)
     if not quiet:
         console.print(f"report:     {page}", highlight=False, soft_wrap=True, markup=False)
 
@@ -105,5 +106,5 @@ def _report(folder: Path) -> str:
 
 def _headline(spec: Spec, clients: int, seconds: float) -> str:
     outliers = "clean" if spec.outliers.kind == "none" else f"{spec.outliers.rate:.0%} {spec.outliers.kind} every round"
-    data = Path(spec.data.file).name if spec.data.file else spec.data.name
+    data = escape(Path(spec.data.file).name if spec.data.file else spec.data.name)
     return f"[bold]{data}[/], {clients} clients, {outliers}, {spec.train.rounds} rounds [dim]({seconds:.1f} s)[/]"

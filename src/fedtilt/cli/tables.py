@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 from torch import Tensor
 
@@ -18,26 +21,44 @@ COLUMNS = [
 ]
 
 
+_UNBOUNDED = Console(width=10_000)  # to see how wide a table would like to be
+
+
 def comparison(
-    table: Mapping[str, Any], first: Result, client_names: Sequence[str], class_names: Sequence[str]
+    table: Mapping[str, Any], first: Result, client_names: Sequence[str], class_names: Sequence[str], width: int
+) -> Group:
+    """One row per method, the best of a column bold, and who each method fails: beside, or below where it is narrow."""
+    failed = {name: failures(first[name], client_names, class_names) for name in first}
+    whole = _rows(table, COLUMNS, failed)
+    if _fits(whole, width):
+        return Group(whole)
+    told = [f"[bold]{escape(name)}[/] fails most: client {c}, class {k}" for name, (c, k) in failed.items()]
+    narrower = [_rows(table, COLUMNS[:count], None) for count in range(len(COLUMNS), 0, -1)]
+    return Group(next((rows for rows in narrower if _fits(rows, width)), narrower[-1]), *told, "")
+
+
+def _fits(rows: Table, width: int) -> bool:
+    return Measurement.get(_UNBOUNDED, _UNBOUNDED.options, rows).maximum <= width
+
+
+def _rows(
+    table: Mapping[str, Any], columns: Sequence[tuple[str, str, bool]], failed: Mapping[str, tuple[str, str]] | None
 ) -> Table:
-    """One row per method; the best of a column is bold."""
     methods = table["methods"]
     out = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    out.add_column("method", no_wrap=True)
-    for title, _, _ in COLUMNS:
+    out.add_column("method", overflow="fold")
+    titles = [title for title, _, _ in columns] + (["fails most\nclient", "\nclass"] if failed else [])
+    for title in titles:
         out.add_column(title, justify="right", no_wrap=True)
-    out.add_column("fails most\nclient", justify="right", no_wrap=True)
-    out.add_column("\nclass", justify="right", no_wrap=True)
-    best = {key: (max if more else min)(round(m[key]["mean"], 2) for m in methods.values()) for _, key, more in COLUMNS}
+    best = {key: (max if more else min)(round(m[key]["mean"], 2) for m in methods.values()) for _, key, more in columns}
     for name, values in methods.items():
         cells = []
-        for _, key, _ in COLUMNS:
+        for _, key, _ in columns:
             text = f"{values[key]['mean']:.2f}"
             if values[key]["std"] is not None:
                 text += f" ± {values[key]['std']:.2f}"
             cells.append(f"[bold green]{text}[/]" if round(values[key]["mean"], 2) == best[key] else text)
-        out.add_row(name, *cells, *failures(first[name], client_names, class_names))
+        out.add_row(escape(name), *cells, *(failed[name] if failed else ()))
     return out
 
 
@@ -52,12 +73,12 @@ def failures(result: MethodResult, client_names: Sequence[str], class_names: Seq
 def _lowest(correct: Tensor, total: Tensor, names: Sequence[str]) -> str:
     share = (100 * correct / total.clamp(min=1)).where(total > 0, 101.0)
     worst = int(share.argmin())
-    return f"{names[worst]}: {share[worst]:.0f} %"
+    return f"{escape(names[worst])}: {share[worst]:.0f} %"
 
 
 def legend(seeds: int, first: Result) -> str:
     """What the columns mean, in two lines."""
-    shown = [name for name, r in first.items() if r.method.personal]
+    shown = [escape(name) for name, r in first.items() if r.method.personal]
     judged = f"{' and '.join(shown)} judged on personal models, the others on the shared one" if shown else ""
     unvisited = max(r.summary.unvisited for r in first.values())
     late = f"; {unvisited} clients never took part and are judged on the shared model" if unvisited else ""
@@ -75,5 +96,5 @@ def so_far(summaries: Mapping[str, Summary] | None) -> Table:
         out.add_column(title, justify="left" if title == "method" else "right")
     for name, summary in (summaries or {}).items():
         m = summary.judged
-        out.add_row(name, f"{m.accuracy:.2f}", f"{m.client_fairness:.2f}", f"{m.client_data_fairness[0]:.2f}")
+        out.add_row(escape(name), f"{m.accuracy:.2f}", f"{m.client_fairness:.2f}", f"{m.client_data_fairness[0]:.2f}")
     return out

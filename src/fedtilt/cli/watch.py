@@ -13,29 +13,35 @@ from fedtilt.cli.tables import so_far
 from fedtilt.results import Summary
 from fedtilt.simulate import Round
 
+Notice = Callable[[str], None]
+
 
 class Watch(NamedTuple):
     """The callbacks of a run."""
 
     on_seed: Callable[[int], None]
     on_round: Callable[[Round, Mapping[str, Summary] | None], None]
-    notice: Callable[[str], None]
+    notice: Notice
 
 
 @contextmanager
 def watching(console: Console, rounds: int, seeds: int, *, quiet: bool, verbose: bool) -> Iterator[Watch]:
     """A display for the time of a run; it writes to the given console (standard error)."""
+
+    def notice(text: str) -> None:  # a note is never swallowed: it tells of a damaged file or another machine
+        console.print(f"note: {text}", highlight=False, soft_wrap=True, markup=False)
+
     if quiet:
-        yield Watch(lambda _: None, lambda *_: None, lambda _: None)
+        yield Watch(lambda _: None, lambda *_: None, notice)
     elif console.is_terminal:
-        with _live(console, rounds, seeds, verbose) as watch:
+        with _live(console, rounds, seeds, verbose, notice) as watch:
             yield watch
     else:
-        yield _plain(console, rounds, seeds, verbose)
+        yield _plain(console, rounds, seeds, verbose, notice)
 
 
 @contextmanager
-def _live(console: Console, rounds: int, seeds: int, verbose: bool) -> Iterator[Watch]:
+def _live(console: Console, rounds: int, seeds: int, verbose: bool, notice: Notice) -> Iterator[Watch]:
     bar = Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=None),
@@ -57,12 +63,12 @@ def _live(console: Console, rounds: int, seeds: int, verbose: bool) -> Iterator[
             if summaries:
                 live.update(Group(bar, so_far(summaries)))
             if verbose:
-                console.print(_line(r, rounds, summaries), highlight=False)
+                console.print(_line(r, rounds, summaries), highlight=False, markup=False)
 
-        yield Watch(on_seed, on_round, lambda text: console.print(f"[yellow]note:[/] {text}", soft_wrap=True))
+        yield Watch(on_seed, on_round, notice)
 
 
-def _plain(console: Console, rounds: int, seeds: int, verbose: bool) -> Watch:
+def _plain(console: Console, rounds: int, seeds: int, verbose: bool, notice: Notice) -> Watch:
     begun = time.monotonic()
     every = 1 if verbose else max(1, rounds // 10)
     first: dict[str, int] = {}
@@ -79,9 +85,9 @@ def _plain(console: Console, rounds: int, seeds: int, verbose: bool) -> Watch:
         if r.number % every == 0 or r.number == rounds:
             pace = (time.monotonic() - begun) / max(1, r.number - start)
             left = f", {pace * (rounds - r.number):.0f} s left" if r.number < rounds else ""
-            console.print(_line(r, rounds, summaries) + left, highlight=False, soft_wrap=True)
+            console.print(_line(r, rounds, summaries) + left, highlight=False, soft_wrap=True, markup=False)
 
-    return Watch(on_seed, on_round, lambda text: console.print(f"note: {text}", highlight=False, soft_wrap=True))
+    return Watch(on_seed, on_round, notice)
 
 
 def _line(r: Round, rounds: int, summaries: Mapping[str, Summary] | None) -> str:

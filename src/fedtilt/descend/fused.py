@@ -17,11 +17,13 @@ from fedtilt.tilt import nested_shares
 
 
 def supports(model: nn.Module) -> bool:
-    """Whether the model is a chain of Flatten, Linear and ReLU that ends with a Linear."""
-    if not isinstance(model, nn.Sequential):
+    """Whether the model is a chain of Flatten, Linear (with bias) and ReLU that ends with a Linear."""
+    if type(model) is not nn.Sequential or len(set(model)) < len(model):  # a subclass may compute something else
         return False
     layers = [m for m in model if not isinstance(m, nn.Flatten)]
     flat_first = all(not isinstance(m, nn.Flatten) or (i == 0 and m.start_dim == 1) for i, m in enumerate(model))
+    if any(isinstance(m, nn.Linear) and m.bias is None for m in layers):
+        return False
     kinds = [type(m) for m in layers]
     return flat_first and bool(kinds) and kinds == [nn.Linear, nn.ReLU] * (len(kinds) // 2) + [nn.Linear]
 

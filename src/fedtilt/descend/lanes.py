@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fedtilt import seeds
@@ -67,8 +66,3 @@ def trained_once(lanes: list[Lane]) -> tuple[list[Lane], list[int]]:
             distinct.append(lane)
         where.append(places[lane.identity])
     return distinct, where
-
-
-def stack(values: list[float], like: Tensor) -> Tensor:
-    """One setting of every lane as a vector."""
-    return torch.tensor(values, dtype=like.dtype, device=like.device)

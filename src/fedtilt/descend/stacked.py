@@ -129,9 +129,14 @@ class _Stack:
 
     def run(self, steps: int) -> None:
         """Make so many steps."""
-        step = self._step if self.theta.device.type != "cuda" else self._captured()
-        for _ in range(steps):
-            step()
+        if self.theta.device.type != "cuda":
+            for _ in range(steps):
+                self._step()
+            return
+        with torch.cuda.device(self.theta.device):
+            replay = self._captured()
+            for _ in range(steps):
+                replay()
 
     def _step(self) -> None:
         index = self.index.index_select(0, self.at)[0]  # (C, B)

@@ -1,5 +1,6 @@
 """The TOML spec of a run: what it may say (`fields`), reading it (`read`) and writing it (`write`)."""
 
+from fedtilt.spec.build import dataset_of, federation_of, model_of, training_of
 from fedtilt.spec.fields import (
     ClientsSpec,
     DataSpec,
@@ -11,7 +12,7 @@ from fedtilt.spec.fields import (
 )
 from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.read import builtin_names, load, parse
-from fedtilt.spec.write import annotated, dump, fingerprint, reference
+from fedtilt.spec.write import annotated, dump, reference
 
 __all__ = [
     "ClientsSpec",
@@ -24,9 +25,12 @@ __all__ = [
     "TrainSpec",
     "annotated",
     "builtin_names",
+    "dataset_of",
     "dump",
-    "fingerprint",
+    "federation_of",
     "load",
+    "model_of",
     "parse",
     "reference",
+    "training_of",
 ]

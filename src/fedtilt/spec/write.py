@@ -1,7 +1,5 @@
 """Write a spec: as TOML, as the annotated file of `fedtilt init`, and as the reference page docs/spec.md."""
 
-import dataclasses
-import hashlib
 import inspect
 import json
 import textwrap
@@ -25,13 +23,6 @@ def dump(spec: Spec) -> str:
     blocks += [[f"[{key}]", *_pairs(getattr(spec, key))] for key in TABLES]
     blocks += [["[[methods]]", *_pairs(method)] for method in spec.methods]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
-
-
-def fingerprint(spec: Spec) -> str:
-    """The sha256 of what determines a run's bits: not where it runs, where its data lies or how it is stored."""
-    content = spec.model_dump(exclude={"device": True, "store": True, "train": {"workers"}, "data": {"folder"}})
-    content["methods"] = [dataclasses.asdict(method.to_method()) for method in spec.methods]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def annotated() -> str:

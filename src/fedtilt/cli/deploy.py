@@ -1,0 +1,227 @@
+"""`fedtilt deploy`: the same method on a real Flower federation, from a new project to a trial on this machine."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedtilt.errors import InputError
+
+if TYPE_CHECKING:
+    from fedtilt.flower.trial import Trial
+
+app = typer.Typer(no_args_is_help=True, help="Train on a real Flower federation.")
+
+Project = Annotated[Path, typer.Argument(metavar="[DIR]", help="The project's folder.")]
+
+
+def _home(project: Path) -> Path:
+    """Where a project's trial on this machine lies."""
+    return project / ".fedtilt"
+
+
+@app.command()
+def new(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    sites: Annotated[int, typer.Option(help="How many sites the federation has.")] = 2,
+) -> None:
+    """Write a small Flower project for your own data and model."""
+    from fedtilt.flower.project import write_project
+
+    write_project(folder, sites)
+    typer.echo(f"wrote  {folder}: your data and model go into {folder / 'federation/task.py'}, the rest into spec.toml")
+    typer.echo(f"next   fedtilt deploy up {folder}")
+
+
+@app.command()
+def up(
+    project: Project = Path("."),
+    node_config: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SITE:KEY=VALUE", help="More for a site's --node-config, such as 0:data='\"/a.csv\"'."),
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys.")] = False,
+) -> None:
+    """Start a SuperLink and a SuperNode for every site on this machine, over TLS and with registered keys."""
+    from fedtilt.flower.project import check_project
+    from fedtilt.flower.trial import Trial
+    from fedtilt.spec import load
+
+    check_project(project)
+    sites = load(project / "spec.toml").clients.count
+    trial = Trial(home=_home(project), tls=not insecure, sites=sites)
+    with Console(stderr=True).status(f"starting a SuperLink and {sites} SuperNodes"):
+        trial.up(node_config=_node_configs(node_config or []))
+    how = "without TLS" if insecure else "over TLS, with registered keys"
+    typer.echo(f"up     {sites} sites are connected to 127.0.0.1:{trial.port} {how}")
+    typer.echo(f"next   fedtilt deploy run {project}")
+
+
+def _node_configs(given: Sequence[str]) -> dict[int, dict[str, object]]:
+    import tomllib
+
+    configs: dict[int, dict[str, object]] = {}
+    for text in given:
+        site, colon, setting = text.partition(":")
+        try:
+            values = tomllib.loads(setting)
+        except tomllib.TOMLDecodeError:
+            values = {}
+        if not colon or not site.strip().isdigit() or not values:
+            raise InputError(f"--node-config {text!r} is not SITE:KEY=VALUE; write for example 0:data='\"/a.csv\"'")
+        configs.setdefault(int(site), {}).update(values)
+    return configs
+
+
+@app.command()
+def run(
+    project: Project = Path("."),
+    method: Annotated[str, typer.Option(metavar="NAME", help="Which method of spec.toml, if it has several.")] = "",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.rounds=5.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The server's run folder.")] = None,
+    quorum: Annotated[float, typer.Option(help="Share of a round's sites whose models must arrive.")] = 0.5,
+    deadline: Annotated[float, typer.Option(help="Seconds a site has for a round.")] = 600.0,
+) -> None:
+    """Train the project on the sites that are up; a run that was stopped goes on where it stopped."""
+    from fedtilt.flower import Rules, Task
+    from fedtilt.flower.project import check_project
+    from fedtilt.flower.trial import Trial
+
+    check_project(project)
+    trial = _running(Trial.find(_home(project)))
+    config = {"method": method, "set": "\n".join(settings or []), "quorum": quorum, "deadline": deadline}
+    Rules.read(config)
+    job = Task(spec=project / "spec.toml").job(config)
+    folder = (out or trial.home / "link" / "runs" / f"{job.spec.name}-{job.method.name}").resolve()
+    watch = _Watch(folder, job.spec.seed, job.spec.train.rounds)
+    number = trial.submit(project, config | {"out": str(folder)})
+    try:
+        status = trial.wait_run(number, sign=watch.look)
+    except KeyboardInterrupt:
+        typer.echo(f"run {number} goes on; see fedtilt deploy status {project}", err=True)
+        raise typer.Exit(130) from None
+    watch.look()
+    if status != "finished:completed":
+        raise InputError(f"run {number} is {status}: {watch.why() or 'see ' + str(trial.home / 'link/log.txt')}")
+    _show(folder, job.method.name, trial)
+
+
+def _running(trial: "Trial") -> "Trial":
+    if not trial.alive():
+        raise InputError(f"the trial in {trial.home} is down; start it with fedtilt deploy up")
+    return trial
+
+
+class _Watch:
+    """Prints a line for every round that the server writes down from now on."""
+
+    def __init__(self, folder: Path, seed: int, rounds: int) -> None:
+        self._folder, self._faults, self._rounds = folder, folder / f"seed-{seed}" / "faults.json", rounds
+        self._begun = time.time()
+        self._seen = set(_read(self._faults).get("rounds", {}))
+
+    def look(self) -> bool:
+        """Print what is new; whether the run has written how it ended."""
+        for number, entry in _read(self._faults).get("rounds", {}).items():
+            if number not in self._seen:
+                self._seen.add(number)
+                lost = [f"site {site} {why}" for site, why in entry["refused"].items()]
+                lost += [f"site {site} did not answer" for site in entry["silent"]]
+                note = f" ({'; '.join(lost)})" if lost else ""
+                typer.echo(f"round {number}/{self._rounds}: {len(entry['entered'])} sites{note}", err=True)
+        ends = (self._folder / name for name in ("results.json", "stopped.json"))
+        return any(path.exists() and path.stat().st_mtime >= self._begun for path in ends)
+
+    def why(self) -> str:
+        """Why the run stopped."""
+        return str(_read(self._folder / "stopped.json").get("why", ""))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):  # not written yet
+        return {}
+    return found
+
+
+def _show(folder: Path, method: str, trial: "Trial") -> None:
+    values = json.loads((folder / "results.json").read_text())["methods"][method]
+    shown = {
+        "accuracy": "accuracy",
+        "client_fairness": "client fairness",
+        "client_data_fairness_mean": "class fairness",
+        "worst": "worst 10 %",
+    }
+    typer.echo("  ".join(f"{title} {values[key]['mean']:.2f}" for key, title in shown.items()))
+    for report in sorted(trial.home.glob(f"site-*/state/*/{method}/seed-*/site-*/report.txt")):
+        typer.echo(f"site report  {report}")
+    typer.echo(f"run folder   {folder}")
+    typer.echo(f"report       {_report(folder)}")
+
+
+def _report(folder: Path) -> str:
+    from fedtilt import report
+
+    try:
+        return str(report.write([folder], folder / "report.html"))
+    except InputError as error:  # plotly is an extra
+        return f"not written: {error}"
+
+
+@app.command()
+def status(project: Project = Path(".")) -> None:
+    """Show what is running."""
+    from fedtilt.flower.trial import Trial
+
+    trial = Trial.find(_home(project))
+    alive = trial.alive()
+    if not alive:
+        typer.echo("down: no process is running")
+        return
+    typer.echo(f"up: {trial.online()} of {trial.sites} sites are connected to 127.0.0.1:{trial.port}")
+    typer.echo(f"processes: {' '.join(map(str, alive))}")
+    for one in trial.runs():
+        typer.echo(f"run {one['run-id']}: {one['status']}")
+
+
+@app.command()
+def down(project: Project = Path(".")) -> None:
+    """Stop every process that `up` started; runs and personal models stay."""
+    from fedtilt.flower.trial import Trial
+
+    ended = Trial.find(_home(project)).down()
+    typer.echo(f"down: {len(ended)} processes ended" if ended else "down: no process was running")
+
+
+@app.command()
+def certificate(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where ca.crt and ca.key are, or will be.")],
+    host: Annotated[list[str], typer.Option(help="A name or address by which sites reach the SuperLink.")],
+    days: Annotated[int, typer.Option(help="How long the SuperLink's certificate is valid.")] = 365,
+) -> None:
+    """Make the SuperLink's certificate, and the authority that signs it where there is none yet."""
+    from fedtilt.flower.certificates import make_authority, make_server_certificate
+
+    if not (folder / "ca.crt").exists():
+        make_authority(folder)
+        typer.echo(f"wrote  {folder / 'ca.crt'} for every machine; keep ca.key to yourself")
+    make_server_certificate(folder, host, days=days)
+    typer.echo(f"wrote  {folder / 'server.crt'} and server.key for {', '.join(host)}, valid {days} days")
+
+
+@app.command()
+def key(path: Annotated[Path, typer.Argument(metavar="FILE", help="The private key to write.")]) -> None:
+    """Make a SuperNode's key pair on its own machine; only FILE.pub is handed out."""
+    from fedtilt.flower.certificates import make_site_key
+
+    if path.exists():
+        raise InputError(f"{path} is already there; a new key would lock its site out: name another file")
+    make_site_key(path)
+    typer.echo(f"wrote  {path}, which stays here, and {path}.pub for the server: flwr supernode register {path}.pub")

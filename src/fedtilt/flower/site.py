@@ -1,0 +1,108 @@
+"""One site of a federation: it trains on its own data, judges on its own data, and keeps its personal model."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from fedtilt.data import Federation
+from fedtilt.descend import choose
+from fedtilt.errors import InputError
+from fedtilt.evaluate import Evaluator
+from fedtilt.flower.locker import Locker
+from fedtilt.flower.site_report import write_report
+from fedtilt.flower.task import Job, NodeConfig, Task, site_model
+from fedtilt.flower.wire import Update, Verdict, spreads
+from fedtilt.placement import Diet, Here
+from fedtilt.round import flaw, plan
+from fedtilt.shelf import Shelf
+from fedtilt.store import locked
+from fedtilt.training import pick_device
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Site:
+    """Everything a site has at hand while it answers one message."""
+
+    number: int
+    job: Job
+    federation: Federation  # all rows but this site's are empty
+    model: nn.Module
+    home: Path  # where the site's personal models and report lie
+    by_class: bool  # whether the server is told right answers by class
+
+    @classmethod
+    def open(cls, task: Task, run: NodeConfig, node: NodeConfig) -> "Site":
+        """The site that a SuperNode's `--node-config` describes."""
+        number = node.get("partition-id")
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise InputError(f"--node-config needs partition-id, the site's number from 0 up; got {number!r}")
+        state = node.get("state-dir")
+        if not isinstance(state, str) or not state:
+            raise InputError(f"--node-config needs state-dir, a folder for the personal models; got {state!r}")
+        by_class = node.get("declare-classes", True)
+        if not isinstance(by_class, bool):
+            raise InputError(f"declare-classes in --node-config must be true or false, got {by_class!r}")
+        job = task.job(run)
+        federation = task.federation(job, number, node)
+        home = Path(state) / job.spec.name / job.method.name / f"seed-{job.spec.seed}" / f"site-{number:05d}"
+        return cls(
+            number=number,
+            job=job,
+            federation=federation,
+            model=site_model(federation, number, task.source(job), job.spec.seed),
+            home=home,
+            by_class=by_class,
+        )
+
+    @property
+    def samples(self) -> int:
+        """The number of training samples."""
+        return len(self.federation.train_index[self.number])
+
+    @contextmanager
+    def _locker(self, history: str) -> Iterator[Locker]:
+        """The site's personal models, for this process alone."""
+        with locked(self.home):
+            yield Locker(self.home, history)
+
+    def train(self, received: Tensor, *, round: int, base: int, history: str) -> Update:
+        """One round: the trained shared model goes out, the trained personal one stays."""
+        method, training = self.job.method, self.job.training
+        device = pick_device(training.device)
+        w = received.to(device)
+        with self._locker(history) as locker:
+            last = locker.last(base) if method.personal else None
+            steps = plan(
+                method, w, None if last is None else last.to(device), lr=training.lr, lr_personal=training.personal_rate
+            )
+            way = choose(self.model, device.type, training.way)
+            diet = Diet(seed=training.seed, epochs=training.epochs, batch_size=training.batch_size)
+            here = Here(self.federation, self.model.to(device), way, diet, device)
+            ((_, trained),) = here.train(round, {self.number: steps.lanes})
+            for lane in trained:
+                if why := flaw(lane, w):
+                    raise InputError(
+                        f"training diverged in round {round}: the model {why}; lower train.lr or the tilts"
+                    )
+            if method.personal:
+                locker.keep(round, base, trained[1].cpu())
+        return Update(trained[0].cpu(), self.samples)
+
+    def judge(self, w: Tensor, *, round: int, history: str) -> Verdict:
+        """Right answers of the shared and the personal model on the site's test data; the report is written here."""
+        method, device = self.job.method, pick_device(self.job.training.device)
+        shelf = Shelf()
+        with self._locker(history) as locker:
+            standing = locker.standing(round) if method.personal else None
+            if standing is not None:
+                shelf.put((method.name, self.number), standing, locker.last(round))  # type: ignore[arg-type]
+            evaluator = Evaluator(self.federation, self.model.to(device), device)
+            counts = evaluator.counts(method.name, w.to(device), method.personal, shelf)
+            shared, total = counts.shared[self.number], evaluator.total[self.number]
+            own = None if standing is None or counts.personal is None else counts.personal[self.number]
+            model_file = None if standing is None else locker.path(standing)
+            write_report(self.home, round, self.federation.class_names, shared, own, total, model_file)
+        return Verdict(shared, own, total, spreads(shared, own, total))

@@ -1,0 +1,50 @@
+"""From a spec to the things it describes: data, clients, model, settings."""
+
+import functools
+from pathlib import Path
+
+from fedtilt.data import Dataset, Federation, load, table
+from fedtilt.models import MODELS, ModelSource
+from fedtilt.spec.fields import Spec
+from fedtilt.training import Training
+
+
+def federation_of(spec: Spec, seed: int) -> Federation:
+    """The clients and their data that a spec describes."""
+    c = spec.clients
+    return Federation.build(
+        dataset_of(spec, seed),
+        clients=c.count,
+        partition=c.partition,
+        classes_per_client=c.classes_per_client,
+        alpha=c.alpha,
+        max_train=c.max_train,
+        validation=c.validation,
+        outliers=spec.outliers.to_outliers(),
+        seed=seed,
+    )
+
+
+def dataset_of(spec: Spec, seed: int) -> Dataset:
+    """The data a spec names, read from disk."""
+    d = spec.data
+    if d.file:
+        return table(Path(d.file), target=d.target or "", client=d.client or None, test_share=d.test_share, seed=seed)
+    return load(d.name, d.folder or None, seed=seed)
+
+
+def model_of(spec: Spec) -> ModelSource:
+    """The model a spec names, as a function of the data's shape."""
+    m = spec.model
+    own = {"mlp": {"hidden": tuple(m.hidden)}, "cnn": {"channels": tuple(m.channels)}}.get(m.name, {})
+    return functools.partial(MODELS[m.name], **own)
+
+
+def training_of(spec: Spec, seed: int) -> Training:
+    """How a spec trains, with one of its seeds."""
+    t = spec.train
+    return Training(
+        rounds=t.rounds, participation=t.participation, epochs=t.epochs, batch_size=t.batch_size, lr=t.lr,
+        lr_personal=t.lr_personal, seed=seed, eval_every=t.eval_every, device=spec.device, way=t.way,
+        workers=t.workers,
+    )  # fmt: skip

@@ -1,0 +1,259 @@
+"""What a server must not believe: every flawed reply is refused, counted, and changes nothing."""
+
+import io
+import json
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from torch import Tensor, nn
+
+import fedtilt as ft
+from fedtilt.flower import FedTiltStrategy, Rules
+from fedtilt.flower.task import Frame
+from fedtilt.flower.wire import Update as Trained
+from fedtilt.flower.wire import say_joined, say_update, to_arrays
+from fedtilt.models import flat
+from fedtilt.training import Training
+
+from .loopback import Deployment
+
+MODEL = ft.models.mlp((4,), 3, hidden=(5,))
+P = len(flat(MODEL))
+FRAME = Frame((4,), ("a", "b", "c"), ("0", "1", "2"), torch.zeros(3, dtype=torch.bool))
+
+
+class Nodes:
+    """Three connected nodes that say who they are."""
+
+    def get_node_ids(self) -> list[int]:
+        return [100, 101, 102]
+
+    def send_and_receive(self, messages: Iterable[Message], timeout: float | None = None) -> list[Message]:
+        return [Message(say_joined(m.metadata.dst_node_id - 100, 10, 3, P), reply_to=m) for m in messages]
+
+
+def trained(site: int) -> Tensor:
+    return flat(MODEL) + site + 1
+
+
+def round_one(
+    method: ft.Method | None = None, rules: Rules | None = None
+) -> tuple[FedTiltStrategy, dict[int, Message], dict[int, Message]]:
+    """A strategy that waits for round 1's answers, its questions, and sound answers by site."""
+    training = Training(participation=1.0, rounds=1)
+    method = method or ft.fedavg(weighting="samples")
+    strategy = FedTiltStrategy(method, MODEL, FRAME, training=training, rules=rules)
+    nodes = Nodes()
+    strategy.roster.gather(nodes)
+    arrays = to_arrays(MODEL, flat(MODEL))
+    asked = {m.metadata.dst_node_id - 100: m for m in strategy.configure_train(1, arrays, ConfigRecord(), nodes)}
+    sound = {s: Message(say_update(MODEL, Trained(trained(s), 10 + s), 1), reply_to=m) for s, m in asked.items()}
+    return strategy, asked, sound
+
+
+def without(site: int) -> ArrayRecord:
+    strategy, _, sound = round_one()
+    return strategy.aggregate_train(1, [reply for n, reply in sound.items() if n != site])[0]
+
+
+def metrics(**values: object) -> Callable[[RecordDict], None]:
+    return lambda content: content["metrics"].update(values)
+
+
+def drop(key: str) -> Callable[[RecordDict], None]:
+    return lambda content: content.pop(key)
+
+
+def array(value: object) -> Callable[[RecordDict], None]:
+    def change(content: RecordDict) -> None:
+        name = "1.bias"
+        content["arrays"][name] = value if isinstance(value, Array) else Array(value)  # type: ignore[arg-type]
+
+    return change
+
+
+def model(w: Tensor) -> Callable[[RecordDict], None]:
+    return lambda content: content.update(arrays=to_arrays(MODEL, w))
+
+
+def lying_header() -> Array:
+    """Five numbers whose header promises a terabyte."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": (2**38,)})
+    return Array("float32", (5,), "numpy.ndarray", buffer.getvalue() + bytes(20))
+
+
+def objects() -> Array:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return Array("float32", (5,), "numpy.ndarray", buffer.getvalue())
+
+
+FLAWS = {
+    "is not finite": model(torch.full((P,), math.nan)),
+    "is not finite ": model(flat(MODEL).index_fill(0, torch.tensor([3]), math.inf)),
+    "has shape (4,) instead of (5,) in '1.bias'": array(np.zeros(4, np.float32)),
+    "has shape () instead of (5,) in '1.bias'": array(np.zeros((), np.float32)),
+    "has shape (1,) instead of (5,) in '1.bias'": array(np.zeros(1, np.float32)),
+    "has shape (274877906944,) instead": array(lying_header()),
+    "has type float64 instead of float32 in '1.bias'": array(np.zeros(5)),
+    "has type int32 instead of float32 in '1.bias'": array(np.zeros(5, np.int32)),
+    "has shape (1,) instead of (5,)": array(objects()),
+    "has a parameter that cannot be read": array(Array("float32", (5,), "numpy.ndarray", b"rubbish")),
+    "has a parameter that cannot be read ": array(Array("float32", (5,), "pickle", b"")),
+    "has other parameters: 0 are missing and 1 are unknown": lambda c: c["arrays"].update(
+        more=Array(np.zeros(1, np.float32))
+    ),
+    "has other parameters: 1 are missing and 0 are unknown": lambda c: c["arrays"].pop("1.bias"),
+    "has no model": drop("arrays"),
+    "has no metrics": drop("metrics"),
+    "is of round 0 instead of 1": metrics(round=0),
+    "is of round 7 instead of 1": metrics(round=7),
+    "says round is not a whole number": metrics(round=1.0),
+    "says num-examples = -5, outside 1 to 10000000": metrics(**{"num-examples": -5}),
+    "says num-examples = 0, outside 1 to 10000000": metrics(**{"num-examples": 0}),
+    "says num-examples = 1000000000000, outside 1 to 10000000": metrics(**{"num-examples": 10**12}),
+    "says num-examples is not a whole number": metrics(**{"num-examples": 10.5}),
+}
+
+
+@pytest.mark.parametrize("why", FLAWS)
+def test_a_flawed_reply_is_as_if_it_had_not_come(why: str) -> None:
+    strategy, _, sound = round_one()
+    FLAWS[why](sound[1].content)
+    arrays, told = strategy.aggregate_train(1, sound.values())
+    assert same(arrays, without(1))
+    ((who, found),) = strategy.roster.refusals().items()
+    assert who == "site 1"
+    assert list(found.values()) == [1]
+    assert next(iter(found)).startswith(why.strip())
+    assert told == {"sites": 2, "refused": 1}
+
+
+def same(a: ArrayRecord, b: ArrayRecord) -> bool:
+    return all(np.array_equal(a[name].numpy(), b[name].numpy()) for name in {*a, *b})
+
+
+def test_an_error_a_duplicate_a_stranger_and_silence() -> None:
+    strategy, asked, sound = round_one()
+    failed = Message(Error(code=2, reason="secret"), reply_to=asked[1])
+    assert same(strategy.aggregate_train(1, [sound[0], failed, sound[2]])[0], without(1))
+    assert strategy.roster.refusals() == {"site 1": {"failed with Flower's error 2": 1}}
+
+    strategy, _, sound = round_one()
+    assert same(strategy.aggregate_train(1, [sound[1], *sound.values()])[0], without(1))
+    assert strategy.roster.refusals() == {"site 1": {"answered 2 times": 1}}
+
+    strategy, asked, sound = round_one()
+    stranger = Message(RecordDict(), dst_node_id=999, message_type="train")
+    reply = Message(say_update(MODEL, Trained(trained(9), 10), 1), reply_to=stranger)
+    strategy.aggregate_train(1, [*sound.values(), reply])
+    assert strategy.roster.refusals() == {"node 999": {"was not asked": 1}}
+
+    strategy, _, sound = round_one()
+    strategy.aggregate_train(1, [sound[0], sound[2]])
+    assert strategy.roster.refusals() == {"site 1": {"did not answer in time": 1}}
+
+
+def test_the_order_of_arrival_does_not_matter() -> None:
+    first, last = ([*range(3)], [2, 0, 1])
+    results = []
+    for order in (first, last):
+        strategy, _, sound = round_one()
+        results.append(strategy.aggregate_train(1, [sound[n] for n in order])[0])
+    assert same(*results)
+
+
+def test_below_quorum_the_round_is_not_settled() -> None:
+    strategy, _, sound = round_one(rules=Rules(quorum=1.0))
+    sound[1].content["metrics"]["round"] = 9
+    with pytest.raises(ft.InputError) as error:
+        strategy.aggregate_train(1, sound.values())
+    assert str(error.value) == (
+        "round 1 has 2 sound models of 3 and needs 3 (site 1 is of round 9 instead of 1); "
+        "the run stops after round 0: mend the sites and run it again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (say_joined(7, 10, 3, P), "says site = 7, outside 0 to 2"),
+        (say_joined(0, 10, 4, P), "has 4 classes instead of 3"),
+        (say_joined(0, 10, 3, 1), f"has 1 parameters instead of {P}"),
+        (say_joined(0, 0, 3, P), "says num-examples = 0, outside 1 to 10000000"),
+        (RecordDict({"metrics": MetricRecord({"site": 0.5})}), "says site is not a whole number"),
+        (RecordDict(), "has no metrics"),
+    ],
+)
+def test_who_does_not_fit_cannot_join(said: RecordDict, why: str) -> None:
+    strategy, _, _ = round_one()
+    strategy.roster.admit([Message(said, reply_to=Message(RecordDict(), dst_node_id=55, message_type="query"))])
+    assert strategy.roster.refusals() == {"node 55": {f"cannot join: {why}": 1}}
+    assert strategy.roster.nodes() == {0: 100, 1: 101, 2: 102}
+
+
+def test_nobody_takes_another_sites_place() -> None:
+    strategy, _, _ = round_one()
+    question = Message(RecordDict(), dst_node_id=55, message_type="query")
+    strategy.roster.admit([Message(say_joined(0, 10, 3, P), reply_to=question)])
+    assert strategy.roster.nodes()[0] == 100
+    assert strategy.roster.refusals() == {"node 55": {"cannot join: another node is site 0": 1}}
+
+
+def test_impossible_verdicts_are_refused(deployment: Deployment, tmp_path: Path) -> None:
+    def boast(reply: Message, site: int, round: int) -> list[Message]:
+        if reply.metadata.message_type == "evaluate" and site == 1:
+            counts = reply.content["metrics"]
+            counts["personal"] = [n + 1 for n in counts["total"]]
+        return [reply]
+
+    deployment.run(boast)
+    entry = json.loads((tmp_path / "run/seed-0/metrics.jsonl").read_text())
+    assert entry["personal"]["clients"] == 1  # the other site alone
+    faults = json.loads((tmp_path / "run/seed-0/faults.json").read_text())
+    assert faults["refused"] == {"site 1": {"has impossible counts in 'personal'": 1}}
+
+
+def test_below_quorum_the_run_stops_with_a_checkpoint_and_goes_on_later(deployment: Deployment, tmp_path: Path) -> None:
+    def poison(reply: Message, site: int, round: int) -> list[Message]:
+        if reply.metadata.message_type == "train" and site == 1 and round == 2:
+            for name, part in list(reply.content["arrays"].items()):
+                reply.content["arrays"][name] = Array(part.numpy() * np.float32("nan"))
+        return [reply]
+
+    with pytest.raises(ft.InputError, match="round 2 has 1 sound models of 2 and needs 2"):
+        deployment.run(poison, quorum=1.0)
+    assert not (tmp_path / "run/results.json").exists()
+    faults = json.loads((tmp_path / "run/seed-0/faults.json").read_text())
+    assert faults["refused"] == {"site 1": {"is not finite": 1}}
+    assert "mend the sites" in json.loads((tmp_path / "run/stopped.json").read_text())["why"]
+    assert (tmp_path / "run/seed-0/checkpoints/round-00001").exists()
+    deployment.run(quorum=1.0)
+    assert (tmp_path / "run/results.json").exists()
+    assert not (tmp_path / "run/stopped.json").exists()
+
+
+def test_a_site_tells_only_its_own_log_what_went_wrong(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    said: list[Message] = []
+
+    def listen(reply: Message, site: int, round: int) -> list[Message]:
+        said.append(reply)
+        return [reply]
+
+    with pytest.raises(ft.InputError, match="round 1 has 0 sound models of 2"):
+        deployment.run(listen, node_config={n: {"partition-id": 17} for n in (0, 1)})
+    assert [reply.error.reason for reply in said] == ["the site's own log says why"] * len(said)
+    assert "partition-id = 17 of this SuperNode is not one of the sites 0 to 1" in caplog.text
+
+
+def test_a_step_that_diverges_is_refused_at_once() -> None:
+    with pytest.raises(ft.InputError, match="diverges"):
+        FedTiltStrategy(ft.ditto(3.0), nn.Linear(4, 3), FRAME, training=Training(lr=1.0))

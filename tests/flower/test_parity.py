@@ -1,0 +1,38 @@
+"""Runner against runner: a real SuperLink and real SuperNodes give the simulator's models."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from fedtilt.files import read_json
+from fedtilt.flower.trial import Trial
+from fedtilt.runs import run_spec
+from fedtilt.spec import federation_of, load
+from fedtilt.store import Store
+
+from .network import write_app
+
+
+def test_a_real_federation_gives_the_simulators_models(tmp_path: Path) -> None:
+    spec = load(write_app(tmp_path / "app") / "spec.toml")
+    sizes = federation_of(spec, 0).train_sizes()
+    assert sizes[0] != sizes[1]
+    trial = Trial(home=tmp_path / "trial", tls=False)
+    run = tmp_path / "run"
+    trial.up(patience=0)
+    try:
+        number = trial.submit(tmp_path / "app", {"out": str(run), "quorum": 1.0})
+        assert trial.wait_run(number, 240, sign=(run / "results.json").exists) == "finished:completed"
+    finally:
+        trial.down()
+    assert trial.alive() == []
+
+    run_spec(spec, tmp_path / "simulated")
+    theirs = Store(tmp_path / "simulated/seed-0").latest()
+    torch.testing.assert_close(Store(run / "seed-0").latest().shared, theirs.shared)
+    for site in (0, 1):
+        (file,) = (trial.home / f"site-{site}/state").rglob("round-00002.safetensors")
+        torch.testing.assert_close(load_file(file)["model"], theirs.shelf.get(("fedtilt", site)))
+    assert read_json(run / "results.json") == read_json(tmp_path / "simulated/results.json")
+    assert read_json(run / "seed-0/faults.json")["refused"] == {}
