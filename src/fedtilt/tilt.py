@@ -13,56 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedtilt.cells import WHOLE, Cells, nested
 from fedtilt.errors import InputError
-
-Reduce = Callable[[Tensor], Tensor]  # (…, n) → (…, n) or (…, 1): a value per cell, seen from every member
 
 _EXPM1_RANGE = 20.0  # up to this t · (max − min), shifting by the min keeps every digit; beyond, exp could overflow
 _ZERO = 1e-30  # a tilt this small is 0: t/2 · var is below one rounding for any loss up to 1e4
 _FEW = 64  # up to this many samples of one batch, plain floats are faster than tensors
-_PAIRWISE = 256  # up to this many samples a (n, n) mask of cells is cheaper than sorting, and needs no scatter
-
-
-class _Cells(NamedTuple):
-    """How to reduce over the members of each cell."""
-
-    total: Reduce
-    lowest: Reduce
-    highest: Reduce
-
-
-_WHOLE = _Cells(
-    total=lambda x: x.sum(-1, keepdim=True),
-    lowest=lambda x: x.amin(-1, keepdim=True),
-    highest=lambda x: x.amax(-1, keepdim=True),
-)
-
-
-def _pairwise(same: Tensor) -> _Cells:
-    """Cells given as a mask `same` (…, n, n); exact sums in a fixed order, no scatter."""
-
-    def spread(x: Tensor, fill: float) -> Tensor:
-        return torch.where(same, x.unsqueeze(-2), fill)
-
-    return _Cells(
-        total=lambda x: spread(x, 0.0).sum(-1),
-        lowest=lambda x: spread(x, math.inf).amin(-1),
-        highest=lambda x: spread(x, -math.inf).amax(-1),
-    )
-
-
-def _scattered(cell: Tensor) -> _Cells:
-    """Cells given as numbers in [0, n) (…, n); linear in n."""
-
-    def reduced(x: Tensor, how: str, start: float) -> Tensor:
-        index = cell.expand(x.shape)
-        return torch.full_like(x, start).scatter_reduce(-1, index, x, how).gather(-1, index)
-
-    return _Cells(
-        total=lambda x: reduced(x, "sum", 0.0),
-        lowest=lambda x: reduced(x, "amin", math.inf),
-        highest=lambda x: reduced(x, "amax", -math.inf),
-    )
 
 
 def _either(condition: Tensor | bool, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
@@ -86,7 +42,7 @@ class _Shifted(NamedTuple):
     z: Tensor
 
 
-def _shifted(x: Tensor, t: Tensor | float, w: Tensor | None, cells: _Cells) -> _Shifted:
+def _shifted(x: Tensor, t: Tensor | float, w: Tensor | None, cells: Cells) -> _Shifted:
     seen = x.detach()
     held: Tensor | bool = True
     if w is None:
@@ -118,7 +74,7 @@ def _shifted(x: Tensor, t: Tensor | float, w: Tensor | None, cells: _Cells) -> _
     )
 
 
-def _value(s: _Shifted, cells: _Cells) -> Tensor:
+def _value(s: _Shifted, cells: Cells) -> Tensor:
     """Each cell's tilted mean, seen from every member: m + log(mean(exp z)) / t, accurate for every tilt.
 
     With e = mean(expm1 z), log1p(e) is the accurate logarithm unless e is close to −1.
@@ -133,11 +89,11 @@ def _value(s: _Shifted, cells: _Cells) -> Tensor:
     return _either(s.held, lambda: _either(s.infinite, lambda: s.edge, lambda: value), lambda: 0.0)
 
 
-def _sum_exp(s: _Shifted, cells: _Cells) -> Tensor:
+def _sum_exp(s: _Shifted, cells: Cells) -> Tensor:
     return _either(s.held, lambda: cells.total(s.w * s.z.exp()), lambda: 1.0)
 
 
-def _share(s: _Shifted, cells: _Cells) -> Tensor:
+def _share(s: _Shifted, cells: Cells) -> Tensor:
     """The derivative of each cell's tilted mean by each member: w · exp(z) / Σ w · exp(z); ties at ±inf share."""
 
     def at_edge() -> Tensor:
@@ -152,7 +108,7 @@ def _share(s: _Shifted, cells: _Cells) -> Tensor:
     return share.expand_as(s.x)
 
 
-def _tilted(x: Tensor, t: Tensor | float, w: Tensor | None, cells: _Cells) -> Tensor:
+def _tilted(x: Tensor, t: Tensor | float, w: Tensor | None, cells: Cells) -> Tensor:
     """`_value`, differentiable to any order by plain operations, so that it batches, traces and compiles.
 
     The accurate form is poor to differentiate and log-sum-exp poor to evaluate: take the value of one and the
@@ -218,7 +174,7 @@ def tilted_mean(values: Tensor, tilt: float | Tensor, dim: int = -1, weights: Te
     x, t = x.movedim(dim, -1), _as_tilt(tilt, x)
     if isinstance(t, Tensor):
         x = x.expand(torch.broadcast_shapes(x.shape, t.shape))
-    return _tilted(x, t, None if w is None else w.expand_as(x), _WHOLE).squeeze(-1).to(values.dtype)
+    return _tilted(x, t, None if w is None else w.expand_as(x), WHOLE).squeeze(-1).to(values.dtype)
 
 
 def _weights(weights: Tensor, like: Tensor) -> Tensor:
@@ -272,7 +228,7 @@ def nested_shares(
     x, levels, last, w = _levels(losses, groups, tilts, weights)
     shares = torch.ones_like(x)
     finer = None
-    for t, cells in [*levels, (_as_tilt(last, x), _WHOLE)]:
+    for t, cells in [*levels, (_as_tilt(last, x), WHOLE)]:
         s = _shifted(x, t, w, cells)
         share = _share(s, cells)
         shares = shares * (share if finer is None else finer.total(share))
@@ -327,7 +283,7 @@ def _tilt_of_few(x: list[float], w: list[float], t: float) -> tuple[float, list[
 
 def _levels(
     losses: Tensor, groups: Sequence[Tensor], tilts: Sequence[float | Tensor], weights: Tensor | None
-) -> tuple[Tensor, list[tuple[Tensor | float, _Cells]], float | Tensor, Tensor | None]:
+) -> tuple[Tensor, list[tuple[Tensor | float, Cells]], float | Tensor, Tensor | None]:
     """The losses, a (tilt, cells) pair for every level but the last, the last tilt, and the weights, checked."""
     _checked(losses, "losses")
     if len(tilts) != len(groups) + 1:
@@ -343,23 +299,14 @@ def _levels(
     kept = [not _equal(a, b) for a, b in pairwise(tilts)]  # equal tilts are one level
     x = _floats(losses)
     w = None if weights is None else _weights(weights, x)
+    levels: list[tuple[Tensor | float, Cells]] = []
     if any(kept):  # cells need samples, labels and tilts of one shape
         shape = torch.broadcast_shapes(x.shape, *(g.shape for g in groups), *(_tilt_shape(t) for t in tilts))
         x = x.expand(shape)
         w = None if w is None else w.expand(shape)
-    levels: list[tuple[Tensor | float, _Cells]] = []
-    same = cell = None
-    for label, tilt, own_level in reversed(list(zip(groups, tilts[:-1], kept, strict=True))):  # coarse to fine
-        if x.shape[-1] <= _PAIRWISE:
-            alike = label.unsqueeze(-1) == label.unsqueeze(-2)
-            same = alike if same is None else alike & same
-            cells = _pairwise(same)
-        else:
-            own = _ranked(label.long())
-            cell = own if cell is None else _ranked(cell * x.shape[-1] + own)
-            cells = _scattered(cell)
-        if own_level:
-            levels.insert(0, (_as_tilt(tilt, x), cells))
+        for own_level, tilt, cells in zip(kept, tilts[:-1], nested(groups, x.shape[-1]), strict=True):
+            if own_level:
+                levels.append((_as_tilt(tilt, x), cells))
     return x, levels, tilts[-1], w
 
 
@@ -369,11 +316,3 @@ def _equal(a: float | Tensor, b: float | Tensor) -> bool:
 
 def _tilt_shape(tilt: float | Tensor) -> tuple[int, ...]:
     return (*tilt.shape, 1) if isinstance(tilt, Tensor) else (1,)
-
-
-def _ranked(label: Tensor) -> Tensor:
-    """Labels renumbered 0, 1, 2, … by a sort: shapes stay known, so it traces and batches."""
-    ordered, order = label.sort(dim=-1)
-    new = torch.zeros_like(ordered)
-    new[..., 1:] = (ordered[..., 1:] != ordered[..., :-1]).long()
-    return torch.empty_like(label).scatter(-1, order, new.cumsum(-1))
