@@ -15,13 +15,12 @@ from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, write_bytes, write_json
 from fedtilt.methods import Method
-from fedtilt.metrics import Counts
 from fedtilt.models import ModelSource, flat, with_weights
 from fedtilt.provenance import environment, record_environment, seed_folder, settings_of
 from fedtilt.results import MethodResult, Result, Summary, judged_counts, over_seeds, summarise
 from fedtilt.shelf import State
 from fedtilt.simulate import Round, simulated
-from fedtilt.store import History, Store, locked
+from fedtilt.store import Memory, Store, locked
 from fedtilt.training import Training, initial_model, pick_device
 
 if TYPE_CHECKING:
@@ -67,65 +66,55 @@ def run(
         lr_personal=lr_personal, seed=seed, device=device, eval_every=eval_every, way=way, workers=workers,
     )  # fmt: skip
     if out is None:
-        return _train(methods, federation, model, settings, None, on_round, notice, checkpoint_seconds, memory_limit)
+        keeper = Memory(memory_limit)
+        return _train(methods, federation, model, settings, keeper, checkpoint_seconds, on_round, notice)
     folder = Path(out)
     with locked(folder):
         record_environment(folder, settings.device, [settings.seed])
-        home = seed_folder(folder, settings.seed)
-        return _train(methods, federation, model, settings, home, on_round, notice, checkpoint_seconds, memory_limit)
+        store = Store(seed_folder(folder, settings.seed), memory_limit)
+        return _train(methods, federation, model, settings, store, checkpoint_seconds, on_round, notice)
 
 
 def _train(
-    methods: Sequence[Method], federation: Federation, model: ModelSource, settings: Training, folder: Path | None,
-    on_round: OnRound, notice: Notice, checkpoint_seconds: float, memory_limit: int,
+    methods: Sequence[Method], federation: Federation, model: ModelSource, settings: Training, keeper: Store | Memory,
+    checkpoint_seconds: float, on_round: OnRound, notice: Notice,
 ) -> Result:  # fmt: skip
     net = initial_model(federation, model, settings.seed)
-    store = None if folder is None else Store(folder, memory_limit=memory_limit)
-    state: State | None = None
-    if store is not None:
-        state = store.begin(_job(methods, federation, net, settings), notice)
-        store.describe(
-            clients=federation.client_names,
-            classes=federation.class_names,
-            carriers=federation.carriers.nonzero()[:, 0].tolist(),
-        )
-    history: History = {m.name: [] for m in methods} if store is None else store.history
-    counts: Mapping[str, Counts] | None = None
+    state = keeper.begin(_job(methods, federation, net, settings), notice)
+    keeper.describe(
+        clients=federation.client_names,
+        classes=federation.class_names,
+        carriers=federation.carriers.nonzero()[:, 0].tolist(),
+    )
     total = federation.class_counts("test")
     saved = time.monotonic()
-    shelf = None if store is None else store.shelf
-    for r in simulated(methods, federation, model, settings, state=state, shelf=shelf):
+    for r in simulated(methods, federation, model, settings, state=state, shelf=keeper.shelf):
         state, summaries = r.state, None
         if r.counts is not None:
-            counts = r.counts
-            summaries = {name: summarise(c, total, federation.carriers) for name, c in counts.items()}
-            if store is not None:
-                store.record(r.number, summaries, counts, total)
-            else:
-                for name, summary in summaries.items():
-                    history[name].append((r.number, summary))
-        due = time.monotonic() - saved >= checkpoint_seconds or r.number == settings.rounds
-        if store is not None and due:
-            store.checkpoint(r.state)
+            summaries = {name: summarise(c, total, federation.carriers) for name, c in r.counts.items()}
+            keeper.record(r.number, summaries, r.counts, total)
+        if time.monotonic() - saved >= checkpoint_seconds or r.number == settings.rounds:
+            keeper.checkpoint(r.state)
             saved = time.monotonic()
         on_round(r, summaries)
-    assert state is not None
-    if counts is None:  # the run was finished before
-        assert store is not None
-        counts, _ = store.counts(state.round)
-    finished = state
+    assert state is not None  # there is at least one round, trained now or before
+    return _result(methods, net, keeper, state)
+
+
+def _result(methods: Sequence[Method], net: torch.nn.Module, keeper: Store | Memory, state: State) -> Result:
+    counts, total = keeper.counts(state.round)
 
     def personal(name: str) -> Callable[[int], torch.Tensor | None]:
-        return lambda client: finished.shelf.get((name, client))
+        return lambda client: state.shelf.get((name, client))
 
     return Result(
         {
             m.name: MethodResult(
                 method=m,
-                history=history[m.name],
+                history=keeper.history[m.name],
                 correct=judged_counts(counts[m.name]),
                 total=total,
-                _shared=finished.shared[m.name].cpu(),
+                _shared=state.shared[m.name].cpu(),
                 _personal=personal(m.name),
                 _module=lambda weights: with_weights(net, weights).cpu(),
             )
@@ -225,10 +214,10 @@ def _all_seeds(
     results = {}
     for seed in range(spec.seed, spec.seed + spec.seeds):
         on_seed(seed)
+        store = Store(seed_folder(folder, seed), spec.store.memory_limit_mb * 2**20)
         results[seed] = _train(
             [m.to_method() for m in spec.methods], federation_of(spec, seed), model_of(spec), training_of(spec, seed),
-            seed_folder(folder, seed), on_round, notice, spec.store.checkpoint_seconds,
-            spec.store.memory_limit_mb * 2**20,
+            store, spec.store.checkpoint_seconds, on_round, notice,
         )  # fmt: skip
     write_json(folder / "results.json", over_seeds(results))
     return results

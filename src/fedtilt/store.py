@@ -59,7 +59,7 @@ def locked(folder: Path) -> Iterator[None]:
 class Store:
     """One seed's part of a run folder."""
 
-    def __init__(self, folder: Path, *, memory_limit: int = 2 * 2**30) -> None:
+    def __init__(self, folder: Path, memory_limit: int = 2 * 2**30) -> None:
         self.folder = folder
         self.shelf = Shelf(folder / "personal", memory_limit)
         self.history: History = {}
@@ -222,6 +222,35 @@ class Store:
 
     def _checkpoint_folder(self, round: int) -> Path:
         return self.folder / "checkpoints" / f"round-{round:05d}"
+
+
+class Memory:
+    """What a run that is not stored remembers of itself: the same calls, and no file but those of a full shelf."""
+
+    def __init__(self, memory_limit: int) -> None:
+        self.shelf = Shelf(None, memory_limit)
+        self.history: History = {}
+        self._last: tuple[dict[str, Counts], Tensor] | None = None
+
+    def begin(self, job: Mapping[str, Any], notice: Callable[[str], None]) -> None:
+        """There is nothing to go on from."""
+
+    def describe(self, *, clients: Sequence[str], classes: Sequence[str], carriers: Sequence[int]) -> None:
+        """There is nobody to tell."""
+
+    def record(self, round: int, summaries: Mapping[str, Summary], counts: Mapping[str, Counts], total: Tensor) -> None:
+        """Add a judged round."""
+        for name, summary in summaries.items():
+            self.history.setdefault(name, []).append((round, summary))
+        self._last = dict(counts), total
+
+    def counts(self, round: int) -> tuple[dict[str, Counts], Tensor]:
+        """The counts of the last judged round, and the samples."""
+        assert self._last is not None
+        return self._last
+
+    def checkpoint(self, state: State) -> None:
+        """Nothing lasts."""
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
