@@ -31,8 +31,8 @@ RULES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "tilted q=-inf": (lambda m: aggregate.tilted(m, -INF, start=aggregate.median(m)), 0.4),
     "tilted l2": (lambda m: aggregate.tilted(m, distance="l2"), 0.4),
     "tilted l1": (lambda m: aggregate.tilted(m, distance="l1"), 0.4),
-    "tilted steps": (lambda m: aggregate.tilted(m, 1e-6, steps=(3, 0.2)), 0.0),
-    "tilted steps l2": (lambda m: aggregate.tilted(m, 1e-3, distance="l2", steps=(3, 0.2)), 0.0),
+    "tilted q=1e-6 steps": (lambda m: aggregate.tilted(m, 1e-6, steps=(3, 0.2)), 0.0),
+    "tilted l2 q=1e-3 steps": (lambda m: aggregate.tilted(m, 1e-3, distance="l2", steps=(3, 0.2)), 0.0),
 }
 
 
@@ -60,6 +60,8 @@ def test_laws(name: str, models: Tensor) -> None:
     close(rule(models[order]), result)
     moved = torch.linspace(-50, 50, PARAMETERS)
     close(rule(models + moved), result + moved, 4 * ROUNDING)
+    if "e-" not in name and name != "tilted q=5":  # where q is finite, the scale goes into it: see the scale law below
+        close(rule(models * 4) / 4, result)
     close(rule(models[:1]), models[0])
     close(rule(models[:1].expand(5, -1)), models[0])
     for share in (0.1, 0.2, 0.3, 0.4):

@@ -230,6 +230,7 @@ def test_vmap_compile_and_plain_broadcasting_agree() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 def test_inductor_agrees() -> None:
     losses = torch.rand(3, 6)
     tau, lam = torch.tensor([0.0, 50.0, -INF]), torch.tensor([100.0, -2.0, 0.0])

@@ -267,6 +267,8 @@ def _shares_of_few(losses: Tensor, groups: Sequence[Tensor], tilts: Sequence[flo
 
 def _tilt_of_few(x: list[float], w: list[float], t: float) -> tuple[float, list[float]]:
     """Value and shares of one cell, in double precision."""
+    if len(x) == 1:
+        return x[0], [1.0]
     mass = sum(w)
     if abs(t) < _ZERO:
         return sum(map(operator.mul, w, x)) / mass, [v / mass for v in w]
