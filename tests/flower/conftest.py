@@ -5,31 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from .toy import SPEC
+
 if importlib.util.find_spec("flwr") is None:
     collect_ignore_glob = ["*.py"]
-
-SPEC = """
-[data]
-name = "toy-2"
-[clients]
-count = 2
-partition = "dirichlet"
-alpha = 2.0
-[model]
-name = "mlp"
-hidden = [12]
-[train]
-rounds = 2
-participation = 1.0
-epochs = 2
-lr = 0.1
-eval_every = 2
-[[methods]]
-preset = "fedtilt"
-tau = 2.0
-lam = -1.0
-mu = 0.1
-"""
 
 
 @pytest.fixture(scope="session")

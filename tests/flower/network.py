@@ -6,29 +6,7 @@ from pathlib import Path
 
 from fedtilt.flower.project import write_project
 
-SPEC = """
-name = "parity"
-[data]
-name = "toy-2"
-[clients]
-count = 2
-partition = "dirichlet"
-alpha = 2.0
-[model]
-name = "mlp"
-hidden = [8]
-[train]
-rounds = 2
-participation = 1.0
-epochs = 2
-lr = 0.1
-eval_every = 2
-[[methods]]
-preset = "fedtilt"
-tau = 2.0
-lam = -1.0
-mu = 0.1
-"""
+from .toy import SPEC
 
 TASK = """
 from pathlib import Path

@@ -19,7 +19,8 @@ from fedtilt.runs import run_spec
 from fedtilt.spec import load
 from fedtilt.store import Store
 
-from .network import SPEC, wait_until, write_app
+from .network import wait_until, write_app
+from .toy import SPEC
 
 pytestmark = pytest.mark.slow
 
