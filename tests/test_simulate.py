@@ -227,3 +227,24 @@ def test_cuda_that_is_not_there_is_refused(federation: ft.Federation) -> None:
 def test_a_model_that_does_not_fit_the_data_is_refused(federation: ft.Federation, model, words: str) -> None:
     with pytest.raises(ft.InputError, match=words):
         last([ft.fedavg()], federation, model=model)
+
+
+def test_validation_data_is_judged_beside_test_data() -> None:
+    fed = ft.Federation.build(ft.data.load("digits"), clients=5, validation=0.2)
+    *_, last = ft.simulate([ft.ditto()], fed, ft.models.logistic, rounds=2, participation=0.4, epochs=1, workers=0)
+    assert last.validation is not None and last.validation_total is not None
+    assert torch.equal(last.validation_total, fed.class_counts("validation"))
+    personal = last.validation["ditto"].personal
+    assert personal is not None and (personal <= last.validation_total).all() and personal.sum() > 0
+    for client in last.selected:  # each by hand
+        x, y = fed.validation(client)
+        own = last.state.shelf.get(("ditto", client))
+        assert own is not None
+        right = ft.models.with_weights(ft.models.logistic(fed.input_shape, 10), own)(x).argmax(1) == y
+        assert torch.equal(torch.bincount(y[right], minlength=10), personal[client])
+
+
+def test_without_validation_data_there_are_no_counts_of_it() -> None:
+    fed = ft.Federation.build(ft.data.load("digits"), clients=5)
+    *_, last = ft.simulate([ft.fedavg()], fed, ft.models.logistic, rounds=1, participation=0.4, epochs=1, workers=0)
+    assert last.validation is None and last.validation_total is None

@@ -1,15 +1,17 @@
 """Judge models on the clients' own held-out data: right answers of every client and class."""
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedtilt.data import Federation
+from fedtilt.methods import Method
 from fedtilt.metrics import Counts, confusion_counts
 from fedtilt.models import unflat
-from fedtilt.shelf import Shelf
+from fedtilt.shelf import Shelf, State
 
 _SAMPLES = 4096  # a forward pass: large enough to be fast, small enough for any memory
 
@@ -34,6 +36,10 @@ class Evaluator:
         right = self._right(weights, slice(0, len(self._y)))
         counts, _ = confusion_counts(right, self._y.cpu(), self._client, self._clients, self._classes)
         return counts
+
+    def all_counts(self, methods: Sequence[Method], state: State) -> dict[str, Counts]:
+        """Right answers of every method."""
+        return {m.name: self.counts(m.name, state.shared[m.name], m.personal, state.shelf) for m in methods}
 
     def counts(self, method: str, weights: Tensor, personal: bool, shelf: Shelf) -> Counts:
         """Right answers of a method's shared model and, if it has them, of its clients' personal ones."""

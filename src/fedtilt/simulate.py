@@ -29,6 +29,8 @@ class Round:
     state: State
     counts: Mapping[str, Counts] | None  # method → right answers, where the round was judged
     total: Tensor  # (N, K) test samples
+    validation: Mapping[str, Counts] | None  # the same on validation data, where the federation sets some aside
+    validation_total: Tensor | None  # (N, K) validation samples
     seconds: float
 
 
@@ -89,7 +91,8 @@ def _rounds(
     methods: Sequence[Method], federation: Federation, net: nn.Module, settings: Training, state: State,
     device: torch.device, way: str,
 ) -> Iterator[Round]:  # fmt: skip
-    evaluator = Evaluator(federation, net, device)
+    test = Evaluator(federation, net, device)
+    held_out = Evaluator(federation, net, device, "validation") if any(map(len, federation.validation_index)) else None
     samples = dict(enumerate(federation.train_sizes().tolist()))
     placement = _placed(federation, net, way, settings, device, len(methods))
     try:
@@ -98,17 +101,15 @@ def _rounds(
             number = state.round + 1
             selected = settings.selected(number, federation.clients)
             _advance(methods, state, number, selected, placement, settings, samples)
-            counts = None
-            if settings.evaluates(number):
-                counts = {
-                    m.name: evaluator.counts(m.name, state.shared[m.name], m.personal, state.shelf) for m in methods
-                }
+            judged = settings.evaluates(number)
             yield Round(
                 number=number,
                 selected=selected,
                 state=state,
-                counts=counts,
-                total=evaluator.total,
+                counts=test.all_counts(methods, state) if judged else None,
+                total=test.total,
+                validation=held_out.all_counts(methods, state) if judged and held_out else None,
+                validation_total=held_out.total if held_out else None,
                 seconds=time.perf_counter() - begun,
             )
     finally:
