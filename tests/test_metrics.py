@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedtilt.errors import InputError
-from fedtilt.metrics import confusion_counts, measure
+from fedtilt.metrics import measure
 
 
 def by_numpy(correct: np.ndarray, total: np.ndarray) -> list[float]:
@@ -40,18 +40,6 @@ def test_against_numpy_with_clients_that_lack_classes_or_data(clients: int, clas
 def test_one_client_and_one_class() -> None:
     m = measure(torch.tensor([[3]]), torch.tensor([[4]]))
     assert dataclasses.astuple(m) == (75.0, 0.0, (0.0, 0.0), 75.0, 75.0, 75.0, 1)
-
-
-def test_counts_from_samples() -> None:
-    rng = torch.Generator().manual_seed(0)
-    label, client = torch.randint(0, 4, (200,), generator=rng), torch.randint(0, 7, (200,), generator=rng)
-    correct = torch.rand(200, generator=rng) < 0.7
-    right, total = confusion_counts(correct, label, client, clients=8, classes=4)
-    for n in range(8):
-        for k in range(4):
-            cell = (client == n) & (label == k)
-            assert total[n, k] == cell.sum()
-            assert right[n, k] == (cell & correct).sum()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def splitmix64(state: int) -> int:
 def test_bits_are_splitmix64() -> None:
     key = seeds.key(7, "order", round=3, client=11)
     expected = [splitmix64(key + i * 0x9E3779B97F4A7C15) for i in range(1, 101)]
-    assert [b % 2**64 for b in seeds.bits(key, 100).tolist()] == expected
+    assert [b % 2**64 for b in seeds.bits(key, (100,)).tolist()] == expected
 
 
 def test_streams_depend_on_each_part_of_the_key_and_on_no_global_state() -> None:
@@ -29,10 +29,17 @@ def test_streams_depend_on_each_part_of_the_key_and_on_no_global_state() -> None
     }
     assert len(keys) == 3 * 2 * 3 * 4
     torch.manual_seed(1)
-    first = seeds.bits(5, 10)
+    first = seeds.bits(5, (10,))
     torch.manual_seed(2)
-    assert torch.equal(seeds.bits(5, 10), first)
-    assert torch.equal(seeds.bits(5, 20)[:10], first)
+    assert torch.equal(seeds.bits(5, (10,)), first)
+    assert torch.equal(seeds.bits(5, (20,))[:10], first)
+
+
+def test_rows_of_a_stream_can_be_drawn_alone() -> None:
+    rows = torch.tensor([4, 0, 2])
+    for draw in (seeds.uniform, seeds.normal):
+        assert torch.equal(draw(3, (3, 2, 5), rows=rows), draw(3, (6, 2, 5))[rows])
+    assert torch.equal(seeds.integers(3, (3,), 7, rows=rows), seeds.integers(3, (6,), 7)[rows])
 
 
 def test_distributions() -> None:
@@ -44,7 +51,7 @@ def test_distributions() -> None:
     assert abs(z.mean()) < 4 / n**0.5
     assert abs(z.var() - 1) < 0.02
     assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.01
-    counts = torch.bincount(seeds.integers(3, n, 7), minlength=7)
+    counts = torch.bincount(seeds.integers(3, (n,), 7), minlength=7)
     assert len(counts) == 7
     assert (counts - n / 7).abs().max() < 5 * (n / 7) ** 0.5
 

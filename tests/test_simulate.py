@@ -10,8 +10,10 @@ from torch import nn
 
 import fedtilt as ft
 from fedtilt import seeds
+from fedtilt.evaluate import Evaluator
 from fedtilt.models import flat, unflat
 from fedtilt.shelf import State
+from fedtilt.training import initial_model
 
 TRAIN = {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 10, "lr": 0.1}
 
@@ -232,10 +234,13 @@ def test_a_model_that_does_not_fit_the_data_is_refused(federation: ft.Federation
 def test_validation_data_is_judged_beside_test_data() -> None:
     fed = ft.Federation.build(ft.data.load("digits"), clients=5, validation=0.2)
     *_, last = ft.simulate([ft.ditto()], fed, ft.models.logistic, rounds=2, participation=0.4, epochs=1, workers=0)
-    assert last.validation is not None and last.validation_total is not None
+    assert last.validation is not None
+    assert last.validation_total is not None
     assert torch.equal(last.validation_total, fed.class_counts("validation"))
     personal = last.validation["ditto"].personal
-    assert personal is not None and (personal <= last.validation_total).all() and personal.sum() > 0
+    assert personal is not None
+    assert (personal <= last.validation_total).all()
+    assert personal.sum() > 0
     for client in last.selected:  # each by hand
         x, y = fed.validation(client)
         own = last.state.shelf.get(("ditto", client))
@@ -247,4 +252,22 @@ def test_validation_data_is_judged_beside_test_data() -> None:
 def test_without_validation_data_there_are_no_counts_of_it() -> None:
     fed = ft.Federation.build(ft.data.load("digits"), clients=5)
     *_, last = ft.simulate([ft.fedavg()], fed, ft.models.logistic, rounds=1, participation=0.4, epochs=1, workers=0)
-    assert last.validation is None and last.validation_total is None
+    assert last.validation is None
+    assert last.validation_total is None
+
+
+def test_personal_models_judged_together_and_one_by_one_count_the_same(federation: ft.Federation) -> None:
+    *_, last = ft.simulate([ft.ditto(), ft.fedtilt(tau=1, lam=1)], federation, ft.models.mlp, **TRAIN, workers=0)
+    model = initial_model(federation, ft.models.mlp, 0)
+    one_by_one = Evaluator(federation, model, torch.device("cpu"))
+    together = Evaluator(federation, model, torch.device("cpu"))
+    together._together = True  # as on a GPU
+    methods = [ft.ditto(), ft.fedtilt(tau=1, lam=1)]
+    for a, b in zip(
+        one_by_one.all_counts(methods, last.state).values(), together.all_counts(methods, last.state).values(),
+        strict=True,
+    ):  # fmt: skip
+        assert a.personal is not None
+        assert b.personal is not None
+        assert torch.equal(a.personal, b.personal)
+        assert torch.equal(a.shared, b.shared)

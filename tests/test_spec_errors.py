@@ -33,7 +33,7 @@ WRONG = [
     (["train.lr=0"], r"train.lr = 0 is not possible; give a finite number > 0"),
     (["train.lr=inf"], r"train.lr = inf "),
     (["train.eval_every=0"], r"train.eval_every = 0 "),
-    (["train.way=fast"], r"train.way = 'fast' is not possible; give one of auto, loop, fused, stacked"),
+    (["train.way=fast"], r"train.way = 'fast' is not possible; give one of auto, loop, native, fused, stacked"),
     (["train.workers=-1"], r"train.workers = -1 "),
     (["clients.validation=1"], r"clients.validation = 1 is not possible; give a number in \[0, 1\)"),
     (["clients.alpha=0"], r"clients.alpha = 0 "),

@@ -5,64 +5,113 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
 from fedtilt.data import Federation
+from fedtilt.descend import stacked
 from fedtilt.methods import Method
-from fedtilt.metrics import Counts, confusion_counts
+from fedtilt.metrics import Counts
 from fedtilt.models import unflat
-from fedtilt.shelf import Shelf, State
+from fedtilt.shelf import Owner, Shelf, State
 
 _SAMPLES = 4096  # a forward pass: large enough to be fast, small enough for any memory
+_MODELS = 64  # personal models in one pass on a GPU, if their samples are no more than twice that
 
 
 class Evaluator:
     """Counts right answers; a personal model is looked at again only when it changed."""
 
     def __init__(self, federation: Federation, model: nn.Module, device: torch.device, split: str = "test") -> None:
-        x, y, self._client = federation.evaluation(split)
+        x, y, client = federation.evaluation(split)
         self._x, self._y = federation.model_ready(x.to(device)), y.to(device)
         # a copy: evaluation swaps parameters in and out, and must not touch the module that is being trained
         self._model = copy.deepcopy(model).eval()
         self._classes, self._clients = federation.classes, federation.clients
-        sizes = torch.bincount(self._client, minlength=self._clients)
-        self._rows = [slice(int(e - n), int(e)) for e, n in zip(sizes.cumsum(0), sizes, strict=True)]
+        sizes = torch.bincount(client, minlength=self._clients)
+        self._ends = sizes.cumsum(0)
+        self._begins = self._ends - sizes
+        self._cell = client.to(device) * self._classes + self._y
         self._seen: dict[str, tuple[Tensor, Tensor]] = {}  # method → round looked at (N,), right answers (N, K)
-        everything = torch.ones(len(y), dtype=torch.bool)
-        _, self.total = confusion_counts(everything, y, self._client, self._clients, self._classes)  # (N, K)
-
-    def shared(self, weights: Tensor) -> Tensor:
-        """Right answers of one model on all clients' data, (N, K)."""
-        right = self._right(weights, slice(0, len(self._y)))
-        counts, _ = confusion_counts(right, self._y.cpu(), self._client, self._clients, self._classes)
-        return counts
+        self._longest = int(sizes.max())
+        self._together = device.type == "cuda" and stacked.supports(model) and 0 < self._longest <= _SAMPLES
+        self.total = federation.class_counts(split)  # (N, K)
 
     def all_counts(self, methods: Sequence[Method], state: State) -> dict[str, Counts]:
-        """Right answers of every method."""
-        return {m.name: self.counts(m.name, state.shared[m.name], m.personal, state.shelf) for m in methods}
+        """Right answers of every method: of its shared model and, if it has them, of its clients' personal ones."""
+        shared = {m.name: self._shared(state.shared[m.name]) for m in methods}
+        personal = [m.name for m in methods if m.personal]
+        trained = {name: self._trained(name, state.shelf) for name in personal}
+        for name in personal:
+            self._seen.setdefault(name, (torch.zeros(self._clients, dtype=torch.long), shared[name].clone()))
+        changed: list[Owner] = [
+            (name, client)
+            for name in personal
+            for client in (trained[name] != self._seen[name][0]).nonzero()[:, 0].tolist()
+        ]
+        for (name, client), right in zip(changed, self._answers(changed, state.shelf), strict=True):
+            self._seen[name][1][client] = right
+        for name in personal:
+            self._seen[name][0].copy_(trained[name])
+        return {
+            m.name: self._counts(shared[m.name], trained[m.name] == 0 if m.personal else None, m.name) for m in methods
+        }
 
-    def counts(self, method: str, weights: Tensor, personal: bool, shelf: Shelf) -> Counts:
-        """Right answers of a method's shared model and, if it has them, of its clients' personal ones."""
-        shared = self.shared(weights)
-        if not personal:
+    def _counts(self, shared: Tensor, unvisited: Tensor | None, name: str) -> Counts:
+        if unvisited is None:
             return Counts(shared, None, torch.zeros(self._clients, dtype=torch.bool))
-        looked, right = self._seen.setdefault(method, (torch.zeros(len(shared), dtype=torch.long), shared.clone()))
-        trained = torch.tensor([shelf.round_of((method, client)) for client in range(self._clients)])
-        for client in (trained != looked).nonzero()[:, 0].tolist():
-            rows = self._rows[client]
-            answers = self._right(shelf.get((method, client)), rows)
-            right[client] = torch.bincount(self._y[rows].cpu()[answers], minlength=self._classes)
-        looked.copy_(trained)
-        unvisited = trained == 0
-        return Counts(shared, torch.where(unvisited[:, None], shared, right), unvisited)
+        return Counts(shared, torch.where(unvisited[:, None], shared, self._seen[name][1]), unvisited)
+
+    def _trained(self, method: str, shelf: Shelf) -> Tensor:
+        return torch.tensor([shelf.round_of((method, client)) for client in range(self._clients)])
+
+    def _shared(self, weights: Tensor) -> Tensor:
+        """Right answers of one model on all clients' data, (N, K)."""
+        counts = self._counted(weights, slice(0, len(self._y)), self._cell, self._clients * self._classes)
+        return counts.reshape(self._clients, self._classes).cpu()
+
+    def _answers(self, owners: Sequence[Owner], shelf: Shelf) -> Tensor:
+        """Right answers of personal models on their clients' data, (models, K)."""
+        if not owners:
+            return torch.zeros(0, self._classes, dtype=torch.long)
+        size = max(1, min(_MODELS, 2 * _SAMPLES // max(1, self._longest))) if self._together else 1
+        parts = [owners[i : i + size] for i in range(0, len(owners), size)]
+        if self._together:
+            return torch.cat([self._stacked(part, size, shelf) for part in parts]).cpu()
+        return torch.stack([self._alone(owner, shelf) for owner in owners]).cpu()
+
+    def _alone(self, owner: Owner, shelf: Shelf) -> Tensor:
+        rows = slice(int(self._begins[owner[1]]), int(self._ends[owner[1]]))
+        weights = shelf.get(owner)
+        assert weights is not None  # owners are those that the shelf has models of
+        return self._counted(weights, rows, self._y, self._classes)
 
     @torch.no_grad()
-    def _right(self, weights: Tensor | None, rows: slice) -> Tensor:
-        if weights is None or rows.start == rows.stop:
-            return torch.zeros(0, dtype=torch.bool)
-        values = unflat(self._model, weights.to(self._y.device))
-        right = [
-            functional_call(self._model, values, (x,)).argmax(1) == y
-            for x, y in zip(self._x[rows].split(_SAMPLES), self._y[rows].split(_SAMPLES), strict=True)
-        ]
-        return torch.cat(right).cpu()
+    def _stacked(self, owners: Sequence[Owner], size: int, shelf: Shelf) -> Tensor:
+        """Several personal models in one pass, padded to always the same shape, so that the bits are the same too."""
+        device = self._y.device
+        filled = [*owners, *[owners[-1]] * (size - len(owners))]
+        weights = torch.stack([w.to(device) for owner in filled if (w := shelf.get(owner)) is not None])
+        clients = torch.tensor([client for _, client in filled])
+        place = torch.arange(self._longest) + self._begins[clients][:, None]  # (models, samples)
+        held = (place < self._ends[clients][:, None]).to(device)
+        place = place.clamp(max=len(self._y) - 1).to(device)
+        net = stacked.products(self._model)
+
+        def answer(theta: Tensor, x: Tensor) -> Tensor:
+            return functional_call(net, unflat(net, theta), (x,)).argmax(1)
+
+        label = self._y[place]
+        right = (vmap(answer)(weights, self._x[place]) == label) & held
+        counts = torch.zeros(len(filled), self._classes, dtype=torch.long, device=device)
+        return counts.scatter_add_(1, label, right.long())[: len(owners)]
+
+    @torch.no_grad()
+    def _counted(self, weights: Tensor, rows: slice, cell: Tensor, cells: int) -> Tensor:
+        """Right answers of one model in every cell of these samples, where the data is."""
+        counts = torch.zeros(cells, dtype=torch.long, device=self._y.device)
+        if rows.stop > rows.start:
+            values = unflat(self._model, weights.to(self._y.device))
+            for x, y, of in zip(*(t[rows].split(_SAMPLES) for t in (self._x, self._y, cell)), strict=True):
+                right = functional_call(self._model, values, (x,)).argmax(1) == y
+                counts.scatter_add_(0, of, right.long())
+        return counts

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fedtilt.errors import InputError
@@ -29,21 +28,6 @@ class Counts(NamedTuple):
     shared: Tensor
     personal: Tensor | None  # a client that never took part is judged on the shared model
     unvisited: Tensor  # (clients,) bool: those clients
-
-
-def confusion_counts(
-    correct: Tensor, labels: Tensor, client: Tensor, clients: int, classes: int
-) -> tuple[Tensor, Tensor]:
-    """Right answers and samples of every client and class, both (N, K), from per-sample results.
-
-    >>> right, total = confusion_counts(torch.tensor([1, 0, 1]), torch.tensor([0, 0, 1]), torch.tensor([0, 0, 1]), 2, 2)
-    >>> right.tolist(), total.tolist()
-    ([[1, 0], [0, 1]], [[2, 0], [0, 1]])
-    """
-    cell = client * classes + labels
-    total = torch.bincount(cell, minlength=clients * classes)
-    right = torch.bincount(cell[correct.bool()], minlength=clients * classes)
-    return right.reshape(clients, classes), total.reshape(clients, classes)
 
 
 def client_accuracy(correct: Tensor, total: Tensor) -> Tensor:

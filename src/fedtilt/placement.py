@@ -17,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -69,9 +70,12 @@ def one_thread(device: torch.device) -> Iterator[None]:
 class Here:
     """In this process; with the stacked way, all clients in one step."""
 
-    def __init__(self, federation: Federation, model: nn.Module, way: str, diet: Diet, device: torch.device) -> None:
-        self._federation, self._model, self._diet, self._device = federation, model, diet, device
-        self._descend, self._together = WAYS[way], way == "stacked"
+    def __init__(
+        self, federation: Federation, model: nn.Module, way: str, diet: Diet, device: torch.device, precision: str
+    ) -> None:
+        self._federation, self._model, self._diet, self._device = federation.to(device), model, diet, device
+        self._together = way == "stacked"
+        self._descend: Way = partial(stacked.descend, precision=precision) if self._together else WAYS[way]
 
     def train(self, round: int, lanes: dict[int, list[Lane]]) -> Iterator[tuple[int, list[Tensor]]]:
         """Train all lanes; a stack yields at its end, otherwise each client when it is done."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedtilt.descend import native
 from fedtilt.files import read_json, write_json
 from fedtilt.methods import Method
 from fedtilt.training import Training, pick_device
@@ -36,7 +37,7 @@ def _plain(value: Any) -> Any:
 def environment(device: str) -> dict[str, Any]:
     """What else the bits of a run depend on, to be recorded with it."""
     chosen = pick_device(device)
-    return {
+    found = {
         "fedtilt": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -45,6 +46,7 @@ def environment(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "system": platform.system(),
     }
+    return found if chosen.type == "cuda" else found | {"native kernel": native.made_by()}
 
 
 def seed_folder(folder: Path, seed: int) -> Path:

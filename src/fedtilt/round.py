@@ -18,6 +18,8 @@ from fedtilt.descend import Lane
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
 
+_NOT_FINITE = "is not finite"
+
 
 class Plan(NamedTuple):
     """The lanes of one client's round; without a personal model there is one."""
@@ -53,13 +55,25 @@ class Settled(NamedTuple):
 
 def flaw(update: Tensor, like: Tensor) -> str | None:
     """What is wrong with a trained model, or None: nothing flawed may enter an average or be kept."""
+    return _mismatch(update, like) or (None if update.isfinite().all() else _NOT_FINITE)
+
+
+def _mismatch(update: Tensor, like: Tensor) -> str | None:
     if update.shape != like.shape:
         return f"has shape {tuple(update.shape)} instead of {tuple(like.shape)}"
     if update.dtype != like.dtype:
         return f"has type {update.dtype} instead of {like.dtype}"
-    if not update.isfinite().all():
-        return "is not finite"
     return None
+
+
+def flaws(updates: Mapping[int, Tensor], like: Tensor) -> dict[int, str]:
+    """What is wrong with which of these models; on a GPU, one look at all of them."""
+    found = {client: why for client, update in updates.items() if (why := _mismatch(update, like))}
+    rest = [client for client in updates if client not in found]
+    if rest:
+        finite = torch.stack([updates[client] for client in rest]).isfinite().all(1).tolist()
+        found |= {client: _NOT_FINITE for client, well in zip(rest, finite, strict=True) if not well}
+    return {client: found[client] for client in sorted(found)}
 
 
 def settle(method: Method, received: Tensor, updates: Mapping[int, Tensor], samples: Mapping[int, int]) -> Settled:
@@ -67,7 +81,7 @@ def settle(method: Method, received: Tensor, updates: Mapping[int, Tensor], samp
 
     Clients enter in the order of their numbers, so the order of arrival does not matter.
     """
-    rejected = {client: why for client in sorted(updates) if (why := flaw(updates[client], received))}
+    rejected = flaws(updates, received)
     accepted = [client for client in sorted(updates) if client not in rejected]
     if not accepted:
         reasons = "; ".join(f"client {client} {why}" for client, why in rejected.items())

@@ -51,6 +51,7 @@ def run(
     out: str | os.PathLike[str] | None = None,
     way: str = "auto",
     workers: int | None = None,
+    precision: str = "float32",
     on_round: OnRound = _silent,
     notice: Notice = _silent,
     checkpoint_seconds: float = 10.0,
@@ -64,6 +65,7 @@ def run(
     settings = Training(
         rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size, lr=lr,
         lr_personal=lr_personal, seed=seed, device=device, eval_every=eval_every, way=way, workers=workers,
+        precision=precision,
     )  # fmt: skip
     if out is None:
         keeper = Memory(memory_limit)

@@ -41,28 +41,35 @@ def _shifted(bits: Tensor, by: int) -> Tensor:
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
-def bits(key: int, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """`count` random 64-bit integers, as int64."""
-    z = torch.arange(1, count + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN) + _signed(key)
+def bits(key: int, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
+    """Random 64-bit integers, as int64. With `rows`, the i-th row is the rows[i]-th of the stream, not the i-th."""
+    width = math.prod(shape[1:])
+    if rows is None:
+        counters = torch.arange(1, shape[0] * width + 1, dtype=torch.int64, device=device)
+    else:
+        counters = rows[:, None] * width + torch.arange(1, width + 1, dtype=torch.int64, device=device)
+    z = counters.reshape(*shape) * _signed(_GOLDEN) + _signed(key)
     z = (z ^ _shifted(z, 30)) * _signed(_MIX_1)
     z = (z ^ _shifted(z, 27)) * _signed(_MIX_2)
     return z ^ _shifted(z, 31)
 
 
-def uniform(key: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+def uniform(key: int, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
     """Uniform float32 numbers in [0, 1): multiples of 2^-24, exact on every device."""
-    return (_shifted(bits(key, math.prod(shape), device), 40).float() * 2.0**-24).reshape(*shape)
+    return _shifted(bits(key, shape, device, rows), 40).float() * 2.0**-24
 
 
-def normal(key: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+def normal(key: int, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
     """Standard normal float32 numbers, by inversion (one integer each, so the same integers on every device)."""
-    centred = (_shifted(bits(key, math.prod(shape), device), 11).double() + 0.5) * 2.0**-53
-    return torch.special.ndtri(centred).float().reshape(*shape)
+    centred = (_shifted(bits(key, shape, device, rows), 11).double() + 0.5) * 2.0**-53
+    return torch.special.ndtri(centred).float()
 
 
-def integers(key: int, count: int, high: int, device: torch.device | str = "cpu") -> Tensor:
+def integers(
+    key: int, shape: Sequence[int], high: int, device: torch.device | str = "cpu", rows: Tensor | None = None
+) -> Tensor:
     """Integers in [0, high), as int64 (the bias of the modulus is below high / 2^63)."""
-    return _shifted(bits(key, count, device), 1) % high
+    return _shifted(bits(key, shape, device, rows), 1) % high
 
 
 def permutations(key: int, count: int, size: int, device: torch.device | str = "cpu") -> Tensor:
@@ -71,7 +78,7 @@ def permutations(key: int, count: int, size: int, device: torch.device | str = "
     >>> permutations(key(0, "order"), 2, 5).sort(dim=1).values.tolist()
     [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
     """
-    return bits(key, count * size, device).reshape(count, size).argsort(dim=1, stable=True)
+    return bits(key, (count, size), device).argsort(dim=1, stable=True)
 
 
 def choose(key: int, size: int, count: int) -> list[int]:

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from fedtilt.data import Federation
 from fedtilt.descend import choose, trained_once
-from fedtilt.errors import InputError
+from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluate import Evaluator
 from fedtilt.methods import Method, check_together
 from fedtilt.metrics import Counts
 from fedtilt.models import ModelSource, flat
-from fedtilt.placement import Crew, Diet, Here, Placement, can_fork, cores
-from fedtilt.round import Plan, flaw, plan, settle
+from fedtilt.placement import Crew, Diet, Here, Placement, can_fork, cores, one_thread
+from fedtilt.round import Plan, flaws, plan, settle
 from fedtilt.shelf import Shelf, State
 from fedtilt.training import Training, initial_model, pick_device, round_half_up
 
@@ -50,6 +50,7 @@ def simulate(
     eval_every: int | None = None,
     way: str = "auto",
     workers: int | None = None,
+    precision: str = "float32",
     state: State | None = None,
     shelf: Shelf | None = None,
 ) -> Iterator[Round]:
@@ -61,6 +62,7 @@ def simulate(
     settings = Training(
         rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size, lr=lr,
         lr_personal=lr_personal, seed=seed, device=device, eval_every=eval_every, way=way, workers=workers,
+        precision=precision,
     )  # fmt: skip
     return simulated(methods, federation, model, settings, state=state, shelf=shelf)
 
@@ -84,6 +86,11 @@ def simulated(
     else:
         state.shared = {m.name: state.shared[m.name].to(device) for m in methods}
     way = choose(net, device.type, settings.way)
+    if settings.precision != "float32" and (device.type != "cuda" or way != "stacked"):
+        raise InputError(
+            f"precision = {settings.precision!r} is for stacked models on CUDA, not for way {way!r} on {device.type}; "
+            "leave it out"
+        )
     return _rounds(methods, federation, net.to(device), settings, state, device, way)
 
 
@@ -100,7 +107,8 @@ def _rounds(
             begun = time.perf_counter()
             number = state.round + 1
             selected = settings.selected(number, federation.clients)
-            _advance(methods, state, number, selected, placement, settings, samples)
+            with one_thread(device):  # threads of this process and workers on the same cores hold each other up
+                _advance(methods, state, number, selected, placement, settings, samples)
             judged = settings.evaluates(number)
             yield Round(
                 number=number,
@@ -127,7 +135,7 @@ def _placed(
             0 if workers == 1 else min(workers, max(1, round_half_up(settings.participation * federation.clients)))
         )
     if device.type != "cpu" or way == "stacked" or workers == 0:
-        return Here(federation, net, way, diet, device)
+        return Here(federation, net, way, diet, device, settings.precision)
     if not can_fork():
         raise InputError(f"workers = {workers} needs Linux (workers are forked); leave it out or set it to 0")
     return Crew(federation, net, way, diet, workers, lanes_per_client=2 * methods)
@@ -164,20 +172,20 @@ def _advance(
 
     shared = {}
     for m in methods:
-        for client in selected:
-            own = personal[m.name].get(client, updates[m.name][client])
-            why = flaw(updates[m.name][client], received[m.name]) or flaw(own, received[m.name])
-            if why:
-                raise InputError(
-                    f"method {m.name!r} diverged in round {number} on client {client}: its model {why}; "
-                    "lower train.lr or the tilts"
-                )
+        for client, why in (
+            flaws(updates[m.name], received[m.name]) | flaws(personal[m.name], received[m.name])
+        ).items():
+            raise Diverged(
+                f"method {m.name!r} diverged in round {number} on client {client}: its model {why}; "
+                "lower train.lr or the tilts",
+                method=m.name,
+            )
         shared[m.name] = settle(m, received[m.name], updates[m.name], samples).shared
 
     state.round, state.shared = number, shared
     for m in methods:
         for client, own in sorted(personal[m.name].items()):
-            state.shelf.put((m.name, client), number, own.cpu())
+            state.shelf.put((m.name, client), number, own.clone())  # a trained lane is a view into its stack
 
 
 def _last(state: State, method: Method, client: int, device: torch.device) -> Tensor | None:

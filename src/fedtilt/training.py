@@ -10,6 +10,8 @@ from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.models import ModelSource, build
 
+PRECISIONS = ("float32", "tf32", "bfloat16")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
@@ -26,6 +28,7 @@ class Training:
     device: str = "auto"
     way: str = "auto"
     workers: int | None = None  # None: one per core; 0: train in this process
+    precision: str = "float32"  # of products on CUDA; sums and models are always float32
 
     def __post_init__(self) -> None:
         for key in ("rounds", "epochs", "batch_size", *(("eval_every",) if self.eval_every is not None else ())):
@@ -41,6 +44,9 @@ class Training:
             raise InputError(f"participation must be in (0, 1], got {self.participation!r}")
         if self.workers is not None and (not isinstance(self.workers, int) or self.workers < 0):
             raise InputError(f"workers must be a whole number ≥ 0, got {self.workers!r}")
+
+        if self.precision not in PRECISIONS:
+            raise InputError(f"unknown precision {self.precision!r}; choose one of {', '.join(PRECISIONS)}")
 
     @property
     def personal_rate(self) -> float:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtilt import models, seeds
-from fedtilt.descend import WAYS, Lane, batches_of, choose, trained_once
+from fedtilt.descend import WAYS, Lane, batches_of, choose, native, trained_once
 from fedtilt.errors import InputError
 
 SHAPE, CLASSES = (1, 8, 8), 4
@@ -92,12 +92,13 @@ def supported() -> list[tuple[str, str]]:
 
 def test_what_each_way_supports() -> None:
     assert set(supported()) == {
+        *([("native", "logistic"), ("native", "mlp"), ("native", "cnn")] if native.available() else []),
         ("fused", "logistic"), ("fused", "mlp"),
         ("stacked", "logistic"), ("stacked", "mlp"), ("stacked", "cnn"), ("stacked", "norm"),
         ("stacked", "bias-free"), ("stacked", "subclass"),
     }  # fmt: skip
-    assert choose(MODELS["mlp"](), "cpu") == "fused"
-    assert choose(MODELS["cnn"](), "cpu") == "loop"
+    assert choose(MODELS["mlp"](), "cpu") == ("native" if native.available() else "fused")
+    assert choose(MODELS["cnn"](), "cpu") == ("native" if native.available() else "loop")
     assert choose(MODELS["cnn"](), "cuda") == "stacked"
     assert choose(Recurrent(), "cuda") == "loop"
 
@@ -114,7 +115,7 @@ def test_ways_agree_with_the_loop(way: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("way", ["loop", "fused"])
+@pytest.mark.parametrize("way", ["loop", "native", "fused"])
 def test_every_way_gives_the_same_bits_again_and_leaves_its_inputs_alone(way: str, name: str) -> None:
     model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
     if (way, name) not in [*supported(), ("loop", name)]:
@@ -128,6 +129,74 @@ def test_every_way_gives_the_same_bits_again_and_leaves_its_inputs_alone(way: st
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert all(torch.equal(lane.start, b) for lane, b in zip(lanes, before, strict=True))
     torch.random.set_rng_state(state)
+
+
+INF = float("inf")
+TILTS = ((0.0, 0.0), (2.0, -2.0), (-2.0, 2.0), (50.0, 100.0), (INF, -INF), (-INF, INF), (0.0, INF), (INF, 0.0))
+
+
+@pytest.mark.parametrize("size", [1, 3, 10, 33])
+@pytest.mark.parametrize("hidden", [(), (5,), (70, 50), (20, 33, 16)], ids=str)
+@pytest.mark.parametrize("way", ["native", "fused"])
+def test_perceptrons_of_any_depth_and_batches_of_any_size(way: str, hidden: tuple[int, ...], size: int) -> None:
+    if way == "native" and not native.available():
+        pytest.skip(f"native cannot run because {native.why_not()}")
+    model = models.build(lambda: models.mlp(SHAPE, CLASSES, hidden), SHAPE, CLASSES, seed=7)
+    received = models.flat(model)
+    rng = torch.Generator().manual_seed(8)
+    x, y = torch.randn(37, *SHAPE, generator=rng), torch.randint(0, CLASSES, (37,), generator=rng)
+    data = batches_of(x, y, seed=3, round=1, client=0, epochs=1, batch_size=size)
+    own = received + 0.05 * torch.randn(len(received), generator=rng)
+    lanes = [
+        Lane(start=own, anchor=received, pull=pull, tau=tau, lam=lam, lr=0.05)
+        for (tau, lam), pull in zip(TILTS, (0.0, 0.3) * 4, strict=True)
+    ]
+    feeds = [data] * len(lanes)
+    for lane, trained, expected in zip(
+        lanes, WAYS[way](model, lanes, feeds), WAYS["loop"](model, lanes, feeds), strict=True
+    ):
+        assert (trained - expected).norm() <= 3e-5 * (expected - lane.start).norm(), lane
+
+
+def blocks(shape: tuple[int, int, int], channels: tuple[int, ...], size: int, hidden: tuple[int, ...]) -> nn.Module:
+    """Convolutions with kernels of any odd size, then a perceptron."""
+    (planes, height, width), layers = shape, []
+    for fan_out in channels:
+        layers += [nn.Conv2d(planes, fan_out, size, padding=size // 2), nn.ReLU(), nn.MaxPool2d(2)]
+        planes, height, width = fan_out, height // 2, width // 2
+    return nn.Sequential(*layers, *models.mlp((planes, height, width), CLASSES, hidden))
+
+
+@pytest.mark.skipif(not native.available(), reason=f"native cannot run because {native.why_not()}")
+@pytest.mark.parametrize(
+    ("shape", "channels", "size", "hidden"),
+    [
+        ((3, 8, 8), (32, 64), 3, ()),
+        ((1, 9, 13), (5, 17), 3, (12,)),
+        ((2, 6, 4), (40,), 5, ()),
+        ((3, 4, 4), (20,), 1, ()),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("batch", [1, 10])
+def test_images_of_any_size(
+    shape: tuple[int, int, int], channels: tuple[int, ...], size: int, hidden: tuple[int, ...], batch: int
+) -> None:
+    model = models.build(lambda: blocks(shape, channels, size, hidden), shape, CLASSES, seed=7)
+    assert choose(model, "cpu") == "native"
+    received = models.flat(model)
+    rng = torch.Generator().manual_seed(8)
+    x, y = torch.randn(13, *shape, generator=rng), torch.randint(0, CLASSES, (13,), generator=rng)
+    x[:4] = x[:4].round().clamp(-1, 0)  # even areas: the largest of four spots is often not the only one
+    data = batches_of(x, y, seed=3, round=1, client=0, epochs=1, batch_size=batch)
+    own = received + 0.05 * torch.randn(len(received), generator=rng)
+    lanes = [
+        Lane(start=own, anchor=received, pull=pull, tau=tau, lam=lam, lr=0.05)
+        for pull, tau, lam in ((0.0, 0.0, 0.0), (0.3, 2.0, -2.0))
+    ]
+    expected = WAYS["loop"](model, lanes, [data] * 2)
+    for lane, trained, reference in zip(lanes, native.descend(model, lanes, [data] * 2), expected, strict=True):
+        assert (trained - reference).norm() <= 3e-5 * (reference - lane.start).norm()
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "lstm"])
@@ -187,6 +256,10 @@ def test_batches_visit_every_sample_once_an_epoch() -> None:
 
 
 def test_a_forced_way_that_does_not_fit_is_refused() -> None:
-    for model, way, words in ((MODELS["cnn"](), "fused", "does not support"), (MODELS["mlp"](), "best", "unknown way")):
+    for model, way, words in (
+        (MODELS["cnn"](), "fused", "does not support"),
+        (Recurrent(), "native", "does not support"),
+        (MODELS["mlp"](), "best", "unknown way"),
+    ):
         with pytest.raises(InputError, match=words):
             choose(model, "cpu", way)

@@ -1,6 +1,7 @@
 """One data set in memory, as published: training and test samples, their labels and, where known, their clients."""
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -60,6 +61,15 @@ class Dataset:
                 f"data set {self.name!r} has image = False with x_train of {_kind(self.x_train)}; convert it to float32"
             )
         _check_clients(self)
+
+    def to(self, device: torch.device) -> "Dataset":
+        """The same data on another device."""
+        moved = copy.copy(self)  # it was checked when it was made
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                object.__setattr__(moved, field.name, value.to(device))
+        return moved
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """A data set divided among clients, by index: nothing is copied until a client's samples are asked for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -33,6 +33,7 @@ class Federation:
     train_index: Sequence[Tensor]
     validation_index: Sequence[Tensor]
     test_index: Sequence[Tensor]
+    held_classes: Sequence[Tensor]  # the classes each client trains on, ascending
     carriers: Tensor  # (clients,) bool: who carries outliers
 
     @classmethod
@@ -85,7 +86,23 @@ class Federation:
             train_index=train,
             validation_index=held,
             test_index=divided.test,
+            held_classes=_held(dataset.y_train, train, dataset.classes),
             carriers=_carriers(outliers, len(names), seed),
+        )
+
+    def to(self, device: torch.device) -> Self:
+        """The same federation with its samples on another device, so that a round copies nothing to it."""
+
+        def moved(rows: Sequence[Tensor]) -> list[Tensor]:
+            return [part.to(device) for part in rows]
+
+        return replace(
+            self,
+            dataset=self.dataset.to(device),
+            train_index=moved(self.train_index),
+            validation_index=moved(self.validation_index),
+            test_index=moved(self.test_index),
+            held_classes=moved(self.held_classes),
         )
 
     @property
@@ -122,7 +139,7 @@ class Federation:
         rows = self.train_index[client]
         x, y = _unit(self.dataset.x_train[rows].to(device)), self.dataset.y_train[rows].to(device)
         if self.carriers[client]:
-            x, y = apply(self.outliers, x, y, y.unique(), seed=seed, round=round, client=client)
+            x, y = apply(self.outliers, x, y, self.held_classes[client], seed=seed, round=round, client=client)
         return self._scaled(x), y
 
     def clean_train(self, client: int, *, device: Device = "cpu") -> tuple[Tensor, Tensor]:
@@ -178,6 +195,14 @@ def _unit(x: Tensor) -> Tensor:
 
 def _sizes(rows: Sequence[Tensor]) -> Tensor:
     return torch.tensor([len(part) for part in rows], dtype=torch.int64)
+
+
+def _held(y: Tensor, rows: Sequence[Tensor], classes: int) -> list[Tensor]:
+    """The classes among each client's samples, ascending."""
+    owner = torch.repeat_interleave(torch.arange(len(rows)), _sizes(rows))
+    present = torch.zeros(len(rows), classes, dtype=torch.bool)
+    present[owner, y[torch.cat(list(rows))]] = True
+    return list(present.nonzero()[:, 1].split(present.sum(1).tolist()))
 
 
 def _divided(data: Dataset, partition: str, clients: int, per_client: int, alpha: float, seed: int) -> Partition:

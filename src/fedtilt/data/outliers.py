@@ -61,22 +61,38 @@ def apply(
 
     if outliers.kind == "none" or not len(y):
         return x, y
-    rows = (seeds.uniform(key("samples"), (len(y),), y.device) < outliers.rate).nonzero()[:, 0]
+    hit = seeds.uniform(key("samples"), (len(y),), y.device) < outliers.rate
+    rows, rank = _candidates(hit)
     if outliers.kind == "flips":
-        return x, _flipped(y, rows, held_classes, key("flips"))
+        return x, _put(y, rows, hit, _flipped(y[rows], rank, held_classes, key("flips")))
     chosen, strength = x[rows], float(outliers.strength or 0.0)
     if outliers.kind == "gaussian":
-        changed = chosen + seeds.normal(key("noise"), chosen.shape, x.device) * strength
+        changed = chosen + seeds.normal(key("noise"), chosen.shape, x.device, rank) * strength
     else:
-        hit = seeds.uniform(key("pixels"), chosen.shape, x.device) < strength
-        changed = torch.where(hit, seeds.uniform(key("values"), chosen.shape, x.device), chosen)
-    return x.index_copy(0, rows, changed), y
+        pixels = seeds.uniform(key("pixels"), chosen.shape, x.device, rank) < strength
+        changed = torch.where(pixels, seeds.uniform(key("values"), chosen.shape, x.device, rank), chosen)
+    return _put(x, rows, hit, changed), y
 
 
-def _flipped(y: Tensor, rows: Tensor, held: Tensor, key: int) -> Tensor:
-    """Labels with those in `rows` moved to another held class, each of the others with equal chance."""
+def _candidates(hit: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows to compute a changed version of, and the rank of each among those that were hit.
+
+    On a CPU they are those that were hit; how many is not known on a GPU without waiting for it, and so it takes all.
+    """
+    if hit.device.type == "cpu":
+        rows = hit.nonzero()[:, 0]
+        return rows, torch.arange(len(rows))
+    return torch.arange(len(hit), device=hit.device), hit.cumsum(0) - 1
+
+
+def _put(values: Tensor, rows: Tensor, hit: Tensor, changed: Tensor) -> Tensor:
+    taken = hit[rows].reshape(-1, *[1] * (values.dim() - 1))
+    return values.index_copy(0, rows, torch.where(taken, changed, values[rows]))
+
+
+def _flipped(y: Tensor, rank: Tensor, held: Tensor, key: int) -> Tensor:
+    """Labels moved to another held class, each of the others with equal chance."""
     if len(held) < 2:
         return y
-    place = torch.searchsorted(held, y[rows])
-    step = 1 + seeds.integers(key, len(rows), len(held) - 1, y.device)
-    return y.index_copy(0, rows, held[(place + step) % len(held)])
+    step = 1 + seeds.integers(key, (len(y),), len(held) - 1, y.device, rank)
+    return held[(torch.searchsorted(held, y) + step) % len(held)]

@@ -1,7 +1,8 @@
 """Train lanes: one signature, `descend(model, lanes, batches) → trained parameters`, several ways that agree.
 
 loop      any `nn.Module`, autograd, one lane at a time: the reference
-fused     perceptrons, hand-written backward, one lane at a time: the CPU way
+native    chains (perceptrons, the paper's CNN) in C, one lane at a time: the CPU way, where there is a compiler
+fused     perceptrons, hand-written backward, one lane at a time: the CPU way without one
 stacked   all lanes in one step: the GPU way
 """
 
@@ -9,29 +10,37 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from fedtilt.descend import fused, loop, stacked
+from fedtilt.descend import fused, loop, native, stacked
 from fedtilt.descend.lanes import Batches, Lane, batches_of, trained_once
 from fedtilt.errors import InputError
 
 Way = Callable[[nn.Module, Sequence[Lane], Sequence[Batches]], list[Tensor]]
 
-WAYS: dict[str, Way] = {"loop": loop.descend, "fused": fused.descend, "stacked": stacked.descend}
+WAYS: dict[str, Way] = {
+    "loop": loop.descend,
+    "native": native.descend,
+    "fused": fused.descend,
+    "stacked": stacked.descend,
+}
 
 
 def choose(model: nn.Module, device_type: str, way: str = "auto") -> str:
     """The name of the way to train this model on this kind of device; a forced one is checked."""
     possible = {
         "loop": True,
+        "native": native.supports(model) and device_type == "cpu",
         "fused": fused.supports(model) and device_type == "cpu",
         "stacked": stacked.supports(model),
     }
     if way == "auto":
-        preferred = ("stacked", "loop") if device_type != "cpu" else ("fused", "loop")
-        return next(name for name in preferred if possible[name])
+        preferred = ("stacked", "loop") if device_type != "cpu" else ("native", "fused", "loop")
+        return next(name for name in preferred if possible[name] and (name != "native" or native.available()))
     if way not in possible:
         raise InputError(f"unknown way {way!r}; choose one of auto, {', '.join(possible)}")
     if not possible[way]:
         raise InputError(f"way {way!r} does not support this model on {device_type}; use 'auto' or 'loop'")
+    if way == "native" and (reason := native.why_not()):
+        raise InputError(f"way 'native' cannot run because {reason}; use 'auto'")
     return way
 
 

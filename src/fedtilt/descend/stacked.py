@@ -1,24 +1,32 @@
 """All lanes in one step: parameters stacked (L, P), a batch of every client at once. The GPU way.
 
 Clients of unequal size keep their own number of steps: a batch that is short, or a lane that is done, is padded with
-samples of weight zero and steps of length zero. On CUDA the step is compiled once for a shape, captured in a graph and
-replayed; the number of the step lives on the device, so nothing synchronises inside a round.
+samples of weight zero and steps of length zero. On CUDA the step of a chain (see `chain`) is a few Triton kernels, that
+of any other model is compiled; either is captured in a graph and replayed. The number of the step lives on the device,
+so nothing synchronises inside a round.
 """
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable, Sequence
+import importlib.util
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedtilt.descend.chain import Chain
 from fedtilt.descend.lanes import Batches, Lane
 from fedtilt.losses import client_loss, cross_entropy
 from fedtilt.models import unflat
 
 _ALONE = (nn.RNNBase, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _ROOM = 256  # sizes are rounded up to a multiple of this, so that few shapes are ever compiled
+_AHEAD = 16  # steps in one graph; divides _ROOM, so that the steps past a round's last are padding
 
 
 def supports(model: nn.Module) -> bool:
@@ -26,10 +34,30 @@ def supports(model: nn.Module) -> bool:
     return not any(isinstance(m, _ALONE) or getattr(m, "dropout", 0) for m in model.modules())
 
 
-def descend(model: nn.Module, lanes: Sequence[Lane], batches: Sequence[Batches]) -> list[Tensor]:
+def descend(
+    model: nn.Module, lanes: Sequence[Lane], batches: Sequence[Batches], precision: str = "float32"
+) -> list[Tensor]:
     """Train every lane on its batches; the trained parameters, (P,) each."""
     if not lanes:
         return []
+    trained: list[Tensor] = []
+    while len(trained) < len(lanes):
+        # as many at once as fit into memory, and then in parts of equal size: a shape more is a graph more
+        parts = -(-len(lanes) // _fits.get(model, len(lanes)))
+        size = -(-len(lanes) // parts)
+        part = slice(len(trained), len(trained) + size)
+        try:
+            trained += _together(model, lanes[part], batches[part], precision)
+        except torch.cuda.OutOfMemoryError:
+            if size == 1:
+                raise
+            _fits[model] = size // 2
+            forget()
+            torch.cuda.empty_cache()
+    return trained
+
+
+def _together(model: nn.Module, lanes: Sequence[Lane], batches: Sequence[Batches], precision: str) -> list[Tensor]:
     clients = list({id(b): b for b in batches}.values())
     stack = _stack(
         model,
@@ -40,14 +68,41 @@ def descend(model: nn.Module, lanes: Sequence[Lane], batches: Sequence[Batches])
         max(b.size for b in clients),
         tuple(clients[0].x.shape[1:]),
         lanes[0].start.device,
+        precision,
     )
     stack.load(lanes, batches, clients)
     stack.run(max(len(b) for b in clients))
-    return list(stack.theta.clone().unbind())
+    return list(stack.trained().unbind())
 
 
 def _rounded(count: int) -> int:
     return -(-count // _ROOM) * _ROOM
+
+
+def _chain(model: nn.Module, shape: tuple[int, ...], width: int, device: torch.device) -> Chain | None:
+    """The model as a chain that the kernels can train here, or None."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, slowly: for tests
+    if device.type != ("cpu" if interpreted else "cuda") or importlib.util.find_spec("triton") is None:
+        return None
+    from fedtilt.descend.launch import MOST_CHANNELS, MOST_CLASSES, MOST_SAMPLES
+
+    chain = Chain.of(model, shape)
+    if chain is None or width > MOST_SAMPLES or chain.layers[-1].fan_out > MOST_CLASSES:
+        return None
+    if any(max(block.fan_in, block.fan_out) > MOST_CHANNELS for block in chain.blocks):
+        return None
+    return chain
+
+
+@contextlib.contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Products of what is compiled inside in the tensor cores' 19-bit format, or in float32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 class _Products(nn.Conv2d):
@@ -71,7 +126,7 @@ def _plain(layer: nn.Conv2d) -> bool:
     return one_step and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
 
-def _products(model: nn.Module) -> nn.Module:
+def products(model: nn.Module) -> nn.Module:
     """The same model, its plain convolutions computed as products."""
     net = copy.deepcopy(model)
     for layer in net.modules():
@@ -80,91 +135,153 @@ def _products(model: nn.Module) -> nn.Module:
     return net
 
 
+class Buffers(NamedTuple):
+    """What a step reads and writes; all on one device, rows of parameters in the order of the chain, if it is one."""
+
+    theta: Tensor  # (L, length)
+    anchor: Tensor  # (≤ L, length)
+    anchor_of: Tensor  # (L,) which anchor is a lane's
+    pull: Tensor  # (L,)
+    lr: Tensor  # (L,)
+    tau: Tensor  # (L,)
+    lam: Tensor  # (L,)
+    client: Tensor  # (L,) whose samples a lane trains on
+    length: Tensor  # (L,) how many steps it makes
+    x: Tensor  # (C, samples, values)
+    y: Tensor  # (C, samples)
+    picks: Tensor  # (steps, C, width) samples of every step, −1 for none
+    at: Tensor  # (1,) the step
+
+
 class _Stack:
     """The buffers of one shape of work, and the step over them."""
 
     def __init__(
         self, model: nn.Module, lanes: int, clients: int, samples: int, steps: int, width: int,
-        shape: tuple[int, ...], device: torch.device,
+        shape: tuple[int, ...], device: torch.device, precision: str,
     ) -> None:  # fmt: skip
         def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(*size, dtype=dtype, device=device)
 
-        net = _products(model).train()
-        parameters = sum(p.numel() for p in net.parameters())
-        self.theta, self.anchor = empty(lanes, parameters), empty(lanes, parameters)
-        self.pull, self.lr = empty(lanes, 1), empty(lanes, 1)
-        self.tau, self.lam = empty(lanes), empty(lanes)
-        self.client = empty(lanes, dtype=torch.long)  # whose batches a lane trains on
-        self.length = empty(lanes, 1, dtype=torch.long)  # how many steps it makes
-        self.x, self.y = empty(clients, samples, *shape), empty(clients, samples, dtype=torch.long)
-        self.index = empty(steps, clients, width, dtype=torch.long)  # samples of every step, -1 for none
-        self.row = torch.arange(clients, device=device)[:, None]
-        self.at = empty(1, dtype=torch.long)
+        self._chain = _chain(model, shape, width, device)
+        self._place = None if self._chain is None else self._chain.place.to(device)
+        parameters = sum(p.numel() for p in model.parameters()) if self._chain is None else self._chain.length
+        values = shape if self._chain is None else (self._chain.values,)
+        self._b = b = Buffers(
+            theta=empty(lanes, parameters),
+            anchor=empty(lanes, parameters),
+            anchor_of=empty(lanes, dtype=torch.long),
+            pull=empty(lanes),
+            lr=empty(lanes),
+            tau=empty(lanes),
+            lam=empty(lanes),
+            client=empty(lanes, dtype=torch.long),
+            length=empty(lanes, dtype=torch.long),
+            x=empty(clients, samples, *values),
+            y=empty(clients, samples, dtype=torch.long),
+            picks=empty(steps, clients, width, dtype=torch.long),
+            at=empty(1, dtype=torch.long),
+        )
+        self._row = torch.arange(clients, device=device)[:, None]
+        self._precision = precision
+        self._replay: Callable[[], None] | None = None
+        if self._chain is not None:
+            from fedtilt.descend.launch import Step
+
+            self._step: Callable[[int], None] = Step(self._chain, b, precision)
+            return
+        net = products(model).train()
 
         def loss(theta: Tensor, x: Tensor, y: Tensor, w: Tensor, tau: Tensor, lam: Tensor) -> Tensor:
-            return client_loss(cross_entropy(functional_call(net, unflat(net, theta), (x,)), y), y, tau, lam, w)
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                logits = functional_call(net, unflat(net, theta), (x,))
+            return client_loss(cross_entropy(logits.float(), y), y, tau, lam, w)
 
         self._slope = vmap(grad(loss))
-        self._replay: Callable[[], None] | None = None
+        general = self._general
+        if device.type == "cuda":
+            general = torch.compile(general, fullgraph=True, dynamic=False)
+        self._step = lambda ahead: general(b.at + ahead)
 
     def load(self, lanes: Sequence[Lane], batches: Sequence[Batches], clients: Sequence[Batches]) -> None:
         """Fill the buffers for one round."""
-        place = {id(b): i for i, b in enumerate(clients)}
+        b = self._b
+        place = {id(data): i for i, data in enumerate(clients)}
+        anchors = {id(lane.anchor): lane.anchor for lane in lanes}
+        row = {key: i for i, key in enumerate(anchors)}
         for column, values in (
-            (self.pull, [lane.pull for lane in lanes]), (self.lr, [lane.lr for lane in lanes]),
-            (self.tau, [lane.tau for lane in lanes]), (self.lam, [lane.lam for lane in lanes]),
-            (self.client, [place[id(b)] for b in batches]), (self.length, [len(b) for b in batches]),
+            (b.pull, [lane.pull for lane in lanes]), (b.lr, [lane.lr for lane in lanes]),
+            (b.tau, [lane.tau for lane in lanes]), (b.lam, [lane.lam for lane in lanes]),
+            (b.client, [place[id(data)] for data in batches]), (b.length, [len(data) for data in batches]),
+            (b.anchor_of, [row[id(lane.anchor)] for lane in lanes]),
         ):  # fmt: skip
-            column.copy_(torch.tensor(values, dtype=column.dtype).view_as(column))
-        torch.stack([lane.start for lane in lanes], out=self.theta)
-        torch.stack([lane.anchor for lane in lanes], out=self.anchor)
-        self.index.fill_(-1)
-        for i, b in enumerate(clients):
-            self.x[i, : len(b.y)], self.y[i, : len(b.y)] = b.x, b.y
-            missing = b.per_epoch * b.size - len(b.y)
-            order = nn.functional.pad(b.order, (0, missing), value=-1)  # (epochs, steps of an epoch · size)
-            self.index[: len(b), i, : b.size] = order.reshape(len(b), b.size)
-        self.at.zero_()
+            column.copy_(torch.tensor(values, dtype=column.dtype))
+        self._put(b.theta, [lane.start for lane in lanes])
+        self._put(b.anchor[: len(anchors)], list(anchors.values()))
+        b.picks.fill_(-1)
+        for i, data in enumerate(clients):
+            x = data.x if self._chain is None else self._chain.rows(data.x)
+            b.x[i, : len(data.y)], b.y[i, : len(data.y)] = x, data.y
+            missing = data.per_epoch * data.size - len(data.y)
+            order = nn.functional.pad(data.order, (0, missing), value=-1)  # (epochs, steps of an epoch · size)
+            b.picks[: len(data), i, : data.size] = order.reshape(len(data), data.size)
+        b.at.zero_()
+
+    def trained(self) -> Tensor:
+        """The models as they are now, (L, P)."""
+        return self._b.theta.clone() if self._place is None else self._b.theta[:, self._place]
 
     def run(self, steps: int) -> None:
         """Make so many steps."""
-        if self.theta.device.type != "cuda":
-            for _ in range(steps):
-                self._step()
+        device = self._b.theta.device
+        if device.type != "cuda":
+            for ahead in range(steps):
+                self._step(ahead)
             return
-        with torch.cuda.device(self.theta.device):
+        with torch.cuda.device(device):
             replay = self._captured()
-            for _ in range(steps):
+            for _ in range(0, steps, _AHEAD):
                 replay()
 
-    def _step(self) -> None:
-        index = self.index.index_select(0, self.at)[0]  # (C, B)
+    def _put(self, rows: Tensor, models: Sequence[Tensor]) -> None:
+        if self._place is None:
+            torch.stack(list(models), out=rows)
+        else:
+            rows[:, self._place] = torch.stack(list(models))
+
+    def _general(self, at: Tensor) -> None:
+        b = self._b
+        index = b.picks.index_select(0, at)[0]  # (C, B)
         held = index.clamp(min=0)
-        x, y, w = (t[self.client] for t in (self.x[self.row, held], self.y[self.row, held], (index >= 0).float()))
-        slope = self._slope(self.theta, x, y, w, self.tau, self.lam) + self.pull * (self.theta - self.anchor)
-        self.theta.sub_(self.lr * (self.at < self.length) * slope)
-        self.at.add_(1)
+        x, y, w = (t[b.client] for t in (b.x[self._row, held], b.y[self._row, held], (index >= 0).float()))
+        slope = self._slope(b.theta, x, y, w, b.tau, b.lam) + b.pull[:, None] * (b.theta - b.anchor[b.anchor_of])
+        b.theta.sub_((b.lr * (at < b.length))[:, None] * slope)
 
     def _captured(self) -> Callable[[], None]:
-        """The step compiled and captured in a CUDA graph; its warm-up leaves the buffers as they were."""
+        """Several steps captured in a CUDA graph; the warm-up leaves the buffers as they were."""
         if self._replay is None:
-            kept = self.theta.clone()
-            compiled = torch.compile(self._step, fullgraph=True, dynamic=False)
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    compiled()
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                compiled()
-            self.theta.copy_(kept)
-            self.at.zero_()
+            b = self._b
+            kept = b.theta.clone()
+            with _tf32(self._precision == "tf32"):
+                side = torch.cuda.Stream()
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    for _ in range(3):
+                        self._step(0)
+                torch.cuda.current_stream().wait_stream(side)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    for ahead in range(_AHEAD):
+                        self._step(ahead)
+                    b.at.add_(_AHEAD)
+            b.theta.copy_(kept)
+            b.at.zero_()
             self._replay = graph.replay
         return self._replay
 
+
+# How many lanes of a model were found to fit into memory at once.
+_fits: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 
 # A few shapes live at a time: a run has one, or two where a last wave is smaller.
 _stack = functools.lru_cache(maxsize=4)(_Stack)

@@ -17,7 +17,7 @@ from fedtilt.flower.task import Job, NodeConfig, Task, site_model
 from fedtilt.flower.wire import Update, Verdict, spreads
 from fedtilt.placement import Diet, Here
 from fedtilt.round import flaw, plan
-from fedtilt.shelf import Shelf
+from fedtilt.shelf import Shelf, State
 from fedtilt.store import locked
 from fedtilt.training import pick_device
 
@@ -80,7 +80,7 @@ class Site:
             )
             way = choose(self.model, device.type, training.way)
             diet = Diet(seed=training.seed, epochs=training.epochs, batch_size=training.batch_size)
-            here = Here(self.federation, self.model.to(device), way, diet, device)
+            here = Here(self.federation, self.model.to(device), way, diet, device, training.precision)
             ((_, trained),) = here.train(round, {self.number: steps.lanes})
             for lane in trained:
                 if why := flaw(lane, w):
@@ -100,7 +100,7 @@ class Site:
             if standing is not None:
                 shelf.put((method.name, self.number), standing, locker.last(round))  # type: ignore[arg-type]
             evaluator = Evaluator(self.federation, self.model.to(device), device)
-            counts = evaluator.counts(method.name, w.to(device), method.personal, shelf)
+            counts = evaluator.all_counts([method], State(round, {method.name: w.to(device)}, shelf))[method.name]
             shared, total = counts.shared[self.number], evaluator.total[self.number]
             own = None if standing is None or counts.personal is None else counts.personal[self.number]
             model_file = None if standing is None else locker.path(standing)

@@ -162,5 +162,6 @@ def _alone(data: Dataset, number: int, sites: int) -> Federation:
         train_index=mine(len(data.y_train)),
         validation_index=[none] * sites,
         test_index=mine(len(data.y_test)),
+        held_classes=[data.y_train.unique()] * sites,
         carriers=torch.zeros(sites, dtype=torch.bool),
     )

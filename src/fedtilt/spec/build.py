@@ -46,5 +46,5 @@ def training_of(spec: Spec, seed: int) -> Training:
     return Training(
         rounds=t.rounds, participation=t.participation, epochs=t.epochs, batch_size=t.batch_size, lr=t.lr,
         lr_personal=t.lr_personal, seed=seed, eval_every=t.eval_every, device=spec.device, way=t.way,
-        workers=t.workers,
+        workers=t.workers, precision=t.precision,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from fedtilt.methods import check_together
 from fedtilt.models import MODELS
 from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.table import Table, one_of, says
+from fedtilt.training import PRECISIONS
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -169,10 +170,13 @@ class TrainSpec(Table):
         default=None, ge=1, description="rounds between two evaluations; left out: some fifty a run", examples=[5]
     )
     way: Annotated[str, one_of(("auto", *WAYS))] = Field(
-        default="auto", description="how models are trained; loop takes any, the others are faster"
+        default="auto", description="how models are trained; loop takes any, the others are faster; native needs cc"
     )
     workers: int | None = Field(
         default=None, ge=0, description="worker processes; left out: one per core; 0: none", examples=[2]
+    )
+    precision: Annotated[str, one_of(PRECISIONS)] = Field(
+        default="float32", description="of products on CUDA; tf32 and bfloat16 are faster; models are always float32"
     )
 
 

@@ -1,0 +1,180 @@
+/* Products of a few rows with a panel of weights, for any vector unit: what a step is made of.
+ *
+ * Weights are rows of outputs, one for every input, and the bias last. They are cut into panels of two vectors of
+ * outputs (the last may have one), each contiguous; outputs are padded with zero weights to whole vectors.
+ *
+ * Written with the vector extensions of GCC and Clang. Sums run in a fixed order, so the bits depend on the machine
+ * code alone, and what a sample gives does not depend on the samples beside it. NaN passes through everything.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A vector has LANES floats. A tile is TILE rows of two vectors, which with what is multiplied fills the registers. */
+#if defined(__AVX512F__)
+enum { LANES = 16, TILE = 12 };
+#elif defined(__AVX__)
+enum { LANES = 8, TILE = 6 };
+#elif defined(__aarch64__)
+enum { LANES = 4, TILE = 12 };
+#else
+enum { LANES = 4, TILE = 6 };
+#endif
+
+typedef float vec __attribute__((vector_size(4 * LANES), may_alias));
+typedef int32_t mask __attribute__((vector_size(4 * LANES)));
+#define INLINE static inline __attribute__((always_inline))
+
+/* -- sums over the lanes of vectors ------------------------------------------------------------------------------- */
+
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (mask){__VA_ARGS__})
+#endif
+#define EACH4(f, s, j) f(s, j), f(s, j + 1), f(s, j + 2), f(s, j + 3)
+#if defined(__AVX512F__)
+#define EACH(f, s) EACH4(f, s, 0), EACH4(f, s, 4), EACH4(f, s, 8), EACH4(f, s, 12)
+#elif defined(__AVX__)
+#define EACH(f, s) EACH4(f, s, 0), EACH4(f, s, 4)
+#else
+#define EACH(f, s) EACH4(f, s, 0)
+#endif
+/* Blocks of s lanes, in turn from a and from b: the first of every two, and the second. */
+#define FIRST(s, j) (((j) & (s)) ? LANES + (j) - (s) : (j))
+#define SECOND(s, j) (((j) & (s)) ? LANES + (j) : (j) + (s))
+#define FOLD(v, n, s)                                                                                                  \
+    for (int k = 0; k < (n); k++)                                                                                      \
+        v[k] = SHUFFLE(v[2 * k], v[2 * k + 1], EACH(FIRST, s)) + SHUFFLE(v[2 * k], v[2 * k + 1], EACH(SECOND, s));
+
+/* Lane k of the result is the sum of the lanes of v[k]. */
+INLINE vec lane_sums(vec v[LANES]) {
+    FOLD(v, LANES / 2, 1)
+    FOLD(v, LANES / 4, 2)
+#if defined(__AVX__)
+    FOLD(v, LANES / 8, 4)
+#endif
+#if defined(__AVX512F__)
+    FOLD(v, LANES / 16, 8)
+#endif
+    return v[0];
+}
+
+/* -- products ----------------------------------------------------------------------------------------------------- */
+
+INLINE const vec *at(const float *p) { return (const vec *)p; }
+
+typedef struct {
+    long in, out, vectors; /* vectors of outputs */
+    long channels, spots;  /* input k is, for torch, number k % channels * spots + k / channels */
+    float *w;              /* panels of in + 1 rows */
+    float *anchor;         /* the same, or NULL where nothing pulls */
+} Weights;
+
+static long padded(long n) { return (n + LANES - 1) / LANES * LANES; }
+
+/* out[b] = bias + x[b] * panel, for `rows` samples and `wide` vectors of outputs. The inputs are `segments` runs of
+ * `length` numbers, `jump` apart: one for a layer, the rows of a window for a convolution. */
+INLINE void forward_tile(int rows, int wide, const float *x, long stride, long segments, long length, long jump,
+                         const float *panel, float *out, long out_stride, int relu) {
+    vec sum[TILE][2];
+    const vec *row = at(panel);
+    for (int b = 0; b < rows; b++)
+        for (int v = 0; v < wide; v++) sum[b][v] = row[segments * length * wide + v];
+    for (long s = 0; s < segments; s++, x += jump)
+        for (long i = 0; i < length; i++, row += wide) {
+            vec w[2];
+            for (int v = 0; v < wide; v++) w[v] = row[v];
+            for (int b = 0; b < rows; b++)
+                for (int v = 0; v < wide; v++) sum[b][v] += x[b * stride + i] * w[v];
+        }
+    for (int b = 0; b < rows; b++)
+        for (int v = 0; v < wide; v++) {
+            vec s = sum[b][v];
+            if (relu) s = (vec)((mask)s & ~(s < 0)); /* NaN stays */
+            *(vec *)(out + b * out_stride + v * LANES) = s;
+        }
+}
+
+/* panel += drawn * (anchor - panel) + the sum over `rows` samples of x[b] * delta[b]. The weights join last: they come
+ * from the second-level cache, and small terms should meet each other first. */
+INLINE void update_tile(int rows, int wide, const float *x, long stride, long in, const float *delta, long delta_stride,
+                        float *panel, const float *anchor, float drawn) {
+    vec d[TILE][2];
+    for (int b = 0; b < rows; b++)
+        for (int v = 0; v < wide; v++) d[b][v] = at(delta + b * delta_stride)[v];
+    for (long i = 0; i <= in; i++) {
+        vec sum[2];
+        for (int v = 0; v < wide; v++) sum[v] = x[i] * d[0][v];
+        for (int b = 1; b < rows; b++)
+            for (int v = 0; v < wide; v++) sum[v] += x[b * stride + i] * d[b][v];
+        for (int v = 0; v < wide; v++) {
+            vec *w = (vec *)panel + i * wide + v;
+            if (anchor) sum[v] += drawn * (at(anchor)[i * wide + v] - *w);
+            *w += sum[v];
+        }
+    }
+}
+
+/* panel += the sum over height x width spots of x[spot] * delta[spot]: the slope by `rows` weights of a convolution. */
+INLINE void gradient_tile(int rows, int wide, const float *x, long x_stride, long x_row, const float *delta,
+                          long delta_stride, long delta_row, long height, long width, float *panel) {
+    vec sum[TILE][2] = {0};
+    for (long i = 0; i < height; i++)
+        for (long j = 0; j < width; j++) {
+            const float *from = x + i * x_row + j * x_stride;
+            vec d[2];
+            for (int v = 0; v < wide; v++) d[v] = at(delta + i * delta_row + j * delta_stride)[v];
+            for (int k = 0; k < rows; k++)
+                for (int v = 0; v < wide; v++) sum[k][v] += from[k] * d[v];
+        }
+    for (int k = 0; k < rows; k++)
+        for (int v = 0; v < wide; v++) ((vec *)panel)[k * wide + v] += sum[k][v];
+}
+
+/* A call with ROWS, a constant, for every number of rows a tile may have. */
+#define CASE(n, call)                                                                                                  \
+    case n: {                                                                                                          \
+        enum { ROWS = n < TILE ? n : TILE };                                                                           \
+        call;                                                                                                          \
+        break;                                                                                                         \
+    }
+#define WITH_ROWS(rows, call)                                                                                          \
+    switch (rows) {                                                                                                    \
+        CASE(1, call)                                                                                                  \
+        CASE(2, call)                                                                                                  \
+        CASE(3, call)                                                                                                  \
+        CASE(4, call)                                                                                                  \
+        CASE(5, call)                                                                                                  \
+        CASE(6, call)                                                                                                  \
+        CASE(7, call)                                                                                                  \
+        CASE(8, call)                                                                                                  \
+        CASE(9, call)                                                                                                  \
+        CASE(10, call)                                                                                                 \
+        CASE(11, call)                                                                                                 \
+        CASE(12, call)                                                                                                 \
+    }
+
+/* Rows are cut into so many tiles of nearly equal size. */
+static long tiles_of(long rows) { return (rows + TILE - 1) / TILE; }
+
+/* `rows` samples through all panels. */
+static void forward(const float *x, long stride, long rows, long segments, long length, long jump, const float *w,
+                    long vectors, float *out, long out_stride, int relu) {
+    long tiles = tiles_of(rows);
+    for (long p = 0; p < vectors; p += 2) {
+        const float *panel = w + p * LANES * (segments * length + 1);
+        for (long t = 0; t < tiles; t++) {
+            long first = t * rows / tiles, count = (t + 1) * rows / tiles - first;
+            const float *from = x + first * stride;
+            float *to = out + first * out_stride + p * LANES;
+            if (p + 1 < vectors)
+                WITH_ROWS(count, forward_tile(ROWS, 2, from, stride, segments, length, jump, panel, to, out_stride,
+                                              relu))
+            else
+                WITH_ROWS(count, forward_tile(ROWS, 1, from, stride, segments, length, jump, panel, to, out_stride,
+                                              relu))
+        }
+    }
+}
+

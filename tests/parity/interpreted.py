@@ -1,0 +1,66 @@
+"""Run by `test_kernels.py` in a process of its own: the CUDA kernels in Triton's interpreter, against the loop.
+
+The interpreter has to be asked for before Triton is imported, and then holds for the whole process.
+"""
+
+import json
+import math
+import sys
+
+import torch
+from torch import nn
+
+from fedtilt import models
+from fedtilt.descend import loop, stacked
+from fedtilt.descend.lanes import Batches, Lane, batches_of
+
+CLASSES = 3
+LANES = ((0.0, 0.0, 0.0), (0.5, 5.0, -2.0), (0.1, -math.inf, math.inf), (0.1, 1e-6, 1e-12))  # pull, tau, lam
+CASES = {
+    "logistic": (models.logistic((5,), CLASSES), (5,), 4),
+    "mlp": (models.mlp((1, 4, 4), CLASSES, hidden=(20, 6)), (1, 4, 4), 4),
+    "wide batches": (models.mlp((6,), CLASSES, hidden=(5,)), (6,), 20),
+    "cnn": (models.cnn((2, 4, 4), CLASSES, channels=(3, 5)), (2, 4, 4), 4),
+    "odd images": (models.cnn((1, 5, 3), CLASSES, channels=(4,)), (1, 5, 3), 4),
+    "5 × 5": (
+        nn.Sequential(nn.Conv2d(1, 3, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, CLASSES)),
+        (1, 4, 4),
+        4,
+    ),
+}
+
+
+def work(model: nn.Module, shape: tuple[int, ...], size: int) -> tuple[list[Lane], list[Batches]]:
+    """Two clients of unequal size, the last batches partial, several settings each."""
+    rng = torch.Generator().manual_seed(0)
+    received = models.flat(model)
+    lanes, feeds = [], []
+    for client, samples in enumerate((7, 10)):
+        x = torch.randn(samples, *shape, generator=rng)
+        y = torch.randint(0, CLASSES, (samples,), generator=rng)
+        data = batches_of(x, y, seed=1, round=2, client=client, epochs=1, batch_size=size)
+        own = received + 0.1 * torch.randn(len(received), generator=rng)
+        for pull, tau, lam in LANES:
+            lanes.append(Lane(start=own, anchor=received, pull=pull, tau=tau, lam=lam, lr=0.2))
+            feeds.append(data)
+    return lanes, feeds
+
+
+def main() -> None:
+    """Print, per case, how far the kernels come from the loop and how far the loop came from its start."""
+    torch.set_num_threads(1)
+    found = {}
+    for name, (model, shape, size) in CASES.items():
+        lanes, feeds = work(model, shape, size)
+        expected, got = loop.descend(model, lanes, feeds), stacked.descend(model, lanes, feeds)
+        found[name] = {
+            "error": max((a - b).abs().max().item() for a, b in zip(expected, got, strict=True)),
+            "moved": min((a - lane.start).abs().max().item() for a, lane in zip(expected, lanes, strict=True)),
+            "by kernels": stacked._chain(model, shape, size, torch.device("cpu")) is not None,
+        }
+        stacked.forget()
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The CUDA kernels of the stacked way agree with the loop; a stack that does not fit is split, to the same bits."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedtilt import models
+from fedtilt.descend import Lane, batches_of, stacked
+from fedtilt.descend.chain import Chain
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+def test_kernels_agree_with_the_loop() -> None:
+    script = Path(__file__).with_name("interpreted.py")
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 6
+    for name, case in found.items():
+        assert case["by kernels"], name
+        assert case["error"] < 1e-6, name
+        assert case["moved"] > 1e-3, name
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 4, bias=False)),
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 4)),
+        nn.Sequential(nn.Conv2d(1, 2, 3, padding=0), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 4)),
+        nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(32, 4)),
+        nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4)),
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU()),
+        models.cnn((1, 8, 8), 4)[0],
+    ],
+)
+def test_what_is_no_chain_is_not_taken_for_one(model: nn.Module) -> None:
+    assert Chain.of(model, (1, 8, 8)) is None
+
+
+def test_a_chain_places_every_parameter_once() -> None:
+    model = models.cnn((3, 9, 8), 4, channels=(5, 6))
+    chain = Chain.of(model, (3, 9, 8))
+    assert chain is not None
+    assert len(chain.place.unique()) == len(chain.place) == sum(p.numel() for p in model.parameters())
+    assert chain.place.max() < chain.length
+    assert [(b.height, b.width, b.fan_in, b.fan_out) for b in chain.blocks] == [(9, 8, 3, 5), (4, 4, 5, 6)]
+
+
+def test_a_stack_that_does_not_fit_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.mlp((4,), 2, hidden=(3,))
+    received = models.flat(model)
+    x, y = torch.randn(11, 4, generator=torch.Generator().manual_seed(0)), torch.arange(11) % 2
+    feeds = [batches_of(x, y, seed=0, round=1, client=c, epochs=1, batch_size=4) for c in range(7)]
+    lanes = [Lane(start=received, anchor=received, pull=0.1, tau=1.0, lam=-1.0, lr=0.1) for _ in feeds]
+    whole = stacked.descend(model, lanes, feeds)
+    sizes = []
+    together = stacked._together
+
+    def little_memory(model: nn.Module, lanes: list, batches: list, precision: str) -> list:
+        sizes.append(len(lanes))
+        if len(lanes) > 2:
+            raise torch.cuda.OutOfMemoryError
+        return together(model, lanes, batches, precision)
+
+    monkeypatch.setattr(stacked, "_together", little_memory)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    parts = stacked.descend(model, lanes, feeds)
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+    assert sizes == [7, 3, 1, 1, 1, 1, 1, 1, 1]  # halved until it fits, and remembered
