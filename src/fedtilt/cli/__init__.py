@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedtilt.cli import data, deploy, export, init, report, resume, run
+from fedtilt.cli import data, deploy, export, init, report, reproduce, resume, run
 from fedtilt.errors import InputError
 from fedtilt.version import __version__
 
@@ -24,6 +24,7 @@ app.command()(init.init)
 app.command()(resume.resume)
 app.command()(report.report)
 app.command()(export.export)
+app.command()(reproduce.reproduce)
 app.add_typer(data.app, name="data", help="List, download, check and look at data sets.")
 app.add_typer(deploy.app, name="deploy", help="Train the same spec on a real Flower federation.")
 

@@ -1,13 +1,11 @@
-"""One HTML page that needs nothing but itself: style, script, plotly.js and data are all inside."""
+"""One HTML page about runs."""
 
 import json
 import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib import resources
-from typing import Any
 
-from fedtilt.errors import InputError
+from fedtilt.report import html
 from fedtilt.report.compare import (
     ACCURACY,
     CLASS_FAIRNESS,
@@ -30,9 +28,6 @@ from fedtilt.report.tables import Published, csv_text, difference, number
 from fedtilt.report.words import cautions, facts, failures, headline
 from fedtilt.version import __version__
 
-# The page may load nothing from anywhere; plotly makes its PNGs from blobs and data.
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-
 
 def page(runs: Sequence[Run], published: Sequence[Published]) -> str:
     """The whole page."""
@@ -42,46 +37,16 @@ def page(runs: Sequence[Run], published: Sequence[Published]) -> str:
     sections = [
         _run(run, known, look, f"run-{i}", len(runs) > 1) for i, (run, known) in enumerate(_pairs(runs, published))
     ]
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="generator" content="fedtilt {escape(__version__)}">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>{escape(title)}</title>
-<style>{_asset("page.css")}</style>
-</head>
-<body>
-<header class="bar"><span class="brand">fedtilt</span><span class="what">report</span>
-<button type="button" id="theme" aria-pressed="false">Dark</button></header>
-<main>
-{_overview(runs, look) if len(runs) > 1 else ""}
-{"".join(sections)}
-</main>
-<footer>Written by fedtilt {escape(__version__)} from what the run folder holds; nothing was trained for it.</footer>
-<script>{_plotly()}</script>
-<script>{_asset("page.js")}</script>
-</body>
-</html>
-"""
+    return html.document(
+        title=title,
+        what="report",
+        main=f"{_overview(runs, look) if len(runs) > 1 else ''}\n{''.join(sections)}",
+        footer=f"Written by fedtilt {__version__} from what the run folder holds; nothing was trained for it.",
+    )
 
 
 def _pairs(runs: Sequence[Run], published: Sequence[Published]) -> list[tuple[Run, Published]]:
     return list(zip(runs, published, strict=True))
-
-
-def _asset(name: str) -> str:
-    return (resources.files("fedtilt.report") / name).read_text("utf-8")
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise InputError('a report needs plotly; pip install "fedtilt[report]"') from None
-    return str(get_plotlyjs()).replace("</script", r"<\/script")
 
 
 # -- sections ----------------------------------------------------------------------------------------------------------
@@ -95,13 +60,15 @@ def _overview(runs: Sequence[Run], look: Mapping[str, Style]) -> str:
         table = rows(run, "judged")
         leaders = {m.key: best(table, m) for m in columns}
         for method, row in table.items():
-            link = f'<td data-value="{i}"><a href="#run-{i}">{_label(run.name)}</a></td>'
+            link = f'<td data-value="{i}"><a href="#run-{i}">{html.label(run.name)}</a></td>'
             cells = "".join(_number_cell(row, m, method in leaders[m.key] and len(table) > 1) for m in columns)
             body.append(f"<tr>{link}{_method_cell(method, look)}{cells}</tr>")
-    head = _head("run", True) + _head("method", True) + "".join(_metric_head(m) for m in columns)
-    what = "".join(f'<li><a href="#run-{i}">{escape(r.name)}</a>: {_text(facts(r))}</li>' for i, r in enumerate(runs))
+    head = html.head("run", True) + html.head("method", True) + "".join(_metric_head(m) for m in columns)
+    what = "".join(
+        f'<li><a href="#run-{i}">{escape(r.name)}</a>: {html.text(facts(r))}</li>' for i, r in enumerate(runs)
+    )
     return f"""<section class="overview"><h1>{len(runs)} runs</h1><ul class="contents">{what}</ul>
-<h2>Overview</h2>{_table(head, body, "Overview of all runs")}
+<h2>Overview</h2>{html.table(head, body, "Overview of all runs")}
 <p class="note">Bold: the best method of a run, and those that tie with it.</p></section>"""
 
 
@@ -109,7 +76,7 @@ def _run(run: Run, known: Published, look: Mapping[str, Style], key: str, severa
     level = "h2" if several else "h1"
     drawn = figures(run, dict(look))
     told = "".join(
-        f'<p class="{"caution" if text.startswith("Unfinished") else "note"}">{_text(text)}</p>'
+        f'<p class="{"caution" if text.startswith("Unfinished") else "note"}">{html.text(text)}</p>'
         for text in cautions(run)
     )
     few = len(leading(run, METHODS)) < len(run.methods)
@@ -118,8 +85,8 @@ def _run(run: Run, known: Published, look: Mapping[str, Style], key: str, severa
     )
     return f"""<article id="{key}">
 <{level} class="name">{escape(run.name)}</{level}>
-<p class="facts">{_text(facts(run))}</p>
-<div class="finding"><p class="lead">{_text(headline(run))}</p><p>{_text(failures(run))}</p>{told}</div>
+<p class="facts">{html.text(facts(run))}</p>
+<div class="finding"><p class="lead">{html.text(headline(run))}</p><p>{html.text(failures(run))}</p>{told}</div>
 <section><h3>Comparison</h3>{_comparison(run, known, look, key)}</section>
 <section><h3>Learning curves</h3>{limited}<div class="grid three">{_figures(drawn["curves"], key)}</div></section>
 <section><h3>Clients</h3><div class="grid two">{_figures(drawn["clients"], key)}</div></section>
@@ -146,9 +113,9 @@ def _comparison(run: Run, known: Published, look: Mapping[str, Style], key: str)
             bold = {m.key: method in leaders[m.key] and len(table) > 1 for m in METRICS}
             cells = "".join(_number_cell(row, m, bold[m.key], shown.get(method, {}).get(m.key)) for m in METRICS)
             body.append(f"<tr>{_method_cell(method, look)}{cells}</tr>")
-        head = _head("method", True) + "".join(_metric_head(m) for m in METRICS)
+        head = html.head("method", True) + "".join(_metric_head(m) for m in METRICS)
         out += f"""<div class="view" id="{key}-{view}"><h4>{escape(VIEWS[view][0])}</h4>
-<p class="note">{escape(MEANINGS[view])}</p>{_table(head, body, VIEWS[view][0])}</div>"""
+<p class="note">{escape(MEANINGS[view])}</p>{html.table(head, body, VIEWS[view][0])}</div>"""
     spread = "mean ± standard deviation over seeds; " if len(run.compared) > 1 else ""
     beside = "; below, the published number and ours minus it" if known else ""
     return f"""{out}<p class="note">After round {run.round}; {spread}accuracy in %, fairness in points, lower is fairer.
@@ -165,7 +132,7 @@ def _worst(run: Run, look: Mapping[str, Style]) -> str:
     body = []
     for s in served:
         top = max(s.accuracy.values())
-        cells = f"<td>{_label(s.part.client_names[s.client])}</td>"
+        cells = f"<td>{html.label(s.part.client_names[s.client])}</td>"
         cells += f"<td>{s.part.seed}</td>" if seeds else ""
         cells += f'<td class="number">{s.samples}</td>'
         if harmed:
@@ -181,16 +148,16 @@ def _worst(run: Run, look: Mapping[str, Style]) -> str:
             )
             cells += f'<td{best_here} data-value="{value!r}">{value:.1f}</td>'
         body.append(f"<tr>{cells}</tr>")
-    head = _head("client", True) + (_head("seed", True) if seeds else "") + _head("test samples", False)
-    head += _head("outliers", True) if harmed else ""
-    head += _head("took part", True) if absent else ""
-    head += "".join(_head(m, False, swatch=look[m].color) for m in methods)
+    head = html.head("client", True) + (html.head("seed", True) if seeds else "") + html.head("test samples", False)
+    head += html.head("outliers", True) if harmed else ""
+    head += html.head("took part", True) if absent else ""
+    head += "".join(html.head(m, False, swatch=look[m].color) for m in methods)
     count = sum(int((part.total.sum(1) > 0).sum()) for part in run.compared)
     note = (
         f"Accuracy in % on the client’s own test data under every method; {len(served)} of {count:,} clients, taken in "
         "turn from the bottom of every method’s list. Bold: the best for that client."
     )
-    return f'{_table(head, body, "The clients served worst")}<p class="note">{escape(note)}</p>'
+    return f'{html.table(head, body, "The clients served worst")}<p class="note">{escape(note)}</p>'
 
 
 def _settings(run: Run) -> str:
@@ -214,35 +181,12 @@ def _settings(run: Run) -> str:
 # -- pieces ------------------------------------------------------------------------------------------------------------
 
 
-def _text(text: str) -> str:
-    """Escaped, with numbers and their units kept on one line."""
-    return escape(text).replace(" %", "\N{NO-BREAK SPACE}%").replace(" points", "\N{NO-BREAK SPACE}points")
-
-
-def _label(name: str) -> str:
-    """A name in a table: as wide as it is, up to a limit, then on several lines."""
-    return f'<span class="label">{escape(name)}</span>'
-
-
-def _table(head: str, body: Sequence[str], label: str) -> str:
-    return f"""<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table class="sortable">
-<thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>"""
-
-
-def _head(title: str, left: bool, *, hint: str = "", first: str = "ascending", swatch: str = "") -> str:
-    """A heading that sorts; `first` is the order that its first click gives."""
-    mark = f'<i class="swatch" style="background:{swatch}"></i>' if swatch else ""
-    side = "" if left else ' class="number"'
-    tip = f' title="{escape(hint)}"' if hint else ""
-    return f'<th scope="col"{side}><button type="button" data-first="{first}"{tip}>{mark}{_text(title)}</button></th>'
-
-
 def _metric_head(metric: Metric) -> str:
-    return _head(metric.title, False, hint=metric.meaning, first="descending" if metric.more else "ascending")
+    return html.head(metric.title, False, hint=metric.meaning, first="descending" if metric.more else "ascending")
 
 
 def _method_cell(method: str, look: Mapping[str, Style]) -> str:
-    return f'<th scope="row"><i class="swatch" style="background:{look[method].color}"></i>{_label(method)}</th>'
+    return f'<th scope="row"><i class="swatch" style="background:{look[method].color}"></i>{html.label(method)}</th>'
 
 
 def _number_cell(row: Row, metric: Metric, bold: bool, published: float | None = None) -> str:
@@ -260,26 +204,7 @@ def _figures(drawn: Sequence[Figure], key: str) -> str:
 
 
 def _figure(figure: Figure, key: str) -> str:
-    content: dict[str, Any] = {
-        "data": figure.data,
-        "layout": figure.layout,
-        "csv": csv_text([figure.columns, *figure.rows]),
-    }
-    choices = "".join(
-        f'<label>{escape(part)} <select data-part="{escape(part)}">'
-        + "".join(f"<option>{escape(choice)}</option>" for choice in options)
-        + "</select></label>"
-        for part, options in figure.selectors.items()
-    )
-    return f"""<figure id="{key}"><figcaption><h4>{escape(figure.title)}</h4>
-<p class="note">{escape(figure.note)}</p></figcaption>{f'<div class="choices">{choices}</div>' if choices else ""}
-<div class="plot" role="img" aria-label="{escape(figure.title)}" style="height:{figure.layout["height"]}px"></div>
-<div class="downloads"><button type="button" data-download="png" aria-label="{escape(figure.title)} as PNG">PNG</button>
-<button type="button" data-download="csv" aria-label="Data of {escape(figure.title)} as CSV">CSV</button></div>
-<script type="application/json">{_inline_json(content)}</script></figure>"""
-
-
-def _inline_json(content: Any) -> str:
-    """JSON that cannot end the script it stands in."""
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return html.figure(
+        key, title=figure.title, note=figure.note, data=figure.data, layout=figure.layout,
+        csv=csv_text([figure.columns, *figure.rows]), selectors=figure.selectors,
+    )  # fmt: skip

@@ -1,0 +1,367 @@
+"""The toy experiments: linear boundaries between Gaussian classes, whose accuracy is known in closed form."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtilt import seeds
+from fedtilt.data import Dataset, Federation
+from fedtilt.data.toy import SETUPS, Group, toy
+from fedtilt.experiments.chapter import Chapter, Figure, Holds, Table, Text, Verdict
+from fedtilt.experiments.experiment import Cell, Experiment, OnProgress, Options
+from fedtilt.methods import Method, ditto, fedavg, fedtilt
+from fedtilt.models import logistic
+from fedtilt.results import judged_counts
+from fedtilt.simulate import simulate
+
+HIGH = 95.0  # percent: what we call a high accuracy
+CLOSE = 3.0  # points: what we call close
+_PLANE = ((-2.5, 5.0), (-1.5, 5.0))  # no figure shows more
+# from the most negative tilt to the most positive, 0 in grey; each keeps a contrast of 3 : 1 on light and dark
+_BELOW, _ZERO, _ABOVE = ("#8c6bd1", "#1a7fc4", "#009e73"), "#7f858d", ("#9a7b00", "#d55e00", "#c46a9c")
+
+
+def cells(experiment: Experiment, options: Options) -> list[Cell]:
+    """One cell per data set and seed; every tilt is trained in it, with FedAvg and Ditto beside."""
+    settings, found = experiment.settings, []
+    for name in settings["data"]:
+        own = settings[name]
+        data = {"data": own.get("data", name), "extra_noise": own.get("extra_noise", 0.0)}
+        tilts = {"tau": own["tau"], "lam": own["lam"], "mu": settings["mu"]}
+        for seed in range(options.seeds or settings["seeds"]):
+            found.append(
+                Cell(
+                    name=f"{name}-seed-{seed}",
+                    what=f"{name}, seed {seed}: {len(own['tau']) * len(own['lam']) + 2} settings, "
+                    f"{settings['train']['rounds']} rounds",
+                    settings={**data, **tilts, "train": settings["train"], "seed": seed},
+                )
+            )
+    return found
+
+
+def measure(cell: Cell, options: Options, on_progress: OnProgress) -> dict[str, Any]:
+    """Train one cell; the boundary of every client under every setting, and how good it is."""
+    settings, seed = cell.settings, cell.settings["seed"]
+    data = dataset(settings["data"], settings["extra_noise"], seed)
+    federation = Federation.build(data, partition="column", seed=seed)
+    methods = _methods(settings)
+    rounds = settings["train"]["rounds"]
+    for r in simulate(
+        methods, federation, logistic, **settings["train"], seed=seed, device=options.device, eval_every=rounds
+    ):
+        on_progress(r.number, rounds, "")
+    assert r.counts is not None  # the last round is always judged
+    found: dict[str, Any] = {}
+    for m in methods:
+        right = judged_counts(r.counts[m.name])
+        found[m.name] = []
+        for client, groups in enumerate(SETUPS[settings["data"]].groups):
+            own = r.state.shelf.get((m.name, client)) if m.personal else r.state.shared[m.name]
+            assert own is not None  # everybody takes part in every round
+            normal, offset = line(own)
+            found[m.name].append(
+                {
+                    "normal": [round(float(v), 5) for v in normal],
+                    "offset": round(float(offset), 5),
+                    "expected": [round(100 * share, 4) for share in expected(normal, float(offset), groups)],
+                    "tested": [round(v, 4) for v in (100 * right[client] / r.total[client]).tolist()],
+                }
+            )
+    points = _points(federation) if seed == 0 else None  # one seed is drawn
+    return {"boundaries": found, "points": points}
+
+
+def dataset(name: str, extra_noise: float, seed: int) -> Dataset:
+    """A toy data set, and where asked for more noise on a tenth of the first class of every client."""
+    data = toy(name, seed)
+    if not extra_noise:
+        return data
+    assert data.client_train is not None
+    x, rng = data.x_train.clone(), seeds.generator(seeds.key(seed, f"{name}/far"))
+    for client in data.client_train.unique().tolist():
+        first = ((data.client_train == client) & (data.y_train == 0)).nonzero()[:, 0].numpy()
+        chosen = rng.choice(first, round(0.1 * len(first)), replace=False)
+        x[chosen] += torch.from_numpy(rng.normal(0.0, extra_noise, (len(chosen), 2))).float()
+    return replace(data, name=f"{name}-far", x_train=x)
+
+
+def _methods(settings: Mapping[str, Any]) -> list[Method]:
+    mu = settings["mu"]
+    tilted = [fedtilt(tau, lam, mu=mu, name=_named(tau, lam)) for tau, lam in product(settings["tau"], settings["lam"])]
+    return [fedavg(), ditto(mu), *tilted]
+
+
+def _named(tau: float, lam: float) -> str:
+    return f"tau {tau:g}, lam {lam:g}"
+
+
+def line(model: Tensor) -> tuple[Tensor, Tensor]:
+    """The boundary of a two-class logistic regression (6,): class 2 where normal · x + offset > 0.
+
+    >>> line(torch.tensor([0.0, 0.0, 1.0, -1.0, 0.0, 0.5]))
+    (tensor([ 1., -1.], dtype=torch.float64), tensor(0.5000, dtype=torch.float64))
+    """
+    weight, bias = model[:4].double().reshape(2, 2), model[4:].double()
+    return weight[1] - weight[0], bias[1] - bias[0]
+
+
+def expected(normal: Tensor, offset: float, groups: Sequence[Group]) -> list[float]:
+    """The share of each Gaussian class that lies on its side of the boundary: Phi(distance / deviation).
+
+    >>> expected(torch.tensor([1.0, 0.0]), -1.0, (Group((0.0, 0.0), 1.0), Group((2.0, 5.0), 0.5)))
+    [0.8413..., 0.9772...]
+    """
+    shares = []
+    for k, group in enumerate(groups):
+        side = 1.0 if k else -1.0
+        height = side * (float(normal @ torch.tensor(group.centre, dtype=normal.dtype)) + offset)
+        shares.append(_phi(height / (group.deviation * float(normal.norm()))))
+    return shares
+
+
+def best_worst(groups: Sequence[Group]) -> float:
+    """What a straight line can reach at best on the worse class of two round Gaussians: Phi(d / (s_1 + s_2))."""
+    first, second = groups
+    return _phi(math.dist(first.centre, second.centre) / (first.deviation + second.deviation))
+
+
+def _phi(z: float) -> float:
+    return 0.5 * (1 + math.erf(z / math.sqrt(2)))
+
+
+def _points(federation: Federation) -> list[list[list[float]]]:
+    """Every client's training points: x, y, class."""
+    found = []
+    for client in range(federation.clients):
+        x, y = federation.clean_train(client)
+        found.append([[round(a, 3), round(b, 3), k] for (a, b), k in zip(x.tolist(), y.tolist(), strict=True)])
+    return found
+
+
+# -- what is seen ------------------------------------------------------------------------------------------------------
+
+
+def chapter(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> Chapter:
+    """Boundaries of one seed drawn, accuracy of all seeds in tables, a verdict on every claim."""
+    settings, parts = experiment.settings, list[Text | Table | Figure]()
+    measured: dict[str, dict[str, Any]] = {}
+    for name in settings["data"]:
+        by_seed = [results[key] for key in sorted(results) if key.startswith(f"{name}-seed-")]
+        if not by_seed:
+            continue
+        measured[name] = {
+            method: [result["boundaries"][method] for result in by_seed] for method in by_seed[0]["boundaries"]
+        }
+        parts.append(_table(settings[name], name, measured[name]))
+        drawn = next((result for result in by_seed if result["points"]), None)
+        if drawn:
+            parts.append(_figure(settings[name], name, drawn))
+    verdicts = [_verdict(claim.key, claim.text, claim.why, settings, measured) for claim in experiment.claims]
+    lead = (
+        "Percentages are exact: the classes are Gaussian and the boundaries are lines, so the share of a class on its "
+        "side is known without a test set (the paper's, of 20 to 30 points a class, is given as well)."
+    )
+    return Chapter(title=experiment.title, lead=f"{experiment.about.strip()} {lead}".strip(), parts=parts,
+                   verdicts=verdicts)  # fmt: skip
+
+
+def _table(own: Mapping[str, Any], name: str, methods: Mapping[str, Any]) -> Table:
+    groups = SETUPS[own.get("data", name)].groups
+    limits = ", ".join(f"client {c + 1}: {100 * best_worst(g):.1f} %" for c, g in enumerate(groups))
+    rows: list[list[str | float]] = []
+    count = len(next(iter(methods.values())))
+    for method, seeds_of in methods.items():
+        accuracy = [[fmean(s[c]["expected"][k] for s in seeds_of) for k in (0, 1)] for c in (0, 1)]
+        tested = fmean(_sampled(s[c]["tested"], own.get("data", name)) for s in seeds_of for c in (0, 1))
+        worst = [_worst(s) for s in seeds_of]
+        spread = f" ± {stdev(worst):.2f}" if len(worst) > 1 else ""
+        rows.append([method, *accuracy[0], *accuracy[1], f"{fmean(worst):.2f}{spread}", tested])
+    return Table(
+        caption=f"{own['title']}: expected accuracy (%), {f'mean over {count} seeds' if count > 1 else 'one seed'}",
+        columns=(
+            "method", "client 1, class 1", "client 1, class 2", "client 2, class 1", "client 2, class 2",
+            "worst of the four", "test sample, all",
+        ),
+        rows=rows,
+        notes=f"The best that any line can do for the worse of its two classes: {limits}.",
+    )  # fmt: skip
+
+
+def _sampled(tested: Sequence[float], name: str) -> float:
+    """A client's accuracy on its test sample from that of its classes."""
+    counts = SETUPS[name].test
+    return sum(a * n for a, n in zip(tested, counts, strict=True)) / sum(counts)
+
+
+def _worst(clients: Sequence[Mapping[str, Any]]) -> float:
+    return min(share for client in clients for share in client["expected"])
+
+
+def _figure(own: Mapping[str, Any], name: str, result: Mapping[str, Any]) -> Figure:
+    """Both clients side by side: points, and a line per setting."""
+    data: list[dict[str, Any]] = []
+    across, up = (_window([p[i] for points in result["points"] for p in points], *_PLANE[i]) for i in (0, 1))
+    for client, points in enumerate(result["points"]):
+        axes = {"xaxis": f"x{client + 1 if client else ''}", "yaxis": f"y{client + 1 if client else ''}"}
+        for k, (symbol, color) in enumerate((("circle", "#5b8fb0"), ("diamond", "#b07d5b"))):
+            chosen = [p for p in points if p[2] == k]
+            data.append(
+                {
+                    "type": "scatter", "mode": "markers", "name": f"class {k + 1}", "legendgroup": f"class {k + 1}",
+                    "showlegend": client == 0, "x": [p[0] for p in chosen], "y": [p[1] for p in chosen],
+                    "marker": {"symbol": symbol, "color": color, "size": 5, "opacity": 0.6}, "hoverinfo": "skip",
+                } | axes
+            )  # fmt: skip
+        for method, color, dash in _looks(own, list(result["boundaries"])):
+            at = result["boundaries"][method][client]
+            x, y = _ends(at["normal"], at["offset"])
+            told = f"{at['expected'][0]:.1f} % and {at['expected'][1]:.1f} %"
+            data.append(
+                {
+                    "type": "scatter", "mode": "lines", "name": method, "legendgroup": method,
+                    "showlegend": client == 0, "x": x, "y": y, "line": {"color": color, "dash": dash, "width": 2},
+                    "hovertemplate": f"classes right: {told}<extra>{method}</extra>",
+                } | axes
+            )  # fmt: skip
+    layout: dict[str, Any] = {
+        "height": 440, "margin": {"l": 40, "r": 12, "t": 30, "b": 40}, "hovermode": "closest",
+        "legend": {"orientation": "h", "x": 0, "y": -0.12, "yanchor": "top", "xanchor": "left"},
+        "annotations": [
+            {"text": f"client {c + 1}", "showarrow": False, "x": (0.235, 0.765)[c], "y": 1.0, "xref": "paper",
+             "yref": "paper", "yanchor": "bottom"} for c in (0, 1)
+        ],
+    }  # fmt: skip
+    for client, (left, right) in enumerate(((0, 0.47), (0.53, 1))):
+        suffix = str(client + 1) if client else ""
+        layout[f"xaxis{suffix}"] = {"domain": [left, right], "range": across, "anchor": f"y{suffix}"}
+        layout[f"yaxis{suffix}"] = {"range": up, "anchor": f"x{suffix}"}
+    caption = f"{own['title']}: the boundary of each client's own model (FedAvg: of the shared one), seed 0."
+    return Figure(name=f"toy-{name.removeprefix('toy-')}", caption=caption, figure={"data": data, "layout": layout})
+
+
+def _window(values: Sequence[float], low: float, high: float) -> list[float]:
+    """What an axis shows: all values and a margin, within limits."""
+    return [max(low, min(values) - 0.3), min(high, max(values) + 0.3)]
+
+
+def _looks(own: Mapping[str, Any], methods: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Colours in the order of the tilt that varies; FedAvg and Ditto in the colour of tilt 0, broken."""
+    varied = "tau" if len(own["tau"]) > 1 else "lam"
+    below = sorted(v for v in own[varied] if v < 0)
+    above = sorted(v for v in own[varied] if v > 0)
+    colors = {0.0: _ZERO, **dict(zip(below, _BELOW, strict=False)), **dict(zip(above, _ABOVE, strict=False))}
+    names = {_named(tau, lam): (tau, lam) for tau, lam in product(own["tau"], own["lam"])}
+    looks = [(m, _ZERO, "dot" if m == "fedavg" else "dash") for m in methods if m not in names]
+    return looks + [(m, colors[names[m][0 if varied == "tau" else 1]], "solid") for m in methods if m in names]
+
+
+def _ends(normal: Sequence[float], offset: float, reach: float = 20.0) -> tuple[list[float], list[float]]:
+    """Two points of a line that lie far outside the picture."""
+    a, b = normal
+    length = math.hypot(a, b) or 1.0
+    foot = (-offset * a / length**2, -offset * b / length**2)
+    along = (-b / length * reach, a / length * reach)
+    return [round(foot[0] - along[0], 4), round(foot[0] + along[0], 4)], [
+        round(foot[1] - along[1], 4), round(foot[1] + along[1], 4)
+    ]  # fmt: skip
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------------
+
+
+def _verdict(
+    key: str, text: str, why: str, settings: Mapping[str, Any], measured: Mapping[str, dict[str, Any]]
+) -> Verdict:
+    needs = {"clients": ("toy-1",), "classes": ("toy-2",), "larger-tau": ("toy-2",), "robust": ("toy-3",)}
+    if any(name not in measured for name in needs.get(key, ("toy-3", "toy-3-far"))):
+        return Verdict(claim=text, holds="not measured", why="")
+    rules = {
+        "clients": _clients_are_close, "classes": _classes_are_close, "larger-tau": _tau_is_the_reason,
+        "robust": _separated, "unmoved": _unmoved,
+    }  # fmt: skip
+    holds, found = rules[key](settings, measured)
+    return Verdict(claim=text, holds=holds, why=f"{found} {why}".strip())
+
+
+def _per_client(seeds_of: Sequence[Any], name: str) -> list[float]:
+    """Expected accuracy of each client, its classes weighing what they weigh in the test data."""
+    return [fmean(_sampled(s[c]["expected"], name) for s in seeds_of) for c in (0, 1)]
+
+
+def _clients_are_close(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[Holds, str]:
+    own = measured["toy-1"]
+    told = {m: _per_client(own[m], "toy-1") for m in ("fedavg", "ditto", _named(1, 1))}
+    one, two = told[_named(1, 1)]
+    limits = [100 * best_worst(groups) for groups in SETUPS["toy-1"].groups]
+    holds: Holds = "holds" if min(one, two) >= HIGH and abs(one - two) <= CLOSE else "does not hold"
+    return holds, (
+        f"{one:.1f} % and {two:.1f} %, where a line can reach {limits[0]:.1f} % and {limits[1]:.1f} %: the gap is the "
+        f"data's. It says little of FedTilt: FedAvg has {told['fedavg'][0]:.1f} % and {told['fedavg'][1]:.1f} %, Ditto "
+        f"{told['ditto'][0]:.1f} % and {told['ditto'][1]:.1f} %."
+    )
+
+
+def _classes_are_close(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[Holds, str]:
+    own = measured["toy-2"]
+    name = _named(max(settings["toy-2"]["tau"]), settings["toy-2"]["lam"][0])
+    shares = [fmean(s[c]["expected"][k] for s in own[name]) for c in (0, 1) for k in (0, 1)]
+    holds: Holds = "holds" if min(shares) >= HIGH and max(shares) - min(shares) <= CLOSE else "does not hold"
+    return holds, f"The four classes are right in {min(shares):.2f} % to {max(shares):.2f} % of the cases."
+
+
+def _tau_is_the_reason(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[Holds, str]:
+    own, taus, lam = measured["toy-2"], settings["toy-2"]["tau"], settings["toy-2"]["lam"][0]
+    worst = {tau: [_worst(s) for s in own[_named(tau, lam)]] for tau in taus}
+    gain = [a - b for a, b in zip(worst[max(taus)], worst[0.0], strict=True)]
+    better = all(g > 0 for g in gain)
+    holds: Holds = "holds partly" if better else "does not hold"
+    below = f" tau = {min(taus):g} gives up a class: {fmean(worst[min(taus)]):.1f} %." if min(taus) < 0 else ""
+    return holds, (
+        f"The worst of the four classes gains {fmean(gain):.2f} points from tau = 0 to {max(taus):g}, "
+        f"{'in every seed' if better else 'not in every seed'}; but at tau = 0 it stands at "
+        f"{fmean(worst[0.0]):.2f} % already (FedAvg {fmean(_worst(s) for s in own['fedavg']):.2f} %): these classes "
+        f"are easy for any method.{below}"
+    )
+
+
+def _separated(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[Holds, str]:
+    own, tau = measured["toy-3"], settings["toy-3"]["tau"][0]
+    name = _named(tau, min(settings["toy-3"]["lam"]))
+    one, two = _per_client(own[name], "toy-3")
+    worst = {m: fmean(_worst(s) for s in own[m]) for m in own}
+    limit = 100 * min(best_worst(groups) for groups in SETUPS["toy-3"].groups)
+    leader = max(worst, key=lambda m: worst[m])
+    close, separated = abs(one - two) <= CLOSE, worst[name] >= limit - CLOSE
+    holds: Holds = "holds" if close and separated else "holds partly" if close or separated else "does not hold"
+    return holds, (
+        f"Clients: {one:.1f} % and {two:.1f} %. Worst class: {worst[name]:.1f} %, where a line can reach "
+        f"{limit:.1f} %; FedAvg, without any tilt, has {worst['fedavg']:.1f} %, and the best of all settings tried, "
+        f"{leader}, {worst[leader]:.1f} %."
+    )
+
+
+def _unmoved(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[Holds, str]:
+    near, far, tau = measured["toy-3"], measured["toy-3-far"], settings["toy-3"]["tau"][0]
+    lams = settings["toy-3"]["lam"]
+
+    def moved(method: str) -> float:
+        """The mean change of a class's expected accuracy by the far outliers, seed by seed."""
+        return fmean(
+            abs(a[c]["expected"][k] - b[c]["expected"][k])
+            for a, b in zip(near[method], far[method], strict=True) for c in (0, 1) for k in (0, 1)
+        )  # fmt: skip
+
+    change = {lam: moved(_named(tau, lam)) for lam in lams}
+    plain = moved("fedavg")
+    robust = change[min(lams)] <= CLOSE and change[min(lams)] < plain
+    magnified = min(change[lam] for lam in lams if lam > 0) > change[min(lams)]
+    holds: Holds = "holds" if robust and magnified else "holds partly" if robust or magnified else "does not hold"
+    listed = ", ".join(f"lam = {lam:g}: {change[lam]:.1f}" for lam in lams)
+    return holds, f"Noise of deviation 3 moves a class's accuracy by (points) {listed}; FedAvg: {plain:.1f}."

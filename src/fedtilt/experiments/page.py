@@ -1,0 +1,131 @@
+"""The page: what all the results in a folder have to say, before `markdown` or `web` writes it."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from fedtilt.experiments.book import Book, Entry
+from fedtilt.experiments.chapter import Chapter, Figure, Holds, Table, Text, Verdict
+from fedtilt.experiments.experiment import NAMES, Experiment
+from fedtilt.experiments.runner import kind_of, quick_only, readable
+from fedtilt.experiments.standings import METRICS, TITLES, Outcome, Standing, score, standings, titles
+
+RIVALS = ("ditto-validated", "ditto", "fedavg")
+OUTCOMES: tuple[Outcome, ...] = ("better", "tied", "worse", "one seed", "not measured")
+VERDICTS: tuple[Holds, ...] = ("holds", "holds partly", "does not hold", "not measured")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """All that is to be told."""
+
+    chapters: list[tuple[Experiment, Chapter]]
+    waiting: list[Experiment]  # nothing of them is measured yet
+    quick: bool  # some of it is a quick look
+    preamble: list[Text | Table]  # what comes before the chapters
+
+    @property
+    def figures(self) -> list[Figure]:
+        """Every figure, in order."""
+        return [part for _, chapter in self.chapters for part in chapter.parts if isinstance(part, Figure)]
+
+
+def story(book: Book) -> Story:
+    """Everything that a results folder has to say."""
+    chapters, waiting, entries = [], [], {}
+    compared: list[Standing] = []
+    names: dict[str, str] = {}
+    quick = quick_only(book)
+    for name in NAMES:
+        experiment, results = readable(book, name, quick=quick)
+        if experiment.kind == "comparison":
+            compared += standings(experiment, results).values()
+            names = names or titles(experiment)
+        if not results:
+            waiting.append(experiment)
+            continue
+        chapters.append((experiment, kind_of(experiment).chapter(experiment, results)))
+        entries[name] = [entry for entry in book.entries(name) if entry.cell in results]
+    preamble: list[Text | Table] = [Text(markdown=_preface())]
+    if quick:
+        preamble.insert(
+            0, Text(markdown="**A quick look: few rounds, one seed, small grids. Nothing here is a result.**")
+        )
+    preamble.append(_verdict_count([verdict for _, chapter in chapters for verdict in chapter.verdicts]))
+    if any(standing.seeds for standing in compared):
+        preamble.append(_score(compared, names))
+    if entries:
+        preamble.append(_origin(entries))
+    return Story(chapters=chapters, waiting=waiting, quick=quick, preamble=preamble)
+
+
+def _preface() -> str:
+    return (resources.files("fedtilt.experiments") / "preface.md").read_text("utf-8").strip()
+
+
+def _verdict_count(verdicts: Sequence[Verdict]) -> Text:
+    if not verdicts:
+        return Text(markdown="**No claim is judged yet.**")
+    counts = Counter(verdict.holds for verdict in verdicts)
+    told = ", ".join(f"{counts[kind]} {_plural(kind, counts[kind])}" for kind in VERDICTS if counts[kind])
+    return Text(markdown=f"**Of {len(verdicts)} claims, {told}.**")
+
+
+def _plural(kind: str, count: int) -> str:
+    """A verdict as a verb.
+
+    >>> _plural("holds partly", 2), _plural("does not hold", 1)
+    ('hold partly', 'does not hold')
+    """
+    if count == 1:
+        return {"not measured": "is not measured"}.get(kind, kind)
+    return {"holds": "hold", "holds partly": "hold partly", "does not hold": "do not hold"}.get(
+        kind, "are not measured"
+    )
+
+
+def _score(compared: list[Standing], names: dict[str, str]) -> Table:
+    rows: list[list[str | float]] = []
+    for rival in RIVALS:
+        for metric in METRICS:
+            counts = score(compared, rival, metric)
+            rows.append([names[rival], TITLES[metric.key], *(str(counts[outcome]) for outcome in OUTCOMES)])
+    return Table(
+        caption=f"In how many of {len(compared)} cells FedTilt (validated) is better than the others, tied, or worse",
+        columns=["against", "metric", *OUTCOMES],
+        rows=rows,
+        notes="A cell is a data set under a condition (clean, corruptions, Gaussian noise, label flips). Better and "
+        "worse: beyond one standard error of the paired difference over seeds.",
+    )
+
+
+def _origin(entries: dict[str, list[Entry]]) -> Table:
+    rows: list[list[str | float]] = []
+    for name, own in entries.items():
+        machines = Counter((e.environment["device"], e.environment["torch"], e.environment["fedtilt"]) for e in own)
+        for (device, torch, version), count in sorted(machines.items()):
+            seconds = sum(e.seconds for e in own if e.environment["device"] == device)
+            rows.append([name, str(count), device, torch, version, f"{seconds / 60:.1f}"])
+    return Table(
+        caption="What ran where",
+        columns=["experiment", "cells", "device", "torch", "fedtilt", "minutes"],
+        rows=rows,
+        folded=True,
+    )
+
+
+def digest(figure: Figure) -> str:
+    """A figure's content in 64 letters, so that a page and its pictures can be held against the results."""
+    bare = {
+        "layout": figure.figure["layout"],
+        "data": [{key: value for key, value in trace.items() if key != "source"} for trace in figure.figure["data"]],
+    }
+    return hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()
+
+
+def source(experiment: Experiment) -> str:
+    """Where the paper has it."""
+    return f"Paper: {experiment.source}." if experiment.source else "Not in the paper."

@@ -1,0 +1,97 @@
+"""How numbers decide on what the paper says of its comparison tables."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedtilt.experiments.chapter import Holds, Verdict
+from fedtilt.experiments.experiment import Claim
+from fedtilt.experiments.standings import METRICS, TITLES, Outcome, Standing, paired
+
+Standings = Mapping[str, Standing]
+_BY_KEY = {metric.key: metric for metric in METRICS}
+
+
+def verdicts(claims: tuple[Claim, ...], standings: Standings) -> list[Verdict]:
+    """A verdict on every claim; one without a rule cannot be measured here."""
+    found = []
+    for claim in claims:
+        holds, numbers = RULES[claim.rule](claim.check, standings) if claim.rule else ("not measured", "")
+        found.append(Verdict(claim=claim.text, holds=holds, why=" ".join(filter(None, (numbers, claim.why)))))
+    return found
+
+
+def _best(check: Mapping[str, Any], standings: Standings) -> tuple[Holds, str]:
+    """Each of `rows` is better than all `rivals`, on every one of `metrics` and `data`, `by` more than so many points.
+
+    What `also` names is compared in the same way and told, but decides nothing.
+    """
+    holds, told = _compared(check, check.get("rows", ["fedtilt-validated"]), standings)
+    besides = [_compared(check, [row], standings)[1] for row in check.get("also", [])]
+    return holds, " ".join(filter(None, [told, *besides]))
+
+
+def _compared(check: Mapping[str, Any], rows: list[str], standings: Standings) -> tuple[Holds, str]:
+    rivals = check.get("rivals", ["fedavg", "ditto-validated"])
+    metrics = [_BY_KEY[key] for key in check.get("metrics", TITLES)]
+    outcomes: dict[str, list[Outcome]] = {}
+    for standing in _asked(check, standings):
+        outcomes[standing.data] = [
+            _least([standing.compare(row, rival, metric, check.get("by", 0.0)) for rival in rivals])
+            for row in rows
+            for metric in metrics
+        ]
+    names = next(iter(standings.values())).titles
+    sides = [" and ".join(names[row] for row in side) for side in (rows, rivals)]
+    by = f" by more than {check['by']:g} points" if "by" in check else ""
+    what = "all four metrics" if len(metrics) == len(TITLES) else ", ".join(TITLES[m.key] for m in metrics)
+    return _counted(outcomes, f"{sides[0]} better than {sides[1]}{by} on {what}")
+
+
+def _paper_tilts(check: Mapping[str, Any], standings: Standings) -> tuple[Holds, str]:
+    """No setting of the grid has a test accuracy above that of the paper's tilts by more than one standard error."""
+    outcomes: dict[str, list[Outcome]] = {}
+    told = []
+    for standing in _asked(check, standings):
+        ours, accuracy = standing.rows.get("fedtilt", {}), _BY_KEY["accuracy"]
+        others = {name: paired(by_seed, ours, accuracy) for name, by_seed in standing.settings.items()}
+        above = [name for name, outcome in others.items() if outcome == "better"]
+        lone: Outcome = "one seed" if "one seed" in others.values() else "not measured" if not others else "better"
+        outcomes[standing.data] = ["worse" if above else lone]  # "better": the claim stands here
+        if above:
+            told.append(f"{standing.data}: {len(above)} of {len(others)} settings are better, {above[0]} among them")
+    holds, numbers = _counted(outcomes, "The paper’s tilts are not beaten by any setting of our grid")
+    return holds, " ".join([numbers, *(f"{text}." for text in told)])
+
+
+RULES: dict[str, Callable[[Mapping[str, Any], Standings], tuple[Holds, str]]] = {
+    "best": _best,
+    "paper-tilts": _paper_tilts,
+}
+
+
+def _asked(check: Mapping[str, Any], standings: Standings) -> list[Standing]:
+    return [standings[data] for data in check.get("data", standings) if data in standings]
+
+
+def _least(outcomes: list[Outcome]) -> Outcome:
+    """What can be said against all rivals together: the weakest of what can be said against each."""
+    order: tuple[Outcome, ...] = ("not measured", "one seed", "worse", "tied", "better")
+    return min(outcomes, key=order.index)
+
+
+def _counted(outcomes: Mapping[str, list[Outcome]], what: str) -> tuple[Holds, str]:
+    """Holds where all are better, not where none is, partly in between; what is not measured does not count."""
+    flat = [outcome for row in outcomes.values() for outcome in row]
+    decided = [outcome for outcome in flat if outcome in ("better", "tied", "worse")]
+    lone = flat.count("one seed")
+    late = f" {lone} more rest on one seed and are not counted." if lone else ""
+    if not decided:
+        return "not measured", late.strip() and f"{what}: one seed alone, no error bars."
+    wins = decided.count("better")
+    holds: Holds = "holds" if wins == len(decided) else "holds partly" if wins else "does not hold"
+    by_data = "; ".join(
+        f"{data} {', '.join(f'{row.count(o)} {o}' for o in ('better', 'tied', 'worse') if row.count(o))}"
+        for data, row in outcomes.items()
+        if any(o in decided for o in row)
+    )
+    return holds, f"{what}: {wins} of {len(decided)} ({by_data}).{late}"

@@ -1,0 +1,117 @@
+"""The results folder: what is done is not run again, what changed is, what is missing is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from handmade import compared, metrics
+
+import fedtilt as ft
+from fedtilt.experiments import Cell, Options, comparison, reproduce
+from fedtilt.experiments.book import Book
+
+QUICK = Options(quick=True, device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDTILT_DATA", str(tmp_path / "empty"))
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The cells that were measured; training itself is tested elsewhere."""
+    names: list[str] = []
+
+    def measure(cell: Cell, options: Options, on_progress: Any) -> dict[str, Any]:
+        names.append(cell.name)
+        return compared(metrics(80.0), metrics(90.0), metrics(95.0))
+
+    monkeypatch.setattr(comparison, "measure", measure)
+    return names
+
+
+def test_what_is_done_is_not_run_again(measured: list[str], tmp_path: Path) -> None:
+    first = reproduce("clean", tmp_path / "out", options=QUICK, only=["digits"])
+    again = reproduce("clean", tmp_path / "out", options=QUICK, only=["digits"])
+    assert measured == ["digits-seed-0"]
+    assert (first.measured, first.kept) == (["clean/digits-seed-0"], [])
+    assert (again.measured, again.kept) == ([], ["clean/digits-seed-0"])
+    more = reproduce("clean", tmp_path / "out", options=Options(quick=True, device="cpu", seeds=3), only=["digits"])
+    assert measured == ["digits-seed-0", "digits-seed-1", "digits-seed-2"]
+    assert more.kept == ["clean/digits-seed-0"]
+    assert "3 seeds" in more.chapters["clean"].parts[0].notes
+
+
+def test_interrupted_it_goes_on(measured: list[str], tmp_path: Path) -> None:
+    options = Options(quick=True, device="cpu", seeds=3)
+
+    def stop(job: Any) -> None:
+        if job.cell.name == "digits-seed-1":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("clean", tmp_path, options=options, only=["digits"], on_cell=stop)
+    assert [path.name for path in (tmp_path / "clean").glob("*.json")] == ["digits-seed-0.json"]
+    outcome = reproduce("clean", tmp_path, options=options, only=["digits"])
+    assert measured == ["digits-seed-0", "digits-seed-1", "digits-seed-2"]
+    assert outcome.measured == ["clean/digits-seed-1", "clean/digits-seed-2"]
+
+
+def test_a_changed_setting_makes_a_cell_stale(measured: list[str], tmp_path: Path) -> None:
+    said: list[str] = []
+    reproduce("clean", tmp_path, options=QUICK, only=["digits"])
+    path = tmp_path / "clean" / "digits-seed-0.json"
+    content = json.loads(path.read_text())
+    content["settings"]["train"]["lr"] = 0.5
+    path.write_text(json.dumps(content))
+    assert not reproduce("clean", tmp_path, options=QUICK, only=["mnist"]).chapters["clean"].parts[:-1]  # left out
+    reproduce(
+        "clean", tmp_path, options=Options(quick=True, device="cpu", notice=said.append), only=["digits"]
+    )  # fmt: skip
+    assert measured == ["digits-seed-0", "digits-seed-0"]
+    assert said == ["clean/digits-seed-0 is run again: train.lr was 0.5 and is 0.1"]
+    assert json.loads(path.read_text())["settings"]["train"]["lr"] == 0.1
+
+
+def test_a_missing_data_set_is_named_and_the_rest_runs(measured: list[str], tmp_path: Path) -> None:
+    outcome = reproduce("clean", tmp_path, options=QUICK)
+    assert measured == ["digits-seed-0"]
+    assert outcome.missing == {"mnist": ["clean/mnist-seed-0"]}
+
+
+def test_a_quick_look_never_replaces_a_full_result(measured: list[str], tmp_path: Path) -> None:
+    reproduce("clean", tmp_path, options=QUICK, only=["digits"])
+    path = tmp_path / "clean" / "digits-seed-0.json"
+    path.write_text(path.read_text().replace('"quick": true', '"quick": false'))
+    with pytest.raises(ft.InputError, match="full result, which --quick would replace"):
+        reproduce("clean", tmp_path, options=QUICK, only=["digits"])
+
+
+def test_a_foreign_file_is_refused(measured: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "clean" / "digits-seed-0.json"
+    path.parent.mkdir()
+    path.write_text('{"a": 1}')
+    with pytest.raises(ft.InputError, match="is not a result of this command"):
+        reproduce("clean", tmp_path, options=QUICK, only=["digits"])
+
+
+def test_only_and_several_experiments(measured: list[str], tmp_path: Path) -> None:
+    outcome = reproduce(["clean", "flips"], tmp_path, options=QUICK, only=["digits"])
+    assert outcome.measured == ["clean/digits-seed-0", "flips/digits-seed-0"]
+    assert list(outcome.chapters) == ["clean", "flips"]
+    with pytest.raises(ft.InputError, match="no cell is named like cifer"):
+        reproduce("clean", tmp_path, options=QUICK, only=["cifer"])
+    with pytest.raises(ft.InputError, match="seeds = 0"):
+        Options(seeds=0)
+
+
+def test_files_are_small_and_tell_where_they_come_from(measured: list[str], tmp_path: Path) -> None:
+    reproduce("clean", tmp_path, options=QUICK, only=["digits"])
+    (entry,) = Book(tmp_path).entries("clean")
+    assert entry.quick
+    assert entry.environment["device"].startswith("cpu")
+    assert {"fedtilt", "torch", "python"} <= set(entry.environment)
+    assert entry.settings["outliers"] == "none"
+    assert not (tmp_path / "clean" / "unfinished").exists()

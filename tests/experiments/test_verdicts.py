@@ -1,0 +1,157 @@
+"""Verdicts on claims, from numbers."""
+
+import pytest
+from handmade import cell, compared, metrics, part
+
+from fedtilt.experiments import load
+from fedtilt.experiments import panels as sweeps
+from fedtilt.experiments.experiment import Claim
+from fedtilt.experiments.rules import verdicts
+from fedtilt.experiments.standings import standings
+from fedtilt.experiments.trial import fedtilt
+
+DATA = ("mnist", "fashion-mnist", "cifar10")
+
+
+def _judge(claim: Claim, gains: tuple[float, ...], *, seeds: int = 3):
+    """A verdict where FedTilt is ahead of Ditto by so many points on the three data sets."""
+    tilts = {"mnist": (50.0, 100.0), "fashion-mnist": (50.0, 100.0), "cifar10": (2.0, 1.0)}
+    results = {
+        f"{data}-seed-{s}": compared(metrics(70.0 + s), metrics(90.0 + s), metrics(90.0 + s + gain), tilts[data])
+        for data, gain in zip(DATA, gains, strict=True)
+        for s in range(seeds)
+    }
+    return verdicts((claim,), standings(load("clean"), results))[0]
+
+
+BEST = Claim(text="best", rule="best", check={"metrics": ["accuracy"]})
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [((1, 1, 1), "holds"), ((1, 0, -1), "holds partly"), ((0, 0, -1), "does not hold")],
+)
+def test_best_of_all(gains: tuple[float, ...], expected: str) -> None:
+    verdict = _judge(BEST, gains)
+    assert verdict.holds == expected
+    assert f"{gains.count(1)} of 3" in verdict.why
+    assert "FedTilt (validated) better than FedAvg and Ditto (validated) on accuracy" in verdict.why
+
+
+def test_one_seed_decides_nothing() -> None:
+    verdict = _judge(BEST, (1, 1, 1), seeds=1)
+    assert verdict.holds == "not measured"
+    assert "one seed" in verdict.why
+
+
+def test_what_else_is_told_does_not_decide() -> None:
+    claim = Claim(text="", rule="best", check={"metrics": ["accuracy"], "rows": ["fedavg"], "also": ["fedtilt"]})
+    verdict = _judge(claim, (1, 1, 1))
+    assert verdict.holds == "does not hold"
+    assert "FedTilt (paper’s tilts) better than FedAvg and Ditto (validated) on accuracy: 3 of 3" in verdict.why
+
+
+def test_a_claim_about_a_breakdown_needs_its_margin() -> None:
+    check = {"rows": ["fedtilt"], "rivals": ["ditto"], "metrics": ["accuracy"], "data": ["fashion-mnist"], "by": 10.0}
+    assert _judge(Claim(text="", rule="best", check=check), (0, 11, 0)).holds == "holds"
+    verdict = _judge(Claim(text="", rule="best", check=check, why="Our guess."), (50, 9, 50))
+    assert verdict.holds == "does not hold"
+    assert verdict.why.endswith("Our guess.")
+
+
+def test_the_papers_tilts_hold_unless_another_setting_is_better() -> None:
+    claim = Claim(text="", rule="paper-tilts", check={"data": ["mnist"]})
+
+    def judge(other: float):
+        results = {
+            f"mnist-seed-{s}": cell(
+                (fedtilt(50.0, 100.0, 0.01), part(metrics(95.0 + s))),
+                (fedtilt(1.0, 1.0, 0.01), part(metrics(other + s))),
+            )
+            for s in range(3)
+        }
+        return verdicts((claim,), standings(load("clean"), results))[0]
+
+    assert judge(95.0).holds == "holds"
+    assert judge(96.0).holds == "does not hold"
+    assert "fedtilt tau=1 lam=1" in judge(96.0).why
+
+
+def test_without_a_rule_nothing_is_measured() -> None:
+    verdict = _judge(Claim(text="said", why="Not run."), (1, 1, 1))
+    assert (verdict.holds, verdict.why) == ("not measured", "Not run.")
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------------
+
+
+def _sweep(accuracy: dict[tuple[float, float], float], fairness: dict[tuple[float, float], float] | None = None):
+    return cell(
+        *(
+            (fedtilt(*tilts, 0.01), part(metrics(value, (fairness or {}).get(tilts, 5.0))))
+            for tilts, value in accuracy.items()
+        )
+    )
+
+
+GRID = {(-10.0, 1.0): 50.0, (1.0, 1.0): 97.0, (10.0, 10.0): 98.0, (1.0, -1.0): 96.5}
+
+
+def _sweep_verdict(rule: str, check: dict, results: dict):
+    return sweeps.verdicts((Claim(text="", rule=rule, check=check),), sweeps.panels(results))[0]
+
+
+def test_panels_average_seeds_and_a_collapsed_setting_is_not_the_fairest() -> None:
+    fair = dict.fromkeys(GRID, 4.0) | {(-10.0, 1.0): 0.0, (1.0, 1.0): 3.0}
+    results = {f"fashion-mnist-clean-10-seed-{s}": _sweep({t: v + s for t, v in GRID.items()}, fair) for s in (0, 1)}
+    (panel,) = sweeps.panels(results)
+    assert (panel.data, panel.condition, panel.clients, panel.seeds) == ("fashion-mnist", "clean", 10, 2)
+    assert panel.grid[1.0, 1.0]["accuracy"] == 97.5
+    assert panel.best("accuracy") == (10.0, 10.0)
+    assert panel.best("client_fairness") == (1.0, 1.0)
+
+
+def test_where_the_best_tilts_lie() -> None:
+    results = {"mnist-clean-10-seed-0": _sweep(GRID)}
+    positive = {"metrics": ["accuracy"], "tau": "positive", "lam": "positive"}
+    assert _sweep_verdict("best-at", positive, results).holds == "holds"
+    assert _sweep_verdict("best-at", positive | {"lam": [1.0]}, results).holds == "does not hold"
+    assert (
+        _sweep_verdict("best-at", {"tau": "negative", "lam": [10.0], "either": True}, results).holds == "holds partly"
+    )
+    assert _sweep_verdict("best-at", positive | {"data": ["cifar10"]}, results).holds == "not measured"
+
+
+def test_what_outliers_cost() -> None:
+    results = {"mnist-clean-10-seed-0": _sweep(GRID), "mnist-gaussian-10-seed-0": _sweep({(1.0, 1.0): 96.5})}
+    check = {"condition": ["gaussian"], "points": 1.0}
+    verdict = _sweep_verdict("unharmed", check, results)
+    assert verdict.holds == "does not hold"
+    assert "1.5" in verdict.why
+    assert _sweep_verdict("unharmed", check | {"points": 2.0}, results).holds == "holds"
+
+
+def test_ten_and_twenty_clients_rank_alike() -> None:
+    same = {t: 2 * v - 100 for t, v in GRID.items()}
+    other = dict(zip(GRID, reversed(GRID.values()), strict=True))
+    for twenty, expected in ((same, "holds"), (other, "does not hold")):
+        results = {"mnist-clean-10-seed-0": _sweep(GRID), "mnist-clean-20-seed-0": _sweep(twenty)}
+        assert _sweep_verdict("agree", {"rho": 0.8}, results).holds == expected
+
+
+def test_fairness_of_both_kinds_goes_together() -> None:
+    def sweep(order: list[float]):
+        parts = [(fedtilt(1.0, float(i), 0.01), part(metrics(97.0, i, mean))) for i, mean in enumerate(order)]
+        return {"mnist-clean-10-seed-0": cell(*parts)}
+
+    assert _sweep_verdict("together", {"rho": 0.5}, sweep([1.0, 2.0, 3.0, 4.0])).holds == "holds"
+    assert _sweep_verdict("together", {"rho": 0.5}, sweep([4.0, 3.0, 2.0, 1.0])).holds == "does not hold"
+
+
+def test_accuracy_rises_with_tau() -> None:
+    rising = {(0.0, 1.0): 90.0, (0.0, -1.0): 99.0, (5.0, 1.0): 91.0}
+    assert _sweep_verdict("rises", {}, {"mnist-clean-10-seed-0": _sweep(rising)}).holds == "holds"
+    falling = rising | {(50.0, 1.0): 80.0}
+    verdict = _sweep_verdict("rises", {}, {"mnist-clean-10-seed-0": _sweep(falling)})
+    assert verdict.holds == "does not hold"
+    assert "tau 50: -10.00" in verdict.why
