@@ -34,9 +34,10 @@ format: $(READY)
 demo: $(READY)  ## FedAvg, Ditto and FedTilt on 20 clients whose labels are partly wrong
 	$(BIN)/fedtilt run
 
-bench: $(READY)  ## ratios measured in one run; see benchmarks/README.md
-	$(BIN)/python benchmarks/aggregation.py
+bench: $(READY)  ## ratios measured in one run, peers included; see docs/performance.md
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/aggregation.py
 	$(BIN)/python benchmarks/memory.py
 
 clean:

@@ -45,7 +45,7 @@ def main() -> None:
     print(f"  resident {trace[warm]:.0f} MiB after {warm} rounds, {trace[-1]:.0f} MiB at the end")
     share = slope / (100 * own)
     print(f"  slope {slope * 1024:+.1f} KiB a round = {share:+.3f} of what a round's personal models weigh")
-    write("memory", {"trace_mib": trace, "slope_mib_per_round": slope, "personal_models": len(shelf)})
+    write("memory", {"clients": n, "trace_mib": trace, "slope_mib_per_round": slope, "personal_models": len(shelf)})
 
 
 if __name__ == "__main__":

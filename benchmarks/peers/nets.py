@@ -1,0 +1,50 @@
+"""The two models and the plain training step in PyTorch, for the contenders that are written in it."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from turns import Weights
+
+SAMPLE = {"mlp": (1, 28, 28), "cnn": (3, 32, 32)}
+
+
+def network(model: str) -> nn.Sequential:
+    """784-200-200-10, or three blocks of convolution, ReLU and pooling with 32, 64 and 128 channels."""
+    if model == "mlp":
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10)
+        )
+    blocks: list[nn.Module] = []
+    for fan_in, fan_out in ((3, 32), (32, 64), (64, 128)):
+        blocks += [nn.Conv2d(fan_in, fan_out, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(2048, 10))
+
+
+def load(net: nn.Module, weights: Weights) -> None:
+    """Put the weights into the network."""
+    net.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
+
+
+def weights_of(net: nn.Module) -> dict[str, np.ndarray]:
+    """A copy of the network's weights."""
+    return {name: value.numpy().copy() for name, value in net.state_dict().items()}
+
+
+def descend(
+    net: nn.Module, x: Tensor, y: Tensor, *, epochs: int, size: int, lr: float, mu: float, anchor: list[Tensor]
+) -> int:
+    """Train as everyone writes it first: autograd, torch.optim, the proximal term in the loss; the steps made."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+    steps = 0
+    for _ in range(epochs):
+        for rows in torch.randperm(len(y)).split(size):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x[rows]), y[rows])
+            if mu:
+                away = sum((p - a).square().sum() for p, a in zip(net.parameters(), anchor, strict=True))
+                loss = loss + mu / 2 * away
+            loss.backward()
+            optimizer.step()
+            steps += 1
+    return steps
