@@ -87,6 +87,8 @@ def _counted(outcomes: Mapping[str, list[Outcome]], what: str) -> tuple[Holds, s
     late = f" {lone} more rest on one seed and are not counted." if lone else ""
     if not decided:
         return "not measured", late.strip() and f"{what}: one seed alone, no error bars."
+    missing = [data for data, row in outcomes.items() if set(row) == {"not measured"}]
+    late += f" Not measured yet: {', '.join(missing)}." if missing else ""
     wins = decided.count("better")
     holds: Holds = "holds" if wins == len(decided) else "holds partly" if wins else "does not hold"
     by_data = "; ".join(
