@@ -91,6 +91,16 @@ def test_a_collapsed_setting_is_neither_fair_nor_robust() -> None:
     assert [row[0] for row in table.rows if "†" in str(row[0])] == [f"{name} †" for name in MINUS_PLUS]
 
 
+def test_a_setting_that_diverged_is_named_and_is_no_better_than_a_collapsed_one() -> None:
+    fair = {"clean": _all(PLUS_MINUS, client_data_fairness_mean=2.0)}
+    results = _handmade(fair | {condition: _all(PLUS_MINUS, accuracy=95.0) for condition in ("flips", "gaussian")})
+    assert _verdict("+ -", results) == "holds"
+    del results["digits-gaussian-seed-1"]["methods"][PLUS_MINUS[1]]
+    assert _verdict("+ -", results) == "holds partly"
+    tables = [part for part in chapter(EXPERIMENT, results).parts if isinstance(part, Table)]
+    assert [f"{PLUS_MINUS[1]} (diverged)" in [row[0] for row in t.rows] for t in tables[:3]] == [False, False, True]
+
+
 def test_the_server_s_tilt_is_judged_by_the_shared_model() -> None:
     high, low = [f"q = {q}" for q in ("1", "10")], [f"q = −{q}" for q in ("1", "10")]
     conditions = ("clean", "flips", "gaussian")

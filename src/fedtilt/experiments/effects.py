@@ -125,14 +125,20 @@ class Measured(NamedTuple):
         """The conditions with an error bar: one seed has none, and decides nothing."""
         return [c for c in self.conditions if len(self.personal["accuracy"][c][PLAIN.name]) > 1]
 
+    def diverged(self, setting: str, condition: str) -> bool:
+        """Whether a setting's models became infinite in any seed there."""
+        return setting not in self.personal["accuracy"][condition]
+
     def collapsed(self, setting: str, condition: str) -> bool:
-        """Whether a setting has given up classes there."""
+        """Whether a setting has given up classes there, or diverged."""
+        if self.diverged(setting, condition):
+            return True
         here = self.personal["accuracy"][condition]
         return fmean(here[setting]) < fmean(here[PLAIN.name]) - COLLAPSE
 
 
 def collected(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> dict[str, Measured]:
-    """Data set → its numbers, from the cells that are there; a setting that diverged in any of them is left out."""
+    """Data set → its numbers, from the cells that are there; what diverged in a seed is left out of that condition."""
     settings, found = experiment.settings, {}
     for name in [*settings["data"], *settings["gpu_data"]]:
         by_condition = {
@@ -144,10 +150,11 @@ def collected(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> 
         by_condition = {condition: runs for condition, runs in by_condition.items() if runs}
         if "clean" not in by_condition or len(by_condition) < 2:
             continue
-        kept = [t.name for t in grid(settings) if all(t.name in run for runs in by_condition.values() for run in runs)]
+        names = [t.name for t in grid(settings)]
+        kept = {c: [s for s in names if all(s in run for run in runs)] for c, runs in by_condition.items()}
 
-        def values(of: str, metric: str, by: dict[str, Any] = by_condition, kept: list[str] = kept) -> Values:
-            return {c: {s: [run[s]["test"][of][metric] for run in runs] for s in kept} for c, runs in by.items()}
+        def values(of: str, metric: str, by: dict[str, Any] = by_condition, kept: dict[str, Any] = kept) -> Values:
+            return {c: {s: [run[s]["test"][of][metric] for run in runs] for s in kept[c]} for c, runs in by.items()}
 
         found[name] = Measured(*({metric: values(of, metric) for metric in METRICS} for of in ("personal", "shared")))
     return found
@@ -187,16 +194,13 @@ def _shown(values: Sequence[float], mark: str = "") -> str:
     return f"{fmean(values):.1f}{spread}{mark}"
 
 
-def _kept(experiment: Experiment, m: Measured) -> list[Tilts]:
-    return [t for t in grid(experiment.settings) if t.name in m.personal["accuracy"]["clean"]]
-
-
 def _tilts_table(experiment: Experiment, name: str, condition: str, m: Measured) -> Table:
     rows: list[list[str | float]] = []
-    for t in _kept(experiment, m):
+    for t in grid(experiment.settings):
         if not t.q:
-            mark = " †" if m.collapsed(t.name, condition) else ""
-            numbers = [_shown(m.personal[metric][condition][t.name]) for metric in METRICS]
+            lost = m.diverged(t.name, condition)
+            mark = " (diverged)" if lost else " †" if m.collapsed(t.name, condition) else ""
+            numbers = ["" if lost else _shown(m.personal[metric][condition][t.name]) for metric in METRICS]
             rows.append([t.name + mark, *_words(experiment, t), *numbers])
     return Table(
         caption=f"{name}, {condition}: personal models, mean ± std over {_seeds(m)}",
@@ -214,7 +218,9 @@ def _seeds(m: Measured) -> str:
 
 def _server_table(experiment: Experiment, name: str, m: Measured) -> Table:
     rows: list[list[str | float]] = []
-    for t in sorted([t for t in _kept(experiment, m) if t.q or t == PLAIN], key=lambda t: -t.q):
+    for t in sorted([t for t in grid(experiment.settings) if t.q or t == PLAIN], key=lambda t: -t.q):
+        if any(m.diverged(t.name, condition) for condition in m.conditions):
+            continue
         row: list[str | float] = ["q = 0" if t == PLAIN else t.name, ("low", "medium", "high")[_sign(t.q) + 1]]
         for condition in m.conditions:
             row += [_shown(m.shared[metric][condition][t.name]) for metric in ("accuracy", "client_fairness")]
@@ -241,7 +247,8 @@ def _figure(experiment: Experiment, name: str, m: Measured) -> Figure:
     for i, condition in enumerate(conditions):
         axis = str(i + 1) if i else ""
         for signs, color in _COLORS.items():
-            ours = [t for t in _kept(experiment, m) if not t.q and t.signs == signs]
+            ours = [t for t in grid(experiment.settings) if not t.q and t.signs == signs]
+            ours = [t for t in ours if not m.diverged(t.name, condition)]
             large = [abs(t.tau) + abs(t.lam) > 2 * experiment.settings["small"] for t in ours]
             data.append(
                 {
@@ -307,7 +314,7 @@ def _verdict(claim: Claim, experiment: Experiment, found: Mapping[str, Measured]
 def _checks(claim: Claim, experiment: Experiment, name: str, m: Measured) -> list[tuple[str, bool]]:
     """(what was compared, whether the paper's word fits) for every setting of these signs and every condition."""
     check, found = claim.check, []
-    for t in _kept(experiment, m):
+    for t in grid(experiment.settings):
         if "q" in check and _sign(t.q) == check["q"]:
             spread = m.shared["client_fairness"]
             found += [
@@ -315,7 +322,7 @@ def _checks(claim: Claim, experiment: Experiment, name: str, m: Measured) -> lis
             ]
         elif "tau" in check and not t.q and t.signs == (check["tau"], check["lam"]):
             size = max(abs(t.tau), abs(t.lam))
-            rivals = [r for r in _kept(experiment, m) if not r.q and size in (abs(r.tau), abs(r.lam))]
+            rivals = [r for r in grid(experiment.settings) if not r.q and size in (abs(r.tau), abs(r.lam))]
             fair = [r.name for r in rivals if _words(experiment, r)[0] == "high"]
             robust = [r.name for r in rivals if _words(experiment, r)[1] == "high"]
             spread, accuracy = m.personal["client_data_fairness_mean"], m.personal["accuracy"]
@@ -334,6 +341,8 @@ def _checked(
     """High: better than no tilt. Low: worse. Very high: also not worse than what is called high."""
     here = values[condition]
     wanted = good if "high" in word else -good
+    if m.diverged(t.name, condition):
+        return f"{name}, {condition}, {t.name}: diverged", wanted != good
     collapsed = m.collapsed(t.name, condition)
     fits = compare(here[t.name], here[PLAIN.name]) == wanted and not (collapsed and wanted == good)
     numbers = f"{fmean(here[t.name]):.1f} against {fmean(here[PLAIN.name]):.1f}"
