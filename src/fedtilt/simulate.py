@@ -107,19 +107,22 @@ def _rounds(
             begun = time.perf_counter()
             number = state.round + 1
             selected = settings.selected(number, federation.clients)
-            with one_thread(device):  # threads of this process and workers on the same cores hold each other up
-                _advance(methods, state, number, selected, placement, settings, samples)
             judged = settings.evaluates(number)
-            yield Round(
-                number=number,
-                selected=selected,
-                state=state,
-                counts=test.all_counts(methods, state) if judged else None,
-                total=test.total,
-                validation=held_out.all_counts(methods, state) if judged and held_out else None,
-                validation_total=held_out.total if held_out else None,
-                seconds=time.perf_counter() - begun,
-            )
+            with one_thread(
+                device
+            ):  # on small tensors, threads that share cores with anything wait more than they work
+                _advance(methods, state, number, selected, placement, settings, samples)
+                done = Round(
+                    number=number,
+                    selected=selected,
+                    state=state,
+                    counts=test.all_counts(methods, state) if judged else None,
+                    total=test.total,
+                    validation=held_out.all_counts(methods, state) if judged and held_out else None,
+                    validation_total=held_out.total if held_out else None,
+                    seconds=time.perf_counter() - begun,
+                )
+            yield done
     finally:
         placement.close()
 
