@@ -50,6 +50,7 @@ def class_spread(correct: Tensor, total: Tensor) -> Tensor:
 def measure(correct: Tensor, total: Tensor) -> Metrics:
     """All metrics from `correct` and `total`, both (clients, classes) counts; clients without test data are left out.
 
+    >>> import torch
     >>> m = measure(torch.tensor([[9, 5], [10, 0]]), torch.tensor([[10, 10], [10, 0]]))
     >>> m.accuracy, m.client_fairness, m.client_data_fairness
     (85.0, 15.0, (10.0, 10.0))
