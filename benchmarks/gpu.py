@@ -3,10 +3,10 @@
     PYTHONPATH=src python benchmarks/gpu.py --out gpu.json
 
 A step trains all lanes (10 clients × w and v × settings) on one mini-batch of ten samples each. Its time is what a
-round of many epochs takes more than one of few, over the steps it has more, so that planning, loading and settling, which a
-round does once, are not in it. Random samples have the size of the real ones (600 of 28 × 28, 500 of 3 × 32 × 32): what
-they show does not change the cost. Whole runs use the data sets where `FEDTILT_DATA` has them and random samples where
-not; the result says which. Nothing here counts compilation.
+round of many epochs takes more than one of few, over the steps it has more, so that planning, loading and settling,
+which a round does once, are not in it. Random samples have the size of the real ones (600 of 28 × 28, 500 of 3 × 32 ×
+32): what they show does not change the cost. Whole runs use the data sets where `FEDTILT_DATA` has them and random
+samples where not; the result says which. Nothing here counts compilation.
 """
 
 import argparse
