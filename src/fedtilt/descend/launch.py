@@ -2,17 +2,15 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from fedtilt.descend import kernels
+from fedtilt.descend.buffers import Buffers
 from fedtilt.descend.chain import Block, Chain
-
-if TYPE_CHECKING:
-    from fedtilt.descend.stacked import Buffers
 
 MOST_SAMPLES, MOST_CLASSES, MOST_CHANNELS = 64, 128, 128  # what one program holds at once
 PRECISIONS = {"float32": "tf32x3", "tf32": "tf32", "bfloat16": "bf16"}  # of the products; sums are float32
@@ -56,7 +54,7 @@ def _tile(kernel: str, lanes: int, columns: int, precision: str) -> Tile:
 class Step:
     """Launches the kernels of one step over these buffers."""
 
-    def __init__(self, chain: Chain, buffers: "Buffers", precision: str) -> None:
+    def __init__(self, chain: Chain, buffers: Buffers, precision: str) -> None:
         self._chain, self._buffers, self._precision = chain, buffers, PRECISIONS[precision]
         lanes, device = len(buffers.theta), buffers.theta.device
         self._second = torch.cuda.Stream(device) if chain.blocks and device.type == "cuda" else None

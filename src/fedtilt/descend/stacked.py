@@ -13,12 +13,12 @@ import importlib.util
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedtilt.descend.buffers import Buffers
 from fedtilt.descend.chain import Chain
 from fedtilt.descend.lanes import Batches, Lane
 from fedtilt.losses import client_loss, cross_entropy
@@ -133,24 +133,6 @@ def products(model: nn.Module) -> nn.Module:
         if type(layer) is nn.Conv2d and _plain(layer):
             layer.__class__ = _Products
     return net
-
-
-class Buffers(NamedTuple):
-    """What a step reads and writes; all on one device, rows of parameters in the order of the chain, if it is one."""
-
-    theta: Tensor  # (L, length)
-    anchor: Tensor  # (≤ L, length)
-    anchor_of: Tensor  # (L,) which anchor is a lane's
-    pull: Tensor  # (L,)
-    lr: Tensor  # (L,)
-    tau: Tensor  # (L,)
-    lam: Tensor  # (L,)
-    client: Tensor  # (L,) whose samples a lane trains on
-    length: Tensor  # (L,) how many steps it makes
-    x: Tensor  # (C, samples, values)
-    y: Tensor  # (C, samples)
-    picks: Tensor  # (steps, C, width) samples of every step, −1 for none
-    at: Tensor  # (1,) the step
 
 
 class _Stack:
