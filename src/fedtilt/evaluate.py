@@ -26,6 +26,7 @@ class Evaluator:
         self._x, self._y = federation.model_ready(x.to(device)), y.to(device)
         # a copy: evaluation swaps parameters in and out, and must not touch the module that is being trained
         self._model = copy.deepcopy(model).eval()
+        self._products = stacked.products(self._model)
         self._classes, self._clients = federation.classes, federation.clients
         sizes = torch.bincount(client, minlength=self._clients)
         self._ends = sizes.cumsum(0)
@@ -95,7 +96,7 @@ class Evaluator:
         place = torch.arange(self._longest) + self._begins[clients][:, None]  # (models, samples)
         held = (place < self._ends[clients][:, None]).to(device)
         place = place.clamp(max=len(self._y) - 1).to(device)
-        net = stacked.products(self._model)
+        net = self._products
 
         def answer(theta: Tensor, x: Tensor) -> Tensor:
             return functional_call(net, unflat(net, theta), (x,)).argmax(1)
