@@ -67,3 +67,7 @@ def test_the_library_never_loads_code_from_data() -> None:
         code = code.replace(".eval(", "").replace("allow_pickle=False", "")
         found = [word for word in forbidden if word in code]
         assert not found, f"{path.name} uses {found}"
+
+
+def test_the_command_line_runs_as_a_module() -> None:
+    assert ft.__version__ in run(sys.executable, "-m", "fedtilt", "--version")
