@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from fedtilt.descend import kernels
+from fedtilt.descend import image_kernels, kernels
 from fedtilt.descend.buffers import Buffers
 from fedtilt.descend.chain import Block, Chain
 
@@ -181,7 +181,7 @@ class Step:
         block, lanes = self._chain.blocks[i], len(self._buffers.theta)
         tile = self._tile("block forward", block.fan_out)
         positions = self._width * block.pooled[0] * block.pooled[1]
-        kernels.block_forward[(triton.cdiv(positions, tile.rows), lanes)](
+        image_kernels.block_forward[(triton.cdiv(positions, tile.rows), lanes)](
             theta=self._buffers.theta, source=self._active[i], out=self._active[i + 1], winner=self._winner[i],
             **self._feed(ahead) | self._shape(block), LENGTH=self._buffers.theta.shape[1], OFFSET=block.offset,
             FRAME=self._chain.frame(i + 1), FIRST=i == 0, WINDOWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth,
@@ -191,7 +191,7 @@ class Step:
     def _block_delta(self, i: int) -> None:
         block, lanes, b = self._chain.blocks[i], len(self._buffers.theta), self._buffers
         tile = self._tile("block delta", block.fan_in)
-        kernels.block_delta[(triton.cdiv(self._width * block.height * block.width, tile.rows), lanes)](
+        image_kernels.block_delta[(triton.cdiv(self._width * block.height * block.width, tile.rows), lanes)](
             theta=b.theta, below=self._active[i], delta=self._delta[i + 1], winner=self._winner[i],
             delta_in=self._delta[i], **self._shape(block), LENGTH=b.theta.shape[1], OFFSET=block.offset,
             POSITIONS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
@@ -201,7 +201,7 @@ class Step:
         block, parts = self._chain.blocks[i], self._parts[i]
         tile = self._tile("block slope", block.fan_out)
         depth = _depth(block, tile)
-        kernels.block_slope[(triton.cdiv(block.taps, depth), parts, len(self._buffers.theta))](
+        image_kernels.block_slope[(triton.cdiv(block.taps, depth), parts, len(self._buffers.theta))](
             source=self._active[i], delta=self._delta[i + 1], winner=self._winner[i], slope=self._slope[i],
             **self._feed(ahead) | self._shape(block), FIRST=i == 0, PARTS=parts, WINDOWS=tile.rows,
             COLUMNS=tile.columns, DEPTH=depth, num_warps=tile.warps, num_stages=tile.stages,
@@ -209,7 +209,7 @@ class Step:
 
     def _block_update(self, i: int, ahead: int) -> None:
         block, columns = self._chain.blocks[i], 1024
-        kernels.block_update[(triton.cdiv(block.parameters, columns), len(self._buffers.theta))](
+        image_kernels.block_update[(triton.cdiv(block.parameters, columns), len(self._buffers.theta))](
             **self._update(), slope=self._slope[i], step=self._buffers.at, AHEAD=ahead, OFFSET=block.offset,
             COUNT=block.parameters, PARTS=self._parts[i], COLUMNS=columns, num_warps=4,
         )  # fmt: skip
