@@ -16,7 +16,7 @@ from itertools import chain
 import numpy as np
 import torch
 import torch.nn.functional as F
-from nets import load, network, weights_of
+from nets import load, network, pull, weights_of
 from turns import Turns, work_of
 
 
@@ -78,10 +78,10 @@ class Net(torch.nn.Module):
 
 
 def pulled_step(net, optimizer, batch, train_kwargs, train_step_args, *, anchor, mu):
-    """A step of the personal model: the proximal term is part of the loss."""
+    """A step of the personal model."""
     optimizer.zero_grad()
-    away = sum((p - a).square().sum() for p, a in zip(net.parameters(), anchor, strict=True))
-    (net.loss(*batch) + mu / 2 * away).backward()
+    net.loss(*batch).backward()
+    pull(net, anchor, mu)
     optimizer.step()
 
 
