@@ -8,8 +8,9 @@ import torch
 from fedtilt.data import Federation
 from fedtilt.data.toy import SETUPS, Group, toy
 from fedtilt.experiments import Options, load
-from fedtilt.experiments.boundaries import best_worst, cells, chapter, dataset, expected, measure
+from fedtilt.experiments.boundaries import cells, chapter, dataset, measure
 from fedtilt.experiments.chapter import Figure, Table
+from fedtilt.experiments.lines import best_worst, expected
 
 GROUPS = [groups for setup in SETUPS.values() for groups in setup.groups]
 

@@ -4,7 +4,8 @@ import pytest
 
 from fedtilt.experiments import Options, load
 from fedtilt.experiments.chapter import Figure, Table
-from fedtilt.experiments.effects import PLAIN, Tilts, cells, chapter, grid, measure
+from fedtilt.experiments.effects import cells, chapter, measure
+from fedtilt.experiments.signs import PLAIN, Tilts, grid
 
 EXPERIMENT = load("effects")
 

@@ -76,7 +76,7 @@ def test_quick_results_say_so(book: Book) -> None:
     )  # fmt: skip
     page = as_markdown(story(book))
     assert "Nothing here is a result" in page
-    assert "FedTilt (ours, fixed beforehand)" in page
+    assert "FedTilt (ours, from earlier trials)" in page
     assert "*Not in the paper.*" in page
 
 

@@ -8,20 +8,19 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedtilt import seeds
 from fedtilt.data import Dataset, Federation
-from fedtilt.data.toy import SETUPS, Group, toy
-from fedtilt.experiments.chapter import Chapter, Figure, Holds, Table, Text, Verdict
+from fedtilt.data.toy import SETUPS, toy
+from fedtilt.experiments.chapter import Chapter, Figure, Table, Text
 from fedtilt.experiments.experiment import Cell, Experiment, OnProgress, Options
+from fedtilt.experiments.lines import best_worst, expected, line, named, sampled, worst_class
+from fedtilt.experiments.toy_claims import verdict
 from fedtilt.methods import Method, ditto, fedavg, fedtilt
 from fedtilt.models import logistic
 from fedtilt.results import judged_counts
 from fedtilt.simulate import simulate
 
-HIGH = 95.0  # percent: what we call a high accuracy
-CLOSE = 3.0  # points: what we call close
 _PLANE = ((-2.5, 5.0), (-1.5, 5.0))  # no figure shows more
 # from the most negative tilt to the most positive, 0 in grey; each keeps a contrast of 3 : 1 on light and dark
 _BELOW, _ZERO, _ABOVE = ("#8c6bd1", "#1a7fc4", "#009e73"), "#7f858d", ("#9a7b00", "#d55e00", "#c46a9c")
@@ -94,46 +93,8 @@ def dataset(name: str, extra_noise: float, seed: int) -> Dataset:
 
 def _methods(settings: Mapping[str, Any]) -> list[Method]:
     mu = settings["mu"]
-    tilted = [fedtilt(tau, lam, mu=mu, name=_named(tau, lam)) for tau, lam in product(settings["tau"], settings["lam"])]
+    tilted = [fedtilt(tau, lam, mu=mu, name=named(tau, lam)) for tau, lam in product(settings["tau"], settings["lam"])]
     return [fedavg(), ditto(mu), *tilted]
-
-
-def _named(tau: float, lam: float) -> str:
-    return f"tau {tau:g}, lam {lam:g}"
-
-
-def line(model: Tensor) -> tuple[Tensor, Tensor]:
-    """The boundary of a two-class logistic regression (6,): class 2 where normal · x + offset > 0.
-
-    >>> line(torch.tensor([0.0, 0.0, 1.0, -1.0, 0.0, 0.5]))
-    (tensor([ 1., -1.], dtype=torch.float64), tensor(0.5000, dtype=torch.float64))
-    """
-    weight, bias = model[:4].double().reshape(2, 2), model[4:].double()
-    return weight[1] - weight[0], bias[1] - bias[0]
-
-
-def expected(normal: Tensor, offset: float, groups: Sequence[Group]) -> list[float]:
-    """The share of each Gaussian class that lies on its side of the boundary: Phi(distance / deviation).
-
-    >>> expected(torch.tensor([1.0, 0.0]), -1.0, (Group((0.0, 0.0), 1.0), Group((2.0, 5.0), 0.5)))
-    [0.8413..., 0.9772...]
-    """
-    shares = []
-    for k, group in enumerate(groups):
-        side = 1.0 if k else -1.0
-        height = side * (float(normal @ torch.tensor(group.centre, dtype=normal.dtype)) + offset)
-        shares.append(_phi(height / (group.deviation * float(normal.norm()))))
-    return shares
-
-
-def best_worst(groups: Sequence[Group]) -> float:
-    """What a straight line can reach at best on the worse class of two round Gaussians: Phi(d / (s_1 + s_2))."""
-    first, second = groups
-    return _phi(math.dist(first.centre, second.centre) / (first.deviation + second.deviation))
-
-
-def _phi(z: float) -> float:
-    return 0.5 * (1 + math.erf(z / math.sqrt(2)))
 
 
 def _points(federation: Federation) -> list[list[list[float]]]:
@@ -163,7 +124,7 @@ def chapter(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> Ch
         drawn = next((result for result in by_seed if result["points"]), None)
         if drawn:
             parts.append(_figure(settings[name], name, drawn))
-    verdicts = [_verdict(claim.key, claim.text, claim.why, settings, measured) for claim in experiment.claims]
+    verdicts = [verdict(claim.key, claim.text, claim.why, settings, measured) for claim in experiment.claims]
     lead = (
         "Percentages are exact: the classes are Gaussian and the boundaries are lines, so the share of a class on its "
         "side is known without a test set (the paper's, of 20 to 30 points a class, is given as well)."
@@ -179,8 +140,8 @@ def _table(own: Mapping[str, Any], name: str, methods: Mapping[str, Any]) -> Tab
     count = len(next(iter(methods.values())))
     for method, seeds_of in methods.items():
         accuracy = [[fmean(s[c]["expected"][k] for s in seeds_of) for k in (0, 1)] for c in (0, 1)]
-        tested = fmean(_sampled(s[c]["tested"], own.get("data", name)) for s in seeds_of for c in (0, 1))
-        worst = [_worst(s) for s in seeds_of]
+        tested = fmean(sampled(s[c]["tested"], own.get("data", name)) for s in seeds_of for c in (0, 1))
+        worst = [worst_class(s) for s in seeds_of]
         spread = f" ± {stdev(worst):.2f}" if len(worst) > 1 else ""
         rows.append([method, *accuracy[0], *accuracy[1], f"{fmean(worst):.2f}{spread}", tested])
     return Table(
@@ -192,16 +153,6 @@ def _table(own: Mapping[str, Any], name: str, methods: Mapping[str, Any]) -> Tab
         rows=rows,
         notes=f"The best that any line can do for the worse of its two classes: {limits}.",
     )  # fmt: skip
-
-
-def _sampled(tested: Sequence[float], name: str) -> float:
-    """A client's accuracy on its test sample from that of its classes."""
-    counts = SETUPS[name].test
-    return sum(a * n for a, n in zip(tested, counts, strict=True)) / sum(counts)
-
-
-def _worst(clients: Sequence[Mapping[str, Any]]) -> float:
-    return min(share for client in clients for share in client["expected"])
 
 
 def _figure(own: Mapping[str, Any], name: str, result: Mapping[str, Any]) -> Figure:
@@ -257,7 +208,7 @@ def _looks(own: Mapping[str, Any], methods: Sequence[str]) -> list[tuple[str, st
     below = sorted(v for v in own[varied] if v < 0)
     above = sorted(v for v in own[varied] if v > 0)
     colors = {0.0: _ZERO, **dict(zip(below, _BELOW, strict=False)), **dict(zip(above, _ABOVE, strict=False))}
-    names = {_named(tau, lam): (tau, lam) for tau, lam in product(own["tau"], own["lam"])}
+    names = {named(tau, lam): (tau, lam) for tau, lam in product(own["tau"], own["lam"])}
     looks = [(m, _ZERO, "dot" if m == "fedavg" else "dash") for m in methods if m not in names]
     return looks + [(m, colors[names[m][0 if varied == "tau" else 1]], "solid") for m in methods if m in names]
 
@@ -271,98 +222,3 @@ def _ends(normal: Sequence[float], offset: float, reach: float = 20.0) -> tuple[
     return [round(foot[0] - along[0], 4), round(foot[0] + along[0], 4)], [
         round(foot[1] - along[1], 4), round(foot[1] + along[1], 4)
     ]  # fmt: skip
-
-
-# -- verdicts ----------------------------------------------------------------------------------------------------------
-
-
-def _verdict(
-    key: str, text: str, why: str, settings: Mapping[str, Any], measured: Mapping[str, dict[str, Any]]
-) -> Verdict:
-    needs = {"clients": ("toy-1",), "classes": ("toy-2",), "larger-tau": ("toy-2",), "robust": ("toy-3",)}
-    if any(name not in measured for name in needs.get(key, ("toy-3", "toy-3-far"))):
-        return Verdict(claim=text, holds="not measured", why="")
-    rules = {
-        "clients": _clients_are_close, "classes": _classes_are_close, "larger-tau": _tau_is_the_reason,
-        "robust": _separated, "unmoved": _unmoved,
-    }  # fmt: skip
-    holds, found = rules[key](settings, measured)
-    return Verdict(claim=text, holds=holds, why=f"{found} {why}".strip())
-
-
-def _per_client(seeds_of: Sequence[Any], name: str) -> list[float]:
-    """Expected accuracy of each client, its classes weighing what they weigh in the test data."""
-    return [fmean(_sampled(s[c]["expected"], name) for s in seeds_of) for c in (0, 1)]
-
-
-def _clients_are_close(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[Holds, str]:
-    own = measured["toy-1"]
-    told = {m: _per_client(own[m], "toy-1") for m in ("fedavg", "ditto", _named(1, 1))}
-    one, two = told[_named(1, 1)]
-    limits = [100 * best_worst(groups) for groups in SETUPS["toy-1"].groups]
-    holds: Holds = "holds" if min(one, two) >= HIGH and abs(one - two) <= CLOSE else "does not hold"
-    return holds, (
-        f"{one:.1f} % and {two:.1f} %, where a line can reach {limits[0]:.1f} % and {limits[1]:.1f} %: the gap is the "
-        f"data's. It says little of FedTilt: FedAvg has {told['fedavg'][0]:.1f} % and {told['fedavg'][1]:.1f} %, Ditto "
-        f"{told['ditto'][0]:.1f} % and {told['ditto'][1]:.1f} %."
-    )
-
-
-def _classes_are_close(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[Holds, str]:
-    own = measured["toy-2"]
-    name = _named(max(settings["toy-2"]["tau"]), settings["toy-2"]["lam"][0])
-    shares = [fmean(s[c]["expected"][k] for s in own[name]) for c in (0, 1) for k in (0, 1)]
-    holds: Holds = "holds" if min(shares) >= HIGH and max(shares) - min(shares) <= CLOSE else "does not hold"
-    return holds, f"The four classes are right in {min(shares):.2f} % to {max(shares):.2f} % of the cases."
-
-
-def _tau_is_the_reason(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[Holds, str]:
-    own, taus, lam = measured["toy-2"], settings["toy-2"]["tau"], settings["toy-2"]["lam"][0]
-    worst = {tau: [_worst(s) for s in own[_named(tau, lam)]] for tau in taus}
-    gain = [a - b for a, b in zip(worst[max(taus)], worst[0.0], strict=True)]
-    error = stdev(gain) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
-    better = fmean(gain) > error
-    holds: Holds = "holds partly" if better else "does not hold"
-    below = f" tau = {min(taus):g} gives up a class: {fmean(worst[min(taus)]):.1f} %." if min(taus) < 0 else ""
-    return holds, (
-        f"The worst of the four classes gains {fmean(gain):.2f} points (standard error {error:.2f}) from tau = 0 to "
-        f"{max(taus):g}; but at tau = 0 it stands at "
-        f"{fmean(worst[0.0]):.2f} % already (FedAvg {fmean(_worst(s) for s in own['fedavg']):.2f} %): these classes "
-        f"are easy for any method.{below}"
-    )
-
-
-def _separated(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[Holds, str]:
-    own, tau = measured["toy-3"], settings["toy-3"]["tau"][0]
-    name = _named(tau, min(settings["toy-3"]["lam"]))
-    one, two = _per_client(own[name], "toy-3")
-    worst = {m: fmean(_worst(s) for s in own[m]) for m in own}
-    limit = 100 * min(best_worst(groups) for groups in SETUPS["toy-3"].groups)
-    leader = max(worst, key=lambda m: worst[m])
-    close, separated = abs(one - two) <= CLOSE, worst[name] >= limit - CLOSE
-    holds: Holds = "holds" if close and separated else "holds partly" if close or separated else "does not hold"
-    return holds, (
-        f"Clients: {one:.1f} % and {two:.1f} %. Worst class: {worst[name]:.1f} %, where a line can reach "
-        f"{limit:.1f} %; FedAvg, without any tilt, has {worst['fedavg']:.1f} %, and the best of all settings tried, "
-        f"{leader}, {worst[leader]:.1f} %."
-    )
-
-
-def _unmoved(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[Holds, str]:
-    near, far, tau = measured["toy-3"], measured["toy-3-far"], settings["toy-3"]["tau"][0]
-    lams = settings["toy-3"]["lam"]
-
-    def moved(method: str) -> float:
-        """The mean change of a class's expected accuracy by the far outliers, seed by seed."""
-        return fmean(
-            abs(a[c]["expected"][k] - b[c]["expected"][k])
-            for a, b in zip(near[method], far[method], strict=True) for c in (0, 1) for k in (0, 1)
-        )  # fmt: skip
-
-    change = {lam: moved(_named(tau, lam)) for lam in lams}
-    plain = moved("fedavg")
-    robust = change[min(lams)] <= CLOSE and change[min(lams)] < plain
-    magnified = min(change[lam] for lam in lams if lam > 0) > change[min(lams)]
-    holds: Holds = "holds" if robust and magnified else "holds partly" if robust or magnified else "does not hold"
-    listed = ", ".join(f"lam = {lam:g}: {change[lam]:.1f}" for lam in lams)
-    return holds, f"Noise of deviation 3 moves a class's accuracy by (points) {listed}; FedAvg: {plain:.1f}."

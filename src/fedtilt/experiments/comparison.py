@@ -107,7 +107,7 @@ def _lead(experiment: Experiment) -> str:
     for data in experiment.settings["data"]:
         grids.setdefault(grid(experiment.settings[data], experiment.settings["mu"]), []).append(data)
     listed = " ".join(f"{', '.join(names)}: {text}." for text, names in grids.items())
-    return f"{experiment.about} Settings, fixed beforehand. {listed}"
+    return f"{experiment.about} Settings, fixed before these runs. {listed}"
 
 
 def _main(experiment: Experiment, measured: Mapping[str, Standing]) -> Table:

@@ -1,58 +1,26 @@
 """The table of tilt signs, measured: every combination of signs, small and large, on clean and on bad data."""
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from fedtilt.experiments.chapter import Chapter, Figure, Holds, Table, Text, Verdict
+from fedtilt.experiments.chapter import Chapter, Figure, Table, Text
 from fedtilt.experiments.comparison import told
-from fedtilt.experiments.experiment import Cell, Claim, Experiment, OnProgress, Options
+from fedtilt.experiments.experiment import Cell, Experiment, OnProgress, Options
+from fedtilt.experiments.sign_claims import verdict
+from fedtilt.experiments.signs import COLLAPSE, METRICS, PLAIN, Measured, collected, grid, sign, words
 from fedtilt.experiments.trial import Setting, federation_settings, trial
 
-COLLAPSE = 20.0  # points of accuracy below (0, 0): a client has given up a class, and its spreads mean nothing
 _SYMBOLS = {(True, True): "x", (False, True): "diamond", (True, False): "square", (False, False): "circle"}
 _LOGARITHMIC = {"type": "log", "range": [-0.6, 1.95], "tickvals": [0.3, 1, 3, 10, 30]}
 _LEAST = 0.1  # points: what a logarithmic axis shows of less
-_MINUS = "−"
 _COLORS = {  # by the signs of tau and lam
     (0, 0): "#7f858d", (1, 1): "#d55e00", (1, -1): "#1a7fc4", (-1, 1): "#9a7b00", (-1, -1): "#8c6bd1",
     (1, 0): "#c46a9c", (0, 1): "#c46a9c", (-1, 0): "#009e73", (0, -1): "#009e73",
 }  # fmt: skip
-
-
-class Tilts(NamedTuple):
-    """One setting."""
-
-    tau: float
-    lam: float
-    q: float
-
-    @property
-    def name(self) -> str:
-        """As the tables have it."""
-        if self.q:
-            return f"q = {_signed(self.q)}"
-        return f"tau = {_signed(self.tau)}, lam = {_signed(self.lam)}"
-
-    @property
-    def signs(self) -> tuple[int, int]:
-        """The signs of tau and lam."""
-        return _sign(self.tau), _sign(self.lam)
-
-
-PLAIN = Tilts(0.0, 0.0, 0.0)
-
-
-def grid(settings: Mapping[str, Any]) -> list[Tilts]:
-    """(0, 0), every other combination of signs in both sizes, and the tilts of the server."""
-    signs = [pair for pair in product((1, 0, -1), repeat=2) if pair != (0, 0)]
-    sizes = (settings["small"], settings["large"])
-    tilted = [Tilts(tau * size, lam * size, 0.0) for tau, lam in signs for size in sizes]
-    return [PLAIN, *tilted, *(Tilts(0.0, 0.0, q) for q in settings["q"])]
 
 
 def cells(experiment: Experiment, options: Options) -> list[Cell]:
@@ -88,76 +56,7 @@ def measure(cell: Cell, options: Options, on_progress: OnProgress) -> dict[str, 
     return trial(cell.settings, options, on_progress)
 
 
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
-
-
-def _signed(value: float) -> str:
-    return f"{value:g}".replace("-", _MINUS)
-
-
 # -- what is seen ------------------------------------------------------------------------------------------------------
-
-Values = dict[str, dict[str, list[float]]]  # condition → setting → one value per seed
-
-
-METRICS = {
-    "accuracy": "accuracy (%)",
-    "client_fairness": "client spread",
-    "client_data_fairness_mean": "class spread",
-    "client_data_fairness_std": "std of it",
-}
-
-
-class Measured(NamedTuple):
-    """One data set's numbers, metric by metric."""
-
-    personal: dict[str, Values]
-    shared: dict[str, Values]
-
-    @property
-    def conditions(self) -> list[str]:
-        """Clean, and the kinds of outliers."""
-        return list(self.personal["accuracy"])
-
-    @property
-    def compared(self) -> list[str]:
-        """The conditions with an error bar: one seed has none, and decides nothing."""
-        return [c for c in self.conditions if len(self.personal["accuracy"][c][PLAIN.name]) > 1]
-
-    def diverged(self, setting: str, condition: str) -> bool:
-        """Whether a setting's models became infinite in any seed there."""
-        return setting not in self.personal["accuracy"][condition]
-
-    def collapsed(self, setting: str, condition: str) -> bool:
-        """Whether a setting has given up classes there, or diverged."""
-        if self.diverged(setting, condition):
-            return True
-        here = self.personal["accuracy"][condition]
-        return fmean(here[setting]) < fmean(here[PLAIN.name]) - COLLAPSE
-
-
-def collected(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> dict[str, Measured]:
-    """Data set → its numbers, from the cells that are there; what diverged in a seed is left out of that condition."""
-    settings, found = experiment.settings, {}
-    for name in [*settings["data"], *settings["gpu_data"]]:
-        by_condition = {
-            told(outliers): [
-                results[k]["methods"] for k in sorted(results) if k.startswith(f"{name}-{told(outliers)}-seed-")
-            ]
-            for outliers in settings["outliers"]
-        }
-        by_condition = {condition: runs for condition, runs in by_condition.items() if runs}
-        if "clean" not in by_condition or len(by_condition) < 2:
-            continue
-        names = [t.name for t in grid(settings)]
-        kept = {c: [s for s in names if all(s in run for run in runs)] for c, runs in by_condition.items()}
-
-        def values(of: str, metric: str, by: dict[str, Any] = by_condition, kept: dict[str, Any] = kept) -> Values:
-            return {c: {s: [run[s]["test"][of][metric] for run in runs] for s in kept[c]} for c, runs in by.items()}
-
-        found[name] = Measured(*({metric: values(of, metric) for metric in METRICS} for of in ("personal", "shared")))
-    return found
 
 
 def chapter(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> Chapter:
@@ -175,18 +74,8 @@ def chapter(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> Ch
             "marked †, and count neither as fair nor as robust."
         )
     )
-    verdicts = [_verdict(claim, experiment, found) for claim in experiment.claims]
+    verdicts = [verdict(claim, experiment, found) for claim in experiment.claims]
     return Chapter(title=experiment.title, lead=experiment.about.strip(), parts=parts, verdicts=verdicts)
-
-
-def _words(experiment: Experiment, t: Tilts) -> tuple[str, str]:
-    """The paper's words on a combination of signs: client data fairness, robustness."""
-    if t == PLAIN:
-        return "medium", "medium"
-    for claim in experiment.claims:
-        if (claim.check.get("tau"), claim.check.get("lam")) == t.signs:
-            return claim.check["fairness"], claim.check["robustness"]
-    return "", ""
 
 
 def _shown(values: Sequence[float], mark: str = "") -> str:
@@ -201,7 +90,7 @@ def _tilts_table(experiment: Experiment, name: str, condition: str, m: Measured)
             lost = m.diverged(t.name, condition)
             mark = " (diverged)" if lost else " †" if m.collapsed(t.name, condition) else ""
             numbers = ["" if lost else _shown(m.personal[metric][condition][t.name]) for metric in METRICS]
-            rows.append([t.name + mark, *_words(experiment, t), *numbers])
+            rows.append([t.name + mark, *words(experiment, t), *numbers])
     return Table(
         caption=f"{name}, {condition}: personal models, mean ± std over {_seeds(m)}",
         columns=("setting", "paper: data fairness", "paper: robustness", *METRICS.values()),
@@ -221,7 +110,7 @@ def _server_table(experiment: Experiment, name: str, m: Measured) -> Table:
     for t in sorted([t for t in grid(experiment.settings) if t.q or t == PLAIN], key=lambda t: -t.q):
         if any(m.diverged(t.name, condition) for condition in m.conditions):
             continue
-        row: list[str | float] = ["q = 0" if t == PLAIN else t.name, ("low", "medium", "high")[_sign(t.q) + 1]]
+        row: list[str | float] = ["q = 0" if t == PLAIN else t.name, ("low", "medium", "high")[sign(t.q) + 1]]
         for condition in m.conditions:
             row += [_shown(m.shared[metric][condition][t.name]) for metric in ("accuracy", "client_fairness")]
             row.append(_shown(m.personal["client_fairness"][condition][t.name]))
@@ -282,72 +171,3 @@ def _figure(experiment: Experiment, name: str, m: Measured) -> Figure:
 def _group(signs: tuple[int, int]) -> str:
     words = {1: "> 0", 0: "= 0", -1: "< 0"}
     return f"tau {words[signs[0]]}, lam {words[signs[1]]}"
-
-
-# -- verdicts ----------------------------------------------------------------------------------------------------------
-
-
-def compare(values: Sequence[float], plain: Sequence[float]) -> int:
-    """1 where values are larger than the plain ones beyond one standard error of the paired difference, −1 smaller.
-
-    >>> compare([3.0, 5.0], [1.0, 2.0]), compare([3.0, 1.0], [1.0, 3.1])
-    (1, 0)
-    """
-    differences = [a - b for a, b in zip(values, plain, strict=True)]
-    error = stdev(differences) / math.sqrt(len(differences))
-    return _sign(fmean(differences)) if abs(fmean(differences)) > error else 0
-
-
-def _verdict(claim: Claim, experiment: Experiment, found: Mapping[str, Measured]) -> Verdict:
-    checks = [check for name, m in found.items() for check in _checks(claim, experiment, name, m)]
-    if not checks:
-        why = "One seed has no error bar." if found else ""
-        return Verdict(claim=claim.text, holds="not measured", why=f"{why} {claim.why}".strip())
-    agreed = [check for check in checks if check[1]]
-    holds: Holds = "holds" if len(agreed) == len(checks) else "holds partly" if agreed else "does not hold"
-    against = [told for told, agrees in checks if not agrees]
-    counted = f"{len(agreed)} of {len(checks)} comparisons with no tilt agree beyond one standard error."
-    listed = f" Against: {'; '.join(against)}." if against else ""
-    return Verdict(claim=claim.text, holds=holds, why=f"{counted}{listed} {claim.why}".strip())
-
-
-def _checks(claim: Claim, experiment: Experiment, name: str, m: Measured) -> list[tuple[str, bool]]:
-    """(what was compared, whether the paper's word fits) for every setting of these signs and every condition."""
-    check, found = claim.check, []
-    for t in grid(experiment.settings):
-        if "q" in check and _sign(t.q) == check["q"]:
-            spread = m.shared["client_fairness"]
-            found += [
-                _checked(name, c, t, "client spread of w", spread, check["fairness"], -1, m, []) for c in m.compared
-            ]
-        elif "tau" in check and not t.q and t.signs == (check["tau"], check["lam"]):
-            size = max(abs(t.tau), abs(t.lam))
-            rivals = [r for r in grid(experiment.settings) if not r.q and size in (abs(r.tau), abs(r.lam))]
-            fair = [r.name for r in rivals if _words(experiment, r)[0] == "high"]
-            robust = [r.name for r in rivals if _words(experiment, r)[1] == "high"]
-            spread, accuracy = m.personal["client_data_fairness_mean"], m.personal["accuracy"]
-            for c in m.compared:
-                if c == "clean":
-                    found.append(_checked(name, c, t, "class spread", spread, check["fairness"], -1, m, fair))
-                else:
-                    found.append(_checked(name, c, t, "accuracy", accuracy, check["robustness"], 1, m, robust))
-    return found
-
-
-def _checked(
-    name: str, condition: str, t: Tilts, what: str, values: Values, word: str, good: int, m: Measured,
-    rivals: Sequence[str],
-) -> tuple[str, bool]:  # fmt: skip
-    """High: better than no tilt. Low: worse. Very high: also not worse than what is called high."""
-    here = values[condition]
-    wanted = good if "high" in word else -good
-    if m.diverged(t.name, condition):
-        return f"{name}, {condition}, {t.name}: diverged", wanted != good
-    collapsed = m.collapsed(t.name, condition)
-    fits = compare(here[t.name], here[PLAIN.name]) == wanted and not (collapsed and wanted == good)
-    numbers = f"{fmean(here[t.name]):.1f} against {fmean(here[PLAIN.name]):.1f}"
-    if word.startswith("very"):
-        ahead = [r for r in rivals if not m.collapsed(r, condition) and compare(here[t.name], here[r]) == -good]
-        fits = fits and not ahead
-        numbers += "".join(f", {fmean(here[r]):.1f} with {r}" for r in ahead)
-    return f"{name}, {condition}, {t.name}: {what} {numbers}{' (collapsed)' if collapsed else ''}", fits

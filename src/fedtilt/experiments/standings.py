@@ -80,7 +80,7 @@ def paired(
 
 def titles(experiment: Experiment) -> dict[str, str]:
     """What the rows are called in this experiment."""
-    fixed = "paper’s tilts" if experiment.published else "ours, fixed beforehand"
+    fixed = "paper’s tilts" if experiment.published else "ours, from earlier trials"
     mu = f"{experiment.settings['mu']:g}"
     names = ("FedAvg", f"Ditto (mu {mu})", "Ditto (validated)", f"FedTilt ({fixed})", "FedTilt (validated)")
     return dict(zip(ROWS, names, strict=True))

@@ -67,7 +67,7 @@ def chapter(experiment: Experiment, results: dict[str, dict[str, Any]]) -> Chapt
     grids = " ".join(f"{data}: {_grid(experiment, data)}." for data in settings["data"])
     return Chapter(
         title=experiment.title,
-        lead=f"{experiment.about} Settings, fixed beforehand. {grids}",
+        lead=f"{experiment.about} Settings, fixed before these runs. {grids}",
         parts=parts,
         verdicts=verdicts(experiment.claims, found),
     )

@@ -1,0 +1,76 @@
+"""How numbers decide on the paper's words about the signs of the tilts."""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+
+from fedtilt.experiments.chapter import Holds, Verdict
+from fedtilt.experiments.experiment import Claim, Experiment
+from fedtilt.experiments.signs import PLAIN, Measured, Tilts, Values, grid, sign, words
+
+
+def compare(values: Sequence[float], plain: Sequence[float]) -> int:
+    """1 where values are larger than the plain ones beyond one standard error of the paired difference, −1 smaller.
+
+    >>> compare([3.0, 5.0], [1.0, 2.0]), compare([3.0, 1.0], [1.0, 3.1])
+    (1, 0)
+    """
+    differences = [a - b for a, b in zip(values, plain, strict=True)]
+    error = stdev(differences) / math.sqrt(len(differences))
+    return sign(fmean(differences)) if abs(fmean(differences)) > error else 0
+
+
+def verdict(claim: Claim, experiment: Experiment, found: Mapping[str, Measured]) -> Verdict:
+    """How many of the comparisons that a claim speaks of agree with its word."""
+    checks = [check for name, m in found.items() for check in _checks(claim, experiment, name, m)]
+    if not checks:
+        why = "One seed has no error bar." if found else ""
+        return Verdict(claim=claim.text, holds="not measured", why=f"{why} {claim.why}".strip())
+    agreed = [check for check in checks if check[1]]
+    holds: Holds = "holds" if len(agreed) == len(checks) else "holds partly" if agreed else "does not hold"
+    against = [told for told, agrees in checks if not agrees]
+    counted = f"{len(agreed)} of {len(checks)} comparisons with no tilt agree beyond one standard error."
+    listed = f" Against: {'; '.join(against)}." if against else ""
+    return Verdict(claim=claim.text, holds=holds, why=f"{counted}{listed} {claim.why}".strip())
+
+
+def _checks(claim: Claim, experiment: Experiment, name: str, m: Measured) -> list[tuple[str, bool]]:
+    """(what was compared, whether the paper's word fits) for every setting of these signs and every condition."""
+    check, found = claim.check, []
+    for t in grid(experiment.settings):
+        if "q" in check and sign(t.q) == check["q"]:
+            spread = m.shared["client_fairness"]
+            found += [
+                _checked(name, c, t, "client spread of w", spread, check["fairness"], -1, m, []) for c in m.compared
+            ]
+        elif "tau" in check and not t.q and t.signs == (check["tau"], check["lam"]):
+            size = max(abs(t.tau), abs(t.lam))
+            rivals = [r for r in grid(experiment.settings) if not r.q and size in (abs(r.tau), abs(r.lam))]
+            fair = [r.name for r in rivals if words(experiment, r)[0] == "high"]
+            robust = [r.name for r in rivals if words(experiment, r)[1] == "high"]
+            spread, accuracy = m.personal["client_data_fairness_mean"], m.personal["accuracy"]
+            for c in m.compared:
+                if c == "clean":
+                    found.append(_checked(name, c, t, "class spread", spread, check["fairness"], -1, m, fair))
+                else:
+                    found.append(_checked(name, c, t, "accuracy", accuracy, check["robustness"], 1, m, robust))
+    return found
+
+
+def _checked(
+    name: str, condition: str, t: Tilts, what: str, values: Values, word: str, good: int, m: Measured,
+    rivals: Sequence[str],
+) -> tuple[str, bool]:  # fmt: skip
+    """High: better than no tilt. Low: worse. Very high: also not worse than what is called high."""
+    here = values[condition]
+    wanted = good if "high" in word else -good
+    if m.diverged(t.name, condition):
+        return f"{name}, {condition}, {t.name}: diverged", wanted != good
+    collapsed = m.collapsed(t.name, condition)
+    fits = compare(here[t.name], here[PLAIN.name]) == wanted and not (collapsed and wanted == good)
+    numbers = f"{fmean(here[t.name]):.1f} against {fmean(here[PLAIN.name]):.1f}"
+    if word.startswith("very"):
+        ahead = [r for r in rivals if not m.collapsed(r, condition) and compare(here[t.name], here[r]) == -good]
+        fits = fits and not ahead
+        numbers += "".join(f", {fmean(here[r]):.1f} with {r}" for r in ahead)
+    return f"{name}, {condition}, {t.name}: {what} {numbers}{' (collapsed)' if collapsed else ''}", fits
