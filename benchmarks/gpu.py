@@ -12,6 +12,7 @@ samples where not; the result says which. Nothing here counts compilation.
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ import fedtilt as ft
 from fedtilt.metrics import client_accuracy
 
 MODELS = {"mlp": ((1, 28, 28), 600), "cnn": ((3, 32, 32), 500)}  # sample, samples of a client
-RUNS = {"mnist": ("mlp", 50, "float32"), "cifar10": ("cnn", 500, "tf32")}  # model, rounds, precision
-FEW, MANY = 2, 10  # epochs of the rounds that are timed
 PRECISIONS = ("float32", "tf32", "bfloat16")
+RUNS = {  # model, rounds, precisions, seeds
+    "mnist": ("mlp", 50, PRECISIONS, 3),
+    "cifar10": ("cnn", 500, ("tf32", "bfloat16"), 1),
+}
+FEW, MANY = 2, 10  # epochs of the rounds that are timed
 
 
 def random_data(model: str, clients: int, test: int) -> ft.data.Dataset:
@@ -77,16 +81,20 @@ def step(model: str, lanes: int, precision: str, turns: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def whole(name: str, precision: str, rounds: int) -> dict[str, Any]:
-    """A run in the paper's setting, judged as usual; the first round compiles and is counted apart."""
-    model, _, _ = RUNS[name]
+def samples_of(name: str) -> ft.data.Dataset:
+    """The data set where it is at hand, noise of its size where not."""
     try:
-        data = ft.data.load(name)
+        return ft.data.load(name)
     except ft.InputError:
-        data = random_data(model, 100, 10_000)
-    fed = ft.Federation.build(data, clients=100, classes_per_client=2)
+        return random_data(RUNS[name][0], 100, 10_000)
+
+
+def whole(name: str, data: ft.data.Dataset, precision: str, rounds: int, seed: int) -> dict[str, Any]:
+    """A run in the paper's setting, judged as usual; the first round compiles and is counted apart."""
+    model = RUNS[name][0]
+    fed = ft.Federation.build(data, clients=100, classes_per_client=2, seed=seed)
     method = ft.fedtilt(tau=50, lam=100) if model == "mlp" else ft.fedtilt(tau=2, lam=1)
-    going = simulated([method], fed, model, precision, rounds=rounds + 1)
+    going = simulated([method], fed, model, precision, rounds=rounds + 1, seed=seed)
     first = synchronised(lambda: next(going))
     last: list[ft.Round] = []
     seconds = synchronised(lambda: last.extend(list(going)[-1:]))
@@ -94,8 +102,8 @@ def whole(name: str, precision: str, rounds: int) -> dict[str, Any]:
     own = last[0].counts[method.name].personal
     assert own is not None
     return {
-        "data": data.name, "asked": name, "model": model, "precision": precision, "rounds": rounds, "seconds": seconds,
-        "first_round_seconds": first, "accuracy": client_accuracy(own, last[0].total).mean().item(),
+        "data": data.name, "asked": name, "model": model, "precision": precision, "rounds": rounds, "seed": seed,
+        "seconds": seconds, "first_round_seconds": first, "accuracy": client_accuracy(own, last[0].total).mean().item(),
     }  # fmt: skip
 
 
@@ -106,7 +114,6 @@ def main() -> None:
     parser.add_argument("--precision", action="append", choices=PRECISIONS, help="only these")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--run", action="append", choices=[*RUNS, "none"], help="whole runs; all by default")
-    parser.add_argument("--run-precision", choices=PRECISIONS, help="of the whole runs, instead of each one's own")
     parser.add_argument("--rounds", type=int, help="of the whole runs, instead of 50 and 500")
     parser.add_argument("--out", type=Path, help="the JSON file to write, instead of one in bench-results/")
     arguments = parser.parse_args()
@@ -122,11 +129,14 @@ def main() -> None:
                 )
     for name in arguments.run or RUNS:
         if name != "none":
-            _, rounds, precision = RUNS[name]
-            run = whole(name, arguments.run_precision or precision, arguments.rounds or rounds)
-            runs.append(run)
-            took = f"{run['rounds']} rounds in {run['seconds']:.2f} s after the first"
-            print(f"{name} ({run['data']} samples): {took}, accuracy {run['accuracy']:.2f} %", flush=True)
+            _, rounds, precisions, seeds = RUNS[name]
+            data = samples_of(name)
+            for seed, precision in product(range(seeds), arguments.precision or precisions):
+                runs.append(whole(name, data, precision, arguments.rounds or rounds, seed))
+                run = runs[-1]
+                what = f"{name} ({run['data']} samples, {precision}, seed {seed})"
+                took = f"{run['rounds']} rounds in {run['seconds']:.2f} s after the first"
+                print(f"{what}: {took}, accuracy {run['accuracy']:.2f} %", flush=True)
     write("gpu", {"steps": steps, "runs": runs}, device="cuda", out=arguments.out)
 
 

@@ -11,6 +11,7 @@ import argparse
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from string import Template
 from typing import Any
 
@@ -209,15 +210,23 @@ def _gpu(record: Record | None) -> str:
         rows.append([s["model"].upper(), str(s["lanes"]), s["precision"], step, first, memory])
     parts.append(_table(rows))
     if record["runs"]:
-        rows = [["whole run, judged every round or tenth", "rounds", "seconds", "the first round", "accuracy"]]
-        for r in record["runs"]:
-            name = f"FedTilt on {r['asked']}" + (
-                "" if r["data"] == r["asked"] else f" ({r['data']} samples of its size)"
-            )
-            took = [f"{r['seconds']:.1f}", f"{r['first_round_seconds']:.1f}", f"{r['accuracy']:.2f} %"]
-            rows.append([f"{name}, {r['precision']}", str(r["rounds"]), *took])
+        rows = [["whole run, judged every round or tenth", "precision of products", "rounds", "seconds", "accuracy"]]
+        groups = dict.fromkeys((r["asked"], r["data"], r["precision"], r["rounds"]) for r in record["runs"])
+        for asked, data, precision, rounds in groups:
+            own = [r for r in record["runs"] if (r["asked"], r["precision"]) == (asked, precision)]
+            name = f"FedTilt on {asked}" + ("" if data == asked else f" ({data} samples of its size)")
+            seeds = f" (mean ± std of {len(own)} seeds)" if len(own) > 1 else ""
+            rows.append(
+                [name, precision, str(rounds), f"{min(r['seconds'] for r in own):.1f}",
+                 _spread([r["accuracy"] for r in own]) + seeds]
+            )  # fmt: skip
         parts.append(_table(rows))
     return "\n".join(parts)
+
+
+def _spread(values: Sequence[float]) -> str:
+    deviation = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{fmean(values):.2f}{deviation} %"
 
 
 def _history(found: Sequence[Record]) -> str:

@@ -23,7 +23,7 @@ class Block:
     offset: int  # of its weight (size · size · fan_in, fan_out), then its bias, in a kernel's row of parameters
     height: int
     width: int
-    fan_in: int
+    fan_in: int  # of the first block a power of two, so that loads are wide: channels of zeros are added
     fan_out: int
     size: int  # of the kernel, odd
 
@@ -69,13 +69,16 @@ class Chain:
         if found is None:
             return None
         convolutions, linears = found
-        blocks, layers, places, at = [], [], [], 0
+        blocks: list[Block] = []
+        layers, places, at = [], [], 0
         image = shape
         for conv in convolutions:
             fan_in, height, width = image
             size, fan_out = conv.kernel_size[0], conv.out_channels
-            block = Block(offset=at, height=height, width=width, fan_in=fan_in, fan_out=fan_out, size=size)
-            weight = torch.arange(block.taps * fan_out).reshape(size, size, fan_in, fan_out).permute(3, 2, 0, 1)
+            room = fan_in if blocks else _power(fan_in)
+            block = Block(offset=at, height=height, width=width, fan_in=room, fan_out=fan_out, size=size)
+            weight = torch.arange(block.taps * fan_out).reshape(size, size, room, fan_out)
+            weight = weight[:, :, :fan_in].permute(3, 2, 0, 1)
             places += [at + weight.flatten(), at + torch.arange(block.taps * fan_out, block.parameters)]
             blocks.append(block)
             at = _rounded(at + block.parameters)
@@ -110,14 +113,19 @@ class Chain:
         return math.prod(self.framed(0)) if self.blocks else self.layers[0].fan_in
 
     def rows(self, x: Tensor) -> Tensor:
-        """Samples (n, …) as rows (n, values): images framed, with their channels last."""
+        """Samples (n, …) as rows (n, values): images framed, with their channels last and filled up."""
         if self.blocks:
-            x = nn.functional.pad(x, [self.frame(0)] * 4).movedim(1, -1)
+            x = nn.functional.pad(x, [*[self.frame(0)] * 4, 0, self.blocks[0].fan_in - x.shape[1]]).movedim(1, -1)
         return x.flatten(1)
 
 
 def _rounded(count: int, to: int = _ALIGNED) -> int:
     return -(-count // to) * to
+
+
+def _power(count: int) -> int:
+    """The next power of two."""
+    return 1 << (count - 1).bit_length()
 
 
 def _parsed(model: nn.Module, shape: tuple[int, ...]) -> tuple[list[nn.Conv2d], list[nn.Linear]] | None:

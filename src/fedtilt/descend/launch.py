@@ -14,6 +14,14 @@ from fedtilt.descend.chain import Block, Chain
 
 MOST_SAMPLES, MOST_CLASSES, MOST_CHANNELS = 64, 128, 128  # what one program holds at once
 PRECISIONS = {"float32": "tf32x3", "tf32": "tf32", "bfloat16": "bf16"}  # of the products; sums are float32
+# Slopes by a convolution's weights sum over positions, along which tensor cores take 16-bit operands only: three
+# products of bfloat16 halves are faster there than one of TF32, and more exact.
+_SLOPES = PRECISIONS | {"tf32": "bf16x3"}
+
+
+def held_in(precision: str) -> torch.dtype:
+    """What samples, images and the copy of the weights are stored in: no more bits than the products look at."""
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 class Tile(NamedTuple):
@@ -26,37 +34,34 @@ class Tile(NamedTuple):
     stages: int
 
 
+# The fastest of those tried on an H200.
 _FEW = 64  # up to this many lanes, programs are too few to fill the chip unless they are small
-
-
-def _tile(kernel: str, lanes: int, columns: int, precision: str) -> Tile:
-    """The fastest of those tried on an H200; `columns` are the channels of a block's product."""
-    few, exact = lanes <= _FEW, precision == PRECISIONS["float32"]
-    if kernel == "forward":
-        return Tile(0, 16, 64, 2, 4) if few else Tile(0, 64, 32, 4, 4)
-    if kernel == "backward":
-        return Tile(0, 32, 64, 4, 2) if few else Tile(0, 128, 32, 4, 3)
-    if kernel == "head":
-        return Tile(0, 256, 0, 4, 2) if few else Tile(0, 64, 0, 2, 3)
-    if kernel == "block forward":
-        if columns <= 32 or (exact and columns <= 64):
-            return Tile(32, columns, 32, 4, 3)
-        if columns <= 64:
-            return Tile(64, columns, 32, 4, 2)
-        return Tile(32, columns, 64, 8, 2) if few or exact else Tile(64, columns, 32, 8, 3)
-    if kernel == "block delta":
-        if columns <= 32:
-            return Tile(64, columns, 64, 4, 2)
-        return Tile(128, columns, 64, 8, 2) if exact else Tile(128, columns, 32, 4, 3)
-    return Tile(16, columns, 32 if exact else 64, 4, 3)  # block slope
+_LAYERS = {  # for few lanes, for many
+    "forward": (Tile(0, 16, 64, 2, 4), Tile(0, 64, 32, 4, 4)),
+    "backward": (Tile(0, 32, 64, 4, 2), Tile(0, 128, 32, 4, 3)),
+    "head": (Tile(0, 256, 0, 4, 2), Tile(0, 64, 0, 1, 3)),
+    "head of images": (Tile(0, 256, 0, 4, 2), Tile(0, 128, 0, 2, 3)),
+}
+_BLOCKS = {  # for up to 32, up to 64 and up to 128 channels
+    ("forward", "float32"): (Tile(16, 32, 64, 4, 2), Tile(32, 64, 32, 8, 3), Tile(32, 128, 32, 8, 3)),
+    ("forward", "tf32"): (Tile(32, 32, 64, 4, 2), Tile(64, 64, 32, 8, 3), Tile(64, 128, 32, 8, 3)),
+    ("forward", "bfloat16"): (Tile(32, 32, 64, 4, 2), Tile(64, 64, 32, 4, 4), Tile(32, 128, 64, 4, 3)),
+    ("delta", "float32"): (Tile(64, 32, 64, 4, 3), Tile(64, 64, 32, 4, 3), Tile(64, 128, 32, 8, 3)),
+    ("delta", "tf32"): (Tile(64, 32, 64, 4, 3), Tile(64, 64, 32, 8, 3), Tile(64, 128, 32, 8, 3)),
+    ("delta", "bfloat16"): (Tile(64, 32, 64, 4, 3), Tile(64, 64, 32, 4, 5), Tile(64, 128, 32, 4, 4)),
+    ("slope", "float32"): (Tile(128, 32, 64, 4, 3), Tile(64, 64, 32, 4, 3), Tile(64, 128, 32, 4, 3)),
+    ("slope", "tf32"): (Tile(128, 32, 64, 4, 2), Tile(64, 64, 64, 4, 2), Tile(64, 128, 64, 4, 2)),
+    ("slope", "bfloat16"): (Tile(256, 32, 64, 4, 2), Tile(128, 64, 64, 4, 2), Tile(64, 128, 128, 4, 2)),
+}
 
 
 class Step:
     """Launches the kernels of one step over these buffers."""
 
     def __init__(self, chain: Chain, buffers: Buffers, precision: str) -> None:
-        self._chain, self._buffers, self._precision = chain, buffers, PRECISIONS[precision]
+        self._chain, self._buffers, self._precision = chain, buffers, precision
         lanes, device = len(buffers.theta), buffers.theta.device
+        held = held_in(precision)
         self._second = torch.cuda.Stream(device) if chain.blocks and device.type == "cuda" else None
         self._width = buffers.picks.shape[2]
         self._rows = max(16, triton.next_power_of_2(self._width))
@@ -64,16 +69,18 @@ class Step:
         def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(lanes, self._width, *size, dtype=dtype, device=device)
 
+        def framed(height: int, width: int, channels: int) -> Tensor:
+            return torch.zeros(lanes, self._width, height, width, channels, dtype=held, device=device)  # frames stay 0
+
         # what comes out of every block and layer but the last, and the slope by it
-        images = [
-            torch.zeros(lanes, self._width, *chain.framed(i + 1), device=device) for i in range(len(chain.blocks))
-        ]  # the frames stay 0
+        images = [framed(*chain.framed(i + 1)) for i in range(len(chain.blocks))]
         vectors = [empty(layer.fan_out) for layer in chain.layers[:-1]]
         self._active = [buffers.x, *images, *vectors]
-        self._delta = [
-            None,
-            *(empty(*block.pooled, block.fan_out) for block in chain.blocks),
-            *(torch.empty_like(h) for h in vectors),
+        last = [empty(*block.pooled, block.fan_out) for block in chain.blocks[-1:]]
+        self._delta = [None, *(None for _ in chain.blocks[:-1]), *last, *(torch.empty_like(h) for h in vectors)]
+        # of every block: the slope by its convolution, which of each window won, and the slope by its parameters
+        self._spread = [
+            framed(block.height + block.size - 1, block.width + block.size - 1, block.fan_out) for block in chain.blocks
         ]
         self._winner = [empty(*block.pooled, block.fan_out, dtype=torch.int8) for block in chain.blocks]
         self._parts = [self._split(block) for block in chain.blocks]
@@ -81,10 +88,14 @@ class Step:
             torch.empty(parts, lanes, block.parameters, device=device)
             for parts, block in zip(self._parts, chain.blocks, strict=True)
         ]
+        self._copied = bool(chain.blocks) and held != buffers.theta.dtype
+        self._weights = torch.empty_like(buffers.theta, dtype=held) if self._copied else buffers.theta  # of the blocks
 
     def __call__(self, ahead: int = 0) -> None:
         """Make the step that comes `ahead` of the number on the device."""
         forward, backward = len(self._chain.blocks), len(self._chain.layers)
+        if ahead == 0 and self._copied:
+            self._weights.copy_(self._buffers.theta)
         for i in range(forward):
             self._block_forward(i, ahead)
         for i in range(backward - 1):
@@ -92,6 +103,8 @@ class Step:
         self._head(ahead)
         for i in reversed(range(backward - 1)):
             self._layer_backward(i, ahead)
+        if forward:
+            self._block_spread(forward - 1)
         for i in reversed(range(forward)):
             with self._beside():  # the slope by the weights and that by the input do not wait for each other
                 self._block_slope(i, ahead)
@@ -119,7 +132,7 @@ class Step:
         b = self._buffers
         return {
             "client": b.client, "picks": b.picks, "step": b.at, "AHEAD": ahead, "CLIENTS": b.x.shape[0],
-            "SAMPLES": b.x.shape[1], "WIDTH": self._width, "PRECISION": self._precision,
+            "SAMPLES": b.x.shape[1], "WIDTH": self._width, "PRECISION": PRECISIONS[self._precision],
         }  # fmt: skip
 
     def _update(self) -> dict[str, Any]:
@@ -129,20 +142,23 @@ class Step:
             "length": b.length, "LENGTH": b.theta.shape[1],
         }  # fmt: skip
 
-    def _tile(self, kernel: str, channels: int = 0) -> Tile:
+    def _layer_tile(self, kernel: str) -> Tile:
+        return _LAYERS[kernel][len(self._buffers.theta) > _FEW]
+
+    def _block_tile(self, kernel: str, channels: int) -> Tile:
         columns = max(16, int(triton.next_power_of_2(channels)))
-        return _tile(kernel, len(self._buffers.theta), columns, self._precision)
+        return _BLOCKS[kernel, self._precision][(columns > 32) + (columns > 64)]._replace(columns=columns)
 
     def _split(self, block: Block) -> int:
         """Into how many parts the positions of a block are split, so that few lanes still fill the chip."""
-        depth = _depth(block, self._tile("block slope", block.fan_out))
+        depth = _depth(block, self._block_tile("slope", block.fan_out))
         programs = len(self._buffers.theta) * -(-block.taps // depth)
         most = -(-self._width * block.height * block.width // 256)
         return max(1, min(most, 8, -(-264 // programs)))
 
     def _layer_forward(self, i: int, ahead: int) -> None:
         layer, place, lanes = self._chain.layers[i], len(self._chain.blocks) + i, len(self._buffers.theta)
-        tile = self._tile("forward")
+        tile = self._layer_tile("forward")
         kernels.forward[(triton.cdiv(layer.fan_out, tile.columns), lanes)](
             theta=self._buffers.theta, source=self._active[place], out=self._active[place + 1], **self._feed(ahead),
             LENGTH=self._buffers.theta.shape[1], OFFSET=layer.offset, BIAS=layer.bias, IN=layer.fan_in,
@@ -152,7 +168,7 @@ class Step:
 
     def _layer_backward(self, i: int, ahead: int) -> None:
         layer, place, lanes = self._chain.layers[i], len(self._chain.blocks) + i, len(self._buffers.theta)
-        tile = self._tile("backward")
+        tile = self._layer_tile("backward")
         kernels.backward[(triton.cdiv(layer.fan_in, tile.columns), lanes)](
             **self._update(), source=self._active[place], delta=self._delta[place + 1], delta_in=self._delta[place],
             **self._feed(ahead), OFFSET=layer.offset, BIAS=layer.bias, IN=layer.fan_in, OUT=layer.fan_out,
@@ -162,7 +178,7 @@ class Step:
 
     def _head(self, ahead: int) -> None:
         layer, place = self._chain.layers[-1], len(self._chain.blocks) + len(self._chain.layers) - 1
-        b, tile = self._buffers, self._tile("head")
+        b, tile = self._buffers, self._layer_tile("head of images" if place == len(self._chain.blocks) > 0 else "head")
         kernels.head[(len(b.theta),)](
             **self._update(), tau=b.tau, lam=b.lam, labels=b.y, source=self._active[place],
             delta_in=self._delta[place], **self._feed(ahead), OFFSET=layer.offset, BIAS=layer.bias, IN=layer.fan_in,
@@ -174,44 +190,56 @@ class Step:
     def _shape(self, block: Block) -> dict[str, Any]:
         return {
             "HEIGHT": block.height, "BREADTH": block.width, "IN": block.fan_in, "OUT": block.fan_out,
-            "SIZE": block.size, "PRECISION": self._precision, "WIDTH": self._width,
+            "SIZE": block.size, "WIDTH": self._width, "PRECISION": PRECISIONS[self._precision],
         }  # fmt: skip
 
     def _block_forward(self, i: int, ahead: int) -> None:
         block, lanes = self._chain.blocks[i], len(self._buffers.theta)
-        tile = self._tile("block forward", block.fan_out)
+        tile = self._block_tile("forward", block.fan_out)
         positions = self._width * block.pooled[0] * block.pooled[1]
         image_kernels.block_forward[(triton.cdiv(positions, tile.rows), lanes)](
-            theta=self._buffers.theta, source=self._active[i], out=self._active[i + 1], winner=self._winner[i],
-            **self._feed(ahead) | self._shape(block), LENGTH=self._buffers.theta.shape[1], OFFSET=block.offset,
-            FRAME=self._chain.frame(i + 1), FIRST=i == 0, WINDOWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth,
-            num_warps=tile.warps, num_stages=tile.stages,
+            theta=self._buffers.theta, weights=self._weights, source=self._active[i], out=self._active[i + 1],
+            winner=self._winner[i], **self._feed(ahead) | self._shape(block), LENGTH=self._chain.length,
+            OFFSET=block.offset, FRAME=self._chain.frame(i + 1), FIRST=i == 0, WINDOWS=tile.rows,
+            COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+
+    def _block_spread(self, i: int) -> None:
+        block, lanes, windows = self._chain.blocks[i], len(self._buffers.theta), 16
+        positions = self._width * block.pooled[0] * block.pooled[1]
+        image_kernels.block_spread[(triton.cdiv(positions, windows), lanes)](
+            delta=self._delta[i + 1], winner=self._winner[i], out=self._spread[i], HEIGHT=block.height,
+            BREADTH=block.width, OUT=block.fan_out, SIZE=block.size, WIDTH=self._width, WINDOWS=windows,
+            COLUMNS=triton.next_power_of_2(block.fan_out), num_warps=4,
         )  # fmt: skip
 
     def _block_delta(self, i: int) -> None:
-        block, lanes, b = self._chain.blocks[i], len(self._buffers.theta), self._buffers
-        tile = self._tile("block delta", block.fan_in)
+        block, below, lanes = self._chain.blocks[i], self._chain.blocks[i - 1], len(self._buffers.theta)
+        tile = self._block_tile("delta", block.fan_in)
         image_kernels.block_delta[(triton.cdiv(self._width * block.height * block.width, tile.rows), lanes)](
-            theta=b.theta, below=self._active[i], delta=self._delta[i + 1], winner=self._winner[i],
-            delta_in=self._delta[i], **self._shape(block), LENGTH=b.theta.shape[1], OFFSET=block.offset,
-            POSITIONS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
+            weights=self._weights, below=self._active[i], winner=self._winner[i - 1], delta=self._spread[i],
+            out=self._spread[i - 1], **self._shape(block), LENGTH=self._chain.length, OFFSET=block.offset,
+            HEIGHT_BELOW=below.height, BREADTH_BELOW=below.width, SIZE_BELOW=below.size, POSITIONS=tile.rows,
+            COLUMNS=tile.columns, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
     def _block_slope(self, i: int, ahead: int) -> None:
         block, parts = self._chain.blocks[i], self._parts[i]
-        tile = self._tile("block slope", block.fan_out)
+        tile = self._block_tile("slope", block.fan_out)
         depth = _depth(block, tile)
-        image_kernels.block_slope[(triton.cdiv(block.taps, depth), parts, len(self._buffers.theta))](
-            source=self._active[i], delta=self._delta[i + 1], winner=self._winner[i], slope=self._slope[i],
-            **self._feed(ahead) | self._shape(block), FIRST=i == 0, PARTS=parts, WINDOWS=tile.rows,
-            COLUMNS=tile.columns, DEPTH=depth, num_warps=tile.warps, num_stages=tile.stages,
+        image_kernels.block_slope[(triton.cdiv(block.taps, depth) + 1, parts, len(self._buffers.theta))](
+            source=self._active[i], delta=self._spread[i], slope=self._slope[i],
+            **self._feed(ahead) | self._shape(block) | {"PRECISION": _SLOPES[self._precision]}, FIRST=i == 0,
+            PARTS=parts, POSITIONS=tile.rows, COLUMNS=tile.columns, DEPTH=depth, num_warps=tile.warps,
+            num_stages=tile.stages,
         )  # fmt: skip
 
     def _block_update(self, i: int, ahead: int) -> None:
         block, columns = self._chain.blocks[i], 1024
         image_kernels.block_update[(triton.cdiv(block.parameters, columns), len(self._buffers.theta))](
-            **self._update(), slope=self._slope[i], step=self._buffers.at, AHEAD=ahead, OFFSET=block.offset,
-            COUNT=block.parameters, PARTS=self._parts[i], COLUMNS=columns, num_warps=4,
+            **self._update(), weights=self._weights, slope=self._slope[i], step=self._buffers.at, AHEAD=ahead,
+            OFFSET=block.offset, COUNT=block.parameters, PARTS=self._parts[i], COPIED=self._copied, COLUMNS=columns,
+            num_warps=4,
         )  # fmt: skip
 
 

@@ -148,7 +148,11 @@ class _Stack:
         self._chain = _chain(model, shape, width, device)
         self._place = None if self._chain is None else self._chain.place.to(device)
         parameters = sum(p.numel() for p in model.parameters()) if self._chain is None else self._chain.length
-        values = shape if self._chain is None else (self._chain.values,)
+        values, held = shape, torch.float32
+        if self._chain is not None:
+            from fedtilt.descend.launch import Step, held_in
+
+            values, held = (self._chain.values,), held_in(precision)
         self._b = b = Buffers(
             theta=empty(lanes, parameters),
             anchor=empty(lanes, parameters),
@@ -159,7 +163,7 @@ class _Stack:
             lam=empty(lanes),
             client=empty(lanes, dtype=torch.long),
             length=empty(lanes, dtype=torch.long),
-            x=empty(clients, samples, *values),
+            x=empty(clients, samples, *values, dtype=held),
             y=empty(clients, samples, dtype=torch.long),
             picks=empty(steps, clients, width, dtype=torch.long),
             at=empty(1, dtype=torch.long),
@@ -168,8 +172,6 @@ class _Stack:
         self._precision = precision
         self._replay: Callable[[], None] | None = None
         if self._chain is not None:
-            from fedtilt.descend.launch import Step
-
             self._step: Callable[[int], None] = Step(self._chain, b, precision)
             return
         net = products(model).train()
