@@ -6,7 +6,8 @@ A step trains all lanes (10 clients × w and v × settings) on one mini-batch of
 round of many epochs takes more than one of few, over the steps it has more, so that planning, loading and settling,
 which a round does once, are not in it. Random samples have the size of the real ones (600 of 28 × 28, 500 of 3 × 32 ×
 32): what they show does not change the cost. Whole runs use the data sets where `FEDTILT_DATA` has them and random
-samples where not; the result says which. Nothing here counts compilation.
+samples where not; the result says which. Nothing here counts compilation, which takes some seconds for every model and
+precision the first time.
 """
 
 import argparse
@@ -117,7 +118,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="of the whole runs, instead of 50 and 500")
     parser.add_argument("--out", type=Path, help="the JSON file to write, instead of one in bench-results/")
     arguments = parser.parse_args()
-    steps, runs = [], []
+    steps: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
+
+    def record() -> None:  # as it goes, so that an interruption leaves what was measured
+        write("gpu", {"steps": steps, "runs": runs}, device="cuda", out=arguments.out)
+
     for model in arguments.model or MODELS:
         for lanes in arguments.lanes or (20, 320):
             for precision in arguments.precision or PRECISIONS:
@@ -127,6 +133,7 @@ def main() -> None:
                     f"{model} {lanes:4d} lanes {precision:9s} {found['microseconds_per_step']:9.1f} us a step",
                     flush=True,
                 )
+                record()
     for name in arguments.run or RUNS:
         if name != "none":
             _, rounds, precisions, seeds = RUNS[name]
@@ -137,7 +144,7 @@ def main() -> None:
                 what = f"{name} ({run['data']} samples, {precision}, seed {seed})"
                 took = f"{run['rounds']} rounds in {run['seconds']:.2f} s after the first"
                 print(f"{what}: {took}, accuracy {run['accuracy']:.2f} %", flush=True)
-    write("gpu", {"steps": steps, "runs": runs}, device="cuda", out=arguments.out)
+                record()
 
 
 if __name__ == "__main__":

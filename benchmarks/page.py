@@ -203,11 +203,10 @@ def _gpu(record: Record | None) -> str:
         f"{_where(record)}. A step trains all models (20: ten clients' w and v; 320: sixteen settings of that) on one "
         "mini-batch each.\n"
     ]
-    rows = [["model", "models at once", "precision of products", "microseconds a step", "first round", "memory"]]
+    rows = [["model", "models at once", "precision of products", "microseconds a step", "memory"]]
     for s in record["steps"]:
-        first, memory = f"{s['first_round_seconds']:.1f} s", f"{s['peak_memory_mib']:,.0f} MiB"
-        step = f"{s['microseconds_per_step']:,.0f}"
-        rows.append([s["model"].upper(), str(s["lanes"]), s["precision"], step, first, memory])
+        step, memory = f"{s['microseconds_per_step']:,.0f}", f"{s['peak_memory_mib']:,.0f} MiB"
+        rows.append([s["model"].upper(), str(s["lanes"]), s["precision"], step, memory])
     parts.append(_table(rows))
     if record["runs"]:
         rows = [["whole run, judged every round or tenth", "precision of products", "rounds", "seconds", "accuracy"]]
@@ -221,7 +220,22 @@ def _gpu(record: Record | None) -> str:
                  _spread([r["accuracy"] for r in own]) + seeds]
             )  # fmt: skip
         parts.append(_table(rows))
+        parts.append(_precision(record["runs"]))
     return "\n".join(parts)
+
+
+def _precision(runs: Sequence[Record]) -> str:
+    """How far the precisions of products are apart in accuracy."""
+    told = []
+    for asked in dict.fromkeys(r["asked"] for r in runs):
+        by_precision: dict[str, list[float]] = {}
+        for r in runs:
+            if r["asked"] == asked:
+                by_precision.setdefault(r["precision"], []).append(r["accuracy"])
+        means = [fmean(values) for values in by_precision.values()]
+        if len(means) > 1:
+            told.append(f"{max(means) - min(means):.2f} points on {asked}")
+    return f"The precisions are at most {' and '.join(told)} apart in accuracy.\n" if told else ""
 
 
 def _spread(values: Sequence[float]) -> str:

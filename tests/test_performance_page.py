@@ -106,15 +106,16 @@ def test_gpu_memory_and_aggregation_are_shown(page: ModuleType) -> None:
                 "gpu",
                 machine=MACHINE | {"gpu": "Some GPU"},
                 steps=[step | {"first_round_seconds": 9.0, "peak_memory_mib": 2048.0}],
-                runs=[run, run | {"seconds": 3.5, "accuracy": 12.0}],
+                runs=[run, run | {"seconds": 3.5, "accuracy": 12.0}, run | {"precision": "bfloat16", "accuracy": 11.5}],
             ),
             record("memory", clients=10_000, trace_mib=[100.0, 110.0, 111.0, 112.0], slope_mib_per_round=0.5),
             record("aggregation", ratios={"tilted q=5": 2.5}),
         ]
     )
-    assert cells(text, "MLP")[1:] == ["320", "tf32", "412", "9.0 s", "2,048 MiB"]
-    whole = cells(text, "FedTilt on mnist (random samples of its size)")
+    assert cells(text, "MLP")[1:] == ["320", "tf32", "412", "2,048 MiB"]
+    whole = cells(text, "FedTilt on mnist (random samples of its size) | tf32")
     assert whole[1:] == ["tf32", "50", "3.2", "11.00 ± 1.41 % (mean ± std of 2 seeds)"]
+    assert "at most 0.50 points on mnist apart in accuracy" in text
     assert cells(text, "2030-01-02")[2:] == ["Some GPU", "412"]
     assert "110 MiB resident after 1 rounds, 112 MiB at the end" in text
     assert "+512.0 KiB a round" in text
