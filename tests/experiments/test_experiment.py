@@ -79,7 +79,7 @@ def test_sweeps_name_data_condition_and_clients() -> None:
     assert len(cells) == 3 * 3 * 2
     assert cells[0].name == "mnist-clean-10-seed-0"
     assert cells[-1].name == "cifar10-gaussian-20-seed-0"
-    assert len(cells[0].settings["methods"]) == 36
+    assert len(cells[0].settings["methods"]) == 20
     assert cells[-1].settings["train"]["rounds"] == 100
 
 

@@ -52,7 +52,8 @@ def test_a_setting_that_diverged_is_not_in_its_row() -> None:
         ((91.0, 92.0, 93.0), (90.0, 91.0, 92.0), "better"),  # always one point above
         ((90.0, 91.0, 92.0), (91.0, 92.0, 93.0), "worse"),
         ((91.0, 90.0, 92.0), (90.0, 91.0, 91.9), "tied"),  # 0.03 ± 0.58
-        ((91.0,), (90.0,), "one seed"),
+        ((91.0,), (90.0,), "ahead"),
+        ((90.0,), (90.0,), "not ahead"),
         ((), (90.0,), "not measured"),
         ((90.0, 90.0), (90.0, 90.0), "tied"),
     ],
@@ -88,6 +89,6 @@ def test_the_score_counts_cells() -> None:
     clean = standings(load("clean"), results | {"cifar10-seed-0": one})
     flips = standings(load("flips"), {})
     every = [*clean.values(), *flips.values()]
-    assert score(every, "ditto-validated", ACCURACY) == {"better": 1, "worse": 1, "one seed": 1, "not measured": 3}
-    assert score(every, "fedavg", ACCURACY) == {"better": 2, "one seed": 1, "not measured": 3}
-    assert score(every, "ditto", CLIENT) == {"tied": 2, "one seed": 1, "not measured": 3}
+    assert score(every, "ditto-validated", ACCURACY) == {"better": 1, "worse": 1, "ahead": 1, "not measured": 3}
+    assert score(every, "fedavg", ACCURACY) == {"better": 2, "ahead": 1, "not measured": 3}
+    assert score(every, "ditto", CLIENT) == {"tied": 2, "not ahead": 1, "not measured": 3}

@@ -38,10 +38,17 @@ def test_best_of_all(gains: tuple[float, ...], expected: str) -> None:
     assert "FedTilt (validated) better than FedAvg and Ditto (validated) on accuracy" in verdict.why
 
 
-def test_one_seed_decides_nothing() -> None:
-    verdict = _judge(BEST, (1, 1, 1), seeds=1)
-    assert verdict.holds == "not measured"
-    assert "one seed" in verdict.why
+def test_one_seed_makes_nothing_hold() -> None:
+    verdict = _judge(BEST, (1, 1, -1), seeds=1)
+    assert verdict.holds == "one seed"
+    assert "On one seed: mnist 1 ahead; fashion-mnist 1 ahead; cifar10 1 not ahead." in verdict.why
+
+
+@pytest.mark.parametrize(("gain", "expected"), [(1, "holds"), (-1, "holds partly")])
+def test_one_seed_can_stand_against_a_claim(gain: float, expected: str) -> None:
+    sure = {f"mnist-seed-{s}": compared(metrics(70.0), metrics(90.0), metrics(91.0), (50.0, 100.0)) for s in range(2)}
+    lone = {"cifar10-seed-0": compared(metrics(70.0), metrics(90.0), metrics(90.0 + gain), (2.0, 1.0))}
+    assert verdicts((BEST,), standings(load("clean"), sure | lone))[0].holds == expected
 
 
 def test_what_else_is_told_does_not_decide() -> None:
@@ -62,19 +69,22 @@ def test_a_claim_about_a_breakdown_needs_its_margin() -> None:
 def test_the_papers_tilts_hold_unless_another_setting_is_better() -> None:
     claim = Claim(text="", rule="paper-tilts", check={"data": ["mnist"]})
 
-    def judge(other: float):
+    def judge(other: float, seeds: int = 3):
         results = {
             f"mnist-seed-{s}": cell(
                 (fedtilt(50.0, 100.0, 0.01), part(metrics(95.0 + s))),
                 (fedtilt(1.0, 1.0, 0.01), part(metrics(other + s))),
             )
-            for s in range(3)
+            for s in range(seeds)
         }
         return verdicts((claim,), standings(load("clean"), results))[0]
 
     assert judge(95.0).holds == "holds"
     assert judge(96.0).holds == "does not hold"
-    assert "fedtilt tau=1 lam=1" in judge(96.0).why
+    assert "1 of 2 settings are better, fedtilt tau=1 lam=1 among them" in judge(96.0).why
+    assert (judge(95.0, seeds=1).holds, judge(96.0, seeds=1).holds) == ("one seed", "one seed")
+    assert "mnist 1 ahead" in judge(95.0, seeds=1).why
+    assert "mnist 1 not ahead" in judge(96.0, seeds=1).why
 
 
 def test_without_a_rule_nothing_is_measured() -> None:

@@ -208,7 +208,7 @@ def _plainly(console: Console) -> _Watch:
 
 # -- at the end --------------------------------------------------------------------------------------------------------
 
-_MARKS = {"holds": "green", "holds partly": "yellow", "does not hold": "red", "not measured": "dim"}
+_MARKS = {"holds": "green", "holds partly": "yellow", "does not hold": "red", "one seed": "dim", "not measured": "dim"}
 
 
 def _show(console: Console, chapter: Chapter) -> None:

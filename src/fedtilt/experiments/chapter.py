@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Holds = Literal["holds", "holds partly", "does not hold", "not measured"]
+Holds = Literal["holds", "holds partly", "does not hold", "one seed", "not measured"]  # one seed: too few to say
 
 
 @dataclass(frozen=True, kw_only=True)

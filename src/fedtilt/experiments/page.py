@@ -14,8 +14,11 @@ from fedtilt.experiments.runner import kind_of, quick_only, readable
 from fedtilt.experiments.standings import METRICS, TITLES, Outcome, Standing, score, standings, titles
 
 RIVALS = ("ditto-validated", "ditto", "fedavg")
-OUTCOMES: tuple[Outcome, ...] = ("better", "tied", "worse", "one seed", "not measured")
-VERDICTS: tuple[Holds, ...] = ("holds", "holds partly", "does not hold", "not measured")
+OUTCOMES: dict[Outcome, str] = {
+    "better": "better", "tied": "tied", "worse": "worse", "ahead": "one seed: ahead", "not ahead": "one seed: not",
+    "not measured": "not measured",
+}  # fmt: skip
+VERDICTS: tuple[Holds, ...] = ("holds", "holds partly", "does not hold", "one seed", "not measured")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +77,20 @@ def _verdict_count(verdicts: Sequence[Verdict]) -> Text:
     return Text(markdown=f"**Of {len(verdicts)} claims, {told}.**")
 
 
-def _plural(kind: str, count: int) -> str:
+def _plural(kind: Holds, count: int) -> str:
     """A verdict as a verb.
 
     >>> _plural("holds partly", 2), _plural("does not hold", 1)
     ('hold partly', 'does not hold')
     """
-    if count == 1:
-        return {"not measured": "is not measured"}.get(kind, kind)
-    return {"holds": "hold", "holds partly": "hold partly", "does not hold": "do not hold"}.get(
-        kind, "are not measured"
-    )
+    one, many = {
+        "holds": ("holds", "hold"),
+        "holds partly": ("holds partly", "hold partly"),
+        "does not hold": ("does not hold", "do not hold"),
+        "one seed": ("rests on one seed", "rest on one seed"),
+        "not measured": ("is not measured", "are not measured"),
+    }[kind]
+    return one if count == 1 else many
 
 
 def _score(compared: list[Standing], names: dict[str, str]) -> Table:
@@ -95,10 +101,11 @@ def _score(compared: list[Standing], names: dict[str, str]) -> Table:
             rows.append([names[rival], TITLES[metric.key], *(str(counts[outcome]) for outcome in OUTCOMES)])
     return Table(
         caption=f"In how many of {len(compared)} cells FedTilt (validated) is better than the others, tied, or worse",
-        columns=["against", "metric", *OUTCOMES],
+        columns=["against", "metric", *OUTCOMES.values()],
         rows=rows,
         notes="A cell is a data set under a condition (clean, corruptions, Gaussian noise, label flips). Better and "
-        "worse: beyond one standard error of the paired difference over seeds.",
+        "worse: beyond one standard error of the paired difference over seeds. One seed has no standard error; there, "
+        "the better figure alone is told.",
     )
 
 

@@ -8,6 +8,7 @@ from fedtilt.experiments.experiment import Claim
 from fedtilt.experiments.standings import METRICS, TITLES, Outcome, Standing, paired
 
 Standings = Mapping[str, Standing]
+_DECIDED: tuple[Outcome, ...] = ("better", "tied", "worse")
 _BY_KEY = {metric.key: metric for metric in METRICS}
 
 
@@ -54,11 +55,11 @@ def _paper_tilts(check: Mapping[str, Any], standings: Standings) -> tuple[Holds,
     for standing in _asked(check, standings):
         ours, accuracy = standing.rows.get("fedtilt", {}), _BY_KEY["accuracy"]
         others = {name: paired(by_seed, ours, accuracy) for name, by_seed in standing.settings.items()}
-        above = [name for name, outcome in others.items() if outcome == "better"]
-        lone: Outcome = "one seed" if "one seed" in others.values() else "not measured" if not others else "better"
-        outcomes[standing.data] = ["worse" if above else lone]  # "better": the claim stands here
+        above = [name for name, outcome in others.items() if outcome in ("better", "ahead")]
+        ends: tuple[Outcome, Outcome] = ("better", "worse") if len(ours) > 1 else ("ahead", "not ahead")
+        outcomes[standing.data] = [ends[bool(above)] if others else "not measured"]  # "better": the claim stands
         if above:
-            told.append(f"{standing.data}: {len(above)} of {len(others)} settings are better, {above[0]} among them")
+            told.append(f"{standing.data}: {len(above)} of {len(others)} settings are {ends[0]}, {above[0]} among them")
     holds, numbers = _counted(outcomes, "The paper’s tilts are not beaten by any setting of our grid")
     return holds, " ".join([numbers, *(f"{text}." for text in told)])
 
@@ -75,25 +76,30 @@ def _asked(check: Mapping[str, Any], standings: Standings) -> list[Standing]:
 
 def _least(outcomes: list[Outcome]) -> Outcome:
     """What can be said against all rivals together: the weakest of what can be said against each."""
-    order: tuple[Outcome, ...] = ("not measured", "one seed", "worse", "tied", "better")
+    order: tuple[Outcome, ...] = ("not measured", "not ahead", "ahead", "worse", "tied", "better")
     return min(outcomes, key=order.index)
 
 
 def _counted(outcomes: Mapping[str, list[Outcome]], what: str) -> tuple[Holds, str]:
-    """Holds where all are better, not where none is, partly in between; what is not measured does not count."""
-    flat = [outcome for row in outcomes.values() for outcome in row]
-    decided = [outcome for outcome in flat if outcome in ("better", "tied", "worse")]
-    lone = flat.count("one seed")
-    late = f" {lone} more rest on one seed and are not counted." if lone else ""
-    if not decided:
-        return "not measured", late.strip() and f"{what}: one seed alone, no error bars."
+    """Holds where all are better, not where none is, partly in between.
+
+    What is not measured does not count. One seed cannot make a claim hold, but it can stand against it.
+    """
+    decided = [outcome for row in outcomes.values() for outcome in row if outcome in _DECIDED]
     missing = [data for data, row in outcomes.items() if set(row) == {"not measured"}]
-    late += f" Not measured yet: {', '.join(missing)}." if missing else ""
+    late = f" Not measured yet: {', '.join(missing)}." if missing else ""
+    lone = _by_data(outcomes, ("ahead", "not ahead"))
+    if lone:
+        late = f" On one seed: {lone}.{late}"
+    if not decided:
+        return ("one seed", f"{what}.{late}") if lone else ("not measured", "")
     wins = decided.count("better")
-    holds: Holds = "holds" if wins == len(decided) else "holds partly" if wins else "does not hold"
-    by_data = "; ".join(
-        f"{data} {', '.join(f'{row.count(o)} {o}' for o in ('better', 'tied', 'worse') if row.count(o))}"
-        for data, row in outcomes.items()
-        if any(o in decided for o in row)
-    )
-    return holds, f"{what}: {wins} of {len(decided)} ({by_data}).{late}"
+    against = len(decided) - wins + sum(row.count("not ahead") for row in outcomes.values())
+    holds: Holds = "holds partly" if wins and against else "holds" if wins else "does not hold"
+    return holds, f"{what}: {wins} of {len(decided)} ({_by_data(outcomes, _DECIDED)}).{late}"
+
+
+def _by_data(outcomes: Mapping[str, list[Outcome]], kinds: tuple[Outcome, ...]) -> str:
+    """How often each of these kinds came out, for the data sets that have any."""
+    counts = {data: [f"{row.count(kind)} {kind}" for kind in kinds if kind in row] for data, row in outcomes.items()}
+    return "; ".join(f"{data} {', '.join(found)}" for data, found in counts.items() if found)

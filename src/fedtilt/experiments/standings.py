@@ -23,7 +23,7 @@ TITLES = {
 ROWS = ("fedavg", "ditto", "ditto-validated", "fedtilt", "fedtilt-validated")
 PRINTED = {"fedavg": "fedavg", "ditto": "ditto", "fedtilt": "fedtilt"}  # rows that stand beside the paper's
 
-Outcome = Literal["better", "tied", "worse", "one seed", "not measured"]
+Outcome = Literal["better", "tied", "worse", "ahead", "not ahead", "not measured"]  # ahead: on one seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +63,15 @@ def paired(
 ) -> Outcome:
     """Compare two settings over the seeds both have: the same clients, batches and outliers, so differences pair up.
 
-    A difference of at most one standard error is a tie; one seed has no error, and nothing is called better on it.
+    A difference of at most one standard error is a tie; one seed has no error: there, a setting is ahead or not.
     """
     seeds = sorted(set(ours) & set(theirs))
     if not seeds:
         return "not measured"
-    if len(seeds) == 1:
-        return "one seed"
     sign = 1 if metric.more else -1
     differences = Values(tuple(sign * (judged(ours[s])[metric.key] - judged(theirs[s])[metric.key]) for s in seeds))
+    if len(seeds) == 1:
+        return "ahead" if differences.mean > by else "not ahead"
     error = (differences.std or 0.0) / math.sqrt(len(seeds))
     if differences.mean - by > error:
         return "better"
