@@ -6,9 +6,13 @@ The interpreter has to be asked for before Triton is imported, and then holds fo
 import json
 import math
 import sys
+from typing import Any
 
+import numpy as np
 import torch
+import triton.language as tl
 from torch import nn
+from triton.runtime import interpreter
 
 from fedtilt import models
 from fedtilt.descend import loop, stacked
@@ -28,6 +32,20 @@ CASES = {
         4,
     ),
 }
+
+PRECISIONS = {"cnn": ("float32", "bfloat16"), "mlp": ("float32", "bfloat16")}  # and float32 alone for the others
+
+
+def _widened(x: Any) -> Any:
+    """A bfloat16 operand as float32: the interpreter keeps its bits as integers, and would multiply those."""
+    if x.dtype.scalar != tl.bfloat16:
+        return x
+    return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+
+def _multiply_bfloat16() -> None:
+    dot = interpreter.InterpreterBuilder.create_dot
+    interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(self, _widened(a), _widened(b), *rest)
 
 
 def work(model: nn.Module, shape: tuple[int, ...], size: int) -> tuple[list[Lane], list[Batches]]:
@@ -50,15 +68,18 @@ def main() -> None:
     """Print, per case, how far the kernels come from the loop and how far the loop came from its start."""
     torch.set_num_threads(1)
     found = {}
+    _multiply_bfloat16()
     for name, (model, shape, size) in CASES.items():
         lanes, feeds = work(model, shape, size)
-        expected, got = loop.descend(model, lanes, feeds), stacked.descend(model, lanes, feeds)
-        found[name] = {
-            "error": max((a - b).abs().max().item() for a, b in zip(expected, got, strict=True)),
-            "moved": min((a - lane.start).abs().max().item() for a, lane in zip(expected, lanes, strict=True)),
-            "by kernels": stacked._chain(model, shape, size, torch.device("cpu")) is not None,
-        }
-        stacked.forget()
+        expected = loop.descend(model, lanes, feeds)
+        for precision in PRECISIONS.get(name, ("float32",)):
+            got = stacked.descend(model, lanes, feeds, precision)
+            found[f"{name}, {precision}"] = {
+                "error": max((a - b).abs().max().item() for a, b in zip(expected, got, strict=True)),
+                "moved": min((a - lane.start).abs().max().item() for a, lane in zip(expected, lanes, strict=True)),
+                "by kernels": stacked._chain(model, shape, size, torch.device("cpu")) is not None,
+            }
+            stacked.forget()
     json.dump(found, sys.stdout)
 
 

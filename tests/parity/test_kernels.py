@@ -23,11 +23,14 @@ def test_kernels_agree_with_the_loop() -> None:
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len(found) == 6
+    assert len(found) == 8
     for name, case in found.items():
         assert case["by kernels"], name
-        assert case["error"] < 1e-6, name
         assert case["moved"] > 1e-3, name
+        if name.endswith("float32"):
+            assert case["error"] < 1e-6, name
+        else:
+            assert 1e-6 < case["error"] < 1e-2, name  # eight bits of a product's operands
 
 
 @pytest.mark.parametrize(
