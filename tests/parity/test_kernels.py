@@ -30,7 +30,7 @@ def test_kernels_agree_with_the_loop() -> None:
         if name.endswith("float32"):
             assert case["error"] < 1e-6, name
         else:
-            assert 1e-6 < case["error"] < 1e-2, name  # eight bits of a product's operands
+            assert 1e-3 < case["drift"] < 0.3, name  # of the way a model went: eight bits, and large steps
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,14 @@ def test_a_stack_that_does_not_fit_is_split(monkeypatch: pytest.MonkeyPatch) -> 
     parts = stacked.descend(model, lanes, feeds)
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
     assert sizes == [7, 3, 1, 1, 1, 1, 1, 1, 1]  # halved until it fits, and remembered
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+def test_a_chip_with_less_shared_memory_gets_fewer_stages() -> None:
+    from fedtilt.descend.launch import Tile, _fitted
+
+    tile = Tile(64, 128, 32, 8, 3)  # 256 positions × 32 and 32 × 128, in float32: 48 KiB a stage
+    assert _fitted("forward", tile, 4, 200 * 1024).stages == 3
+    assert _fitted("forward", tile, 4, 99 * 1024).stages == 2
+    assert _fitted("forward", tile, 4, 16 * 1024).stages == 1
+    assert _fitted("slope", tile, 4, 99 * 1024).stages == 2  # 64 × 32 and 64 × 128: 40 KiB

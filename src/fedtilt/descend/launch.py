@@ -61,7 +61,7 @@ class Step:
     def __init__(self, chain: Chain, buffers: Buffers, precision: str) -> None:
         self._chain, self._buffers, self._precision = chain, buffers, precision
         lanes, device = len(buffers.theta), buffers.theta.device
-        held = held_in(precision)
+        held, self._room = held_in(precision), _room(device)
         self._second = torch.cuda.Stream(device) if chain.blocks and device.type == "cuda" else None
         self._width = buffers.picks.shape[2]
         self._rows = max(16, triton.next_power_of_2(self._width))
@@ -147,7 +147,8 @@ class Step:
 
     def _block_tile(self, kernel: str, channels: int) -> Tile:
         columns = max(16, int(triton.next_power_of_2(channels)))
-        return _BLOCKS[kernel, self._precision][(columns > 32) + (columns > 64)]._replace(columns=columns)
+        tile = _BLOCKS[kernel, self._precision][(columns > 32) + (columns > 64)]._replace(columns=columns)
+        return _fitted(kernel, tile, held_in(self._precision).itemsize, self._room)
 
     def _split(self, block: Block) -> int:
         """Into how many parts the positions of a block are split, so that few lanes still fill the chip."""
@@ -241,6 +242,22 @@ class Step:
             OFFSET=block.offset, COUNT=block.parameters, PARTS=self._parts[i], COPIED=self._copied, COLUMNS=columns,
             num_warps=4,
         )  # fmt: skip
+
+
+def _room(device: torch.device) -> int:
+    """Bytes of shared memory that a program may use for the operands of its products."""
+    if device.type != "cuda":
+        return 2**20
+    index = torch.cuda.current_device() if device.index is None else device.index
+    found = triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
+    return int(0.8 * found)  # the rest is the compiler's
+
+
+def _fitted(kernel: str, tile: Tile, itemsize: int, room: int) -> Tile:
+    """The tile with no more stages than there is room for: smaller chips have less shared memory."""
+    rows = 4 * tile.rows if kernel == "forward" else tile.rows  # of windows, four positions each
+    operands = rows * tile.depth + (rows if kernel == "slope" else tile.depth) * tile.columns
+    return tile._replace(stages=max(1, min(tile.stages, room // (operands * itemsize))))
 
 
 def _depth(block: Block, tile: Tile) -> int:
