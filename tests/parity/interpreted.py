@@ -6,6 +6,7 @@ The interpreter has to be asked for before Triton is imported, and then holds fo
 import json
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,15 @@ from fedtilt.descend.lanes import Batches, Lane, batches_of
 
 CLASSES = 3
 LANES = ((0.0, 0.0, 0.0), (0.5, 5.0, -2.0), (0.1, -math.inf, math.inf), (0.1, 1e-6, 1e-12))  # pull, tau, lam
+
+
+def _deep(shape: tuple[int, ...], channels: tuple[int, ...], hidden: int) -> nn.Sequential:
+    """A convolutional network with a hidden layer before the last."""
+    *front, last = models.cnn(shape, CLASSES, channels=channels)
+    assert isinstance(last, nn.Linear)
+    return nn.Sequential(*front, nn.Linear(last.in_features, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
+
+
 torch.manual_seed(0)
 CASES = {
     "logistic": (models.logistic((5,), CLASSES), (5,), 4),
@@ -32,6 +42,12 @@ CASES = {
         (1, 4, 4),
         4,
     ),
+    "a hidden layer after odd blocks": (_deep((3, 5, 7), (5, 7), 6), (3, 5, 7), 4),
+    "batches of one": (models.cnn((1, 4, 4), CLASSES, channels=(3,)), (1, 4, 4), 1),
+    # more than a kernel does at once: samples in parts, several tiles, several depths
+    "parts": (models.cnn((1, 10, 10), CLASSES, channels=(3, 5)), (1, 10, 10), 10),
+    "many channels": (models.cnn((3, 4, 4), CLASSES, channels=(40, 70)), (3, 4, 4), 4),
+    "wide layers": (models.mlp((300,), CLASSES, hidden=(40, 270)), (300,), 4),
 }
 
 PRECISIONS = {"cnn": ("float32", "bfloat16"), "mlp": ("float32", "bfloat16")}  # and float32 alone for the others
@@ -47,6 +63,11 @@ def _widened(x: Any) -> Any:
 def _multiply_bfloat16() -> None:
     dot = interpreter.InterpreterBuilder.create_dot
     interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(self, _widened(a), _widened(b), *rest)
+
+
+def _largest(values: Iterable[torch.Tensor]) -> float:
+    """The largest, or NaN if there is one."""
+    return torch.stack(list(values)).max().item()
 
 
 def work(model: nn.Module, shape: tuple[int, ...], size: int) -> tuple[list[Lane], list[Batches]]:
@@ -78,8 +99,8 @@ def main() -> None:
             compared = list(zip(lanes, expected, got, strict=True))
             smooth = [(lane, a, b) for lane, a, b in compared if math.isfinite(lane.tau)]  # rounding moves no maximum
             found[f"{name}, {precision}"] = {
-                "error": max((a - b).abs().max().item() for _, a, b in compared),
-                "drift": max(((a - b).norm() / (a - lane.start).norm()).item() for lane, a, b in smooth),
+                "error": _largest((a - b).abs().max() for _, a, b in compared),
+                "drift": _largest((a - b).norm() / (a - lane.start).norm() for lane, a, b in smooth),
                 "moved": min((a - lane.start).abs().max().item() for lane, a, _ in compared),
                 "by kernels": stacked._chain(model, shape, size, torch.device("cpu")) is not None,
             }

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedtilt import models
-from fedtilt.descend import Lane, batches_of, stacked
+from fedtilt.descend import Lane, batches_of, fused, stacked
 from fedtilt.descend.chain import Chain
 
 
@@ -23,7 +23,7 @@ def test_kernels_agree_with_the_loop() -> None:
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len(found) == 8
+    assert len(found) == 13
     for name, case in found.items():
         assert case["by kernels"], name
         assert case["moved"] > 1e-3, name
@@ -31,6 +31,16 @@ def test_kernels_agree_with_the_loop() -> None:
             assert case["error"] < 1e-6, name
         else:
             assert 1e-3 < case["drift"] < 0.3, name  # of the way a model went: eight bits, and large steps
+
+
+def _hooked(model: nn.Sequential) -> nn.Sequential:
+    model[1].register_forward_hook(lambda layer, inputs, output: 2 * output)
+    return model
+
+
+def _tied(model: nn.Sequential) -> nn.Sequential:
+    model[3].weight = model[1].weight
+    return model
 
 
 @pytest.mark.parametrize(
@@ -42,11 +52,17 @@ def test_kernels_agree_with_the_loop() -> None:
         nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(32, 4)),
         nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4)),
         nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU()),
+        nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(64, 4))),
+        _hooked(nn.Sequential(nn.Flatten(), nn.Linear(64, 4))),
+        _tied(
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+        ),
         models.cnn((1, 8, 8), 4)[0],
     ],
 )
 def test_what_is_no_chain_is_not_taken_for_one(model: nn.Module) -> None:
     assert Chain.of(model, (1, 8, 8)) is None
+    assert not fused.supports(model)
 
 
 def test_a_chain_places_every_parameter_once() -> None:
@@ -86,10 +102,15 @@ def test_a_stack_that_does_not_fit_is_split(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 def test_a_chip_with_less_shared_memory_gets_fewer_stages() -> None:
-    from fedtilt.descend.launch import Tile, _fitted
+    from fedtilt.descend.launch import Tile, _block_values, _fitted, _layer_bytes
 
-    tile = Tile(64, 128, 32, 8, 3)  # 256 positions × 32 and 32 × 128, in float32: 48 KiB a stage
-    assert _fitted("forward", tile, 4, 200 * 1024).stages == 3
-    assert _fitted("forward", tile, 4, 99 * 1024).stages == 2
-    assert _fitted("forward", tile, 4, 16 * 1024).stages == 1
-    assert _fitted("slope", tile, 4, 99 * 1024).stages == 2  # 64 × 32 and 64 × 128: 40 KiB
+    def block(kernel: str, kib: int) -> Tile:
+        tile = Tile(64, 128, 32, 8, 3)
+        return _fitted(tile, lambda tile: 4 * _block_values(kernel, tile), kib * 1024, narrower=False)
+
+    # 256 positions × 32 and 32 × 128, in float32: 48 KiB a stage
+    assert [block("forward", kib).stages for kib in (200, 99, 16)] == [3, 2, 1]
+    assert block("slope", 99).stages == 2  # 64 × 32 and 64 × 128: 40 KiB
+    # 64 samples and 128 classes × 256, in two stages: 384 KiB
+    head = _fitted(Tile(0, 256, 0, 4, 2), lambda tile: _layer_bytes("head", tile, 64, 128), 180 * 1024)
+    assert (head.columns, head.stages) == (64, 2)

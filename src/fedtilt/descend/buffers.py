@@ -9,7 +9,7 @@ class Buffers(NamedTuple):
     """What a step reads and writes; all on one device, rows of parameters in the order of the chain, if it is one."""
 
     theta: Tensor  # (L, length)
-    anchor: Tensor  # (≤ L, length)
+    anchor: Tensor  # (L, length), the distinct ones first
     anchor_of: Tensor  # (L,) which anchor is a lane's
     pull: Tensor  # (L,)
     lr: Tensor  # (L,)

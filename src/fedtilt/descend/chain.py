@@ -7,6 +7,7 @@
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -152,9 +153,21 @@ def _parsed(model: nn.Module, shape: tuple[int, ...]) -> tuple[list[nn.Conv2d], 
         return None
     if any(type(m) is not nn.Linear or m.bias is None for m in linears):
         return None
-    if linears[0].in_features != math.prod(image):
+    if linears[0].in_features != math.prod(image) or not own_parameters(model, [*convolutions, *linears]):
         return None
     return convolutions, linears  # type: ignore[return-value]
+
+
+def own_parameters(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
+    """Whether these layers' weights and biases are all the model has, each once, and nothing hooks into its passes.
+
+    Tied weights, a reparametrisation (`spectral_norm`) or a hook make a model that a kernel knows nothing of.
+    """
+    own = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
+    hooked = any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in model.modules()
+    )
+    return [id(p) for p in own] == [id(p) for p in model.parameters()] and not hooked
 
 
 def _is_block(block: list[nn.Module]) -> bool:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedtilt.descend.chain import own_parameters
 from fedtilt.descend.lanes import Batches, Lane
 from fedtilt.models import unflat
 from fedtilt.tilt import nested_shares
@@ -25,7 +26,9 @@ def supports(model: nn.Module) -> bool:
     if any(isinstance(m, nn.Linear) and m.bias is None for m in layers):
         return False
     kinds = [type(m) for m in layers]
-    return flat_first and bool(kinds) and kinds == [nn.Linear, nn.ReLU] * (len(kinds) // 2) + [nn.Linear]
+    if not flat_first or not kinds or kinds != [nn.Linear, nn.ReLU] * (len(kinds) // 2) + [nn.Linear]:
+        return False
+    return own_parameters(model, layers[::2])
 
 
 def descend(model: nn.Module, lanes: Sequence[Lane], batches: Sequence[Batches]) -> list[Tensor]:

@@ -16,8 +16,8 @@ from fedtilt.descend.kernels import dot, rates, rows
 
 
 @triton.jit
-def _corners(m, HEIGHT: tl.constexpr, BREADTH: tl.constexpr, IN: tl.constexpr, SIZE: tl.constexpr):
-    """Sample of position m, and where its patch begins in that sample's framed image.
+def _corners(m, HEIGHT: tl.constexpr, BREADTH: tl.constexpr, SIZE: tl.constexpr):
+    """Sample of position m, and at which pixel of that sample's framed image its patch begins.
 
     Positions are counted window by window, the four of a window next to each other.
     """
@@ -26,7 +26,7 @@ def _corners(m, HEIGHT: tl.constexpr, BREADTH: tl.constexpr, IN: tl.constexpr, S
     window = m // 4
     y = 2 * ((window // ACROSS) % DOWN) + (m % 4) // 2
     x = 2 * (window % ACROSS) + m % 2
-    return window // (DOWN * ACROSS), (y * (BREADTH + SIZE - 1) + x) * IN
+    return window // (DOWN * ACROSS), y * (BREADTH + SIZE - 1) + x
 
 
 @triton.jit
@@ -38,7 +38,10 @@ def _reach(k, BREADTH: tl.constexpr, IN: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _positions(m, lane, HEIGHT: tl.constexpr, BREADTH: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """Sample of position m, where its patch begins in that sample's framed image, and the position in all images."""
+    """Sample of position m, at which pixel of its framed image its patch begins, and the position's own in all images.
+
+    Positions are counted row by row.
+    """
     b = m // (HEIGHT * BREADTH)
     begins = ((m // BREADTH) % HEIGHT) * (BREADTH + SIZE - 1) + m % BREADTH
     image = (lane.to(tl.int64) * WIDTH + b) * ((HEIGHT + SIZE - 1) * (BREADTH + SIZE - 1))
@@ -71,8 +74,8 @@ def block_forward(
     FRAMED: tl.constexpr = (HEIGHT + SIZE - 1) * (BREADTH + SIZE - 1) * IN
     DOWN: tl.constexpr = HEIGHT // 2
     ACROSS: tl.constexpr = BREADTH // 2
-    b, begins = _corners(tl.program_id(0) * 4 * WINDOWS + tl.arange(0, 4 * WINDOWS), HEIGHT, BREADTH, IN, SIZE)
-    row = rows(b, lane, at, client, picks, CLIENTS, SAMPLES, WIDTH, FRAMED, FIRST) + begins
+    b, begins = _corners(tl.program_id(0) * 4 * WINDOWS + tl.arange(0, 4 * WINDOWS), HEIGHT, BREADTH, SIZE)
+    row = rows(b, lane, at, client, picks, CLIENTS, SAMPLES, WIDTH, FRAMED, FIRST) + begins * IN
     n = tl.arange(0, COLUMNS)
     own = lane.to(tl.int64) * LENGTH + OFFSET
     sums = tl.zeros((4 * WINDOWS, COLUMNS), tl.float32)

@@ -1,7 +1,7 @@
 """Which kernels make a step of a chain, over which buffers, and how each cuts its work."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -65,6 +65,7 @@ class Step:
         self._second = torch.cuda.Stream(device) if chain.blocks and device.type == "cuda" else None
         self._width = buffers.picks.shape[2]
         self._rows = max(16, triton.next_power_of_2(self._width))
+        self._classes = max(16, triton.next_power_of_2(chain.layers[-1].fan_out))
 
         def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(lanes, self._width, *size, dtype=dtype, device=device)
@@ -93,25 +94,25 @@ class Step:
 
     def __call__(self, ahead: int = 0) -> None:
         """Make the step that comes `ahead` of the number on the device."""
-        forward, backward = len(self._chain.blocks), len(self._chain.layers)
+        blocks, layers = len(self._chain.blocks), len(self._chain.layers)
         if ahead == 0 and self._copied:
             self._weights.copy_(self._buffers.theta)
-        for i in range(forward):
+        for i in range(blocks):
             self._block_forward(i, ahead)
-        for i in range(backward - 1):
+        for i in range(layers - 1):
             self._layer_forward(i, ahead)
         self._head(ahead)
-        for i in reversed(range(backward - 1)):
+        for i in reversed(range(layers - 1)):
             self._layer_backward(i, ahead)
-        if forward:
-            self._block_spread(forward - 1)
-        for i in reversed(range(forward)):
+        if blocks:
+            self._block_spread(blocks - 1)
+        for i in reversed(range(blocks)):
             with self._beside():  # the slope by the weights and that by the input do not wait for each other
                 self._block_slope(i, ahead)
             if i > 0:
                 self._block_delta(i)
         self._join()
-        for i in range(forward):
+        for i in range(blocks):
             self._block_update(i, ahead)
 
     @contextlib.contextmanager
@@ -139,16 +140,20 @@ class Step:
         b = self._buffers
         return {
             "theta": b.theta, "anchor": b.anchor, "anchor_of": b.anchor_of, "lr": b.lr, "pull": b.pull,
-            "length": b.length, "LENGTH": b.theta.shape[1],
+            "length": b.length, "LENGTH": self._chain.length,
         }  # fmt: skip
 
     def _layer_tile(self, kernel: str) -> Tile:
-        return _LAYERS[kernel][len(self._buffers.theta) > _FEW]
+        tile = _LAYERS[kernel][len(self._buffers.theta) > _FEW]
+        if self._rows > 16:  # the tiles were found for less
+            tile = tile._replace(warps=max(4, tile.warps))
+        return _fitted(tile, lambda tile: _layer_bytes(kernel, tile, self._rows, self._classes), self._room)
 
     def _block_tile(self, kernel: str, channels: int) -> Tile:
         columns = max(16, int(triton.next_power_of_2(channels)))
         tile = _BLOCKS[kernel, self._precision][(columns > 32) + (columns > 64)]._replace(columns=columns)
-        return _fitted(kernel, tile, held_in(self._precision).itemsize, self._room)
+        itemsize = held_in(self._precision).itemsize
+        return _fitted(tile, lambda tile: itemsize * _block_values(kernel, tile), self._room, narrower=False)
 
     def _split(self, block: Block) -> int:
         """Into how many parts the positions of a block are split, so that few lanes still fill the chip."""
@@ -162,7 +167,7 @@ class Step:
         tile = self._layer_tile("forward")
         kernels.forward[(triton.cdiv(layer.fan_out, tile.columns), lanes)](
             theta=self._buffers.theta, source=self._active[place], out=self._active[place + 1], **self._feed(ahead),
-            LENGTH=self._buffers.theta.shape[1], OFFSET=layer.offset, BIAS=layer.bias, IN=layer.fan_in,
+            LENGTH=self._chain.length, OFFSET=layer.offset, BIAS=layer.bias, IN=layer.fan_in,
             OUT=layer.fan_out, FIRST=place == 0, ROWS=self._rows, COLUMNS=tile.columns, DEPTH=tile.depth,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
@@ -183,8 +188,7 @@ class Step:
         kernels.head[(len(b.theta),)](
             **self._update(), tau=b.tau, lam=b.lam, labels=b.y, source=self._active[place],
             delta_in=self._delta[place], **self._feed(ahead), OFFSET=layer.offset, BIAS=layer.bias, IN=layer.fan_in,
-            OUT=layer.fan_out, FIRST=place == 0, ROWS=self._rows,
-            CLASSES=max(16, triton.next_power_of_2(layer.fan_out)), COLUMNS=tile.columns,
+            OUT=layer.fan_out, FIRST=place == 0, ROWS=self._rows, CLASSES=self._classes, COLUMNS=tile.columns,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
@@ -197,8 +201,8 @@ class Step:
     def _block_forward(self, i: int, ahead: int) -> None:
         block, lanes = self._chain.blocks[i], len(self._buffers.theta)
         tile = self._block_tile("forward", block.fan_out)
-        positions = self._width * block.pooled[0] * block.pooled[1]
-        image_kernels.block_forward[(triton.cdiv(positions, tile.rows), lanes)](
+        windows = self._width * block.pooled[0] * block.pooled[1]
+        image_kernels.block_forward[(triton.cdiv(windows, tile.rows), lanes)](
             theta=self._buffers.theta, weights=self._weights, source=self._active[i], out=self._active[i + 1],
             winner=self._winner[i], **self._feed(ahead) | self._shape(block), LENGTH=self._chain.length,
             OFFSET=block.offset, FRAME=self._chain.frame(i + 1), FIRST=i == 0, WINDOWS=tile.rows,
@@ -206,11 +210,11 @@ class Step:
         )  # fmt: skip
 
     def _block_spread(self, i: int) -> None:
-        block, lanes, windows = self._chain.blocks[i], len(self._buffers.theta), 16
-        positions = self._width * block.pooled[0] * block.pooled[1]
-        image_kernels.block_spread[(triton.cdiv(positions, windows), lanes)](
+        block, lanes, rows = self._chain.blocks[i], len(self._buffers.theta), 16
+        windows = self._width * block.pooled[0] * block.pooled[1]
+        image_kernels.block_spread[(triton.cdiv(windows, rows), lanes)](
             delta=self._delta[i + 1], winner=self._winner[i], out=self._spread[i], HEIGHT=block.height,
-            BREADTH=block.width, OUT=block.fan_out, SIZE=block.size, WIDTH=self._width, WINDOWS=windows,
+            BREADTH=block.width, OUT=block.fan_out, SIZE=block.size, WIDTH=self._width, WINDOWS=rows,
             COLUMNS=triton.next_power_of_2(block.fan_out), num_warps=4,
         )  # fmt: skip
 
@@ -253,11 +257,27 @@ def _room(device: torch.device) -> int:
     return int(0.8 * found)  # the rest is the compiler's
 
 
-def _fitted(kernel: str, tile: Tile, itemsize: int, room: int) -> Tile:
-    """The tile with no more stages than there is room for: smaller chips have less shared memory."""
+def _layer_bytes(kernel: str, tile: Tile, rows: int, classes: int) -> int:
+    """What a layer's operands take of shared memory, in float32."""
+    if kernel.startswith("head"):
+        return 4 * tile.stages * (rows + classes) * tile.columns
+    kept = rows * tile.columns if kernel == "backward" else 0
+    return 4 * (tile.stages * (rows + tile.columns) * tile.depth + kept)
+
+
+def _block_values(kernel: str, tile: Tile) -> int:
+    """How many values a block's operands are."""
     rows = 4 * tile.rows if kernel == "forward" else tile.rows  # of windows, four positions each
-    operands = rows * tile.depth + (rows if kernel == "slope" else tile.depth) * tile.columns
-    return tile._replace(stages=max(1, min(tile.stages, room // (operands * itemsize))))
+    return tile.stages * (rows * tile.depth + (rows if kernel == "slope" else tile.depth) * tile.columns)
+
+
+def _fitted(tile: Tile, needs: Callable[[Tile], int], room: int, *, narrower: bool = True) -> Tile:
+    """The tile made narrower, then with fewer stages, until there is room: chips differ in shared memory."""
+    while needs(tile) > room and narrower and tile.columns > 16:
+        tile = tile._replace(columns=tile.columns // 2)
+    while needs(tile) > room and tile.stages > 1:
+        tile = tile._replace(stages=tile.stages - 1)
+    return tile
 
 
 def _depth(block: Block, tile: Tile) -> int:

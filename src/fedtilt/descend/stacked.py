@@ -26,6 +26,7 @@ from fedtilt.models import unflat
 
 _ALONE = (nn.RNNBase, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _ROOM = 256  # sizes are rounded up to a multiple of this, so that few shapes are ever compiled
+_MOST_LANES = 65_535  # what CUDA launches side by side
 _AHEAD = 16  # steps in one graph; divides _ROOM, so that the steps past a round's last are padding
 
 
@@ -42,18 +43,20 @@ def descend(
         return []
     trained: list[Tensor] = []
     while len(trained) < len(lanes):
-        # as many at once as fit into memory, and then in parts of equal size: a shape more is a graph more
-        parts = -(-len(lanes) // _fits.get(model, len(lanes)))
+        # as many at once as fit into memory, in parts as equal as can be: a shape more is a graph more
+        parts = -(-len(lanes) // min(_fits.get(model, len(lanes)), _MOST_LANES))
         size = -(-len(lanes) // parts)
         part = slice(len(trained), len(trained) + size)
         try:
             trained += _together(model, lanes[part], batches[part], precision)
+            continue
         except torch.cuda.OutOfMemoryError:
             if size == 1:
                 raise
-            _fits[model] = size // 2
-            forget()
-            torch.cuda.empty_cache()
+        # only here, past the traceback, is nobody left who holds the buffers
+        _fits[model] = size // 2
+        forget()
+        torch.cuda.empty_cache()
     return trained
 
 
