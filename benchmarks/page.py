@@ -212,11 +212,12 @@ def _gpu(record: Record | None) -> str:
         rows = [["whole run, judged every round or tenth", "precision of products", "rounds", "seconds", "accuracy"]]
         groups = dict.fromkeys((r["asked"], r["data"], r["precision"], r["rounds"]) for r in record["runs"])
         for asked, data, precision, rounds in groups:
-            own = [r for r in record["runs"] if (r["asked"], r["precision"]) == (asked, precision)]
+            key = asked, data, precision, rounds
+            own = [r for r in record["runs"] if (r["asked"], r["data"], r["precision"], r["rounds"]) == key]
             name = f"FedTilt on {asked}" + ("" if data == asked else f" ({data} samples of its size)")
             seeds = f" (mean ± std of {len(own)} seeds)" if len(own) > 1 else ""
             rows.append(
-                [name, precision, str(rounds), f"{min(r['seconds'] for r in own):.1f}",
+                [name, precision, str(rounds), f"{fmean(r['seconds'] for r in own):.1f}",
                  _spread([r["accuracy"] for r in own]) + seeds]
             )  # fmt: skip
         parts.append(_table(rows))

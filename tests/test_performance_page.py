@@ -114,7 +114,7 @@ def test_gpu_memory_and_aggregation_are_shown(page: ModuleType) -> None:
     )
     assert cells(text, "MLP")[1:] == ["320", "tf32", "412", "2,048 MiB"]
     whole = cells(text, "FedTilt on mnist (random samples of its size) | tf32")
-    assert whole[1:] == ["tf32", "50", "3.2", "11.00 ± 1.41 % (mean ± std of 2 seeds)"]
+    assert whole[1:] == ["tf32", "50", "3.4", "11.00 ± 1.41 % (mean ± std of 2 seeds)"]
     assert "at most 0.50 points on mnist apart in accuracy" in text
     assert cells(text, "2030-01-02")[2:] == ["Some GPU", "412"]
     assert "110 MiB resident after 1 rounds, 112 MiB at the end" in text

@@ -8,7 +8,7 @@ from fedtilt.experiments import panels as sweeps
 from fedtilt.experiments.experiment import Claim
 from fedtilt.experiments.rules import verdicts
 from fedtilt.experiments.standings import standings
-from fedtilt.experiments.trial import fedtilt
+from fedtilt.experiments.trial import ditto, fedavg, fedtilt
 
 DATA = ("mnist", "fashion-mnist", "cifar10")
 
@@ -81,10 +81,39 @@ def test_the_papers_tilts_hold_unless_another_setting_is_better() -> None:
 
     assert judge(95.0).holds == "holds"
     assert judge(96.0).holds == "does not hold"
-    assert "1 of 2 settings are better, fedtilt tau=1 lam=1 among them" in judge(96.0).why
+    assert "1 of 1 others are better, fedtilt tau=1 lam=1 among them" in judge(96.0).why
     assert (judge(95.0, seeds=1).holds, judge(96.0, seeds=1).holds) == ("one seed", "one seed")
     assert "mnist 1 ahead" in judge(95.0, seeds=1).why
     assert "mnist 1 not ahead" in judge(96.0, seeds=1).why
+
+
+def test_tilts_that_were_not_measured_win_nothing() -> None:
+    results = {f"mnist-seed-{s}": cell((fedtilt(1.0, 1.0, 0.01), part(metrics(90.0 + s)))) for s in range(3)}
+    claim = Claim(text="", rule="paper-tilts", check={"data": ["mnist"]})
+    assert verdicts((claim,), standings(load("clean"), results))[0].holds == "not measured"
+
+
+def test_a_setting_that_ran_once_decides_nothing_where_others_ran_often() -> None:
+    def seed(s: int) -> dict:
+        parts = [
+            (fedtilt(50.0, 100.0, 0.01), part(metrics(95.0 + s))),
+            (fedtilt(1.0, 1.0, 0.01), part(metrics(94.0 + s))),
+        ]
+        return cell(*parts, *([(fedtilt(10.0, 1.0, 0.01), part(metrics(99.0)))] if s == 0 else []))
+
+    claim = Claim(text="", rule="paper-tilts", check={"data": ["mnist"]})
+    results = {f"mnist-seed-{s}": seed(s) for s in range(3)}
+    assert verdicts((claim,), standings(load("clean"), results))[0].holds == "holds"
+
+
+def test_one_lost_rival_is_enough_to_lose() -> None:
+    def seed(s: int) -> dict:
+        ours = [(ditto(0.01), part(metrics(90.0 + s))), (fedtilt(50.0, 100.0, 0.01), part(metrics(85.0 + s)))]
+        return cell(*ours, *([(fedavg(), part(metrics(70.0)))] if s == 0 else []))
+
+    claim = Claim(text="", rule="best", check={"metrics": ["accuracy"], "data": ["mnist"]})
+    results = {f"mnist-seed-{s}": seed(s) for s in range(3)}
+    assert verdicts((claim,), standings(load("clean"), results))[0].holds == "does not hold"
 
 
 def test_without_a_rule_nothing_is_measured() -> None:

@@ -104,18 +104,21 @@ def _score(compared: list[Standing], names: dict[str, str]) -> Table:
         columns=["against", "metric", *OUTCOMES.values()],
         rows=rows,
         notes="A cell is a data set under a condition (clean, corruptions, Gaussian noise, label flips). Better and "
-        "worse: beyond one standard error of the paired difference over seeds. One seed has no standard error; there, "
-        "the better figure alone is told.",
+        "worse: beyond one standard error of the paired difference over seeds; two equal methods would be told apart "
+        "so, by chance, in 37 % of the cells with five seeds. One seed has no standard error; there, the better figure "
+        "alone is told.",
     )
 
 
 def _origin(entries: dict[str, list[Entry]]) -> Table:
     rows: list[list[str | float]] = []
     for name, own in entries.items():
-        machines = Counter((e.environment["device"], e.environment["torch"], e.environment["fedtilt"]) for e in own)
-        for (device, torch, version), count in sorted(machines.items()):
-            seconds = sum(e.seconds for e in own if e.environment["device"] == device)
-            rows.append([name, str(count), device, torch, version, f"{seconds / 60:.1f}"])
+        machines: dict[tuple[str, str, str], list[float]] = {}
+        for e in own:
+            key = e.environment["device"], e.environment["torch"], e.environment["fedtilt"]
+            machines.setdefault(key, []).append(e.seconds)
+        for machine, seconds in sorted(machines.items()):
+            rows.append([name, str(len(seconds)), *machine, f"{sum(seconds) / 60:.1f}"])
     return Table(
         caption="What ran where",
         columns=["experiment", "cells", "device", "torch", "fedtilt", "minutes"],
