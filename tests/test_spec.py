@@ -209,8 +209,9 @@ def test_every_key_has_a_meaning_and_says_what_it_may_be():
 
 
 def test_the_annotated_spec_is_the_digits_spec_with_every_key(file):
-    text = spec.annotated()
-    assert spec.load(file(text)) == spec.load("digits")
+    text = spec.annotated("specs/mine.toml")
+    assert spec.load(file(text)) == spec.load("digits", overrides=["name=mine"])
+    assert "fedtilt run specs/mine.toml --set" in text
     assert max(len(line) for line in text.splitlines()) <= 120
     for name, table in TABLES.items():
         section = text.partition(f"\n[{name}]\n")[2].partition("\n[")[0]
@@ -254,7 +255,7 @@ def test_init_writes_a_spec_that_loads_and_says_what_comes_next(cli, tmp_path):
     assert result.exit_code == 0
     assert f"wrote {path}" in result.output
     assert f"fedtilt run {path}" in result.output
-    assert spec.load(path) == spec.load("digits")
+    assert spec.load(path) == spec.load("digits", overrides=["name=mine"])
     assert [p.name for p in path.parent.iterdir()] == ["mine.toml"]
 
 
@@ -266,7 +267,7 @@ def test_init_writes_over_nothing_unless_told(cli, tmp_path):
     assert "already there" in str(error)
     assert path.read_text() == "seed = 1\n"
     assert cli(path, "--force").exit_code == 0
-    assert tomllib.loads(path.read_text())["name"] == "digits"
+    assert tomllib.loads(path.read_text())["name"] == "mine"
     for bad in (tmp_path, path / "below.toml"):
         assert isinstance(cli(bad).exception, InputError)
 

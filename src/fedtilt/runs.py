@@ -228,15 +228,24 @@ def _all_seeds(
 # -- what is left of a run -------------------------------------------------------------------------------------------
 
 
+def _number(client: int | str, federation: Path) -> int:
+    """The number of a client that is given by it or by its name."""
+    names = read_json(federation)["clients"]
+    known = {str(i): i for i in range(len(names))} | {name: i for i, name in enumerate(names)}
+    if str(client) not in known:
+        raise InputError(f"client {client} does not exist; the clients are {names[0]} to {names[-1]}")
+    return known[str(client)]
+
+
 def exported(
     folder: str | os.PathLike[str],
     method: str,
-    client: int | None = None,
+    client: int | str | None = None,
     seed: int | None = None,
     *,
     notice: Notice = _silent,
 ) -> dict[str, torch.Tensor]:
-    """The parameters by name of a run's shared model or, with `client`, of that client's personal one."""
+    """The parameters by name of a run's shared model or, with `client` (its number or name), of a personal one."""
     folder = Path(folder)
     if not (folder / "run.json").exists():
         raise InputError(f"{folder} is not a run folder: it has no run.json")
@@ -252,7 +261,7 @@ def exported(
         raise InputError(f"{folder} has no method {method!r}; it has {', '.join(state.shared)}")
     vector: torch.Tensor | None = state.shared[method]
     if client is not None:
-        vector = state.shelf.get((method, client))
+        vector = state.shelf.get((method, _number(client, store.folder / "federation.json")))
         if vector is None:
             raise InputError(
                 f"client {client} has no personal model of method {method!r}: it never took part, or the method has "

@@ -36,7 +36,7 @@ def test_a_quick_comparison_from_start_to_page(fedtilt, tmp_path: Path) -> None:
     said = fedtilt("reproduce", "flips", "--quick", "--device", "cpu")
     assert said.code == 0, said.err
     assert "flips: Persistent label flips, 2 cells (1 to run, 1 without data)" in said.err
-    assert "FedTilt mu 0.01, tau 0, 10 × lam -2, 10 without tau = lam = 0" in said.err
+    assert "FedTilt mu 0.01, tau 0, 10 × lam -2, 10" in said.err
     assert "data set 'mnist' is not here, and flips/mnist-seed-0 waits for it; fedtilt data get mnist" in said.err
     folder = tmp_path / "runs" / "reproduction-quick"
     entry = json.loads((folder / "flips" / "digits-seed-0.json").read_text())

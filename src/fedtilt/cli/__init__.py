@@ -1,8 +1,9 @@
 """The command line: one file per verb, and the only place that prints."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
+import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -47,9 +48,25 @@ def _top(
 def main() -> None:
     """Run the command line; bad input is one line and exit code 2, anything unexpected keeps its traceback."""
     try:
-        app()
+        sys.exit(app(prog_name="fedtilt", standalone_mode=False))
+    except click.UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # of click ≥ 8.2: its message is the help
+            error.show()
+            sys.exit(2)
+        _refuse(_told(error))
     except InputError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}")
-        sys.exit(2)
-    except KeyboardInterrupt:
+        _refuse(str(error))
+    except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
+
+
+def _refuse(why: str) -> NoReturn:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(why)}")
+    sys.exit(2)
+
+
+def _told(error: click.UsageError) -> str:
+    """What is wrong with the arguments, in one line, and where to look."""
+    words = " ".join(error.format_message().split()).rstrip(".?")
+    command = error.ctx.command_path if error.ctx else "fedtilt"
+    return f"{words[:1].lower()}{words[1:]}; see {command} --help"

@@ -15,7 +15,9 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
     method: Annotated[str, typer.Option(help="The method whose model it is.")],
     to: Annotated[Path, typer.Option(help="The file to write, such as model.safetensors.")],
-    client: Annotated[int | None, typer.Option(help="A client's personal model instead of the shared one.")] = None,
+    client: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A client's personal model instead of the shared one.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Which seed of the run; the first by default.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:

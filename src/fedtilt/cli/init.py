@@ -27,7 +27,7 @@ def init(
     if path.exists() and not force:
         raise InputError(f"{path} is already there; give another name, or --force to write over it")
     try:
-        write_bytes(path, spec.annotated().encode())
+        write_bytes(path, spec.annotated(str(path)).encode())
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; choose another folder") from error
     typer.echo(f"wrote {path}: the built-in digits spec with every key explained")

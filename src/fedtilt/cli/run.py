@@ -74,7 +74,9 @@ def show(
         with watching(progress, spec.train.rounds, spec.seeds, quiet=quiet or as_json, verbose=verbose) as watch:
             results = job(watch)
     except KeyboardInterrupt:
-        progress.print(f"stopped; go on with: fedtilt resume {folder}", highlight=False, soft_wrap=True, markup=False)
+        begun_at_all = (folder / "spec.toml").exists()
+        how = f"go on with: fedtilt resume {folder}" if begun_at_all else "nothing was begun"
+        progress.print(f"stopped; {how}", highlight=False, soft_wrap=True, markup=False)
         raise typer.Exit(130) from None
     table = over_seeds(results)
     page = _report(folder)
@@ -82,13 +84,12 @@ def show(
         print(json.dumps(table | {"folder": str(folder)}, indent=2))
         return
     console = Console()
-    first = next(iter(results.values()))
     if not quiet:
         federation = federation_of(spec, spec.seed)
         console.print()
         console.print(_headline(spec, federation.clients, time.monotonic() - begun))
-        console.print(comparison(table, first, federation.client_names, federation.class_names, console.width))
-        console.print(legend(len(results), first))
+        console.print(comparison(table, results, federation.client_names, federation.class_names, console.width))
+        console.print(legend(results))
         console.print()
     console.print(f"run folder: {folder}", highlight=False, soft_wrap=True, markup=False)
     if not quiet:
@@ -106,5 +107,8 @@ def _report(folder: Path) -> str:
 
 def _headline(spec: Spec, clients: int, seconds: float) -> str:
     outliers = "clean" if spec.outliers.kind == "none" else f"{spec.outliers.rate:.0%} {spec.outliers.kind} every round"
+    if spec.outliers.kind != "none" and spec.outliers.clients < 1:
+        outliers += f" at {spec.outliers.clients:.0%} of them"
+    rounds = "1 round" if spec.train.rounds == 1 else f"{spec.train.rounds} rounds"
     data = escape(Path(spec.data.file).name if spec.data.file else spec.data.name)
-    return f"[bold]{data}[/], {clients} clients, {outliers}, {spec.train.rounds} rounds [dim]({seconds:.1f} s)[/]"
+    return f"[bold]{data}[/], {clients} clients, {outliers}, {rounds} [dim]({seconds:.1f} s)[/]"

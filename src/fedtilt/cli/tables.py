@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from rich import box
 from rich.console import Console, Group
 from rich.markup import escape
@@ -25,10 +26,18 @@ _UNBOUNDED = Console(width=10_000)  # to see how wide a table would like to be
 
 
 def comparison(
-    table: Mapping[str, Any], first: Result, client_names: Sequence[str], class_names: Sequence[str], width: int
+    table: Mapping[str, Any],
+    results: Mapping[int, Result],
+    client_names: Sequence[str],
+    class_names: Sequence[str],
+    width: int,
 ) -> Group:
     """One row per method, the best of a column bold, and who each method fails: beside, or below where it is narrow."""
-    failed = {name: failures(first[name], client_names, class_names) for name in first}
+    first = next(iter(results.values()))
+    failed = {
+        name: failures({seed: result[name] for seed, result in results.items()}, client_names, class_names)
+        for name in first
+    }
     whole = _rows(table, COLUMNS, failed)
     if _fits(whole, width):
         return Group(whole)
@@ -62,11 +71,18 @@ def _rows(
     return out
 
 
-def failures(result: MethodResult, client_names: Sequence[str], class_names: Sequence[str]) -> tuple[str, str]:
-    """The client and the class that a method fails most, with their accuracy."""
+def failures(
+    results: Mapping[int, MethodResult], client_names: Sequence[str], class_names: Sequence[str]
+) -> tuple[str, str]:
+    """The client and the class that a method fails most, with their accuracy.
+
+    Classes are the same under every seed, and counted together; clients are drawn anew, and named with theirs.
+    """
+    correct, total = (torch.stack([getattr(r, part) for r in results.values()]) for part in ("correct", "total"))
+    clients = [name if len(results) == 1 else f"{name}, seed {seed}" for seed in results for name in client_names]
     return (
-        _lowest(result.correct.sum(1), result.total.sum(1), client_names),
-        _lowest(result.correct.sum(0), result.total.sum(0), class_names),
+        _lowest(correct.sum(2).flatten(), total.sum(2).flatten(), clients),
+        _lowest(correct.sum((0, 1)), total.sum((0, 1)), class_names),
     )
 
 
@@ -76,16 +92,18 @@ def _lowest(correct: Tensor, total: Tensor, names: Sequence[str]) -> str:
     return f"{escape(names[worst])}: {share[worst]:.0f} %"
 
 
-def legend(seeds: int, first: Result) -> str:
+def legend(results: Mapping[int, Result]) -> str:
     """What the columns mean, in two lines."""
-    shown = [escape(name) for name, r in first.items() if r.method.personal]
-    judged = f"{' and '.join(shown)} judged on personal models, the others on the shared one" if shown else ""
-    unvisited = max(r.summary.unvisited for r in first.values())
-    late = f"; {unvisited} clients never took part and are judged on the shared model" if unvisited else ""
-    over = f" ± std over {seeds} seeds" if seeds > 1 else ""
+    first = next(iter(results.values()))
+    own = [escape(name) for name, r in first.items() if r.method.personal]
+    judged = f" {' and '.join(own)} judged on personal models" if own else ""
+    judged += ", the others on the shared one" if 0 < len(own) < len(first) else ""
+    unvisited = max(r.summary.unvisited for result in results.values() for r in result.values())
+    late = f"; {unvisited} clients never took part and are judged on the shared model" if judged and unvisited else ""
+    over = f" ± std over {len(results)} seeds" if len(results) > 1 else ""
     return (
         f"[dim]accuracy in % of the clients' own test data, mean over clients{over}; fairness = spread in points over "
-        f"clients, and over the classes inside a client: lower is fairer. {judged}{late}.[/]"
+        f"clients, and over the classes inside a client: lower is fairer.{judged}{late}{'.' if judged else ''}[/]"
     )
 
 

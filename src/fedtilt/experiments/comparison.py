@@ -57,9 +57,13 @@ def candidates(own: Mapping[str, Any], mu: float) -> dict[str, Setting]:
 def grid(own: Mapping[str, Any], mu: float) -> str:
     """The settings of a data set in one line."""
     pulls = numbers(dict.fromkeys([*own["ditto_mu"], mu]))
-    paper = f"tau {own['paper']['tau']:g}, lam {own['paper']['lam']:g}"
     tilts = f"tau {numbers(own['tau'])} × lam {numbers(own['lam'])}"
-    return f"FedAvg; Ditto mu {pulls}; FedTilt mu {mu:g}, {tilts} without tau = lam = 0, and {paper}"
+    if 0 in own["tau"] and 0 in own["lam"]:
+        tilts += " without tau = lam = 0"
+    tau, lam = own["paper"]["tau"], own["paper"]["lam"]
+    if tau not in own["tau"] or lam not in own["lam"]:
+        tilts += f", and tau {tau:g}, lam {lam:g}"
+    return f"FedAvg; Ditto mu {pulls}; FedTilt mu {mu:g}, {tilts}"
 
 
 def numbers(values: Iterable[float]) -> str:

@@ -317,8 +317,8 @@ def _verdict(
         broken = {name: r for name, r in {**tilted, **special}.items() if any(b is not None for b in r["broken"])}
         holds = "does not hold" if broken else "holds"
         found = (
-            f"Broken in {len(broken)} of {len(tilted) + len(special)} cases ({'; '.join(broken)}), with the paper's D "
-            "and E and the most generous Gamma. An exponential bound cannot hold where w converges like 1/t, which the "
+            f"Broken in {len(broken)} of {len(tilted) + len(special)} cases with tilts ({'; '.join(broken)}), with the "
+            "paper's D and E and the most generous Gamma. An exponential bound cannot hold where w converges like 1/t, which the "
             "paper's own Assumption 2 allows." if broken else "Never broken in what was run."
         )  # fmt: skip
     else:

@@ -4,6 +4,7 @@ import inspect
 import json
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -25,10 +26,10 @@ def dump(spec: Spec) -> str:
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 
-def annotated() -> str:
-    """The digits spec with every key, its meaning, what it may be and its default."""
-    spec = load("digits")
-    blocks = [_ANNOTATED, *_explained(spec, _TOP)]
+def annotated(file: str = "fedtilt.toml") -> str:
+    """The digits spec with every key, its meaning, what it may be and its default; `file` is where it will be."""
+    spec = load("digits").model_copy(update={"name": Path(file).stem})
+    blocks = [_ANNOTATED.format(file=file), *_explained(spec, _TOP)]
     for key, table in TABLES.items():
         blocks += [f"# {_sentence(Spec.model_fields[key])}\n[{key}]"]
         blocks += _explained(getattr(spec, key), table.model_fields)
@@ -155,7 +156,7 @@ _ANNOTATED = """\
 # A spec for `fedtilt run`: FedAvg, Ditto and FedTilt on 20 clients whose labels are often wrong.
 #
 # Every key is here, with what it means, what it may be and its default; a key left out takes its default.
-# Change it here, or for one run:  fedtilt run fedtilt.toml --set train.rounds=5 --set methods.fedtilt.lam=-3"""
+# Change it here, or for one run:  fedtilt run {file} --set train.rounds=5 --set methods.fedtilt.lam=-3"""
 
 _INTRODUCTION = """\
 # The spec
