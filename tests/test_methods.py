@@ -43,6 +43,11 @@ def test_a_method_cannot_change() -> None:
         (lambda: fedavg(distance="cosine"), "unknown distance 'cosine'; choose one of squared_l2, l2, l1"),
         (lambda: fedavg(aggregator="best"), "unknown aggregator 'best' of method 'fedavg'; choose one of tilted, mean"),
         (lambda: fedavg(aggregator="krum", weighting="samples"), "takes no weights"),
+        (
+            lambda: fedavg(aggregator="krum", q=5),
+            "q of method 'fedavg' means nothing to aggregator 'krum'; leave it out",
+        ),
+        (lambda: fedavg(aggregator="median", steps=(3, 0.1)), "steps of method 'fedavg' means nothing"),
         (lambda: fedavg(weighting="size"), "'equal' or 'samples', got 'size'"),
         (lambda: fedavg(steps=(0, 0.5)), "got (0, 0.5)"),
         (lambda: fedavg(steps=5), "got 5"),

@@ -51,6 +51,12 @@ class Method:
                 f"unknown aggregator {self.aggregator!r} of method {self.name!r}; "
                 f"choose one of {', '.join(['tilted', *RULES])}"
             )
+        for key in ("q", "distance", "steps"):
+            if self.aggregator != "tilted" and getattr(self, key) != getattr(Method, key):
+                raise InputError(
+                    f"{key} of method {self.name!r} means nothing to aggregator {self.aggregator!r}; leave it out, or "
+                    "use aggregator 'tilted'"
+                )
         if self.weighting == "samples" and self.aggregator in RULES and not RULES[self.aggregator].weighted:
             raise InputError(
                 f"aggregator {self.aggregator!r} of method {self.name!r} takes no weights: use weighting='equal'"

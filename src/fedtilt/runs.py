@@ -196,6 +196,8 @@ def resume(
     spec = load_spec(folder / "spec.toml")
     with locked(folder):
         run = read_json(folder / "run.json")
+        if run.get("runner") == "flower":
+            raise InputError(f"{folder} was trained on Flower sites; go on with fedtilt deploy run and its project")
         if run["seeds"] != list(spec_seeds := range(spec.seed, spec.seed + spec.seeds)):
             raise InputError(
                 f"{folder} was begun with seeds {run['seeds']}, and its spec.toml now says {list(spec_seeds)}; "

@@ -189,6 +189,20 @@ def test_a_run_that_lacks_what_is_exported_is_refused(fedtilt) -> None:
     assert "is not empty; use fedtilt resume here" in fedtilt("run", *QUICK, "--out", "here").err
 
 
+def test_a_run_on_real_sites_is_not_gone_on_with_here(fedtilt) -> None:
+    fedtilt("run", *QUICK, "--out", "here", "--quiet")
+    for name in ("run.json", "seed-0/job.json"):
+        path = Path("here", name)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"runner": "flower"}))
+    said = fedtilt("resume", "here")
+    assert said.code == 2
+    assert "go on with fedtilt deploy run" in said.err
+    assert fedtilt("report", "here", "--out", "page.html").code == 0
+    page = Path("page.html").read_text()
+    assert "fedtilt deploy run PROJECT" in page
+    assert "fedtilt run here/spec.toml" not in page
+
+
 def test_a_changed_spec_is_refused_on_resume(fedtilt) -> None:
     fedtilt("run", *QUICK, "--out", "here", "--quiet")
     spec = Path("here/spec.toml")

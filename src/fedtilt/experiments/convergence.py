@@ -318,8 +318,8 @@ def _verdict(
         holds = "does not hold" if broken else "holds"
         found = (
             f"Broken in {len(broken)} of {len(tilted) + len(special)} cases with tilts ({'; '.join(broken)}), with the "
-            "paper's D and E and the most generous Gamma. An exponential bound cannot hold where w converges like 1/t, which the "
-            "paper's own Assumption 2 allows." if broken else "Never broken in what was run."
+            "paper's D and E and the most generous Gamma. An exponential bound cannot hold where w converges like 1/t, "
+            "which the paper's own Assumption 2 allows." if broken else "Never broken in what was run."
         )  # fmt: skip
     else:
         solved = {name: [c["solved"] for c in r["clients"]] for name, r in fixed.items()}

@@ -167,6 +167,11 @@ def _settings(run: Run) -> str:
         source, name = json.dumps(run.job, indent=2), "settings as recorded in job.json"
         commands = "# started from Python: call fedtilt.run again with the same arguments\n"
         commands += f"fedtilt report {shlex.quote(str(run.folder))}"
+    elif run.job.get("runner") == "flower":
+        source, name = run.spec, "spec.toml"
+        commands = (
+            "# trained on real sites, with their data: give the folder of the project\nfedtilt deploy run PROJECT"
+        )
     else:
         source, name = run.spec, "spec.toml"
         again = shlex.quote(f"runs/{run.name}-again")
