@@ -50,6 +50,13 @@ def test_markdown_holds_the_numbers(book: Book) -> None:
     assert as_markdown(story(book)) == page
 
 
+def test_notes_beside_the_results_are_on_the_page(book: Book) -> None:
+    assert "It rained" not in as_markdown(story(book))
+    (book.folder / "notes.md").write_text("**About these runs.** It rained.\n")
+    assert "\n**About these runs.** It rained.\n" in as_markdown(story(book))
+    assert "<strong>About these runs.</strong> It rained." in as_html(story(book), plots=False).replace("b>", "strong>")
+
+
 def test_html_is_one_file_without_plotly_too(book: Book) -> None:
     page = as_html(story(book), plots=False)
     assert '<td class="number" data-value="99.0"><b>99.00 ± 0.71</b><br>98.53 (+0.47)</td>' in page

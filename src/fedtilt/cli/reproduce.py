@@ -25,11 +25,12 @@ from fedtilt.experiments.book import Book
 from fedtilt.experiments.chapter import Chapter, Table, numeric, shown
 from fedtilt.experiments.experiment import OnProgress
 from fedtilt.experiments.markdown import as_markdown
-from fedtilt.experiments.page import story
+from fedtilt.experiments.page import QUICK_LOOK, story
 from fedtilt.experiments.pictures import write_pictures
 from fedtilt.experiments.runner import Job
 from fedtilt.experiments.web import as_html
 from fedtilt.files import write_bytes
+from fedtilt.training import pick_device
 
 
 def reproduce(
@@ -70,6 +71,7 @@ def reproduce(
         return
     if to is not None:
         raise InputError("--to goes with page: fedtilt reproduce page --to DIR")
+    pick_device(device)  # refused before anything is planned
     try:
         with _watching(progress, quiet=silent) as watch:
             options = Options(
@@ -91,6 +93,8 @@ def reproduce(
     if not silent:
         for chapter in outcome.chapters.values():
             _show(Console(), chapter)
+        if quick:
+            _say(f"\n{QUICK_LOOK}\n")
     for data, waiting in outcome.missing.items():
         progress.print(
             f"note: data set {data!r} is not here, and {_many(waiting)} for it; fedtilt data get {data}, then again",

@@ -32,6 +32,12 @@ class Book:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    @property
+    def notes(self) -> str:
+        """What those who ran it have to say: notes.md, Markdown for the page; empty where there is none."""
+        path = self.folder / "notes.md"
+        return path.read_text("utf-8").strip() if path.exists() else ""
+
     def path(self, experiment: str, cell: str) -> Path:
         """The file of a cell."""
         return self.folder / experiment / f"{cell}.json"

@@ -18,6 +18,7 @@ OUTCOMES: dict[Outcome, str] = {
     "better": "better", "tied": "tied", "worse": "worse", "ahead": "one seed: ahead", "not ahead": "one seed: not",
     "not measured": "not measured",
 }  # fmt: skip
+QUICK_LOOK = "A quick look: few rounds, one seed, small grids. Nothing here is a result."
 VERDICTS: tuple[Holds, ...] = ("holds", "holds partly", "does not hold", "one seed", "not measured")
 
 
@@ -54,9 +55,9 @@ def story(book: Book) -> Story:
         entries[name] = [entry for entry in book.entries(name) if entry.cell in results]
     preamble: list[Text | Table] = [Text(markdown=_preface())]
     if quick:
-        preamble.insert(
-            0, Text(markdown="**A quick look: few rounds, one seed, small grids. Nothing here is a result.**")
-        )
+        preamble.insert(0, Text(markdown=f"**{QUICK_LOOK}**"))
+    if book.notes:
+        preamble.append(Text(markdown=book.notes))
     preamble.append(_verdict_count([verdict for _, chapter in chapters for verdict in chapter.verdicts]))
     if any(standing.seeds for standing in compared):
         preamble.append(_score(compared, names))
