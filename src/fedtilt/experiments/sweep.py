@@ -60,10 +60,11 @@ def chapter(experiment: Experiment, results: dict[str, dict[str, Any]]) -> Chapt
         own = [panel for panel in found if (panel.data, panel.condition) == (data, told(outliers))]
         if own:
             parts += [_figure(experiment, own, "lam", "tau"), _figure(experiment, own, "tau", "lam")]
-        else:
-            late.append(f"{data} {told(outliers)}")
+        count = settings[data].get("count", settings["clients"]["count"])
+        missing = {round(share * count) for share in settings["participation"]} - {panel.clients for panel in own}
+        late += [f"{data} {told(outliers)} with {clients} clients a round" for clients in sorted(missing)]
     if late:
-        parts.append(Text(markdown=f"Not measured yet: {', '.join(late)}."))
+        parts.append(Text(markdown=f"Not measured yet: {'; '.join(late)}."))
     grids = " ".join(f"{data}: {_grid(experiment, data)}." for data in settings["data"])
     return Chapter(
         title=experiment.title,
