@@ -1,4 +1,7 @@
-"""One table with a client column: hospitals of very different size, the smallest ones with a class that is rare."""
+"""One table with a client column: hospitals of very different size, and an illness that is rare in the small ones.
+
+A positive tau lifts the rare class in every hospital, for a little of the common one.
+"""
 
 import csv
 import random
@@ -15,7 +18,7 @@ def write_table(path: Path) -> None:
     with path.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["pressure", "sugar", "diagnosis", "hospital"])
-        for hospital, patients in (("north", 400), ("south", 120), ("island", 60)):
+        for hospital, patients in (("north", 2000), ("south", 600), ("island", 300)):
             for i in range(patients):
                 ill = i % (4 if hospital == "north" else 8) == 0
                 shift = {"north": 0.0, "south": 0.6, "island": -0.6}[hospital]
