@@ -55,7 +55,7 @@ def story(book: Book) -> Story:
         entries[name] = [entry for entry in book.entries(name) if entry.cell in results]
     preamble: list[Text | Table] = [Text(markdown=_preface())]
     if quick:
-        preamble.insert(0, Text(markdown=f"**{QUICK_LOOK}**"))
+        preamble.insert(0, Text(markdown=f"**{QUICK_LOOK}** The settings told below are those of full runs."))
     if book.notes:
         preamble.append(Text(markdown=book.notes))
     preamble.append(_verdict_count([verdict for _, chapter in chapters for verdict in chapter.verdicts]))
