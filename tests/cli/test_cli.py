@@ -73,6 +73,7 @@ def test_json_seeds_and_methods(fedtilt) -> None:
     assert values["std"] == pytest.approx(abs(values["seeds"][0] - values["seeds"][1]) / 2**0.5)
     assert Path(table["folder"], "seed-5", "metrics.jsonl").exists()
     shown = fedtilt("resume", table["folder"])
+    assert "is finished; this is what it found" in shown.err
     assert f"{values['mean']:.2f} ± {values['std']:.2f}" in shown.out
     lowest = []
     for seed in (4, 5):  # who fails is looked for under all seeds

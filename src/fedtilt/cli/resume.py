@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from fedtilt import runs
 from fedtilt.cli.run import AsJson, Quiet, Verbose, show
@@ -21,5 +22,7 @@ def resume(
     if not (folder / "spec.toml").exists():
         raise InputError(f"{folder} is not a run folder of a spec: it has no spec.toml")
     spec = load(folder / "spec.toml")
+    if (folder / "results.json").exists() and not (quiet or as_json):
+        Console(stderr=True, soft_wrap=True).print(f"note: {folder} is finished; this is what it found", markup=False)
     show(spec, folder, lambda w: runs.resume(folder, on_seed=w.on_seed, on_round=w.on_round, notice=w.notice),
          quiet=quiet, verbose=verbose, as_json=as_json)  # fmt: skip
