@@ -1,6 +1,5 @@
 """Where the methods stand on one data set: rows over seeds, what validation chose, and who is better than whom."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from fedtilt.experiments.experiment import Experiment
 from fedtilt.experiments.trial import ditto, fedtilt, judged
 from fedtilt.report.compare import METRICS as REPORTED
 from fedtilt.report.compare import Cell as Values
-from fedtilt.report.compare import Metric
+from fedtilt.report.compare import Metric, sign
 from fedtilt.tune import choose
 
 METRICS = REPORTED[:4]
@@ -68,14 +67,12 @@ def paired(
     seeds = sorted(set(ours) & set(theirs))
     if not seeds:
         return "not measured"
-    sign = 1 if metric.more else -1
-    differences = Values(tuple(sign * (judged(ours[s])[metric.key] - judged(theirs[s])[metric.key]) for s in seeds))
+    up = 1 if metric.more else -1
+    differences = Values(tuple(up * (judged(ours[s])[metric.key] - judged(theirs[s])[metric.key]) for s in seeds))
     if len(seeds) == 1:
         return "ahead" if differences.mean > by else "not ahead"
-    error = (differences.std or 0.0) / math.sqrt(len(seeds))
-    if differences.mean - by > error:
-        return "better"
-    return "worse" if -differences.mean - by > error else "tied"
+    outcomes: dict[int, Outcome] = {1: "better", 0: "tied", -1: "worse"}
+    return outcomes[sign(differences, by)]
 
 
 def titles(experiment: Experiment) -> dict[str, str]:

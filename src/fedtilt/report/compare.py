@@ -76,6 +76,7 @@ class Cell(NamedTuple):
 
 
 Row = dict[str, Cell]  # by metric
+_SHOWN = 0.005  # less than this, two decimals do not show
 
 
 def rows(run: Run, view: str) -> dict[str, Row]:
@@ -109,19 +110,28 @@ def best(table: Mapping[str, Row], metric: Metric) -> list[str]:
     tie is a mean difference of at most one standard error, or one that two decimals do not show.
     """
     cells = {method: row[metric.key] for method, row in table.items()}
-    sign = 1 if metric.more else -1
-    first = max(cells, key=lambda method: sign * cells[method].mean)
+    first = (max if metric.more else min)(cells, key=lambda method: cells[method].mean)
     return [first] + [m for m in cells if m != first and _ties(cells[first], cells[m])]
 
 
 def _ties(a: Cell, b: Cell) -> bool:
-    if abs(a.mean - b.mean) < 0.005:
+    if abs(a.mean - b.mean) < _SHOWN:
         return True
     if len(a.values) != len(b.values) or len(a.values) < 2:
         return False
-    difference = Cell(tuple(x - y for x, y in zip(a.values, b.values, strict=True)))
-    assert difference.std is not None
-    return abs(difference.mean) <= difference.std / math.sqrt(len(difference.values))
+    return sign(Cell(tuple(x - y for x, y in zip(a.values, b.values, strict=True)))) == 0
+
+
+def sign(differences: Cell, by: float = 0.0) -> int:
+    """1 or −1 where a mean difference is more than one standard error from 0, and from `by`; else 0.
+
+    >>> sign(Cell((1.0, 2.0))), sign(Cell((-1.0, 2.0))), sign(Cell((1.0, 2.0)), by=3.0)
+    (1, 0, 0)
+    """
+    error = (differences.std or 0.0) / math.sqrt(len(differences.values))
+    if abs(differences.mean) < _SHOWN or abs(differences.mean) - by <= error:
+        return 0
+    return 1 if differences.mean > 0 else -1
 
 
 class Served(NamedTuple):
