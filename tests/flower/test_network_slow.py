@@ -154,7 +154,11 @@ class Listener:
                 site, _ = self._door.accept()
             except OSError:
                 return
-            link = socket.create_connection(("127.0.0.1", self._port))
+            try:
+                link = socket.create_connection(("127.0.0.1", self._port))
+            except OSError:  # the link is not up yet, or down already: as a site would see it
+                site.close()
+                continue
             threading.Thread(target=self._pass, args=(site, link, self.heard), daemon=True).start()
             threading.Thread(target=self._pass, args=(link, site, bytearray()), daemon=True).start()
 
