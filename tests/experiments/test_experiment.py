@@ -50,10 +50,12 @@ def test_the_papers_tilts() -> None:
 def test_comparisons_share_federation_and_grids() -> None:
     def shared(name: str) -> dict[str, object]:
         settings = load(name).settings
-        own = {data: {k: v for k, v in settings[data].items() if k != "paper"} for data in settings["data"]}
+        apart = "paper", "seeds"
+        own = {data: {k: v for k, v in settings[data].items() if k not in apart} for data in settings["data"]}
         return own | {key: settings[key] for key in ("data", "seeds", "mu", "clients", "train")}
 
     assert all(shared(name) == shared("clean") for name in COMPARISONS)
+    assert all(load(name).settings["cifar10"]["seeds"] > 1 for name in COMPARISONS)  # an error bar in every cell
 
 
 def test_the_grid_of_a_comparison() -> None:

@@ -155,9 +155,11 @@ def test_where_the_best_tilts_lie() -> None:
     positive = {"metrics": ["accuracy"], "tau": "positive", "lam": "positive"}
     assert _sweep_verdict("best-at", positive, results).holds == "holds"
     assert _sweep_verdict("best-at", positive | {"lam": [1.0]}, results).holds == "does not hold"
-    assert (
-        _sweep_verdict("best-at", {"tau": "negative", "lam": [10.0], "either": True}, results).holds == "holds partly"
-    )
+    partly = _sweep_verdict("best-at", {"lam": [10.0]}, results)  # one setting of four, best on one metric of three
+    assert partly.holds == "holds partly"
+    assert "1 of 3 cases (panels × metrics); by chance, it would be in 0.8" in partly.why
+    either = {"tau": "negative", "lam": [10.0], "either": True}  # two of four: no more than chance would have it
+    assert _sweep_verdict("best-at", either, results).holds == "does not hold"
     assert _sweep_verdict("best-at", positive | {"data": ["cifar10"]}, results).holds == "not measured"
 
 

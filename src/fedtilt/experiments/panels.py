@@ -72,18 +72,25 @@ def _asked(panel: Panel, check: Mapping[str, Any]) -> bool:
 
 
 def _best_at(check: Mapping[str, Any], asked: Sequence[Panel], _: Sequence[Panel]) -> tuple[Holds, str]:
-    """The best tilts of a panel have the signs (or values) that are named; with `either`, one of the two suffices."""
-    hits = []
+    """The best tilts of a panel are among those named, more often than tilts drawn at random from its grid would be."""
+    hits: list[bool] = []
+    by_chance = 0.0
     for panel in asked:
-        for metric in [m for m in SHOWN if m.key in check.get("metrics", TITLES)]:
-            tau, lam = panel.best(metric.key)
-            fits = [_fits(value, check[key]) for key, value in (("tau", tau), ("lam", lam)) if key in check]
-            hits.append(any(fits) if check.get("either") else all(fits))
+        metrics = [m for m in SHOWN if m.key in check.get("metrics", TITLES)]
+        hits += [_named(panel.best(metric.key), check) for metric in metrics]
+        by_chance += len(metrics) * fmean(_named(tilts, check) for tilts in panel.grid)
+    holds = "does not hold" if not all(hits) and sum(hits) <= by_chance else _share(hits)
     winners = "; ".join(f"{panel} tau {tau:g}, lam {lam:g}" for panel in asked for tau, lam in [panel.best("accuracy")])
-    return _share(hits), (
-        f"So it is in {sum(hits)} of {len(hits)} cases (panels × metrics). Most accurate, by panel (data, condition, "
-        f"clients a round): {winners}."
+    return holds, (
+        f"So it is in {sum(hits)} of {len(hits)} cases (panels × metrics); by chance, it would be in {by_chance:.1f}. "
+        f"Most accurate, by panel (data, condition, clients a round): {winners}."
     )
+
+
+def _named(tilts: Tilts, check: Mapping[str, Any]) -> bool:
+    """Whether tilts have the signs (or values) that a claim names; with `either`, one of the two suffices."""
+    fits = [_fits(value, check[key]) for key, value in zip(("tau", "lam"), tilts, strict=True) if key in check]
+    return any(fits) if check.get("either") else all(fits)
 
 
 def _fits(value: float, wanted: str | list[float]) -> bool:
