@@ -1,5 +1,8 @@
 """Federations: who holds what, model-ready samples, and nothing that depends on the order of asking."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -176,6 +179,37 @@ def test_clients_without_data():
         ({"max_train": 0}, "max_train = 0"),
         ({"outliers": "flip"}, "outliers = 'flip'"),
         ({"outliers": "flips", "outlier_rate": 2}, "outlier_rate = 2"),
+        ({"clients": "20"}, "clients must be a whole number, got '20'"),
+        ({"clients": 20.0}, "clients must be a whole number, got 20.0"),
+        ({"clients": None, "partition": "column"}, "clients must be a whole number, got None"),
+        ({"classes_per_client": "2"}, "classes_per_client must be a whole number, got '2'"),
+        ({"classes_per_client": 2.5}, "classes_per_client must be a whole number, got 2.5"),
+        ({"partition": "dirichlet", "alpha": "0.5"}, "alpha must be a number, got '0.5'"),
+        ({"validation": "0.2"}, "validation must be a number, got '0.2'"),
+        ({"validation": float("nan")}, "validation must be a number, got nan"),
+        ({"max_train": "20"}, "max_train must be a whole number, got '20'"),
+        ({"max_train": 20.0}, "max_train must be a whole number, got 20.0"),
+        ({"seed": "5"}, "seed must be a whole number, got '5'"),
+        ({"seed": 5.7}, "seed must be a whole number, got 5.7"),
+        ({"seed": None}, "seed must be a whole number, got None"),
+        ({"outliers": "flips", "outlier_rate": "0.3"}, "outlier_rate must be a number, got '0.3'"),
+        ({"outliers": "gaussian", "outlier_strength": "1"}, "outlier_strength must be a number, got '1'"),
+        ({"outliers": "flips", "outlier_clients": "all"}, "outlier_clients must be a number, got 'all'"),
+        (
+            {"outliers": None},
+            "outliers = None is not known; choose one of none, corruptions, gaussian, flips, or pass a ft.data.Outl",
+        ),
+        ({"outliers": {"kind": "flips"}}, "outliers = {'kind': 'flips'} is not known; choose one of none"),
+        (
+            {"outliers": Outliers(kind="flips"), "outlier_rate": 0.5},
+            r"outlier_rate = 0.5 means nothing to Outliers\(kind='flips', .*\); give it as Outliers\(rate=0.5\)$",
+        ),
+        (
+            {"outliers": Outliers(kind="gaussian"), "outlier_strength": 2},
+            "outlier_strength = 2.0 means nothing to Outl",
+        ),
+        ({"outliers": Outliers(kind="flips"), "outlier_clients": 0.1}, "outlier_clients = 0.1 means nothing to Outl"),
+        ({"outliers": Outliers(kind="flips"), "outlier_rate": "x"}, "outlier_rate must be a number, got 'x'"),
     ],
 )
 def test_bad_settings_are_refused(digits, settings, says):
@@ -186,3 +220,75 @@ def test_bad_settings_are_refused(digits, settings, says):
 def test_corruptions_need_images():
     with pytest.raises(InputError, match="'corruptions' needs images"):
         Federation.build(load("toy-1"), partition="column", outliers="corruptions")
+
+
+def test_numpy_and_tensor_settings_are_the_plain_ones(digits):
+    plain = {"clients": 12, "classes_per_client": 3, "alpha": 0.5, "validation": 0.25, "max_train": 20, "seed": 3}
+    odd = {"clients": np.int64(12), "classes_per_client": np.uint8(3), "alpha": np.float32(0.5),
+           "validation": torch.tensor(0.25), "max_train": torch.tensor(20), "seed": np.array(3)}  # fmt: skip
+    for partition in ("classes", "dirichlet"):
+        a, b = (Federation.build(digits, partition=partition, outliers="flips", **s) for s in (plain, odd))
+        for name in ("train_index", "validation_index", "test_index"):
+            assert all(torch.equal(x, y) for x, y in zip(getattr(a, name), getattr(b, name), strict=True))
+    fed = Federation.build(
+        digits, clients=5, outliers="flips", outlier_rate=np.float32(0.5), outlier_clients=np.int64(1)
+    )
+    assert fed.outliers == Outliers(kind="flips", rate=0.5)
+    assert type(fed.outliers.rate) is float
+
+
+def test_outliers_with_the_default_settings_beside_them(digits):
+    given = Outliers(kind="flips", rate=0.1)
+    assert Federation.build(digits, outliers=given, outlier_rate=0.3, outlier_clients=1).outliers is given
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ("digits", r"dataset = 'digits' is a name; pass ft.data.load\('digits'\), or ft.data.table for a file"),
+        (None, r"dataset is a NoneType; pass a ft.data.Dataset, or ft.data.load\('digits'\)"),
+        (torch.zeros(3), "dataset is a Tensor; pass a ft.data.Dataset"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(data, says):
+    with pytest.raises(InputError, match=says):
+        Federation.build(data)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "clients = 100 is not possible; choose 1 to 4, the number of training samples"),
+        (
+            {"partition": "iid", "clients": 5},
+            "clients = 5 is not possible; choose 1 to 4, the number of training samples",
+        ),
+        (
+            {"clients": 3},
+            "clients = 3 with classes_per_client = 2 puts class 0 on 3 clients, but it has 2 training samples; "
+            "use fewer clients or classes",
+        ),
+        (
+            {"partition": "dirichlet", "clients": 4, "alpha": 1e-9},
+            "alpha = 1e-09 left some of clients = 4 without training data in each of 100 draws; "
+            "use a larger alpha or fewer clients",
+        ),
+    ],
+)
+def test_too_many_clients_for_data_that_names_its_own(settings, says):
+    data = lonely([0, 0, 1, 1], [0, 1])
+    with pytest.raises(InputError) as error:
+        Federation.build(data, **settings)
+    assert str(error.value) == f"{says}, or partition = 'column' for the data's own 2 clients"
+    without = replace(data, client_train=None, client_test=None, client_names=None)
+    with pytest.raises(InputError) as error:
+        Federation.build(without, **settings)
+    assert str(error.value) == says
+
+
+def test_other_mistakes_do_not_speak_of_columns():
+    data = lonely([0, 0, 1, 1], [0, 1])
+    for settings in ({"clients": 0}, {"clients": 2, "classes_per_client": 3}):
+        with pytest.raises(InputError) as error:
+            Federation.build(data, **settings)
+        assert "column" not in str(error.value)

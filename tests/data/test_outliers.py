@@ -1,5 +1,9 @@
 """Outliers: rates, ranges, and draws that depend on seed, round and client alone."""
 
+import json
+from dataclasses import asdict
+
+import numpy as np
 import pytest
 import torch
 
@@ -99,7 +103,13 @@ def test_none_and_the_ends_of_the_rate():
     [
         ({"kind": "noise"}, "outliers = 'noise' .* none, corruptions, gaussian, flips"),
         ({"kind": "flips", "rate": 1.5}, "outlier_rate = 1.5"),
-        ({"kind": "flips", "rate": float("nan")}, "outlier_rate = nan"),
+        ({"kind": "flips", "rate": float("nan")}, "outlier_rate must be a number, got nan"),
+        ({"kind": "flips", "rate": "0.3"}, "outlier_rate must be a number, got '0.3'"),
+        ({"kind": "flips", "rate": None}, "outlier_rate must be a number, got None"),
+        ({"kind": "flips", "clients": True}, "outlier_clients must be a number, got True"),
+        ({"kind": "gaussian", "strength": [1.0]}, r"outlier_strength must be a number, got \[1.0\]"),
+        ({"strength": "strong"}, "outlier_strength must be a number, got 'strong'"),
+        ({"kind": None}, "outliers = None is not known; choose one of none, corruptions, gaussian, flips"),
         ({"kind": "flips", "clients": -0.1}, "outlier_clients = -0.1"),
         ({"kind": "corruptions", "strength": 2.0}, "outlier_strength = 2.0 .* pixels"),
         ({"kind": "gaussian", "strength": -1.0}, "outlier_strength = -1.0"),
@@ -109,3 +119,9 @@ def test_none_and_the_ends_of_the_rate():
 def test_bad_settings_are_refused(settings, says):
     with pytest.raises(InputError, match=says):
         Outliers(**settings)
+
+
+def test_numpy_and_tensor_settings_become_plain_numbers():
+    given = Outliers(kind="gaussian", rate=np.float32(0.5), strength=torch.tensor(2), clients=np.int64(1))
+    assert json.dumps(asdict(given)) == '{"kind": "gaussian", "rate": 0.5, "strength": 2.0, "clients": 1.0}'
+    assert given == Outliers(kind="gaussian", rate=0.5, strength=2.0, clients=1.0)

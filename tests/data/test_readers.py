@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import os
 import struct
 import tarfile
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtilt.data import Dataset, catalog, load, names
+from fedtilt.data import Dataset, Federation, catalog, load, names
 from fedtilt.data.images import read_cifar10
 from fedtilt.data.toy import SETUPS
 from fedtilt.errors import InputError
@@ -236,12 +237,44 @@ def test_unknown_names_are_refused():
         ({"class_names": ("a",)}, "1 class_names"),
         ({"image": True}, "image = True"),
         ({"client_train": torch.zeros(3).long()}, "give all or none"),
+        (
+            {"x_train": np.zeros((3, 2), np.float32)},
+            "^data set 'mine' has x_train of type numpy.ndarray; make it a tensor with torch.from_numpy$",
+        ),
+        ({"x_test": [[0.0, 0.0]] * 3}, "^data set 'mine' has x_test of type list; make it a tensor with torch.tensor$"),
+        ({"y_train": np.array([0, 1, 1])}, "y_train of type numpy.ndarray; make it a tensor with torch.from_numpy"),
+        ({"y_test": (0, 1, 1)}, "y_test of type tuple; make it a tensor with torch.tensor"),
+        ({"x_test": None}, "x_test of type NoneType"),
+        ({"client_test": [0, 0, 0]}, "client_test of type list; make it a tensor with torch.tensor"),
+        ({"classes": "2"}, "classes of data set 'mine' must be a whole number ≥ 1, got '2'"),
+        ({"classes": 2.0}, "classes of data set 'mine' must be a whole number ≥ 1, got 2.0"),
+        ({"class_names": ("a", None)}, "^data set 'mine' has None among its class_names; give text or plain numbers$"),
+        ({"class_names": (b"a", "b")}, "has b'a' among its class_names"),
+        ({"class_names": 2}, "^data set 'mine' has class_names = 2; give a tuple of names$"),
+        ({"client_names": [("A", 1)]}, r"has \('A', 1\) among its client_names"),
     ],
 )
 def test_datasets_are_checked(change, says):
     x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
     with pytest.raises(InputError, match=says):
         Dataset(**{"name": "mine", "x_train": x, "y_train": y, "x_test": x, "y_test": y, "classes": 2, **change})
+
+
+def test_names_and_numbers_of_a_dataset_are_plain():
+    x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
+    data = Dataset(
+        name="mine", x_train=x, y_train=y, x_test=x, y_test=y, classes=np.int64(2),
+        class_names=np.array(["no", "yes"]), client_train=y, client_test=y, client_names=[np.int64(7), np.float32(0.5)],
+    )  # fmt: skip
+    assert json.dumps([data.classes, data.class_names, data.client_names]) == '[2, ["no", "yes"], ["7", "0.5"]]'
+    assert {type(name) for name in data.class_names + data.client_names} == {str}
+    assert Federation.build(data, partition="column").client_names == ("7", "0.5")
+
+
+def test_the_seed_of_a_toy_is_a_whole_number():
+    assert torch.equal(load("toy-1", seed=np.int64(5)).x_train, load("toy-1", seed=5).x_train)
+    with pytest.raises(InputError, match="seed must be a whole number, got '5'"):
+        load("toy-1", seed="5")
 
 
 @pytest.mark.skipif("FEDTILT_DATA" not in os.environ, reason="FEDTILT_DATA names no folder with the real files")

@@ -1,11 +1,14 @@
 """A person's own table: what is read, and the row and column of what cannot be."""
 
 import io
+import itertools
 
+import numpy as np
 import pytest
 import torch
 
 from fedtilt.data import table
+from fedtilt.data.tables import _ordered, _standardised
 from fedtilt.errors import InputError
 
 CSV = "age,site,dose,well\n" + "".join(
@@ -47,6 +50,51 @@ def test_csv_details(tmp_path):
     assert len(other) > 1
 
 
+def test_a_feature_that_is_constant_in_training_is_0_everywhere():
+    train = np.arange(40) < 30
+    for constant in (0.0, 0.1, -5.0, 1e-300, 1e30):
+        x = np.full((40, 2), constant)
+        x[:, 1] = np.arange(40)
+        x[35, 0] = 2 * constant + 0.1  # a test row may differ
+        found = _standardised(x, train)
+        assert found[:, 0].tolist() == [0] * 40
+        assert found[train, 1].std() == pytest.approx(1)
+
+
+def test_a_feature_that_barely_varies_is_still_standardised():
+    x = 1000 + 1e-6 * np.arange(8.0)[:, None]
+    assert _standardised(x, np.ones(8, bool)).std() == pytest.approx(1)
+
+
+def test_a_constant_column_of_a_file(tmp_path):
+    rows = [f"{n},{0.1},{'ab'[n % 2]}" for n in range(40)]
+    data = table(write(tmp_path, "\n".join(["n,same,label", *rows])), target="label")
+    assert data.x_train[:, 1].tolist() == [0] * 30
+    assert data.x_test[:, 1].tolist() == [0] * 10
+
+
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (("10", "9", "-1.5"), ("-1.5", "9", "10")),
+        (("1", "1.0", "01"), ("01", "1", "1.0")),
+        (("1", "2", "10", "nan"), ("1", "10", "2", "nan")),
+        (("1", "2", "10", "inf"), ("1", "10", "2", "inf")),
+        (("nan", "NaN", "-nan", "2"), ("-nan", "2", "NaN", "nan")),
+        (("b", "a", "2"), ("2", "a", "b")),
+    ],
+)
+def test_names_are_ordered_whatever_order_they_come_in(names, order):
+    assert {_ordered(given) for given in itertools.permutations(names)} == {order}
+
+
+def test_labels_and_clients_called_nan(tmp_path):
+    text = "a,who,label\n" + "".join(f"{n},{['2', '10', 'nan'][n % 3]},{['3', 'nan'][n % 2]}\n" for n in range(48))
+    data = table(write(tmp_path, text), target="label", client="who")
+    assert data.class_names == ("3", "nan")
+    assert data.client_names == ("10", "2", "nan")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -77,6 +125,10 @@ def test_bad_table_arguments(tmp_path):
         table(tmp_path / "no.xlsx", target="well")
     with pytest.raises(InputError, match=r"test_share = 1"):
         table(path, target="well", test_share=1)
+    with pytest.raises(InputError, match=r"test_share must be a number, got '0.25'"):
+        table(path, target="well", test_share="0.25")
+    with pytest.raises(InputError, match=r"seed must be a whole number, got 5.7"):
+        table(path, target="well", seed=5.7)
     with pytest.raises(InputError, match=r"both 'well'"):
         table(path, target="well", client="well")
     path.write_bytes(b"\xff\xfe\x00")
@@ -102,3 +154,12 @@ def test_parquet_reads_like_csv(tmp_path, monkeypatch):
     monkeypatch.setattr(pandas, "read_parquet", no_engine)
     with pytest.raises(InputError, match=r"pip install \"fedtilt\[report\]\""):
         table(path, target="well")
+
+
+def test_a_frame_in_memory_is_no_path():
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(InputError) as error:
+        table(pandas.read_csv(io.StringIO(CSV)), target="well")
+    assert str(error.value) == (
+        "table takes the path of a file, not a DataFrame; save it as CSV or Parquet first, or build a ft.data.Dataset"
+    )

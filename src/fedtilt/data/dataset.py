@@ -1,11 +1,14 @@
 """One data set in memory, as published: training and test samples, their labels and, where known, their clients."""
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedtilt import checks
 from fedtilt.errors import InputError
 
 
@@ -35,8 +38,14 @@ class Dataset:
     client_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        _check_tensors(self)
+        classes = checks.whole(self.classes, f"classes of data set {self.name!r}", 1)
+        object.__setattr__(self, "classes", classes)
+        for key in ("class_names", "client_names"):
+            if getattr(self, key) is not None:
+                object.__setattr__(self, key, _texts(self.name, key, getattr(self, key)))
         if not self.class_names:
-            object.__setattr__(self, "class_names", tuple(str(k) for k in range(self.classes)))
+            object.__setattr__(self, "class_names", tuple(str(k) for k in range(classes)))
         if len(self.class_names) != self.classes:
             raise InputError(
                 f"data set {self.name!r} has {len(self.class_names)} class_names for classes = {self.classes}; "
@@ -83,6 +92,28 @@ def _kind(x: Tensor) -> str:
 
 def _outside_unit(x: Tensor) -> bool:
     return bool(x.dtype != torch.uint8 and len(x) and (x.min() < 0 or x.max() > 1))
+
+
+def _check_tensors(data: Dataset) -> None:
+    """Refuse arrays, lists and whatever else is not a tensor."""
+    for key in ("x_train", "y_train", "x_test", "y_test", "client_train", "client_test"):
+        value = getattr(data, key)
+        if isinstance(value, Tensor) or (value is None and key.startswith("client")):
+            continue
+        kind = "numpy.ndarray" if isinstance(value, np.ndarray) else type(value).__name__
+        way = "torch.tensor" if isinstance(value, list | tuple) else "torch.from_numpy"
+        raise InputError(f"data set {data.name!r} has {key} of type {kind}; make it a tensor with {way}")
+
+
+def _texts(name: str, key: str, values: object) -> tuple[str, ...]:
+    """Names as plain text: results are written as JSON, which knows no np.int64."""
+    if not isinstance(values, Iterable):
+        raise InputError(f"data set {name!r} has {key} = {values!r}; give a tuple of names")
+    values = tuple(values)
+    for value in values:
+        if not isinstance(value, str | int | float | np.generic):
+            raise InputError(f"data set {name!r} has {value!r} among its {key}; give text or plain numbers")
+    return tuple(str(value) for value in values)
 
 
 def _check_samples(name: str, split: str, x: Tensor, y: Tensor, classes: int) -> None:

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtilt import seeds
+from fedtilt import checks, seeds
 from fedtilt.data import partition as parts
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.outliers import Outliers, apply
-from fedtilt.data.partition import Partition
+from fedtilt.data.outliers import KINDS, Outliers, apply
+from fedtilt.data.partition import Partition, TooManyClients
 from fedtilt.data.strata import held_out, stratified
 from fedtilt.errors import InputError
 
@@ -63,8 +63,12 @@ class Federation:
         >>> Federation.build(load("toy-2"), partition="column").train_sizes()
         tensor([200, 200])
         """
-        if isinstance(outliers, str):
-            outliers = Outliers(kind=outliers, rate=outlier_rate, strength=outlier_strength, clients=outlier_clients)
+        _check_dataset(dataset)
+        outliers = _outliers(outliers, outlier_rate, outlier_strength, outlier_clients)
+        clients, seed = checks.whole(clients, "clients"), checks.whole(seed, "seed")
+        classes_per_client = checks.whole(classes_per_client, "classes_per_client")
+        alpha, validation = checks.number(alpha, "alpha"), checks.number(validation, "validation")
+        max_train = None if max_train is None else checks.whole(max_train, "max_train")
         if outliers.kind == "corruptions" and not dataset.image:
             raise InputError(
                 f"outliers = 'corruptions' needs images, and {dataset.name!r} has none; use gaussian or flips"
@@ -205,14 +209,45 @@ def _held(y: Tensor, rows: Sequence[Tensor], classes: int) -> list[Tensor]:
     return list(present.nonzero()[:, 1].split(present.sum(1).tolist()))
 
 
+def _check_dataset(dataset: object) -> None:
+    if isinstance(dataset, str):
+        raise InputError(
+            f"dataset = {dataset!r} is a name; pass ft.data.load({dataset!r}), or ft.data.table for a file of your own"
+        )
+    if not isinstance(dataset, Dataset):
+        raise InputError(f"dataset is a {type(dataset).__name__}; pass a ft.data.Dataset, or ft.data.load('digits')")
+
+
+def _outliers(outliers: str | Outliers, rate: float, strength: float | None, clients: float) -> Outliers:
+    """The outliers asked for, by name and settings or as they are, but not both."""
+    if isinstance(outliers, str):
+        return Outliers(kind=outliers, rate=rate, strength=strength, clients=clients)
+    if not isinstance(outliers, Outliers):
+        raise InputError(
+            f"outliers = {outliers!r} is not known; choose one of {', '.join(KINDS)}, or pass a ft.data.Outliers"
+        )
+    settings, default = Outliers(rate=rate, strength=strength, clients=clients), Outliers()
+    for key in ("rate", "strength", "clients"):
+        value = getattr(settings, key)
+        if value != getattr(default, key):
+            raise InputError(f"outlier_{key} = {value} means nothing to {outliers}; give it as Outliers({key}={value})")
+    return outliers
+
+
 def _divided(data: Dataset, partition: str, clients: int, per_client: int, alpha: float, seed: int) -> Partition:
     rng = seeds.generator(seeds.key(seed, "partition"))
-    if partition == "classes":
-        return parts.by_classes(data.y_train, data.y_test, clients, per_client, rng)
-    if partition == "dirichlet":
-        return parts.dirichlet(data.y_train, data.y_test, clients, alpha, rng)
-    if partition == "iid":
-        return parts.iid(data.y_train, data.y_test, clients, rng)
+    try:
+        if partition == "classes":
+            return parts.by_classes(data.y_train, data.y_test, clients, per_client, rng)
+        if partition == "dirichlet":
+            return parts.dirichlet(data.y_train, data.y_test, clients, alpha, rng)
+        if partition == "iid":
+            return parts.iid(data.y_train, data.y_test, clients, rng)
+    except TooManyClients as error:
+        if data.client_names is None:
+            raise
+        own = len(data.client_names)
+        raise InputError(f"{error}, or partition = 'column' for the data's own {own} clients") from None
     if partition != "column":
         raise InputError(f"partition = {partition!r} is not known; choose one of {', '.join(PARTITIONS)}")
     if data.client_train is None or data.client_test is None or data.client_names is None:

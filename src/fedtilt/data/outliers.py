@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedtilt import seeds
+from fedtilt import checks, seeds
 from fedtilt.errors import InputError
 
 KINDS = ("none", "corruptions", "gaussian", "flips")
@@ -30,12 +30,16 @@ class Outliers:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise InputError(f"outliers = {self.kind!r} is not known; choose one of {', '.join(KINDS)}")
-        for key, value in (("outlier_rate", self.rate), ("outlier_clients", self.clients)):
+        for key in ("rate", "clients"):
+            value = checks.number(getattr(self, key), f"outlier_{key}")
             if not 0 <= value <= 1:
-                raise InputError(f"{key} = {value} is not a share; choose a number from 0 to 1")
+                raise InputError(f"outlier_{key} = {value} is not a share; choose a number from 0 to 1")
+            object.__setattr__(self, key, value)
         if self.strength is None:
             object.__setattr__(self, "strength", _STRENGTH.get(self.kind))
-        elif self.kind == "corruptions" and not 0 <= self.strength <= 1:
+            return
+        object.__setattr__(self, "strength", checks.number(self.strength, "outlier_strength"))
+        if self.kind == "corruptions" and not 0 <= self.strength <= 1:
             raise InputError(f"outlier_strength = {self.strength} is not a share of the pixels; choose 0 to 1")
         elif self.kind == "gaussian" and not 0 <= self.strength < float("inf"):
             raise InputError(f"outlier_strength = {self.strength} is not a deviation; choose a finite number from 0 up")

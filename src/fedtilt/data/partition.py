@@ -15,6 +15,10 @@ from fedtilt.errors import InputError
 _DRAWS = 100
 
 
+class TooManyClients(InputError):
+    """More clients than the samples can fill."""
+
+
 class Partition(NamedTuple):
     """Each client's sample numbers, ascending."""
 
@@ -69,7 +73,7 @@ def by_classes(
         for split, y in zip(pieces, (y_train, y_test), strict=True):
             rows = rng.permutation(np.flatnonzero(y.numpy() == label))
             if split is pieces[0] and len(rows) < len(holders):
-                raise InputError(
+                raise TooManyClients(
                     f"clients = {clients} with classes_per_client = {classes_per_client} puts class {label} on "
                     f"{len(holders)} clients, but it has {len(rows)} training samples; use fewer clients or classes"
                 )
@@ -117,7 +121,7 @@ def dirichlet(y_train: Tensor, y_test: Tensor, clients: int, alpha: float, rng: 
         cuts = np.floor(ends * counts[:, None] + 1e-9).astype(np.int64)
         if (np.diff(cuts, axis=1, prepend=0).sum(axis=0) > 0).all():
             return Partition(*(_cut(y, labels, ends, rng) for y in (y_train, y_test)))
-    raise InputError(
+    raise TooManyClients(
         f"alpha = {alpha} left some of clients = {clients} without training data in each of {_DRAWS} draws; "
         "use a larger alpha or fewer clients"
     )
@@ -147,4 +151,5 @@ def _tensors(rows: list[np.ndarray]) -> list[Tensor]:
 
 def _check_clients(clients: int, samples: int) -> None:
     if not 1 <= clients <= samples:
-        raise InputError(f"clients = {clients} is not possible; choose 1 to {samples}, the number of training samples")
+        kind = TooManyClients if clients > samples else InputError
+        raise kind(f"clients = {clients} is not possible; choose 1 to {samples}, the number of training samples")

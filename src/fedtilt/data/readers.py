@@ -5,7 +5,7 @@ import os
 import numpy as np
 import torch
 
-from fedtilt import seeds
+from fedtilt import checks, seeds
 from fedtilt.data import catalog
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.images import read_cifar10, read_idx_pair
@@ -25,7 +25,7 @@ def load(name: str, folder: str | os.PathLike[str] | None = None, *, seed: int =
     if name == "digits":
         return _digits(entry)
     if name in SETUPS:
-        return toy(name, seed)
+        return toy(name, checks.whole(seed, "seed"))
     home = catalog.data_folder(folder)
     return read_cifar10(entry, home) if name == "cifar10" else read_idx_pair(entry, home)
 

@@ -1,18 +1,21 @@
 """A person's own table: numeric features, a label column and, if they like, a client column."""
 
 import csv
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fedtilt import seeds
+from fedtilt import checks, seeds
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.strata import held_out, stratified
 from fedtilt.errors import InputError
+
+_CONSTANT = 1e-12  # of a column's size: a deviation below it is rounding
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,15 @@ def table(
     """A CSV, TSV or Parquet file as a data set: every column but `target` and `client` is a numeric feature.
 
     Labels and clients may be text. `test_share` of each client's rows (of all rows without a client column) is test
-    data, with the classes in proportion; features are standardised with the training rows' mean and deviation.
+    data, with the classes in proportion; features are standardised with the training rows' mean and deviation, and one
+    that is constant there becomes 0.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(
+            f"table takes the path of a file, not a {type(path).__name__}; save it as CSV or Parquet first, "
+            "or build a ft.data.Dataset"
+        )
+    test_share, seed = checks.number(test_share, "test_share"), checks.whole(seed, "seed")
     if not 0 < test_share < 1:
         raise InputError(f"test_share = {test_share} must lie between 0 and 1, both excluded; 0.25 is usual")
     columns = _read(Path(path))
@@ -72,9 +82,10 @@ def _test_rows(y: np.ndarray, group: np.ndarray, share: float, seed: int) -> np.
 
 
 def _standardised(x: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Features with mean 0 and deviation 1 over the training rows; a constant feature becomes 0."""
+    """Features with mean 0 and deviation 1 over the training rows; one that is constant there becomes 0 everywhere."""
     mean, deviation = x[train].mean(axis=0), x[train].std(axis=0)
-    return ((x - mean) / np.where(deviation > 0, deviation, 1.0)).astype(np.float32)
+    varies = deviation > _CONSTANT * np.abs(x[train]).max(axis=0)
+    return np.divide(x - mean, deviation, out=np.zeros_like(x), where=varies).astype(np.float32)
 
 
 def _read(path: Path) -> Columns:
@@ -152,19 +163,28 @@ def _check_names(columns: Columns, target: str, client: str | None) -> None:
 
 
 def _numbered(columns: Columns, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A column of names as numbers 0, 1, … in the names' order (by value if all are numbers)."""
+    """A column of names as numbers 0, 1, … in the names' order."""
     text = [str(value).strip() for value in columns.cells[name]]
     if "" in text:
         row = columns.rows[text.index("")]
         raise InputError(
             f"table {columns.path} has an empty cell in row {row}, column {name!r}; fill it or drop the row"
         )
-    try:
-        ordered = sorted(set(text), key=lambda value: (float(value), value))
-    except ValueError:
-        ordered = sorted(set(text))
+    ordered = _ordered(set(text))
     number = {value: k for k, value in enumerate(ordered)}
-    return np.array([number[value] for value in text], np.int64), tuple(ordered)
+    return np.array([number[value] for value in text], np.int64), ordered
+
+
+def _ordered(names: Iterable[str]) -> tuple[str, ...]:
+    """Names by value if all are finite numbers, else as text: 'nan' has no place among numbers.
+
+    >>> _ordered(["10", "9"]), _ordered(["10", "9", "nan"])
+    (('9', '10'), ('10', '9', 'nan'))
+    """
+    value = {name: _number(name) for name in names}
+    if all(map(math.isfinite, value.values())):
+        return tuple(sorted(value, key=lambda name: (value[name], name)))
+    return tuple(sorted(value))
 
 
 def _numbers(columns: Columns, name: str) -> np.ndarray:
