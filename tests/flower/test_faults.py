@@ -13,11 +13,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from torch import Tensor, nn
 
 import fedtilt as ft
+from fedtilt.errors import Diverged
 from fedtilt.flower import FedTiltStrategy, Rules
+from fedtilt.flower.roster import Roster
 from fedtilt.flower.task import Frame
 from fedtilt.flower.wire import Update as Trained
-from fedtilt.flower.wire import say_joined, say_update, to_arrays
+from fedtilt.flower.wire import from_arrays, say_joined, say_update, to_arrays
 from fedtilt.models import flat
+from fedtilt.store import Store
 from fedtilt.training import Training
 
 from .loopback import Deployment
@@ -34,7 +37,7 @@ class Nodes:
         return [100, 101, 102]
 
     def send_and_receive(self, messages: Iterable[Message], timeout: float | None = None) -> list[Message]:
-        return [Message(say_joined(m.metadata.dst_node_id - 100, 10, 3, P), reply_to=m) for m in messages]
+        return [Message(say_joined(m.metadata.dst_node_id - 100, 3, P), reply_to=m) for m in messages]
 
 
 def trained(site: int) -> Tensor:
@@ -42,10 +45,10 @@ def trained(site: int) -> Tensor:
 
 
 def round_one(
-    method: ft.Method | None = None, rules: Rules | None = None
+    method: ft.Method | None = None, rules: Rules | None = None, participation: float = 1.0
 ) -> tuple[FedTiltStrategy, dict[int, Message], dict[int, Message]]:
     """A strategy that waits for round 1's answers, its questions, and sound answers by site."""
-    training = Training(participation=1.0, rounds=1)
+    training = Training(participation=participation, rounds=1)
     method = method or ft.fedavg(weighting="samples")
     strategy = FedTiltStrategy(method, MODEL, FRAME, training=training, rules=rules)
     nodes = Nodes()
@@ -81,31 +84,35 @@ def model(w: Tensor) -> Callable[[RecordDict], None]:
     return lambda content: content.update(arrays=to_arrays(MODEL, w))
 
 
-def lying_header() -> Array:
-    """Five numbers whose header promises a terabyte."""
+def saved(value: np.ndarray, version: tuple[int, int] = (1, 0)) -> bytes:
+    """An array as numpy writes it."""
     buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": (2**38,)})
-    return Array("float32", (5,), "numpy.ndarray", buffer.getvalue() + bytes(20))
+    np.lib.format.write_array(buffer, value, version)
+    return buffer.getvalue()
 
 
-def objects() -> Array:
-    buffer = io.BytesIO()
-    np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    return Array("float32", (5,), "numpy.ndarray", buffer.getvalue())
+def headed(text: bytes) -> bytes:
+    """Five numbers under a header of one's own."""
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(20)
 
 
+FIVE = np.arange(5, dtype=np.float32)
 FLAWS = {
     "is not finite": model(torch.full((P,), math.nan)),
     "is not finite ": model(flat(MODEL).index_fill(0, torch.tensor([3]), math.inf)),
     "has shape (4,) instead of (5,) in '1.bias'": array(np.zeros(4, np.float32)),
     "has shape () instead of (5,) in '1.bias'": array(np.zeros((), np.float32)),
     "has shape (1,) instead of (5,) in '1.bias'": array(np.zeros(1, np.float32)),
-    "has shape (274877906944,) instead": array(lying_header()),
+    "has shape (274877906944,) instead": array(Array("float32", (2**38,), "numpy.ndarray", saved(FIVE))),
+    "has shape (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,… instead of (5,) in '1.bias'": array(
+        Array("float32", (0,) * 9999, "numpy.ndarray", saved(FIVE))
+    ),
     "has type float64 instead of float32 in '1.bias'": array(np.zeros(5)),
     "has type int32 instead of float32 in '1.bias'": array(np.zeros(5, np.int32)),
-    "has shape (1,) instead of (5,)": array(objects()),
-    "has a parameter that cannot be read": array(Array("float32", (5,), "numpy.ndarray", b"rubbish")),
-    "has a parameter that cannot be read ": array(Array("float32", (5,), "pickle", b"")),
+    "has type a\\n" + "b" * 36 + "… instead of float32 in '1.bias'": array(
+        Array("a\n" + "b" * 9999, (5,), "numpy.ndarray", saved(FIVE))
+    ),
+    "has a parameter that cannot be read": array(Array("float32", (5,), "pickle", saved(FIVE))),
     "has other parameters: 0 are missing and 1 are unknown": lambda c: c["arrays"].update(
         more=Array(np.zeros(1, np.float32))
     ),
@@ -122,16 +129,56 @@ FLAWS = {
 }
 
 
+UNREADABLE = {  # what arrives as five numbers; numpy raises TokenError or MemoryError on some of these headers
+    "nothing": b"",
+    "rubbish": b"rubbish",
+    "a header that does not end": headed(b"("),
+    "a header that is too deep": headed(b"-" * 9000 + b"1"),
+    "a header of a terabyte": headed(b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d,), }" % (2**38)),
+    "a header of another length": headed(b"{'descr': '<f4', 'fortran_order': False, 'shape': (5,), }"),
+    "no header": bytes(len(saved(FIVE))),
+    "a header alone": saved(FIVE)[:-20],
+    "a number short": saved(FIVE[:4]).replace(b"(4,)", b"(5,)"),
+    "a byte short": saved(FIVE)[:-1],
+    "a byte over": saved(FIVE) + b"\0",
+    "a number over": saved(FIVE) + bytes(4),
+    "other magic": b"\x94" + saved(FIVE)[1:],
+    "another version": saved(FIVE, (2, 0)),
+    "another shape": saved(FIVE.reshape(5, 1)),
+    "another type of the same size": saved(FIVE.astype(np.int32)),
+    "another order of bytes": saved(FIVE.astype(">f4")),
+    "another order of rows": saved(FIVE).replace(b"False,", b"True, "),
+    "objects": saved(np.array([{"a": 1}] * 5, dtype=object)),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_bytes_that_are_no_such_array_are_refused(what: str) -> None:
+    piece = Array("float32", (5,), "numpy.ndarray", UNREADABLE[what])
+    refused_alone(array(piece), "has a parameter that cannot be read")
+
+
+def test_what_flower_sends_is_read() -> None:
+    shapes = {"scalar": (), "none": (0,), "flat": (3, 0, 2), "one": (1, 7, 1), "image": (2, 3, 4, 5), "long": (99_999,)}
+    sent = {name: torch.randn(shape) for name, shape in shapes.items()}
+    assert torch.equal(from_arrays(ArrayRecord(sent), shapes), torch.cat([v.reshape(-1) for v in sent.values()]))
+
+
 @pytest.mark.parametrize("why", FLAWS)
 def test_a_flawed_reply_is_as_if_it_had_not_come(why: str) -> None:
+    refused_alone(FLAWS[why], why.strip())
+
+
+def refused_alone(spoil: Callable[[RecordDict], None], why: str) -> None:
+    """Spoil the answer of site 1: it alone is refused, for this reason, and the others are averaged."""
     strategy, _, sound = round_one()
-    FLAWS[why](sound[1].content)
+    spoil(sound[1].content)
     arrays, told = strategy.aggregate_train(1, sound.values())
     assert same(arrays, without(1))
     ((who, found),) = strategy.roster.refusals().items()
     assert who == "site 1"
     assert list(found.values()) == [1]
-    assert next(iter(found)).startswith(why.strip())
+    assert next(iter(found)).startswith(why)
     assert told == {"sites": 2, "refused": 1}
 
 
@@ -160,6 +207,17 @@ def test_an_error_a_duplicate_a_stranger_and_silence() -> None:
     assert strategy.roster.refusals() == {"site 1": {"did not answer in time": 1}}
 
 
+def test_a_site_that_was_not_asked_this_round_does_not_enter() -> None:
+    strategy, asked, sound = round_one(participation=0.67)
+    (left_out,) = {0, 1, 2} - asked.keys()
+    question = Message(RecordDict(), dst_node_id=100 + left_out, message_type="train")
+    eager = Message(say_update(MODEL, Trained(trained(left_out), 10), 1), reply_to=question)
+    arrays, told = strategy.aggregate_train(1, [*sound.values(), eager])
+    assert same(arrays, without(left_out))
+    assert told == {"sites": 2, "refused": 0}
+    assert strategy.roster.refusals() == {f"site {left_out}": {"was not asked": 1}}
+
+
 def test_the_order_of_arrival_does_not_matter() -> None:
     first, last = ([*range(3)], [2, 0, 1])
     results = []
@@ -183,10 +241,9 @@ def test_below_quorum_the_round_is_not_settled() -> None:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (say_joined(7, 10, 3, P), "says site = 7, outside 0 to 2"),
-        (say_joined(0, 10, 4, P), "has 4 classes instead of 3"),
-        (say_joined(0, 10, 3, 1), f"has 1 parameters instead of {P}"),
-        (say_joined(0, 0, 3, P), "says num-examples = 0, outside 1 to 10000000"),
+        (say_joined(7, 3, P), "says site = 7, outside 0 to 2"),
+        (say_joined(0, 4, P), "has 4 classes instead of 3"),
+        (say_joined(0, 3, 1), f"has 1 parameters instead of {P}"),
         (RecordDict({"metrics": MetricRecord({"site": 0.5})}), "says site is not a whole number"),
         (RecordDict(), "has no metrics"),
     ],
@@ -201,9 +258,19 @@ def test_who_does_not_fit_cannot_join(said: RecordDict, why: str) -> None:
 def test_nobody_takes_another_sites_place() -> None:
     strategy, _, _ = round_one()
     question = Message(RecordDict(), dst_node_id=55, message_type="query")
-    strategy.roster.admit([Message(say_joined(0, 10, 3, P), reply_to=question)])
+    strategy.roster.admit([Message(say_joined(0, 3, P), reply_to=question)])
     assert strategy.roster.nodes()[0] == 100
     assert strategy.roster.refusals() == {"node 55": {"cannot join: another node is site 0": 1}}
+
+
+def test_of_two_new_nodes_that_claim_one_site_neither_is_believed() -> None:
+    roster = Roster(sites=3, classes=3, parameters=P, rules=Rules())
+    claims = {100: 0, 101: 1, 102: 0}
+    asked = {node: Message(RecordDict(), dst_node_id=node, message_type="query") for node in claims}
+    roster.admit([Message(say_joined(claims[node], 3, P), reply_to=question) for node, question in asked.items()])
+    assert roster.nodes() == {1: 101}
+    assert [roster.site(node) for node in claims] == [None, 1, None]
+    assert roster.refusals() == {f"node {node}": {"cannot join: another node is site 0": 1} for node in (100, 102)}
 
 
 def test_impossible_verdicts_are_refused(deployment: Deployment, tmp_path: Path) -> None:
@@ -237,6 +304,24 @@ def test_below_quorum_the_run_stops_with_a_checkpoint_and_goes_on_later(deployme
     deployment.run(quorum=1.0)
     assert (tmp_path / "run/results.json").exists()
     assert not (tmp_path / "run/stopped.json").exists()
+
+
+def test_a_server_that_diverges_stops_with_one_sentence_and_keeps_no_such_model(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    with pytest.raises(Diverged) as error:
+        deployment.run(set="methods.fedtilt.steps=[3, 1e30]")
+    why = str(error.value)
+    assert why == (
+        "method 'fedtilt' diverged on the server: what it made of the clients' models is not finite; "
+        "lower the size in steps = (3, 1e+30)"
+    )
+    assert json.loads((tmp_path / "run/stopped.json").read_text()) == {"why": why}
+    assert not (tmp_path / "run/results.json").exists()
+    kept = Store(tmp_path / "run/seed-0").latest()
+    assert kept.round == 0
+    assert kept.shared["fedtilt"].isfinite().all()
+    assert [path.name for path in (tmp_path / "run/seed-0/checkpoints").iterdir()] == ["round-00000"]
 
 
 def test_a_site_tells_only_its_own_log_what_went_wrong(

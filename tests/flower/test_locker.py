@@ -37,6 +37,16 @@ def test_one_step_back(locker: Locker) -> None:
     assert locker.rounds() == [4, 6]
 
 
+def test_rounds_of_any_number_of_digits(locker: Locker) -> None:
+    for round in (99_998, 99_999, 100_000, 1_000_000):
+        locker.keep(round, round - 1, model(round))
+        assert torch.equal(locker.last(round), model(round))
+    assert locker.rounds() == [100_000, 1_000_000]
+    assert torch.equal(locker.last(999_999), model(100_000))
+    (locker.folder / "round-00007 (copy).safetensors").touch()  # a person's own
+    assert locker.rounds() == [100_000, 1_000_000]
+
+
 def test_two_steps_back_are_refused_and_nothing_is_lost(locker: Locker) -> None:
     for round in (3, 5):
         locker.keep(round, round - 1, model(round))

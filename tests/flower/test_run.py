@@ -178,6 +178,12 @@ def test_one_method_is_chosen() -> None:
         Task(spec="digits").job({})
 
 
+def test_who_joins_says_nothing_of_its_data(deployment: Deployment) -> None:
+    grid = deployment.run()
+    said = [dict(reply.content["metrics"]) for m, reply in grid.sent if m.metadata.message_type == "query"]
+    assert [sorted(answer) for answer in said] == [["classes", "parameters", "site"]] * 2
+
+
 def test_personal_models_are_in_no_reply(deployment: Deployment, tmp_path: Path) -> None:
     grid = deployment.run()
     said = b""

@@ -39,7 +39,7 @@ def client_app(task: Task) -> ClientApp:
 
 def _join(site: Site, message: Message) -> RecordDict:
     parameters = sum(p.numel() for p in site.model.parameters())
-    return say_joined(site.number, site.samples, site.federation.classes, parameters)
+    return say_joined(site.number, site.federation.classes, parameters)
 
 
 def _train(site: Site, message: Message) -> RecordDict:

@@ -25,7 +25,8 @@ class Locker:
 
     def rounds(self) -> list[int]:
         """The rounds whose models are here, oldest first."""
-        return sorted(int(path.name[6:11]) for path in self.folder.glob("round-?????.safetensors"))
+        numbers = (path.stem.removeprefix("round-") for path in self.folder.glob("round-*.safetensors"))
+        return sorted(int(number) for number in numbers if number.isdecimal())
 
     def path(self, round: int) -> Path:
         """The file of one round."""

@@ -65,14 +65,11 @@ class Roster:
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
             node = reply.metadata.src_node_id
             try:
-                joined = hear_joined(
-                    reply, sites=self._sites, classes=self._classes, parameters=self._parameters,
-                    max_samples=self._rules.max_samples,
-                )  # fmt: skip
+                site = hear_joined(reply, sites=self._sites, classes=self._classes, parameters=self._parameters)
             except Refused as why:
                 self.refuse(f"node {node}", f"cannot join: {why}")
                 continue
-            claims.setdefault(joined.number, []).append(node)
+            claims.setdefault(site, []).append(node)
         taken = set(self._site_of.values())
         for site, nodes in claims.items():
             if site in taken or len(nodes) > 1:

@@ -3,7 +3,7 @@
 server → site   join       nothing
                 train      w; round, base (the round w came from), history
                 evaluate   w; round, history
-site → server   join       its number, its training samples, classes and parameters
+site → server   join       its number, the number of classes and parameters
                 train      w_n; round, training samples
                 evaluate   round, whether it has a personal model, right answers and test samples of the shared and the
                            personal model: by class or, where the site withholds those, in total and the spread over
@@ -45,28 +45,38 @@ def to_arrays(model: nn.Module, vector: Tensor) -> ArrayRecord:
 
 
 def from_arrays(record: ArrayRecord, shapes: Shapes) -> Tensor:
-    """Flower arrays as one vector (P,); refuses other names, shapes and types before a byte of them is used."""
+    """Flower arrays as one vector (P,); refuses other names, shapes and types before a byte of them is used.
+
+    A header from outside is never parsed, only compared with the one that the expected array has.
+    """
     missing, surplus = shapes.keys() - record.keys(), record.keys() - shapes.keys()
     if missing or surplus:
         raise Refused(f"has other parameters: {len(missing)} are missing and {len(surplus)} are unknown")
     pieces = []
     for name, shape in shapes.items():
-        data = record[name].data
-        try:
-            header = io.BytesIO(data)
-            if record[name].stype != "numpy.ndarray" or np.lib.format.read_magic(header) != (1, 0):
-                raise ValueError("not a plain array")
-            found, _, dtype = np.lib.format.read_array_header_1_0(header)
-        except (ValueError, OSError, EOFError) as error:
-            raise Refused("has a parameter that cannot be read") from error
-        if found != shape:
-            raise Refused(f"has shape {found} instead of {shape} in {name!r}")
-        if dtype != np.float32:
-            raise Refused(f"has type {dtype} instead of float32 in {name!r}")
-        if len(data) - header.tell() != 4 * math.prod(shape):
+        array, header = record[name], _header(shape)
+        if array.shape != shape:
+            raise Refused(f"has shape {_short(array.shape)} instead of {shape} in {name!r}")
+        if array.dtype != "float32":
+            raise Refused(f"has type {_short(array.dtype)} instead of float32 in {name!r}")
+        sound = array.stype == "numpy.ndarray" and len(array.data) == len(header) + 4 * math.prod(shape)
+        if not sound or not array.data.startswith(header):
             raise Refused("has a parameter that cannot be read")
-        pieces.append(torch.from_numpy(np.load(io.BytesIO(data), allow_pickle=False)).reshape(-1))
-    return torch.cat(pieces)
+        pieces.append(np.frombuffer(array.data, "<f4", offset=len(header)))
+    return torch.from_numpy(np.concatenate(pieces))
+
+
+def _header(shape: tuple[int, ...]) -> bytes:
+    """How `np.save`, which Flower sends arrays with, begins a float32 array of this shape."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return buffer.getvalue()
+
+
+def _short(said: object) -> str:
+    """What a site said of an array, fit for a sentence."""
+    text = ascii(said).strip("'")
+    return text if len(text) <= 40 else text[:39] + "…"
 
 
 # -- what the server says --------------------------------------------------------------------------------------------
@@ -102,13 +112,6 @@ def _told(value: object) -> int:
 # -- what a site says ------------------------------------------------------------------------------------------------
 
 
-class Joined(NamedTuple):
-    """A site that is there."""
-
-    number: int
-    samples: int
-
-
 class Update(NamedTuple):
     """What a site has trained."""
 
@@ -125,10 +128,9 @@ class Verdict(NamedTuple):
     spread: tuple[float, float]  # over the site's classes, of the shared and the personal model
 
 
-def say_joined(number: int, samples: int, classes: int, parameters: int) -> RecordDict:
+def say_joined(number: int, classes: int, parameters: int) -> RecordDict:
     """A site's answer to `join`."""
-    said = MetricRecord({"site": number, "num-examples": samples, "classes": classes, "parameters": parameters})
-    return RecordDict({METRICS: said})
+    return RecordDict({METRICS: MetricRecord({"site": number, "classes": classes, "parameters": parameters})})
 
 
 def say_update(model: nn.Module, update: Update, round: int) -> RecordDict:
@@ -151,14 +153,14 @@ def say_verdict(verdict: Verdict, round: int, by_class: bool) -> RecordDict:
     return RecordDict({METRICS: MetricRecord(values)})
 
 
-def hear_joined(reply: Message, *, sites: int, classes: int, parameters: int, max_samples: int) -> Joined:
-    """Read an answer to `join`."""
+def hear_joined(reply: Message, *, sites: int, classes: int, parameters: int) -> int:
+    """Read an answer to `join`: the site's number."""
     metrics = _metrics(reply)
     number = _whole(metrics, "site", 0, sites - 1)
     for key, ours in (("classes", classes), ("parameters", parameters)):
         if (theirs := _whole(metrics, key, 0, 2**62)) != ours:
             raise Refused(f"has {theirs} {key} instead of {ours}")
-    return Joined(number, _whole(metrics, "num-examples", 1, max_samples))
+    return number
 
 
 def hear_update(reply: Message, round: int, shapes: Shapes, max_samples: int) -> Update:
