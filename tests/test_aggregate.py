@@ -72,6 +72,27 @@ def test_laws(name: str, models: Tensor) -> None:
             assert away < 2.5, f"{share:.0%} of outliers moved {name} by {away:.1f} standard deviations"
 
 
+def weiszfeld(models: Tensor) -> Tensor:
+    """The geometric median by its textbook iteration on coordinates, in float64."""
+    points, y = models.double(), models.double().median(0).values
+    for _ in range(5000):
+        pull = 1 / (points - y).norm(dim=1)
+        y = pull @ points / pull.sum()
+    return y
+
+
+@pytest.mark.parametrize("place", [0, 4, 9])
+@pytest.mark.parametrize("far", [1e4, 1e8, 1e20, 1e37])
+def test_one_client_however_far_changes_no_digit_of_the_others(far: float, place: int) -> None:
+    honest = 0.1 * torch.randn(9, 100, generator=torch.Generator().manual_seed(0))
+    models = torch.cat([honest[:place], torch.full((1, 100), far), honest[place:]])
+    origin = torch.zeros(100)
+    close(aggregate.tilted(models, -1.0, start=origin), aggregate.tilted(honest, -1.0, start=origin), 1e-7)
+    close(aggregate.krum(models), aggregate.krum(torch.cat([honest, torch.full((1, 100), 1e3)])), 0.0)
+    close(aggregate.multi_krum(models), honest.mean(0), 1e-7)
+    close(aggregate.geometric_median(models).double(), weiszfeld(models), 1e-7)
+
+
 @pytest.mark.parametrize("name", ["mean", "tilted q=0", "tilted q=1e-5", "tilted q=inf"])
 def test_the_others_do_break_down(name: str, models: Tensor) -> None:
     bad = models.clone()
@@ -130,6 +151,8 @@ def test_the_smallest_enclosing_ball() -> None:
     on_it = models[distances.l2(models, centre) > radius * (1 - 1e-7)]
     for direction in torch.randn(200, 6, generator=rng, dtype=torch.float64):
         assert ((on_it - centre) @ direction).max() >= -1e-6 * radius  # no way to move closer to all at once
+    for q in (1e15, 1e17, 1e300):  # Newton's method would meet a singular matrix
+        torch.testing.assert_close(aggregate.tilted(models, q), centre, atol=1e-9, rtol=0)
     corners = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 0.1]], dtype=torch.float64)
     torch.testing.assert_close(aggregate.tilted(corners, INF), corners.new_tensor([1.0, 0.0]), atol=1e-7, rtol=0)
 
@@ -140,6 +163,13 @@ def test_mean_shift_finds_the_cluster_it_starts_in() -> None:
     close(aggregate.tilted(models, -2.0, start=left[0]), aggregate.tilted(left, -2.0, start=left[0]), 1e-5)
     close(aggregate.tilted(models, -2.0, start=right[0]), aggregate.tilted(right, -2.0, start=right[0]), 1e-5)
     assert torch.equal(aggregate.tilted(models, -INF, start=right[2] + 1e-3), right[2])
+
+
+def test_mean_shift_leaves_a_saddle() -> None:
+    models = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+    y = aggregate.tilted(models, -0.55, start=models.new_tensor([1e-4]))  # 0 is a fixed point, and no mode
+    assert y.item() > 0.4
+    torch.testing.assert_close(y, (2 * 0.55 * y).tanh(), atol=1e-8, rtol=0)
 
 
 def test_geometric_median_is_stationary_or_a_heavy_client() -> None:

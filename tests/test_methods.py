@@ -4,7 +4,7 @@ import math
 import pytest
 
 from fedtilt.errors import InputError
-from fedtilt.methods import Method, check_together, ditto, fedavg, fedprox, fedtilt, term
+from fedtilt.methods import Method, checked_together, ditto, fedavg, fedprox, fedtilt, term
 
 
 def test_presets_are_settings_of_one_object() -> None:
@@ -54,11 +54,15 @@ def test_a_method_cannot_change() -> None:
         (lambda: fedavg(name=".."), "or a leading dot, got '..'"),
         (lambda: fedavg(name=3), "got 3"),
         (lambda: fedtilt(0, 0, q=1, distance="l1"), "has no direct solution; give steps"),
+        (lambda: fedavg(bad_share=0.2), "bad_share of method 'fedavg' means nothing to aggregator 'tilted'"),
         (lambda: fedavg(bad_share=0.6), "in [0, 0.5), got 0.6"),
-        (lambda: check_together([], 0.1, 0.1), "at least one method"),
-        (lambda: check_together([ditto(), ditto(0.1)], 0.1, 0.1), "two methods are named 'ditto'"),
-        (lambda: check_together([ditto(20)], 0.01, 0.1), "lr · mu must be < 2, got 2; lower one of them"),
-        (lambda: check_together([fedprox(20)], 0.1, 0.1), "lr · prox must be < 2"),
+        (lambda: checked_together([], 0.1, 0.1), "at least one method"),
+        (lambda: checked_together(ditto(), 0.1, 0.1), "methods must be a list, such as [ft.fedavg(), ft.ditto()]"),
+        (lambda: checked_together(["ditto"], 0.1, 0.1), "such as ft.fedavg() or ft.ditto(mu=0.1), got 'ditto'"),
+        (lambda: checked_together([ditto], 0.1, 0.1), "such as ft.fedavg() or ft.ditto(mu=0.1), got <function ditto"),
+        (lambda: checked_together([ditto(), ditto(0.1)], 0.1, 0.1), "two methods are named 'ditto'"),
+        (lambda: checked_together([ditto(20)], 0.01, 0.1), "lr · mu must be < 2, got 2; lower one of them"),
+        (lambda: checked_together([fedprox(20)], 0.1, 0.1), "lr · prox must be < 2"),
     ],
 )
 def test_bad_settings_are_one_sentence(call, words: str) -> None:
@@ -68,4 +72,4 @@ def test_bad_settings_are_one_sentence(call, words: str) -> None:
 
 
 def test_a_run_may_compare_one_preset_with_itself() -> None:
-    check_together([ditto(0.01), ditto(1.0, name="ditto-1"), fedavg()], 0.1, 0.1)
+    checked_together([ditto(0.01), ditto(1.0, name="ditto-1"), fedavg()], 0.1, 0.1)

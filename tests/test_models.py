@@ -45,12 +45,20 @@ def test_flat_and_back() -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "layer '1' (BatchNorm1d) keeps running statistics"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "layer '1' (BatchNorm1d) normalises by"),
+        (lambda: nn.BatchNorm1d(4, track_running_stats=False), "statistics of a batch, which clients do not share"),
         (lambda: nn.Sequential(nn.Conv2d(1, 1, 1), nn.InstanceNorm2d(1, track_running_stats=True)), "use GroupNorm"),
         (lambda: nn.Flatten(), "has no parameters"),
         (lambda: nn.Linear(2, 2).double(), "float32, got torch.float64"),
         (lambda: nn.Linear(2, 2).requires_grad_(False), "parameter 'weight' is frozen"),
-        (lambda: models.mlp((4,), 2, hidden=(0,)), "hidden must be ≥ 1, got 0"),
+        (lambda: models.mlp((4,), 2, hidden=(0,)), "every size in hidden must be a whole number ≥ 1, got 0"),
+        (lambda: models.mlp((4,), 2, hidden=64), "hidden must be a list of sizes, such as (64, 64), got 64"),
+        (lambda: models.mlp((4,), 0), "classes must be a whole number ≥ 1, got 0"),
+        (lambda: models.cnn((1, 8, 8), 2, channels=()), "channels must hold a size for every block"),
+        ("mlp", "model must be an nn.Module or a function such as ft.models.mlp, got 'mlp'"),
+        (nn.Linear, "the model function Linear needs 'in_features', and is only given input_shape and classes"),
+        (lambda: None, "the model function returned a NoneType; it must return an nn.Module"),
+        (lambda: nn.DataParallel(nn.Linear(2, 2)), "a DataParallel cannot be given other parameters"),
         (lambda: models.cnn((4,), 2), "cnn needs images"),
         (lambda: models.cnn((1, 4, 4), 2), "too small for 3 blocks"),
     ],
@@ -59,7 +67,3 @@ def test_what_cannot_be_federated_is_refused_in_one_sentence(source, words: str)
     with pytest.raises(InputError) as error:
         models.build(source, (4,), 2, seed=0)
     assert words in str(error.value)
-
-
-def test_batch_norm_without_statistics_is_fine() -> None:
-    models.check(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.GroupNorm(2, 4)))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedtilt.errors import InputError
+from fedtilt.errors import Diverged, InputError
 from fedtilt.methods import ditto, fedavg, fedprox, fedtilt, term
 from fedtilt.round import plan, settle
 
@@ -58,12 +58,21 @@ def test_weighting_by_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    "aggregator", ["tilted", "mean", "median", "trimmed_mean", "krum", "multi_krum", "norm_clipped"]
+    "aggregator",
+    ["tilted", "mean", "median", "geometric_median", "trimmed_mean", "krum", "multi_krum", "norm_clipped"],
 )
 def test_every_rule_serves_a_method(aggregator: str) -> None:
     updates = {n: torch.randn(20) for n in range(10)} | {10: torch.full((20,), 1e6)}
-    shared = settle(fedavg(aggregator=aggregator, bad_share=0.2), torch.zeros(20), updates, {}).shared
+    shared = settle(fedavg(aggregator=aggregator), torch.zeros(20), updates, {}).shared
     assert (shared.abs().max() < 5) == (aggregator not in ("tilted", "mean"))
+
+
+def test_an_aggregate_that_is_not_finite_is_never_handed_on() -> None:
+    far = {0: torch.full((3,), -3e38), 1: torch.full((3,), 3e38)}
+    with pytest.raises(Diverged, match=r"'fedavg' diverged on the server: .* is not finite; look at its rule"):
+        settle(fedavg(), W[:3], far, {})
+    with pytest.raises(Diverged, match=r"lower the size in steps = \(300, 10.0\)"):
+        settle(fedavg(steps=(300, 10)), W[:3], {0: torch.ones(3), 1: 3 * torch.ones(3)}, {})
 
 
 @pytest.mark.parametrize(

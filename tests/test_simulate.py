@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from torch import nn
 import fedtilt as ft
 from fedtilt import seeds
 from fedtilt.evaluate import Evaluator
+from fedtilt.metrics import measure
 from fedtilt.models import flat, unflat
 from fedtilt.shelf import State
 from fedtilt.training import initial_model
@@ -187,8 +190,38 @@ def test_results_know_models_and_clients(federation: ft.Federation) -> None:
         assert right == r.correct[2].sum()
     with pytest.raises(KeyError, match="it has fedavg, ditto"):
         result["fedprox"]
-    with pytest.raises(ft.InputError, match="clients are 0 to 5"):
-        result["ditto"].personal(6)
+    own = result["ditto"]
+    visited = next(i for i in range(6) if not same_weights(own.personal(i), own.shared))
+    for client in (torch.tensor(visited), np.int64(visited), str(visited), federation.client_names[visited]):
+        assert same_weights(own.personal(client), own.personal(visited))
+    for client, words in ((6, "clients are 0 to 5"), (-1, "client -1 does not exist"), (2.5, "whole number, got 2.5")):
+        with pytest.raises(ft.InputError, match=words):
+            own.personal(client)
+    assert own.validation is None
+
+
+def same_weights(a: nn.Module, b: nn.Module) -> bool:
+    return torch.equal(ft.models.flat(a), ft.models.flat(b))
+
+
+def test_a_result_has_the_metrics_on_validation_data(tmp_path: Path) -> None:
+    fed = ft.Federation.build(ft.data.load("digits"), clients=5, validation=0.2)
+    train = {"rounds": 2, "participation": 0.4, "epochs": 1, "workers": 0}
+    *_, last = ft.simulate([ft.ditto()], fed, small, **train)
+    counts, total = last.validation["ditto"].personal, last.validation_total
+    result = ft.run([ft.ditto()], fed, small, out=tmp_path / "run", **train)
+    assert result["ditto"].validation == measure(counts, total)
+    again = ft.run([ft.ditto()], fed, small, out=tmp_path / "run", **train)  # finished: read, not trained
+    assert again["ditto"].validation == result["ditto"].validation
+    assert ft.run([ft.ditto()], fed, small, **train)["ditto"].validation == result["ditto"].validation
+
+
+def test_numbers_may_be_numpys_and_methods_any_iterable(federation: ft.Federation) -> None:
+    settings = {"rounds": np.int64(1), "lr": np.float32(0.5), "seed": torch.tensor(3), "participation": np.float64(0.5)}
+    methods = (ft.fedtilt(tau=tau, lam=np.float32(1), name=f"tau {tau}") for tau in np.arange(2))
+    result = ft.run(methods, federation, small, epochs=1, workers=0, **settings)
+    assert list(result) == ["tau 0", "tau 1"]
+    assert [r.method.tau for r in result.values()] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +237,7 @@ def test_results_know_models_and_clients(federation: ft.Federation) -> None:
         ({"workers": -1}, "workers must be a whole number ≥ 0, got -1"),
         ({"way": "best"}, "unknown way 'best'"),
         ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
-        ({"participation": "a"}, "participation must be in (0, 1], got 'a'"),
+        ({"participation": "a"}, "participation must be a number, got 'a'"),
         ({"lr": 1e30}, "method 'fedavg' diverged in round 1 on client"),
     ],
 )
@@ -221,14 +254,46 @@ def test_cuda_that_is_not_there_is_refused(federation: ft.Federation) -> None:
         last([ft.fedavg()], federation, device="cuda")
 
 
+class Squeezing(nn.Linear):
+    """Forgets that a batch of one is a batch."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.flatten(1)).squeeze()
+
+
+class Recurring(nn.LSTM):
+    """Returns its memory too."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 10)
+
+    def forward(self, x: torch.Tensor) -> tuple:
+        return super().forward(x.squeeze(1))
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [(lambda: nn.Linear(3, 10), "does not take samples of shape"), (lambda: nn.Flatten(0), "has no parameters"),
-     (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), r"expected \(2, 10\)")],
+     (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), r"expected \(2, 10\)"),
+     (Squeezing, r"returns \(10,\) for 1 samples; expected \(1, 10\)"), (Recurring, "the model returns a tuple")],
 )  # fmt: skip
 def test_a_model_that_does_not_fit_the_data_is_refused(federation: ft.Federation, model, words: str) -> None:
     with pytest.raises(ft.InputError, match=words):
         last([ft.fedavg()], federation, model=model)
+
+
+def test_arguments_of_the_wrong_kind_are_refused(federation: ft.Federation) -> None:
+    with pytest.raises(ft.InputError, match="federation must be a Federation, such as .*, got Dataset"):
+        ft.run([ft.fedavg()], federation.dataset, small)
+    with pytest.raises(ft.InputError, match="federation must be a Federation, such as .*, got function"):
+        ft.run([ft.fedavg()], small, federation)
+    *_, last_round = ft.simulate([ft.fedavg()], federation, small, rounds=1, epochs=1, workers=0)
+    with pytest.raises(ft.InputError, match="state has no method 'ditto'; it has fedavg"):
+        ft.simulate([ft.ditto()], federation, small, state=last_round.state)
+    assert list(last_round.state.shared) == ["fedavg"]
 
 
 def test_validation_data_is_judged_beside_test_data() -> None:

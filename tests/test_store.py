@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import fedtilt as ft
-from fedtilt.shelf import Shelf, file_of
+from fedtilt.runs import exported
+from fedtilt.shelf import Shelf, State, file_of
 from fedtilt.store import Store, locked
 
 METHODS = [ft.ditto(0.1), ft.fedtilt(tau=1, lam=-2, mu=0.1)]
@@ -148,6 +149,78 @@ def test_other_data_is_refused(copy: Path) -> None:
         again(other, copy)
 
 
+def test_the_same_samples_divided_otherwise_are_refused(tmp_path: Path) -> None:
+    x, y = torch.rand(8, 4), torch.arange(8) % 2
+    names = {"class_names": ("a", "b"), "client_names": ("left", "right")}
+
+    def federation(split: int) -> ft.Federation:
+        owner = (torch.arange(8) >= split).long()
+        data = ft.data.Dataset(
+            name="own", x_train=x, y_train=y, x_test=x, y_test=y, classes=2, image=False,
+            client_train=owner, client_test=owner, **names,
+        )  # fmt: skip
+        return ft.Federation.build(data, partition="column")
+
+    ft.run(METHODS, federation(4), model, out=tmp_path / "run", **SETTINGS)
+    with pytest.raises(ft.InputError, match=r"was begun with partition ="):
+        ft.run(METHODS, federation(2), model, out=tmp_path / "run", **SETTINGS)
+
+
+def test_what_is_refused_leaves_no_folder(federation: ft.Federation, tmp_path: Path) -> None:
+    for bad in ({"precision": "tf32"}, {"way": "Loop"}):
+        with pytest.raises(ft.InputError):
+            ft.run(METHODS, federation, model, out=tmp_path / "run", **SETTINGS | bad)
+    with pytest.raises(ft.InputError, match="lower one of them"):
+        ft.run([ft.ditto(mu=100)], federation, model, out=tmp_path / "run", **SETTINGS)
+    assert not (tmp_path / "run").exists()
+
+
+def test_seeds_of_different_runs_do_not_share_a_folder(federation: ft.Federation, copy: Path) -> None:
+    with pytest.raises(ft.InputError, match=r"holds seed-0 of a run with methods\.fedtilt = .*; choose another folder"):
+        again(federation, copy, seed=1, methods=METHODS[:1])
+    assert not (copy / "seed-1").exists()
+    again(federation, copy, seed=1)
+    assert json.loads((copy / "run.json").read_text())["seeds"] == [0, 1]
+
+
+def test_another_machine_is_told(federation: ft.Federation, copy: Path) -> None:
+    run = json.loads((copy / "run.json").read_text())
+    run["environment"]["torch"] = "1.0"
+    (copy / "run.json").write_text(json.dumps(run))
+    _, notes = again(federation, copy)
+    assert [note for note in notes if note.startswith("torch was 1.0 and is ")]
+
+
+def test_rounds_beyond_five_digits_keep_their_order(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for round in (99_998, 99_999, 100_000):
+        store.checkpoint(State(round, {"fedavg": torch.tensor([float(round)])}, store.shelf))
+    latest = Store(tmp_path).latest()
+    assert latest is not None
+    assert (latest.round, latest.shared["fedavg"].item()) == (100_000, 100_000.0)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["round-100000", "round-99999"]
+
+
+def test_an_export_is_a_whole_state(federation: ft.Federation, tmp_path: Path) -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+            self.second.weight = self.first.weight
+            self.head = torch.nn.Linear(64, 10)
+            self.register_buffer("scale", torch.full((64,), 2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.second(self.scale * self.first(x.flatten(1))))
+
+    result = ft.run(METHODS, federation, Tied, out=tmp_path, **SETTINGS)
+    twin = Tied()
+    twin.scale.zero_()
+    twin.load_state_dict(exported(tmp_path, "ditto"))
+    x, _ = federation.test(0)
+    assert torch.equal(twin(x), result["ditto"].shared(x))
+
+
 def test_another_start_is_refused(federation: ft.Federation, copy: Path) -> None:
     def shifted(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
         net = model(input_shape, classes)
@@ -192,6 +265,10 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
     with locked(tmp_path):
         assert in_a_child(take) == 2
+        with pytest.raises(ft.InputError, match="in use by a run of this process"):
+            take()
+        assert in_a_child(take) == 2  # the lock is still held
+    take()
     assert in_a_child(take) == 0
 
 
@@ -225,11 +302,13 @@ def test_a_folder_that_cannot_be_made_is_refused(federation: ft.Federation, tmp_
 
 @pytest.mark.parametrize("limit", [0, 250, 10**9])
 def test_a_shelf_keeps_models_in_memory_or_on_disk(tmp_path: Path, limit: int) -> None:
-    shelf = Shelf(None, limit_bytes=limit)
+    shelf = Shelf(tmp_path, limit_bytes=limit)
     models = {("m", n): torch.randn(20) for n in range(10)}
     for round in (1, 2):
         for owner, value in models.items():
             shelf.put(owner, round, value + round)
+    shelf.prune([])
+    assert len(list(tmp_path.glob("m/*"))) == {0: 9, 250: 7, 10**9: 0}[limit]  # 80 bytes each, and one stays in memory
     assert len(shelf) == 10
     assert ("m", 11) not in shelf
     assert shelf.get(("m", 11)) is None

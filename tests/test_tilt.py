@@ -123,6 +123,15 @@ def test_nothing_leaks_from_a_zero_weight(t: float, poison: float) -> None:
     torch.testing.assert_close(grad, torch.stack([slope[0], slope[0] * 0, slope[1] * 2, slope[0] * 0, slope[1]]))
 
 
+@pytest.mark.parametrize(("t", "edge"), [(1e39, 0.9), (-1e300, 0.3)])
+def test_a_tilt_beyond_float32_is_infinite(t: float, edge: float) -> None:
+    x = torch.tensor([0.3, 0.9, 0.5], requires_grad=True)
+    value = tilted_mean(x, t)
+    (grad,) = torch.autograd.grad(value, x)
+    assert torch.equal(value, torch.tensor(edge))
+    assert grad.tolist() == (x == edge).tolist()
+
+
 def test_no_weight_at_all_is_zero_without_nan() -> None:
     x = torch.tensor([[1.0, math.nan], [1.0, 2.0]], requires_grad=True)
     value = tilted_mean(x, 3.0, weights=torch.tensor([[0.0, 0.0], [1.0, 0.0]]))

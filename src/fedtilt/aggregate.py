@@ -20,6 +20,7 @@ from fedtilt.errors import InputError
 from fedtilt.tilt import nested_shares
 
 _CHUNK_BYTES = 16 * 2**20
+_FAR = 1e4  # times a squared distance: of its 16 digits, twelve are left
 
 
 def tilted(
@@ -59,12 +60,17 @@ def tilted(
             return _combined(models, hull.fair_weights(gram, u, q))
         sq_dist = hull.sq_distances(gram, u.cpu()) if start is None else _distances(models, metric, start)
         return _combined(models, hull.mean_shift_weights(gram, u, q, sq_dist))
-    if q == 0:
+    if solvable(distance, q):
         return geometric_median(models, weights) if distance == "l2" else median(models, weights)
     raise InputError(
         f"distance {distance!r} with q = {q:g} has no direct solution; pass steps=(count, size), "
         "q = 0, or distance='squared_l2'"
     )
+
+
+def solvable(distance: str, q: float) -> bool:
+    """Whether G has a direct solution, or needs `steps`."""
+    return distance == "squared_l2" or (distance in ("l2", "l1") and q == 0)
 
 
 def mean(models: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -141,15 +147,16 @@ class Rule(NamedTuple):
 
     apply: Callable[[Tensor, Tensor | None, Tensor, float], Tensor]
     weighted: bool  # whether it takes client weights
+    distrusts: bool = False  # whether it takes a share of bad clients
 
 
 RULES = {
     "mean": Rule(lambda models, weights, start, bad: mean(models, weights), True),
     "median": Rule(lambda models, weights, start, bad: median(models, weights), True),
     "geometric_median": Rule(lambda models, weights, start, bad: geometric_median(models, weights), True),
-    "trimmed_mean": Rule(lambda models, weights, start, bad: trimmed_mean(models, bad), False),
-    "krum": Rule(lambda models, weights, start, bad: krum(models, bad), False),
-    "multi_krum": Rule(lambda models, weights, start, bad: multi_krum(models, bad), False),
+    "trimmed_mean": Rule(lambda models, weights, start, bad: trimmed_mean(models, bad), False, distrusts=True),
+    "krum": Rule(lambda models, weights, start, bad: krum(models, bad), False, distrusts=True),
+    "multi_krum": Rule(lambda models, weights, start, bad: multi_krum(models, bad), False, distrusts=True),
     "norm_clipped": Rule(lambda models, weights, start, bad: norm_clipped(models, start), False),
 }
 
@@ -193,10 +200,20 @@ def _chunks(models: Tensor) -> Iterator[slice]:
 
 
 def _gram(models: Tensor) -> Tensor:
-    """The centred Gram matrix (C, C) in float64, on the CPU.
+    """The Gram matrix (C, C) around one client, in float64, on the CPU.
 
-    Differences to one client first: an uncentred product in float32 would cancel where clients agree.
+    Differences to a client first: products of the models themselves would cancel where clients agree. If that client is
+    so far from the others that they cancel again, the one with the closest neighbours takes its place.
     """
+    gram = _gram_around(models, 0)
+    sq_apart = hull.sq_apart(gram)
+    centre = hull.central(sq_apart)
+    if sq_apart[0].median() > _FAR * sq_apart[centre].median():
+        gram = _gram_around(models, centre)
+    return gram
+
+
+def _gram_around(models: Tensor, centre: int) -> Tensor:
     gram = torch.zeros(len(models), len(models), dtype=torch.float64, device=models.device)
     half = (len(models) + 1) // 2
     buffer: Tensor | None = None
@@ -204,13 +221,11 @@ def _gram(models: Tensor) -> Tensor:
         chunk = models[:, columns]
         buffer = torch.empty_like(chunk, dtype=torch.float64) if buffer is None else buffer[:, : chunk.shape[1]]
         buffer.copy_(chunk)
-        buffer -= buffer[0].clone()
+        buffer -= buffer[centre].clone()
         gram[:half, :half].addmm_(buffer[:half], buffer[:half].T)
         gram[half:].addmm_(buffer[half:], buffer.T)
     gram[:half, half:] = gram[half:, :half].T
-    gram = gram.cpu()
-    row = gram.mean(0)
-    return gram - row - row[:, None] + row.mean()
+    return gram.cpu()
 
 
 def _combined(models: Tensor, p: Tensor) -> Tensor:
@@ -256,9 +271,7 @@ def _descended(
 def _krum_order(models: Tensor, bad: float) -> list[int]:
     """Clients from the most to the least trusted: by the sum of squared distances to their nearest others."""
     _share(bad, "bad")
-    gram = _gram(models)
-    norms = gram.diagonal()
-    sq_dist = (norms[:, None] + norms - 2 * gram).clamp(min=0).fill_diagonal_(math.inf)  # (C, C)
+    sq_dist = hull.sq_apart(_gram(models)).fill_diagonal_(math.inf)  # (C, C)
     count = len(models)
     near = max(1, count - int(bad * count + 1e-9) - 2)
     scores = sq_dist.sort(dim=1).values[:, : min(near, count - 1)].sum(1)

@@ -1,7 +1,8 @@
-"""Optimal convex combinations of points known only by their centred Gram matrix K (C, C), in float64.
+"""Optimal convex combinations of points known only by their Gram matrix K (C, C) around one of them, in float64.
 
 The point Σ p_n z_n has squared distances  K_nn − 2 (K p)_n + pᵀ K p  to the others, so no solver here ever sees a
-coordinate, and none depends on how many there are.
+coordinate, and none depends on how many there are. The origin falls out, but not its digits: it must lie among the
+points, or what tells them apart is lost (`central` finds one).
 """
 
 import math
@@ -9,13 +10,31 @@ import math
 import torch
 from torch import Tensor
 
-_TOLERANCE = 1e-9  # of the radius
+_TOLERANCE = 1e-9  # of the radius, or of the typical distance where a far point must not count
+_AS_IF_INFINITE = 1e14  # q in units of 1 / radius²: its optimum is off the ball's centre by about 1 / q
 
 
 def sq_distances(gram: Tensor, p: Tensor) -> Tensor:
     """Squared distances of all points to the combination p."""
     product = gram @ p
     return (gram.diagonal() - 2 * product + p @ product).clamp(min=0)
+
+
+def sq_apart(gram: Tensor) -> Tensor:
+    """Squared distances between all points (C, C)."""
+    norms = gram.diagonal()
+    return (norms[:, None] + norms - 2 * gram).clamp(min=0)
+
+
+def central(sq_apart: Tensor) -> int:
+    """A point with the closest neighbours: fewer than half of all, however far away, cannot choose another."""
+    return int(sq_apart.median(dim=1).values.argmin())
+
+
+def _typical(sq_apart: Tensor) -> float:
+    """A squared distance that fewer than half of the points, however far away, cannot change much."""
+    near = sq_apart[central(sq_apart)]
+    return float(near[near > 0].median()) if near.any() else 0.0
 
 
 def _radius_squared(gram: Tensor, u: Tensor) -> float:
@@ -35,6 +54,8 @@ def fair_weights(gram: Tensor, u: Tensor, q: float) -> Tensor:
         return u
     gram, weights, q = gram[held][:, held] / scale, u[held], q * scale
     p = torch.zeros_like(u)
+    if q > _AS_IF_INFINITE:
+        q = math.inf
     if q <= 1:
         p[held] = _descended(gram, weights, q, weights)
     else:
@@ -120,15 +141,16 @@ def mean_shift_weights(gram: Tensor, u: Tensor, q: float, sq_dist: Tensor) -> Te
     Mean shift finds the mode but may creep towards it; once it is close, Newton's method takes the last steps.
     """
     u, sq_dist = u.cpu(), sq_dist.cpu()
-    radius_squared = _radius_squared(gram, u)
+    held = u > 0
+    typical = _typical(sq_apart(gram[held][:, held]))
     log_u = u.log()
     p = torch.softmax(log_u + q * sq_dist, 0)
     for step in range(100_000):
         shift = torch.softmax(log_u + q * sq_distances(gram, p), 0) - p
         moved_squared = float(shift @ gram @ shift)
-        if moved_squared <= _TOLERANCE**2 * radius_squared:
+        if moved_squared <= _TOLERANCE**2 * typical:
             break
-        if step % 10 == 9 and moved_squared <= 1e-4 * radius_squared and _at_mode(gram, p, q):
+        if step % 10 == 9 and moved_squared <= 1e-4 * typical and _at_mode(gram, p, q):
             newton = p + _newton(gram, p, shift, q)
             again = torch.softmax(log_u + q * sq_distances(gram, newton), 0) - newton
             if float(again @ gram @ again) < 0.25 * moved_squared:
@@ -147,23 +169,23 @@ def _at_mode(gram: Tensor, p: Tensor, q: float) -> bool:
 def median_weights(gram: Tensor, u: Tensor) -> Tensor:
     """The p whose combination has the least weighted sum of distances (Weiszfeld; a data point may be the optimum)."""
     u = u.cpu()
-    norms = gram.diagonal()
-    apart = (norms[:, None] + norms - 2 * gram).clamp(min=0).sqrt()  # (C, C)
-    radius = _radius_squared(gram, u) ** 0.5
-    same = apart <= _TOLERANCE * radius
+    held = u > 0
+    apart = sq_apart(gram).sqrt()
+    nothing = _TOLERANCE * _typical(sq_apart(gram[held][:, held])) ** 0.5
+    same = apart <= nothing
     # At point n the others pull with |Σ u_m (z_n − z_m) / d_nm|; it is the optimum if that is no more than its weight.
     pull = torch.where(same, 0.0, u / torch.where(same, 1.0, apart))
     across = pull.sum(1).diag() - pull
     force = (across @ gram * across).sum(1).clamp(min=0).sqrt()
-    margin = torch.where(u > 0, (same * u).sum(1) - force, -math.inf)
+    margin = torch.where(held, (same * u).sum(1) - force, -math.inf)
     if margin.max() >= -1e-12:
         return torch.nn.functional.one_hot(margin.argmax(), len(u)).to(u.dtype)
     p = u
     for _ in range(100_000):
-        inverse = u / sq_distances(gram, p).sqrt().clamp(min=_TOLERANCE * radius)
+        inverse = u / sq_distances(gram, p).sqrt().clamp(min=nothing)
         moved = inverse / inverse.sum()
         shift = moved - p
         p = moved
-        if float(shift @ gram @ shift) <= (0.01 * _TOLERANCE * radius) ** 2:
+        if float(shift @ gram @ shift) <= (0.01 * nothing) ** 2:
             break
     return p

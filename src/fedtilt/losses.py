@@ -28,7 +28,8 @@ class TiltedLoss(nn.Module):
 
     `lam` tilts over the samples of each class, `tau` over the classes; 0, 0 is the ordinary mean. `loss` gives the
     per-sample losses (cross-entropy by default). More levels nest around these two: `outer` holds a tilt for each of
-    the `groups` (labels from fine to coarse, such as site, then country) passed to the call.
+    the `groups` (labels from fine to coarse, such as site, then country) passed to the call. Samples to leave out get
+    weight 0; there is no `ignore_index`.
 
     >>> import torch
     >>> logits, targets = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), torch.tensor([0, 1, 1])

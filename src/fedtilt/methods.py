@@ -1,10 +1,11 @@
 """A method is a setting: FedTilt, and everything it contains as a special case."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedtilt.aggregate import RULES
+from fedtilt.aggregate import RULES, solvable
+from fedtilt.checks import number
 from fedtilt.distances import named
 from fedtilt.errors import InputError
 
@@ -34,10 +35,7 @@ class Method:
         if not plain or not self.name or any(c in self.name for c in "/\\\0\n"):
             raise InputError(f"a method's name is a plain word without slashes or a leading dot, got {self.name!r}")
         for key in ("tau", "lam", "q", "mu", "prox", "bad_share"):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-                raise InputError(f"{key} of method {self.name!r} must be a number, got {value!r}")
-            object.__setattr__(self, key, float(value))
+            object.__setattr__(self, key, number(getattr(self, key), f"{key} of method {self.name!r}"))
         for key in ("mu", "prox"):
             if getattr(self, key) < 0:
                 raise InputError(f"{key} of method {self.name!r} must be ≥ 0, got {getattr(self, key):g}")
@@ -45,36 +43,50 @@ class Method:
             raise InputError(f"prox of method {self.name!r} must be finite: with inf the shared model would never move")
         if not 0 <= self.bad_share < 0.5:
             raise InputError(f"bad_share of method {self.name!r} must be in [0, 0.5), got {self.bad_share:g}")
+        if self.steps is not None:
+            object.__setattr__(self, "steps", self._checked_steps())
+        self._check_server()
+
+    def _checked_steps(self) -> tuple[int, float]:
+        told = f"steps of method {self.name!r} are (count ≥ 1, size > 0), got {self.steps!r}"
+        if isinstance(self.steps, str) or not isinstance(self.steps, Sequence) or len(self.steps) != 2:
+            raise InputError(told)
+        try:
+            count, size = number(self.steps[0], "count"), number(self.steps[1], "size")
+        except InputError:
+            raise InputError(told) from None
+        if not count.is_integer() or count < 1 or not 0 < size < math.inf:
+            raise InputError(told)
+        return int(count), size
+
+    def _check_server(self) -> None:
+        """Refuse what the server's rule does not know, or would pass over in silence."""
         named(self.distance)
         if self.aggregator != "tilted" and self.aggregator not in RULES:
             raise InputError(
                 f"unknown aggregator {self.aggregator!r} of method {self.name!r}; "
                 f"choose one of {', '.join(['tilted', *RULES])}"
             )
-        for key in ("q", "distance", "steps"):
-            if self.aggregator != "tilted" and getattr(self, key) != getattr(Method, key):
-                raise InputError(
-                    f"{key} of method {self.name!r} means nothing to aggregator {self.aggregator!r}; leave it out, or "
-                    "use aggregator 'tilted'"
-                )
-        if self.weighting == "samples" and self.aggregator in RULES and not RULES[self.aggregator].weighted:
+        rule = RULES.get(self.aggregator)  # None: tilted
+        if self.weighting not in ("equal", "samples"):
+            raise InputError(f"weighting of method {self.name!r} must be 'equal' or 'samples', got {self.weighting!r}")
+        if self.weighting == "samples" and rule and not rule.weighted:
             raise InputError(
                 f"aggregator {self.aggregator!r} of method {self.name!r} takes no weights: use weighting='equal'"
             )
-        if self.weighting not in ("equal", "samples"):
-            raise InputError(f"weighting of method {self.name!r} must be 'equal' or 'samples', got {self.weighting!r}")
-        if self.aggregator == "tilted" and self.distance != "squared_l2" and self.q != 0 and self.steps is None:
+        idle = [] if rule is None else ["q", "distance", "steps"]
+        idle += [] if rule and rule.distrusts else ["bad_share"]
+        for key in idle:
+            if getattr(self, key) != getattr(Method, key):
+                raise InputError(
+                    f"{key} of method {self.name!r} means nothing to aggregator {self.aggregator!r}; leave it out, or "
+                    "use another aggregator"
+                )
+        if rule is None and self.steps is None and not solvable(self.distance, self.q):
             raise InputError(
                 f"distance {self.distance!r} of method {self.name!r} with q = {self.q:g} has no direct solution; "
-                "give steps = [count, size], or q = 0"
+                "give steps = [count, size], or another distance or q"
             )
-        if self.steps is not None:
-            if not isinstance(self.steps, Sequence) or len(self.steps) != 2:
-                raise InputError(f"steps of method {self.name!r} are (count ≥ 1, size > 0), got {self.steps!r}")
-            count, size = self.steps
-            if int(count) != count or count < 1 or not 0 < size < math.inf:
-                raise InputError(f"steps of method {self.name!r} are (count ≥ 1, size > 0), got {self.steps!r}")
-            object.__setattr__(self, "steps", (int(count), float(size)))
 
     @property
     def personal(self) -> bool:
@@ -116,10 +128,16 @@ def term(t: float, *, name: str = "term", **settings: object) -> Method:
 PRESETS = {"fedtilt": fedtilt, "fedavg": fedavg, "fedprox": fedprox, "ditto": ditto, "term": term}
 
 
-def check_together(methods: Sequence[Method], lr: float, lr_personal: float) -> None:
-    """What can only be seen when a run is put together: unique names, and steps short enough for the pulls."""
+def checked_together(methods: Iterable[Method], lr: float, lr_personal: float) -> list[Method]:
+    """The methods of a run, after what can only be seen together: unique names, steps short enough for the pulls."""
+    if isinstance(methods, Method | str) or not isinstance(methods, Iterable):
+        raise InputError(f"methods must be a list, such as [ft.fedavg(), ft.ditto()], got {methods!r}")
+    methods = list(methods)
     if not methods:
         raise InputError("a run needs at least one method")
+    for m in methods:
+        if not isinstance(m, Method):
+            raise InputError(f"methods must hold methods, such as ft.fedavg() or ft.ditto(mu=0.1), got {m!r}")
     names = [m.name for m in methods]
     for name in names:
         if names.count(name) > 1:
@@ -131,3 +149,4 @@ def check_together(methods: Sequence[Method], lr: float, lr_personal: float) -> 
                     f"{key} = {pull:g} of method {m.name!r} with learning rate {step:g} diverges: "
                     f"lr · {key} must be < 2, got {step * pull:g}; lower one of them"
                 )
+    return methods

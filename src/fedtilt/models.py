@@ -3,12 +3,13 @@
 import copy
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+from fedtilt.checks import whole
 from fedtilt.errors import InputError
 
 Shape = Sequence[int]
@@ -30,13 +31,12 @@ def mlp(input_shape: Shape = (1, 28, 28), classes: int = 10, hidden: Sequence[in
     >>> sum(p.numel() for p in mlp().parameters())
     199210
     """
-    sizes = [_positive(math.prod(input_shape), "input_shape"), *hidden, classes]
-    for size in sizes[1:]:
-        _positive(size, "hidden")
+    inner = _sizes(hidden, "hidden")
+    sizes = [whole(math.prod(input_shape), "a sample's size", 1), *inner, whole(classes, "classes", 1)]
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise(sizes[:-1]):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(sizes[-2], classes))
+    return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 
 
 def cnn(input_shape: Shape = (3, 32, 32), classes: int = 10, channels: Sequence[int] = (32, 64, 128)) -> nn.Module:
@@ -48,24 +48,27 @@ def cnn(input_shape: Shape = (3, 32, 32), classes: int = 10, channels: Sequence[
     if len(input_shape) != 3:
         raise InputError(f"cnn needs images (channels, height, width), got input_shape {tuple(input_shape)}; use mlp")
     planes, height, width = input_shape
+    channels = _sizes(channels, "channels")
+    if not channels:
+        raise InputError("channels must hold a size for every block, got none; use mlp")
     layers: list[nn.Module] = []
     for fan_in, fan_out in zip([planes, *channels[:-1]], channels, strict=True):
         if min(height, width) < 2:
             raise InputError(
                 f"an image of {tuple(input_shape)} is too small for {len(channels)} blocks; use fewer channels"
             )
-        layers += [nn.Conv2d(fan_in, _positive(fan_out, "channels"), 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(fan_in, fan_out, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
         height, width = height // 2, width // 2
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels[-1] * height * width, classes))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels[-1] * height * width, whole(classes, "classes", 1)))
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"logistic": logistic, "mlp": mlp, "cnn": cnn}
 
 
-def _positive(size: int, what: str) -> int:
-    if size < 1:
-        raise InputError(f"every size in {what} must be ≥ 1, got {size}")
-    return size
+def _sizes(sizes: Sequence[int], what: str) -> list[int]:
+    if isinstance(sizes, str) or not isinstance(sizes, Sequence):
+        raise InputError(f"{what} must be a list of sizes, such as (64, 64), got {sizes!r}")
+    return [whole(size, f"every size in {what}", 1) for size in sizes]
 
 
 def build(source: ModelSource, input_shape: Shape, classes: int, seed: int) -> nn.Module:
@@ -75,24 +78,41 @@ def build(source: ModelSource, input_shape: Shape, classes: int, seed: int) -> n
     """
     if isinstance(source, nn.Module):
         model = copy.deepcopy(source)
+    elif not callable(source):
+        raise InputError(f"model must be an nn.Module or a function such as ft.models.mlp, got {source!r}")
     else:
         accepted = inspect.signature(source).parameters
         known = {"input_shape": tuple(input_shape), "classes": classes}
+        _check_callable(accepted.values(), known, getattr(source, "__name__", repr(source)))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed % 2**63)
             model = source(**{name: value for name, value in known.items() if name in accepted})
+        if not isinstance(model, nn.Module):
+            raise InputError(f"the model function returned a {type(model).__name__}; it must return an nn.Module")
     check(model)
     return model
 
 
-def check(model: nn.Module) -> None:
-    """Refuse what cannot be averaged: running statistics, no or mixed-type parameters."""
-    for name, layer in model.named_modules():
-        if getattr(layer, "running_mean", None) is not None:
+def _check_callable(parameters: Iterable[inspect.Parameter], known: Container[str], name: str) -> None:
+    for p in parameters:
+        named = p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if p.default is p.empty and named and p.name not in known:
             raise InputError(
-                f"layer {name!r} ({type(layer).__name__}) keeps running statistics, which clients cannot share; "
-                "use GroupNorm or LayerNorm, or track_running_stats=False"
+                f"the model function {name} needs {p.name!r}, and is only given input_shape and classes; "
+                f"pass a function that needs no more, such as lambda: {name}(...)"
             )
+
+
+def check(model: nn.Module) -> None:
+    """Refuse what cannot be averaged or judged sample by sample: batch norm, no or mixed-type parameters."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "running_mean", None) is not None:
+            raise InputError(
+                f"layer {name!r} ({type(layer).__name__}) normalises by the statistics of a batch, which clients do "
+                "not share; use GroupNorm or LayerNorm"
+            )
+        if isinstance(layer, torch.jit.ScriptModule | nn.DataParallel):
+            raise InputError(f"a {type(layer).__name__} cannot be given other parameters; pass the module inside it")
     types = {p.dtype for p in model.parameters()}
     if not types:
         raise InputError(f"{type(model).__name__} has no parameters to train")
@@ -116,7 +136,7 @@ def unflat(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
     """Views into `vector` (…, P) by parameter name."""
     named = list(model.named_parameters())
     pieces = vector.split([p.numel() for _, p in named], dim=-1)
-    return {name: piece.reshape(*vector.shape[:-1], *p.shape) for (name, p), piece in zip(named, pieces, strict=True)}
+    return {name: piece.reshape((*vector.shape[:-1], *p.shape)) for (name, p), piece in zip(named, pieces, strict=True)}
 
 
 def with_weights(model: nn.Module, vector: Tensor) -> nn.Module:

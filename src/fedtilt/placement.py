@@ -97,8 +97,8 @@ class Here:
 
 
 def can_fork() -> bool:
-    """Whether worker processes can be forked here (on macOS, forking after using its frameworks is unsafe)."""
-    return sys.platform.startswith("linux")
+    """Whether worker processes can be forked: not on macOS, whose frameworks do not stand it, and not by a daemon."""
+    return sys.platform.startswith("linux") and not multiprocessing.current_process().daemon
 
 
 def cores() -> int:

@@ -19,7 +19,7 @@ from fedtilt.version import __version__
 
 
 def settings_of(methods: Sequence[Method], training: Training) -> dict[str, Any]:
-    """Methods and training as JSON; the device and the number of workers do not matter to the bits and are left out."""
+    """Methods and training as JSON, without the device and the number of workers: a run may go on elsewhere."""
     train = {k: v for k, v in dataclasses.asdict(training).items() if k not in ("device", "workers")}
     return {
         "methods": {m.name: {k: _plain(v) for k, v in dataclasses.asdict(m).items()} for m in methods},

@@ -1,11 +1,12 @@
 """What a run found: metrics, counts and models of every method."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from fedtilt.checks import whole
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
 from fedtilt.metrics import Counts, Metrics, measure
@@ -79,6 +80,8 @@ class MethodResult:
     history: list[tuple[int, Summary]]  # (round, metrics) of every judged round
     correct: Tensor  # (N, K) right answers of the judged models
     total: Tensor  # (N, K) test samples
+    validation: Metrics | None = None  # of the judged models on the data set aside, if any: to choose settings by
+    client_names: tuple[str, ...]
     _shared: Tensor
     _personal: Callable[[int], Tensor | None]
     _module: Callable[[Tensor], nn.Module]
@@ -113,12 +116,21 @@ class MethodResult:
         """The shared model."""
         return self._module(self._shared)
 
-    def personal(self, client: int) -> nn.Module:
-        """A client's model: its personal one, or the shared one if it has none."""
-        if not 0 <= client < len(self.total):
-            raise InputError(f"client {client} does not exist; clients are 0 to {len(self.total) - 1}")
-        own = self._personal(client) if self.method.personal else None
+    def personal(self, client: int | str) -> nn.Module:
+        """A client's model, by its number or name: its personal one, or the shared one if it has none."""
+        own = self._personal(number_of(client, self.client_names)) if self.method.personal else None
         return self._module(self._shared if own is None else own)
+
+
+def number_of(client: int | str, names: Sequence[str]) -> int:
+    """The number of a client that is given by it or by its name."""
+    number = names.index(client) if client in names else client
+    if isinstance(number, str) and number.isdecimal():
+        number = int(number)
+    number = whole(number, "a client that has no such name")
+    if not 0 <= number < len(names):
+        raise InputError(f"client {client} does not exist; the clients are {names[0]} to {names[-1]}")
+    return number
 
 
 _TABLE: dict[str, Callable[[Metrics], float]] = {

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedtilt.aggregate import RULES, tilted
 from fedtilt.descend import Lane
-from fedtilt.errors import InputError
+from fedtilt.errors import Diverged, InputError
 from fedtilt.methods import Method
 
 _NOT_FINITE = "is not finite"
@@ -94,4 +94,14 @@ def settle(method: Method, received: Tensor, updates: Mapping[int, Tensor], samp
         shared = RULES[method.aggregator].apply(models, weights, received, method.bad_share)
     else:
         shared = tilted(models, method.q, method.distance, weights=weights, start=received, steps=method.steps)
+    if why := flaw(shared, received):
+        raise Diverged(
+            f"method {method.name!r} diverged on the server: what it made of the clients' models {why}; "
+            + (f"lower the size in steps = {method.steps}" if method.steps else f"look at its rule {_rule(method)!r}"),
+            method=method.name,
+        )
     return Settled(shared, rejected)
+
+
+def _rule(method: Method) -> str:
+    return method.aggregator if method.aggregator != "tilted" else f"tilted, q = {method.q:g}"

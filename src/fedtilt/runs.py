@@ -5,7 +5,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,11 @@ from fedtilt.files import read_json, write_bytes, write_json
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource, flat, with_weights
 from fedtilt.provenance import environment, record_environment, seed_folder, settings_of
-from fedtilt.results import MethodResult, Result, Summary, judged_counts, over_seeds, summarise
+from fedtilt.results import MethodResult, Result, Summary, judged_counts, number_of, over_seeds, summarise
 from fedtilt.shelf import State
-from fedtilt.simulate import Round, simulated
+from fedtilt.simulate import Prepared, Round, prepared, simulated
 from fedtilt.store import Memory, Store, locked
-from fedtilt.training import Training, initial_model, pick_device
+from fedtilt.training import Training
 
 if TYPE_CHECKING:
     from fedtilt.spec import Spec
@@ -35,7 +35,7 @@ def _silent(*_: object) -> None:
 
 
 def run(
-    methods: Sequence[Method],
+    methods: Iterable[Method],
     federation: Federation,
     model: ModelSource,
     *,
@@ -67,43 +67,56 @@ def run(
         lr_personal=lr_personal, seed=seed, device=device, eval_every=eval_every, way=way, workers=workers,
         precision=precision,
     )  # fmt: skip
+    work = prepared(methods, federation, model, settings)
     if out is None:
-        keeper = Memory(memory_limit)
-        return _train(methods, federation, model, settings, keeper, checkpoint_seconds, on_round, notice)
+        return _train(work, Memory(memory_limit), checkpoint_seconds, on_round, notice)
     folder = Path(out)
     with locked(folder):
-        record_environment(folder, settings.device, [settings.seed])
         store = Store(seed_folder(folder, settings.seed), memory_limit)
-        return _train(methods, federation, model, settings, store, checkpoint_seconds, on_round, notice)
+        store.check_siblings(_job(work))
+        record_environment(folder, settings.device, [settings.seed])
+        _compare_environment(folder, settings.device, notice)
+        return _train(work, store, checkpoint_seconds, on_round, notice)
+
+
+def _compare_environment(folder: Path, device: str, notice: Notice) -> None:
+    """Say what is not as it was when the run began."""
+    before, now = read_json(folder / "run.json")["environment"], environment(device)
+    for key, was in before.items():
+        if now.get(key) != was:
+            notice(f"{key} was {was} and is {now.get(key)} now: the last bits may differ")
 
 
 def _train(
-    methods: Sequence[Method], federation: Federation, model: ModelSource, settings: Training, keeper: Store | Memory,
-    checkpoint_seconds: float, on_round: OnRound, notice: Notice,
-) -> Result:  # fmt: skip
-    net = initial_model(federation, model, settings.seed)
-    state = keeper.begin(_job(methods, federation, net, settings), notice)
+    work: Prepared, keeper: Store | Memory, checkpoint_seconds: float, on_round: OnRound, notice: Notice
+) -> Result:
+    federation = work.federation
+    state = keeper.begin(_job(work), notice)
     keeper.describe(
         clients=federation.client_names,
         classes=federation.class_names,
         carriers=federation.carriers.nonzero()[:, 0].tolist(),
+        extras=_extras(work.net),
     )
-    total = federation.class_counts("test")
     saved = time.monotonic()
-    for r in simulated(methods, federation, model, settings, state=state, shelf=keeper.shelf):
+    for r in simulated(work, state=state, shelf=keeper.shelf):
         state, summaries = r.state, None
         if r.counts is not None:
-            summaries = {name: summarise(c, total, federation.carriers) for name, c in r.counts.items()}
-            keeper.record(r.number, summaries, r.counts, total)
-        if time.monotonic() - saved >= checkpoint_seconds or r.number == settings.rounds:
+            summaries = {name: summarise(c, r.total, federation.carriers) for name, c in r.counts.items()}
+            validation: dict[str, Summary] = {}
+            if r.validation is not None and r.validation_total is not None:
+                held = r.validation_total
+                validation = {name: summarise(c, held, federation.carriers) for name, c in r.validation.items()}
+            keeper.record(r.number, summaries, r.counts, r.total, validation)
+        if time.monotonic() - saved >= checkpoint_seconds or r.number == work.settings.rounds:
             keeper.checkpoint(r.state)
             saved = time.monotonic()
         on_round(r, summaries)
     assert state is not None  # there is at least one round, trained now or before
-    return _result(methods, net, keeper, state)
+    return _result(work, keeper, state)
 
 
-def _result(methods: Sequence[Method], net: torch.nn.Module, keeper: Store | Memory, state: State) -> Result:
+def _result(work: Prepared, keeper: Store | Memory, state: State) -> Result:
     counts, total = keeper.counts(state.round)
 
     def personal(name: str) -> Callable[[int], torch.Tensor | None]:
@@ -116,35 +129,52 @@ def _result(methods: Sequence[Method], net: torch.nn.Module, keeper: Store | Mem
                 history=keeper.history[m.name],
                 correct=judged_counts(counts[m.name]),
                 total=total,
+                validation=keeper.validation[m.name].judged if m.name in keeper.validation else None,
+                client_names=work.federation.client_names,
                 _shared=state.shared[m.name].cpu(),
                 _personal=personal(m.name),
-                _module=lambda weights: with_weights(net, weights).cpu(),
+                _module=lambda weights: with_weights(work.net, weights).cpu(),
             )
-            for m in methods
+            for m in work.methods
         }
     )
 
 
-def _job(methods: Sequence[Method], federation: Federation, net: torch.nn.Module, settings: Training) -> dict[str, Any]:
-    """Everything that determines the bits of a run, as JSON: where and by how many workers it is trained does not."""
-    data = federation.dataset
+def _job(work: Prepared) -> dict[str, Any]:
+    """What is run, as JSON: everything that determines its results but the machine."""
+    data, federation = work.federation.dataset, work.federation
     index = [*federation.train_index, *federation.test_index]
     return {
-        **settings_of(methods, settings),
+        **settings_of(work.methods, work.settings),
         "data": data.name,
         "samples": _digest([data.x_train, data.y_train, data.x_test, data.y_test]),
         "outliers": dataclasses.asdict(federation.outliers),
         "clients": federation.clients,
         "partition": _digest([*index, federation.carriers]),
-        "model": {name: list(p.shape) for name, p in net.named_parameters()},
-        "architecture": repr(net),
-        "start": _digest([flat(net)]),
+        "model": {name: list(p.shape) for name, p in work.net.named_parameters()},
+        "tied": _tied(work.net),
+        "architecture": repr(work.net),
+        "start": _digest([flat(work.net)]),
     }
+
+
+def _tied(net: torch.nn.Module) -> dict[str, str]:
+    """The other names of parameters that have several, and the first one of each."""
+    first = {id(p): name for name, p in net.named_parameters()}
+    every = net.named_parameters(remove_duplicate=False)
+    return {name: first[id(p)] for name, p in every if first[id(p)] != name}
+
+
+def _extras(net: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What a model's state holds besides its parameters; training leaves it alone."""
+    trained = dict(net.named_parameters(remove_duplicate=False))
+    return {name: value.contiguous() for name, value in net.state_dict().items() if name not in trained}
 
 
 def _digest(tensors: Sequence[torch.Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for values in tensors:
+        digest.update(f"{values.dtype}{tuple(values.shape)}".encode())
         digest.update(values.contiguous().numpy().data)
     return digest.hexdigest()
 
@@ -161,7 +191,7 @@ def run_spec(
     notice: Notice = _silent,
 ) -> dict[int, Result]:
     """Train a spec to the end in a new folder, every seed in turn; the results by seed."""
-    from fedtilt.spec import dump, federation_of, model_of
+    from fedtilt.spec import dump
 
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
@@ -169,9 +199,7 @@ def run_spec(
     if folder.exists() and any(folder.iterdir()):
         remedy = f"fedtilt resume {folder}, or " if (folder / "run.json").exists() else ""
         raise InputError(f"{folder} is not empty; use {remedy}another --out")
-    # whatever is wrong with the device, the data or the model shows before a folder is made
-    pick_device(spec.device)
-    initial_model(federation_of(spec, spec.seed), model_of(spec), spec.seed)
+    _of_seed(spec, spec.seed)  # whatever is wrong with the device, the data or the model shows before a folder is made
     with locked(folder):
         write_bytes(folder / "spec.toml", dump(spec).encode())
         record_environment(folder, spec.device, range(spec.seed, spec.seed + spec.seeds))
@@ -203,40 +231,30 @@ def resume(
                 f"{folder} was begun with seeds {run['seeds']}, and its spec.toml now says {list(spec_seeds)}; "
                 "restore it, or start a new run in another folder"
             )
-        before, now = run["environment"], environment(spec.device)
-        for key, was in before.items():
-            if now.get(key) != was:
-                notice(f"{key} was {was} and is {now.get(key)} now: the last bits may differ")
+        _compare_environment(folder, spec.device, notice)
         return _all_seeds(spec, folder, on_seed, on_round, notice)
 
 
 def _all_seeds(
     spec: "Spec", folder: Path, on_seed: Callable[[int], None], on_round: OnRound, notice: Notice
 ) -> dict[int, Result]:
-    from fedtilt.spec import federation_of, model_of, training_of
-
     results = {}
     for seed in range(spec.seed, spec.seed + spec.seeds):
         on_seed(seed)
         store = Store(seed_folder(folder, seed), spec.store.memory_limit_mb * 2**20)
-        results[seed] = _train(
-            [m.to_method() for m in spec.methods], federation_of(spec, seed), model_of(spec), training_of(spec, seed),
-            store, spec.store.checkpoint_seconds, on_round, notice,
-        )  # fmt: skip
+        results[seed] = _train(_of_seed(spec, seed), store, spec.store.checkpoint_seconds, on_round, notice)
     write_json(folder / "results.json", over_seeds(results))
     return results
 
 
+def _of_seed(spec: "Spec", seed: int) -> Prepared:
+    from fedtilt.spec import federation_of, model_of, training_of
+
+    methods = [m.to_method() for m in spec.methods]
+    return prepared(methods, federation_of(spec, seed), model_of(spec), training_of(spec, seed))
+
+
 # -- what is left of a run -------------------------------------------------------------------------------------------
-
-
-def _number(client: int | str, federation: Path) -> int:
-    """The number of a client that is given by it or by its name."""
-    names = read_json(federation)["clients"]
-    known = {str(i): i for i in range(len(names))} | {name: i for i, name in enumerate(names)}
-    if str(client) not in known:
-        raise InputError(f"client {client} does not exist; the clients are {names[0]} to {names[-1]}")
-    return known[str(client)]
 
 
 def exported(
@@ -247,7 +265,7 @@ def exported(
     *,
     notice: Notice = _silent,
 ) -> dict[str, torch.Tensor]:
-    """The parameters by name of a run's shared model or, with `client` (its number or name), of a personal one."""
+    """The state, as `load_state_dict` takes it, of a run's shared model or, with `client`, of a personal one."""
     folder = Path(folder)
     if not (folder / "run.json").exists():
         raise InputError(f"{folder} is not a run folder: it has no run.json")
@@ -263,12 +281,15 @@ def exported(
         raise InputError(f"{folder} has no method {method!r}; it has {', '.join(state.shared)}")
     vector: torch.Tensor | None = state.shared[method]
     if client is not None:
-        vector = state.shelf.get((method, _number(client, store.folder / "federation.json")))
+        names = read_json(store.folder / "federation.json")["clients"]
+        vector = state.shelf.get((method, number_of(client, names)))
         if vector is None:
             raise InputError(
                 f"client {client} has no personal model of method {method!r}: it never took part, or the method has "
                 "none; leave out --client for the shared model"
             )
-    shapes = read_json(store.folder / "job.json")["model"]
-    pieces = vector.split([math.prod(shape) for shape in shapes.values()])  # type: ignore[union-attr]
-    return {name: piece.reshape(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+    job = read_json(store.folder / "job.json")
+    pieces = vector.split([math.prod(shape) for shape in job["model"].values()])  # type: ignore[union-attr]
+    found = {name: piece.reshape(shape) for (name, shape), piece in zip(job["model"].items(), pieces, strict=True)}
+    tied = {name: found[first].clone() for name, first in job.get("tied", {}).items()}
+    return found | tied | store.extras()

@@ -1,8 +1,9 @@
 """A whole federation on one machine: every method on the same clients, batches and outliers, one round at a time."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from fedtilt.data import Federation
 from fedtilt.descend import choose, trained_once
 from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluate import Evaluator
-from fedtilt.methods import Method, check_together
+from fedtilt.methods import Method, checked_together
 from fedtilt.metrics import Counts
 from fedtilt.models import ModelSource, flat
 from fedtilt.placement import Crew, Diet, Here, Placement, can_fork, cores, one_thread
@@ -35,7 +36,7 @@ class Round:
 
 
 def simulate(
-    methods: Sequence[Method],
+    methods: Iterable[Method],
     federation: Federation,
     model: ModelSource,
     *,
@@ -64,40 +65,54 @@ def simulate(
         lr_personal=lr_personal, seed=seed, device=device, eval_every=eval_every, way=way, workers=workers,
         precision=precision,
     )  # fmt: skip
-    return simulated(methods, federation, model, settings, state=state, shelf=shelf)
+    return simulated(prepared(methods, federation, model, settings), state=state, shelf=shelf)
 
 
-def simulated(
-    methods: Sequence[Method],
-    federation: Federation,
-    model: ModelSource,
-    settings: Training,
-    *,
-    state: State | None = None,
-    shelf: Shelf | None = None,
-) -> Iterator[Round]:
-    """`simulate` with its settings as one object."""
-    check_together(methods, settings.lr, settings.personal_rate)
+class Prepared(NamedTuple):
+    """A simulation whose parts are known to fit together, before anything is written or trained."""
+
+    methods: list[Method]
+    federation: Federation
+    net: nn.Module  # the model that every method starts from
+    settings: Training
+    device: torch.device
+    way: str
+
+
+def prepared(methods: Iterable[Method], federation: Federation, model: ModelSource, settings: Training) -> Prepared:
+    """Look at everything that a simulation needs, and refuse what would fail later."""
+    methods = checked_together(methods, settings.lr, settings.personal_rate)
+    if not isinstance(federation, Federation):
+        raise InputError(
+            f"federation must be a Federation, such as ft.Federation.build(data), got {type(federation).__name__}"
+        )
     device = pick_device(settings.device)
     net = initial_model(federation, model, settings.seed)
-    if state is None:
-        start = flat(net).to(device)
-        state = State(0, {m.name: start for m in methods}, Shelf() if shelf is None else shelf)
-    else:
-        state.shared = {m.name: state.shared[m.name].to(device) for m in methods}
-    way = choose(net, device.type, settings.way)
+    way = choose(net, device.type, settings.way, federation.clean_train(0)[0][:1])
     if settings.precision != "float32" and (device.type != "cuda" or way != "stacked"):
         raise InputError(
             f"precision = {settings.precision!r} is for stacked models on CUDA, not for way {way!r} on {device.type}; "
             "leave it out"
         )
-    return _rounds(methods, federation, net.to(device), settings, state, device, way)
+    return Prepared(methods, federation, net, settings, device, way)
 
 
-def _rounds(
-    methods: Sequence[Method], federation: Federation, net: nn.Module, settings: Training, state: State,
-    device: torch.device, way: str,
-) -> Iterator[Round]:  # fmt: skip
+def simulated(work: Prepared, *, state: State | None = None, shelf: Shelf | None = None) -> Iterator[Round]:
+    """`simulate`, once its parts are known to fit together."""
+    if state is None:
+        start = flat(work.net).to(work.device)
+        state = State(0, {m.name: start for m in work.methods}, Shelf() if shelf is None else shelf)
+    else:
+        for m in work.methods:
+            if m.name not in state.shared:
+                raise InputError(f"state has no method {m.name!r}; it has {', '.join(state.shared)}")
+        state.shared = {m.name: state.shared[m.name].to(work.device) for m in work.methods}
+    return _rounds(work, state)
+
+
+def _rounds(work: Prepared, state: State) -> Iterator[Round]:
+    methods, federation, net, settings, device, way = work
+    net = net.to(device)
     test = Evaluator(federation, net, device)
     held_out = Evaluator(federation, net, device, "validation") if any(map(len, federation.validation_index)) else None
     samples = dict(enumerate(federation.train_sizes().tolist()))
@@ -108,9 +123,8 @@ def _rounds(
             number = state.round + 1
             selected = settings.selected(number, federation.clients)
             judged = settings.evaluates(number)
-            with one_thread(
-                device
-            ):  # on small tensors, threads that share cores with anything wait more than they work
+            # on small tensors, threads that share cores with anything wait more than they work
+            with one_thread(device):
                 _advance(methods, state, number, selected, placement, settings, samples)
                 done = Round(
                     number=number,
@@ -140,7 +154,9 @@ def _placed(
     if device.type != "cpu" or way == "stacked" or workers == 0:
         return Here(federation, net, way, diet, device, settings.precision)
     if not can_fork():
-        raise InputError(f"workers = {workers} needs Linux (workers are forked); leave it out or set it to 0")
+        raise InputError(
+            f"workers = {workers} cannot be forked here (not Linux, or a daemon process); leave it out or set it to 0"
+        )
     return Crew(federation, net, way, diet, workers, lanes_per_client=2 * methods)
 
 

@@ -2,6 +2,7 @@
 
 job.json                                       what is run, to refuse a folder begun with something else
 federation.json                                names of the clients and classes, and who carries outliers
+extras.safetensors                             what a model's state holds besides its parameters, if anything
 metrics.jsonl                                  one line per judged round and method
 counts/round-00040.safetensors                 right answers per client and class
 checkpoints/round-00040/                       shared models and a manifest with hashes; two are kept
@@ -13,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,14 +36,33 @@ History = dict[str, list[tuple[int, Summary]]]  # method → (round, metrics)
 _KEPT = 2
 
 
+_held: set[tuple[int, Path]] = set()  # (process, lock): a process is granted its own record lock again and again
+_guard = threading.Lock()
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process alone."""
+    """Hold a folder for one run alone."""
+    path = (folder / ".lock").resolve()
+    mine = os.getpid(), path
+    with _guard:
+        if mine in _held:
+            raise InputError(f"{folder} is in use by a run of this process; wait for it, or choose another folder")
+        _held.add(mine)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        with _record_lock(path):
+            yield
+    finally:
+        _held.discard(mine)
+
+
+@contextlib.contextmanager
+def _record_lock(path: Path) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise InputError(f"cannot write into {folder}: {error.strerror}; choose another --out") from error
+        raise InputError(f"cannot write into {path.parent}: {error.strerror}; choose another folder") from error
     try:
         if fcntl is not None:
             try:
@@ -49,7 +70,7 @@ def locked(folder: Path) -> Iterator[None]:
                 fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 raise InputError(
-                    f"{folder} is in use by another process; wait for it or choose another --out"
+                    f"{path.parent} is in use by another process; wait for it, or choose another folder"
                 ) from None
         yield
     finally:
@@ -63,6 +84,7 @@ class Store:
         self.folder = folder
         self.shelf = Shelf(folder / "personal", memory_limit)
         self.history: History = {}
+        self.validation: dict[str, Summary] = {}  # of the last judged round
 
     # -- what is run -------------------------------------------------------------------------------------------------
 
@@ -84,23 +106,60 @@ class Store:
                 f"{self.folder} was begun with {key} = {was}, and now it is {now}; "
                 "restore it, or start a new run in another folder"
             )
+        return self.go_on(notice)
+
+    def go_on(self, notice: Callable[[str], None]) -> State | None:
+        """The state of the newest intact checkpoint, and nothing left of what came after it."""
         state = self.latest(notice)
         self._rewind(state.round if state else 0)
         return state
 
-    def describe(self, *, clients: Sequence[str], classes: Sequence[str], carriers: Sequence[int]) -> None:
-        """Note the names of the clients and classes and who carries outliers, for those who read the folder."""
+    def check_siblings(self, job: Mapping[str, Any]) -> None:
+        """Refuse to lay a seed beside those of another job: they would be reported as one experiment."""
+        for other in sorted(self.folder.parent.glob("seed-*/job.json")):
+            if other.parent == self.folder:
+                continue
+            differing = _first_difference(_seedless(read_json(other)), _seedless(json.loads(json.dumps(job))))
+            if differing:
+                key, was, now = differing
+                raise InputError(
+                    f"{self.folder.parent} holds {other.parent.name} of a run with {key} = {was}, and now it is {now}; "
+                    "choose another folder"
+                )
+
+    def describe(
+        self, *, clients: Sequence[str], classes: Sequence[str], carriers: Sequence[int],
+        extras: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """Note what the clients and classes are called and who carries outliers, for those who read the folder."""
         names = {"clients": list(clients), "classes": list(classes), "carriers": list(carriers)}
         write_json(self.folder / "federation.json", names, sync=False)
+        if extras:
+            write_tensors(self._extras_file, extras)
+
+    def extras(self) -> dict[str, Tensor]:
+        """What the model's state holds besides its parameters."""
+        return read_tensors(self._extras_file) if self._extras_file.exists() else {}
+
+    @property
+    def _extras_file(self) -> Path:
+        return self.folder / "extras.safetensors"
 
     # -- metrics and counts ------------------------------------------------------------------------------------------
 
-    def record(self, round: int, summaries: Mapping[str, Summary], counts: Mapping[str, Counts], total: Tensor) -> None:
+    def record(
+        self, round: int, summaries: Mapping[str, Summary], counts: Mapping[str, Counts], total: Tensor,
+        validation: Mapping[str, Summary] | None = None,
+    ) -> None:  # fmt: skip
         """Add a judged round."""
         lines = ""
+        self.validation = dict(validation or {})
         for name, summary in summaries.items():
             self.history.setdefault(name, []).append((round, summary))
-            lines += json.dumps({"round": round, "method": name} | summary.to_json(), allow_nan=False) + "\n"
+            entry = {"round": round, "method": name} | summary.to_json()
+            if name in self.validation:
+                entry["validation"] = self.validation[name].to_json()
+            lines += json.dumps(entry, allow_nan=False) + "\n"
         tensors = {"total": total.int()}
         for name, count in counts.items():
             tensors[f"{name}/shared"] = count.shared.int()
@@ -137,7 +196,7 @@ class Store:
 
     def _rewind(self, round: int) -> None:
         """Forget what came after the checkpoint: it comes again, the same."""
-        self.history = {}
+        self.history, self.validation = {}, {}
         kept = []
         if self._metrics_file.exists():
             for line in self._metrics_file.read_text().splitlines():
@@ -148,12 +207,14 @@ class Store:
                 if entry["round"] <= round:
                     kept.append(line)
                     self.history.setdefault(entry["method"], []).append((entry["round"], Summary.from_json(entry)))
+                    if "validation" in entry:
+                        self.validation[entry["method"]] = Summary.from_json(entry["validation"])
             write_bytes(self._metrics_file, "".join(line + "\n" for line in kept).encode())
         for path in (self.folder / "counts").glob("round-*"):
-            if int(path.name[6:11]) > round:
+            if _round_of(path) > round:
                 path.unlink()
         for folder in self._checkpoints():
-            if int(folder.name[6:]) > round:  # a damaged one that was passed over
+            if _round_of(folder) > round:  # a damaged one that was passed over
                 shutil.rmtree(folder)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
@@ -198,7 +259,7 @@ class Store:
             except InputError as error:
                 damaged.append(folder)
                 notice(
-                    f"the checkpoint of round {int(folder.name[6:])} is damaged ({error}); going back to the one before"
+                    f"the checkpoint of round {_round_of(folder)} is damaged ({error}); going back to the one before"
                 )
                 continue
             return state
@@ -218,7 +279,7 @@ class Store:
         return State(manifest["round"], shared, self.shelf)
 
     def _checkpoints(self) -> list[Path]:
-        return sorted((self.folder / "checkpoints").glob("round-*"))
+        return sorted((self.folder / "checkpoints").glob("round-*"), key=_round_of)
 
     def _checkpoint_folder(self, round: int) -> Path:
         return self.folder / "checkpoints" / f"round-{round:05d}"
@@ -230,16 +291,21 @@ class Memory:
     def __init__(self, memory_limit: int) -> None:
         self.shelf = Shelf(None, memory_limit)
         self.history: History = {}
+        self.validation: dict[str, Summary] = {}
         self._last: tuple[dict[str, Counts], Tensor] | None = None
 
     def begin(self, job: Mapping[str, Any], notice: Callable[[str], None]) -> None:
         """There is nothing to go on from."""
 
-    def describe(self, *, clients: Sequence[str], classes: Sequence[str], carriers: Sequence[int]) -> None:
+    def describe(self, **names: object) -> None:
         """There is nobody to tell."""
 
-    def record(self, round: int, summaries: Mapping[str, Summary], counts: Mapping[str, Counts], total: Tensor) -> None:
+    def record(
+        self, round: int, summaries: Mapping[str, Summary], counts: Mapping[str, Counts], total: Tensor,
+        validation: Mapping[str, Summary] | None = None,
+    ) -> None:  # fmt: skip
         """Add a judged round."""
+        self.validation = dict(validation or {})
         for name, summary in summaries.items():
             self.history.setdefault(name, []).append((round, summary))
         self._last = dict(counts), total
@@ -251,6 +317,21 @@ class Memory:
 
     def checkpoint(self, state: State) -> None:
         """Nothing lasts."""
+
+
+def _round_of(path: Path) -> int:
+    """The round in the name of a checkpoint or a file of counts.
+
+    >>> _round_of(Path("counts/round-100000.safetensors"))
+    100000
+    """
+    return int(path.name.split(".")[0].removeprefix("round-"))
+
+
+def _seedless(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What the seeds of one run have in common; the partition and the first model are drawn."""
+    common = {key: value for key, value in job.items() if key not in ("partition", "start")}
+    return common | {"train": {key: value for key, value in job["train"].items() if key != "seed"}}
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

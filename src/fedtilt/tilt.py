@@ -131,7 +131,9 @@ def _floats(x: Tensor) -> Tensor:
 
 
 def _as_tilt(tilt: float | Tensor, like: Tensor) -> Tensor | float:
-    return tilt.to(like).unsqueeze(-1) if isinstance(tilt, Tensor) else float(tilt)
+    if isinstance(tilt, Tensor):
+        return tilt.to(like).unsqueeze(-1)
+    return float(tilt) if abs(tilt) <= torch.finfo(like.dtype).max else math.copysign(math.inf, tilt)
 
 
 def _checked(values: Tensor, what: str, dim: int = -1) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fedtilt import seeds
+from fedtilt.checks import number, whole
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.models import ModelSource, build
@@ -31,20 +32,17 @@ class Training:
     precision: str = "float32"  # of products on CUDA; sums and models are always float32
 
     def __post_init__(self) -> None:
-        for key in ("rounds", "epochs", "batch_size", *(("eval_every",) if self.eval_every is not None else ())):
+        least = {"rounds": 1, "epochs": 1, "batch_size": 1, "eval_every": 1, "workers": 0, "seed": None}
+        for key in (*least, "lr", "lr_personal", "participation"):
             value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{key} must be a whole number ≥ 1, got {value!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise InputError(f"seed must be a whole number, got {self.seed!r}")
+            if value is not None or key not in ("eval_every", "workers", "lr_personal"):
+                plain = whole(value, key, least[key]) if key in least else number(value, key)
+                object.__setattr__(self, key, plain)
         for key, rate in (("lr", self.lr), ("lr_personal", self.personal_rate)):
-            if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
+            if not 0 < rate < float("inf"):
                 raise InputError(f"{key} must be a number > 0, got {rate!r}")
-        if not isinstance(self.participation, int | float) or not 0 < self.participation <= 1:
+        if not 0 < self.participation <= 1:
             raise InputError(f"participation must be in (0, 1], got {self.participation!r}")
-        if self.workers is not None and (not isinstance(self.workers, int) or self.workers < 0):
-            raise InputError(f"workers must be a whole number ≥ 0, got {self.workers!r}")
-
         if self.precision not in PRECISIONS:
             raise InputError(f"unknown precision {self.precision!r}; choose one of {', '.join(PRECISIONS)}")
 
@@ -75,12 +73,12 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise InputError(f"unknown device {name!r}; choose auto, cpu or cuda") from None
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device {name!r} is not supported; choose auto, cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device {name!r} is not there ({torch.cuda.device_count()} CUDA devices); use --device cpu")
+        raise InputError(f"device {name!r} is not there ({torch.cuda.device_count()} CUDA devices); use device 'cpu'")
     return device
 
 
@@ -88,11 +86,20 @@ def initial_model(federation: Federation, model: ModelSource, seed: int) -> nn.M
     """The model every method starts from, checked on one sample of the data."""
     net = build(model, federation.input_shape, federation.classes, seeds.key(seed, "init"))
     x, _ = federation.clean_train(0)
+    for count in (2, 1):  # an epoch may end with a single sample
+        _check_answer(net.eval(), x[:1].expand(count, *x.shape[1:]), federation.classes)
+    return net
+
+
+def _check_answer(net: nn.Module, x: torch.Tensor, classes: int) -> None:
     try:
         with torch.no_grad():
-            logits = net.eval()(x[:2])
-    except RuntimeError as error:
-        raise InputError(f"the model does not take samples of shape {federation.input_shape}: {error}") from error
-    if logits.dim() != 2 or logits.shape[1] < federation.classes:
-        raise InputError(f"the model returns {tuple(logits.shape)} for 2 samples; expected (2, {federation.classes})")
-    return net
+            logits = net(x)
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+        raise InputError(f"the model does not take samples of shape {tuple(x.shape[1:])}: {error}") from error
+    if not isinstance(logits, torch.Tensor):
+        raise InputError(f"the model returns a {type(logits).__name__}; expected a tensor ({len(x)}, {classes})")
+    if logits.dim() != 2 or len(logits) != len(x) or logits.shape[1] < classes:
+        raise InputError(
+            f"the model returns {tuple(logits.shape)} for {len(x)} samples; expected ({len(x)}, {classes})"
+        )

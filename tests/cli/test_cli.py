@@ -142,7 +142,7 @@ REFUSED = [
     (["run", "--set", "train.rounds=0"], "train.rounds"),
     (["run", "--set", "data.name=imagenet"], "imagenet"),
     (["run", "mnist", "--data-dir", "nowhere"], "fedtilt data get mnist"),
-    (["run", "--device", "cuda:9"], "use --device cpu"),
+    (["run", "--device", "cuda:9"], "use device 'cpu'"),
     (["run", "--method", "fedbest"], "fedbest"),
     (["run", "--set", "clients.count=5000"], "5000"),
     (["run", "--set", "clients.partition=dirichlet", "--set", "clients.alpha=0.001"], "client"),

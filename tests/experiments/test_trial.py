@@ -10,6 +10,7 @@ import fedtilt as ft
 from fedtilt.errors import Diverged
 from fedtilt.experiments import Options, trial
 from fedtilt.results import summarise
+from fedtilt.simulate import Prepared
 
 SETTINGS: dict[str, Any] = {
     "data": "digits",
@@ -84,10 +85,10 @@ def test_a_setting_that_diverges_is_named_and_the_others_go_on(
 ) -> None:
     real = trial.simulated
 
-    def simulated(methods: list[ft.Method], *arguments: Any, **rest: Any) -> Any:
-        if any(m.name == "ditto mu=0.1" for m in methods):
+    def simulated(work: Prepared, **rest: Any) -> Any:
+        if any(m.name == "ditto mu=0.1" for m in work.methods):
             raise Diverged("method 'ditto mu=0.1' diverged in round 2", method="ditto mu=0.1")
-        return real(methods, *arguments, **rest)
+        return real(work, **rest)
 
     monkeypatch.setattr(trial, "simulated", simulated)
     said: list[str] = []
@@ -97,6 +98,30 @@ def test_a_setting_that_diverges_is_named_and_the_others_go_on(
     for name, part in result["methods"].items():
         assert part == found["methods"][name]
     assert len(said) == 1
+
+
+def test_a_cell_steps_over_a_damaged_checkpoint(found: dict[str, Any], tmp_path: Path) -> None:
+    said: list[str] = []
+    options = dataclasses.replace(CPU, work=tmp_path / "work", checkpoint_seconds=0.0, notice=said.append)
+
+    def interrupt(done: int, total: int, seen: str) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trial.trial(SETTINGS, options, interrupt)
+    (tmp_path / "work/checkpoints/round-00002/manifest.json").write_text("{")
+    assert trial.trial(SETTINGS, options, _silent)["methods"] == found["methods"]
+    assert "going back to the one before" in said[0]
+    assert said[1:] == ["goes on after round 1"]
+
+
+def test_where_every_setting_diverges_there_is_no_result_but_all_are_named() -> None:
+    settings = SETTINGS | {"train": SETTINGS["train"] | {"lr": 1e30}}
+    settings["methods"] = dict([trial.fedavg(), trial.fedtilt(0.0, -2.0, 0.0)])
+    result = trial.trial(settings, CPU, _silent)
+    assert result["methods"] == {}
+    assert set(result["diverged"]) == set(settings["methods"])
 
 
 def test_an_interrupted_cell_goes_on_to_the_same_numbers(found: dict[str, Any], tmp_path: Path) -> None:

@@ -33,6 +33,28 @@ class Scaled(nn.Sequential):
         return 0.1 * super().forward(x)
 
 
+class Random(nn.Module):
+    """Dropout that no layer tells of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(nn.functional.dropout(x.flatten(1), 0.2, self.training))
+
+
+class Partly(nn.Module):
+    """A module with a parameter that its answer does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.idle = nn.Linear(64, CLASSES), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.flatten(1))
+
+
 MODELS = {
     "logistic": lambda: models.logistic(SHAPE, CLASSES),
     "mlp": lambda: models.mlp(SHAPE, CLASSES, hidden=(20, 15)),
@@ -40,7 +62,9 @@ MODELS = {
     "norm": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.LayerNorm(12), nn.Tanh(), nn.Linear(12, CLASSES)),
     "bias-free": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8, bias=False), nn.ReLU(), nn.Linear(8, CLASSES)),
     "subclass": lambda: Scaled(nn.Flatten(), nn.Linear(64, CLASSES)),
+    "idle part": Partly,
     "lstm": Recurrent,
+    "functional dropout": Random,
     "dropout": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(64, 30), nn.Dropout(0.3), nn.ReLU(), nn.Linear(30, CLASSES)
     ),
@@ -82,7 +106,7 @@ def supported() -> list[tuple[str, str]]:
     for name, build in MODELS.items():
         for way in WAYS:
             try:
-                choose(build(), "cpu", way)
+                choose(build(), "cpu", way, torch.zeros(1, *SHAPE))
             except InputError:
                 continue
             if way != "loop":
@@ -95,12 +119,13 @@ def test_what_each_way_supports() -> None:
         *([("native", "logistic"), ("native", "mlp"), ("native", "cnn")] if native.available() else []),
         ("fused", "logistic"), ("fused", "mlp"),
         ("stacked", "logistic"), ("stacked", "mlp"), ("stacked", "cnn"), ("stacked", "norm"),
-        ("stacked", "bias-free"), ("stacked", "subclass"),
+        ("stacked", "bias-free"), ("stacked", "subclass"), ("stacked", "idle part"),
     }  # fmt: skip
     assert choose(MODELS["mlp"](), "cpu") == ("native" if native.available() else "fused")
     assert choose(MODELS["cnn"](), "cpu") == ("native" if native.available() else "loop")
     assert choose(MODELS["cnn"](), "cuda") == "stacked"
     assert choose(Recurrent(), "cuda") == "loop"
+    assert choose(Random(), "cuda", sample=torch.zeros(1, *SHAPE)) == "loop"
 
 
 @pytest.mark.parametrize(("way", "name"), supported())

@@ -24,13 +24,13 @@ WAYS: dict[str, Way] = {
 }
 
 
-def choose(model: nn.Module, device_type: str, way: str = "auto") -> str:
+def choose(model: nn.Module, device_type: str, way: str = "auto", sample: Tensor | None = None) -> str:
     """The name of the way to train this model on this kind of device; a forced one is checked."""
-    possible = {
-        "loop": True,
+    asked = device_type != "cpu" or way == "stacked"
+    possible = dict.fromkeys(WAYS, True) | {
         "native": native.supports(model) and device_type == "cpu",
         "fused": fused.supports(model) and device_type == "cpu",
-        "stacked": stacked.supports(model),
+        "stacked": asked and stacked.supports(model, sample),
     }
     if way == "auto":
         preferred = ("stacked", "loop") if device_type != "cpu" else ("native", "fused", "loop")

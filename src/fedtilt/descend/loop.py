@@ -25,10 +25,11 @@ def _descend_one(model: nn.Module, lane: Lane, batches: Batches) -> Tensor:
         p.data = piece  # the network reads and writes theta itself
     devices = [theta.device] if theta.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(batches.key)
+        for generator in [torch.default_generator, *(torch.cuda.default_generators[d.index] for d in devices)]:
+            generator.manual_seed(batches.key)
         for x, y in batches:
             loss = client_loss(cross_entropy(net(x), y), y, lane.tau, lane.lam)
-            gradient = torch.autograd.grad(loss, parameters)
+            gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)  # 0 where one is not used
             if lane.pull:
                 theta.lerp_(lane.anchor, lane.lr * lane.pull)
             for piece, slope in zip(pieces, gradient, strict=True):

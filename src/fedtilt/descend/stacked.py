@@ -22,17 +22,36 @@ from fedtilt.descend.buffers import Buffers
 from fedtilt.descend.chain import Chain
 from fedtilt.descend.lanes import Batches, Lane
 from fedtilt.losses import client_loss, cross_entropy
-from fedtilt.models import unflat
+from fedtilt.models import flat, unflat
 
-_ALONE = (nn.RNNBase, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_ALONE = (nn.RNNBase, nn.RReLU, *_DROPOUT)
 _ROOM = 256  # sizes are rounded up to a multiple of this, so that few shapes are ever compiled
 _MOST_LANES = 65_535  # what CUDA launches side by side
 _AHEAD = 16  # steps in one graph; divides _ROOM, so that the steps past a round's last are padding
 
 
-def supports(model: nn.Module) -> bool:
-    """Whether the model batches over lanes: no recurrent cells, and nothing random inside."""
-    return not any(isinstance(m, _ALONE) or getattr(m, "dropout", 0) for m in model.modules())
+def supports(model: nn.Module, sample: Tensor | None = None) -> bool:
+    """Whether the model batches over lanes: no recurrent cells, and nothing random inside.
+
+    With a sample, (1, …), that is also tried: a module does not tell what its `forward` does.
+    """
+    if any(isinstance(m, _ALONE) or getattr(m, "dropout", 0) for m in model.modules()):
+        return False
+    return sample is None or _batches_over_lanes(model, sample)
+
+
+def _batches_over_lanes(model: nn.Module, sample: Tensor) -> bool:
+    net = copy.deepcopy(model).train()
+
+    def total(theta: Tensor, x: Tensor) -> Tensor:
+        return functional_call(net, unflat(net, theta), (x,)).sum()
+
+    try:
+        vmap(grad(total))(flat(net).expand(2, -1), sample.expand(2, *sample.shape))
+    except RuntimeError:  # something random, or a branch on values
+        return False
+    return True
 
 
 def descend(

@@ -20,7 +20,7 @@ from fedtilt.metrics import client_accuracy
 from fedtilt.models import flat, mlp
 from fedtilt.placement import one_thread
 from fedtilt.results import judged_counts
-from fedtilt.simulate import Round, simulated
+from fedtilt.simulate import Round, prepared, simulated
 from fedtilt.training import Training, initial_model
 
 SAME = 1e-4  # of how far a model has moved: what rounding may come to in a few rounds of float32
@@ -153,7 +153,7 @@ def compared(
 
 def _last(method: Method, federation: Federation, training: Training, net: nn.Module) -> list[Round]:
     """Every round of a run; their states are one, their shared models are not: see `Round`."""
-    return list(simulated([method], federation, net, training))
+    return list(simulated(prepared([method], federation, net, training)))
 
 
 def _judged_by_hand(hand: ByHand, federation: Federation, personal: bool) -> Tensor:
@@ -190,7 +190,7 @@ def _behind(federation: Federation, training: Training, net: nn.Module, mu: floa
     method = Method(name="fedtilt", tau=0.0, lam=0.0, q=0.0, mu=mu)
     step = replace(training, lr_personal=min(training.lr, 1 / mu))
     received, out = flat(net), flat(net)
-    for r in simulated([method], federation, net, step):
+    for r in simulated(prepared([method], federation, net, step)):
         received, out = out, r.state.shared["fedtilt"].cpu()
     own = torch.stack([r.state.shelf.get(("fedtilt", c)) for c in r.selected])  # type: ignore[misc]
     return {

@@ -20,7 +20,7 @@ from fedtilt.methods import PRESETS, Method
 from fedtilt.metrics import Metrics
 from fedtilt.results import Summary, summarise
 from fedtilt.shelf import State
-from fedtilt.simulate import simulated
+from fedtilt.simulate import prepared, simulated
 from fedtilt.store import Store
 from fedtilt.training import Training, pick_device
 
@@ -82,6 +82,9 @@ def trial(settings: Mapping[str, Any], options: Options, on_progress: OnProgress
     diverged: dict[str, str] = {}
     while True:
         kept = [method for name, method in methods.items() if name not in diverged]
+        if not kept:
+            found: dict[str, Any] = {"rounds": [], "methods": {}, "train_seconds": 0.0}
+            return found | {"settings": settings["methods"], "diverged": diverged}
         try:
             found = _trained(kept, federation, settings, options, on_progress)
         except Diverged as error:  # lanes are independent: without it, the others come to the same
@@ -115,7 +118,8 @@ def _trained(
     desk = _Desk(options, {"settings": dict(settings), "methods": [m.name for m in methods]})
     model = models.MODELS[settings["model"]]
     last: dict[str, dict[str, Summary]] = {}
-    for r in simulated(methods, federation, model, training, state=desk.state, shelf=desk.shelf):
+    work = prepared(methods, federation, model, training)
+    for r in simulated(work, state=desk.state, shelf=desk.shelf):
         seen = ""
         if r.counts is not None:
             tests = {name: summarise(counts, r.total, federation.carriers) for name, counts in r.counts.items()}
@@ -185,7 +189,7 @@ class _Desk:
         if not notes.exists() or read_json(notes)["job"] != self._job:
             shutil.rmtree(self._folder)
             return
-        self.state = self._store.latest(options.notice)
+        self.state = self._store.go_on(options.notice)
         if self.state is not None:
             written = read_json(notes)
             self.curve = [(number, values) for number, values in written["curve"] if number <= self.state.round]

@@ -110,6 +110,7 @@ class Ledger:
                     history=self._store.history[self._name],
                     correct=judged_counts(counts[self._name]),
                     total=total,
+                    client_names=tuple(self._frame.site_names),
                     _shared=state.shared[self._name],
                     _personal=lambda _: None,  # they are on their sites
                     _module=lambda weights: with_weights(self._model, weights),

@@ -17,7 +17,7 @@ from fedtilt.flower.rules import Rules
 from fedtilt.flower.task import Frame
 from fedtilt.flower.verdicts import combine
 from fedtilt.flower.wire import Refused, Verdict, from_arrays, hear_update, hear_verdict, instruct, shapes_of, to_arrays
-from fedtilt.methods import Method, check_together
+from fedtilt.methods import Method, checked_together
 from fedtilt.models import flat
 from fedtilt.results import Summary
 from fedtilt.round import flaw, settle
@@ -44,7 +44,7 @@ class FedTiltStrategy(Strategy):
         rules: Rules | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        check_together([method], training.lr, training.personal_rate)
+        checked_together([method], training.lr, training.personal_rate)
         self.method, self.training, self.rules, self.ledger = method, training, rules or Rules(), ledger
         self._model, self._frame, self._shapes = model, frame, shapes_of(model)
         self._history = secrets.token_hex(8)

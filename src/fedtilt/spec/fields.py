@@ -13,7 +13,7 @@ from fedtilt.data.federation import PARTITIONS
 from fedtilt.data.outliers import KINDS
 from fedtilt.descend import WAYS
 from fedtilt.errors import InputError
-from fedtilt.methods import check_together
+from fedtilt.methods import checked_together
 from fedtilt.models import MODELS
 from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.table import Table, one_of, says
@@ -226,7 +226,7 @@ class Spec(Table):
         if not self.methods:
             raise InputError('methods is empty; add [[methods]] with preset = "fedavg" to the spec, or --method fedavg')
         lr = self.train.lr
-        check_together([m.to_method() for m in self.methods], lr, self.train.lr_personal or lr)
+        checked_together([m.to_method() for m in self.methods], lr, self.train.lr_personal or lr)
         return self
 
 
