@@ -1,8 +1,8 @@
 """A method is a setting: FedTilt, and everything it contains as a special case."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 from fedtilt.aggregate import RULES, solvable
 from fedtilt.checks import number
@@ -94,6 +94,20 @@ class Method:
         return self.mu < math.inf
 
 
+LANES = ("tau", "lam", "mu", "prox")  # what clients do: a preset takes those it names; what the server does, all take
+
+
+def _preset(preset: str, name: str, settings: Mapping[str, object], **own: float) -> Method:
+    server = [field.name for field in fields(Method) if field.name not in (*LANES, "name")]
+    for key in settings:
+        if key not in server:
+            raise InputError(
+                f"{key} is no setting of {preset}, which besides its own takes {', '.join(server)}; leave it out, or "
+                "make a Method"
+            )
+    return Method(name=name, **own, **settings)  # type: ignore[arg-type]
+
+
 def fedtilt(
     tau: float, lam: float, q: float = 0.0, mu: float = 0.01, *, name: str = "fedtilt", **settings: object
 ) -> Method:
@@ -102,27 +116,27 @@ def fedtilt(
     >>> fedtilt(tau=50, lam=100).personal
     True
     """
-    return Method(name=name, tau=tau, lam=lam, q=q, mu=mu, **settings)  # type: ignore[arg-type]
+    return _preset("fedtilt", name, settings, tau=tau, lam=lam, q=q, mu=mu)
 
 
 def fedavg(*, name: str = "fedavg", **settings: object) -> Method:
     """FedAvg: one lane, no tilt, the mean on the server (Proposition 1)."""
-    return Method(name=name, mu=math.inf, **settings)  # type: ignore[arg-type]
+    return _preset("fedavg", name, settings, mu=math.inf)
 
 
 def fedprox(mu: float = 0.01, *, name: str = "fedprox", **settings: object) -> Method:
     """FedProx: FedAvg with the shared lane pulled towards the received model (Proposition 2)."""
-    return Method(name=name, mu=math.inf, prox=mu, **settings)  # type: ignore[arg-type]
+    return _preset("fedprox", name, settings, mu=math.inf, prox=mu)
 
 
 def ditto(mu: float = 0.01, *, name: str = "ditto", **settings: object) -> Method:
     """Ditto: FedAvg for w, and a personal v pulled by mu (Proposition 3)."""
-    return Method(name=name, mu=mu, **settings)  # type: ignore[arg-type]
+    return _preset("ditto", name, settings, mu=mu)
 
 
 def term(t: float, *, name: str = "term", **settings: object) -> Method:
     """TERM: one shared model with a one-level tilt, tau = lam = t."""
-    return Method(name=name, tau=t, lam=t, mu=math.inf, **settings)  # type: ignore[arg-type]
+    return _preset("term", name, settings, tau=t, lam=t, mu=math.inf)
 
 
 PRESETS = {"fedtilt": fedtilt, "fedavg": fedavg, "fedprox": fedprox, "ditto": ditto, "term": term}

@@ -1,4 +1,11 @@
-"""A whole federation on one machine: every method on the same clients, batches and outliers, one round at a time."""
+"""A whole federation on one machine: every method on the same clients, batches and outliers, one round at a time.
+
+    prepared    looks at everything before anything is done
+    simulated   selects clients, plans their lanes, trains them, settles, evaluates; and again
+
+Lanes are trained where `placement` puts them, in this process (`Here`: a GPU, or no workers) or on one worker a core
+(`Crew`), by one of the `WAYS` of `descend`.
+"""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence

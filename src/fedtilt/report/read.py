@@ -101,7 +101,8 @@ def read_run(folder: Path) -> Run:
     jobs = {seed: _job(home) for seed, home in homes.items() if (home / "job.json").exists()}
     parts = [part for seed, job in jobs.items() if (part := _part(homes[seed], seed, job)) is not None]
     if not parts:
-        raise InputError(f"{folder} has no judged round yet; go on with: fedtilt resume {folder}")
+        way = f"fedtilt resume {folder}" if (folder / "spec.toml").exists() else "fedtilt.run and the same arguments"
+        raise InputError(f"{folder} has no judged round yet; go on with: {way}")
     return Run(
         folder=folder,
         name=folder.resolve().name,

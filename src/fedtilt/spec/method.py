@@ -9,11 +9,10 @@ from pydantic import Field, model_validator
 from fedtilt.aggregate import RULES
 from fedtilt.distances import DISTANCES
 from fedtilt.errors import InputError
-from fedtilt.methods import PRESETS, Method
+from fedtilt.methods import LANES, PRESETS, Method
 from fedtilt.spec.table import Table, one_of, says
 
 MAKERS: dict[str, Callable[..., Method]] = {**cast(Any, PRESETS), "custom": Method}
-_LANES = ("tau", "lam", "mu", "prox")  # what clients do: a preset takes those it names; server settings all take
 
 
 def settings_of(preset: str) -> dict[str, inspect.Parameter]:
@@ -23,7 +22,7 @@ def settings_of(preset: str) -> dict[str, inspect.Parameter]:
     ['t', 'q', 'distance']
     """
     own = inspect.signature(MAKERS[preset]).parameters
-    server = {key: p for key, p in inspect.signature(Method).parameters.items() if key not in (*_LANES, *own)}
+    server = {key: p for key, p in inspect.signature(Method).parameters.items() if key not in (*LANES, *own)}
     return {key: p for key, p in {**own, **server}.items() if key not in ("name", "settings")}
 
 
