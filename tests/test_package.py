@@ -37,7 +37,7 @@ def test_import_is_light() -> None:
     """What `import fedtilt` adds to `import torch`: no pydantic, sklearn, pandas, plotly, typer or rich."""
     code = "import torch, sys; before = set(sys.modules); import fedtilt; print(*(set(sys.modules) - before))"
     loaded = {name.split(".")[0] for name in run(sys.executable, "-c", code).split()}
-    assert not loaded & {"pydantic", "sklearn", "scipy", "pandas", "plotly", "typer", "rich", "flwr", "optuna"}
+    assert not loaded & {"pydantic", "sklearn", "scipy", "pandas", "plotly", "typer", "rich", "flwr"}
 
 
 def test_public_names() -> None:

@@ -41,6 +41,17 @@ def whole(value: object, what: str, least: int | None = None) -> int:
     raise InputError(f"{what} must be a whole number{'' if least is None else f' ≥ {least}'}, got {_shown(value)}")
 
 
+def plain_name(value: object) -> bool:
+    """Whether this can name a method or a run, and so a file: no slashes, no leading dot, nothing around it.
+
+    >>> plain_name("fedtilt tau=1"), plain_name(".hidden"), plain_name("a/b")
+    (True, False, False)
+    """
+    if not isinstance(value, str) or not value or value != value.strip() or value.startswith("."):
+        return False
+    return not any(c in value for c in "/\\\0\n")
+
+
 def _shown(value: object) -> str:
     """A value in one line, or its type where it would not fit."""
     text = repr(value)

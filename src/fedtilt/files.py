@@ -78,3 +78,14 @@ def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
         return load(content)
     except safetensors.SafetensorError as error:
         raise InputError(f"{path} is damaged ({error})") from error
+
+
+def first_difference(a: Any, b: Any, key: str = "") -> tuple[str, Any, Any] | None:
+    """Where two JSON values first differ: the dotted key and both values."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for name in [*a, *(n for n in b if n not in a)]:
+            found = first_difference(a.get(name), b.get(name), f"{key}.{name}" if key else name)
+            if found:
+                return found
+        return None
+    return None if a == b else (key, a, b)

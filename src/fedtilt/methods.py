@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from fedtilt.aggregate import RULES, solvable
-from fedtilt.checks import number
+from fedtilt.checks import number, plain_name
 from fedtilt.distances import named
 from fedtilt.errors import InputError
 
@@ -31,8 +31,7 @@ class Method:
     weighting: str = "equal"  # or "samples": how much a client counts on the server
 
     def __post_init__(self) -> None:
-        plain = isinstance(self.name, str) and self.name == self.name.strip() and not self.name.startswith(".")
-        if not plain or not self.name or any(c in self.name for c in "/\\\0\n"):
+        if not plain_name(self.name):
             raise InputError(f"a method's name is a plain word without slashes or a leading dot, got {self.name!r}")
         for key in ("tau", "lam", "q", "mu", "prox", "bad_share"):
             object.__setattr__(self, key, number(getattr(self, key), f"{key} of method {self.name!r}"))

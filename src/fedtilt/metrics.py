@@ -21,6 +21,19 @@ class Metrics:
     minimum: float
     clients: int  # how many had test data
 
+    def by_name(self) -> dict[str, float]:
+        """Every figure under the name it has in tables and files."""
+        mean, std = self.client_data_fairness
+        return {
+            "accuracy": self.accuracy,
+            "client_fairness": self.client_fairness,
+            "client_data_fairness_mean": mean,
+            "client_data_fairness_std": std,
+            "worst": self.worst,
+            "best": self.best,
+            "minimum": self.minimum,
+        }
+
 
 class Counts(NamedTuple):
     """Right answers (clients, classes) of one method's models."""

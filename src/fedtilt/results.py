@@ -1,6 +1,6 @@
 """What a run found: metrics, counts and models of every method."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -133,30 +133,31 @@ def number_of(client: int | str, names: Sequence[str]) -> int:
     return number
 
 
-_TABLE: dict[str, Callable[[Metrics], float]] = {
-    "accuracy": lambda m: m.accuracy,
-    "client_fairness": lambda m: m.client_fairness,
-    "client_data_fairness_mean": lambda m: m.client_data_fairness[0],
-    "client_data_fairness_std": lambda m: m.client_data_fairness[1],
-    "worst": lambda m: m.worst,
-    "best": lambda m: m.best,
-    "minimum": lambda m: m.minimum,
-}
-
-
 def over_seeds(results: Mapping[int, "Result"]) -> dict[str, Any]:
-    """The comparison table as plain values: every metric of every method, its mean and std over the seeds."""
+    """The comparison table as plain values: every metric of every method, its mean and std over the seeds.
+
+    Where data is set aside, `validation` has the same of it.
+    """
     methods = {}
     for name in next(iter(results.values())):
-        columns: dict[str, Any] = {}
-        for key, of in _TABLE.items():
-            values = [of(result[name].metrics) for result in results.values()]
-            mean = sum(values) / len(values)
-            spread = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5 if len(values) > 1 else None
-            columns[key] = {"mean": mean, "std": spread, "seeds": values}
-        last = [result[name].summary.to_json() for result in results.values()]
-        methods[name] = columns | {"judged": _judged(next(iter(results.values()))[name].method), "last": last}
+        own = [result[name] for result in results.values()]
+        held = [r.validation for r in own if r.validation is not None]
+        methods[name] = (
+            _columns([r.metrics for r in own])
+            | ({"validation": _columns(held)} if held else {})
+            | {"judged": _judged(own[0].method), "last": [r.summary.to_json() for r in own]}
+        )
     return {"seeds": list(results), "methods": methods}
+
+
+def _columns(seeds: Sequence[Metrics]) -> dict[str, Any]:
+    columns = {}
+    for key in seeds[0].by_name():
+        values = [metrics.by_name()[key] for metrics in seeds]
+        mean = sum(values) / len(values)
+        spread = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5 if len(values) > 1 else None
+        columns[key] = {"mean": mean, "std": spread, "seeds": values}
+    return columns
 
 
 def _judged(method: Method) -> str:
@@ -179,6 +180,10 @@ class Result(Mapping[str, MethodResult]):
 
     def __len__(self) -> int:
         return len(self._methods)
+
+    def only(self, names: Iterable[str]) -> "Result":
+        """These methods alone."""
+        return Result({name: self[name] for name in names})
 
     def __repr__(self) -> str:
         rows = "\n".join(

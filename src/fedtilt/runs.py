@@ -189,8 +189,9 @@ def run_spec(
     on_seed: Callable[[int], None] = _silent,
     on_round: OnRound = _silent,
     notice: Notice = _silent,
+    note: Mapping[str, Any] | None = None,
 ) -> dict[int, Result]:
-    """Train a spec to the end in a new folder, every seed in turn; the results by seed."""
+    """Train a spec to the end in a new folder, every seed in turn; the results by seed. `note` goes into run.json."""
     from fedtilt.spec import dump
 
     folder = Path(out)
@@ -202,7 +203,7 @@ def run_spec(
     _of_seed(spec, spec.seed)  # whatever is wrong with the device, the data or the model shows before a folder is made
     with locked(folder):
         write_bytes(folder / "spec.toml", dump(spec).encode())
-        record_environment(folder, spec.device, range(spec.seed, spec.seed + spec.seeds))
+        record_environment(folder, spec.device, range(spec.seed, spec.seed + spec.seeds), **(note or {}))
         return _all_seeds(spec, folder, on_seed, on_round, notice)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from fedtilt.errors import InputError
-from fedtilt.files import read_json, read_tensors, sync_folder, write_bytes, write_json, write_tensors
+from fedtilt.files import first_difference, read_json, read_tensors, sync_folder, write_bytes, write_json, write_tensors
 from fedtilt.metrics import Counts
 from fedtilt.results import Summary
 from fedtilt.shelf import Shelf, State, Volume, file_of
@@ -99,7 +99,7 @@ class Store:
             write_json(written, job)
             return None
         before = read_json(written)
-        differing = _first_difference(before, json.loads(json.dumps(job)))
+        differing = first_difference(before, json.loads(json.dumps(job)))
         if differing:
             key, was, now = differing
             raise InputError(
@@ -119,7 +119,7 @@ class Store:
         for other in sorted(self.folder.parent.glob("seed-*/job.json")):
             if other.parent == self.folder:
                 continue
-            differing = _first_difference(_seedless(read_json(other)), _seedless(json.loads(json.dumps(job))))
+            differing = first_difference(_seedless(read_json(other)), _seedless(json.loads(json.dumps(job))))
             if differing:
                 key, was, now = differing
                 raise InputError(
@@ -336,14 +336,3 @@ def _seedless(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _first_difference(a: Any, b: Any, key: str = "") -> tuple[str, Any, Any] | None:
-    """Where two JSON values first differ: the dotted key and both values."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        for name in [*a, *(n for n in b if n not in a)]:
-            found = _first_difference(a.get(name), b.get(name), f"{key}.{name}" if key else name)
-            if found:
-                return found
-        return None
-    return None if a == b else (key, a, b)

@@ -1,8 +1,63 @@
-"""Which setting to take: the one that is best on validation data; test data is never looked at."""
+"""Choose a method's settings on validation data: a grid, the front that nothing in it beats, and the setting to take.
 
-from collections.abc import Mapping
+Test data is never looked at. A grid is an ordinary run in which every setting is a method of its own: all are trained
+together, what they have in common once, and an interrupted one is resumed.
+"""
+
+import shlex
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedtilt.errors import InputError
+
+if TYPE_CHECKING:
+    from fedtilt.spec import Spec
+
+USUAL: dict[str, tuple[float, ...]] = {"tau": (0.0, 1.0, 10.0, 50.0), "lam": (-2.0, 0.0, 1.0, 10.0)}
+WITHIN = 5.0  # points below the best accuracy, beyond which a setting is no choice
+SHARE = 0.1  # of a client's training samples, set aside where the spec sets none aside
+
+_LESS_IS_BETTER = ("client_fairness", "client_data_fairness_mean")
+
+
+class Tuning(NamedTuple):
+    """The candidates of a grid: methods of a run that are one method of a spec with other settings."""
+
+    method: str  # its name in the spec
+    settings: dict[str, dict[str, float]]  # of every candidate, by its name in the run
+    command: str = ""  # that runs the spec as it was given
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; JSON has no infinities."""
+        told = {name: {key: str(value) for key, value in own.items()} for name, own in self.settings.items()}
+        return {"method": self.method, "settings": told, "command": self.command}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Tuning":
+        """Back from plain values."""
+        told = values["settings"].items()
+        settings = {name: {key: float(text) for key, text in own.items()} for name, own in told}
+        return cls(values["method"], settings, values["command"])
+
+    def verdict(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """What `over_seeds` says of the candidates: the one to take, how to run it, and the front."""
+        methods = table["methods"]  # without those that diverged
+        held = {name: methods[name]["validation"] for name in self.settings if name in methods}
+        means = {name: {key: column["mean"] for key, column in columns.items()} for name, columns in held.items()}
+        chosen = choose(means)
+        options = "".join(f" --set {self._option(key, value)}" for key, value in self.settings[chosen].items())
+        return {
+            "method": self.method,
+            "chosen": chosen,
+            "run": self.command + options,
+            "front": [chosen, *(name for name in front(means) if name != chosen)],
+            "settings": self.to_json()["settings"],
+        }
+
+    def _option(self, key: str, value: float) -> str:
+        return shlex.quote(f"methods.{self.method}.{key}={value:g}")
 
 
 def choose(candidates: Mapping[str, Mapping[str, float]]) -> str:
@@ -21,3 +76,92 @@ def choose(candidates: Mapping[str, Mapping[str, float]]) -> str:
     if not candidates:
         raise InputError("there is no setting to choose from; give at least one")
     return min(candidates, key=lambda name: (-candidates[name]["accuracy"], candidates[name]["client_fairness"]))
+
+
+def front(candidates: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The settings that no other beats in accuracy, client fairness and client data fairness, the most accurate first.
+
+    Far below the best accuracy, fairness is no merit: a model that collapsed is fair.
+
+    >>> front({
+    ...     "fair": {"accuracy": 96.0, "client_fairness": 1.0, "client_data_fairness_mean": 2.0},
+    ...     "accurate": {"accuracy": 97.0, "client_fairness": 3.0, "client_data_fairness_mean": 2.0},
+    ...     "neither": {"accuracy": 95.0, "client_fairness": 3.0, "client_data_fairness_mean": 2.0},
+    ...     "collapsed": {"accuracy": 50.0, "client_fairness": 0.0, "client_data_fairness_mean": 50.0},
+    ... })
+    ['accurate', 'fair']
+    """
+    costs = {name: (-m["accuracy"], *(m[key] for key in _LESS_IS_BETTER)) for name, m in candidates.items()}
+
+    def beaten(name: str) -> bool:
+        return any(
+            other != costs[name] and all(a <= b for a, b in zip(other, costs[name], strict=True))
+            for other in costs.values()
+        )
+
+    enough = max(m["accuracy"] for m in candidates.values()) - WITHIN
+    shown = [name for name, m in candidates.items() if m["accuracy"] >= enough and not beaten(name)]
+    return sorted(shown, key=lambda name: costs[name])
+
+
+def axes_of(texts: Iterable[str]) -> dict[str, tuple[float, ...]]:
+    """What to vary, from texts such as "tau=0,1,10"; without any, the usual tilts.
+
+    >>> axes_of(["mu=0.01,1", "lam=-inf"])
+    {'mu': (0.01, 1.0), 'lam': (-inf,)}
+    """
+    axes: dict[str, tuple[float, ...]] = {}
+    for text in texts:
+        key, _, written = (part.strip() for part in text.partition("="))
+        try:
+            values = tuple(dict.fromkeys(float(part) for part in written.split(",")))
+        except ValueError:
+            raise InputError(f"--over {text!r} is not KEY=NUMBER,…; write for example --over tau=0,1,10") from None
+        if key in axes:
+            raise InputError(f"--over {key} is given twice; write all its values in one, such as --over {key}=0,1,10")
+        axes[key] = values
+    return axes or dict(USUAL)
+
+
+def grid_of(spec: "Spec", method: str | None, axes: Mapping[str, Sequence[float]]) -> tuple["Spec", Tuning]:
+    """A spec in which one method stands with every combination of these settings, beside all others as they are.
+
+    Without a name, it is the first method that takes these settings. The spec's own setting is a candidate too.
+    """
+    from fedtilt.spec import dump, parse
+    from fedtilt.spec.method import settings_of
+
+    raw = tomllib.loads(dump(spec))
+    place = _place(spec, method, axes)
+    own, name = raw["methods"][place], spec.methods[place].name
+    defaults = settings_of(spec.methods[place].preset)
+    settings = {name: {key: own.get(key, defaults[key].default) for key in axes}}
+    grid = []
+    for values in product(*axes.values()):
+        setting = dict(zip(axes, values, strict=True))
+        if setting not in settings.values():
+            called = " ".join([name, *(f"{key}={value:g}" for key, value in setting.items())])
+            settings[called] = setting
+            grid.append(own | setting | {"name": called})
+    raw["methods"][place + 1 : place + 1] = grid
+    if not spec.clients.validation:
+        raw.setdefault("clients", {})["validation"] = SHARE
+    return parse(raw), Tuning(name, settings)
+
+
+def _place(spec: "Spec", method: str | None, axes: Mapping[str, object]) -> int:
+    """Where the method to tune stands in the spec."""
+    from fedtilt.spec.method import MethodSpec, settings_of
+
+    numbers = [key for key, field in MethodSpec.model_fields.items() if field.annotation == float | None]
+    takes = {i: [key for key in settings_of(m.preset) if key in numbers] for i, m in enumerate(spec.methods)}
+    names = [m.name for m in spec.methods]
+    if method is not None and method not in names:
+        raise InputError(f"method {method!r} is not in the spec; choose from {', '.join(names)}")
+    asked = [i for i in takes if method in (None, names[i])]
+    for i in asked:
+        if all(key in takes[i] for key in axes):
+            return i
+    wanted = " and ".join(axes)
+    told = "; ".join(f"{names[i]} takes {', '.join(takes[i])}" for i in asked)
+    raise InputError(f"no method to tune takes {wanted} ({told}); add one to the spec, or choose others with --over")

@@ -39,6 +39,38 @@ def fedtilt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return call
 
 
+def test_tune_says_what_to_take_and_so_does_resume(fedtilt, tmp_path: Path) -> None:
+    said = fedtilt("tune", *QUICK, "--over", "lam=-2,1", "--out", "search")
+    assert said.code == 0, said.err
+    assert "clients.validation is 0: 10% of every client's training samples are set aside" in said.err
+    results = json.loads((tmp_path / "search/results.json").read_text())["methods"]
+    assert list(results) == ["fedavg", "ditto", "fedtilt", "fedtilt lam=1"]
+    held = {name: results[name]["validation"]["accuracy"]["mean"] for name in ("fedtilt", "fedtilt lam=1")}
+    best = max(held, key=lambda name: held[name])
+    settings = " ".join(f"--set {text}" for text in QUICK[1::2])
+    lam = {"fedtilt": -2, "fedtilt lam=1": 1}[best]
+    assert f"it:  fedtilt run digits {settings} --set methods.fedtilt.lam={lam}" in said.out
+    on_validation, on_test = said.out.split("On test data")
+    assert f"{held[best]:.2f}" in on_validation
+    assert f"{results[best]['accuracy']['mean']:.2f}" in on_test
+    again = fedtilt("resume", "search")
+    assert again.out.split("\n")[2:] == said.out.split("\n")[2:]  # all but the seconds it took
+    assert "A search of settings for fedtilt" in (tmp_path / "search/report.html").read_text()
+    verdict = json.loads(fedtilt("resume", "search", "--json").out)["tuning"]
+    assert (verdict["method"], verdict["chosen"]) == ("fedtilt", best)
+
+
+def test_tune_goes_on_without_a_setting_that_diverges(fedtilt, tmp_path: Path) -> None:
+    long = ["train.rounds=2", "train.epochs=3", "train.lr=0.6", "outliers.kind=gaussian"]
+    overrides = [part for text in long for part in ("--set", text)]
+    said = fedtilt("tune", *QUICK, *overrides, "--over", "tau=0", "--over", "lam=-2,10", "--out", "search")
+    assert said.code == 0, said.err
+    assert "method 'fedtilt tau=0 lam=10' diverged in round 2 on client" in said.err
+    assert "starting again without it" in said.err
+    assert list(json.loads((tmp_path / "search/results.json").read_text())["methods"]) == ["fedavg", "ditto", "fedtilt"]
+    assert "methods.fedtilt.lam=-2" in said.out
+
+
 def test_run_prints_a_table_and_the_folder_and_writes_it(fedtilt, tmp_path: Path) -> None:
     said = fedtilt("run", *QUICK)
     assert said.code == 0, said.err

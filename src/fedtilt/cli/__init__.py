@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedtilt.cli import data, deploy, export, init, report, reproduce, resume, run
+from fedtilt.cli import data, deploy, export, init, report, reproduce, resume, run, tune
 from fedtilt.errors import InputError
 from fedtilt.version import __version__
 
@@ -21,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run.run)
+app.command()(tune.tune)
 app.command()(init.init)
 app.command()(resume.resume)
 app.command()(report.report)

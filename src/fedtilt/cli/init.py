@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from fedtilt import spec
 from fedtilt.errors import InputError
+from fedtilt.files import write_bytes
 
 
 def init(
@@ -16,9 +18,6 @@ def init(
     ] = False,
 ) -> None:
     """Write an annotated spec to start from."""
-    from fedtilt import spec  # late: imports torch and pydantic, which --help does not need
-    from fedtilt.files import write_bytes
-
     if reference:
         typer.echo(spec.reference(), nl=False)
         return

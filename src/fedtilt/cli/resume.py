@@ -9,7 +9,9 @@ from rich.console import Console
 from fedtilt import runs
 from fedtilt.cli.run import AsJson, Quiet, Verbose, show
 from fedtilt.errors import InputError
+from fedtilt.files import read_json
 from fedtilt.spec import load
+from fedtilt.tune import Tuning
 
 
 def resume(
@@ -24,5 +26,7 @@ def resume(
     spec = load(folder / "spec.toml")
     if (folder / "results.json").exists() and not (quiet or as_json):
         Console(stderr=True, soft_wrap=True).print(f"note: {folder} is finished; this is what it found", markup=False)
+    record = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
+    tuning = Tuning.from_json(record["tuning"]) if "tuning" in record else None
     show(spec, folder, lambda w: runs.resume(folder, on_seed=w.on_seed, on_round=w.on_round, notice=w.notice),
-         quiet=quiet, verbose=verbose, as_json=as_json)  # fmt: skip
+         quiet=quiet, verbose=verbose, as_json=as_json, tuning=tuning)  # fmt: skip

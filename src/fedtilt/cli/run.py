@@ -11,11 +11,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedtilt.cli.tables import comparison, legend
+from fedtilt.cli.tables import comparison, legend, tell_tuning
 from fedtilt.cli.watch import Watch, watching
 from fedtilt.results import Result, over_seeds
 from fedtilt.runs import run_spec
 from fedtilt.spec import Spec, builtin_names, federation_of, load
+from fedtilt.tune import Tuning
 
 SpecArgument = Annotated[
     str, typer.Argument(metavar="[SPEC]", help=f"A TOML file, or a built-in spec: {', '.join(builtin_names())}.")
@@ -28,19 +29,26 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="A line for every
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 
 
+Out = Annotated[Path | None, typer.Option("--out", help="The run folder; a new one under runs/ by default.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", metavar="DIR", help="Where data sets lie (else FEDTILT_DATA).")
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Seed = Annotated[int | None, typer.Option(help="The first seed.")]
+Seeds = Annotated[int | None, typer.Option(help="How many seeds, for error bars.")]
+
+
 def run(
     spec: SpecArgument = "digits",
     settings: Settings = None,
     method: Annotated[
         list[str] | None, typer.Option("--method", metavar="NAME", help="Only these methods of the spec (or a preset).")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run folder; a new one under runs/ by default.")] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", metavar="DIR", help="Where data sets lie (else FEDTILT_DATA).")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The first seed.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many seeds, for error bars.")] = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    device: Device = None,
+    seed: Seed = None,
+    seeds: Seeds = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
@@ -49,14 +57,20 @@ def run(
 
     Without a spec: FedAvg, Ditto and FedTilt on 20 clients whose labels are partly wrong, in seconds.
     """
-    overrides = [*(settings or []), *([] if data_dir is None else [f"data.folder={data_dir}"])]
+    overrides = overrides_of(settings, data_dir)
     chosen = load(spec, overrides=overrides, methods=method or [], seed=seed, seeds=seeds, device=device)
-    folder = out or _new_folder(chosen.name)
+    folder = out or new_folder(chosen.name)
     show(chosen, folder, lambda w: run_spec(chosen, folder, on_seed=w.on_seed, on_round=w.on_round, notice=w.notice),
          quiet=quiet, verbose=verbose, as_json=as_json)  # fmt: skip
 
 
-def _new_folder(name: str) -> Path:
+def overrides_of(settings: list[str] | None, data_dir: Path | None) -> list[str]:
+    """What the options override in a spec."""
+    return [*(settings or []), *([] if data_dir is None else [f"data.folder={data_dir}"])]
+
+
+def new_folder(name: str) -> Path:
+    """A folder under runs/ that is not there yet."""
     base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder, again = base, 2
     while folder.exists():
@@ -65,8 +79,9 @@ def _new_folder(name: str) -> Path:
 
 
 def show(
-    spec: Spec, folder: Path, job: Callable[[Watch], dict[int, Result]], *, quiet: bool, verbose: bool, as_json: bool
-) -> None:
+    spec: Spec, folder: Path, job: Callable[[Watch], dict[int, Result]], *, quiet: bool, verbose: bool, as_json: bool,
+    tuning: Tuning | None = None,
+) -> None:  # fmt: skip
     """Run a job under a display, then print what it found; Ctrl-C says how to go on."""
     progress = Console(stderr=True)
     begun = time.monotonic()
@@ -79,6 +94,8 @@ def show(
         progress.print(f"stopped; {how}", highlight=False, soft_wrap=True, markup=False)
         raise typer.Exit(130) from None
     table = over_seeds(results)
+    if tuning is not None:
+        table["tuning"] = tuning.verdict(table)
     page = _report(folder)
     if as_json:
         print(json.dumps(table | {"folder": str(folder)}, indent=2))
@@ -88,6 +105,9 @@ def show(
         federation = federation_of(spec, spec.seed)
         console.print()
         console.print(_headline(spec, federation.clients, time.monotonic() - begun))
+        if tuning is not None:
+            table = tell_tuning(console, table)
+            results = {seed: result.only(table["methods"]) for seed, result in results.items()}
         console.print(comparison(table, results, federation.client_names, federation.class_names, console.width))
         console.print(legend(results))
         console.print()

@@ -12,6 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from fedtilt.results import MethodResult, Result, Summary
+from fedtilt.tune import WITHIN
 
 # column, key in `over_seeds`, whether more is better
 COLUMNS = [
@@ -63,9 +64,7 @@ def _rows(
     for name, values in methods.items():
         cells = []
         for _, key, _ in columns:
-            text = f"{values[key]['mean']:.2f}"
-            if values[key]["std"] is not None:
-                text += f" ± {values[key]['std']:.2f}"
+            text = _cell(values[key])
             cells.append(f"[bold green]{text}[/]" if round(values[key]["mean"], 2) == best[key] else text)
         out.add_row(escape(name), *cells, *(failed[name] if failed else ()))
     return out
@@ -99,7 +98,8 @@ def legend(results: Mapping[int, Result]) -> str:
     judged = f" {' and '.join(own)} judged on personal models" if own else ""
     judged += ", the others on the shared one" if 0 < len(own) < len(first) else ""
     unvisited = max(r.summary.unvisited for result in results.values() for r in result.values())
-    late = f"; {unvisited} clients never took part and are judged on the shared model" if judged and unvisited else ""
+    who = "1 client never took part and is" if unvisited == 1 else f"{unvisited} clients never took part and are"
+    late = f"; {who} judged on the shared model" if judged and unvisited else ""
     over = f" ± std over {len(results)} seeds" if len(results) > 1 else ""
     return (
         f"[dim]accuracy in % of the clients' own test data, mean over clients{over}; fairness = spread in points over "
@@ -107,12 +107,54 @@ def legend(results: Mapping[int, Result]) -> str:
     )
 
 
+def tell_tuning(console: Console, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Print what tuning found, and give back the table of the methods to compare on test data."""
+    tuning, methods = table["tuning"], table["methods"]
+    candidates, chosen = tuning["settings"], tuning["chosen"]
+    console.print(
+        f"\n[bold]On validation data[/], of {len(candidates)} settings of {escape(tuning['method'])}, those within "
+        f"{WITHIN:g} points of the best that no other beats in accuracy and both kinds of fairness:"
+    )
+    console.print(_front(methods, candidates, tuning["front"]))
+    word = "keep" if chosen == tuning["method"] else "take"
+    console.print(f"{word} it:  {tuning['run']}\n", highlight=False, soft_wrap=True, markup=False)
+    others = [name for name in methods if name not in candidates]
+    shown = [name for name in dict.fromkeys([*others, tuning["method"], chosen]) if name in methods]
+    console.print("[bold]On test data[/], which had no say in it:")
+    return {**table, "methods": {name: methods[name] for name in shown}}
+
+
+def _front(methods: Mapping[str, Any], settings: Mapping[str, Mapping[str, str]], shown: Sequence[str]) -> Table:
+    keys = list(next(iter(settings.values())))
+    columns = [column for column in COLUMNS if column[1] != "worst"]
+    out = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for title in [*keys, *(title for title, _, _ in columns)]:
+        out.add_column(title, justify="right", no_wrap=True)
+    for name in shown:
+        held = methods[name]["validation"]
+        cells = [f"{float(settings[name][key]):g}" for key in keys] + [_cell(held[key]) for _, key, _ in columns]
+        out.add_row(*cells, style="bold green" if name == shown[0] else None)
+    return out
+
+
+def _cell(values: Mapping[str, Any]) -> str:
+    return f"{values['mean']:.2f}" + ("" if values["std"] is None else f" ± {values['std']:.2f}")
+
+
+def leaders(summaries: Mapping[str, Summary], most: int) -> dict[str, Summary]:
+    """The most accurate so far, where there are more than fit."""
+    if len(summaries) <= most:
+        return dict(summaries)
+    ranked = sorted(summaries.items(), key=lambda item: -item[1].judged.accuracy)
+    return dict(ranked[:most])
+
+
 def so_far(summaries: Mapping[str, Summary] | None) -> Table:
     """The small table under the progress bar."""
     out = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2))
     for title in ("method", "accuracy", "client fairness", "class fairness"):
         out.add_column(title, justify="left" if title == "method" else "right")
-    for name, summary in (summaries or {}).items():
+    for name, summary in leaders(summaries or {}, 8).items():
         m = summary.judged
         out.add_row(escape(name), f"{m.accuracy:.2f}", f"{m.client_fairness:.2f}", f"{m.client_data_fairness[0]:.2f}")
     return out

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedtilt.errors import InputError
 from fedtilt.experiments.experiment import Cell
-from fedtilt.files import read_json, write_bytes
+from fedtilt.files import first_difference, read_json, write_bytes
 
 _KEYS = {"cell", "what", "quick", "seeds", "settings", "environment", "seconds", "result"}
 
@@ -56,7 +56,7 @@ class Book:
         return [_read(path) for path in sorted((self.folder / experiment).glob("*.json"))]
 
     def write(self, experiment: str, entry: Entry) -> Path:
-        """Keep a cell; a full result is never replaced by a quick one."""
+        """Keep a cell, in the place of what was there."""
         path = self.path(experiment, entry.cell)
         content = {key: getattr(entry, key) for key in Entry.__dataclass_fields__}
         write_bytes(path, (_lines(content, 3) + "\n").encode())
@@ -65,17 +65,8 @@ class Book:
 
 def stale(entry: Entry, cell: Cell) -> str | None:
     """The first setting, in dots, that a stored result was not made with; None where all agree."""
-    return _difference(entry.settings, json.loads(json.dumps(cell.settings)))
-
-
-def _difference(was: Any, now: Any, key: str = "") -> str | None:
-    if isinstance(was, dict) and isinstance(now, dict):
-        for name in [*was, *(n for n in now if n not in was)]:
-            found = _difference(was.get(name), now.get(name), f"{key}.{name}" if key else name)
-            if found:
-                return found
-        return None
-    return None if was == now else f"{key} was {json.dumps(was)} and is {json.dumps(now)}"
+    found = first_difference(entry.settings, json.loads(json.dumps(cell.settings)))
+    return found and "{} was {} and is {}".format(found[0], *map(json.dumps, found[1:]))
 
 
 def rounded(value: Any, digits: int = 4) -> Any:

@@ -135,7 +135,7 @@ def compared(
     method: Method, hand: ByHand, federation: Federation, training: Training, net: nn.Module
 ) -> dict[str, Any]:
     """The largest differences in w, in any v_n and in any client's accuracy, and how far w moved at all."""
-    r = _last(method, federation, training, net)[-1]
+    r = _every_round(method, federation, training, net)[-1]
     shared, personal = hand
     mine = {client: r.state.shelf.get((method.name, client)) for client in personal}
     apart = [_short((own - flat(personal[c])).abs().max()) for c, own in mine.items() if own is not None]
@@ -151,7 +151,7 @@ def compared(
     }  # fmt: skip
 
 
-def _last(method: Method, federation: Federation, training: Training, net: nn.Module) -> list[Round]:
+def _every_round(method: Method, federation: Federation, training: Training, net: nn.Module) -> list[Round]:
     """Every round of a run; their states are one, their shared models are not: see `Round`."""
     return list(simulated(prepared([method], federation, net, training)))
 
@@ -173,10 +173,10 @@ def _without_identification(federation: Federation, training: Training, net: nn.
     free = Method(name="fedtilt", tau=0.0, lam=0.0, q=0.0, mu=mu)
     prox = Method(name="fedtilt", tau=0.0, lam=0.0, q=0.0, mu=math.inf, prox=mu)
     plain = Method(name="fedtilt", tau=0.0, lam=0.0, q=0.0, mu=math.inf)
-    ends = [_last(m, federation, training, net)[-1].state.shared["fedtilt"] for m in (free, prox, plain)]
+    ends = [_every_round(m, federation, training, net)[-1].state.shared["fedtilt"] for m in (free, prox, plain)]
     begun = replace(training, rounds=1)
-    (first,) = _last(free, federation, begun, net)
-    (pulled,) = _last(prox, federation, begun, net)
+    (first,) = _every_round(free, federation, begun, net)
+    (pulled,) = _every_round(prox, federation, begun, net)
     own = torch.stack([first.state.shelf.get(("fedtilt", c)) for c in first.selected])  # type: ignore[misc]
     return {
         "apart_from_fedprox": _short((ends[0] - ends[1]).abs().max()),

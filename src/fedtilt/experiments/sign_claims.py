@@ -1,12 +1,13 @@
 """How numbers decide on the paper's words about the signs of the tilts."""
 
-import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 
 from fedtilt.experiments.chapter import Holds, Verdict
 from fedtilt.experiments.experiment import Claim, Experiment
 from fedtilt.experiments.signs import PLAIN, Measured, Tilts, Values, grid, sign, words
+from fedtilt.report.compare import Cell
+from fedtilt.report.compare import sign as beyond_error
 
 
 def compare(values: Sequence[float], plain: Sequence[float]) -> int:
@@ -15,9 +16,7 @@ def compare(values: Sequence[float], plain: Sequence[float]) -> int:
     >>> compare([3.0, 5.0], [1.0, 2.0]), compare([3.0, 1.0], [1.0, 3.1])
     (1, 0)
     """
-    differences = [a - b for a, b in zip(values, plain, strict=True)]
-    error = stdev(differences) / math.sqrt(len(differences))
-    return sign(fmean(differences)) if abs(fmean(differences)) > error else 0
+    return beyond_error(Cell(tuple(a - b for a, b in zip(values, plain, strict=True))))
 
 
 def verdict(claim: Claim, experiment: Experiment, found: Mapping[str, Measured]) -> Verdict:

@@ -1,13 +1,13 @@
 """How numbers decide on what the paper says of its toy experiments."""
 
-import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from fedtilt.data.toy import SETUPS
 from fedtilt.experiments.chapter import Holds, Verdict
 from fedtilt.experiments.lines import best_worst, named, sampled, worst_class
+from fedtilt.report.compare import Cell, sign
 
 HIGH = 95.0  # percent: what we call a high accuracy
 CLOSE = 3.0  # points: what we call close
@@ -57,13 +57,11 @@ def _classes_are_close(settings: Mapping[str, Any], measured: Mapping[str, Any])
 def _tau_is_the_reason(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[Holds, str]:
     own, taus, lam = measured["toy-2"], settings["toy-2"]["tau"], settings["toy-2"]["lam"][0]
     worst = {tau: [worst_class(s) for s in own[named(tau, lam)]] for tau in taus}
-    gain = [a - b for a, b in zip(worst[max(taus)], worst[0.0], strict=True)]
-    error = stdev(gain) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
-    better = fmean(gain) > error
-    holds: Holds = "holds partly" if better else "does not hold"
+    gain = Cell(tuple(a - b for a, b in zip(worst[max(taus)], worst[0.0], strict=True)))
+    holds: Holds = "holds partly" if sign(gain) > 0 else "does not hold"
     below = f" tau = {min(taus):g} gives up a class: {fmean(worst[min(taus)]):.1f} %." if min(taus) < 0 else ""
     return holds, (
-        f"The worst of the four classes gains {fmean(gain):.2f} points (standard error {error:.2f}) from tau = 0 to "
+        f"The worst of the four classes gains {gain.mean:.2f} points (standard error {gain.error:.2f}) from tau = 0 to "
         f"{max(taus):g}; but at tau = 0 it stands at {fmean(worst[0.0]):.2f} % already "
         f"(FedAvg {fmean(worst_class(s) for s in own['fedavg']):.2f} %): these classes are easy for any method.{below}"
     )

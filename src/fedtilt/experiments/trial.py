@@ -17,7 +17,6 @@ from fedtilt.experiments.book import rounded
 from fedtilt.experiments.experiment import OnProgress, Options
 from fedtilt.files import read_json, write_json
 from fedtilt.methods import PRESETS, Method
-from fedtilt.metrics import Metrics
 from fedtilt.results import Summary, summarise
 from fedtilt.shelf import State
 from fedtilt.simulate import prepared, simulated
@@ -144,21 +143,8 @@ def _trained(
 
 
 def _plain(summary: Summary) -> dict[str, Any]:
-    personal = None if summary.personal is None else _metrics(summary.personal)
-    return {"shared": _metrics(summary.shared), "personal": personal, "unvisited": summary.unvisited}
-
-
-def _metrics(m: Metrics) -> dict[str, float]:
-    mean, std = m.client_data_fairness
-    return {
-        "accuracy": m.accuracy,
-        "client_fairness": m.client_fairness,
-        "client_data_fairness_mean": mean,
-        "client_data_fairness_std": std,
-        "worst": m.worst,
-        "best": m.best,
-        "minimum": m.minimum,
-    }
+    personal = summary.personal and summary.personal.by_name()
+    return {"shared": summary.shared.by_name(), "personal": personal, "unvisited": summary.unvisited}
 
 
 def judged(method: Mapping[str, Any], split: str = "test") -> dict[str, float]:

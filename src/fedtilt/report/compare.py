@@ -14,28 +14,27 @@ from fedtilt.results import Summary
 class Metric:
     """A column of the comparison."""
 
-    key: str  # as in results.json
+    key: str  # as in `Metrics.by_name`
     title: str
     meaning: str
     more: bool  # whether more is better
-    of: Callable[[Metrics], float]
+
+    def of(self, metrics: Metrics) -> float:
+        """Its value."""
+        return metrics.by_name()[self.key]
 
 
 METRICS = (
-    Metric("accuracy", "accuracy", "mean over clients, %", True, lambda m: m.accuracy),
-    Metric("client_fairness", "client fairness", "std over clients, points", False, lambda m: m.client_fairness),
+    Metric("accuracy", "accuracy", "mean over clients, %", True),
+    Metric("client_fairness", "client fairness", "std over clients, points", False),
     Metric(
-        "client_data_fairness_mean", "class fairness", "std over a client’s classes, mean over clients, points", False,
-        lambda m: m.client_data_fairness[0],
+        "client_data_fairness_mean", "class fairness", "std over a client’s classes, mean over clients, points", False
     ),
-    Metric(
-        "client_data_fairness_std", "class fairness, std", "the same, std over clients, points", False,
-        lambda m: m.client_data_fairness[1],
-    ),
-    Metric("worst", "worst 10 %", "mean accuracy of the worst tenth of the clients, %", True, lambda m: m.worst),
-    Metric("best", "best 10 %", "mean accuracy of the best tenth of the clients, %", True, lambda m: m.best),
-    Metric("minimum", "minimum", "accuracy of the worst client, %", True, lambda m: m.minimum),
-)  # fmt: skip
+    Metric("client_data_fairness_std", "class fairness, std", "the same, std over clients, points", False),
+    Metric("worst", "worst 10 %", "mean accuracy of the worst tenth of the clients, %", True),
+    Metric("best", "best 10 %", "mean accuracy of the best tenth of the clients, %", True),
+    Metric("minimum", "minimum", "accuracy of the worst client, %", True),
+)
 ACCURACY, CLIENT_FAIRNESS, CLASS_FAIRNESS = METRICS[:3]
 
 VIEWS: dict[str, tuple[str, Callable[[Summary], Metrics | None]]] = {
@@ -73,6 +72,11 @@ class Cell(NamedTuple):
         """
         n = len(self.values)
         return math.sqrt(sum((v - self.mean) ** 2 for v in self.values) / (n - 1)) if n > 1 else None
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; 0 for one seed, which has none."""
+        return (self.std or 0.0) / math.sqrt(len(self.values))
 
 
 Row = dict[str, Cell]  # by metric
@@ -128,8 +132,7 @@ def sign(differences: Cell, by: float = 0.0) -> int:
     >>> sign(Cell((1.0, 2.0))), sign(Cell((-1.0, 2.0))), sign(Cell((1.0, 2.0)), by=3.0)
     (1, 0, 0)
     """
-    error = (differences.std or 0.0) / math.sqrt(len(differences.values))
-    if abs(differences.mean) < _SHOWN or abs(differences.mean) - by <= error:
+    if abs(differences.mean) < _SHOWN or abs(differences.mean) - by <= differences.error:
         return 0
     return 1 if differences.mean > 0 else -1
 

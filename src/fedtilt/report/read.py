@@ -60,6 +60,7 @@ class Run:
     spec: str | None  # spec.toml; None for a run started from Python
     seeds: tuple[int, ...]  # all that were asked for
     parts: tuple[Part, ...]  # those with a judged round
+    tuned: str | None = None  # the method whose settings were searched
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -112,6 +113,7 @@ def read_run(folder: Path) -> Run:
         spec=_text(folder / "spec.toml"),
         seeds=tuple(homes),
         parts=tuple(parts),
+        tuned=record.get("tuning", {}).get("method"),
     )
 
 

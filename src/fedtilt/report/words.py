@@ -66,6 +66,11 @@ def cautions(run: Run) -> list[str]:
     out = []
     if not run.finished:
         out.append(_unfinished(run))
+    if run.tuned:
+        out.append(
+            f"A search of settings for {run.tuned}, all on test data here. Which to take is decided on validation "
+            f"data: fedtilt resume {run.folder} says it."
+        )
     if len(run.compared) == 1:
         out.append("One seed: small differences may be chance; more seeds give error bars.")
     else:

@@ -8,6 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from fedtilt.checks import plain_name
 from fedtilt.data import Outliers, names
 from fedtilt.data.federation import PARTITIONS
 from fedtilt.data.outliers import KINDS
@@ -29,7 +30,7 @@ def _device(value: str) -> str:
 
 
 def _plain(value: str) -> str:
-    if not value or value != value.strip() or value.startswith(".") or any(c in value for c in "/\\\0\n"):
+    if not plain_name(value):
         raise ValueError("not a plain name")
     return value
 

@@ -1,0 +1,98 @@
+"""`fedtilt tune`: train a method with many settings together, and say which to take."""
+
+import shlex
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from fedtilt.cli.run import (
+    AsJson,
+    DataDir,
+    Device,
+    Out,
+    Quiet,
+    Seed,
+    Seeds,
+    Settings,
+    SpecArgument,
+    Verbose,
+    new_folder,
+    overrides_of,
+    show,
+)
+from fedtilt.cli.watch import Watch
+from fedtilt.errors import Diverged
+from fedtilt.results import Result, Summary, summarise
+from fedtilt.runs import run_spec
+from fedtilt.simulate import Round
+from fedtilt.spec import Spec, load
+from fedtilt.tune import SHARE, Tuning, axes_of, grid_of
+
+
+def tune(
+    spec: SpecArgument = "digits",
+    over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V,V,…", help="What to vary; tau=0,1,10,50 and lam=-2,0,1,10 by default."),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The method; the first that it fits, by default.")
+    ] = None,
+    settings: Settings = None,
+    out: Out = None,
+    data_dir: DataDir = None,
+    device: Device = None,
+    seed: Seed = None,
+    seeds: Seeds = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find a method's tilts: train every combination together, choose on validation data, compare on test data.
+
+    Clients set some of their training samples aside to choose by; the other methods of the spec run beside.
+    """
+    overrides = overrides_of(settings, data_dir)
+    base = load(spec, overrides=overrides, seed=seed, seeds=seeds, device=device)
+    grid, tuning = grid_of(base, method, axes_of(over or []))
+    command = shlex.join(["fedtilt", "run", spec, *(part for text in overrides for part in ("--set", text))])
+    tuning = tuning._replace(command=command)
+    folder = out or new_folder(f"{base.name}-tune")
+
+    def job(watch: Watch) -> dict[int, Result]:
+        if not base.clients.validation:
+            watch.notice(f"clients.validation is 0: {SHARE:.0%} of every client's training samples are set aside")
+        return _trained(grid, tuning, folder, watch)
+
+    show(grid, folder, job, quiet=quiet, verbose=verbose, as_json=as_json, tuning=tuning)
+
+
+def _trained(grid: Spec, tuning: Tuning, folder: Path, watch: Watch) -> dict[int, Result]:
+    """Train the grid; a setting that diverges is left out, and the others start again, to come to the same."""
+    note = {"tuning": tuning.to_json()}
+    while True:
+        try:
+            return run_spec(
+                grid, folder, on_seed=watch.on_seed, on_round=partial(_validated, watch), notice=watch.notice, note=note
+            )
+        except Diverged as error:
+            left = tuple(m for m in grid.methods if m.name != error.method)
+            if error.method not in tuning.settings or not any(m.name in tuning.settings for m in left):
+                raise
+            watch.notice(f"{error}; starting again without it")
+            grid = grid.model_copy(update={"methods": left})
+            shutil.rmtree(folder)
+
+
+def _validated(watch: Watch, r: Round, _: Mapping[str, Summary] | None) -> None:
+    """Show the progress on validation data: test data is not for choosing."""
+    summaries = None
+    if r.validation is not None and r.validation_total is not None:
+        nobody = torch.zeros(len(r.validation_total), dtype=torch.bool)
+        summaries = {name: summarise(counts, r.validation_total, nobody) for name, counts in r.validation.items()}
+    watch.on_round(r, summaries)
