@@ -72,6 +72,13 @@ def summarise(counts: Counts, total: Tensor, carriers: Tensor) -> Summary:
     )
 
 
+def summarised(counts: Mapping[str, Counts] | None, total: Tensor | None, carriers: Tensor) -> dict[str, Summary]:
+    """The metrics of every method that was judged on these samples; none where there are none."""
+    if counts is None or total is None:
+        return {}
+    return {name: summarise(own, total, carriers) for name, own in counts.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class MethodResult:
     """One method at the end of a run."""

@@ -17,7 +17,7 @@ from fedtilt.files import read_json, write_bytes, write_json
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource, flat, with_weights
 from fedtilt.provenance import environment, record_environment, seed_folder, settings_of
-from fedtilt.results import MethodResult, Result, Summary, judged_counts, number_of, over_seeds, summarise
+from fedtilt.results import MethodResult, Result, Summary, judged_counts, number_of, over_seeds, summarised
 from fedtilt.shelf import State
 from fedtilt.simulate import Prepared, Round, prepared, simulated
 from fedtilt.store import Memory, Store, locked
@@ -102,11 +102,8 @@ def _train(
     for r in simulated(work, state=state, shelf=keeper.shelf):
         state, summaries = r.state, None
         if r.counts is not None:
-            summaries = {name: summarise(c, r.total, federation.carriers) for name, c in r.counts.items()}
-            validation: dict[str, Summary] = {}
-            if r.validation is not None and r.validation_total is not None:
-                held = r.validation_total
-                validation = {name: summarise(c, held, federation.carriers) for name, c in r.validation.items()}
+            summaries = summarised(r.counts, r.total, federation.carriers)
+            validation = summarised(r.validation, r.validation_total, federation.carriers)
             keeper.record(r.number, summaries, r.counts, r.total, validation)
         if time.monotonic() - saved >= checkpoint_seconds or r.number == work.settings.rounds:
             keeper.checkpoint(r.state)

@@ -27,7 +27,7 @@ from fedtilt.cli.run import (
 )
 from fedtilt.cli.watch import Watch
 from fedtilt.errors import Diverged
-from fedtilt.results import Result, Summary, summarise
+from fedtilt.results import Result, Summary, summarised
 from fedtilt.runs import run_spec
 from fedtilt.simulate import Round
 from fedtilt.spec import Spec, load
@@ -60,8 +60,13 @@ def tune(
     overrides = overrides_of(settings, data_dir)
     base = load(spec, overrides=overrides, seed=seed, seeds=seeds, device=device)
     grid, tuning = grid_of(base, method, axes_of(over or []))
-    command = shlex.join(["fedtilt", "run", spec, *(part for text in overrides for part in ("--set", text))])
-    tuning = tuning._replace(command=command)
+    given = [("--set", text) for text in overrides]
+    given += [
+        (f"--{key}", str(value))
+        for key, value in (("seed", seed), ("seeds", seeds), ("device", device))
+        if value is not None
+    ]
+    tuning = tuning._replace(command=shlex.join(["fedtilt", "run", spec, *(part for pair in given for part in pair)]))
     folder = out or new_folder(f"{base.name}-tune")
 
     def job(watch: Watch) -> dict[int, Result]:
@@ -91,8 +96,5 @@ def _trained(grid: Spec, tuning: Tuning, folder: Path, watch: Watch) -> dict[int
 
 def _validated(watch: Watch, r: Round, _: Mapping[str, Summary] | None) -> None:
     """Show the progress on validation data: test data is not for choosing."""
-    summaries = None
-    if r.validation is not None and r.validation_total is not None:
-        nobody = torch.zeros(len(r.validation_total), dtype=torch.bool)
-        summaries = {name: summarise(counts, r.validation_total, nobody) for name, counts in r.validation.items()}
-    watch.on_round(r, summaries)
+    nobody = torch.zeros(len(r.total), dtype=torch.bool)
+    watch.on_round(r, summarised(r.validation, r.validation_total, nobody))

@@ -17,7 +17,7 @@ from fedtilt.experiments.book import rounded
 from fedtilt.experiments.experiment import OnProgress, Options
 from fedtilt.files import read_json, write_json
 from fedtilt.methods import PRESETS, Method
-from fedtilt.results import Summary, summarise
+from fedtilt.results import Summary, summarised
 from fedtilt.shelf import State
 from fedtilt.simulate import prepared, simulated
 from fedtilt.store import Store
@@ -121,11 +121,10 @@ def _trained(
     for r in simulated(work, state=desk.state, shelf=desk.shelf):
         seen = ""
         if r.counts is not None:
-            tests = {name: summarise(counts, r.total, federation.carriers) for name, counts in r.counts.items()}
+            tests = summarised(r.counts, r.total, federation.carriers)
             last = {name: {"test": summary} for name, summary in tests.items()}
-            if r.validation is not None and r.validation_total is not None:
-                for name, counts in r.validation.items():
-                    last[name]["validation"] = summarise(counts, r.validation_total, federation.carriers)
+            for name, summary in summarised(r.validation, r.validation_total, federation.carriers).items():
+                last[name]["validation"] = summary
             desk.note(r.number, {name: summary.judged.accuracy for name, summary in tests.items()})
             best = max(tests, key=lambda name: tests[name].judged.accuracy)
             seen = f"best so far: {best}, {tests[best].judged.accuracy:.1f} %"
