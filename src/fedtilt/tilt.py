@@ -1,11 +1,12 @@
 """The tilted mean, 1/t · log(mean(exp(t · x))), and its nesting over groups.
 
 Tilt 0 is the mean, +inf the maximum, -inf the minimum; a positive tilt listens to the large values, a negative one to
-the small. Everything else in the package that tilts (losses, server aggregation) comes here.
+the small. Losses and the server's objective come here. For speed the formula stands again in `few` (mini-batches in
+plain floats), in C (`descend/c/tilted.h`) and in Triton (`descend/kernels.py`), and in `experiments/convex.py` as an
+independent check; tests hold them all together.
 """
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -15,9 +16,9 @@ from torch import Tensor
 
 from fedtilt.cells import WHOLE, Cells, nested
 from fedtilt.errors import InputError
+from fedtilt.few import ZERO, shares_of_few
 
 _EXPM1_RANGE = 20.0  # up to this t · (max − min), shifting by the min keeps every digit; beyond, exp could overflow
-_ZERO = 1e-30  # a tilt this small is 0: t/2 · var is below one rounding for any loss up to 1e4
 _FEW = 64  # up to this many samples of one batch, plain floats are faster than tensors
 
 
@@ -57,7 +58,7 @@ def _shifted(x: Tensor, t: Tensor | float, w: Tensor | None, cells: Cells) -> _S
         x = torch.where(present, x, lo)  # whatever stands at a zero weight, NaN included, ends here
         w = w / torch.where(held, mass, 1.0)
     infinite: Tensor | bool = t.isinf() if isinstance(t, Tensor) else math.isinf(t)
-    zero: Tensor | bool = (t.abs() if isinstance(t, Tensor) else abs(t)) < _ZERO
+    zero: Tensor | bool = (t.abs() if isinstance(t, Tensor) else abs(t)) < ZERO
     finite = _either(infinite | zero, lambda: 0.0, lambda: t)
     # The min keeps every digit of small tilts; the max is needed where exp could overflow.
     m = _either(t > 0, lambda: torch.where(finite * (hi - lo) > _EXPM1_RANGE, hi, lo), lambda: lo)
@@ -226,7 +227,7 @@ def nested_shares(
     """
     few = losses.dim() == 1 and len(losses) <= _FEW and losses.device.type == "cpu" and weights is None
     if few and not any(isinstance(t, Tensor) for t in tilts):
-        return _shares_of_few(losses, groups, [float(t) for t in tilts])
+        return shares_of_few(losses, groups, [float(t) for t in tilts])
     x, levels, last, w = _levels(losses, groups, tilts, weights)
     shares = torch.ones_like(x)
     finer = None
@@ -236,53 +237,6 @@ def nested_shares(
         shares = shares * (share if finer is None else finer.total(share))
         x, finer = _value(s, cells), cells
     return shares
-
-
-def _shares_of_few(losses: Tensor, groups: Sequence[Tensor], tilts: Sequence[float]) -> Tensor:
-    """`nested_shares` of a mini-batch in plain floats: ten samples cost less than the fifty tensor calls above."""
-    values: list[float] = losses.tolist()
-    mass = [1.0] * len(values)
-    keys = list(zip(*(label.tolist() for label in groups), strict=True)) or [()] * len(values)
-    levels: list[list[tuple[list[int], list[float]]]] = []
-    for level, tilt in enumerate(tilts):  # up: from samples to cells to cells of cells
-        cells: dict[tuple[int, ...], list[int]] = {}
-        for i, key in enumerate(keys):
-            cells.setdefault(key[1:] if level else key, []).append(i)
-        levels.append([])
-        above, above_mass = [], []
-        for members in cells.values():
-            weights = [mass[i] for i in members]
-            value, shares = _tilt_of_few([values[i] for i in members], weights, tilt)
-            levels[-1].append((members, shares))
-            above.append(value)
-            above_mass.append(sum(weights))
-        keys, values, mass = list(cells), above, above_mass
-    total = [1.0]
-    for level_shares in reversed(levels):  # and down: a member's share of its cell's share
-        below = [0.0] * sum(len(members) for members, _ in level_shares)
-        for share, (members, parts) in zip(total, level_shares, strict=True):
-            for i, part in zip(members, parts, strict=True):
-                below[i] = share * part
-        total = below
-    return losses.new_tensor(total)
-
-
-def _tilt_of_few(x: list[float], w: list[float], t: float) -> tuple[float, list[float]]:
-    """Value and shares of one cell, in double precision."""
-    if len(x) == 1:
-        return x[0], [1.0]
-    mass = sum(w)
-    if abs(t) < _ZERO:
-        return sum(map(operator.mul, w, x)) / mass, [v / mass for v in w]
-    m = max(x) if t > 0 else min(x)
-    if math.isinf(t):
-        tied = [v if value == m else 0.0 for v, value in zip(w, x, strict=True)]
-        return m, [v / (sum(tied) or math.nan) for v in tied]  # no loss equals m where one is NaN
-    excess = [v * math.expm1(t * (value - m)) for v, value in zip(w, x, strict=True)]
-    sum_excess = sum(excess)
-    sum_exp = mass + sum_excess
-    log = math.log1p(sum_excess / mass) if sum_excess > -0.5 * mass else math.log(sum_exp / mass)
-    return m + log / t, [(v + e) / sum_exp for v, e in zip(w, excess, strict=True)]
 
 
 def _levels(
