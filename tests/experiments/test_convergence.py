@@ -144,9 +144,9 @@ def test_from_cells_to_verdicts() -> None:
         "holds partly",
         "holds partly",
         "does not hold",
-        "holds partly",
+        "does not hold",
     ]
-    assert len({part.name for part in told.parts if isinstance(part, Figure)}) == 3
+    assert len({part.name for part in told.parts if isinstance(part, Figure)}) == 4
     broken = results["fixed-tau-1-lam-1"]["clients"][0]
     broken["worst"] = (1 + broken["allowed"]) / 2
     assert chapter(experiment, results).verdicts[0].holds == "does not hold"

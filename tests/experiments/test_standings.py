@@ -75,6 +75,18 @@ def test_lower_is_better_for_fairness_and_a_margin_has_to_be_passed() -> None:
     assert paired(fair, unfair, ACCURACY) == "tied"
 
 
+def test_shared_models_can_be_compared_where_personal_ones_are_in_use() -> None:
+    tilted = {s: {"test": {"shared": metrics(60.0 - s), "personal": metrics(95.0 + s)}} for s in range(3)}
+    plain = {s: {"test": {"shared": metrics(70.0), "personal": None}} for s in range(3)}
+    assert paired(tilted, plain, ACCURACY) == "better"
+    assert paired(tilted, plain, ACCURACY, view="shared") == "worse"
+
+
+def test_a_mean_that_is_its_standard_error_is_a_tie() -> None:
+    ours, theirs = ({s: part(metrics(v)) for s, v in enumerate(values)} for values in ((89.99, 89.59), (89.59, 89.59)))
+    assert paired(ours, theirs, ACCURACY) == "tied"
+
+
 def test_seeds_are_paired_only_where_both_are_there() -> None:
     ours = {0: part(metrics(10.0)), 1: part(metrics(91.0)), 2: part(metrics(92.0))}
     theirs = {1: part(metrics(90.0)), 2: part(metrics(91.0)), 3: part(metrics(99.0))}

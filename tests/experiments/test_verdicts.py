@@ -189,10 +189,20 @@ def test_fairness_of_both_kinds_goes_together() -> None:
     assert _sweep_verdict("together", {"rho": 0.5}, sweep([4.0, 3.0, 2.0, 1.0])).holds == "does not hold"
 
 
-def test_accuracy_rises_with_tau() -> None:
-    rising = {(0.0, 1.0): 90.0, (0.0, -1.0): 99.0, (5.0, 1.0): 91.0}
-    assert _sweep_verdict("rises", {}, {"mnist-clean-10-seed-0": _sweep(rising)}).holds == "holds"
-    falling = rising | {(50.0, 1.0): 80.0}
-    verdict = _sweep_verdict("rises", {}, {"mnist-clean-10-seed-0": _sweep(falling)})
-    assert verdict.holds == "does not hold"
-    assert "tau 50: -10.00" in verdict.why
+def test_lam_gains_more_at_a_higher_tau() -> None:
+    grid = {(0.0, 1.0): 90.0, (0.0, 100.0): 91.0, (0.0, -1.0): 99.0, (50.0, 1.0): 95.0, (50.0, 100.0): 97.0}
+    verdict = _sweep_verdict("rises", {}, {"mnist-clean-10-seed-0": _sweep(grid)})
+    assert verdict.holds == "holds"
+    assert "tau 50 against 0, lam 100 against 1: 1.000" in verdict.why
+    higher = grid | {(50.0, 100.0): 95.5}  # a higher tau is better still, and lam gains less
+    assert _sweep_verdict("rises", {}, {"mnist-clean-10-seed-0": _sweep(higher)}).holds == "does not hold"
+    assert _sweep_verdict("rises", {}, {"mnist-clean-10-seed-0": _sweep({(0.0, 1.0): 90.0})}).holds == "not measured"
+
+
+def test_most_cases_are_a_majority_and_a_claim_may_name_the_clients() -> None:
+    grid = {(1.0, -1.0): 97.0, (1.0, 1.0): 96.0}
+    results = {"mnist-clean-10-seed-0": _sweep(grid), "mnist-clean-20-seed-0": _sweep({t: -v for t, v in grid.items()})}
+    check = {"metrics": ["accuracy"], "lam": "negative"}
+    assert _sweep_verdict("best-at", check | {"most": True}, results).holds == "does not hold"  # one of two
+    assert _sweep_verdict("best-at", check | {"most": True, "clients": [10]}, results).holds == "holds"
+    assert _sweep_verdict("best-at", check | {"clients": [20]}, results).holds == "does not hold"

@@ -46,6 +46,7 @@ class Verdict:
     claim: str
     holds: Holds
     why: str  # the numbers that decide, then our guess at the reason
+    ours: bool = False  # the paper does not say it
 
 
 @dataclass(frozen=True, kw_only=True)

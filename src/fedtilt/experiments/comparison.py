@@ -195,6 +195,7 @@ def _curves(experiment: Experiment, standing: Standing) -> Figure:
         lines[row] = [Values(tuple(point)).mean for point in points]
     return Figure(
         name=f"{experiment.name}-{standing.data}-curves",
-        caption=f"{standing.data}, {told(experiment.settings['outliers'])}: test accuracy over rounds",
+        caption=f"{standing.data}, {told(experiment.settings['outliers'])}: test accuracy over rounds of the models in "
+        "use, mean over seeds",
         figure=drawing.curves(standing.rounds, lines, standing.titles),
     )

@@ -130,8 +130,8 @@ def _figure(experiment: Experiment, name: str, m: Measured) -> Figure:
     accuracy, spread, conditions = m.personal["accuracy"], m.personal["client_data_fairness_mean"], m.conditions
     width = 1 / len(conditions)
     layout: dict[str, Any] = {
-        "height": 380, "margin": {"l": 52, "r": 12, "t": 30, "b": 44}, "hovermode": "closest", "annotations": [],
-        "legend": {"orientation": "h", "x": 0, "y": -0.18, "yanchor": "top", "xanchor": "left"},
+        "height": 400, "margin": {"l": 62, "r": 12, "t": 30, "b": 44}, "hovermode": "closest", "annotations": [],
+        "legend": {"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top", "xanchor": "left"},
     }  # fmt: skip
     for i, condition in enumerate(conditions):
         axis = str(i + 1) if i else ""
@@ -157,13 +157,17 @@ def _figure(experiment: Experiment, name: str, m: Measured) -> Figure:
         layout[f"xaxis{axis}"] = {
             "title": {"text": "class spread (points)"}, "domain": domain, "anchor": f"y{axis}", **_LOGARITHMIC
         }  # fmt: skip
-        layout[f"yaxis{axis}"] = {"anchor": f"x{axis}", **_LOGARITHMIC}
+        layout[f"yaxis{axis}"] = {
+            "anchor": f"x{axis}",
+            **({} if i else {"title": {"text": "wrong (%)"}}),
+            **_LOGARITHMIC,
+        }
         layout["annotations"].append(
             {"text": condition, "showarrow": False, "x": sum(domain) / 2, "xref": "paper", "xanchor": "center",
              "y": 1.0, "yref": "paper", "yanchor": "bottom"}
         )  # fmt: skip
     caption = (
-        f"{name}: every setting of tau and lam; up is accurate, left is fair to classes. Large marks: large tilts."
+        f"{name}: every setting of tau and lam; down is accurate, left is fair to classes. Large marks: large tilts."
     )
     return Figure(name=f"effects-{name}", caption=caption, figure={"data": data, "layout": layout})
 

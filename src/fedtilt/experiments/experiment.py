@@ -29,6 +29,7 @@ class Claim:
     rule: str = ""  # the name of the rule that decides; none: the kind knows, or nothing can be measured
     check: Mapping[str, Any] = field(default_factory=dict)  # what the rule is to look at
     why: str = ""  # our guess at the reason, shown beside the verdict
+    ours: bool = False  # the paper does not say it
 
 
 @dataclass(frozen=True, kw_only=True)

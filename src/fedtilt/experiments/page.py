@@ -74,8 +74,10 @@ def _verdict_count(verdicts: Sequence[Verdict]) -> Text:
     if not verdicts:
         return Text(markdown="**No claim is judged yet.**")
     counts = Counter(verdict.holds for verdict in verdicts)
+    ours = sum(verdict.ours for verdict in verdicts)
     told = ", ".join(f"{counts[kind]} {_plural(kind, counts[kind])}" for kind in VERDICTS if counts[kind])
-    return Text(markdown=f"**Of {len(verdicts)} claims, {told}.**")
+    own = f" ({len(verdicts) - ours} of the paper’s and {ours} of ours)" if ours else ""
+    return Text(markdown=f"**Of {len(verdicts)} claims{own}, {told}.**")
 
 
 def _plural(kind: Holds, count: int) -> str:
@@ -96,17 +98,21 @@ def _plural(kind: Holds, count: int) -> str:
 
 def _score(compared: list[Standing], names: dict[str, str]) -> Table:
     rows: list[list[str | float]] = []
-    for rival in RIVALS:
+    against = [(rival, "judged", names[rival]) for rival in RIVALS]
+    against.append(("fedavg", "shared", f"{names['fedavg']}, w against w"))
+    for rival, view, title in against:
         for metric in METRICS:
-            counts = score(compared, rival, metric)
-            rows.append([names[rival], TITLES[metric.key], *(str(counts[outcome]) for outcome in OUTCOMES)])
+            counts = score(compared, rival, metric, view)
+            rows.append([title, TITLES[metric.key], *(str(counts[outcome]) for outcome in OUTCOMES)])
     return Table(
         caption=f"In how many of {len(compared)} cells FedTilt (validated) is better than the others, tied, or worse",
         columns=["against", "metric", *OUTCOMES.values()],
         rows=rows,
         notes="A cell is a data set under a condition (clean, corruptions, Gaussian noise, label flips). Better and "
         "worse: beyond one standard error of the paired difference over seeds; two equal methods would be told apart "
-        "so, by chance, in 37 % of the cells with five seeds, 42 % with three and 50 % with two. One seed has no "
+        "so, by chance, in 37 % of the cells with five seeds, 42 % with three and 50 % with two, where it means no "
+        "more than that both seeds agree. FedAvg has no personal models, so its rows tell above all what those are "
+        "worth to clients of two classes; what the tilts do to the shared model is told w against w. One seed has no "
         "standard error; there, the better figure alone is told.",
     )
 

@@ -66,9 +66,8 @@ def verdicts(claims: tuple[Claim, ...], found: Sequence[Panel]) -> list[Verdict]
 
 
 def _asked(panel: Panel, check: Mapping[str, Any]) -> bool:
-    return panel.data in check.get("data", [panel.data]) and panel.condition in check.get(
-        "condition", [panel.condition]
-    )
+    mine = {"data": panel.data, "condition": panel.condition, "clients": panel.clients}
+    return all(value in check.get(key, [value]) for key, value in mine.items())
 
 
 def _best_at(check: Mapping[str, Any], asked: Sequence[Panel], _: Sequence[Panel]) -> tuple[Holds, str]:
@@ -79,7 +78,11 @@ def _best_at(check: Mapping[str, Any], asked: Sequence[Panel], _: Sequence[Panel
         metrics = [m for m in SHOWN if m.key in check.get("metrics", TITLES)]
         hits += [_named(panel.best(metric.key), check) for metric in metrics]
         by_chance += len(metrics) * fmean(_named(tilts, check) for tilts in panel.grid)
-    holds = "does not hold" if not all(hits) and sum(hits) <= by_chance else _share(hits)
+    holds = _share(hits)
+    if check.get("most"):  # said of most cases: a majority decides
+        holds = "holds" if 2 * sum(hits) > len(hits) else "does not hold"
+    elif not all(hits) and sum(hits) <= by_chance:
+        holds = "does not hold"
     winners = "; ".join(f"{panel} tau {tau:g}, lam {lam:g}" for panel in asked for tau, lam in [panel.best("accuracy")])
     return holds, (
         f"So it is in {sum(hits)} of {len(hits)} cases (panels × metrics); by chance, it would be in {by_chance:.1f}. "
@@ -103,9 +106,8 @@ def _unharmed(check: Mapping[str, Any], asked: Sequence[Panel], found: Sequence[
     """The best accuracy is at most `points` below that on clean data."""
     clean = {(p.data, p.clients): _top(p) for p in found if p.condition == "clean"}
     lost = {str(p): clean[p.data, p.clients] - _top(p) for p in asked if (p.data, p.clients) in clean}
-    return _share([points <= check["points"] for points in lost.values()]), _listed(
-        "Points of accuracy lost against clean data, best tilts of each, by clients a round", lost
-    )
+    told = f"Points of accuracy lost against clean data, at most {check['points']:g} asked, best tilts of each"
+    return _share([points <= check["points"] for points in lost.values()]), _listed(f"{told}, by clients a round", lost)
 
 
 def _top(panel: Panel) -> float:
@@ -124,7 +126,8 @@ def _agree(check: Mapping[str, Any], asked: Sequence[Panel], _: Sequence[Panel])
             ranks = [_ranks([panel.grid[tilts]["accuracy"] for tilts in common]) for panel in both]
             rho[f"{data}, {condition}"] = _correlation(*ranks)
     return _share([value >= check["rho"] for value in rho.values()]), _listed(
-        "Rank correlation of accuracy over the grid, 10 against 20 clients a round", rho
+        f"Rank correlation of accuracy over the grid, 10 against 20 clients a round, at least {check['rho']:g} asked",
+        rho,
     )
 
 
@@ -137,21 +140,23 @@ def _together(check: Mapping[str, Any], asked: Sequence[Panel], _: Sequence[Pane
             both = [_ranks([m[key] for m in near]) for key in ("client_fairness", "client_data_fairness_mean")]
             rho[str(panel)] = _correlation(*both)
     return _share([value >= check["rho"] for value in rho.values()]), _listed(
-        "Rank correlation of the two over settings near the best accuracy", rho
+        f"Rank correlation of the two over settings near the best accuracy, at least {check['rho']:g} asked", rho
     )
 
 
 def _rises(check: Mapping[str, Any], asked: Sequence[Panel], _: Sequence[Panel]) -> tuple[Holds, str]:
-    """Accuracy, mean over the positive lam, is higher at the highest tau than at tau = 0."""
-    gains = {}
+    """What a large lam gains in accuracy over a small positive one is more at the highest tau than at tau = 0."""
+    more = {}
     for panel in asked:
-        high = max(tau for tau, _ in panel.grid)
-        means = [
-            [m["accuracy"] for (tau, lam), m in panel.grid.items() if tau == wanted and lam > 0] for wanted in (high, 0)
-        ]
-        if all(means):
-            gains[f"{panel}, tau {high:g}"] = fmean(means[0]) - fmean(means[1])
-    return _share([gain > 0 for gain in gains.values()]), _listed("Points gained over tau 0, mean over lam > 0", gains)
+        taus, lams = {tau for tau, _ in panel.grid}, sorted({lam for _, lam in panel.grid if lam > 0})
+        high = max(taus)
+        corners = [(tau, lam) for tau in (high, 0.0) for lam in (lams[-1], lams[0])] if lams else []
+        if high > 0 and len(lams) > 1 and all(tilts in panel.grid for tilts in corners):
+            gain = {
+                tau: panel.grid[tau, lams[-1]]["accuracy"] - panel.grid[tau, lams[0]]["accuracy"] for tau in (high, 0.0)
+            }
+            more[f"{panel}, tau {high:g} against 0, lam {lams[-1]:g} against {lams[0]:g}"] = gain[high] - gain[0.0]
+    return _share([value > 0 for value in more.values()]), _listed("Points that lam gains more at the higher tau", more)
 
 
 def _share(hits: Sequence[bool]) -> Holds:
@@ -161,7 +166,7 @@ def _share(hits: Sequence[bool]) -> Holds:
 
 
 def _listed(what: str, values: Mapping[str, float]) -> str:
-    return f"{what} ({'; '.join(f'{name}: {value:.2f}' for name, value in values.items())})." if values else ""
+    return f"{what} ({'; '.join(f'{name}: {value:.3f}' for name, value in values.items())})." if values else ""
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -89,6 +89,8 @@ def over_rounds(problems: Sequence[Problem], settings: Mapping[str, Any], on_pro
         _printed_bound(p, mu, goal, limit, start, shared, lengths, steps, smoothness)
         for p, goal in zip(problems, goals, strict=True)
     ]
+    broken = [_broken([row[n] for row in gaps], printed[n]) for n in range(len(problems))]
+    shown = min(range(len(problems)), key=lambda n: (broken[n] is None, broken[n] or 0))  # the first one broken, if any
     return {
         "forget": forget, "follow": follow, "drift": float((limit - mean_optimum).norm()),
         "tightest": _tightest(errors, shared, forget, follow),
@@ -97,8 +99,8 @@ def over_rounds(problems: Sequence[Problem], settings: Mapping[str, Any], on_pro
         "shared_factor": factor(shared), "personal_factor": factor(personal),
         "shared_power": power(shared) if decay else None,
         "personal_power": power(personal) if decay else None,
-        "gap": _thin([row[0] for row in gaps]), "printed": _thin(printed[0]),
-        "broken": [_broken([row[n] for row in gaps], printed[n]) for n in range(len(problems))],
+        "client": shown, "gap": _thin([row[shown] for row in gaps]), "printed": _thin(printed[shown]),
+        "broken": broken,
     }  # fmt: skip
 
 

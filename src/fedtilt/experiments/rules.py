@@ -18,7 +18,8 @@ def verdicts(claims: tuple[Claim, ...], standings: Standings) -> list[Verdict]:
     found = []
     for claim in claims:
         holds, numbers = RULES[claim.rule](claim.check, standings) if claim.rule else ("not measured", "")
-        found.append(Verdict(claim=claim.text, holds=holds, why=" ".join(filter(None, (numbers, claim.why)))))
+        why = " ".join(filter(None, (numbers, claim.why)))
+        found.append(Verdict(claim=claim.text, holds=holds, why=why, ours=claim.ours))
     return found
 
 
@@ -46,7 +47,8 @@ def _compared(check: Mapping[str, Any], rows: list[str], standings: Standings) -
     sides = [" and ".join(names[row] for row in side) for side in (rows, rivals)]
     by = f" by more than {check['by']:g} points" if "by" in check else ""
     what = "all four metrics" if len(metrics) == len(TITLES) else ", ".join(TITLES[m.key] for m in metrics)
-    return _counted(outcomes, f"{sides[0]} better than {sides[1]}{by} on {what}")
+    tie = f"within {check['by']:g} points" if "by" in check else "tied"
+    return _counted(outcomes, f"{sides[0]} better than {sides[1]}{by} on {what}", tie)
 
 
 def _paper_tilts(check: Mapping[str, Any], standings: Standings) -> tuple[Holds, str]:
@@ -72,7 +74,8 @@ def _paper_tilts(check: Mapping[str, Any], standings: Standings) -> tuple[Holds,
             outcomes[standing.data] = ["not ahead" if beaten else "ahead"]
         if above:
             told.append(f"{standing.data}: {len(above)} of {len(others)} others are {word}, {above[0]} among them")
-    holds, numbers = _counted(outcomes, "The paper’s tilts are not beaten by other settings of our grid")
+    asked = f"The paper’s tilts are beaten in accuracy by no more than {_BY_CHANCE:.0%} of the others in our grid"
+    holds, numbers = _counted(outcomes, asked)
     return holds, " ".join([numbers, *(f"{text}." for text in told)])
 
 
@@ -95,7 +98,7 @@ def _least(outcomes: list[Outcome]) -> Outcome:
     return min(outcomes, key=order.index)
 
 
-def _counted(outcomes: Mapping[str, list[Outcome]], what: str) -> tuple[Holds, str]:
+def _counted(outcomes: Mapping[str, list[Outcome]], what: str, tie: str = "tied") -> tuple[Holds, str]:
     """Holds where all are better, not where none is, partly in between.
 
     What is not measured does not count. One seed cannot make a claim hold, but it can stand against it.
@@ -103,7 +106,7 @@ def _counted(outcomes: Mapping[str, list[Outcome]], what: str) -> tuple[Holds, s
     decided = [outcome for row in outcomes.values() for outcome in row if outcome in _DECIDED]
     missing = [data for data, row in outcomes.items() if "not measured" in row]
     late = f" Not measured yet: {', '.join(missing)}." if missing else ""
-    lone = _by_data(outcomes, ("ahead", "not ahead"))
+    lone = _by_data(outcomes, ("ahead", "not ahead"), tie)
     if lone:
         late = f" On one seed: {lone}.{late}"
     if not decided:
@@ -111,10 +114,14 @@ def _counted(outcomes: Mapping[str, list[Outcome]], what: str) -> tuple[Holds, s
     wins = decided.count("better")
     against = len(decided) - wins + sum(row.count("not ahead") for row in outcomes.values())
     holds: Holds = "holds partly" if wins and against else "holds" if wins else "does not hold"
-    return holds, f"{what}: {wins} of {len(decided)} ({_by_data(outcomes, _DECIDED)}).{late}"
+    return holds, f"{what}: {wins} of {len(decided)} ({_by_data(outcomes, _DECIDED, tie)}).{late}"
 
 
-def _by_data(outcomes: Mapping[str, list[Outcome]], kinds: tuple[Outcome, ...]) -> str:
+def _by_data(outcomes: Mapping[str, list[Outcome]], kinds: tuple[Outcome, ...], tie: str) -> str:
     """How often each of these kinds came out, for the data sets that have any."""
-    counts = {data: [f"{row.count(kind)} {kind}" for kind in kinds if kind in row] for data, row in outcomes.items()}
+    words = {"tied": tie}
+    counts = {
+        data: [f"{row.count(kind)} {words.get(kind, kind)}" for kind in kinds if kind in row]
+        for data, row in outcomes.items()
+    }
     return "; ".join(f"{data} {', '.join(found)}" for data, found in counts.items() if found)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+import torch
+
 from fedtilt.experiments.chapter import Holds, Verdict
 from fedtilt.experiments.experiment import Claim, Experiment
 from fedtilt.experiments.signs import PLAIN, Measured, Tilts, Values, grid, sign, words
@@ -26,11 +28,29 @@ def verdict(claim: Claim, experiment: Experiment, found: Mapping[str, Measured])
         why = "One seed has no error bar." if found else ""
         return Verdict(claim=claim.text, holds="not measured", why=f"{why} {claim.why}".strip())
     agreed = [check for check in checks if check[1]]
-    holds: Holds = "holds" if len(agreed) == len(checks) else "holds partly" if agreed else "does not hold"
+    seeds = min(len(of) for m in found.values() for of in next(iter(m.personal["accuracy"].values())).values())
+    by_chance = len(checks) * _passing(seeds)
+    partly: Holds = "holds partly" if len(agreed) > by_chance else "does not hold"
+    holds: Holds = "holds" if len(agreed) == len(checks) else partly
     against = [told for told, agrees in checks if not agrees]
-    counted = f"{len(agreed)} of {len(checks)} comparisons with no tilt agree beyond one standard error."
+    counted = (
+        f"{len(agreed)} of {len(checks)} comparisons with no tilt agree beyond one standard error; by chance, "
+        f"{by_chance:.1f} would."
+    )
     listed = f" Against: {'; '.join(against)}." if against else ""
     return Verdict(claim=claim.text, holds=holds, why=f"{counted}{listed} {claim.why}".strip())
+
+
+def _passing(seeds: int) -> float:
+    """How often a mean of nothing but chance is more than one standard error above 0: Student's t.
+
+    >>> [round(_passing(seeds), 3) for seeds in (2, 3, 5)]
+    [0.25, 0.211, 0.187]
+    """
+    freedom = seeds - 1
+    t = torch.distributions.StudentT(freedom)
+    ends = torch.linspace(0, 1, 2001, dtype=torch.float64)
+    return 0.5 - float(torch.trapezoid(t.log_prob(ends).exp(), ends))
 
 
 def _checks(claim: Claim, experiment: Experiment, name: str, m: Measured) -> list[tuple[str, bool]]:

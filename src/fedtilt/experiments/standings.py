@@ -48,9 +48,9 @@ class Standing:
         kept = tuple(metrics[metric] for metrics in found if metrics is not None)
         return Values(kept) if kept else None
 
-    def compare(self, row: str, rival: str, metric: Metric, by: float = 0.0) -> Outcome:
+    def compare(self, row: str, rival: str, metric: Metric, by: float = 0.0, view: str = "judged") -> Outcome:
         """Whether a row is better than a rival beyond one standard error, seed by seed, and by more than `by`."""
-        return paired(self.rows.get(row, {}), self.rows.get(rival, {}), metric, by)
+        return paired(self.rows.get(row, {}), self.rows.get(rival, {}), metric, by, view)
 
 
 def _view(result: Mapping[str, Any], view: str) -> Mapping[str, float] | None:
@@ -58,8 +58,9 @@ def _view(result: Mapping[str, Any], view: str) -> Mapping[str, float] | None:
 
 
 def paired(
-    ours: Mapping[int, Mapping[str, Any]], theirs: Mapping[int, Mapping[str, Any]], metric: Metric, by: float = 0.0
-) -> Outcome:
+    ours: Mapping[int, Mapping[str, Any]], theirs: Mapping[int, Mapping[str, Any]], metric: Metric, by: float = 0.0,
+    view: str = "judged",
+) -> Outcome:  # fmt: skip
     """Compare two settings over the seeds both have: the same clients, batches and outliers, so differences pair up.
 
     A difference of at most one standard error is a tie; one seed has no error: there, a setting is ahead or not.
@@ -68,7 +69,8 @@ def paired(
     if not seeds:
         return "not measured"
     up = 1 if metric.more else -1
-    differences = Values(tuple(up * (judged(ours[s])[metric.key] - judged(theirs[s])[metric.key]) for s in seeds))
+    pairs = [(_view(ours[s], view), _view(theirs[s], view)) for s in seeds]
+    differences = Values(tuple(up * (a[metric.key] - b[metric.key]) for a, b in pairs if a and b))
     if len(seeds) == 1:
         return "ahead" if differences.mean > by else "not ahead"
     outcomes: dict[int, Outcome] = {1: "better", 0: "tied", -1: "worse"}
@@ -131,6 +133,6 @@ def _standing(experiment: Experiment, data: str, by_seed: Mapping[int, Mapping[s
     return standing
 
 
-def score(all_standings: list[Standing], rival: str, metric: Metric) -> Counter[Outcome]:
+def score(all_standings: list[Standing], rival: str, metric: Metric, view: str = "judged") -> Counter[Outcome]:
     """In how many cells (a data set under a condition) FedTilt (validated) is better than a rival, tied, or worse."""
-    return Counter(standing.compare("fedtilt-validated", rival, metric) for standing in all_standings)
+    return Counter(standing.compare("fedtilt-validated", rival, metric, view=view) for standing in all_standings)

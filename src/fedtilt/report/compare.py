@@ -80,6 +80,7 @@ class Cell(NamedTuple):
 
 
 Row = dict[str, Cell]  # by metric
+_ROUNDING = 1e-9  # two equal figures, computed in two ways
 _SHOWN = 0.005  # less than this, two decimals do not show
 
 
@@ -132,7 +133,7 @@ def sign(differences: Cell, by: float = 0.0) -> int:
     >>> sign(Cell((1.0, 2.0))), sign(Cell((-1.0, 2.0))), sign(Cell((1.0, 2.0)), by=3.0)
     (1, 0, 0)
     """
-    if abs(differences.mean) < _SHOWN or abs(differences.mean) - by <= differences.error:
+    if abs(differences.mean) < _SHOWN or abs(differences.mean) - by <= differences.error + _ROUNDING:
         return 0
     return 1 if differences.mean > 0 else -1
 
