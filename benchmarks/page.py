@@ -11,7 +11,7 @@ import argparse
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from string import Template
 from typing import Any
 
@@ -104,22 +104,24 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def best(contenders: Record) -> dict[str, float]:
-    """The best seconds a round of every contender that ran."""
-    return {name: min(c["seconds"]) for name, c in contenders.items() if "seconds" in c}
+def typical(contenders: Record) -> dict[str, float]:
+    """The median seconds a round of every contender that ran."""
+    return {name: median(c["seconds"]) for name, c in contenders.items() if "seconds" in c}
 
 
 def engines(contenders: Record) -> list[str]:
     """Our own contenders as they run by themselves."""
-    return [name for name in best(contenders) if name.startswith("fedtilt: ") and ", way" not in name]
+    return [name for name in typical(contenders) if name.startswith("fedtilt: ") and ", way" not in name]
 
 
 def _rounds(record: Record | None) -> str:
     if record is None:
         return _missing("make bench")
-    parts = [f"{_where(record)}. The best of {record['turns']} rounds.\n"]
+    parts = [
+        f"{_where(record)}. The median of {record['turns']} rounds, the fastest and the slowest; ratios are of medians.\n"
+    ]
     for task in record["tasks"].values():
-        contenders, seconds = task["contenders"], best(task["contenders"])
+        contenders, seconds = task["contenders"], typical(task["contenders"])
         own = engines(contenders)
         parts.append(
             f"### {task['title']}\n\n{task['clients']} of {task['of']} clients × {task['samples']} samples × "
@@ -137,7 +139,7 @@ def _rounds(record: Record | None) -> str:
             rows.append(
                 [
                     f"**{name}**" if name in own else f"{name} ({_versions(c)})",
-                    f"{seconds[name]:.3f}",
+                    f"{seconds[name]:.3f} ({min(c['seconds']):.3f} to {max(c['seconds']):.3f})",
                     *("" if name == engine else f"{seconds[name] / seconds[engine]:.1f}" for engine in own),
                     f"{100 * task['operations'] / seconds[name] / task['peak']:.0f} %",
                     f"{c['peak_memory_mib']:.0f} MiB",
@@ -159,7 +161,7 @@ def _scale(found: Sequence[Record]) -> str:
         return _missing("python benchmarks/scale.py")
     parts = [
         "FedTilt, two models per client, ten clients of 200 samples, one epoch, batch 10, MLP 784-200-200-10, but for "
-        "what the axis says.\nThe dashed line is cost in proportion to the work, from the first point on.\n"
+        "what the axis says.\nA step is one model's on one batch. The dashed line is cost in proportion to the work, from the first point on.\n"
     ]
     parts += [f"{_device(record)}: {_where(record)}.\n" for record in shown]
     parts += [f"![{name.removesuffix('.svg')}](performance/{name})\n" for name in figures(found)]
@@ -278,7 +280,7 @@ def _has(record: Record, task: str, name: str) -> bool:
 
 
 def _cell(contenders: Record, engine: str) -> str:
-    seconds = best(contenders)
+    seconds = typical(contenders)
     peers = [s for name, s in seconds.items() if not name.startswith(("fedtilt: ", "plain"))]
     plain = [s for name, s in seconds.items() if name.startswith("plain")]
     ratios = [f"{min(group) / seconds[engine]:.1f} ×" if group else "–" for group in (plain, peers)]
