@@ -118,7 +118,8 @@ def _rounds(record: Record | None) -> str:
     if record is None:
         return _missing("make bench")
     parts = [
-        f"{_where(record)}. The median of {record['turns']} rounds, the fastest and the slowest; ratios are of medians.\n"
+        f"{_where(record)}. The median of {record['turns']} rounds, the fastest and the slowest. Ratios are of medians."
+        "\n"
     ]
     for task in record["tasks"].values():
         contenders, seconds = task["contenders"], typical(task["contenders"])
@@ -161,7 +162,8 @@ def _scale(found: Sequence[Record]) -> str:
         return _missing("python benchmarks/scale.py")
     parts = [
         "FedTilt, two models per client, ten clients of 200 samples, one epoch, batch 10, MLP 784-200-200-10, but for "
-        "what the axis says.\nA step is one model's on one batch. The dashed line is cost in proportion to the work, from the first point on.\n"
+        "what the axis says.\nA step is one model's on one batch. The dashed line is cost in proportion to the work, "
+        "from the first point on.\n"
     ]
     parts += [f"{_device(record)}: {_where(record)}.\n" for record in shown]
     parts += [f"![{name.removesuffix('.svg')}](performance/{name})\n" for name in figures(found)]

@@ -55,6 +55,7 @@ def test_flat_and_back() -> None:
         (lambda: models.mlp((4,), 2, hidden=64), "hidden must be a list of sizes, such as (64, 64), got 64"),
         (lambda: models.mlp((4,), 0), "classes must be a whole number ≥ 1, got 0"),
         (lambda: models.cnn((1, 8, 8), 2, channels=()), "channels must hold a size for every block"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(2)), "the model has lazy layers"),
         ("mlp", "model must be an nn.Module or a function such as ft.models.mlp, got 'mlp'"),
         (nn.Linear, "the model function Linear needs 'in_features', and is only given input_shape and classes"),
         (lambda: None, "the model function returned a NoneType; it must return an nn.Module"),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +168,13 @@ def test_evaluation_is_the_plain_one(federation: ft.Federation) -> None:
             assert torch.equal(table[client], expected)
 
 
+def test_threads_do_not_disturb_each_other(federation: ft.Federation) -> None:
+    alone = last([ft.ditto()], federation, model=Recurrent, workers=0, rounds=2)
+    with ThreadPoolExecutor(4) as pool:
+        work = [pool.submit(last, [ft.ditto()], federation, model=Recurrent, workers=0, rounds=2) for _ in range(4)]
+        assert all(same(done.result(), alone, "ditto") for done in work)
+
+
 def test_an_early_stop_is_a_break_and_leaves_no_worker_behind(federation: ft.Federation) -> None:
     import multiprocessing
 
@@ -264,6 +272,16 @@ class Squeezing(nn.Linear):
         return super().forward(x.flatten(1)).squeeze()
 
 
+class Restless(nn.Linear):
+    """Drops out when it is judged, too."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(F.dropout(x.flatten(1)))
+
+
 class Recurring(nn.LSTM):
     """Returns its memory too."""
 
@@ -278,6 +296,7 @@ class Recurring(nn.LSTM):
     ("model", "words"),
     [(lambda: nn.Linear(3, 10), "does not take samples of shape"), (lambda: nn.Flatten(0), "has no parameters"),
      (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), r"expected \(2, 10\)"),
+     (Restless, "answers the same sample differently each time"),
      (Squeezing, r"returns \(10,\) for 1 samples; expected \(1, 10\)"), (Recurring, "the model returns a tuple")],
 )  # fmt: skip
 def test_a_model_that_does_not_fit_the_data_is_refused(federation: ft.Federation, model, words: str) -> None:

@@ -178,6 +178,12 @@ def test_overrides(override, get, value):
     assert get(spec.load("digits", overrides=[override])) == value
 
 
+def test_overrides_reach_a_method_whose_name_has_equals_signs(file):
+    path = file('[[methods]]\nname = "a=b"\npreset = "ditto"\n[[methods]]\nname = "a"\npreset = "ditto"')
+    found = spec.load(path, overrides=["methods.a=b.mu=2", " methods.a.mu = 3"])
+    assert [m.mu for m in found.methods] == [2, 3]
+
+
 def test_overrides_reach_a_method_whose_name_has_dots(file):
     path = file('[[methods]]\npreset = "ditto"\nname = "mu 0.1"\n')
     assert spec.load(path, overrides=["methods.mu 0.1.mu=0.1"]).methods[0].mu == 0.1

@@ -6,7 +6,7 @@ import pytest
 
 from fedtilt.errors import InputError
 from fedtilt.spec import load
-from fedtilt.tune import SHARE, USUAL, Tuning, axes_of, choose, front, grid_of
+from fedtilt.tune import SHARE, USUAL, Tuning, axes_of, check_validation, choose, front, grid_of
 
 
 def figures(accuracy: float, clients: float, classes: float) -> dict[str, float]:
@@ -82,12 +82,25 @@ def test_the_verdict_is_of_validation_data_and_leaves_out_what_diverged() -> Non
     def columns(accuracy: float) -> dict[str, dict[str, float]]:
         return {key: {"mean": value} for key, value in figures(accuracy, 1.0, 1.0).items()}
 
-    settings = {"m": {"lam": 0.0}, "m lam=1": {"lam": 1.0}, "m lam=9": {"lam": 9.0}}
+    settings: dict[str, dict[str, float]] = {"m": {"lam": 0.0}, "m lam=1": {"lam": 1.0}, "m lam=9": {"lam": 9.0}}
     methods = {
         "m": columns(99.0) | {"validation": columns(90.0)},
         "m lam=1": columns(80.0) | {"validation": columns(91.0)},
     }
-    verdict = Tuning("m", settings, "fedtilt run mine.toml").verdict({"methods": methods})
+    verdict = Tuning("m", settings, "fedtilt run mine.toml", ("m lam=9",)).verdict({"methods": methods})
     assert verdict["chosen"] == "m lam=1"
     assert verdict["front"] == ["m lam=1"]
     assert verdict["run"] == "fedtilt run mine.toml --set methods.m.lam=1"
+    assert verdict["diverged"] == ["m lam=9"]
+
+
+def test_no_digit_of_a_value_is_lost() -> None:
+    _, tuning = grid_of(load("digits"), "ditto", {"mu": [0.1234561, 0.1234562]})
+    assert list(tuning.settings) == ["ditto", "ditto mu=0.1234561", "ditto mu=0.1234562"]
+
+
+def test_a_search_that_nothing_would_decide_is_refused() -> None:
+    tiny = load("digits", overrides=["clients.max_train=1", "clients.validation=0.1"])
+    with pytest.raises(InputError, match=r"clients.validation = 0.1 sets no sample aside at any client, the largest"):
+        check_validation(tiny)
+    check_validation(load("digits", overrides=["clients.validation=0.1"]))

@@ -1,5 +1,7 @@
 """The errors that are the user's to mend."""
 
+from collections.abc import Sequence
+
 
 class InputError(ValueError):
     """Bad input from a person: one sentence with the thing, its value and the remedy.
@@ -9,8 +11,8 @@ class InputError(ValueError):
 
 
 class Diverged(InputError):
-    """A method whose model is no longer finite; what trains many of them goes on without it."""
+    """Methods whose models are no longer finite; what trains many of them goes on without these."""
 
-    def __init__(self, sentence: str, *, method: str) -> None:
+    def __init__(self, sentence: str, *, methods: Sequence[str]) -> None:
         super().__init__(sentence)
-        self.method = method
+        self.methods = tuple(methods)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from fedtilt import seeds
 from fedtilt.checks import whole
 from fedtilt.errors import InputError
 
@@ -84,8 +85,7 @@ def build(source: ModelSource, input_shape: Shape, classes: int, seed: int) -> n
         accepted = inspect.signature(source).parameters
         known = {"input_shape": tuple(input_shape), "classes": classes}
         _check_callable(accepted.values(), known, getattr(source, "__name__", repr(source)))
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed % 2**63)
+        with seeds.globally(seed % 2**63):
             model = source(**{name: value for name, value in known.items() if name in accepted})
         if not isinstance(model, nn.Module):
             raise InputError(f"the model function returned a {type(model).__name__}; it must return an nn.Module")
@@ -113,6 +113,8 @@ def check(model: nn.Module) -> None:
             )
         if isinstance(layer, torch.jit.ScriptModule | nn.DataParallel):
             raise InputError(f"a {type(layer).__name__} cannot be given other parameters; pass the module inside it")
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+        raise InputError("the model has lazy layers, whose weights no seed has drawn yet; give them their sizes")
     types = {p.dtype for p in model.parameters()}
     if not types:
         raise InputError(f"{type(model).__name__} has no parameters to train")

@@ -98,7 +98,7 @@ def settle(method: Method, received: Tensor, updates: Mapping[int, Tensor], samp
         raise Diverged(
             f"method {method.name!r} diverged on the server: what it made of the clients' models {why}; "
             + (f"lower the size in steps = {method.steps}" if method.steps else f"look at its rule {_rule(method)!r}"),
-            method=method.name,
+            methods=[method.name],
         )
     return Settled(shared, rejected)
 

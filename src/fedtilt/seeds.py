@@ -2,12 +2,15 @@
 
 A key is a 64-bit hash of those four; a stream is the SplitMix64 finaliser applied to `key + i * golden`, in torch
 integer arithmetic. The same integers therefore come out on every device, in any order of work, for any set of methods,
-and nothing reads or moves a global generator.
+and nothing reads or moves a global generator; what only knows those is served by `globally`.
 """
 
+import contextlib
 import hashlib
 import math
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -93,3 +96,31 @@ def choose(key: int, size: int, count: int) -> list[int]:
 def generator(key: int) -> np.random.Generator:
     """A numpy generator for one-off structural draws (a partition, a toy data set) that need more than integers."""
     return np.random.Generator(np.random.Philox(key=key))
+
+
+_turn = threading.RLock()  # the global generators serve one thread at a time
+
+
+def _new_turn() -> None:
+    global _turn  # a forked process must not wait for a thread that is not there
+    _turn = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_turn)
+
+
+@contextlib.contextmanager
+def globally(key: int, device: torch.device | None = None) -> Iterator[None]:
+    """What others draw inside (initial weights, dropout) comes from this key; the global generators are left alone.
+
+    >>> with globally(7):
+    ...     first = torch.rand(2)
+    >>> with globally(7):
+    ...     assert torch.equal(torch.rand(2), first)
+    """
+    gpus = [device] if device is not None and device.type == "cuda" else []
+    with _turn, torch.random.fork_rng(devices=gpus):
+        for generator in [torch.default_generator, *(torch.cuda.default_generators[gpu.index] for gpu in gpus)]:
+            generator.manual_seed(key)
+        yield

@@ -196,22 +196,28 @@ def _advance(
             if m.personal:
                 personal[m.name][client] = next(results)
 
-    shared = {}
+    flawed = {m.name: flaws(updates[m.name], received[m.name]) for m in methods}
     for m in methods:
-        for client, why in (
-            flaws(updates[m.name], received[m.name]) | flaws(personal[m.name], received[m.name])
-        ).items():
-            raise Diverged(
-                f"method {m.name!r} diverged in round {number} on client {client}: its model {why}; "
-                "lower train.lr or the tilts",
-                method=m.name,
-            )
-        shared[m.name] = settle(m, received[m.name], updates[m.name], samples).shared
-
+        flawed[m.name] |= flaws(personal[m.name], received[m.name])
+    _refuse_diverged(number, flawed)
+    shared = {m.name: settle(m, received[m.name], updates[m.name], samples).shared for m in methods}
     state.round, state.shared = number, shared
     for m in methods:
         for client, own in sorted(personal[m.name].items()):
             state.shelf.put((m.name, client), number, own.clone())  # a trained lane is a view into its stack
+
+
+def _refuse_diverged(number: int, found: Mapping[str, Mapping[int, str]]) -> None:
+    """Say which methods have a model that is not finite; the sentence is of the first."""
+    lost = [name for name, flawed in found.items() if flawed]
+    if lost:
+        client, why = next(iter(found[lost[0]].items()))
+        others = f" (and so did {', '.join(map(repr, lost[1:]))})" if lost[1:] else ""
+        raise Diverged(
+            f"method {lost[0]!r} diverged in round {number} on client {client}{others}: its model {why}; "
+            "lower train.lr or the tilts",
+            methods=lost,
+        )
 
 
 def _last(state: State, method: Method, client: int, device: torch.device) -> Tensor | None:

@@ -94,7 +94,7 @@ def initial_model(federation: Federation, model: ModelSource, seed: int) -> nn.M
 def _check_answer(net: nn.Module, x: torch.Tensor, classes: int) -> None:
     try:
         with torch.no_grad():
-            logits = net(x)
+            logits, again = net(x), net(x)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         raise InputError(f"the model does not take samples of shape {tuple(x.shape[1:])}: {error}") from error
     if not isinstance(logits, torch.Tensor):
@@ -102,4 +102,9 @@ def _check_answer(net: nn.Module, x: torch.Tensor, classes: int) -> None:
     if logits.dim() != 2 or len(logits) != len(x) or logits.shape[1] < classes:
         raise InputError(
             f"the model returns {tuple(logits.shape)} for {len(x)} samples; expected ({len(x)}, {classes})"
+        )
+    if not torch.equal(logits, again) and logits.isfinite().all():
+        raise InputError(
+            "the model answers the same sample differently each time when it is not training; give F.dropout "
+            "training=self.training"
         )

@@ -5,12 +5,16 @@ together, what they have in common once, and an interrupted one is resumed.
 """
 
 import shlex
+import shutil
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedtilt.errors import InputError
+from fedtilt.errors import Diverged, InputError
+from fedtilt.results import Result
+from fedtilt.runs import Notice, OnRound, resume, run_spec
 
 if TYPE_CHECKING:
     from fedtilt.spec import Spec
@@ -28,23 +32,23 @@ class Tuning(NamedTuple):
     method: str  # its name in the spec
     settings: dict[str, dict[str, float]]  # of every candidate, by its name in the run
     command: str = ""  # that runs the spec as it was given
+    diverged: tuple[str, ...] = ()  # candidates that had to be left out
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; JSON has no infinities."""
         told = {name: {key: str(value) for key, value in own.items()} for name, own in self.settings.items()}
-        return {"method": self.method, "settings": told, "command": self.command}
+        return {"method": self.method, "settings": told, "command": self.command, "diverged": list(self.diverged)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Tuning":
         """Back from plain values."""
         told = values["settings"].items()
         settings = {name: {key: float(text) for key, text in own.items()} for name, own in told}
-        return cls(values["method"], settings, values["command"])
+        return cls(values["method"], settings, values["command"], tuple(values["diverged"]))
 
     def verdict(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """What `over_seeds` says of the candidates: the one to take, how to run it, and the front."""
-        methods = table["methods"]  # without those that diverged
-        held = {name: methods[name]["validation"] for name in self.settings if name in methods}
+        held = {name: table["methods"][name]["validation"] for name in self.settings if name not in self.diverged}
         means = {name: {key: column["mean"] for key, column in columns.items()} for name, columns in held.items()}
         chosen = choose(means)
         options = "".join(f" --set {self._option(key, value)}" for key, value in self.settings[chosen].items())
@@ -54,10 +58,20 @@ class Tuning(NamedTuple):
             "run": self.command + options,
             "front": [chosen, *(name for name in front(means) if name != chosen)],
             "settings": self.to_json()["settings"],
+            "diverged": list(self.diverged),
         }
 
     def _option(self, key: str, value: float) -> str:
-        return shlex.quote(f"methods.{self.method}.{key}={value:g}")
+        return shlex.quote(f"methods.{self.method}.{key}={_written(value)}")
+
+
+def _written(value: float) -> str:
+    """A number as short as it can be written without losing a digit.
+
+    >>> _written(10.0), _written(0.0123456789), _written(float("-inf"))
+    ('10', '0.0123456789', '-inf')
+    """
+    return repr(float(value)).removesuffix(".0")
 
 
 def choose(candidates: Mapping[str, Mapping[str, float]]) -> str:
@@ -140,13 +154,57 @@ def grid_of(spec: "Spec", method: str | None, axes: Mapping[str, Sequence[float]
     for values in product(*axes.values()):
         setting = dict(zip(axes, values, strict=True))
         if setting not in settings.values():
-            called = " ".join([name, *(f"{key}={value:g}" for key, value in setting.items())])
+            called = " ".join([name, *(f"{key}={_written(value)}" for key, value in setting.items())])
             settings[called] = setting
             grid.append(own | setting | {"name": called})
     raw["methods"][place + 1 : place + 1] = grid
     if not spec.clients.validation:
         raw.setdefault("clients", {})["validation"] = SHARE
     return parse(raw), Tuning(name, settings)
+
+
+def search(
+    spec: "Spec",
+    tuning: Tuning,
+    folder: Path,
+    *,
+    resuming: bool = False,
+    on_seed: Callable[[int], None],
+    on_round: OnRound,
+    notice: Notice,
+) -> dict[int, Result]:
+    """Train a grid in a new folder, or go on in the one where it was begun; run.json has the `Tuning`.
+
+    A setting that diverges is left out, and the others start again: they come to the same without it.
+    """
+    while True:
+        try:
+            if resuming:
+                return resume(folder, on_seed=on_seed, on_round=on_round, notice=notice)
+            note = {"tuning": tuning.to_json()}
+            return run_spec(spec, folder, on_seed=on_seed, on_round=on_round, notice=notice, note=note)
+        except Diverged as error:
+            left = tuple(m for m in spec.methods if m.name not in error.methods)
+            if not set(error.methods) <= set(tuning.settings) or not any(m.name in tuning.settings for m in left):
+                raise
+            notice(f"{error}; starting again without {'it' if len(error.methods) == 1 else 'them'}")
+            spec = spec.model_copy(update={"methods": left})
+            tuning, resuming = tuning._replace(diverged=(*tuning.diverged, *error.methods)), False
+            for path in folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def check_validation(spec: "Spec") -> None:
+    """Refuse to search where nothing would decide."""
+    from fedtilt.spec import federation_of
+
+    federation = federation_of(spec, spec.seed)
+    if not any(map(len, federation.validation_index)):
+        largest = int(federation.train_sizes().max())
+        raise InputError(
+            f"clients.validation = {spec.clients.validation:g} sets no sample aside at any client, the largest having "
+            f"{largest}; choose a larger share"
+        )
 
 
 def _place(spec: "Spec", method: str | None, axes: Mapping[str, object]) -> int:

@@ -11,7 +11,8 @@ import pytest
 from safetensors.torch import load_file
 
 import fedtilt as ft
-from fedtilt import cli
+from fedtilt import cli, runs
+from fedtilt.report.read import read_run
 
 QUICK = ["--set", "train.rounds=3", "--set", "train.epochs=1", "--set", "clients.count=6", "--set", "train.workers=0"]
 
@@ -55,7 +56,10 @@ def test_tune_says_what_to_take_and_so_does_resume(fedtilt, tmp_path: Path) -> N
     assert f"{results[best]['accuracy']['mean']:.2f}" in on_test
     again = fedtilt("resume", "search")
     assert again.out.split("\n")[2:] == said.out.split("\n")[2:]  # all but the seconds it took
-    assert "A search of settings for fedtilt" in (tmp_path / "search/report.html").read_text()
+    page = (tmp_path / "search/report.html").read_text()
+    assert f"A search among 2 settings of fedtilt, of which {best} was chosen on validation data" in page
+    assert read_run(tmp_path / "search").methods == ("fedavg", "ditto", *dict.fromkeys(["fedtilt", best]))
+    assert "samples decided; about" in on_validation
     verdict = json.loads(fedtilt("resume", "search", "--json").out)["tuning"]
     assert (verdict["method"], verdict["chosen"]) == ("fedtilt", best)
 
@@ -67,8 +71,36 @@ def test_tune_goes_on_without_a_setting_that_diverges(fedtilt, tmp_path: Path) -
     assert said.code == 0, said.err
     assert "method 'fedtilt tau=0 lam=10' diverged in round 2 on client" in said.err
     assert "starting again without it" in said.err
-    assert list(json.loads((tmp_path / "search/results.json").read_text())["methods"]) == ["fedavg", "ditto", "fedtilt"]
+    results = json.loads((tmp_path / "search/results.json").read_text())
+    assert list(results["methods"]) == ["fedavg", "ditto", "fedtilt"]
+    assert results["tuning"]["diverged"] == ["fedtilt tau=0 lam=10"]
     assert "methods.fedtilt.lam=-2" in said.out
+    assert "1 diverged and had to be left out: fedtilt tau=0 lam=10" in said.out
+
+
+def test_an_interrupted_search_goes_on_without_what_diverges(fedtilt, monkeypatch, tmp_path: Path) -> None:
+    real = runs.run_spec
+    stopped: list[int] = []
+
+    def interrupted(*arguments, on_round, **rest):
+        def stop(r, summaries) -> None:
+            on_round(r, summaries)
+            if r.number == 1 and not stopped:
+                stopped.append(1)
+                raise KeyboardInterrupt
+
+        return real(*arguments, on_round=stop, **rest)
+
+    monkeypatch.setattr("fedtilt.tune.run_spec", interrupted)
+    long = ["train.rounds=2", "train.epochs=3", "train.lr=0.6", "outliers.kind=gaussian"]
+    overrides = [part for text in long for part in ("--set", text)]
+    said = fedtilt("tune", *QUICK, *overrides, "--over", "tau=0", "--over", "lam=-2,10", "--out", "my search")
+    assert said.code == 130
+    assert "go on with: fedtilt resume 'my search'" in said.err
+    said = fedtilt("resume", "my search")
+    assert said.code == 0, said.err
+    assert "starting again without it" in said.err
+    assert "1 diverged and had to be left out" in said.out
 
 
 def test_run_prints_a_table_and_the_folder_and_writes_it(fedtilt, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_setting_that_diverges_is_named_and_the_others_go_on(
 
     def simulated(work: Prepared, **rest: Any) -> Any:
         if any(m.name == "ditto mu=0.1" for m in work.methods):
-            raise Diverged("method 'ditto mu=0.1' diverged in round 2", method="ditto mu=0.1")
+            raise Diverged("method 'ditto mu=0.1' diverged in round 2", methods=["ditto mu=0.1"])
         return real(work, **rest)
 
     monkeypatch.setattr(trial, "simulated", simulated)

@@ -8,8 +8,11 @@ from rich.console import Console
 
 from fedtilt import runs
 from fedtilt.cli.run import AsJson, Quiet, Verbose, show
+from fedtilt.cli.tune import searched
+from fedtilt.cli.watch import Watch
 from fedtilt.errors import InputError
 from fedtilt.files import read_json
+from fedtilt.results import Result
 from fedtilt.spec import load
 from fedtilt.tune import Tuning
 
@@ -27,6 +30,10 @@ def resume(
     if (folder / "results.json").exists() and not (quiet or as_json):
         Console(stderr=True, soft_wrap=True).print(f"note: {folder} is finished; this is what it found", markup=False)
     record = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
-    tuning = Tuning.from_json(record["tuning"]) if "tuning" in record else None
-    show(spec, folder, lambda w: runs.resume(folder, on_seed=w.on_seed, on_round=w.on_round, notice=w.notice),
-         quiet=quiet, verbose=verbose, as_json=as_json, tuning=tuning)  # fmt: skip
+
+    def job(watch: Watch) -> dict[int, Result]:
+        if "tuning" in record:
+            return searched(spec, Tuning.from_json(record["tuning"]), folder, watch, resuming=True)
+        return runs.resume(folder, on_seed=watch.on_seed, on_round=watch.on_round, notice=watch.notice)
+
+    show(spec, folder, job, quiet=quiet, verbose=verbose, as_json=as_json)

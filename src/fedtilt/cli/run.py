@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.markup import escape
 
 from fedtilt.cli.tables import comparison, legend, tell_tuning
 from fedtilt.cli.watch import Watch, watching
+from fedtilt.files import read_json, write_json
 from fedtilt.results import Result, over_seeds
 from fedtilt.runs import run_spec
 from fedtilt.spec import Spec, builtin_names, federation_of, load
@@ -79,9 +81,8 @@ def new_folder(name: str) -> Path:
 
 
 def show(
-    spec: Spec, folder: Path, job: Callable[[Watch], dict[int, Result]], *, quiet: bool, verbose: bool, as_json: bool,
-    tuning: Tuning | None = None,
-) -> None:  # fmt: skip
+    spec: Spec, folder: Path, job: Callable[[Watch], dict[int, Result]], *, quiet: bool, verbose: bool, as_json: bool
+) -> None:
     """Run a job under a display, then print what it found; Ctrl-C says how to go on."""
     progress = Console(stderr=True)
     begun = time.monotonic()
@@ -90,12 +91,14 @@ def show(
             results = job(watch)
     except KeyboardInterrupt:
         begun_at_all = (folder / "spec.toml").exists()
-        how = f"go on with: fedtilt resume {folder}" if begun_at_all else "nothing was begun"
+        how = f"go on with: fedtilt resume {shlex.quote(str(folder))}" if begun_at_all else "nothing was begun"
         progress.print(f"stopped; {how}", highlight=False, soft_wrap=True, markup=False)
         raise typer.Exit(130) from None
     table = over_seeds(results)
-    if tuning is not None:
-        table["tuning"] = tuning.verdict(table)
+    record = read_json(folder / "run.json")
+    if "tuning" in record:
+        table["tuning"] = Tuning.from_json(record["tuning"]).verdict(table)
+        write_json(folder / "results.json", table)
     page = _report(folder)
     if as_json:
         print(json.dumps(table | {"folder": str(folder)}, indent=2))
@@ -105,8 +108,8 @@ def show(
         federation = federation_of(spec, spec.seed)
         console.print()
         console.print(_headline(spec, federation.clients, time.monotonic() - begun))
-        if tuning is not None:
-            table = tell_tuning(console, table)
+        if "tuning" in table:
+            table = tell_tuning(console, table, int(federation.class_counts("validation").sum()) * spec.seeds)
             results = {seed: result.only(table["methods"]) for seed, result in results.items()}
         console.print(comparison(table, results, federation.client_names, federation.class_names, console.width))
         console.print(legend(results))

@@ -107,18 +107,28 @@ def legend(results: Mapping[int, Result]) -> str:
     )
 
 
-def tell_tuning(console: Console, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Print what tuning found, and give back the table of the methods to compare on test data."""
+def tell_tuning(console: Console, table: Mapping[str, Any], samples: int) -> dict[str, Any]:
+    """Print what a search found on so many samples, and give back the table of the methods to compare on test data."""
     tuning, methods = table["tuning"], table["methods"]
-    candidates, chosen = tuning["settings"], tuning["chosen"]
+    settings, chosen, lost = tuning["settings"], tuning["chosen"], tuning["diverged"]
+    named = escape(tuning["method"])
     console.print(
-        f"\n[bold]On validation data[/], of {len(candidates)} settings of {escape(tuning['method'])}, those within "
-        f"{WITHIN:g} points of the best that no other beats in accuracy and both kinds of fairness:"
+        f"\n[bold]On validation data[/], of {len(settings)} settings of {named}, those within {WITHIN:g} points of the "
+        "best that no other beats in accuracy and both kinds of fairness:"
     )
-    console.print(_front(methods, candidates, tuning["front"]))
+    console.print(_front(methods, settings, tuning["front"]))
+    if lost:
+        console.print(f"{len(lost)} diverged and had to be left out: {escape(', '.join(lost))}")
+    share = methods[chosen]["validation"]["accuracy"]["mean"] / 100
+    chance = 100 * (max(share * (1 - share), 0.01) / samples) ** 0.5
+    console.print(
+        f"[dim]{samples:,} samples decided; about {chance:.1f} points of accuracy are chance, less with more --seeds "
+        "or clients.validation.[/]"
+    )
     word = "keep" if chosen == tuning["method"] else "take"
-    console.print(f"{word} it:  {tuning['run']}\n", highlight=False, soft_wrap=True, markup=False)
-    others = [name for name in methods if name not in candidates]
+    console.print(f"{word} it:  {tuning['run']}", highlight=False, soft_wrap=True, markup=False)
+    console.print("[dim](which trains on all data, also on what was set aside here)[/]\n")
+    others = [name for name in methods if name not in settings]
     shown = [name for name in dict.fromkeys([*others, tuning["method"], chosen]) if name in methods]
     console.print("[bold]On test data[/], which had no say in it:")
     return {**table, "methods": {name: methods[name] for name in shown}}

@@ -1,7 +1,6 @@
 """`fedtilt tune`: train a method with many settings together, and say which to take."""
 
 import shlex
-import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -26,12 +25,10 @@ from fedtilt.cli.run import (
     show,
 )
 from fedtilt.cli.watch import Watch
-from fedtilt.errors import Diverged
 from fedtilt.results import Result, Summary, summarised
-from fedtilt.runs import run_spec
 from fedtilt.simulate import Round
 from fedtilt.spec import Spec, load
-from fedtilt.tune import SHARE, Tuning, axes_of, grid_of
+from fedtilt.tune import SHARE, Tuning, axes_of, check_validation, grid_of, search
 
 
 def tune(
@@ -67,31 +64,23 @@ def tune(
         if value is not None
     ]
     tuning = tuning._replace(command=shlex.join(["fedtilt", "run", spec, *(part for pair in given for part in pair)]))
+    check_validation(grid)
     folder = out or new_folder(f"{base.name}-tune")
 
     def job(watch: Watch) -> dict[int, Result]:
         if not base.clients.validation:
             watch.notice(f"clients.validation is 0: {SHARE:.0%} of every client's training samples are set aside")
-        return _trained(grid, tuning, folder, watch)
+        return searched(grid, tuning, folder, watch)
 
-    show(grid, folder, job, quiet=quiet, verbose=verbose, as_json=as_json, tuning=tuning)
+    show(grid, folder, job, quiet=quiet, verbose=verbose, as_json=as_json)
 
 
-def _trained(grid: Spec, tuning: Tuning, folder: Path, watch: Watch) -> dict[int, Result]:
-    """Train the grid; a setting that diverges is left out, and the others start again, to come to the same."""
-    note = {"tuning": tuning.to_json()}
-    while True:
-        try:
-            return run_spec(
-                grid, folder, on_seed=watch.on_seed, on_round=partial(_validated, watch), notice=watch.notice, note=note
-            )
-        except Diverged as error:
-            left = tuple(m for m in grid.methods if m.name != error.method)
-            if error.method not in tuning.settings or not any(m.name in tuning.settings for m in left):
-                raise
-            watch.notice(f"{error}; starting again without it")
-            grid = grid.model_copy(update={"methods": left})
-            shutil.rmtree(folder)
+def searched(grid: Spec, tuning: Tuning, folder: Path, watch: Watch, *, resuming: bool = False) -> dict[int, Result]:
+    """A search under a display."""
+    return search(
+        grid, tuning, folder, resuming=resuming, on_seed=watch.on_seed, on_round=partial(_validated, watch),
+        notice=watch.notice,
+    )  # fmt: skip
 
 
 def _validated(watch: Watch, r: Round, _: Mapping[str, Summary] | None) -> None:

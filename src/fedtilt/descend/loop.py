@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fedtilt import seeds
 from fedtilt.descend.lanes import Batches, Lane
 from fedtilt.losses import client_loss, cross_entropy
 from fedtilt.models import unflat
@@ -23,10 +24,7 @@ def _descend_one(model: nn.Module, lane: Lane, batches: Batches) -> Tensor:
     pieces = list(unflat(net, theta).values())
     for p, piece in zip(parameters, pieces, strict=True):
         p.data = piece  # the network reads and writes theta itself
-    devices = [theta.device] if theta.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        for generator in [torch.default_generator, *(torch.cuda.default_generators[d.index] for d in devices)]:
-            generator.manual_seed(batches.key)
+    with seeds.globally(batches.key, theta.device):
         for x, y in batches:
             loss = client_loss(cross_entropy(net(x), y), y, lane.tau, lane.lam)
             gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)  # 0 where one is not used

@@ -87,7 +87,7 @@ def trial(settings: Mapping[str, Any], options: Options, on_progress: OnProgress
         try:
             found = _trained(kept, federation, settings, options, on_progress)
         except Diverged as error:  # lanes are independent: without it, the others come to the same
-            diverged[error.method] = str(error)
+            diverged |= dict.fromkeys(error.methods, str(error))
             options.notice(f"{error}; the cell starts again without it")
             continue
         return rounded(found | {"settings": settings["methods"], "diverged": diverged})

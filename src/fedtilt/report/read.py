@@ -60,12 +60,14 @@ class Run:
     spec: str | None  # spec.toml; None for a run started from Python
     seeds: tuple[int, ...]  # all that were asked for
     parts: tuple[Part, ...]  # those with a judged round
-    tuned: str | None = None  # the method whose settings were searched
+    search: Mapping[str, Any] | None = None  # whose settings were searched, and which was chosen, once it is
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the methods, in the order of the run."""
-        return tuple(self.job["methods"])
+        """Names of the methods, in the order of the run; of a search, without the settings that were not chosen."""
+        passed = {} if self.search is None else self.search["settings"].keys()
+        kept = () if self.search is None else (self.search["method"], self.search.get("chosen"))
+        return tuple(name for name in self.job["methods"] if name not in passed or name in kept)
 
     @property
     def rounds(self) -> int:
@@ -86,6 +88,15 @@ class Run:
     def finished(self) -> bool:
         """Whether every seed has gone through all its rounds."""
         return len(self.compared) == len(self.seeds) and self.round >= self.rounds
+
+
+def _search(folder: Path, record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a search found, or what it is after while it runs; None for any other run."""
+    if "tuning" not in record:
+        return None
+    results = folder / "results.json"
+    found = read_json(results).get("tuning") if results.exists() else None
+    return dict(found or record["tuning"])
 
 
 def read_run(folder: Path) -> Run:
@@ -113,7 +124,7 @@ def read_run(folder: Path) -> Run:
         spec=_text(folder / "spec.toml"),
         seeds=tuple(homes),
         parts=tuple(parts),
-        tuned=record.get("tuning", {}).get("method"),
+        search=_search(folder, record),
     )
 
 

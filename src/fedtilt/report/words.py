@@ -66,10 +66,13 @@ def cautions(run: Run) -> list[str]:
     out = []
     if not run.finished:
         out.append(_unfinished(run))
-    if run.tuned:
+    if run.search is not None:
+        chosen = run.search.get("chosen")
+        what = f"of which {chosen} was chosen" if chosen else "of which none is chosen yet"
         out.append(
-            f"A search of settings for {run.tuned}, all on test data here. Which to take is decided on validation "
-            f"data: fedtilt resume {run.folder} says it."
+            f"A search among {len(run.search['settings'])} settings of {run.search['method']}, {what} on validation "
+            "data; this page is about test data. The others are in results.json; "
+            f"fedtilt resume {run.folder} tells more."
         )
     if len(run.compared) == 1:
         out.append("One seed: small differences may be chance; more seeds give error bars.")

@@ -126,7 +126,7 @@ def _chosen(present: list[Raw], wanted: Sequence[str]) -> list[Raw]:
 
 
 def _override(raw: Raw, text: str) -> None:
-    key, equals, written = (part.strip() for part in text.partition("="))
+    key, equals, written = _parted(raw, text)
     if not equals or not key:
         raise InputError(f"--set {text!r} is not KEY=VALUE; write for example --set train.rounds=5")
     head, _, rest = key.partition(".")
@@ -150,6 +150,15 @@ def _override(raw: Raw, text: str) -> None:
     else:  # for a key that takes text, 5 and 2026-01-01 are text
         value = _value(written)
         place[last] = written if _is_text(kind) and not isinstance(value, str) else value
+
+
+def _parted(raw: Raw, text: str) -> tuple[str, str, str]:
+    """Key, "=" and value; a method's name may itself hold an equals sign."""
+    names = [label(method, place) for place, method in enumerate(raw.get("methods", []))]
+    known = [f"methods.{name}." for name in names if text.strip().startswith(f"methods.{name}.")]
+    head = max(known, key=len, default="")
+    key, equals, written = text.strip().removeprefix(head).partition("=")
+    return f"{head}{key.strip()}", equals, written.strip()
 
 
 def _method(raw: Raw, name: str, text: str) -> Raw:
