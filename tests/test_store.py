@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import fedtilt as ft
+from fedtilt.locks import locked
 from fedtilt.runs import exported
 from fedtilt.shelf import Shelf, State, file_of
-from fedtilt.store import Store, locked
+from fedtilt.store import Store
 
 METHODS = [ft.ditto(0.1), ft.fedtilt(tau=1, lam=-2, mu=0.1)]
 SETTINGS = {"rounds": 4, "participation": 0.5, "epochs": 1, "lr": 0.1, "workers": 0}

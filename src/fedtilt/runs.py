@@ -14,13 +14,14 @@ import torch
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, write_bytes, write_json
+from fedtilt.locks import locked
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource, flat, with_weights
 from fedtilt.provenance import environment, record_environment, seed_folder, settings_of
 from fedtilt.results import MethodResult, Result, Summary, judged_counts, number_of, over_seeds, summarised
 from fedtilt.shelf import State
 from fedtilt.simulate import Prepared, Round, prepared, simulated
-from fedtilt.store import Memory, Store, locked
+from fedtilt.store import Memory, Store
 from fedtilt.training import Training
 
 if TYPE_CHECKING:

@@ -9,13 +9,11 @@ checkpoints/round-00040/                       shared models and a manifest with
 personal/METHOD/client-00003.round-00038.…     personal models, by client and the round they were trained in
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,54 +25,8 @@ from fedtilt.metrics import Counts
 from fedtilt.results import Summary
 from fedtilt.shelf import Shelf, State, Volume, file_of
 
-try:
-    import fcntl
-except ImportError:  # Windows has no flock: two processes in one folder go unnoticed there
-    fcntl = None  # type: ignore[assignment]
-
 History = dict[str, list[tuple[int, Summary]]]  # method → (round, metrics)
 _KEPT = 2
-
-
-_held: set[tuple[int, Path]] = set()  # (process, lock): a process is granted its own record lock again and again
-_guard = threading.Lock()
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder for one run alone."""
-    path = (folder / ".lock").resolve()
-    mine = os.getpid(), path
-    with _guard:
-        if mine in _held:
-            raise InputError(f"{folder} is in use by a run of this process; wait for it, or choose another folder")
-        _held.add(mine)
-    try:
-        with _record_lock(path):
-            yield
-    finally:
-        _held.discard(mine)
-
-
-@contextlib.contextmanager
-def _record_lock(path: Path) -> Iterator[None]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise InputError(f"cannot write into {path.parent}: {error.strerror}; choose another folder") from error
-    try:
-        if fcntl is not None:
-            try:
-                # a record lock: forked workers do not inherit it, so it ends with this process
-                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
-                raise InputError(
-                    f"{path.parent} is in use by another process; wait for it, or choose another folder"
-                ) from None
-        yield
-    finally:
-        os.close(handle)
 
 
 class Store:

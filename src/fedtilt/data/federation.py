@@ -11,7 +11,7 @@ from torch import Tensor
 from fedtilt import checks, seeds
 from fedtilt.data import partition as parts
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.outliers import KINDS, Outliers, apply
+from fedtilt.data.outliers import Outliers, apply, outliers_of
 from fedtilt.data.partition import Partition, TooManyClients
 from fedtilt.data.strata import held_out, stratified
 from fedtilt.errors import InputError
@@ -64,7 +64,7 @@ class Federation:
         tensor([200, 200])
         """
         _check_dataset(dataset)
-        outliers = _outliers(outliers, outlier_rate, outlier_strength, outlier_clients)
+        outliers = outliers_of(outliers, outlier_rate, outlier_strength, outlier_clients)
         clients, seed = checks.whole(clients, "clients"), checks.whole(seed, "seed")
         classes_per_client = checks.whole(classes_per_client, "classes_per_client")
         alpha, validation = checks.number(alpha, "alpha"), checks.number(validation, "validation")
@@ -216,22 +216,6 @@ def _check_dataset(dataset: object) -> None:
         )
     if not isinstance(dataset, Dataset):
         raise InputError(f"dataset is a {type(dataset).__name__}; pass a ft.data.Dataset, or ft.data.load('digits')")
-
-
-def _outliers(outliers: str | Outliers, rate: float, strength: float | None, clients: float) -> Outliers:
-    """The outliers asked for, by name and settings or as they are, but not both."""
-    if isinstance(outliers, str):
-        return Outliers(kind=outliers, rate=rate, strength=strength, clients=clients)
-    if not isinstance(outliers, Outliers):
-        raise InputError(
-            f"outliers = {outliers!r} is not known; choose one of {', '.join(KINDS)}, or pass a ft.data.Outliers"
-        )
-    settings, default = Outliers(rate=rate, strength=strength, clients=clients), Outliers()
-    for key in ("rate", "strength", "clients"):
-        value = getattr(settings, key)
-        if value != getattr(default, key):
-            raise InputError(f"outlier_{key} = {value} means nothing to {outliers}; give it as Outliers({key}={value})")
-    return outliers
 
 
 def _divided(data: Dataset, partition: str, clients: int, per_client: int, alpha: float, seed: int) -> Partition:

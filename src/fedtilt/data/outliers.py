@@ -47,6 +47,22 @@ class Outliers:
             raise InputError(f"outlier_strength = {self.strength} means nothing for flips; leave it out")
 
 
+def outliers_of(outliers: str | Outliers, rate: float, strength: float | None, clients: float) -> Outliers:
+    """The outliers asked for, by name and settings or as they are, but not both."""
+    if isinstance(outliers, str):
+        return Outliers(kind=outliers, rate=rate, strength=strength, clients=clients)
+    if not isinstance(outliers, Outliers):
+        raise InputError(
+            f"outliers = {outliers!r} is not known; choose one of {', '.join(KINDS)}, or pass a ft.data.Outliers"
+        )
+    settings, default = Outliers(rate=rate, strength=strength, clients=clients), Outliers()
+    for key in ("rate", "strength", "clients"):
+        value = getattr(settings, key)
+        if value != getattr(default, key):
+            raise InputError(f"outlier_{key} = {value} means nothing to {outliers}; give it as Outliers({key}={value})")
+    return outliers
+
+
 def apply(
     outliers: Outliers, x: Tensor, y: Tensor, held_classes: Tensor, *, seed: int, round: int, client: int
 ) -> tuple[Tensor, Tensor]:

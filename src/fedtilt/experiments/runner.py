@@ -15,8 +15,8 @@ from fedtilt.errors import InputError
 from fedtilt.experiments.book import Book, Entry, stale
 from fedtilt.experiments.chapter import Chapter
 from fedtilt.experiments.experiment import NAMES, Cell, Experiment, OnProgress, Options, load
+from fedtilt.locks import locked
 from fedtilt.provenance import environment
-from fedtilt.store import locked
 
 
 class Kind(Protocol):

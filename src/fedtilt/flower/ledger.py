@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from fedtilt.files import read_json, write_bytes, write_json
 from fedtilt.flower.task import Frame, Job
 from fedtilt.flower.wire import shapes_of
+from fedtilt.locks import locked
 from fedtilt.metrics import Counts
 from fedtilt.models import with_weights
 from fedtilt.provenance import record_environment, seed_folder, settings_of
 from fedtilt.results import MethodResult, Result, Summary, judged_counts, over_seeds
 from fedtilt.shelf import State
 from fedtilt.spec import dump
-from fedtilt.store import Store, locked
+from fedtilt.store import Store
 
 
 class Ledger:

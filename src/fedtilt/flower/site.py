@@ -15,10 +15,10 @@ from fedtilt.flower.locker import Locker
 from fedtilt.flower.site_report import write_report
 from fedtilt.flower.task import Job, NodeConfig, Task, site_model
 from fedtilt.flower.wire import Update, Verdict, spreads
+from fedtilt.locks import locked
 from fedtilt.placement import Diet, Here
 from fedtilt.round import flaw, plan
 from fedtilt.shelf import Shelf, State
-from fedtilt.store import locked
 from fedtilt.training import pick_device
 
 

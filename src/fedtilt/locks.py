@@ -1,0 +1,54 @@
+"""A folder for one run alone."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedtilt.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock: two processes in one folder go unnoticed there
+    fcntl = None  # type: ignore[assignment]
+
+_held: set[tuple[int, Path]] = set()  # (process, lock): a process is granted its own record lock again and again
+_guard = threading.Lock()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for one run alone."""
+    path = (folder / ".lock").resolve()
+    mine = os.getpid(), path
+    with _guard:
+        if mine in _held:
+            raise InputError(f"{folder} is in use by a run of this process; wait for it, or choose another folder")
+        _held.add(mine)
+    try:
+        with _record_lock(path):
+            yield
+    finally:
+        _held.discard(mine)
+
+
+@contextlib.contextmanager
+def _record_lock(path: Path) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise InputError(f"cannot write into {path.parent}: {error.strerror}; choose another folder") from error
+    try:
+        if fcntl is not None:
+            try:
+                # a record lock: forked workers do not inherit it, so it ends with this process
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                raise InputError(
+                    f"{path.parent} is in use by another process; wait for it, or choose another folder"
+                ) from None
+        yield
+    finally:
+        os.close(handle)
