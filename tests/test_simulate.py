@@ -1,6 +1,8 @@
 """Whole federations: the special cases of the paper, independence of everything that must not matter."""
 
+import gc
 import math
+import pickle
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -210,6 +212,16 @@ def test_results_know_models_and_clients(federation: ft.Federation) -> None:
 
 def same_weights(a: nn.Module, b: nn.Module) -> bool:
     return torch.equal(ft.models.flat(a), ft.models.flat(b))
+
+
+@pytest.mark.parametrize("limit", [0, 10**9])
+def test_a_result_travels_to_another_process(federation: ft.Federation, limit: int) -> None:
+    result = ft.run([ft.ditto()], federation, small, memory_limit=limit, **TRAIN)
+    twin = pickle.loads(pickle.dumps(result))
+    own = [ft.models.flat(result["ditto"].personal(n)) for n in range(6)]
+    del result  # and with it the files of a shelf that holds little in memory
+    gc.collect()
+    assert all(torch.equal(ft.models.flat(twin["ditto"].personal(n)), own[n]) for n in range(6))
 
 
 def test_a_result_has_the_metrics_on_validation_data(tmp_path: Path) -> None:

@@ -163,6 +163,9 @@ RULES = {
 
 def _checked(models: Tensor, weights: Tensor | None) -> Tensor:
     """The clients' weights (C,) in float64, summing to 1, after a look at everything that enters."""
+    if not isinstance(models, Tensor):
+        kind = type(models).__name__
+        raise InputError(f"models must be a tensor (clients, parameters), got a {kind}; use torch.stack")
     if models.dim() != 2 or 0 in models.shape or not models.is_floating_point():
         raise InputError(
             f"models must be a floating-point table (clients, parameters), got {models.dtype} of shape "

@@ -34,7 +34,8 @@ class Evaluator:
         self._cell = client.to(device) * self._classes + self._y
         self._seen: dict[str, tuple[Tensor, Tensor]] = {}  # method → round looked at (N,), right answers (N, K)
         self._longest = int(sizes.max())
-        self._together = device.type == "cuda" and stacked.supports(model) and 0 < self._longest <= _SAMPLES
+        fits = device.type == "cuda" and 0 < self._longest <= _SAMPLES
+        self._together = fits and stacked.supports(model, self._x[:1])
         self.total = federation.class_counts(split)  # (N, K)
 
     def all_counts(self, methods: Sequence[Method], state: State) -> dict[str, Counts]:

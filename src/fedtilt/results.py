@@ -1,6 +1,6 @@
 """What a run found: metrics, counts and models of every method."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +10,8 @@ from fedtilt.checks import whole
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
 from fedtilt.metrics import Counts, Metrics, measure
+from fedtilt.models import with_weights
+from fedtilt.shelf import Shelf
 
 
 class Summary(NamedTuple):
@@ -89,9 +91,9 @@ class MethodResult:
     total: Tensor  # (N, K) test samples
     validation: Metrics | None = None  # of the judged models on the data set aside, if any: to choose settings by
     client_names: tuple[str, ...]
+    _net: nn.Module
     _shared: Tensor
-    _personal: Callable[[int], Tensor | None]
-    _module: Callable[[Tensor], nn.Module]
+    _shelf: Shelf | None = None  # None: personal models are elsewhere
 
     @property
     def summary(self) -> Summary:
@@ -121,12 +123,13 @@ class MethodResult:
     @property
     def shared(self) -> nn.Module:
         """The shared model."""
-        return self._module(self._shared)
+        return with_weights(self._net, self._shared).cpu()
 
     def personal(self, client: int | str) -> nn.Module:
         """A client's model, by its number or name: its personal one, or the shared one if it has none."""
-        own = self._personal(number_of(client, self.client_names)) if self.method.personal else None
-        return self._module(self._shared if own is None else own)
+        owner = self.method.name, number_of(client, self.client_names)
+        own = self._shelf.get(owner) if self._shelf is not None and self.method.personal else None
+        return with_weights(self._net, self._shared if own is None else own).cpu()
 
 
 def number_of(client: int | str, names: Sequence[str]) -> int:

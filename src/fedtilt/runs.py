@@ -16,7 +16,7 @@ from fedtilt.errors import InputError
 from fedtilt.files import read_json, write_bytes, write_json
 from fedtilt.locks import locked
 from fedtilt.methods import Method
-from fedtilt.models import ModelSource, flat, with_weights
+from fedtilt.models import ModelSource, flat
 from fedtilt.provenance import environment, record_environment, seed_folder, settings_of
 from fedtilt.results import MethodResult, Result, Summary, judged_counts, number_of, over_seeds, summarised
 from fedtilt.shelf import State
@@ -116,10 +116,6 @@ def _train(
 
 def _result(work: Prepared, keeper: Store | Memory, state: State) -> Result:
     counts, total = keeper.counts(state.round)
-
-    def personal(name: str) -> Callable[[int], torch.Tensor | None]:
-        return lambda client: state.shelf.get((name, client))
-
     return Result(
         {
             m.name: MethodResult(
@@ -129,9 +125,9 @@ def _result(work: Prepared, keeper: Store | Memory, state: State) -> Result:
                 total=total,
                 validation=keeper.validation[m.name].judged if m.name in keeper.validation else None,
                 client_names=work.federation.client_names,
+                _net=work.net,
                 _shared=state.shared[m.name].cpu(),
-                _personal=personal(m.name),
-                _module=lambda weights: with_weights(work.net, weights).cpu(),
+                _shelf=state.shelf,
             )
             for m in work.methods
         }

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -44,6 +44,13 @@ class Shelf:
         self._hot_bytes = 0
         self._rounds: dict[Owner, int] = {}
         self._volumes: dict[Owner, Volume] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy in another process: files that end with this one come along in memory."""
+        kept = self.__dict__.copy()
+        if not self._lasting:
+            kept |= {"_folder": None, "_volumes": {}, "_hot": OrderedDict((o, self.get(o)) for o in self._rounds)}
+        return kept
 
     def __len__(self) -> int:
         return len(self._rounds)

@@ -19,7 +19,6 @@ from fedtilt.flower.task import Frame, Job
 from fedtilt.flower.wire import shapes_of
 from fedtilt.locks import locked
 from fedtilt.metrics import Counts
-from fedtilt.models import with_weights
 from fedtilt.provenance import record_environment, seed_folder, settings_of
 from fedtilt.results import MethodResult, Result, Summary, judged_counts, over_seeds
 from fedtilt.shelf import State
@@ -112,9 +111,8 @@ class Ledger:
                     correct=judged_counts(counts[self._name]),
                     total=total,
                     client_names=tuple(self._frame.site_names),
-                    _shared=state.shared[self._name],
-                    _personal=lambda _: None,  # they are on their sites
-                    _module=lambda weights: with_weights(self._model, weights),
+                    _net=self._model,
+                    _shared=state.shared[self._name],  # personal models are on their sites
                 )
             }
         )
