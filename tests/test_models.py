@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -33,6 +34,10 @@ def test_any_way_to_give_a_model() -> None:
     assert models.build(lambda classes: nn.Linear(4, classes), (4,), 3, 0).out_features == 3
 
 
+def test_sizes_may_be_numpys() -> None:
+    assert models.mlp((4,), np.int64(2), hidden=np.array([3]))[1].out_features == 3
+
+
 def test_flat_and_back() -> None:
     model = models.cnn((1, 8, 8), 3, channels=(2, 4))
     vector = torch.randn(sum(p.numel() for p in model.parameters()))
@@ -45,7 +50,7 @@ def test_flat_and_back() -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "layer '1' (BatchNorm1d) normalises by"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "layer '1' (BatchNorm1d) keeps running statistics"),
         (lambda: nn.BatchNorm1d(4, track_running_stats=False), "statistics of a batch, which clients do not share"),
         (lambda: nn.Sequential(nn.Conv2d(1, 1, 1), nn.InstanceNorm2d(1, track_running_stats=True)), "use GroupNorm"),
         (lambda: nn.Flatten(), "has no parameters"),

@@ -204,7 +204,8 @@ def test_results_know_models_and_clients(federation: ft.Federation) -> None:
     visited = next(i for i in range(6) if not same_weights(own.personal(i), own.shared))
     for client in (torch.tensor(visited), np.int64(visited), str(visited), federation.client_names[visited]):
         assert same_weights(own.personal(client), own.personal(visited))
-    for client, words in ((6, "clients are 0 to 5"), (-1, "client -1 does not exist"), (2.5, "whole number, got 2.5")):
+    for client, words in ((6, "clients are 0 to 5"), (-1, "client -1 does not exist"), (2.5, "whole number, got 2.5"),
+                          ("bob", "client bob does not exist; the clients are 0 to 5")):  # fmt: skip
         with pytest.raises(ft.InputError, match=words):
             own.personal(client)
     assert own.validation is None

@@ -163,8 +163,24 @@ def test_the_same_samples_divided_otherwise_are_refused(tmp_path: Path) -> None:
         return ft.Federation.build(data, partition="column")
 
     ft.run(METHODS, federation(4), model, out=tmp_path / "run", **SETTINGS)
-    with pytest.raises(ft.InputError, match=r"was begun with partition ="):
+    with pytest.raises(ft.InputError, match=r"was begun with sizes ="):
         ft.run(METHODS, federation(2), model, out=tmp_path / "run", **SETTINGS)
+
+
+def test_a_folder_begun_before_a_key_was_written_down_goes_on(federation: ft.Federation, copy: Path) -> None:
+    written = copy / "seed-0/job.json"
+    job = json.loads(written.read_text())
+    for key in ("sizes", "tied"):
+        del job[key]
+    written.write_text(json.dumps(job))
+    again(federation, copy)
+    again(federation, copy, seed=1)
+
+
+def test_seeds_may_draw_their_samples(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        federation = ft.Federation.build(ft.data.load("toy-1", seed=seed), partition="column", seed=seed)
+        ft.run([ft.fedavg()], federation, ft.models.logistic, out=tmp_path / "run", seed=seed, **SETTINGS)
 
 
 def test_what_is_refused_leaves_no_folder(federation: ft.Federation, tmp_path: Path) -> None:
@@ -210,6 +226,9 @@ def test_an_export_is_a_whole_state(federation: ft.Federation, tmp_path: Path) -
             self.second.weight = self.first.weight
             self.head = torch.nn.Linear(64, 10)
             self.register_buffer("scale", torch.full((64,), 2.0))
+            self.twice = torch.nn.Module()
+            self.twice.register_buffer("mask", torch.ones(2))
+            self.again = self.twice  # one buffer under two names
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(self.second(self.scale * self.first(x.flatten(1))))

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,24 +12,21 @@ try:
 except ImportError:  # Windows has no flock: two processes in one folder go unnoticed there
     fcntl = None  # type: ignore[assignment]
 
-_held: set[tuple[int, Path]] = set()  # (process, lock): a process is granted its own record lock again and again
-_guard = threading.Lock()
+_held: dict[tuple[int, Path], object] = {}  # by (process, lock): a process is granted its own lock again and again
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder for one run alone."""
     path = (folder / ".lock").resolve()
-    mine = os.getpid(), path
-    with _guard:
-        if mine in _held:
-            raise InputError(f"{folder} is in use by a run of this process; wait for it, or choose another folder")
-        _held.add(mine)
+    mine, token = (os.getpid(), path), object()
+    if _held.setdefault(mine, token) is not token:
+        raise InputError(f"{folder} is in use by a run of this process; wait for it, or choose another folder")
     try:
         with _record_lock(path):
             yield
     finally:
-        _held.discard(mine)
+        del _held[mine]
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """A method is a setting: FedTilt, and everything it contains as a special case."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from fedtilt.aggregate import RULES, solvable
@@ -48,11 +48,9 @@ class Method:
 
     def _checked_steps(self) -> tuple[int, float]:
         told = f"steps of method {self.name!r} are (count ≥ 1, size > 0), got {self.steps!r}"
-        if isinstance(self.steps, str) or not isinstance(self.steps, Sequence) or len(self.steps) != 2:
-            raise InputError(told)
         try:
-            count, size = number(self.steps[0], "count"), number(self.steps[1], "size")
-        except InputError:
+            count, size = (number(part, "steps") for part in self.steps or ())
+        except (InputError, TypeError, ValueError):  # not numbers, nothing to go through, not two
             raise InputError(told) from None
         if not count.is_integer() or count < 1 or not 0 < size < math.inf:
             raise InputError(told)

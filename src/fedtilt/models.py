@@ -67,7 +67,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {"logistic": logistic, "mlp": mlp,
 
 
 def _sizes(sizes: Sequence[int], what: str) -> list[int]:
-    if isinstance(sizes, str) or not isinstance(sizes, Sequence):
+    if isinstance(sizes, str) or not isinstance(sizes, Iterable):
         raise InputError(f"{what} must be a list of sizes, such as (64, 64), got {sizes!r}")
     return [whole(size, f"every size in {what}", 1) for size in sizes]
 
@@ -106,7 +106,12 @@ def _check_callable(parameters: Iterable[inspect.Parameter], known: Container[st
 def check(model: nn.Module) -> None:
     """Refuse what cannot be averaged or judged sample by sample: batch norm, no or mixed-type parameters."""
     for name, layer in model.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "running_mean", None) is not None:
+        if getattr(layer, "running_mean", None) is not None:
+            raise InputError(
+                f"layer {name!r} ({type(layer).__name__}) keeps running statistics, which clients cannot share; "
+                "use GroupNorm or LayerNorm"
+            )
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise InputError(
                 f"layer {name!r} ({type(layer).__name__}) normalises by the statistics of a batch, which clients do "
                 "not share; use GroupNorm or LayerNorm"

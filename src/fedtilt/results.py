@@ -137,7 +137,9 @@ def number_of(client: int | str, names: Sequence[str]) -> int:
     number = names.index(client) if client in names else client
     if isinstance(number, str) and number.isdecimal():
         number = int(number)
-    number = whole(number, "a client that has no such name")
+    if isinstance(number, str):
+        raise InputError(f"client {client} does not exist; the clients are {names[0]} to {names[-1]}")
+    number = whole(number, "a client's number")
     if not 0 <= number < len(names):
         raise InputError(f"client {client} does not exist; the clients are {names[0]} to {names[-1]}")
     return number

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -70,14 +71,15 @@ def run(
     )  # fmt: skip
     work = prepared(methods, federation, model, settings)
     if out is None:
-        return _train(work, Memory(memory_limit), checkpoint_seconds, on_round, notice)
+        return _train(work, _job(work), Memory(memory_limit), checkpoint_seconds, on_round, notice)
     folder = Path(out)
     with locked(folder):
         store = Store(seed_folder(folder, settings.seed), memory_limit)
-        store.check_siblings(_job(work))
+        job = _job(work)
+        store.check_siblings(job)
         record_environment(folder, settings.device, [settings.seed])
         _compare_environment(folder, settings.device, notice)
-        return _train(work, store, checkpoint_seconds, on_round, notice)
+        return _train(work, job, store, checkpoint_seconds, on_round, notice)
 
 
 def _compare_environment(folder: Path, device: str, notice: Notice) -> None:
@@ -89,10 +91,11 @@ def _compare_environment(folder: Path, device: str, notice: Notice) -> None:
 
 
 def _train(
-    work: Prepared, keeper: Store | Memory, checkpoint_seconds: float, on_round: OnRound, notice: Notice
-) -> Result:
+    work: Prepared, job: Mapping[str, Any], keeper: Store | Memory, checkpoint_seconds: float, on_round: OnRound,
+    notice: Notice,
+) -> Result:  # fmt: skip
     federation = work.federation
-    state = keeper.begin(_job(work), notice)
+    state = keeper.begin(job, notice)
     keeper.describe(
         clients=federation.client_names,
         classes=federation.class_names,
@@ -145,6 +148,7 @@ def _job(work: Prepared) -> dict[str, Any]:
         "outliers": dataclasses.asdict(federation.outliers),
         "clients": federation.clients,
         "partition": _digest([*index, federation.carriers]),
+        "sizes": _digest([torch.tensor([len(rows) for rows in index])]),  # the same rows, divided otherwise
         "model": {name: list(p.shape) for name, p in work.net.named_parameters()},
         "tied": _tied(work.net),
         "architecture": repr(work.net),
@@ -162,13 +166,13 @@ def _tied(net: torch.nn.Module) -> dict[str, str]:
 def _extras(net: torch.nn.Module) -> dict[str, torch.Tensor]:
     """What a model's state holds besides its parameters; training leaves it alone."""
     trained = dict(net.named_parameters(remove_duplicate=False))
-    return {name: value.contiguous() for name, value in net.state_dict().items() if name not in trained}
+    held = {name: value for name, value in net.state_dict().items() if name not in trained}
+    return {name: value.detach().clone() for name, value in held.items() if isinstance(value, torch.Tensor)}
 
 
 def _digest(tensors: Sequence[torch.Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for values in tensors:
-        digest.update(f"{values.dtype}{tuple(values.shape)}".encode())
         digest.update(values.contiguous().numpy().data)
     return digest.hexdigest()
 
@@ -192,7 +196,7 @@ def run_spec(
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; choose another --out")
     if folder.exists() and any(folder.iterdir()):
-        remedy = f"fedtilt resume {folder}, or " if (folder / "run.json").exists() else ""
+        remedy = f"fedtilt resume {shlex.quote(str(folder))}, or " if (folder / "run.json").exists() else ""
         raise InputError(f"{folder} is not empty; use {remedy}another --out")
     _of_seed(spec, spec.seed)  # whatever is wrong with the device, the data or the model shows before a folder is made
     with locked(folder):
@@ -237,7 +241,8 @@ def _all_seeds(
     for seed in range(spec.seed, spec.seed + spec.seeds):
         on_seed(seed)
         store = Store(seed_folder(folder, seed), spec.store.memory_limit_mb * 2**20)
-        results[seed] = _train(_of_seed(spec, seed), store, spec.store.checkpoint_seconds, on_round, notice)
+        work = _of_seed(spec, seed)
+        results[seed] = _train(work, _job(work), store, spec.store.checkpoint_seconds, on_round, notice)
     write_json(folder / "results.json", over_seeds(results))
     return results
 
@@ -271,7 +276,7 @@ def exported(
     store = Store(seed_folder(folder, seed))
     state = store.latest(notice)
     if state is None:
-        raise InputError(f"{folder} has no checkpoint yet; fedtilt resume {folder}")
+        raise InputError(f"{folder} has no checkpoint yet; fedtilt resume {shlex.quote(str(folder))}")
     if method not in state.shared:
         raise InputError(f"{folder} has no method {method!r}; it has {', '.join(state.shared)}")
     vector: torch.Tensor | None = state.shared[method]

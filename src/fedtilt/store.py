@@ -51,7 +51,7 @@ class Store:
             write_json(written, job)
             return None
         before = read_json(written)
-        differing = first_difference(before, json.loads(json.dumps(job)))
+        differing = first_difference(before, _known(job, before))
         if differing:
             key, was, now = differing
             raise InputError(
@@ -71,7 +71,8 @@ class Store:
         for other in sorted(self.folder.parent.glob("seed-*/job.json")):
             if other.parent == self.folder:
                 continue
-            differing = first_difference(_seedless(read_json(other)), _seedless(json.loads(json.dumps(job))))
+            theirs = read_json(other)
+            differing = first_difference(_seedless(theirs), _seedless(_known(job, theirs)))
             if differing:
                 key, was, now = differing
                 raise InputError(
@@ -280,9 +281,15 @@ def _round_of(path: Path) -> int:
     return int(path.name.split(".")[0].removeprefix("round-"))
 
 
+def _known(job: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """A job as JSON gives it back, without what was not written down yet when another was begun."""
+    return {key: value for key, value in json.loads(json.dumps(job)).items() if key in before}
+
+
 def _seedless(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What the seeds of one run have in common; the partition and the first model are drawn."""
-    common = {key: value for key, value in job.items() if key not in ("partition", "start")}
+    """What the seeds of one run have in common; samples of toys and tables, the partition and the model are drawn."""
+    drawn = ("samples", "partition", "sizes", "start")
+    common = {key: value for key, value in job.items() if key not in drawn}
     return common | {"train": {key: value for key, value in job["train"].items() if key != "seed"}}
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedtilt.errors import Diverged, InputError
+from fedtilt.files import read_json, write_bytes, write_json
+from fedtilt.locks import locked
 from fedtilt.results import Result
 from fedtilt.runs import Notice, OnRound, resume, run_spec
 
@@ -177,9 +179,12 @@ def search(
 
     A setting that diverges is left out, and the others start again: they come to the same without it.
     """
+    from fedtilt.spec import dump
+
     while True:
         try:
             if resuming:
+                _drop_stale(folder, spec)
                 return resume(folder, on_seed=on_seed, on_round=on_round, notice=notice)
             note = {"tuning": tuning.to_json()}
             return run_spec(spec, folder, on_seed=on_seed, on_round=on_round, notice=notice, note=note)
@@ -188,10 +193,20 @@ def search(
             if not set(error.methods) <= set(tuning.settings) or not any(m.name in tuning.settings for m in left):
                 raise
             notice(f"{error}; starting again without {'it' if len(error.methods) == 1 else 'them'}")
-            spec = spec.model_copy(update={"methods": left})
-            tuning, resuming = tuning._replace(diverged=(*tuning.diverged, *error.methods)), False
-            for path in folder.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            spec, resuming = spec.model_copy(update={"methods": left}), True
+            tuning = tuning._replace(diverged=tuple(dict.fromkeys([*tuning.diverged, *error.methods])))
+            # in this order, so that a kill in between is mended by the next resumption
+            write_json(folder / "run.json", read_json(folder / "run.json") | {"tuning": tuning.to_json()})
+            write_bytes(folder / "spec.toml", dump(spec).encode())
+
+
+def _drop_stale(folder: Path, spec: "Spec") -> None:
+    """Remove the seeds that were begun with settings which are left out by now."""
+    names = [m.name for m in spec.methods]
+    with locked(folder):
+        for job in folder.glob("seed-*/job.json"):
+            if list(read_json(job)["methods"]) != names:
+                shutil.rmtree(job.parent)
 
 
 def check_validation(spec: "Spec") -> None:

@@ -97,8 +97,10 @@ def test_an_interrupted_search_goes_on_without_what_diverges(fedtilt, monkeypatc
     said = fedtilt("tune", *QUICK, *overrides, "--over", "tau=0", "--over", "lam=-2,10", "--out", "my search")
     assert said.code == 130
     assert "go on with: fedtilt resume 'my search'" in said.err
+    (tmp_path / "my search/notes.txt").write_text("mine")
     said = fedtilt("resume", "my search")
     assert said.code == 0, said.err
+    assert (tmp_path / "my search/notes.txt").read_text() == "mine"
     assert "starting again without it" in said.err
     assert "1 diverged and had to be left out" in said.out
 

@@ -127,7 +127,7 @@ def tell_tuning(console: Console, table: Mapping[str, Any], samples: int) -> dic
     )
     word = "keep" if chosen == tuning["method"] else "take"
     console.print(f"{word} it:  {tuning['run']}", highlight=False, soft_wrap=True, markup=False)
-    console.print("[dim](which trains on all data, also on what was set aside here)[/]\n")
+    console.print("[dim](which trains on the validation data too, unless the spec sets some aside)[/]\n")
     others = [name for name in methods if name not in settings]
     shown = [name for name in dict.fromkeys([*others, tuning["method"], chosen]) if name in methods]
     console.print("[bold]On test data[/], which had no say in it:")

@@ -15,8 +15,6 @@ from fedtilt.data.dataset import Dataset
 from fedtilt.data.strata import held_out, stratified
 from fedtilt.errors import InputError
 
-_CONSTANT = 1e-12  # of a column's size: a deviation below it is rounding
-
 
 @dataclass(frozen=True)
 class Columns:
@@ -84,7 +82,7 @@ def _test_rows(y: np.ndarray, group: np.ndarray, share: float, seed: int) -> np.
 def _standardised(x: np.ndarray, train: np.ndarray) -> np.ndarray:
     """Features with mean 0 and deviation 1 over the training rows; one that is constant there becomes 0 everywhere."""
     mean, deviation = x[train].mean(axis=0), x[train].std(axis=0)
-    varies = deviation > _CONSTANT * np.abs(x[train]).max(axis=0)
+    varies = x[train].min(axis=0) < x[train].max(axis=0)  # the deviation of equal numbers may be rounding
     return np.divide(x - mean, deviation, out=np.zeros_like(x), where=varies).astype(np.float32)
 
 

@@ -216,8 +216,8 @@ def _verdict(
             f"{1 / tight:.1f} times what the bound promises."
         )
     elif key == "fixed-v":
-        factors = [r["shared_factor"] for r in tilted.values()]
-        holds = "holds partly" if all(factor is not None and factor < 1 for factor in factors) else "does not hold"
+        factors = [r["shared_factor"] or 0.0 for r in tilted.values()]  # None: there at once
+        holds = "holds partly" if all(factor < 1 for factor in factors) else "does not hold"
         low, high, slow = min(factors), max(factors), special["decaying"]["shared_power"]
         found = (
             f"L_n(v_n, w) follows w, whose distance to its limit shrinks to {low:.4f} to {high:.4f} of it a round with "

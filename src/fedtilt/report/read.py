@@ -5,6 +5,7 @@ seed-0/federation.json, where there is one, names the clients and classes and li
 """
 
 import json
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,7 +114,8 @@ def read_run(folder: Path) -> Run:
     jobs = {seed: _job(home) for seed, home in homes.items() if (home / "job.json").exists()}
     parts = [part for seed, job in jobs.items() if (part := _part(homes[seed], seed, job)) is not None]
     if not parts:
-        way = f"fedtilt resume {folder}" if (folder / "spec.toml").exists() else "fedtilt.run and the same arguments"
+        again = f"fedtilt resume {shlex.quote(str(folder))}"
+        way = again if (folder / "spec.toml").exists() else "fedtilt.run and the same arguments"
         raise InputError(f"{folder} has no judged round yet; go on with: {way}")
     return Run(
         folder=folder,

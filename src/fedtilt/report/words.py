@@ -1,5 +1,6 @@
 """What a run found, in words; every number comes from the run."""
 
+import shlex
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -72,7 +73,7 @@ def cautions(run: Run) -> list[str]:
         out.append(
             f"A search among {len(run.search['settings'])} settings of {run.search['method']}, {what} on validation "
             "data; this page is about test data. The others are in results.json; "
-            f"fedtilt resume {run.folder} tells more."
+            f"fedtilt resume {shlex.quote(str(run.folder))} tells more."
         )
     if len(run.compared) == 1:
         out.append("One seed: small differences may be chance; more seeds give error bars.")
@@ -98,7 +99,7 @@ def _unfinished(run: Run) -> str:
     behind = [seed for seed in run.seeds if seed not in [part.seed for part in run.compared]]
     if behind:
         text += f", without seed{'s' if len(behind) > 1 else ''} {listed([str(s) for s in behind])}, not that far yet"
-    remedy = f"; go on with: fedtilt resume {run.folder}" if run.spec else ""
+    remedy = f"; go on with: fedtilt resume {shlex.quote(str(run.folder))}" if run.spec else ""
     return f"{text}{remedy}."
 
 
