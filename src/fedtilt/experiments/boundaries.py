@@ -64,7 +64,7 @@ def measure(cell: Cell, options: Options, on_progress: OnProgress) -> dict[str, 
         for client, groups in enumerate(SETUPS[settings["data"]].groups):
             own = r.state.shelf.get((m.name, client)) if m.personal else r.state.shared[m.name]
             assert own is not None  # everybody takes part in every round
-            normal, offset = line(own)
+            normal, offset = line(own.cpu())
             found[m.name].append(
                 {
                     "normal": [round(float(v), 5) for v in normal],

@@ -138,7 +138,7 @@ def compared(
     r = _every_round(method, federation, training, net)[-1]
     shared, personal = hand
     mine = {client: r.state.shelf.get((method.name, client)) for client in personal}
-    apart = [_short((own - flat(personal[c])).abs().max()) for c, own in mine.items() if own is not None]
+    apart = [_short((own.cpu() - flat(personal[c])).abs().max()) for c, own in mine.items() if own is not None]
     counts = _judged_by_hand(hand, federation, method.personal)
     assert r.counts is not None
     accuracy = client_accuracy(judged_counts(r.counts[method.name]), r.total) - client_accuracy(counts, r.total)
@@ -181,7 +181,7 @@ def _without_identification(federation: Federation, training: Training, net: nn.
     return {
         "apart_from_fedprox": _short((ends[0] - ends[1]).abs().max()),
         "apart_from_fedavg": _short((ends[0] - ends[2]).abs().max()),
-        "first_round": _short((own.mean(0) - pulled.state.shared["fedtilt"].cpu()).abs().max()),
+        "first_round": _short((own.mean(0).cpu() - pulled.state.shared["fedtilt"].cpu()).abs().max()),
     }
 
 
@@ -192,7 +192,7 @@ def _behind(federation: Federation, training: Training, net: nn.Module, mu: floa
     received, out = flat(net), flat(net)
     for r in simulated(prepared([method], federation, net, step)):
         received, out = out, r.state.shared["fedtilt"].cpu()
-    own = torch.stack([r.state.shelf.get(("fedtilt", c)) for c in r.selected])  # type: ignore[misc]
+    own = torch.stack([r.state.shelf.get(("fedtilt", c)) for c in r.selected]).cpu()  # type: ignore[misc]
     return {
         "received": _short((own - received).norm(dim=1).max()),
         "out": _short((own - out).norm(dim=1).max()),
