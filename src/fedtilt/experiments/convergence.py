@@ -13,6 +13,7 @@ from fedtilt.experiments.rate_figures import bound_figure, fixed_figure, rounds_
 from fedtilt.experiments.rates import over_rounds, with_w_fixed
 from fedtilt.placement import one_thread
 from fedtilt.report.look import styles
+from fedtilt.training import pick_device
 
 _PROOF = """
 **What can be said instead.** Let rho be the strong convexity of R, eta ≤ 1 / (B_1 + tau B_2 + lam B_3) the step of \
@@ -74,11 +75,12 @@ def _rounds_cell(
 def measure(cell: Cell, options: Options, on_progress: OnProgress) -> dict[str, Any]:
     """One descent with w fixed on every client, or one federation over rounds."""
     part = with_w_fixed if cell.settings["part"] == "fixed" else over_rounds
-    with one_thread(torch.device("cpu")):
-        return _short(part(federation(cell.settings), cell.settings, on_progress))
+    device = pick_device(options.device)
+    with one_thread(device):
+        return _short(part(federation(cell.settings, device), cell.settings, on_progress))
 
 
-def federation(settings: Mapping[str, Any]) -> list[Problem]:
+def federation(settings: Mapping[str, Any], device: torch.device | str = "cpu") -> list[Problem]:
     """Every client's objective on the digits, 4 × 4, with a constant feature, scaled to length at most 1."""
     clients = settings["clients"]
     fed = Federation.build(
@@ -87,9 +89,9 @@ def federation(settings: Mapping[str, Any]) -> list[Problem]:
     )  # fmt: skip
     samples = []
     for client in range(fed.clients):
-        x, y = fed.clean_train(client)
+        x, y = (part.to(device) for part in fed.clean_train(client))
         small = torch.nn.functional.avg_pool2d(x.reshape(-1, 1, 8, 8).double(), 2).flatten(1)
-        samples.append((torch.cat([small, torch.ones(len(small), 1, dtype=small.dtype)], 1), y))
+        samples.append((torch.cat([small, small.new_ones(len(small), 1)], 1), y))
     longest = max(float(x.norm(dim=1).max()) for x, _ in samples)
     return [
         Problem(

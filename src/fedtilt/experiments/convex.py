@@ -37,6 +37,11 @@ class Problem:
         """The number of parameters P = classes · d."""
         return self.classes * self.x.shape[1]
 
+    @property
+    def zero(self) -> Tensor:
+        """The model that is 0, (P,)."""
+        return self.x.new_zeros(self.size)
+
     def value(self, v: Tensor) -> Tensor:
         """R(v)."""
         logits = self._logits(v)
@@ -64,7 +69,7 @@ class Problem:
         total = pi @ means
         within = (share[:, None] * each).T @ each - (pi[:, None] * means).T @ means
         between = (pi[:, None] * means).T @ means - torch.outer(total, total)
-        return curved + self.lam * within + self.tau * between + self.rho * torch.eye(self.size, dtype=v.dtype)
+        return curved + self.lam * within + self.tau * between + self.rho * _identity(v)
 
     def _logits(self, v: Tensor) -> Tensor:
         return self.x @ v.reshape(self.classes, -1).T
@@ -99,6 +104,10 @@ class Problem:
     def _label(self) -> Tensor:
         """Labels as rows of the identity, (n, K)."""
         return torch.nn.functional.one_hot(self.y, self.classes).double()
+
+
+def _identity(v: Tensor) -> Tensor:
+    return torch.eye(len(v), dtype=v.dtype, device=v.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +151,9 @@ def personal_optimum(problem: Problem, mu: float, anchor: Tensor) -> Tensor:
 
 def shared_optimum(problems: Sequence[Problem], mu: float = 0.0, anchor: Tensor | None = None) -> Tensor:
     """The minimiser of the mean of the clients' R, plus a pull towards an anchor."""
-    v = torch.zeros(problems[0].size, dtype=torch.float64) if anchor is None else anchor.clone()
+    v = problems[0].zero if anchor is None else anchor.clone()
     at = torch.zeros_like(v) if anchor is None else anchor
-    eye = torch.eye(len(v), dtype=v.dtype)
+    eye = _identity(v)
 
     def value(v: Tensor) -> float:
         return float(sum(p.value(v) for p in problems) / len(problems) + mu / 2 * (v - at).square().sum())
@@ -175,7 +184,7 @@ def resting_point(problems: Sequence[Problem], steps: int, lr: float, start: Ten
 
     With one step it is the minimiser of the mean of R; with several the clients drift, and it is another point.
     """
-    w, eye = start, torch.eye(len(start), dtype=start.dtype)
+    w, eye = start, _identity(start)
     for _ in range(50):
         ends, turn = torch.zeros_like(w), torch.zeros_like(eye)
         for p in problems:

@@ -11,6 +11,7 @@ from fedtilt.data.outliers import Outliers, apply
 from fedtilt.experiments import drawing
 from fedtilt.experiments.chapter import Chapter, Figure, Text
 from fedtilt.experiments.experiment import Cell, Experiment, OnProgress, Options
+from fedtilt.training import pick_device
 
 
 def cells(experiment: Experiment, options: Options) -> list[Cell]:
@@ -31,18 +32,18 @@ def measure(cell: Cell, options: Options, on_progress: OnProgress) -> dict[str, 
     """The pixels, 0 to 255, as base64 of (images, channels, height, width) for every outlier."""
     dataset = data.load(cell.settings["data"], options.data_dir)
     rows = _one_of_each(dataset.y_train, cell.settings["images"])
-    x = dataset.x_train[rows]
+    device = pick_device(options.device)
+    x, y = dataset.x_train[rows].to(device), dataset.y_train[rows].to(device)
     x = x.float() / 255 if x.dtype == torch.uint8 else x
     pixels = {}
     for i, kind in enumerate(cell.settings["outliers"]):
         drawn, _ = apply(
-            Outliers(kind=kind, rate=1.0), x, dataset.y_train[rows], dataset.y_train[rows].unique(),
-            seed=cell.settings["seed"], round=1, client=0,
+            Outliers(kind=kind, rate=1.0), x, y, y.unique(), seed=cell.settings["seed"], round=1, client=0,
         )  # fmt: skip
         grey = (drawn.clamp(0, 1) * 255).round().to(torch.uint8)
-        pixels[kind] = base64.b64encode(grey.contiguous().numpy().tobytes()).decode()
+        pixels[kind] = base64.b64encode(grey.contiguous().cpu().numpy().tobytes()).decode()
         on_progress(i + 1, len(cell.settings["outliers"]), kind)
-    return {"shape": list(x.shape), "labels": [dataset.class_names[k] for k in dataset.y_train[rows]], "pixels": pixels}
+    return {"shape": list(x.shape), "labels": [dataset.class_names[k] for k in y], "pixels": pixels}
 
 
 def _one_of_each(labels: Tensor, count: int) -> Tensor:

@@ -31,8 +31,8 @@ def with_w_fixed(problems: Sequence[Problem], settings: Mapping[str, Any], on_pr
     mu, found = settings["mu"], []
     for client, p in enumerate(problems):
         smoothness = constants(p).smoothness(p.tau, p.lam, mu)
-        w = torch.zeros(p.size, dtype=torch.float64)
-        v = seeds.normal(seeds.key(settings["seed"], "convergence/start", client=client), (p.size,)).double()
+        w = p.zero
+        v = seeds.normal(seeds.key(settings["seed"], "convergence/start", client=client), (p.size,)).to(w)
         best = personal_optimum(p, mu, w)
         least = _objective(p, mu, best, w)
         gaps = [_objective(p, mu, v, w) - least]
@@ -54,14 +54,14 @@ def with_w_fixed(problems: Sequence[Problem], settings: Mapping[str, Any], on_pr
 
 def over_rounds(problems: Sequence[Problem], settings: Mapping[str, Any], on_progress: OnProgress) -> dict[str, Any]:
     """The algorithm itself (`plan`, full-batch descent, `settle`): distances of w and every v_n to their limits."""
-    mu, steps, decay, size = settings["mu"], settings["steps"], settings["decay"], problems[0].size
+    mu, steps, decay = settings["mu"], settings["steps"], settings["decay"]
     method = fedtilt(problems[0].tau, problems[0].lam, mu=mu)
     smoothness = max(constants(p).smoothness(p.tau, p.lam, mu) for p in problems)
     eta = 1 / smoothness
     mean_optimum = shared_optimum(problems)
     limit = mean_optimum if decay else resting_point(problems, steps, eta, mean_optimum)
     goals = [personal_optimum(p, mu, limit) for p in problems]
-    w = limit.clone() if settings["start"] == "limit" else torch.zeros(size, dtype=torch.float64)
+    w = limit.clone() if settings["start"] == "limit" else problems[0].zero
     start, last = w, list[Tensor | None]([None] * len(problems))
     errors = [[float((w - goal).norm()) for goal in goals]]  # v starts at the w it receives
     gaps = [[_gap(p, mu, w, w, goal, limit) for p, goal in zip(problems, goals, strict=True)]]
