@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: browser test test-all lint format demo bench clean
+.PHONY: browser test test-all test-cuda lint format demo bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,7 +19,10 @@ test: $(READY) browser  ## the whole suite but the heavy cases
 	$(BIN)/python -m pytest
 
 test-all: $(READY) browser  ## the heavy cases too
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest -m "not cuda"
+
+test-cuda: $(READY)  ## on a CUDA device: the same numbers as on the CPU
+	$(BIN)/python -m pytest -m cuda tests/cuda
 
 lint: $(READY)  ## style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -269,7 +269,6 @@ def test_bad_settings_are_one_sentence(federation: ft.Federation, settings: dict
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_cuda_that_is_not_there_is_refused(federation: ft.Federation) -> None:
     with pytest.raises(ft.InputError, match="device 'cuda' is not there"):
         last([ft.fedavg()], federation, device="cuda")

@@ -255,13 +255,6 @@ def test_second_derivatives() -> None:
         torch.testing.assert_close(hessian, t * (p.diag() - p[:, None] * p), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_equals_cpu() -> None:
-    x = sample("hundred", 1.0)
-    tilts = torch.tensor(TILTS, dtype=torch.float64)
-    torch.testing.assert_close(tilted_mean(x.cuda(), tilts.cuda()).cpu(), tilted_mean(x, tilts), rtol=1e-12, atol=0)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [

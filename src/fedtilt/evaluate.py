@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedtilt.arithmetic import arithmetic
 from fedtilt.data import Federation
 from fedtilt.descend import stacked
 from fedtilt.methods import Method
@@ -87,7 +88,6 @@ class Evaluator:
         assert weights is not None  # owners are those that the shelf has models of
         return self._counted(weights, rows, self._y, self._classes)
 
-    @torch.no_grad()
     def _stacked(self, owners: Sequence[Owner], size: int, shelf: Shelf) -> Tensor:
         """Several personal models in one pass, padded to always the same shape, so that the bits are the same too."""
         device = self._y.device
@@ -103,16 +103,18 @@ class Evaluator:
             return functional_call(net, unflat(net, theta), (x,)).argmax(1)
 
         label = self._y[place]
-        right = (vmap(answer)(weights, self._x[place]) == label) & held
+        with torch.no_grad(), arithmetic(device):
+            right = (vmap(answer)(weights, self._x[place]) == label) & held
         counts = torch.zeros(len(filled), self._classes, dtype=torch.long, device=device)
         return counts.scatter_add_(1, label, right.long())[: len(owners)]
 
-    @torch.no_grad()
     def _counted(self, weights: Tensor, rows: slice, cell: Tensor, cells: int) -> Tensor:
         """Right answers of one model in every cell of these samples, where the data is."""
         counts = torch.zeros(cells, dtype=torch.long, device=self._y.device)
-        if rows.stop > rows.start:
-            values = unflat(self._model, weights.to(self._y.device))
+        if rows.stop == rows.start:
+            return counts
+        values = unflat(self._model, weights.to(self._y.device))
+        with torch.no_grad(), arithmetic(self._y.device):
             for x, y, of in zip(*(t[rows].split(_SAMPLES) for t in (self._x, self._y, cell)), strict=True):
                 right = functional_call(self._model, values, (x,)).argmax(1) == y
                 counts.scatter_add_(0, of, right.long())

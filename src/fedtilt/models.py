@@ -73,7 +73,7 @@ def _sizes(sizes: Sequence[int], what: str) -> list[int]:
 
 
 def build(source: ModelSource, input_shape: Shape, classes: int, seed: int) -> nn.Module:
-    """A checked model: from a module (copied), or a function that may take `input_shape` and `classes`.
+    """A checked model on the CPU: a module's copy, or from a function that may take `input_shape` and `classes`.
 
     A function is called with `seed` as the random state of its initial weights; the global state is left alone.
     """
@@ -90,7 +90,7 @@ def build(source: ModelSource, input_shape: Shape, classes: int, seed: int) -> n
         if not isinstance(model, nn.Module):
             raise InputError(f"the model function returned a {type(model).__name__}; it must return an nn.Module")
     check(model)
-    return model
+    return model.cpu()
 
 
 def _check_callable(parameters: Iterable[inspect.Parameter], known: Container[str], name: str) -> None:

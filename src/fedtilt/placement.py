@@ -96,9 +96,35 @@ class Here:
         stacked.forget()
 
 
-def can_fork() -> bool:
-    """Whether worker processes can be forked: not on macOS, whose frameworks do not stand it, and not by a daemon."""
-    return sys.platform.startswith("linux") and not multiprocessing.current_process().daemon
+def can_fork(way: str) -> bool:
+    """Whether workers that train this way can be forked.
+
+    They cannot on macOS, whose frameworks do not stand it, nor by a daemon, nor for autograd where it has threads.
+    """
+    possible = sys.platform.startswith("linux") and not multiprocessing.current_process().daemon
+    return possible and (way != "loop" or not torch.cuda.is_available() or _autograd_stands_a_fork())
+
+
+def _autograd_stands_a_fork() -> bool:
+    """Try it: beside a CUDA device autograd starts threads when it is first used, and then refuses in a child."""
+    with _forking_is_meant():
+        child = os.fork()
+    if not child:
+        code = 1
+        try:
+            torch.ones((), requires_grad=True).backward()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@contextlib.contextmanager
+def _forking_is_meant() -> Iterator[None]:
+    """Python warns of forking beside threads; our children use one thread and none of the parent's locks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 def cores() -> int:
@@ -126,9 +152,7 @@ class Crew:
         for i in range(workers):
             task = _Worker(federation, model, WAYS[way], diet, self._models, pipes, i)
             process = context.Process(target=task.serve, daemon=True, name=f"fedtilt-worker-{i}")
-            with warnings.catch_warnings():
-                # Python warns of forking beside threads; workers use one thread and none of the parent's locks
-                warnings.simplefilter("ignore", DeprecationWarning)
+            with _forking_is_meant():
                 process.start()
             self._workers.append(process)
         for _, theirs in pipes:

@@ -1,5 +1,6 @@
 """A run from start to end: simulate, store, resume."""
 
+import copy
 import dataclasses
 import hashlib
 import math
@@ -119,6 +120,7 @@ def _train(
 
 def _result(work: Prepared, keeper: Store | Memory, state: State) -> Result:
     counts, total = keeper.counts(state.round)
+    net = copy.deepcopy(work.net).cpu()
     return Result(
         {
             m.name: MethodResult(
@@ -128,7 +130,7 @@ def _result(work: Prepared, keeper: Store | Memory, state: State) -> Result:
                 total=total,
                 validation=keeper.validation[m.name].judged if m.name in keeper.validation else None,
                 client_names=work.federation.client_names,
-                _net=work.net,
+                _net=net,
                 _shared=state.shared[m.name].cpu(),
                 _shelf=state.shelf,
             )

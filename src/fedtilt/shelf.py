@@ -46,10 +46,11 @@ class Shelf:
         self._volumes: dict[Owner, Volume] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy in another process: files that end with this one come along in memory."""
+        """For a copy elsewhere, maybe without a GPU: files that end with this process come along in memory."""
         kept = self.__dict__.copy()
         if not self._lasting:
             kept |= {"_folder": None, "_volumes": {}, "_hot": OrderedDict((o, self.get(o)) for o in self._rounds)}
+        kept["_hot"] = OrderedDict((o, model.cpu()) for o, model in kept["_hot"].items())
         return kept
 
     def __len__(self) -> int:

@@ -154,15 +154,16 @@ def _placed(
     diet = Diet(seed=settings.seed, epochs=settings.epochs, batch_size=settings.batch_size)
     workers = settings.workers
     if workers is None:
-        workers = cores() if can_fork() else 0
+        workers = cores() if can_fork(way) else 0
         workers = (
             0 if workers == 1 else min(workers, max(1, round_half_up(settings.participation * federation.clients)))
         )
     if device.type != "cpu" or way == "stacked" or workers == 0:
         return Here(federation, net, way, diet, device, settings.precision)
-    if not can_fork():
+    if settings.workers is not None and not can_fork(way):
         raise InputError(
-            f"workers = {workers} cannot be forked here (not Linux, or a daemon process); leave it out or set it to 0"
+            f"workers = {workers} cannot be forked here (not Linux, a daemon, or autograd was used beside a GPU); "
+            "leave it out or set it to 0"
         )
     return Crew(federation, net, way, diet, workers, lanes_per_client=2 * methods)
 

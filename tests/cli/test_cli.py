@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -288,8 +289,8 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from fedtilt.cli import main; main()", "run", "--verbose", *settings]
     process = subprocess.Popen(
         [*command, "--out", "cut"], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+        start_new_session=True, preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip  # in the background a shell may have told us to ignore it
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("round 5/"):

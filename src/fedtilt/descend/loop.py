@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt import seeds
+from fedtilt.arithmetic import arithmetic
 from fedtilt.descend.lanes import Batches, Lane
 from fedtilt.losses import client_loss, cross_entropy
 from fedtilt.models import unflat
@@ -24,7 +25,7 @@ def _descend_one(model: nn.Module, lane: Lane, batches: Batches) -> Tensor:
     pieces = list(unflat(net, theta).values())
     for p, piece in zip(parameters, pieces, strict=True):
         p.data = piece  # the network reads and writes theta itself
-    with seeds.globally(batches.key, theta.device):
+    with seeds.globally(batches.key, theta.device), arithmetic(theta.device):
         for x, y in batches:
             loss = client_loss(cross_entropy(net(x), y), y, lane.tau, lane.lam)
             gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)  # 0 where one is not used
