@@ -22,7 +22,7 @@ test-all: $(READY) browser  ## the heavy cases too
 	$(BIN)/python -m pytest -m "not cuda"
 
 test-cuda: $(READY)  ## on a CUDA device: the same numbers as on the CPU
-	$(BIN)/python -m pytest -m cuda tests/cuda
+	$(BIN)/python -m pytest -m cuda
 
 lint: $(READY)  ## style, types and the direction of imports
 	$(BIN)/ruff check .

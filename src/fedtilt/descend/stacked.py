@@ -49,8 +49,9 @@ def _batches_over_lanes(model: nn.Module, sample: Tensor) -> bool:
     def total(theta: Tensor, x: Tensor) -> Tensor:
         return functional_call(net, unflat(net, theta), (x,)).sum()
 
+    theta = flat(net)
     try:
-        vmap(grad(total))(flat(net).expand(2, -1), sample.expand(2, *sample.shape))
+        vmap(grad(total))(theta.expand(2, -1), sample.to(theta.device).expand(2, *sample.shape))
     except RuntimeError:  # something random, or a branch on values
         return False
     return True

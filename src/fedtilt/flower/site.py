@@ -78,10 +78,13 @@ class Site:
             steps = plan(
                 method, w, None if last is None else last.to(device), lr=training.lr, lr_personal=training.personal_rate
             )
-            way = choose(self.model, device.type, training.way)
+            way = choose(self.model, device.type, training.way, self.federation.clean_train(self.number)[0][:1])
             diet = Diet(seed=training.seed, epochs=training.epochs, batch_size=training.batch_size)
             here = Here(self.federation, self.model.to(device), way, diet, device, training.precision)
-            ((_, trained),) = here.train(round, {self.number: steps.lanes})
+            try:
+                ((_, trained),) = here.train(round, {self.number: steps.lanes})
+            finally:
+                here.close()
             for lane in trained:
                 if why := flaw(lane, w):
                     raise InputError(
