@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 
 from fedtilt import seeds
@@ -63,3 +64,9 @@ def test_choices_are_fair() -> None:
         assert len(set(chosen)) == 5
         hits[chosen] += 1
     assert (hits - 500).abs().max() < 5 * 500**0.5
+
+
+@pytest.mark.parametrize("bits", [0, -1], ids=["first", "last"])
+def test_the_farthest_normal_numbers_are_finite(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    monkeypatch.setattr(seeds, "bits", lambda *_: torch.full((1,), bits))
+    assert 8 < seeds.normal(0, (1,)).abs() < 9

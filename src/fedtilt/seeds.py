@@ -65,7 +65,7 @@ def uniform(key: int, shape: Sequence[int], device: torch.device | str = "cpu", 
 def normal(key: int, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
     """Standard normal float32 numbers, by inversion (one integer each, so the same integers on every device)."""
     centred = (_shifted(bits(key, shape, device, rows), 11).double() + 0.5) * 2.0**-53
-    return torch.special.ndtri(centred).float()
+    return torch.special.ndtri(centred.clamp(max=1 - 2.0**-53)).float()  # the last of 2^53 would round to 1
 
 
 def integers(
