@@ -4,7 +4,9 @@ on machines without CUDA too."""
 import os
 import subprocess
 import sys
+import threading
 
+import pytest
 import torch
 
 from fedtilt.arithmetic import arithmetic
@@ -64,6 +66,38 @@ def check(setting: str) -> None:
 def test_inside_and_afterwards() -> None:
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_threads_take_turns() -> None:
+    entered, leave = threading.Event(), threading.Event()
+    seen: list[dict[str, str]] = []
+
+    def first() -> None:
+        with arithmetic(CUDA):
+            entered.set()
+            leave.wait(30)
+
+    def second() -> None:
+        with arithmetic(CUDA, tf32=True):
+            seen.append(everything())
+
+    before, threads = everything(), [threading.Thread(target=work) for work in (first, second)]
+    threads[0].start()
+    assert entered.wait(30)
+    threads[1].start()
+    leave.set()
+    for thread in threads:
+        thread.join(30)
+    assert [found["backends.cudnn.conv.fp32_precision"] for found in seen] == ["tf32"]
+    assert everything() == before
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_neither_autocast_nor_no_grad_come_in(device: str) -> None:
+    x = torch.ones(2, 2)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad(), arithmetic(torch.device(device)):
+        assert torch.is_grad_enabled()
+        assert (x @ x).dtype == (torch.float32 if device == "cpu" else torch.bfloat16)  # each keeps to its own device
 
 
 def test_a_cpu_is_left_alone() -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedtilt as ft
-from fedtilt import seeds
+from fedtilt import placement, seeds
 from fedtilt.evaluate import Evaluator
 from fedtilt.metrics import measure
 from fedtilt.models import flat, unflat
@@ -175,6 +175,33 @@ def test_threads_do_not_disturb_each_other(federation: ft.Federation) -> None:
     with ThreadPoolExecutor(4) as pool:
         work = [pool.submit(last, [ft.ditto()], federation, model=Recurrent, workers=0, rounds=2) for _ in range(4)]
         assert all(same(done.result(), alone, "ditto") for done in work)
+
+
+@pytest.mark.parametrize("way", ["loop", "native", "fused", "stacked"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_the_program_around_has_switched_on_does_not_matter(
+    federation: ft.Federation, way: str, workers: int
+) -> None:
+    alone = last([ft.ditto()], federation, way=way, workers=workers, rounds=2)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert same(last([ft.ditto()], federation, way=way, workers=workers, rounds=2), alone, "ditto")
+    with torch.inference_mode(), pytest.raises(ft.InputError, match=r"a run trains, which torch.inference_mode\(\)"):
+        last([ft.ditto()], federation, way=way)
+
+
+def test_workers_need_a_fork_that_autograd_stands(monkeypatch: pytest.MonkeyPatch, federation: ft.Federation) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert placement.can_fork("loop")  # tried in a child: without a GPU autograd keeps no threads
+    monkeypatch.setattr(placement, "_autograd_stands_a_fork", lambda: False)
+    assert placement.can_fork("fused")
+    assert not placement.can_fork("loop")
+    with pytest.raises(ft.InputError, match="workers = 2 cannot be forked here"):
+        last([ft.ditto()], federation, device="cpu", way="loop", workers=2)
+    assert same(
+        last([ft.ditto()], federation, device="cpu", way="loop"),
+        last([ft.ditto()], federation, device="cpu", way="loop", workers=0),
+        "ditto",
+    )
 
 
 def test_an_early_stop_is_a_break_and_leaves_no_worker_behind(federation: ft.Federation) -> None:

@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -336,3 +337,18 @@ def test_a_shelf_keeps_models_in_memory_or_on_disk(tmp_path: Path, limit: int) -
         assert torch.equal(shelf.get(owner), value + 2)
         assert shelf.round_of(owner) == 2
     assert {owner: volume.round for owner, volume in shelf.volumes().items()} == dict.fromkeys(models, 2)
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_copied_shelf_keeps_to_its_limit(tmp_path: Path, lasting: bool) -> None:
+    shelf = Shelf(tmp_path if lasting else None, limit_bytes=240)
+    models = {("m", n): torch.randn(20) for n in range(10)}
+    for owner, value in models.items():
+        shelf.put(owner, 10 - owner[1], value)
+    twin = deepcopy(shelf)
+    assert all(torch.equal(twin.get(owner), value) for owner, value in models.items())
+    for n in range(3):
+        twin.put(("m", 20 + n), 11 + n, torch.randn(20))
+    assert list(twin._hot) == [("m", 20), ("m", 21), ("m", 22)]
+    assert twin._hot_bytes == 240
+    assert all(torch.equal(twin.get(owner), value) for owner, value in models.items())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.errors import InputError
+from fedtilt.few import shares_of_few
 from fedtilt.tilt import nested_shares, nested_tilt, tilted_mean
 
 INF = math.inf
@@ -130,6 +131,15 @@ def test_a_tilt_beyond_float32_is_infinite(t: float, edge: float) -> None:
     (grad,) = torch.autograd.grad(value, x)
     assert torch.equal(value, torch.tensor(edge))
     assert grad.tolist() == (x == edge).tolist()
+
+
+@pytest.mark.parametrize("t", [2.0, -2.0, INF, -INF])
+@pytest.mark.parametrize("losses", [(1.0, math.nan, 0.5), (math.nan, 1.0, 0.5), (0.5, 1.0, math.nan)])
+def test_a_loss_that_is_nan_is_never_passed_over(losses: tuple[float, ...], t: float) -> None:
+    x, y = torch.tensor(losses), torch.zeros(3, dtype=torch.long)
+    assert tilted_mean(x, t).isnan()
+    assert nested_shares(x, [y], [t, 0.0]).isnan().all()
+    assert shares_of_few(x, [y], [t, 0.0]).isnan().all()
 
 
 def test_no_weight_at_all_is_zero_without_nan() -> None:

@@ -1,23 +1,37 @@
-"""How products are computed on CUDA: in float32 unless asked otherwise, and the same bits every time."""
+"""Numbers that do not depend on the program around: float32 unless asked otherwise, and on CUDA the same bits again."""
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+_turn = threading.RLock()  # the settings of CUDA are the process's: one thread at a time
+
 
 @contextlib.contextmanager
 def arithmetic(device: torch.device, tf32: bool = False) -> Iterator[None]:
-    """Inside, products, convolutions and recurrent cells on CUDA are in float32 (or TF32) and deterministic.
+    """Inside, no autocast, gradients, and on CUDA products, convolutions and recurrent cells in float32 (or TF32).
 
     torch itself takes TF32 for convolutions and recurrent cells unless told otherwise, and lets cuDNN choose algorithms
-    that add in any order. What the program around has set holds again afterwards. torch has an old and a new way to
-    say all this, and refuses to read the old one where they differ, so both are set.
+    that add in any order; here they are deterministic. (Operations that a model brings along may still not be.)
     """
-    if device.type != "cuda":
-        yield
-        return
+    with torch.autocast(device.type, enabled=False), torch.enable_grad():
+        if device.type != "cuda":
+            yield
+        else:
+            with _turn, _cuda(tf32):
+                yield
+
+
+@contextlib.contextmanager
+def _cuda(tf32: bool) -> Iterator[None]:
+    """The settings of CUDA; afterwards those that held before.
+
+    torch has an old and a new way to say all this, and refuses to read the old one where they differ, so both are set.
+    What a part had inherited from a general setting is its own afterwards: torch does not tell them apart.
+    """
     backends: Any = torch.backends
     matmul, cudnn = backends.cuda.matmul, backends.cudnn
     parts = (matmul, backends.mkldnn.matmul, cudnn.conv, cudnn.rnn)

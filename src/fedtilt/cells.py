@@ -9,7 +9,9 @@ from torch import Tensor
 
 Reduce = Callable[[Tensor], Tensor]  # (…, n) → (…, n) or (…, 1)
 
-_PAIRWISE = 256  # up to this many samples a (n, n) mask of cells is cheaper than sorting, and needs no scatter
+# Up to this many samples cells are a (n, n) mask: cheaper than sorting, and without a scatter, which on CUDA sums in
+# another order every time.
+_PAIRWISE = {"cpu": 256, "cuda": 2048}
 
 
 class Cells(NamedTuple):
@@ -59,7 +61,7 @@ def nested(groups: Sequence[Tensor], samples: int) -> list[Cells]:
     levels = []
     same = cell = None
     for label in reversed(groups):
-        if samples <= _PAIRWISE:
+        if samples <= _PAIRWISE.get(label.device.type, 256):
             alike = label.unsqueeze(-1) == label.unsqueeze(-2)
             same = alike if same is None else alike & same
             levels.append(_pairwise(same))

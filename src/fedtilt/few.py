@@ -45,10 +45,12 @@ def _tilt_of_few(x: list[float], w: list[float], t: float) -> tuple[float, list[
     mass = sum(w)
     if abs(t) < ZERO:
         return sum(map(operator.mul, w, x)) / mass, [v / mass for v in w]
+    if any(map(math.isnan, x)):
+        return math.nan, [math.nan] * len(x)
     m = max(x) if t > 0 else min(x)
     if math.isinf(t):
         tied = [v if value == m else 0.0 for v, value in zip(w, x, strict=True)]
-        return m, [v / (sum(tied) or math.nan) for v in tied]  # no loss equals m where one is NaN
+        return m, [v / sum(tied) for v in tied]
     excess = [v * math.expm1(t * (value - m)) for v, value in zip(w, x, strict=True)]
     sum_excess = sum(excess)
     sum_exp = mass + sum_excess

@@ -48,10 +48,12 @@ class Shelf:
     def __getstate__(self) -> dict[str, Any]:
         """For a copy elsewhere, maybe without a GPU: files that end with this process come along in memory."""
         kept = self.__dict__.copy()
+        owners = list(self._hot)
         if not self._lasting:
-            kept |= {"_folder": None, "_volumes": {}, "_hot": OrderedDict((o, self.get(o)) for o in self._rounds)}
-        kept["_hot"] = OrderedDict((o, model.cpu()) for o, model in kept["_hot"].items())
-        return kept
+            kept |= {"_folder": None, "_volumes": {}}
+            owners = sorted(self._rounds, key=self.round_of)
+        hot = OrderedDict((o, model.cpu()) for o in owners if (model := self.get(o)) is not None)
+        return kept | {"_hot": hot, "_hot_bytes": sum(model.nbytes for model in hot.values())}
 
     def __len__(self) -> int:
         return len(self._rounds)

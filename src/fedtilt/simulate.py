@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedtilt.arithmetic import arithmetic
 from fedtilt.data import Federation
 from fedtilt.descend import choose, trained_once
 from fedtilt.errors import Diverged, InputError
@@ -89,18 +90,15 @@ class Prepared(NamedTuple):
 def prepared(methods: Iterable[Method], federation: Federation, model: ModelSource, settings: Training) -> Prepared:
     """Look at everything that a simulation needs, and refuse what would fail later."""
     methods = checked_together(methods, settings.lr, settings.personal_rate)
+    if torch.is_inference_mode_enabled():
+        raise InputError("a run trains, which torch.inference_mode() rules out; start it outside of that")
     if not isinstance(federation, Federation):
         raise InputError(
             f"federation must be a Federation, such as ft.Federation.build(data), got {type(federation).__name__}"
         )
     device = pick_device(settings.device)
     net = initial_model(federation, model, settings.seed)
-    way = choose(net, device.type, settings.way, federation.clean_train(0)[0][:1])
-    if settings.precision != "float32" and (device.type != "cuda" or way != "stacked"):
-        raise InputError(
-            f"precision = {settings.precision!r} is for stacked models on CUDA, not for way {way!r} on {device.type}; "
-            "leave it out"
-        )
+    way = choose(net, device.type, settings.way, federation.clean_train(0)[0][:1], settings.precision)
     return Prepared(methods, federation, net, settings, device, way)
 
 
@@ -120,10 +118,12 @@ def simulated(work: Prepared, *, state: State | None = None, shelf: Shelf | None
 def _rounds(work: Prepared, state: State) -> Iterator[Round]:
     methods, federation, net, settings, device, way = work
     net = net.to(device)
-    test = Evaluator(federation, net, device)
-    held_out = Evaluator(federation, net, device, "validation") if any(map(len, federation.validation_index)) else None
     samples = dict(enumerate(federation.train_sizes().tolist()))
-    placement = _placed(federation, net, way, settings, device, len(methods))
+    validated = any(map(len, federation.validation_index))
+    with arithmetic(device):
+        test = Evaluator(federation, net, device)
+        held_out = Evaluator(federation, net, device, "validation") if validated else None
+        placement = _placed(federation, net, way, settings, device, len(methods))
     try:
         while state.round < settings.rounds:
             begun = time.perf_counter()
@@ -131,7 +131,7 @@ def _rounds(work: Prepared, state: State) -> Iterator[Round]:
             selected = settings.selected(number, federation.clients)
             judged = settings.evaluates(number)
             # on small tensors, threads that share cores with anything wait more than they work
-            with one_thread(device):
+            with one_thread(device), arithmetic(device):
                 _advance(methods, state, number, selected, placement, settings, samples)
                 done = Round(
                     number=number,
@@ -153,18 +153,18 @@ def _placed(
 ) -> Placement:
     diet = Diet(seed=settings.seed, epochs=settings.epochs, batch_size=settings.batch_size)
     workers = settings.workers
-    if workers is None:
-        workers = cores() if can_fork(way) else 0
-        workers = (
-            0 if workers == 1 else min(workers, max(1, round_half_up(settings.participation * federation.clients)))
-        )
-    if device.type != "cpu" or way == "stacked" or workers == 0:
-        return Here(federation, net, way, diet, device, settings.precision)
-    if settings.workers is not None and not can_fork(way):
+    if device.type != "cpu" or way == "stacked":
+        workers = 0
+    elif workers is None:
+        most = max(1, round_half_up(settings.participation * federation.clients))
+        workers = min(cores(), most) if cores() > 1 and can_fork(way) else 0
+    elif workers and not can_fork(way):
         raise InputError(
             f"workers = {workers} cannot be forked here (not Linux, a daemon, or autograd was used beside a GPU); "
             "leave it out or set it to 0"
         )
+    if workers == 0:
+        return Here(federation, net, way, diet, device, settings.precision)
     return Crew(federation, net, way, diet, workers, lanes_per_client=2 * methods)
 
 

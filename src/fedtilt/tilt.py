@@ -100,7 +100,8 @@ def _share(s: _Shifted, cells: Cells) -> Tensor:
     def at_edge() -> Tensor:
         tied = s.w * (s.x == s.edge)
         total = cells.total(tied)
-        return tied / torch.where(total > 0, total, 1.0)
+        none = _either(s.held, lambda: math.nan, lambda: 1.0)  # nothing is at the edge where a loss is NaN
+        return tied / torch.where(total > 0, total, none)
 
     def finite() -> Tensor:
         return s.w * s.z.exp() / _sum_exp(s, cells)

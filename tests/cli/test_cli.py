@@ -12,33 +12,10 @@ import pytest
 from safetensors.torch import load_file
 
 import fedtilt as ft
-from fedtilt import cli, runs
+from fedtilt import runs
 from fedtilt.report.read import read_run
 
 QUICK = ["--set", "train.rounds=3", "--set", "train.epochs=1", "--set", "clients.count=6", "--set", "train.workers=0"]
-
-
-class Said:
-    """Exit code and output of one call."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def fedtilt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def call(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["fedtilt", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        code = end.value.code
-        return Said(int(code or 0), printed.out, printed.err)
-
-    return call
 
 
 def test_tune_says_what_to_take_and_so_does_resume(fedtilt, tmp_path: Path) -> None:

@@ -245,6 +245,7 @@ def test_unknown_names_are_refused():
         ({"y_train": np.array([0, 1, 1])}, "y_train of type numpy.ndarray; make it a tensor with torch.from_numpy"),
         ({"y_test": (0, 1, 1)}, "y_test of type tuple; make it a tensor with torch.tensor"),
         ({"x_test": None}, "x_test of type NoneType"),
+        ({"x_train": torch.zeros(3, 2, device="meta")}, "x_train on meta; give x_train.cpu"),
         ({"client_test": [0, 0, 0]}, "client_test of type list; make it a tensor with torch.tensor"),
         ({"classes": "2"}, "classes of data set 'mine' must be a whole number ≥ 1, got '2'"),
         ({"classes": 2.0}, "classes of data set 'mine' must be a whole number ≥ 1, got 2.0"),

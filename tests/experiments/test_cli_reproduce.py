@@ -1,35 +1,15 @@
 """`fedtilt reproduce` as a person meets it."""
 
 import json
-import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from fedtilt import cli
 
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def fedtilt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def _no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.setenv("FEDTILT_DATA", str(tmp_path / "empty"))
-
-    def call(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["fedtilt", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        return Said(int(end.value.code or 0), printed.out, printed.err)
-
-    return call
 
 
 def test_a_quick_comparison_from_start_to_page(fedtilt, tmp_path: Path) -> None:

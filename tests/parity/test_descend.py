@@ -1,6 +1,7 @@
 """Every way to descend agrees with the loop: one conformance table, ways × models × settings."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -59,20 +60,21 @@ def test_ways_agree_with_the_loop(way: str, name: str) -> None:
         assert (trained - reference).norm() <= 2e-5 * moved
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("way", ["loop", "native", "fused"])
+@pytest.mark.parametrize(("way", "name"), [*(("loop", name) for name in MODELS), *supported()])
 def test_every_way_gives_the_same_bits_again_and_leaves_its_inputs_alone(way: str, name: str) -> None:
     model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
-    if (way, name) not in [*supported(), ("loop", name)]:
-        return
     lanes, feeds = work(model, count=1)
-    before = [lane.start.clone() for lane in lanes]
+    before = copy.deepcopy((lanes, feeds))
     state = torch.random.get_rng_state()
     first = WAYS[way](model, lanes, feeds)
     torch.manual_seed(99)
     again = WAYS[way](model, lanes[::-1], feeds[::-1])[::-1]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert all(torch.equal(lane.start, b) for lane, b in zip(lanes, before, strict=True))
+    for lane, feed, lane_before, feed_before in zip(lanes, feeds, *before, strict=True):
+        assert torch.equal(lane.start, lane_before.start)
+        assert torch.equal(lane.anchor, lane_before.anchor)
+        for part in ("x", "y", "order"):
+            assert torch.equal(getattr(feed, part), getattr(feed_before, part))
     torch.random.set_rng_state(state)
 
 
@@ -173,8 +175,25 @@ def test_dropout_is_on_while_training_and_keyed_by_round_and_client() -> None:
     quiet = copy.deepcopy(model)
     quiet[2].p = 0.0
     lanes, feeds = work(model, count=1)
-    with_dropout, without = WAYS["loop"](model, lanes[:1], feeds[:1]), WAYS["loop"](quiet, lanes[:1], feeds[:1])
-    assert not torch.equal(with_dropout[0], without[0])
+    (with_dropout,), (without,) = (WAYS["loop"](net, lanes[:1], feeds[:1]) for net in (model, quiet))
+    assert not torch.equal(with_dropout, without)
+    x, y = feeds[0].x, feeds[0].y
+    for round, client in ((2, 0), (3, 0), (2, 1)):  # the same batches, drawn for another round or client
+        key = batches_of(x, y, seed=1, round=round, client=client, epochs=1, batch_size=10).key
+        (other,) = WAYS["loop"](model, lanes[:1], [replace(feeds[0], key=key)])
+        assert torch.equal(with_dropout, other) == ((round, client) == (2, 0))
+
+
+def test_a_batch_is_no_larger_than_the_data() -> None:
+    x, y = torch.zeros(23, 1), torch.zeros(23, dtype=torch.long)
+    assert batches_of(x, y, seed=0, round=1, client=0, epochs=2, batch_size=100_000).size == 23
+
+
+def test_precision_is_for_stacks_on_cuda() -> None:
+    assert choose(MODELS["mlp"](), "cuda", precision="tf32") == "stacked"
+    for device, way in (("cpu", "auto"), ("cpu", "stacked"), ("cuda", "loop")):
+        with pytest.raises(InputError, match="precision = 'bfloat16' is for stacked models on CUDA"):
+            choose(MODELS["mlp"](), device, way, precision="bfloat16")
 
 
 def test_identical_lanes_are_trained_once() -> None:

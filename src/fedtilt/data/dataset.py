@@ -95,9 +95,11 @@ def _outside_unit(x: Tensor) -> bool:
 
 
 def _check_tensors(data: Dataset) -> None:
-    """Refuse arrays, lists and whatever else is not a tensor."""
+    """Refuse arrays, lists and whatever else is not a tensor in this machine's memory."""
     for key in ("x_train", "y_train", "x_test", "y_test", "client_train", "client_test"):
         value = getattr(data, key)
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            raise InputError(f"data set {data.name!r} has {key} on {value.device}; give {key}.cpu(), runs move it")
         if isinstance(value, Tensor) or (value is None and key.startswith("client")):
             continue
         kind = "numpy.ndarray" if isinstance(value, np.ndarray) else type(value).__name__

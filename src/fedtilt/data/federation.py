@@ -143,7 +143,8 @@ class Federation:
         rows = self.train_index[client]
         x, y = _unit(self.dataset.x_train[rows].to(device)), self.dataset.y_train[rows].to(device)
         if self.carriers[client]:
-            x, y = apply(self.outliers, x, y, self.held_classes[client], seed=seed, round=round, client=client)
+            held = self.held_classes[client].to(device)
+            x, y = apply(self.outliers, x, y, held, seed=seed, round=round, client=client)
         return self._scaled(x), y
 
     def clean_train(self, client: int, *, device: Device = "cpu") -> tuple[Tensor, Tensor]:

@@ -24,8 +24,20 @@ WAYS: dict[str, Way] = {
 }
 
 
-def choose(model: nn.Module, device_type: str, way: str = "auto", sample: Tensor | None = None) -> str:
-    """The name of the way to train this model on this kind of device; a forced one is checked."""
+def choose(
+    model: nn.Module, device_type: str, way: str = "auto", sample: Tensor | None = None, precision: str = "float32"
+) -> str:
+    """The name of the way to train this model on this kind of device; a forced one and the precision are checked."""
+    chosen = _chosen(model, device_type, way, sample)
+    if precision != "float32" and (device_type != "cuda" or chosen != "stacked"):
+        raise InputError(
+            f"precision = {precision!r} is for stacked models on CUDA, not for way {chosen!r} on {device_type}; "
+            "leave it out"
+        )
+    return chosen
+
+
+def _chosen(model: nn.Module, device_type: str, way: str, sample: Tensor | None) -> str:
     asked = device_type != "cpu" or way == "stacked"
     possible = dict.fromkeys(WAYS, True) | {
         "native": native.supports(model) and device_type == "cpu",

@@ -52,7 +52,13 @@ class Batches:
 def batches_of(x: Tensor, y: Tensor, *, seed: int, round: int, client: int, epochs: int, batch_size: int) -> Batches:
     """The batches of one client's round: the order depends on (seed, round, client) alone."""
     order = seeds.permutations(seeds.key(seed, "order", round=round, client=client), epochs, len(y), device=y.device)
-    return Batches(x=x, y=y, order=order, size=batch_size, key=seeds.key(seed, "dropout", round=round, client=client))
+    return Batches(
+        x=x,
+        y=y,
+        order=order,
+        size=max(1, min(batch_size, len(y))),
+        key=seeds.key(seed, "dropout", round=round, client=client),
+    )
 
 
 def trained_once(lanes: list[Lane]) -> tuple[list[Lane], list[int]]:

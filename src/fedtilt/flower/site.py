@@ -78,7 +78,8 @@ class Site:
             steps = plan(
                 method, w, None if last is None else last.to(device), lr=training.lr, lr_personal=training.personal_rate
             )
-            way = choose(self.model, device.type, training.way, self.federation.clean_train(self.number)[0][:1])
+            sample = self.federation.clean_train(self.number)[0][:1]
+            way = choose(self.model, device.type, training.way, sample, training.precision)
             diet = Diet(seed=training.seed, epochs=training.epochs, batch_size=training.batch_size)
             here = Here(self.federation, self.model.to(device), way, diet, device, training.precision)
             try:
