@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from fedtilt import report as pages
+from fedtilt.experiments import beside
 from fedtilt.files import write_bytes
 
 
@@ -20,10 +21,11 @@ def report(
 ) -> None:
     """Write one HTML page about some runs: table, curves, clients, classes, settings. Nothing is trained."""
     path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    written = [pages.write(runs, path)]
+    published = [beside(run) for run in runs]
+    written = [pages.write(runs, path, published=published)]
     for wanted, suffix, text in ((markdown, ".md", pages.markdown), (csv, ".csv", pages.csv)):
         if wanted:
             written.append(path.with_suffix(suffix))
-            write_bytes(written[-1], text(runs).encode())
+            write_bytes(written[-1], text(runs, published=published).encode())
     for file in written:
         Console().print(f"report: {file}", highlight=False, soft_wrap=True, markup=False)

@@ -123,9 +123,10 @@ def _report(folder: Path) -> str:
     """Write the HTML page of a run, where the extra for it is installed; where it is, or how to get it."""
     if importlib.util.find_spec("plotly") is None:
         return 'pip install "fedtilt[report]", then fedtilt report ' + str(folder)
+    from fedtilt.experiments import beside
     from fedtilt.report import write
 
-    return str(write([folder], folder / "report.html"))
+    return str(write([folder], folder / "report.html", published=beside(folder)))
 
 
 def _headline(spec: Spec, clients: int, seconds: float) -> str:

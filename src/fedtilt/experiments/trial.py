@@ -77,7 +77,7 @@ def trial(settings: Mapping[str, Any], options: Options, on_progress: OnProgress
         outliers=settings["outliers"],
         seed=settings["seed"],
     )
-    methods = {name: _method(name, setting) for name, setting in settings["methods"].items()}
+    methods = {name: method_of(name, setting) for name, setting in settings["methods"].items()}
     diverged: dict[str, str] = {}
     while True:
         kept = [method for name, method in methods.items() if name not in diverged]
@@ -99,7 +99,8 @@ def _dataset(name: str, folder: str | None) -> data.Dataset:
     return data.load(name, folder)
 
 
-def _method(name: str, setting: Setting) -> Method:
+def method_of(name: str, setting: Setting) -> Method:
+    """The method of that name with these settings."""
     rest = {key: value for key, value in setting.items() if key != "preset"}
     preset = cast(Callable[..., Method], PRESETS[setting["preset"]])
     return preset(name=name, **rest)
