@@ -103,7 +103,7 @@ def _train(
         carriers=federation.carriers.nonzero()[:, 0].tolist(),
         extras=_extras(work.net),
     )
-    saved = time.monotonic()
+    saved, kept = time.monotonic(), 0
     for r in simulated(work, state=state, shelf=keeper.shelf):
         state, summaries = r.state, None
         if r.counts is not None:
@@ -112,8 +112,13 @@ def _train(
             keeper.record(r.number, summaries, r.counts, r.total, validation)
         if time.monotonic() - saved >= checkpoint_seconds or r.number == work.settings.rounds:
             keeper.checkpoint(r.state)
-            saved = time.monotonic()
-        on_round(r, summaries)
+            saved, kept = time.monotonic(), r.number
+        try:
+            on_round(r, summaries)
+        except BaseException:  # whoever stops a run between two rounds can go on from there
+            if kept < r.number:
+                keeper.checkpoint(r.state)
+            raise
     assert state is not None  # there is at least one round, trained now or before
     return _result(work, keeper, state)
 

@@ -260,8 +260,7 @@ def test_a_changed_spec_is_refused_on_resume(fedtilt) -> None:
 def test_ctrl_c_leaves_a_run_that_resume_finishes(tmp_path: Path) -> None:
     """A real process, interrupted as a terminal would: the signal goes to the whole group, workers included."""
     settings = [
-        "--set", "train.rounds=12", "--set", "train.epochs=2", "--set", "store.checkpoint_seconds=0",
-        "--set", "train.workers=2", "--method", "ditto",
+        "--set", "train.rounds=60", "--set", "train.epochs=2", "--set", "train.workers=2", "--method", "ditto",
     ]  # fmt: skip
     command = [sys.executable, "-c", "from fedtilt.cli import main; main()", "run", "--verbose", *settings]
     process = subprocess.Popen(
@@ -275,7 +274,10 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(tmp_path: Path) -> None:
             break
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
+    assert "stopping after this round; Ctrl-C again stops at once" in err
     assert err.strip().endswith("stopped; go on with: fedtilt resume cut")
+    (kept,) = (tmp_path / "cut/seed-0/checkpoints").iterdir()  # written because of Ctrl-C, not for the time it took
+    assert 5 <= int(kept.name.removeprefix("round-")) < 60
     assert "Traceback" not in err
     assert not (tmp_path / "cut" / "results.json").exists()
     for arguments in (["resume", "cut"], ["run", *settings, "--out", "whole"]):

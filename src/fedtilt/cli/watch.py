@@ -1,8 +1,10 @@
 """Watch a run: a live display on a terminal, a line now and then elsewhere."""
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import NamedTuple
 
 from rich.console import Console, Group
@@ -31,13 +33,45 @@ def watching(console: Console, rounds: int, seeds: int, *, quiet: bool, verbose:
     def notice(text: str) -> None:  # a note is never swallowed: it tells of a damaged file or another machine
         console.print(f"note: {text}", highlight=False, soft_wrap=True, markup=False)
 
-    if quiet:
-        yield Watch(lambda _: None, lambda *_: None, notice)
-    elif console.is_terminal:
-        with _live(console, rounds, seeds, verbose, notice) as watch:
-            yield watch
-    else:
-        yield _plain(console, rounds, seeds, verbose, notice)
+    with ExitStack() as stack:
+        if quiet:
+            watch = Watch(lambda _: None, lambda *_: None, notice)
+        elif console.is_terminal:
+            watch = stack.enter_context(_live(console, rounds, seeds, verbose, notice))
+        else:
+            watch = _plain(console, rounds, seeds, verbose, notice)
+        asked = stack.enter_context(_asked_to_stop(console))
+
+        def on_round(r: Round, summaries: Mapping[str, Summary] | None) -> None:
+            watch.on_round(r, summaries)
+            if asked():
+                raise KeyboardInterrupt
+
+        yield watch._replace(on_round=on_round)
+
+
+@contextmanager
+def _asked_to_stop(console: Console) -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed: the first lets the round end, so that nothing of it is lost, the second does not."""
+    presses = 0
+
+    def pressed(number: int, frame: FrameType | None) -> None:
+        nonlocal presses
+        presses += 1
+        if presses > 1:
+            raise KeyboardInterrupt
+        console.print("stopping after this round; Ctrl-C again stops at once", highlight=False)
+
+    ours = (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )  # not where it is ignored, or not the terminal's
+    if ours:
+        signal.signal(signal.SIGINT, pressed)
+    try:
+        yield lambda: presses > 0
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
