@@ -18,7 +18,7 @@ from fedtilt.flower import FedTiltStrategy, Rules
 from fedtilt.flower.roster import Roster
 from fedtilt.flower.task import Frame
 from fedtilt.flower.wire import Update as Trained
-from fedtilt.flower.wire import from_arrays, say_joined, say_update, to_arrays
+from fedtilt.flower.wire import from_arrays, say_failed, say_joined, say_update, to_arrays
 from fedtilt.models import flat
 from fedtilt.store import Store
 from fedtilt.training import Training
@@ -27,6 +27,7 @@ from .loopback import Deployment
 
 MODEL = ft.models.mlp((4,), 3, hidden=(5,))
 P = len(flat(MODEL))
+NAMELESS = "has not joined, and node 102, which does not say who it is,"
 FRAME = Frame((4,), ("a", "b", "c"), ("0", "1", "2"), torch.zeros(3, dtype=torch.bool))
 
 
@@ -190,7 +191,7 @@ def test_an_error_a_duplicate_a_stranger_and_silence() -> None:
     strategy, asked, sound = round_one()
     failed = Message(Error(code=2, reason="secret"), reply_to=asked[1])
     assert same(strategy.aggregate_train(1, [sound[0], failed, sound[2]])[0], without(1))
-    assert strategy.roster.refusals() == {"site 1": {"failed with Flower's error 2": 1}}
+    assert strategy.roster.refusals() == {"site 1": {"failed, and its own log says why": 1}}
 
     strategy, _, sound = round_one()
     assert same(strategy.aggregate_train(1, [sound[1], *sound.values()])[0], without(1))
@@ -269,8 +270,39 @@ def test_of_two_new_nodes_that_claim_one_site_neither_is_believed() -> None:
     asked = {node: Message(RecordDict(), dst_node_id=node, message_type="query") for node in claims}
     roster.admit([Message(say_joined(claims[node], 3, P), reply_to=question) for node, question in asked.items()])
     assert roster.nodes() == {1: 101}
+    assert roster.absence(0) == "cannot join: more than one node says that it is this site"
     assert [roster.site(node) for node in claims] == [None, 1, None]
     assert roster.refusals() == {f"node {node}": {"cannot join: another node is site 0": 1} for node in (100, 102)}
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        (say_failed(2), "cannot join: failed, and its own log says why"),
+        (Error(code=1, reason="site 2"), "cannot join: could not load the project, and its own log says why"),
+        (Error(code=99, reason="site 2"), "cannot join: failed with Flower's error 99, and its own log may say why"),
+        (say_joined(2, 4, P), "cannot join: has 4 classes instead of 3"),
+        (say_joined(1, 3, P), "is not connected"),
+        (say_failed("two"), f"{NAMELESS} cannot join: failed, and its own log says why"),
+        (say_failed(7), f"{NAMELESS} cannot join: failed, and its own log says why"),
+        (say_joined(7, 3, P), f"{NAMELESS} cannot join: says site = 7, outside 0 to 2"),
+        (None, f"{NAMELESS} did not answer when it was asked to join"),
+    ],
+)
+def test_why_a_site_has_not_joined_is_told_as_far_as_it_is_known(reply: RecordDict | Error | None, why: str) -> None:
+    class Grid(Nodes):
+        def send_and_receive(self, messages: Iterable[Message], timeout: float | None = None) -> list[Message]:
+            *sound, last = super().send_and_receive(messages)
+            question = Message(RecordDict(), dst_node_id=last.metadata.src_node_id, message_type="query")
+            return sound if reply is None else [*sound, Message(reply, reply_to=question)]
+
+    roster = Roster(sites=3, classes=3, parameters=P, rules=Rules())
+    roster.gather(Grid())
+    assert 2 not in roster.nodes()
+    assert roster.absence(2) == why
+    roster.update(Nodes())  # it is mended, and asked again
+    assert roster.nodes() == {0: 100, 1: 101, 2: 102}
+    assert roster.absence(2) == "is not connected"  # nothing of what was before is left
 
 
 def test_impossible_verdicts_are_refused(deployment: Deployment, tmp_path: Path) -> None:
@@ -294,7 +326,7 @@ def test_below_quorum_the_run_stops_with_a_checkpoint_and_goes_on_later(deployme
                 reply.content["arrays"][name] = Array(part.numpy() * np.float32("nan"))
         return [reply]
 
-    with pytest.raises(ft.InputError, match="round 2 has 1 sound models of 2 and needs 2"):
+    with pytest.raises(ft.InputError, match="round 2 has 1 sound model of 2 and needs 2"):
         deployment.run(poison, quorum=1.0)
     assert not (tmp_path / "run/results.json").exists()
     faults = json.loads((tmp_path / "run/seed-0/faults.json").read_text())
@@ -335,7 +367,7 @@ def test_a_site_tells_only_its_own_log_what_went_wrong(
 
     with pytest.raises(ft.InputError, match="round 1 has 0 sound models of 2"):
         deployment.run(listen, node_config={n: {"partition-id": 17} for n in (0, 1)})
-    assert [reply.error.reason for reply in said] == ["the site's own log says why"] * len(said)
+    assert {reply.error.reason for reply in said} == {"site 17"}
     assert "partition-id = 17 of this SuperNode is not one of the sites 0 to 1" in caplog.text
 
 

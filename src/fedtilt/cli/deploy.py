@@ -54,10 +54,12 @@ def up(
     check_project(project)
     sites = load(project / "spec.toml").clients.count
     trial = Trial(home=_home(project), tls=not insecure, sites=sites)
-    with Console(stderr=True).status(f"starting a SuperLink and {sites} SuperNodes"):
+    with Console(stderr=True).status(f"starting a SuperLink and {_many(sites, 'SuperNode')}"):
         trial.up(node_config=_node_configs(node_config or []))
     how = "without TLS" if insecure else "over TLS, with registered keys"
-    typer.echo(f"up     {sites} sites are connected to 127.0.0.1:{trial.port} {how}")
+    typer.echo(
+        f"up     {_many(sites, 'site')} {'is' if sites == 1 else 'are'} connected to 127.0.0.1:{trial.port} {how}"
+    )
     typer.echo(f"next   fedtilt deploy run {project}")
 
 
@@ -99,7 +101,7 @@ def run(
     Rules.read(config)
     job = Task(spec=project / "spec.toml").job(config)
     folder = (out or trial.home / "link" / "runs" / f"{job.spec.name}-{job.method.name}").resolve()
-    watch = _Watch(folder, job.spec.seed, job.spec.train.rounds)
+    watch = _Watch(trial, folder, job.spec.seed, job.spec.train.rounds)
     number = trial.submit(project, config | {"out": str(folder)})
     try:
         status = trial.wait_run(number, sign=watch.look)
@@ -119,11 +121,12 @@ def _running(trial: "Trial") -> "Trial":
 
 
 class _Watch:
-    """Prints a line for every round that the server writes down from now on."""
+    """Prints a line for every round that the server writes down from now on, and once where a lost site's log is."""
 
-    def __init__(self, folder: Path, seed: int, rounds: int) -> None:
-        self._folder, self._faults, self._rounds = folder, folder / f"seed-{seed}" / "faults.json", rounds
-        self._begun = time.time()
+    def __init__(self, trial: "Trial", folder: Path, seed: int, rounds: int) -> None:
+        self._trial, self._folder, self._rounds = trial, folder, rounds
+        self._faults = folder / f"seed-{seed}" / "faults.json"
+        self._begun, self._shown = time.time(), set[int]()
         self._seen = set(_read(self._faults).get("rounds", {}))
 
     def look(self) -> bool:
@@ -131,16 +134,23 @@ class _Watch:
         for number, entry in _read(self._faults).get("rounds", {}).items():
             if number not in self._seen:
                 self._seen.add(number)
-                lost = [f"site {site} {why}" for site, why in entry["refused"].items()]
-                lost += [f"site {site} did not answer" for site in entry["silent"]]
-                note = f" ({'; '.join(lost)})" if lost else ""
-                typer.echo(f"round {number}/{self._rounds}: {len(entry['entered'])} sites{note}", err=True)
+                lost = {int(site): why for site, why in (entry["refused"] | entry["silent"]).items()}
+                note = "; ".join(f"site {site} {why}" for site, why in sorted(lost.items()))
+                sites = _many(len(entry["entered"]), "site")
+                typer.echo(f"round {number}/{self._rounds}: {sites}{f' ({note})' if note else ''}", err=True)
+                for site in sorted(lost.keys() - self._shown):
+                    typer.echo(f"log of site {site}: {self._trial.log(site)}", err=True)
+                self._shown |= lost.keys()
         ends = (self._folder / name for name in ("results.json", "stopped.json"))
         return any(path.exists() and path.stat().st_mtime >= self._begun for path in ends)
 
     def why(self) -> str:
         """Why the run stopped."""
         return str(_read(self._folder / "stopped.json").get("why", ""))
+
+
+def _many(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}{'es' if thing.endswith('s') else 's'}"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -197,7 +207,7 @@ def down(project: Project = Path(".")) -> None:
     from fedtilt.flower.trial import Trial
 
     ended = Trial.find(_home(project)).down()
-    typer.echo(f"down: {len(ended)} processes ended" if ended else "down: no process was running")
+    typer.echo(f"down: {_many(len(ended), 'process')} ended" if ended else "down: no process was running")
 
 
 @app.command()

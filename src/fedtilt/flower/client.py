@@ -3,14 +3,13 @@
 import logging
 from collections.abc import Callable
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedtilt.flower.site import Site
 from fedtilt.flower.task import Task
-from fedtilt.flower.wire import instruction, say_joined, say_update, say_verdict, shapes_of
+from fedtilt.flower.wire import instruction, say_failed, say_joined, say_update, say_verdict, shapes_of
 
-_FAILED = 2  # Flower's code for a ClientApp that raised an exception
 _log = logging.getLogger("flwr")
 
 
@@ -61,4 +60,4 @@ def _answer(step: Callable[[Site, Message], RecordDict], task: Task, message: Me
         return Message(step(site, message), reply_to=message)
     except Exception:
         _log.exception("this site could not answer")
-        return Message(Error(code=_FAILED, reason="the site's own log says why"), reply_to=message)
+        return Message(say_failed(context.node_config.get("partition-id")), reply_to=message)

@@ -1,8 +1,8 @@
 """The server's run folder, laid out as the simulator's: spec, metrics, counts, checkpoints of the shared model.
 
 It adds, under seed-N, history.json (the name of this training history, which sites file their personal models under)
-and faults.json (who took part in which round, and what was refused of which site); stopped.json says why a run stopped.
-There is no personal model.
+and faults.json (who took part in which round, and what was refused of which site); stopped.json says why a run stopped,
+and which sites it lacked. There is no personal model.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedtilt.files import read_json, write_bytes, write_json
+from fedtilt.flower.roster import Missing
 from fedtilt.flower.task import Frame, Job
 from fedtilt.flower.wire import shapes_of
 from fedtilt.locks import locked
@@ -46,7 +47,8 @@ class Ledger:
             try:
                 yield
             except Exception as error:
-                write_json(stopped, {"why": str(error)})
+                lost = {"sites": error.sites} if isinstance(error, Missing) else {}
+                write_json(stopped, {"why": str(error)} | lost)
                 raise
 
     def begin(self, w: Tensor, notice: Callable[[str], None]) -> tuple[int, Tensor]:

@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -10,9 +10,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
-from fedtilt.errors import InputError
 from fedtilt.flower.ledger import Ledger
-from fedtilt.flower.roster import Roster
+from fedtilt.flower.roster import Missing, Roster
 from fedtilt.flower.rules import Rules
 from fedtilt.flower.task import Frame
 from fedtilt.flower.verdicts import combine
@@ -141,25 +140,29 @@ class FedTiltStrategy(Strategy):
     def _note(self, number: int, updates: dict[int, Any], refused: dict[int, str]) -> None:
         """Write down who took part; below the quorum, stop."""
         selected = self.training.selected(number, self._frame.sites)
-        silent = [site for site in selected if site not in updates and site not in refused]
-        for site in silent:
-            self.roster.refuse(f"site {site}", "did not answer in time" if site in self._asked else "is not connected")
+        silent = {
+            site: "did not answer in time" if site in self._asked else self.roster.absence(site)
+            for site in selected
+            if site not in updates and site not in refused
+        }
+        for site, why in silent.items():
+            self.roster.refuse(f"site {site}", why)
         if self.ledger is not None:
             entry = {
                 "selected": selected,
                 "entered": sorted(updates),
-                "silent": silent,
+                "silent": {str(site): why for site, why in sorted(silent.items())},
                 "refused": {str(site): why for site, why in sorted(refused.items())},
             }
             self.ledger.took_part(number, entry)
             self.ledger.refused(self.roster.refusals())
         needed = self.rules.needed(len(selected))
         if len(updates) < needed:
-            causes = [f"site {site} {why}" for site, why in sorted(refused.items())]
-            causes += [f"site {site} did not answer" for site in silent]
-            raise InputError(
-                f"round {number} has {len(updates)} sound models of {len(selected)} and needs {needed} "
-                f"({'; '.join(causes)}); the run stops after round {number - 1}: mend the sites and run it again"
+            models = "1 sound model" if len(updates) == 1 else f"{len(updates)} sound models"
+            raise Missing(
+                f"round {number} has {models} of {len(selected)} and needs {needed} ({_told(refused | silent)}); "
+                f"the run stops after round {number - 1}: mend the sites and run it again",
+                sites=refused | silent,
             )
 
     # -- judging -----------------------------------------------------------------------------------------------------
@@ -224,6 +227,10 @@ class FedTiltStrategy(Strategy):
                 refused[site] = str(why)
                 self.roster.refuse(f"site {site}", str(why))
         return heard, refused
+
+
+def _told(lost: Mapping[int, str]) -> str:
+    return "; ".join(f"site {site} {why}" for site, why in sorted(lost.items()))
 
 
 def _message(content: RecordDict, node: int, kind: str, number: int) -> Message:

@@ -103,6 +103,10 @@ class Trial:
         """A site's private key."""
         return self.home / "certificates" / f"site-{site}"
 
+    def log(self, site: int) -> Path:
+        """What a site's SuperNode and the project on it have to say."""
+        return self.home / f"site-{site}" / "log.txt"
+
     # -- processes ---------------------------------------------------------------------------------------------------
 
     def start_link(self) -> None:
@@ -127,7 +131,7 @@ class Trial:
         command = ["flower-supernode", *self.credentials(self.key(site)), "--superlink", f"{_HOST}:{self.port}"]
         command += ["--host", _HOST, "--port", str(free_port()), "--node-config", text]
         env = processes.environment(self.mark, place / "flwr")
-        self.nodes[site] = processes.start(command, env, place / "log.txt", place)
+        self.nodes[site] = processes.start(command, env, self.log(site), place)
         self._write()
 
     def register(self, key: Path) -> None:

@@ -8,16 +8,18 @@ site → server   join       its number, the number of classes and parameters
                 evaluate   round, whether it has a personal model, right answers and test samples of the shared and the
                            personal model: by class or, where the site withholds those, in total and the spread over
                            its classes
+                where it fails, a number for what kind of failure it was, and which site it is
 """
 
 import io
 import math
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Error, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from fedtilt.metrics import class_spread
@@ -25,6 +27,17 @@ from fedtilt.models import unflat
 
 Shapes = Mapping[str, tuple[int, ...]]
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+
+_FAILED = 2  # Flower's code for a ClientApp that raised an exception
+_FAILURES = {  # Flower's codes in words; 3 to 5 are the SuperLink's own
+    1: "could not load the project, and its own log says why",
+    _FAILED: "failed, and its own log says why",
+    3: "did not answer in time",
+    4: "did not answer in time",
+    5: "is no longer connected",
+    7: "could not load the project, and its own log says why",
+    8: "crashed, and its own log says why",
+}
 
 
 class Refused(Exception):
@@ -153,6 +166,23 @@ def say_verdict(verdict: Verdict, round: int, by_class: bool) -> RecordDict:
     return RecordDict({METRICS: MetricRecord(values)})
 
 
+def say_failed(number: object) -> Error:
+    """A site's answer where it cannot do what it was asked; what went wrong, which may quote the data, is not in it."""
+    known = isinstance(number, int) and not isinstance(number, bool)
+    return Error(code=_FAILED, reason=f"site {number}" if known else "a site without a number")
+
+
+def claimed(reply: Message, sites: int) -> int | None:
+    """The site that a reply says it comes from, for a sentence about it; not to be relied upon."""
+    if reply.has_error():
+        said = re.fullmatch(r"site (\d{1,9})", reply.error.reason or "")
+        number: object = int(said[1]) if said else None
+    else:
+        metrics = reply.content.get(METRICS)
+        number = metrics.get("site") if isinstance(metrics, MetricRecord) else None
+    return number if type(number) is int and 0 <= number < sites else None
+
+
 def hear_joined(reply: Message, *, sites: int, classes: int, parameters: int) -> int:
     """Read an answer to `join`: the site's number."""
     metrics = _metrics(reply)
@@ -202,7 +232,8 @@ def _spread(correct: Tensor, total: Tensor) -> float:
 
 def _metrics(reply: Message) -> MetricRecord:
     if reply.has_error():
-        raise Refused(f"failed with Flower's error {reply.error.code}")
+        code = reply.error.code
+        raise Refused(_FAILURES.get(code, f"failed with Flower's error {code}, and its own log may say why"))
     metrics = reply.content.get(METRICS)
     if not isinstance(metrics, MetricRecord):
         raise Refused("has no metrics")
