@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedtilt.cli.tables import failures
 from fedtilt.errors import InputError
 
 if TYPE_CHECKING:
+    from fedtilt.flower.task import Job
     from fedtilt.flower.trial import Trial
+    from fedtilt.results import MethodResult
 
 app = typer.Typer(no_args_is_help=True, help="Train on a real Flower federation.")
 
@@ -111,7 +114,7 @@ def run(
     watch.look()
     if status != "finished:completed":
         raise InputError(f"run {number} is {status}: {watch.why() or 'see ' + str(trial.home / 'link/log.txt')}")
-    _show(folder, job.method.name, trial)
+    _show(folder, job, trial)
 
 
 def _running(trial: "Trial") -> "Trial":
@@ -161,19 +164,64 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _show(folder: Path, method: str, trial: "Trial") -> None:
+def _show(folder: Path, job: "Job", trial: "Trial") -> None:
+    from fedtilt.provenance import seed_folder
+
+    method, home = job.method.name, seed_folder(folder, job.spec.seed)
     values = json.loads((folder / "results.json").read_text())["methods"][method]
+    round, result = _last_judged(home, job)
+    judged = (result.total.sum(1) > 0).tolist()
     shown = {
         "accuracy": "accuracy",
         "client_fairness": "client fairness",
         "client_data_fairness_mean": "class fairness",
         "worst": "worst 10 %",
     }
-    typer.echo("  ".join(f"{title} {values[key]['mean']:.2f}" for key, title in shown.items()))
-    for report in sorted(trial.home.glob(f"site-*/state/*/{method}/seed-*/site-*/report.txt")):
-        typer.echo(f"site report  {report}")
+    if sum(judged) == 1:
+        del shown["client_fairness"]  # the spread over one site is 0 whatever it does
+    metrics = "  ".join(f"{title} {values[key]['mean']:.2f}" for key, title in shown.items())
+    lost = [name for name, told in zip(result.client_names, judged, strict=True) if not told]
+    without = f"without site{'' if len(lost) == 1 else 's'} {', '.join(lost)}"
+    typer.echo(metrics + (f"  ({sum(judged)} of {len(judged)} sites judged, {without})" if lost else ""))
+    _tell_failures(result, _read(home / "federation.json")["classes"], sum(judged))
+    history = _read(home / "history.json")["history"]
+    for report in sorted(trial.home.glob(f"site-*/state/*/{method}/seed-*/site-*/report.json")):
+        found = _read(report)
+        if (found.get("history"), found.get("round")) == (history, round):  # of this run, not of one before
+            typer.echo(f"site report  {report.with_suffix('.txt')}")
     typer.echo(f"run folder   {folder}")
     typer.echo(f"report       {_report(folder)}")
+
+
+def _last_judged(home: Path, job: "Job") -> tuple[int, "MethodResult"]:
+    """The last round that the sites judged, and what they found."""
+    from torch import nn
+
+    from fedtilt.results import MethodResult, judged_counts
+    from fedtilt.store import Store
+
+    store = Store(home)
+    state = store.latest()
+    assert state is not None
+    counts, total = store.counts(state.round)
+    result = MethodResult(
+        method=job.method,
+        history=[],
+        correct=judged_counts(counts[job.method.name]),
+        total=total,
+        client_names=tuple(_read(home / "federation.json")["clients"]),
+        _net=nn.Identity(),  # the counts are all that is asked for
+        _shared=state.shared[job.method.name],
+    )
+    return state.round, result
+
+
+def _tell_failures(result: "MethodResult", class_names: Sequence[str], judged: int) -> None:
+    """Who fails most: of several sites, and of several classes unless a site withholds them."""
+    site, label = failures({0: result}, result.client_names, class_names)
+    told = ([f"site {site}"] if judged > 1 else []) + ([f"class {label}"] if len(class_names) > 1 else [])
+    if told:
+        Console(highlight=False, soft_wrap=True).print(f"fails most   {', '.join(told)}")
 
 
 def _report(folder: Path) -> str:

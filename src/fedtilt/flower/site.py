@@ -108,5 +108,5 @@ class Site:
             shared, total = counts.shared[self.number], evaluator.total[self.number]
             own = None if standing is None or counts.personal is None else counts.personal[self.number]
             model_file = None if standing is None else locker.path(standing)
-            write_report(self.home, round, self.federation.class_names, shared, own, total, model_file)
+            write_report(self.home, round, self.federation.class_names, shared, own, total, model_file, history)
         return Verdict(shared, own, total, spreads(shared, own, total))

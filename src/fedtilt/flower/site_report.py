@@ -11,9 +11,12 @@ from fedtilt.files import write_bytes, write_json
 
 def write_report(
     folder: Path, round: int, class_names: Sequence[str], shared: Tensor, personal: Tensor | None, total: Tensor,
-    model_file: Path | None,
+    model_file: Path | None, history: str,
 ) -> None:  # fmt: skip
-    """Write report.json and report.txt about one round; `shared`, `personal` and `total` are counts (K,)."""
+    """Write report.json and report.txt about one round; `shared`, `personal` and `total` are counts (K,).
+
+    `history` is the name of the training history, by which a report is known to be of one run and not of another.
+    """
     rows = [
         {
             "class": class_names[k],
@@ -31,7 +34,8 @@ def write_report(
         "personal": None if personal is None else _percent(personal.sum(), total.sum()),
     }
     model = None if model_file is None else str(model_file)
-    write_json(folder / "report.json", {"round": round, "accuracy": whole, "classes": rows, "personal_model": model})
+    found = {"round": round, "history": history, "accuracy": whole, "classes": rows, "personal_model": model}
+    write_json(folder / "report.json", found)
     write_bytes(folder / "report.txt", _text(round, [*rows, whole], model).encode())
 
 
