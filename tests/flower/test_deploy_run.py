@@ -1,6 +1,7 @@
 """`fedtilt deploy run`: what it tells of a run, and above all of one in which a site failed."""
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import pytest
 from flwr.app import Message, RecordDict
 
+import fedtilt as ft
 from fedtilt.cli.deploy import app
 from fedtilt.flower.project import write_project
 from fedtilt.flower.trial import Trial
@@ -122,3 +124,89 @@ def test_a_report_of_an_earlier_round_is_not_listed(trial: Pretend, run: Run) ->
     assert json.loads(report.read_text())["round"] == 1
     assert "(1 of 2 sites judged, without site 1)" in out[0]
     assert [line.split("/")[-2] for line in out if line.startswith("site report")] == ["site-00000"]
+
+
+def test_a_site_that_cannot_join_stops_a_trial_and_nothing_is_begun(trial: Pretend, run: Run) -> None:
+    trial.broken = (1,)
+    with pytest.raises(ft.InputError) as error:
+        run("--out", "out")
+    why = (
+        "1 of 2 sites joined and all must (site 1 cannot join: failed, and its own log says why); nothing was trained: "
+        "mend the sites and run it again"
+    )
+    assert str(error.value) == (
+        f"the run stopped: {why}, or let fewer do with --quorum; see {trial.home}/site-1/log.txt"
+    )
+    assert json.loads(Path("out/stopped.json").read_text()) == {"why": why, "sites": [1]}
+    assert {path.name for path in Path("out").iterdir()} <= {"stopped.json", "lock", ".lock"}
+    assert not list(trial.home.rglob("round-*"))
+    trial.broken = ()
+    assert run("--out", "out", "--set", "train.lr=0.2").err == ["round 1/2: 2 sites", "round 2/2: 2 sites"]
+    assert not Path("out/stopped.json").exists()
+
+
+def test_a_run_that_goes_on_needs_all_sites_of_a_trial_as_well(trial: Pretend, run: Run) -> None:
+    def die(reply: Message, site: int, round: int) -> list[Message]:
+        assert round < 2, "the server dies"
+        return [reply]
+
+    trial.spoil = die
+    with pytest.raises(ft.InputError, match="the run stopped: the server dies"):
+        run()
+    trial.spoil, trial.broken = None, (0,)
+    with pytest.raises(ft.InputError, match=r"1 of 2 sites joined and all must \(site 0 cannot join"):
+        run()
+    trial.broken = ()
+    assert run().err == ["round 2/2: 2 sites"]
+
+
+@pytest.mark.parametrize(
+    ("project", "arguments", "sent"),
+    [
+        ("join-quorum = 0.0", [], {"join-quorum": 1.0}),
+        ("join-quorum = 0.0", ["--quorum", 0.5], {"quorum": 0.5}),
+        ("join-quorum = 0.5", [], {}),  # the project's own rule
+        ("", ["--deadline", 9], {"deadline": 9.0}),  # Flower refuses a key that the project does not have
+    ],
+)
+def test_the_projects_rules_hold_where_no_option_is_given(
+    trial: Pretend, run: Run, project: str, arguments: list[object], sent: dict[str, float]
+) -> None:
+    path = Path("fl/pyproject.toml")
+    text = path.read_text()
+    (line,) = (line for line in text.splitlines() if line.startswith("join-quorum"))
+    path.write_text(text.replace(line, project))
+    run(*arguments)
+    assert {key: value for key, value in trial.config.items() if key not in ("method", "set", "out")} == sent
+
+
+def test_a_finished_run_says_that_it_is_and_where(trial: Pretend, run: Run) -> None:
+    first = run("--out", "out")
+    again = run("--out", "out")
+    assert again.err == []
+    told = "was trained to the end before; for a new run name another folder with --out"
+    assert again.out[0] == f"finished     {trial.config['out']} {told}"
+    assert again.out[1:] == first.out
+
+
+def test_another_key_is_refused_with_the_way_out(trial: Pretend, run: Run) -> None:
+    run("--out", "out")
+    with pytest.raises(ft.InputError) as error:
+        run("--out", "out", "--set", "train.lr=0.2")
+    assert str(error.value) == (
+        f"the run stopped: {trial.config['out']}/seed-0 was begun with train.lr = 0.1, and now it is 0.2; "
+        "restore it, or start a new run in another folder with --out"
+    )
+
+
+def test_a_run_that_left_no_word_is_told_without_flowers_jargon(trial: Pretend, run: Run) -> None:
+    trial.broken = (0, 1)
+    with pytest.raises(ft.InputError, match="0 of 2 sites joined"):
+        run("--out", "out")
+    os.utime("out/stopped.json", (0, 0))  # an older run's
+    trial.submit = lambda app, config: 8  # type: ignore[method-assign]
+    for status, words in (("finished:failed", "stopped"), ("finished:stopped", "ended by flwr stop")):
+        trial._status = status
+        with pytest.raises(ft.InputError) as error:
+            run("--out", "out")
+        assert str(error.value) == (f"the run in {Path('out').resolve()} is {words}; see {trial.home}/link/log.txt")

@@ -164,6 +164,7 @@ def test_a_data_function_is_held_to_the_task(spec: Path, returned: object, words
         ({"set": "train.rounds=0"}, "train.rounds"),
         ({"set": "seeds=2"}, "trains one seed and the spec has seeds = 2"),
         ({"quorum": 0.0}, r"quorum must be in \(0, 1\]"),
+        ({"join-quorum": 1.5}, r"join-quorum must be in \[0, 1\], got 1.5"),
         ({"deadline": "soon"}, "deadline must be a number, got 'soon'"),
     ],
 )

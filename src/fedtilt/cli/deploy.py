@@ -90,17 +90,23 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.rounds=5.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The server's run folder.")] = None,
-    quorum: Annotated[float, typer.Option(help="Share of a round's sites whose models must arrive.")] = 0.5,
-    deadline: Annotated[float, typer.Option(help="Seconds a site has for a round.")] = 600.0,
+    quorum: Annotated[
+        float | None,
+        typer.Option(help="Share of a round's sites whose models must arrive; without it, all sites must also join."),
+    ] = None,
+    deadline: Annotated[float | None, typer.Option(help="Seconds a site has for a round.")] = None,
 ) -> None:
     """Train the project on the sites that are up; a run that was stopped goes on where it stopped."""
     from fedtilt.flower import Rules, Task
-    from fedtilt.flower.project import check_project
+    from fedtilt.flower.project import check_project, run_settings
     from fedtilt.flower.trial import Trial
 
     check_project(project)
     trial = _running(Trial.find(_home(project)))
-    config = {"method": method, "set": "\n".join(settings or []), "quorum": quorum, "deadline": deadline}
+    config: dict[str, object] = {"method": method, "set": "\n".join(settings or [])}
+    config |= {key: given for key, given in (("quorum", quorum), ("deadline", deadline)) if given is not None}
+    if quorum is None and run_settings(project).get("join-quorum") == 0:
+        config["join-quorum"] = 1.0  # all sites are this machine's: one that cannot join is a mistake to mend
     Rules.read(config)
     job = Task(spec=project / "spec.toml").job(config)
     folder = (out or trial.home / "link" / "runs" / f"{job.spec.name}-{job.method.name}").resolve()
@@ -113,7 +119,9 @@ def run(
         raise typer.Exit(130) from None
     watch.look()
     if status != "finished:completed":
-        raise InputError(f"run {number} is {status}: {watch.why() or 'see ' + str(trial.home / 'link/log.txt')}")
+        raise InputError(watch.why_not(status))
+    if watch.was_finished:
+        typer.echo(f"finished     {folder} was trained to the end before; for a new run name another folder with --out")
     _show(folder, job, trial)
 
 
@@ -130,7 +138,8 @@ class _Watch:
         self._trial, self._folder, self._rounds = trial, folder, rounds
         self._faults = folder / f"seed-{seed}" / "faults.json"
         self._begun, self._shown = time.time(), set[int]()
-        self._seen = set(_read(self._faults).get("rounds", {}))
+        self._before = set(_read(self._faults).get("rounds", {}))
+        self._seen, self._results = set(self._before), (folder / "results.json").exists()
 
     def look(self) -> bool:
         """Print what is new; whether the run has written how it ended."""
@@ -144,12 +153,29 @@ class _Watch:
                 for site in sorted(lost.keys() - self._shown):
                     typer.echo(f"log of site {site}: {self._trial.log(site)}", err=True)
                 self._shown |= lost.keys()
-        ends = (self._folder / name for name in ("results.json", "stopped.json"))
-        return any(path.exists() and path.stat().st_mtime >= self._begun for path in ends)
+        return self._is_new("results.json") or self._is_new("stopped.json")
 
-    def why(self) -> str:
-        """Why the run stopped."""
-        return str(_read(self._folder / "stopped.json").get("why", ""))
+    def _is_new(self, name: str) -> bool:
+        path = self._folder / name
+        return path.exists() and path.stat().st_mtime >= self._begun
+
+    @property
+    def was_finished(self) -> bool:
+        """Whether the results were there before and no round has come since."""
+        return self._results and self._seen == self._before
+
+    def why_not(self, status: str) -> str:
+        """Why the run is not finished, in one sentence, and where to look."""
+        from fedtilt.flower.trial import in_words
+
+        stopped = _read(self._folder / "stopped.json") if self._is_new("stopped.json") else {}
+        if "why" not in stopped:
+            return f"the run in {self._folder} is {in_words(status)}; see {self._trial.home / 'link/log.txt'}"
+        why = str(stopped["why"]).replace("in another folder", "in another folder with --out")
+        if not (lost := stopped.get("sites")):
+            return f"the run stopped: {why}"
+        logs = ", ".join(str(self._trial.log(site)) for site in lost)
+        return f"the run stopped: {why}, or let fewer do with --quorum; see {logs}"
 
 
 def _many(count: int, thing: str) -> str:
@@ -236,7 +262,7 @@ def _report(folder: Path) -> str:
 @app.command()
 def status(project: Project = Path(".")) -> None:
     """Show what is running."""
-    from fedtilt.flower.trial import Trial
+    from fedtilt.flower.trial import Trial, in_words
 
     trial = Trial.find(_home(project))
     alive = trial.alive()
@@ -246,7 +272,7 @@ def status(project: Project = Path(".")) -> None:
     typer.echo(f"up: {trial.online()} of {trial.sites} sites are connected to 127.0.0.1:{trial.port}")
     typer.echo(f"processes: {' '.join(map(str, alive))}")
     for one in trial.runs():
-        typer.echo(f"run {one['run-id']}: {one['status']}")
+        typer.echo(f"run {one['run-id']}: {in_words(one['status'])}")
 
 
 @app.command()

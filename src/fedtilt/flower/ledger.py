@@ -51,6 +51,10 @@ class Ledger:
                 write_json(stopped, {"why": str(error)} | lost)
                 raise
 
+    def is_begun(self) -> bool:
+        """Whether the folder holds a run, to go on with or to refuse."""
+        return (self._home / "job.json").exists()
+
     def begin(self, w: Tensor, notice: Callable[[str], None]) -> tuple[int, Tensor]:
         """Claim the folder: the round to go on from and its shared model, or round 0 and the given one."""
         state = self._store.begin(self._description(), notice)

@@ -1,9 +1,11 @@
 """`fedtilt deploy new`: a small, complete Flower project for one's own data and model."""
 
 import re
+import tomllib
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
@@ -36,6 +38,17 @@ def _copy(source: Traversable, target: Path, values: dict[str, str]) -> list[Pat
             write_bytes(path, text.encode())
             written.append(path)
     return written
+
+
+def run_settings(folder: Path) -> dict[str, Any]:
+    """What a project's pyproject.toml says of its runs: all that a run may change."""
+    try:
+        found: Any = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{folder / 'pyproject.toml'} is not TOML: {error}; mend it") from error
+    for part in ("tool", "flwr", "app", "config"):
+        found = found.get(part, {}) if isinstance(found, dict) else {}
+    return dict(found)
 
 
 def check_project(folder: Path) -> None:

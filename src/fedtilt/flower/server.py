@@ -18,7 +18,7 @@ def server_app(task: Task) -> ServerApp:
     """The app that the SuperLink runs.
 
     Its run configuration may say `method`, `set` (overrides of the spec, one a line), `out` (the run folder), `quorum`,
-    `deadline`, `wait` and `max-samples`.
+    `join-quorum`, `deadline`, `wait` and `max-samples`.
     """
     app = ServerApp()
 

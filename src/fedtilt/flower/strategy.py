@@ -68,6 +68,9 @@ class FedTiltStrategy(Strategy):
     ) -> Result:
         """Train to the last round, from the model's own weights or from the ledger's last checkpoint."""
         w = flat(self._model) if initial_arrays is None else from_arrays(initial_arrays, self._shapes)
+        new = self.ledger is None or not self.ledger.is_begun()
+        if new:  # where too few sites join, the folder is left to whatever is run after
+            self._gather(grid)
         if self.ledger is not None:
             self._begun, w = self.ledger.begin(w, _log.warning)
             self._history = self.ledger.history
@@ -75,12 +78,25 @@ class FedTiltStrategy(Strategy):
         rounds = num_rounds or self.training.rounds
         if self.ledger is not None and self._begun >= rounds and self.ledger.is_judged(self._begun):
             return Result()  # nothing is left to do
-        self.roster.gather(grid)
+        if not new:
+            self._gather(grid)
         arrays, seconds = to_arrays(self._model, w), timeout or self.rules.deadline
         self._judge_what_was_left(grid, arrays, seconds)
         return super().start(
             grid, arrays, max(0, rounds - self._begun), seconds, train_config, evaluate_config, evaluate_fn
         )
+
+    def _gather(self, grid: Grid) -> None:
+        """Ask the sites to join; where fewer do than the rules want, stop."""
+        self.roster.gather(grid)
+        sites, joined = self._frame.sites, self.roster.nodes()
+        if len(joined) < (needed := self.rules.needed_to_join(sites)):
+            lost = {site: self.roster.absence(site) for site in range(sites) if site not in joined}
+            raise Missing(
+                f"{len(joined)} of {sites} sites joined and {'all' if needed == sites else needed} must "
+                f"({_told(lost)}); nothing was trained: mend the sites and run it again",
+                sites=lost,
+            )
 
     def _recall(self, refusals: dict[str, dict[str, int]]) -> None:
         for who, reasons in refusals.items():

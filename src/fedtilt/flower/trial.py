@@ -231,6 +231,12 @@ class Trial:
             time.sleep(0.3)
 
 
+def in_words(status: str) -> str:
+    """Where a run stands, without Flower's way of saying it."""
+    words = {"finished:completed": "finished", "finished:failed": "stopped", "finished:stopped": "ended by flwr stop"}
+    return words.get(status, status)
+
+
 def free_port() -> int:
     """A port that nobody listens on."""
     with socket.socket() as s:
