@@ -61,9 +61,28 @@ def test_what_else_is_told_does_not_decide() -> None:
 def test_a_claim_about_a_breakdown_needs_its_margin() -> None:
     check = {"rows": ["fedtilt"], "rivals": ["ditto"], "metrics": ["accuracy"], "data": ["fashion-mnist"], "by": 10.0}
     assert _judge(Claim(text="", rule="best", check=check), (0, 11, 0)).holds == "holds"
-    verdict = _judge(Claim(text="", rule="best", check=check, why="Our guess."), (50, 9, 50))
+    verdict = _judge(Claim(text="", rule="best", check=check, guess="Our guess."), (50, 9, 50))
     assert verdict.holds == "does not hold"
+    assert "In points (± standard error): fashion-mnist FedTilt (paper’s tilts) +9.00 ± 0.00." in verdict.why
     assert verdict.why.endswith("Our guess.")
+
+
+def test_what_stands_against_a_claim_is_named() -> None:
+    results = {
+        f"mnist-seed-{s}": compared(metrics(70.0 + s, 9.0), metrics(90.0 + s, 5.0), metrics(91.0 + s, 6.0))
+        for s in range(3)
+    }
+    claim = Claim(text="", rule="best", check={"metrics": ["accuracy", "client_fairness"]})
+    verdict = verdicts((claim,), standings(load("clean"), results))[0]
+    assert "1 of 2 (mnist 1 better, 1 worse (client fairness))" in verdict.why
+
+
+def test_no_guess_beside_what_holds_or_was_not_measured() -> None:
+    claim = Claim(text="", rule="best", check={"metrics": ["accuracy"]}, guess="Our guess.")
+    assert "Our guess." not in _judge(claim, (1, 1, 1)).why
+    assert "Our guess." not in _judge(claim, (1, 1, 1), seeds=1).why
+    assert verdicts((claim,), standings(load("clean"), {}))[0].why == ""
+    assert _judge(claim, (1, 0, 1)).why.endswith("Our guess.")
 
 
 def test_the_papers_tilts_hold_unless_another_setting_is_better() -> None:
@@ -117,7 +136,7 @@ def test_one_lost_rival_is_enough_to_lose() -> None:
 
 
 def test_without_a_rule_nothing_is_measured() -> None:
-    verdict = _judge(Claim(text="said", why="Not run."), (1, 1, 1))
+    verdict = _judge(Claim(text="said", unmeasured="Not run."), (1, 1, 1))
     assert (verdict.holds, verdict.why) == ("not measured", "Not run.")
 
 

@@ -124,7 +124,7 @@ def chapter(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> Ch
         drawn = next((result for result in by_seed if result["points"]), None)
         if drawn:
             parts.append(_figure(settings[name], name, drawn))
-    verdicts = [verdict(claim.key, claim.text, claim.why, settings, measured) for claim in experiment.claims]
+    verdicts = [verdict(claim, settings, measured) for claim in experiment.claims]
     lead = (
         "Percentages are exact: the classes are Gaussian and the boundaries are lines, so the share of a class on its "
         "side is known without a test set (the paper's, of 20 to 30 points a class, is given as well)."

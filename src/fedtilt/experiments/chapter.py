@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fedtilt.experiments.experiment import Claim
+
 Holds = Literal["holds", "holds partly", "does not hold", "one seed", "not measured"]  # one seed: too few to say
 
 
@@ -41,12 +43,27 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether a claim of the paper holds in our numbers."""
+    """Whether a claim holds in the numbers at hand."""
 
     claim: str
     holds: Holds
     why: str  # the numbers that decide, then our guess at the reason
     ours: bool = False  # the paper does not say it
+
+
+def verdict_on(claim: Claim, holds: Holds, numbers: str = "") -> Verdict:
+    """A claim with what was found; our guess stands only beside a claim that fails, in full or in part.
+
+    >>> claim = Claim(text="It is so.", guess="Our guess: it rained.")
+    >>> [verdict_on(claim, holds, "2 of 3.").why for holds in ("holds", "holds partly", "not measured")]
+    ['2 of 3.', '2 of 3. Our guess: it rained.', '2 of 3.']
+    """
+    told = [numbers]
+    if holds in ("holds partly", "does not hold"):
+        told.append(claim.guess)
+    if holds == "not measured":
+        told.append(claim.unmeasured)
+    return Verdict(claim=claim.text, holds=holds, why=" ".join(filter(None, told)), ours=claim.ours)
 
 
 @dataclass(frozen=True, kw_only=True)

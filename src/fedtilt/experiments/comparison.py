@@ -164,18 +164,22 @@ def _both(measured: Mapping[str, Standing]) -> Table:
 
 
 def _picks(experiment: Experiment, measured: Mapping[str, Standing]) -> Table:
-    rows = []
+    rows, at_end = [], []
     for data, standing in measured.items():
+        pulls = sorted({*experiment.settings[data]["ditto_mu"], experiment.settings["mu"]})
         for row, picked in standing.picks.items():
             often = "; ".join(f"{_tilts(name)} ({count})" for name, count in picked.most_common())
             rows.append([data, standing.titles[row], often])
+            if row == "ditto-validated" and set(picked) <= {ditto(mu)[0] for mu in (pulls[0], pulls[-1])}:
+                at_end.append(data)
+    edge = f" Always at an end of Ditto’s grid, which a wider one might better: {', '.join(at_end)}." if at_end else ""
     return Table(
         caption="What validation chose, and for how many seeds",
         columns=["data", "method", "settings"],
         rows=rows,
         notes="Per seed, the highest accuracy (mean over clients) on validation data, "
         f"{experiment.settings['clients']['validation']:.0%} of every client’s training samples, set aside without "
-        "outliers; ties go to the lower client fairness. All rows train without these samples.",
+        f"outliers; ties go to the lower client fairness. All rows train without these samples.{edge}",
     )
 
 

@@ -22,13 +22,14 @@ def _silent(*_: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What the paper says, in our words, and how numbers decide on it."""
+    """What the paper says, or we do, in our words, and how numbers decide on it."""
 
     text: str
     key: str = ""  # by which a kind finds it
     rule: str = ""  # the name of the rule that decides; none: the kind knows, or nothing can be measured
     check: Mapping[str, Any] = field(default_factory=dict)  # what the rule is to look at
-    why: str = ""  # our guess at the reason, shown beside the verdict
+    guess: str = ""  # why it may not hold: no numbers, no outcomes, those come from the results at hand
+    unmeasured: str = ""  # why no rule decides
     ours: bool = False  # the paper does not say it
 
 
@@ -47,8 +48,9 @@ class Experiment:
     quick: Mapping[str, Any] = field(default_factory=dict)  # settings of a quick look, over the others
 
     def quickened(self) -> "Experiment":
-        """The same with the settings of a quick look: minutes on two cores, and no result to cite."""
-        return replace(self, settings=_merged(self.settings, self.quick))
+        """The same with the settings of a quick look: minutes on two cores, and no result to cite or to guess about."""
+        claims = tuple(replace(claim, guess="") for claim in self.claims)
+        return replace(self, settings=_merged(self.settings, self.quick), claims=claims)
 
 
 @dataclass(frozen=True, kw_only=True)

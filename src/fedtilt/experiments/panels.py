@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fedtilt.experiments.chapter import Holds, Verdict
+from fedtilt.experiments.chapter import Holds, Verdict, verdict_on
 from fedtilt.experiments.experiment import Claim
 from fedtilt.experiments.standings import METRICS, TITLES
 from fedtilt.experiments.trial import judged
@@ -61,7 +61,7 @@ def verdicts(claims: tuple[Claim, ...], found: Sequence[Panel]) -> list[Verdict]
     for claim in claims:
         asked = [panel for panel in found if _asked(panel, claim.check)]
         holds, numbers = RULES[claim.rule](claim.check, asked, found) if claim.rule and asked else ("not measured", "")
-        told.append(Verdict(claim=claim.text, holds=holds, why=" ".join(filter(None, (numbers, claim.why)))))
+        told.append(verdict_on(claim, holds, numbers))
     return told
 
 
@@ -74,9 +74,12 @@ def _best_at(check: Mapping[str, Any], asked: Sequence[Panel], _: Sequence[Panel
     """The best tilts of a panel are among those named, more often than tilts drawn at random from its grid would be."""
     hits: list[bool] = []
     by_chance = 0.0
+    by_data: dict[str, list[bool]] = {}
     for panel in asked:
         metrics = [m for m in SHOWN if m.key in check.get("metrics", TITLES)]
-        hits += [_named(panel.best(metric.key), check) for metric in metrics]
+        own = [_named(panel.best(metric.key), check) for metric in metrics]
+        hits += own
+        by_data.setdefault(panel.data, []).extend(own)
         by_chance += len(metrics) * fmean(_named(tilts, check) for tilts in panel.grid)
     holds = _share(hits)
     if check.get("most"):  # said of most cases: a majority decides
@@ -84,8 +87,10 @@ def _best_at(check: Mapping[str, Any], asked: Sequence[Panel], _: Sequence[Panel
     elif not all(hits) and sum(hits) <= by_chance:
         holds = "does not hold"
     winners = "; ".join(f"{panel} tau {tau:g}, lam {lam:g}" for panel in asked for tau, lam in [panel.best("accuracy")])
+    among = "; ".join(f"{data} {sum(own)} of {len(own)}" for data, own in by_data.items()) if len(by_data) > 1 else ""
     return holds, (
-        f"So it is in {sum(hits)} of {len(hits)} cases (panels × metrics); by chance, it would be in {by_chance:.1f}. "
+        f"So it is in {sum(hits)} of {len(hits)} cases (panels × metrics{among and f': {among}'}); by chance, it would "
+        f"be in {by_chance:.1f}. "
         f"Most accurate, by panel (data, condition, clients a round): {winners}."
     )
 
@@ -119,16 +124,32 @@ def _agree(check: Mapping[str, Any], asked: Sequence[Panel], _: Sequence[Panel])
     pairs: dict[tuple[str, str], list[Panel]] = {}
     for panel in asked:
         pairs.setdefault((panel.data, panel.condition), []).append(panel)
-    rho = {}
+    rho, close = {}, {}
     for (data, condition), both in pairs.items():
         if len(both) == 2:
             common = [tilts for tilts in both[0].grid if tilts in both[1].grid]
             ranks = [_ranks([panel.grid[tilts]["accuracy"] for tilts in common]) for panel in both]
             rho[f"{data}, {condition}"] = _correlation(*ranks)
-    return _share([value >= check["rho"] for value in rho.values()]), _listed(
-        f"Rank correlation of accuracy over the grid, 10 against 20 clients a round, at least {check['rho']:g} asked",
-        rho,
-    )
+            close[f"{data}, {condition}"] = max(_upper_span(panel) for panel in both)
+    apart = {name: close[name] for name, value in rho.items() if value < check["rho"]}
+    return _share([value >= check["rho"] for value in rho.values()]), " ".join(
+        filter(
+            None,
+            [
+                _listed(
+                    "Rank correlation of accuracy over the grid, 10 against 20 clients a round, at least "
+                    f"{check['rho']:g} asked", rho
+                ),
+                _listed("Points that the better half of the settings spans where it is less", apart),
+            ],
+        )
+    )  # fmt: skip
+
+
+def _upper_span(panel: Panel) -> float:
+    """How far the best half of the settings lies apart in accuracy."""
+    ordered = sorted((m["accuracy"] for m in panel.grid.values()), reverse=True)
+    return ordered[0] - ordered[(len(ordered) - 1) // 2]
 
 
 def _together(check: Mapping[str, Any], asked: Sequence[Panel], _: Sequence[Panel]) -> tuple[Holds, str]:

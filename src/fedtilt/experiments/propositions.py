@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fedtilt.data import Federation, load
 from fedtilt.descend import batches_of
-from fedtilt.experiments.chapter import Chapter, Holds, Table, Verdict
-from fedtilt.experiments.experiment import Cell, Experiment, OnProgress, Options
+from fedtilt.experiments.chapter import Chapter, Holds, Table, Verdict, verdict_on
+from fedtilt.experiments.experiment import Cell, Claim, Experiment, OnProgress, Options
 from fedtilt.methods import Method
 from fedtilt.metrics import client_accuracy
 from fedtilt.models import flat, mlp
@@ -217,7 +217,7 @@ def chapter(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> Ch
     parts = [_differences(found)] if found.keys() - {"large mu"} else []
     if "large mu" in found:
         parts.append(_large_mu(found["large mu"]))
-    verdicts = [_verdict(claim.key, claim.text, claim.why, found) for claim in experiment.claims]
+    verdicts = [_verdict(claim, found) for claim in experiment.claims]
     return Chapter(title=experiment.title, lead=experiment.about.strip(), parts=parts, verdicts=verdicts)
 
 
@@ -267,9 +267,10 @@ def _large_mu(runs: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _verdict(key: str, text: str, why: str, found: Mapping[str, Any]) -> Verdict:
+def _verdict(claim: Claim, found: Mapping[str, Any]) -> Verdict:
+    key = claim.key
     if key not in found:
-        return Verdict(claim=text, holds="not measured", why=why)
+        return verdict_on(claim, "not measured")
     runs = found[key]
     largest = max(value for run in runs for value in (run["shared"], run["personal"]) if value is not None)
     same = all(not run["missing"] and max(run["shared"], run["personal"] or 0.0) <= SAME * run["moved"] for run in runs)
@@ -289,4 +290,4 @@ def _verdict(key: str, text: str, why: str, found: Mapping[str, Any]) -> Verdict
             " The original FedAvg weighs clients by their samples, the paper's server counts them equally; both are "
             "settings, and both agree."
         )
-    return Verdict(claim=text, holds=holds, why=f"{told} {why}".strip())
+    return verdict_on(claim, holds, told)

@@ -1,11 +1,14 @@
 """How numbers decide on what the paper says of its comparison tables."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
-from fedtilt.experiments.chapter import Holds, Verdict
+from fedtilt.experiments.chapter import Holds, Verdict, verdict_on
 from fedtilt.experiments.experiment import Claim
-from fedtilt.experiments.standings import METRICS, TITLES, Outcome, Standing, paired
+from fedtilt.experiments.standings import METRICS, TITLES, Outcome, Standing, differences, paired
+from fedtilt.report.compare import Metric
+from fedtilt.report.tables import difference
 
 Standings = Mapping[str, Standing]
 _DECIDED: tuple[Outcome, ...] = ("better", "tied", "worse")
@@ -18,8 +21,7 @@ def verdicts(claims: tuple[Claim, ...], standings: Standings) -> list[Verdict]:
     found = []
     for claim in claims:
         holds, numbers = RULES[claim.rule](claim.check, standings) if claim.rule else ("not measured", "")
-        why = " ".join(filter(None, (numbers, claim.why)))
-        found.append(Verdict(claim=claim.text, holds=holds, why=why, ours=claim.ours))
+        found.append(verdict_on(claim, holds, numbers))
     return found
 
 
@@ -48,7 +50,20 @@ def _compared(check: Mapping[str, Any], rows: list[str], standings: Standings) -
     by = f" by more than {check['by']:g} points" if "by" in check else ""
     what = "all four metrics" if len(metrics) == len(TITLES) else ", ".join(TITLES[m.key] for m in metrics)
     tie = f"within {check['by']:g} points" if "by" in check else "tied"
-    return _counted(outcomes, f"{sides[0]} better than {sides[1]}{by} on {what}", tie)
+    labels = [TITLES[m.key] for m in metrics] if len(rows) == 1 < len(metrics) else []
+    holds, told = _counted(outcomes, f"{sides[0]} better than {sides[1]}{by} on {what}", tie, labels)
+    return holds, told + (_margins(rows, rivals, metrics, _asked(check, standings)) if "by" in check else "")
+
+
+def _margins(rows: list[str], rivals: list[str], metrics: list[Metric], standings: list[Standing]) -> str:
+    """By how many points each row is ahead of each rival, for claims that speak of a margin."""
+    told = []
+    for standing, row, rival, metric in product(standings, rows, rivals, metrics):
+        ahead = differences(standing.rows.get(row, {}), standing.rows.get(rival, {}), metric)
+        if ahead is not None:
+            error = f" ± {ahead.error:.2f}" if len(ahead.values) > 1 else ""
+            told.append(f"{standing.data} {standing.titles[row]} {difference(ahead, 0.0)}{error}")
+    return f" In points (± standard error): {'; '.join(told)}." if told else ""
 
 
 def _paper_tilts(check: Mapping[str, Any], standings: Standings) -> tuple[Holds, str]:
@@ -98,15 +113,17 @@ def _least(outcomes: list[Outcome]) -> Outcome:
     return min(outcomes, key=order.index)
 
 
-def _counted(outcomes: Mapping[str, list[Outcome]], what: str, tie: str = "tied") -> tuple[Holds, str]:
-    """Holds where all are better, not where none is, partly in between.
+def _counted(
+    outcomes: Mapping[str, list[Outcome]], what: str, tie: str = "tied", labels: Sequence[str] = ()
+) -> tuple[Holds, str]:
+    """Holds where all are better, not where none is, partly in between; `labels` name the outcomes of a data set.
 
     What is not measured does not count. One seed cannot make a claim hold, but it can stand against it.
     """
     decided = [outcome for row in outcomes.values() for outcome in row if outcome in _DECIDED]
     missing = [data for data, row in outcomes.items() if "not measured" in row]
     late = f" Not measured yet: {', '.join(missing)}." if missing else ""
-    lone = _by_data(outcomes, ("ahead", "not ahead"), tie)
+    lone = _by_data(outcomes, ("ahead", "not ahead"), tie, labels)
     if lone:
         late = f" On one seed: {lone}.{late}"
     if not decided:
@@ -114,14 +131,17 @@ def _counted(outcomes: Mapping[str, list[Outcome]], what: str, tie: str = "tied"
     wins = decided.count("better")
     against = len(decided) - wins + sum(row.count("not ahead") for row in outcomes.values())
     holds: Holds = "holds partly" if wins and against else "holds" if wins else "does not hold"
-    return holds, f"{what}: {wins} of {len(decided)} ({_by_data(outcomes, _DECIDED, tie)}).{late}"
+    return holds, f"{what}: {wins} of {len(decided)} ({_by_data(outcomes, _DECIDED, tie, labels)}).{late}"
 
 
-def _by_data(outcomes: Mapping[str, list[Outcome]], kinds: tuple[Outcome, ...], tie: str) -> str:
-    """How often each of these kinds came out, for the data sets that have any."""
+def _by_data(outcomes: Mapping[str, list[Outcome]], kinds: tuple[Outcome, ...], tie: str, labels: Sequence[str]) -> str:
+    """How often each of these kinds came out, for the data sets that have any, and what stood against the claim."""
     words = {"tied": tie}
-    counts = {
-        data: [f"{row.count(kind)} {words.get(kind, kind)}" for kind in kinds if kind in row]
-        for data, row in outcomes.items()
-    }
+
+    def told(kind: Outcome, row: list[Outcome]) -> str:
+        which = [label for label, outcome in zip(labels, row, strict=False) if outcome == kind]
+        named = f" ({'; '.join(which)})" if which and kind not in ("better", "ahead") and len(set(row)) > 1 else ""
+        return f"{row.count(kind)} {words.get(kind, kind)}{named}"
+
+    counts = {data: [told(kind, row) for kind in kinds if kind in row] for data, row in outcomes.items()}
     return "; ".join(f"{data} {', '.join(found)}" for data, found in counts.items() if found)

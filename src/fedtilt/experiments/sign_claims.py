@@ -5,7 +5,7 @@ from statistics import fmean
 
 import torch
 
-from fedtilt.experiments.chapter import Holds, Verdict
+from fedtilt.experiments.chapter import Holds, Verdict, verdict_on
 from fedtilt.experiments.experiment import Claim, Experiment
 from fedtilt.experiments.signs import PLAIN, Measured, Tilts, Values, grid, sign, words
 from fedtilt.report.compare import Cell
@@ -25,8 +25,7 @@ def verdict(claim: Claim, experiment: Experiment, found: Mapping[str, Measured])
     """How many of the comparisons that a claim speaks of agree with its word."""
     checks = [check for name, m in found.items() for check in _checks(claim, experiment, name, m)]
     if not checks:
-        why = "One seed has no error bar." if found else ""
-        return Verdict(claim=claim.text, holds="not measured", why=f"{why} {claim.why}".strip())
+        return verdict_on(claim, "not measured", "One seed has no error bar." if found else "")
     agreed = [check for check in checks if check[1]]
     seeds = min(len(of) for m in found.values() for of in next(iter(m.personal["accuracy"].values())).values())
     by_chance = len(checks) * _passing(seeds)
@@ -38,7 +37,7 @@ def verdict(claim: Claim, experiment: Experiment, found: Mapping[str, Measured])
         f"{by_chance:.1f} would."
     )
     listed = f" Against: {'; '.join(against)}." if against else ""
-    return Verdict(claim=claim.text, holds=holds, why=f"{counted}{listed} {claim.why}".strip())
+    return verdict_on(claim, holds, f"{counted}{listed}")
 
 
 def _passing(seeds: int) -> float:

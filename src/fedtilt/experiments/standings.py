@@ -65,16 +65,24 @@ def paired(
 
     A difference of at most one standard error is a tie; one seed has no error: there, a setting is ahead or not.
     """
-    seeds = sorted(set(ours) & set(theirs))
-    if not seeds:
+    ahead = differences(ours, theirs, metric, view)
+    if ahead is None:
         return "not measured"
-    up = 1 if metric.more else -1
-    pairs = [(_view(ours[s], view), _view(theirs[s], view)) for s in seeds]
-    differences = Values(tuple(up * (a[metric.key] - b[metric.key]) for a, b in pairs if a and b))
-    if len(seeds) == 1:
-        return "ahead" if differences.mean > by else "not ahead"
+    if len(ahead.values) == 1:
+        return "ahead" if ahead.mean > by else "not ahead"
     outcomes: dict[int, Outcome] = {1: "better", 0: "tied", -1: "worse"}
-    return outcomes[sign(differences, by)]
+    return outcomes[sign(ahead, by)]
+
+
+def differences(
+    ours: Mapping[int, Mapping[str, Any]], theirs: Mapping[int, Mapping[str, Any]], metric: Metric,
+    view: str = "judged",
+) -> Values | None:  # fmt: skip
+    """By how much ours are better, for every seed that both have; None where there is none."""
+    up = 1 if metric.more else -1
+    pairs = [(_view(ours[s], view), _view(theirs[s], view)) for s in sorted(set(ours) & set(theirs))]
+    found = tuple(up * (a[metric.key] - b[metric.key]) for a, b in pairs if a and b)
+    return Values(found) if found else None
 
 
 def titles(experiment: Experiment) -> dict[str, str]:

@@ -5,7 +5,8 @@ from statistics import fmean
 from typing import Any
 
 from fedtilt.data.toy import SETUPS
-from fedtilt.experiments.chapter import Holds, Verdict
+from fedtilt.experiments.chapter import Holds, Verdict, verdict_on
+from fedtilt.experiments.experiment import Claim
 from fedtilt.experiments.lines import best_worst, named, sampled, worst_class
 from fedtilt.report.compare import Cell, sign
 
@@ -13,19 +14,16 @@ HIGH = 95.0  # percent: what we call a high accuracy
 CLOSE = 3.0  # points: what we call close
 
 
-def verdict(
-    key: str, text: str, why: str, settings: Mapping[str, Any], measured: Mapping[str, dict[str, Any]]
-) -> Verdict:
+def verdict(claim: Claim, settings: Mapping[str, Any], measured: Mapping[str, dict[str, Any]]) -> Verdict:
     """The rule of this claim, on the data sets that it needs."""
     needs = {"clients": ("toy-1",), "classes": ("toy-2",), "larger-tau": ("toy-2",), "robust": ("toy-3",)}
-    if any(name not in measured for name in needs.get(key, ("toy-3", "toy-3-far"))):
-        return Verdict(claim=text, holds="not measured", why="")
+    if any(name not in measured for name in needs.get(claim.key, ("toy-3", "toy-3-far"))):
+        return verdict_on(claim, "not measured")
     rules = {
         "clients": _clients_are_close, "classes": _classes_are_close, "larger-tau": _tau_is_the_reason,
         "robust": _separated, "unmoved": _unmoved,
     }  # fmt: skip
-    holds, found = rules[key](settings, measured)
-    return Verdict(claim=text, holds=holds, why=f"{found} {why}".strip())
+    return verdict_on(claim, *rules[claim.key](settings, measured))
 
 
 def _per_client(seeds_of: Sequence[Any], name: str) -> list[float]:
