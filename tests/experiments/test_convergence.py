@@ -14,6 +14,7 @@ from fedtilt.experiments.convex import (
     resting_point,
     shared_optimum,
 )
+from fedtilt.experiments.rate_claims import broken_in
 from fedtilt.experiments.rates import over_rounds, with_w_fixed
 from fedtilt.losses import client_loss, cross_entropy
 from fedtilt.placement import one_thread
@@ -120,12 +121,15 @@ def test_with_w_at_its_limit_v_still_takes_its_time() -> None:
     assert max(error for _, error in found["shared"]) < 1e-11  # g(t) = 0, and the theorem promises v at once
     assert found["personal"][1][1] > 0.3 * found["personal"][0][1]
     assert found["personal_factor"] <= found["forget"] + 1e-6
+    assert {client["last"] for client in found["broken"] if client} <= {0}  # v* farther from 0 than w*, once
 
 
 def test_an_exponential_bound_is_broken_where_w_converges_slowly() -> None:
     slow = SETTINGS | ROUNDS | {"rounds": 150, "decay": 10.0}
     found = over_rounds(problems(1.0, 1.0), slow, lambda *_: None)
-    assert any(number is not None for number in found["broken"])
+    late = [client for client in found["broken"] if client is not None]
+    assert max(client["at"] for client in late) == max(client["last"] for client in late) == 150  # and growing still
+    assert "to 150" in broken_in(found)
     assert found["tightest"] <= 1 + 1e-9
     assert found["shared_power"] < -0.3
 
@@ -144,8 +148,12 @@ def test_from_cells_to_verdicts() -> None:
         "holds partly",
         "holds partly",
         "does not hold",
-        "does not hold",
+        "holds partly",
     ]
+    assert "Decaying: broken for " in told.verdicts[3].why
+    for case in results.values():
+        case["broken"] = [client and client | {"at": 0} for client in case.get("broken", [])]
+    assert chapter(experiment, results).verdicts[3].holds == "holds partly"  # larger constants would do
     assert len({part.name for part in told.parts if isinstance(part, Figure)}) == 4
     broken = results["fixed-tau-1-lam-1"]["clients"][0]
     broken["worst"] = (1 + broken["allowed"]) / 2

@@ -90,7 +90,8 @@ def over_rounds(problems: Sequence[Problem], settings: Mapping[str, Any], on_pro
         for p, goal in zip(problems, goals, strict=True)
     ]
     broken = [_broken([row[n] for row in gaps], printed[n]) for n in range(len(problems))]
-    shown = min(range(len(problems)), key=lambda n: (broken[n] is None, broken[n] or 0))  # the first one broken, if any
+    firsts = [found["first"] if found else math.inf for found in broken]
+    shown = firsts.index(min(firsts))  # the first one broken, if any
     return {
         "forget": forget, "follow": follow, "drift": float((limit - mean_optimum).norm()),
         "tightest": _tightest(errors, shared, forget, follow),
@@ -145,9 +146,22 @@ def _printed_bound(
     return [(d + mu / 2 * away**2) * fast ** (steps * t) + e * slow ** (steps * t) for t, away in enumerate(shared)]
 
 
-def _broken(gaps: Sequence[float], bound: Sequence[float]) -> int | None:
-    """The first round in which a gap is above the bound by more than rounding."""
-    return next((t for t, (gap, most) in enumerate(zip(gaps, bound, strict=True)) if gap > most + 1e-12), None)
+def _broken(gaps: Sequence[float], bound: Sequence[float]) -> dict[str, Any] | None:
+    """The rounds in which a gap is above the bound by more than rounding: how often, from when to when, how far.
+
+    `times` is the largest ratio of the two. A larger constant in the bound makes up for a ratio that stays finite; one
+    that is largest `at` the last round has not stopped growing.
+
+    >>> _broken([4.0, 2.0, 1.0], [3.0, 2.5, 1.0])
+    {'first': 0, 'last': 0, 'rounds': 1, 'times': 1.3333333333333333, 'at': 0}
+    """
+    both = enumerate(zip(gaps, bound, strict=True))
+    over = {t: gap / most if most > 0 else math.inf for t, (gap, most) in both if gap > most + 1e-12}
+    if not over:
+        return None
+    worst = max(over, key=lambda t: over[t])
+    times = over[worst] if over[worst] < math.inf else None  # None: the bound is not even positive
+    return {"first": min(over), "last": max(over), "rounds": len(over), "times": times, "at": worst}
 
 
 def factor(errors: Sequence[float]) -> float | None:
