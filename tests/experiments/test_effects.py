@@ -78,6 +78,23 @@ def test_very_high_also_means_not_behind_what_is_high() -> None:
     assert _verdict("- -", _handmade(unfair | beaten)) == "holds partly"
 
 
+def test_more_tilt_is_held_against_less() -> None:
+    steps = {PLUS_MINUS[0]: 88.0, PLUS_MINUS[1]: 85.0}
+    worse = {c: {name: {"accuracy": value} for name, value in steps.items()} for c in ("flips", "gaussian")}
+    assert _verdict("less", _handmade(worse)) == "holds"
+    assert _verdict("more", _handmade(worse)) == "does not hold"  # no fairer for it
+    back = {c: worse[c] | _all(PLUS_MINUS[1:], accuracy=89.0) for c in worse}  # more of it costs less than little
+    assert _verdict("less", _handmade(back)) == "holds partly"
+
+
+def test_fair_and_robust_at_once_or_not() -> None:
+    fair = {"clean": _all(PLUS_MINUS, client_data_fairness_mean=2.0)}
+    robust = {c: _all(MINUS_MINUS, accuracy=95.0) for c in ("flips", "gaussian")}
+    assert _verdict("apart", _handmade(fair | robust)) == "holds"
+    assert _verdict("apart", _handmade(fair | robust | {"flips": _all(PLUS_MINUS, accuracy=95.0)})) == "holds partly"
+    assert _verdict("apart", _handmade(robust)) == "does not hold"  # all are equally fair
+
+
 def test_a_collapsed_setting_is_neither_fair_nor_robust() -> None:
     """50 % everywhere: no spread at all, and no use."""
     lost = {

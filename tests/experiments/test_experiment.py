@@ -56,6 +56,14 @@ def test_published_numbers_are_the_papers() -> None:
     assert not load("flips").published
 
 
+@pytest.mark.parametrize("name", ["corruptions", "gaussian"])
+def test_what_counts_as_stable_is_the_most_that_the_papers_own_rows_lose(name: str) -> None:
+    (check,) = [claim.check for claim in load(name).claims if claim.rule == "stable"]
+    here, before = load(name).published, load(load(name).beside).published
+    lost = [before[data][row][0] - here[data][row][0] for data in check.get("data", DATA) for row in check["rows"]]
+    assert check["points"] == pytest.approx(max(lost))
+
+
 def test_a_guess_holds_no_number_and_names_no_data() -> None:
     """It stands on the page of every run, whatever that run has found."""
     guesses = [claim.guess for name in NAMES for claim in load(name).claims if claim.guess]

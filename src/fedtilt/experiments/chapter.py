@@ -76,6 +76,12 @@ class Chapter:
     verdicts: Sequence[Verdict] = field(default_factory=tuple)
 
 
+def sides(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
+    """Who says it → the verdicts: the paper's claims and ours are told apart."""
+    both = {"the paper says": [v for v in verdicts if not v.ours], "we say": [v for v in verdicts if v.ours]}
+    return {who: own for who, own in both.items() if own}
+
+
 def shown(cell: str | float) -> str:
     """A cell as text."""
     return f"{cell:.2f}" if isinstance(cell, float) else cell

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedtilt.experiments import drawing
 from fedtilt.experiments.chapter import Chapter, Figure, Table, Text
-from fedtilt.experiments.experiment import Cell, Experiment, OnProgress, Options
+from fedtilt.experiments.experiment import Cell, Experiment, OnProgress, Options, Results
 from fedtilt.experiments.rules import verdicts
 from fedtilt.experiments.standings import METRICS, PRINTED, ROWS, TITLES, Standing, standings
 from fedtilt.experiments.trial import Setting, ditto, fedavg, federation_settings, fedtilt, trial
@@ -87,8 +87,9 @@ def told(outliers: str) -> str:
 # -- the chapter -------------------------------------------------------------------------------------------------------
 
 
-def chapter(experiment: Experiment, results: dict[str, dict[str, Any]]) -> Chapter:
+def chapter(experiment: Experiment, results: Results, clean: tuple[Experiment, Results] | None = None) -> Chapter:
     """The table beside the paper's, w and v apart, what validation chose, learning curves, verdicts."""
+    before = standings(*clean) if clean else {}
     found = standings(experiment, results)
     measured = {data: standing for data, standing in found.items() if standing.seeds}
     parts: list[Text | Table | Figure] = []
@@ -102,7 +103,7 @@ def chapter(experiment: Experiment, results: dict[str, dict[str, Any]]) -> Chapt
     if diverged:
         parts.append(Text(markdown="Settings that diverged and were left out: " + "; ".join(diverged.values()) + "."))
     return Chapter(
-        title=experiment.title, lead=_lead(experiment), parts=parts, verdicts=verdicts(experiment.claims, found)
+        title=experiment.title, lead=_lead(experiment), parts=parts, verdicts=verdicts(experiment.claims, found, before)
     )
 
 

@@ -13,6 +13,7 @@ NAMES = (
     "clean", "corruptions", "gaussian", "flips", "tilts", "outliers", "toy", "effects", "convergence", "propositions",
 )  # fmt: skip
 
+Results = dict[str, dict[str, Any]]  # by cell name
 OnProgress = Callable[[int, int, str], None]  # done, of how many, what is seen so far
 
 
@@ -41,6 +42,7 @@ class Experiment:
     title: str
     source: str  # which table or figure of the paper; empty where it has none
     kind: str  # the module of this package that measures and tells it
+    beside: str = ""  # another experiment of its kind, whose results its rules look at as well
     about: str = ""  # a paragraph for the page, Markdown
     settings: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, Any] = field(default_factory=dict)

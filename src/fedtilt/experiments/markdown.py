@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from fedtilt.experiments.chapter import Figure, Table, Text, numeric, shown
+from fedtilt.experiments.chapter import Figure, Table, Text, numeric, shown, sides
 from fedtilt.experiments.page import Story, digest, source
 
 MADE = "Made from the results by `fedtilt reproduce page`; edit the experiments, not this page."
@@ -22,8 +22,10 @@ def as_markdown(told: Story) -> str:
         ]
         blocks += [_part(part) for part in chapter.parts]
         if chapter.verdicts:
-            lines = [[v.claim, f"**{v.holds}**", v.why] for v in chapter.verdicts]
-            blocks += ["### Verdicts", _table(["the paper says", "verdict", "our numbers"], lines, [0, 0, 0])]
+            blocks.append("### Verdicts")
+        for who, verdicts in sides(chapter.verdicts).items():
+            lines = [[v.claim, f"**{v.holds}**", v.why] for v in verdicts]
+            blocks.append(_table([who, "verdict", "our numbers"], lines, [0, 0, 0]))
     if told.waiting:
         blocks.append(f"## Not measured yet\n\n{', '.join(f'{e.title} (`{e.name}`)' for e in told.waiting)}.")
     return "\n\n".join(block for block in blocks if block) + "\n"

@@ -10,7 +10,7 @@ from importlib import resources
 from fedtilt.experiments.book import Book, Entry
 from fedtilt.experiments.chapter import Chapter, Figure, Holds, Table, Text, Verdict
 from fedtilt.experiments.experiment import NAMES, Experiment
-from fedtilt.experiments.runner import kind_of, quick_only, readable
+from fedtilt.experiments.runner import quick_only, readable, written
 from fedtilt.experiments.standings import METRICS, TITLES, Outcome, Standing, score, standings, titles
 
 RIVALS = ("ditto-validated", "ditto", "fedavg")
@@ -51,7 +51,7 @@ def story(book: Book) -> Story:
         if not results:
             waiting.append(experiment)
             continue
-        chapters.append((experiment, kind_of(experiment).chapter(experiment, results)))
+        chapters.append((experiment, written(book, experiment, results, quick=quick)))
         entries[name] = [entry for entry in book.entries(name) if entry.cell in results]
     preamble: list[Text | Table] = [Text(markdown=_preface())]
     if quick:
@@ -73,11 +73,15 @@ def _preface() -> str:
 def _verdict_count(verdicts: Sequence[Verdict]) -> Text:
     if not verdicts:
         return Text(markdown="**No claim is judged yet.**")
-    counts = Counter(verdict.holds for verdict in verdicts)
-    ours = sum(verdict.ours for verdict in verdicts)
-    told = ", ".join(f"{counts[kind]} {_plural(kind, counts[kind])}" for kind in VERDICTS if counts[kind])
-    own = f" ({len(verdicts) - ours} of the paper’s and {ours} of ours)" if ours else ""
-    return Text(markdown=f"**Of {len(verdicts)} claims{own}, {told}.**")
+    lines = []
+    for whose, ours in (("the paper’s", False), ("our own", True)):
+        own = [verdict.holds for verdict in verdicts if verdict.ours == ours]
+        counts = Counter(own)
+        told = ", ".join(f"{counts[kind]} {_plural(kind, counts[kind])}" for kind in VERDICTS if counts[kind])
+        if own:
+            claims = "1 claim" if len(own) == 1 else f"{len(own)} claims"
+            lines.append(f"Of {whose} {claims}, {told}.")
+    return Text(markdown=f"**{' '.join(lines)}**")
 
 
 def _plural(kind: Holds, count: int) -> str:

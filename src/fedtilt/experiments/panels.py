@@ -61,6 +61,8 @@ def verdicts(claims: tuple[Claim, ...], found: Sequence[Panel]) -> list[Verdict]
     for claim in claims:
         asked = [panel for panel in found if _asked(panel, claim.check)]
         holds, numbers = RULES[claim.rule](claim.check, asked, found) if claim.rule and asked else ("not measured", "")
+        if holds != "not measured" and sum(panel.seeds for panel in asked) == 1:
+            holds = "one seed"  # one panel of one seed: no claim is decided by it
         told.append(verdict_on(claim, holds, numbers))
     return told
 
@@ -81,10 +83,8 @@ def _best_at(check: Mapping[str, Any], asked: Sequence[Panel], _: Sequence[Panel
         hits += own
         by_data.setdefault(panel.data, []).extend(own)
         by_chance += len(metrics) * fmean(_named(tilts, check) for tilts in panel.grid)
-    holds = _share(hits)
-    if check.get("most"):  # said of most cases: a majority decides
-        holds = "holds" if 2 * sum(hits) > len(hits) else "does not hold"
-    elif not all(hits) and sum(hits) <= by_chance:
+    holds = _share(hits, most=check.get("most", False))
+    if not all(hits) and sum(hits) <= by_chance:
         holds = "does not hold"
     winners = "; ".join(f"{panel} tau {tau:g}, lam {lam:g}" for panel in asked for tau, lam in [panel.best("accuracy")])
     among = "; ".join(f"{data} {sum(own)} of {len(own)}" for data, own in by_data.items()) if len(by_data) > 1 else ""
@@ -160,29 +160,17 @@ def _together(check: Mapping[str, Any], asked: Sequence[Panel], _: Sequence[Pane
         if len(near) > 2:
             both = [_ranks([m[key] for m in near]) for key in ("client_fairness", "client_data_fairness_mean")]
             rho[str(panel)] = _correlation(*both)
-    return _share([value >= check["rho"] for value in rho.values()]), _listed(
+    return _share([value >= check["rho"] for value in rho.values()], most=check.get("most", False)), _listed(
         f"Rank correlation of the two over settings near the best accuracy, at least {check['rho']:g} asked", rho
     )
 
 
-def _rises(check: Mapping[str, Any], asked: Sequence[Panel], _: Sequence[Panel]) -> tuple[Holds, str]:
-    """What a large lam gains in accuracy over a small positive one is more at the highest tau than at tau = 0."""
-    more = {}
-    for panel in asked:
-        taus, lams = {tau for tau, _ in panel.grid}, sorted({lam for _, lam in panel.grid if lam > 0})
-        high = max(taus)
-        corners = [(tau, lam) for tau in (high, 0.0) for lam in (lams[-1], lams[0])] if lams else []
-        if high > 0 and len(lams) > 1 and all(tilts in panel.grid for tilts in corners):
-            gain = {
-                tau: panel.grid[tau, lams[-1]]["accuracy"] - panel.grid[tau, lams[0]]["accuracy"] for tau in (high, 0.0)
-            }
-            more[f"{panel}, tau {high:g} against 0, lam {lams[-1]:g} against {lams[0]:g}"] = gain[high] - gain[0.0]
-    return _share([value > 0 for value in more.values()]), _listed("Points that lam gains more at the higher tau", more)
-
-
-def _share(hits: Sequence[bool]) -> Holds:
+def _share(hits: Sequence[bool], *, most: bool = False) -> Holds:
+    """Holds where all agree, partly where some do; where a claim says most or often, a majority decides."""
     if not hits:
         return "not measured"
+    if most:
+        return "holds" if 2 * sum(hits) > len(hits) else "does not hold"
     return "holds" if all(hits) else "holds partly" if any(hits) else "does not hold"
 
 
@@ -212,5 +200,4 @@ RULES: dict[str, Callable[[Mapping[str, Any], Sequence[Panel], Sequence[Panel]],
     "unharmed": _unharmed,
     "agree": _agree,
     "together": _together,
-    "rises": _rises,
 }

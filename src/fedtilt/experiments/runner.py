@@ -14,7 +14,7 @@ from fedtilt.data import catalog
 from fedtilt.errors import InputError
 from fedtilt.experiments.book import Book, Entry, stale
 from fedtilt.experiments.chapter import Chapter
-from fedtilt.experiments.experiment import NAMES, Cell, Experiment, OnProgress, Options, load
+from fedtilt.experiments.experiment import NAMES, Cell, Experiment, OnProgress, Options, Results, load
 from fedtilt.locks import locked
 from fedtilt.provenance import environment
 
@@ -28,8 +28,8 @@ class Kind(Protocol):
     def measure(self, cell: Cell, options: Options, on_progress: OnProgress) -> dict[str, Any]:
         """The JSON result of one."""
 
-    def chapter(self, experiment: Experiment, results: dict[str, dict[str, Any]]) -> Chapter:
-        """What the results, by cell name and perhaps not all of them, have to say."""
+    def chapter(self, experiment: Experiment, results: Results, *beside: tuple[Experiment, Results]) -> Chapter:
+        """What the results, perhaps not all of them, have to say; with another experiment `beside` it, if any."""
 
 
 def kind_of(experiment: Experiment) -> Kind:
@@ -168,7 +168,13 @@ def tell(book: Book, names: Sequence[str]) -> Iterator[tuple[Experiment, Chapter
     quick = quick_only(book)
     for name in names:
         experiment, results = readable(book, name, quick=quick)
-        yield experiment, kind_of(experiment).chapter(experiment, results)
+        yield experiment, written(book, experiment, results, quick=quick)
+
+
+def written(book: Book, experiment: Experiment, results: Results, *, quick: bool) -> Chapter:
+    """The chapter of an experiment, with what it is held against."""
+    beside = [readable(book, experiment.beside, quick=quick)] if experiment.beside else []
+    return kind_of(experiment).chapter(experiment, results, *beside)
 
 
 def quick_only(book: Book) -> bool:
@@ -177,7 +183,7 @@ def quick_only(book: Book) -> bool:
     return bool(entries) and all(entry.quick for entry in entries)
 
 
-def readable(book: Book, name: str, *, quick: bool) -> tuple[Experiment, dict[str, dict[str, Any]]]:
+def readable(book: Book, name: str, *, quick: bool) -> tuple[Experiment, Results]:
     """An experiment, full or as a quick look, and the stored results that were made with its settings."""
     experiment = load(name).quickened() if quick else load(name)
     wanted: dict[int | None, dict[str, Cell]] = {}

@@ -65,7 +65,11 @@ def paired(
 
     A difference of at most one standard error is a tie; one seed has no error: there, a setting is ahead or not.
     """
-    ahead = differences(ours, theirs, metric, view)
+    return outcome(differences(ours, theirs, metric, view), by)
+
+
+def outcome(ahead: Values | None, by: float = 0.0) -> Outcome:
+    """What differences over seeds come to."""
     if ahead is None:
         return "not measured"
     if len(ahead.values) == 1:

@@ -5,7 +5,7 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
-from fedtilt.experiments.chapter import Chapter, Figure, Table, Text, Verdict, numeric, shown, value
+from fedtilt.experiments.chapter import Chapter, Figure, Table, Text, Verdict, numeric, shown, sides, value
 from fedtilt.experiments.experiment import Experiment
 from fedtilt.experiments.page import Story, source
 from fedtilt.report import html
@@ -39,15 +39,15 @@ def _chapter(experiment: Experiment, chapter: Chapter, plots: bool) -> str:
         wide = any(isinstance(part, Figure) and "xaxis2" in part.figure["layout"] for part in parts)
         grid = "grid" if wide or len(parts) == 1 else "grid two"
         body += f'<div class="{grid}">{text}</div>' if drawn else text
-    verdicts = ""
-    if chapter.verdicts:
-        head = "".join(html.head(title, True) for title in ("the paper says", "verdict", "our numbers"))
+    verdicts = "<h3>Verdicts</h3>" if chapter.verdicts else ""
+    for who, own in sides(chapter.verdicts).items():
+        head = "".join(html.head(title, True) for title in (who, "verdict", "our numbers"))
         rows = [
             f'<tr><td><span class="label wide">{_inline(v.claim)}</span></td><td>{_mark(v)}</td>'
             f'<td><span class="label wide">{_inline(v.why)}</span></td></tr>'
-            for v in chapter.verdicts
+            for v in own
         ]
-        verdicts = f"<h3>Verdicts</h3>{html.table(head, rows, 'Verdicts')}"
+        verdicts += html.table(head, rows, f"Verdicts: {who}")
     return f"""<article id="{experiment.name}"><h2 class="name">{escape(chapter.title)}</h2>
 <p class="facts">{escape(source(experiment))} <code>fedtilt reproduce {experiment.name}</code></p>
 {prose(chapter.lead)}{body}{verdicts}</article>"""
