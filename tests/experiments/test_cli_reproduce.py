@@ -40,6 +40,27 @@ def test_a_quick_comparison_from_start_to_page(fedtilt, tmp_path: Path) -> None:
     assert "index.html" in page.out
 
 
+def test_cells_are_listed_and_a_page_names_what_is_damaged(fedtilt, tmp_path: Path) -> None:
+    assert fedtilt("reproduce", "propositions", "--quick", "--only", "large-mu").code == 0
+    listed = fedtilt(
+        "reproduce", "all", "--quick", "--only", "large-mu", "--only", "mnist", "--only", "ditto", "--list"
+    )
+    assert listed.code == 0
+    states = dict(line.split(maxsplit=1) for line in listed.out.splitlines())
+    assert states["propositions/large-mu-seed-0"] == "done"
+    assert states["propositions/ditto-seed-0"] == "to run"
+    assert states["clean/mnist-seed-0"] == "to run, without data set mnist"
+    path = tmp_path / "runs" / "reproduction-quick" / "propositions" / "large-mu-seed-0.json"
+    path.write_text(path.read_text()[:100])
+    again = fedtilt("reproduce", "propositions", "--quick", "--only", "large-mu", "--list")
+    assert "propositions/large-mu-seed-0  to run again: its file is damaged (" in again.out
+    page = fedtilt("reproduce", "page", "--out", "runs/reproduction-quick")
+    assert page.code == 2
+    assert "large-mu-seed-0.json cannot be told of, its file is damaged" in page.err
+    assert "fedtilt reproduce propositions" in page.err
+    assert "Traceback" not in page.err
+
+
 def test_nothing_could_run(fedtilt) -> None:
     said = fedtilt("reproduce", "flips", "--quick", "--only", "mnist")
     assert said.code == 2

@@ -121,13 +121,13 @@ def test_with_w_at_its_limit_v_still_takes_its_time() -> None:
     assert max(error for _, error in found["shared"]) < 1e-11  # g(t) = 0, and the theorem promises v at once
     assert found["personal"][1][1] > 0.3 * found["personal"][0][1]
     assert found["personal_factor"] <= found["forget"] + 1e-6
-    assert {client["last"] for client in found["broken"] if client} <= {0}  # v* farther from 0 than w*, once
+    assert {client["last"] for client in found["crossed"] if client} <= {0}  # v* farther from 0 than w*, once
 
 
 def test_an_exponential_bound_is_broken_where_w_converges_slowly() -> None:
     slow = SETTINGS | ROUNDS | {"rounds": 150, "decay": 10.0}
     found = over_rounds(problems(1.0, 1.0), slow, lambda *_: None)
-    late = [client for client in found["broken"] if client is not None]
+    late = [client for client in found["crossed"] if client is not None]
     assert max(client["at"] for client in late) == max(client["last"] for client in late) == 150  # and growing still
     assert "to 150" in broken_in(found)
     assert found["tightest"] <= 1 + 1e-9
@@ -152,7 +152,7 @@ def test_from_cells_to_verdicts() -> None:
     ]
     assert "Decaying: broken for " in told.verdicts[3].why
     for case in results.values():
-        case["broken"] = [client and client | {"at": 0} for client in case.get("broken", [])]
+        case["crossed"] = [client and client | {"at": 0} for client in case.get("crossed", [])]
     assert chapter(experiment, results).verdicts[3].holds == "holds partly"  # larger constants would do
     assert len({part.name for part in told.parts if isinstance(part, Figure)}) == 4
     broken = results["fixed-tau-1-lam-1"]["clients"][0]

@@ -10,6 +10,7 @@ from handmade import compared, metrics
 import fedtilt as ft
 from fedtilt.experiments import Cell, Options, comparison, reproduce
 from fedtilt.experiments.book import Book
+from fedtilt.experiments.runner import damaged, plan
 
 QUICK = Options(quick=True, device="cpu")
 
@@ -95,6 +96,50 @@ def test_a_foreign_file_is_refused(measured: list[str], tmp_path: Path) -> None:
     path.write_text('{"a": 1}')
     with pytest.raises(ft.InputError, match="is not a result of this command"):
         reproduce("clean", tmp_path, options=QUICK, only=["digits"])
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda text: text[: len(text) // 2], "its file is damaged ("),
+        (lambda text: text.replace('"methods"', '"mathods"'), "its file lacks methods"),
+        (lambda text: text.replace('"quick": true,\n', ""), "its file is incomplete"),
+    ],
+)
+def test_a_damaged_result_is_run_again(measured: list[str], tmp_path: Path, damage: Any, why: str) -> None:
+    said: list[str] = []
+    reproduce("clean", tmp_path, options=QUICK, only=["digits"])
+    path = tmp_path / "clean" / "digits-seed-0.json"
+    whole = path.read_text()
+    path.write_text(damage(whole))
+    assert reproduce("flips", tmp_path, options=QUICK, only=["digits"]).measured  # others are not in its way
+    (told,) = damaged(Book(tmp_path))
+    assert told.startswith(f"{path} cannot be told of, {why}")
+    assert told.endswith(f"; fedtilt reproduce clean --quick --out {tmp_path} runs it again")
+    reproduce("clean", tmp_path, options=Options(quick=True, device="cpu", notice=said.append), only=["digits"])
+    assert [line.startswith(f"clean/digits-seed-0 is run again: {why}") for line in said] == [True]
+    assert json.loads(path.read_text())["result"] == json.loads(whole)["result"]
+    assert damaged(Book(tmp_path)) == []
+
+
+def test_the_results_in_docs_are_whole() -> None:
+    assert damaged(Book(Path(__file__).parents[2] / "docs" / "reproduction" / "results")) == []
+
+
+def test_only_takes_whole_parts_of_a_name(tmp_path: Path) -> None:
+    def named(*words: str, what: str = "clean") -> list[str]:
+        return [job.cell.name for job in plan([what], Book(tmp_path), Options(), words)]
+
+    assert named("mnist-seed-0") == ["mnist-seed-0"]
+    assert named("fashion-mnist-seed-1", "cifar10-seed-2") == ["fashion-mnist-seed-1", "cifar10-seed-2"]
+    assert named("mnist") == [f"mnist-seed-{seed}" for seed in range(5)]
+    assert named("clean/cifar10") == [f"cifar10-seed-{seed}" for seed in range(3)]
+    assert named("seed-1", what="toy") == [f"toy-{n}-seed-1" for n in ("1", "2", "3", "3-far")]
+    assert len(named("tau-1", what="convergence")) == 4  # and not tau-10
+    with pytest.raises(ft.InputError, match="no cell is named like cifar; near to it: cifar10"):
+        named("cifar")
+    with pytest.raises(ft.InputError, match=r"--list shows all 13, from clean/mnist-seed-0 to clean/cifar10-seed-2"):
+        named("x")
 
 
 def test_only_and_several_experiments(measured: list[str], tmp_path: Path) -> None:

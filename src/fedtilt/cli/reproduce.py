@@ -27,7 +27,7 @@ from fedtilt.experiments.experiment import OnProgress
 from fedtilt.experiments.markdown import as_markdown
 from fedtilt.experiments.page import QUICK_LOOK, story
 from fedtilt.experiments.pictures import write_pictures
-from fedtilt.experiments.runner import Job
+from fedtilt.experiments.runner import Job, chosen, damaged, plan
 from fedtilt.experiments.web import as_html
 from fedtilt.files import write_bytes
 from fedtilt.training import pick_device
@@ -47,8 +47,10 @@ def reproduce(
         Path | None, typer.Option("--data-dir", metavar="DIR", help="Where data sets lie (else FEDTILT_DATA).")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="WORD", help="Only cells whose name holds it: mnist-seed-0.")
+        list[str] | None,
+        typer.Option("--only", metavar="WORD", help="Only cells with it in their names: mnist-seed-0."),
     ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the cells and their state, and run nothing.")] = False,
     checkpoint_seconds: Annotated[
         float, typer.Option("--checkpoint-seconds", min=0, help="A cell that takes longer can go on when interrupted.")
     ] = 600.0,
@@ -72,6 +74,10 @@ def reproduce(
     if to is not None:
         raise InputError("--to goes with page: fedtilt reproduce page --to DIR")
     pick_device(device)  # refused before anything is planned
+    if listed:
+        options = Options(seeds=seeds, quick=quick, device=device, data_dir=None if data_dir is None else str(data_dir))
+        _list(plan(chosen(what), Book(folder), options, only or ()), as_json=as_json)
+        return
     try:
         with _watching(progress, quiet=silent) as watch:
             options = Options(
@@ -100,6 +106,8 @@ def reproduce(
             f"note: data set {data!r} is not here, and {_many(waiting)} for it; fedtilt data get {data}, then again",
             markup=False,
         )
+    for problem in damaged(Book(folder)):
+        progress.print(f"note: {problem}", markup=False)
     page = _write_html(folder)
     if as_json:
         print(json.dumps(_plain(outcome) | {"folder": str(folder), "page": str(page)}, indent=2))
@@ -117,10 +125,30 @@ def _say(text: str) -> None:
     Console().print(text, highlight=False, soft_wrap=True, markup=False)
 
 
+def _list(jobs: Sequence[Job], *, as_json: bool) -> None:
+    """The cells and their state."""
+    states = {f"{job.experiment.name}/{job.cell.name}": _state(job) for job in jobs}
+    if as_json:
+        print(json.dumps(states, indent=2))
+        return
+    width = max(map(len, states))
+    for name, state in states.items():
+        _say(f"{name:{width}}  {state}")
+
+
+def _state(job: Job) -> str:
+    if job.done:
+        return "done"
+    waits = f", without data set {job.cell.needs}" if job.missing else ""
+    return (f"to run again: {job.changed}" if job.changed else "to run") + waits
+
+
 def _page(folder: Path, to: Path | None) -> None:
     """Write the page from results alone: HTML beside them, or Markdown with pictures elsewhere."""
     if not folder.is_dir():
         raise InputError(f"{folder} holds no results; run fedtilt reproduce first, or name them with --out")
+    for problem in damaged(Book(folder)):
+        raise InputError(problem)
     if to is None:
         _say(f"page: {_write_html(folder)}")
         return

@@ -1,13 +1,14 @@
 """The results folder: one small JSON file per cell, OUT/NAME/CELL.json, whole or not there."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedtilt.errors import InputError
 from fedtilt.experiments.experiment import Cell
-from fedtilt.files import first_difference, read_json, write_bytes
+from fedtilt.files import first_difference, write_bytes
 
 _KEYS = {"cell", "what", "quick", "seeds", "settings", "environment", "seconds", "result"}
 
@@ -24,6 +25,10 @@ class Entry:
     environment: dict[str, Any]  # versions and device
     seconds: float
     result: dict[str, Any]
+
+
+class DamagedError(InputError):
+    """A result whose file is cut short or lacks a part."""
 
 
 class Book:
@@ -47,13 +52,24 @@ class Book:
         return self.folder / experiment / "unfinished" / cell
 
     def find(self, experiment: str, cell: Cell) -> Entry | None:
-        """What lies there under a cell's name, with these settings or others; see `stale`."""
+        """What lies there under a cell's name, with these settings or others; see `stale`. May raise DamagedError."""
         path = self.path(experiment, cell.name)
         return _read(path) if path.exists() else None
 
     def entries(self, experiment: str) -> list[Entry]:
-        """Every cell of an experiment that lies here, by name."""
-        return [_read(path) for path in sorted((self.folder / experiment).glob("*.json"))]
+        """Every cell of an experiment that lies here whole, by name."""
+        return [found for _, found in self._files(experiment) if isinstance(found, Entry)]
+
+    def damaged(self, experiment: str) -> dict[Path, str]:
+        """The files of an experiment that cannot be read, and why."""
+        return {path: str(found) for path, found in self._files(experiment) if isinstance(found, DamagedError)}
+
+    def _files(self, experiment: str) -> Iterator[tuple[Path, Entry | DamagedError]]:
+        for path in sorted((self.folder / experiment).glob("*.json")):
+            try:
+                yield path, _read(path)
+            except DamagedError as error:
+                yield path, error
 
     def write(self, experiment: str, entry: Entry) -> Path:
         """Keep a cell, in the place of what was there."""
@@ -64,7 +80,10 @@ class Book:
 
 
 def stale(entry: Entry, cell: Cell) -> str | None:
-    """The first setting, in dots, that a stored result was not made with; None where all agree."""
+    """Why a stored result cannot be taken: a part it lacks, or a setting, in dots, that it was not made with."""
+    missing = [part for part in cell.parts if part not in entry.result]
+    if missing:
+        return f"its file lacks {missing[0]}"
     found = first_difference(entry.settings, json.loads(json.dumps(cell.settings)))
     return found and "{} was {} and is {}".format(found[0], *map(json.dumps, found[1:]))
 
@@ -81,9 +100,17 @@ def rounded(value: Any, digits: int = 4) -> Any:
 
 
 def _read(path: Path) -> Entry:
-    content = read_json(path)
-    if not isinstance(content, dict) or set(content) != _KEYS:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DamagedError(f"its file is damaged ({error})") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror})") from error
+    if not isinstance(content, dict) or not _KEYS & set(content):
         raise InputError(f"{path} is not a result of this command; delete it, or name another folder")
+    tables = all(isinstance(content.get(key), dict) for key in ("settings", "environment", "result"))
+    if set(content) != _KEYS or not tables:
+        raise DamagedError("its file is incomplete")
     return Entry(**content)
 
 

@@ -40,6 +40,7 @@ def cells(experiment: Experiment, options: Options) -> list[Cell]:
                     what=f"{name}, seed {seed}: {len(own['tau']) * len(own['lam']) + 2} settings, "
                     f"{settings['train']['rounds']} rounds",
                     settings={**data, **tilts, "train": settings["train"], "seed": seed},
+                    parts=("boundaries", "points"),
                 )
             )
     return found

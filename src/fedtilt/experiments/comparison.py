@@ -9,7 +9,7 @@ from fedtilt.experiments.chapter import Chapter, Figure, Table, Text
 from fedtilt.experiments.experiment import Cell, Experiment, OnProgress, Options, Results
 from fedtilt.experiments.rules import verdicts
 from fedtilt.experiments.standings import METRICS, PRINTED, ROWS, TITLES, Standing, standings
-from fedtilt.experiments.trial import Setting, ditto, fedavg, federation_settings, fedtilt, trial
+from fedtilt.experiments.trial import PARTS, Setting, ditto, fedavg, federation_settings, fedtilt, trial
 from fedtilt.report.compare import Cell as Values
 from fedtilt.report.compare import best
 from fedtilt.report.tables import difference, number
@@ -29,6 +29,7 @@ def cells(experiment: Experiment, options: Options) -> list[Cell]:
                     f"{federation['train']['rounds']} rounds",
                     settings=federation | {"seed": seed, "methods": methods},
                     needs=name,
+                    parts=PARTS,
                     grid=grid(settings[name], settings["mu"]),
                 )
             )

@@ -11,7 +11,7 @@ from fedtilt.experiments.convex import Problem
 from fedtilt.experiments.experiment import Cell, Experiment, OnProgress, Options
 from fedtilt.experiments.rate_claims import broken_in, verdict
 from fedtilt.experiments.rate_figures import bound_figure, fixed_figure, rounds_figure, special_figure
-from fedtilt.experiments.rates import over_rounds, with_w_fixed
+from fedtilt.experiments.rates import ROUND_PARTS, over_rounds, with_w_fixed
 from fedtilt.placement import one_thread
 from fedtilt.report.look import styles
 from fedtilt.training import pick_device
@@ -56,6 +56,7 @@ def cells(experiment: Experiment, options: Options) -> list[Cell]:
                 name=f"fixed-{name}",
                 what=f"{told}: gradient descent with w fixed, {s['iterations']} iterations",
                 settings=tilts | {"part": "fixed", "iterations": s["iterations"]},
+                parts=("clients",),
             )
         )
         found.append(_rounds_cell(f"rounds-{name}", told, tilts, s["steps"], s["rounds"], "zero", 0.0))
@@ -71,7 +72,7 @@ def _rounds_cell(
     name: str, told: str, tilts: dict[str, Any], steps: int, rounds: int, start: str, decay: float
 ) -> Cell:
     settings = tilts | {"part": "rounds", "steps": steps, "rounds": rounds, "start": start, "decay": decay}
-    return Cell(name=name, what=f"{told}: {rounds} rounds", settings=settings)
+    return Cell(name=name, what=f"{told}: {rounds} rounds", settings=settings, parts=ROUND_PARTS)
 
 
 def measure(cell: Cell, options: Options, on_progress: OnProgress) -> dict[str, Any]:

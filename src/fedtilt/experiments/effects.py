@@ -12,7 +12,7 @@ from fedtilt.experiments.comparison import told
 from fedtilt.experiments.experiment import Cell, Experiment, OnProgress, Options
 from fedtilt.experiments.sign_claims import verdict
 from fedtilt.experiments.signs import COLLAPSE, METRICS, PLAIN, Measured, collected, grid, sign, words
-from fedtilt.experiments.trial import Setting, federation_settings, trial
+from fedtilt.experiments.trial import PARTS, Setting, federation_settings, trial
 
 _SYMBOLS = {(True, True): "x", (False, True): "diamond", (True, False): "square", (False, False): "circle"}
 _LOGARITHMIC = {"type": "log", "range": [-0.6, 1.95], "tickvals": [0.3, 1, 3, 10, 30]}
@@ -41,6 +41,7 @@ def cells(experiment: Experiment, options: Options) -> list[Cell]:
                     f"{federation['train']['rounds']} rounds",
                     settings=federation | {"seed": seed, "methods": methods},
                     needs=name,
+                    parts=PARTS,
                 )
             )
     return found

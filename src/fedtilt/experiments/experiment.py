@@ -80,6 +80,7 @@ class Cell:
     what: str  # for people
     settings: dict[str, Any]  # all that decides its result, as JSON; a change makes a stored result stale
     needs: str | None = None  # the data set that has to be there
+    parts: tuple[str, ...] = ()  # what its result has at least; one that lacks any is damaged
     grid: str = ""  # the settings it goes through, where there are many, in one line
 
 

@@ -23,6 +23,7 @@ def cells(experiment: Experiment, options: Options) -> list[Cell]:
             what=f"{name}: {settings['images']} images, {', '.join(settings['outliers'])}",
             settings={key: settings[key] for key in ("images", "outliers", "seed")} | {"data": name},
             needs=name,
+            parts=("shape", "labels", "pixels"),
         )
         for name in settings["data"]
     ]

@@ -40,6 +40,7 @@ def cells(experiment: Experiment, options: Options) -> list[Cell]:
                     name=f"{part.replace(' ', '-')}-seed-{seed}",
                     what=f"{part}, seed {seed}: {s['train']['rounds']} rounds twice",
                     settings=base | mu | {"part": part, "seed": seed},
+                    parts=("behind",) if part == "large mu" else ("moved", "shared", "personal", "missing", "accuracy"),
                 )
             )
     return found

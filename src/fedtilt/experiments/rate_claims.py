@@ -77,19 +77,19 @@ def _bounded(_: Cases, rounds: Cases, special: Cases) -> tuple[Holds, str]:
 
 def broken_in(result: Mapping[str, Any]) -> str:
     """For how many clients, when and how far the paper's bound is broken; empty where it holds."""
-    found = [b for b in result["broken"] if b is not None]
+    found = [b for b in result["crossed"] if b is not None]
     if not found:
         return ""
     first, last = min(b["first"] for b in found), max(b["last"] for b in found)
     when = f"in round {first} alone" if first == last else f"in rounds {first} to {last}"
     far = [b["times"] for b in found]
     times = "not even positive" if None in far else f"{max(far):.3g} times"
-    return f"broken for {len(found)} of {len(result['broken'])} clients, {when} ({times})"
+    return f"broken for {len(found)} of {len(result['crossed'])} clients, {when} ({times})"
 
 
 def _grows(result: Mapping[str, Any]) -> bool:
     """Whether a gap is farther above the bound in the last round than ever before."""
-    return any(b is not None and b["at"] == result["gap"][-1][0] for b in result["broken"])
+    return any(b is not None and b["at"] == result["gap"][-1][0] for b in result["crossed"])
 
 
 def _listed(names: list[str], cases: Cases) -> str:

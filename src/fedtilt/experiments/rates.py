@@ -23,6 +23,10 @@ from fedtilt.round import plan, settle
 
 FLOOR = 1e-11  # below it, rounding is what a gap consists of
 SOLVED = 1e-6  # of the first gap: where we stop counting iterations
+ROUND_PARTS = (
+    "forget", "follow", "drift", "tightest", "shared", "personal", "bound", "shared_factor", "personal_factor",
+    "shared_power", "personal_power", "client", "gap", "printed", "crossed",
+)  # of the result of `over_rounds`  # fmt: skip
 _POINTS = 80  # of a curve, no more
 
 
@@ -101,7 +105,7 @@ def over_rounds(problems: Sequence[Problem], settings: Mapping[str, Any], on_pro
         "shared_power": power(shared) if decay else None,
         "personal_power": power(personal) if decay else None,
         "client": shown, "gap": _thin([row[shown] for row in gaps]), "printed": _thin(printed[shown]),
-        "broken": broken,
+        "crossed": broken,
     }  # fmt: skip
 
 

@@ -1,10 +1,12 @@
 """Run experiments cell by cell into a results folder: what is finished is not run again."""
 
 import contextlib
+import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any, Protocol, cast
 
 from fedtilt.data import catalog
 from fedtilt.errors import InputError
-from fedtilt.experiments.book import Book, Entry, stale
+from fedtilt.experiments.book import Book, DamagedError, Entry, stale
 from fedtilt.experiments.chapter import Chapter
 from fedtilt.experiments.experiment import NAMES, Cell, Experiment, OnProgress, Options, Results, load
 from fedtilt.locks import locked
@@ -73,14 +75,20 @@ def chosen(what: str) -> list[str]:
 
 
 def plan(names: Sequence[str], book: Book, options: Options, only: Sequence[str] = ()) -> list[Job]:
-    """Every cell of the experiments, in order; with `only`, those whose NAME/CELL contains one of the words."""
+    """Every cell of the experiments, in order; with `only`, those whose NAME/CELL has one of the words."""
     jobs = []
+    labels: dict[str, Cell] = {}
     for name in names:
         experiment = load(name).quickened() if options.quick else load(name)
         for cell in kind_of(experiment).cells(experiment, options):
-            if only and not any(word in f"{name}/{cell.name}" for word in only):
+            labels[f"{name}/{cell.name}"] = cell
+            if only and not any(_named(word, name, cell) for word in only):
                 continue
-            entry = book.find(name, cell)
+            entry, damage = None, None
+            try:
+                entry = book.find(name, cell)
+            except DamagedError as error:
+                damage = str(error)
             if entry is not None and options.quick and not entry.quick:
                 raise InputError(
                     f"{book.path(name, cell.name)} is a full result, which --quick would replace; choose another --out"
@@ -90,13 +98,31 @@ def plan(names: Sequence[str], book: Book, options: Options, only: Sequence[str]
                     experiment=experiment,
                     cell=cell,
                     entry=entry,
-                    changed=None if entry is None else stale(entry, cell),
+                    changed=damage if entry is None else stale(entry, cell),
                     missing=not _available(cell.needs, options.data_dir),
                 )
             )
     if not jobs:
-        raise InputError(f"no cell is named like {' or '.join(only)}; leave out --only to see them all")
+        raise InputError(f"no cell is named like {' or '.join(only)}; {_possible(only, labels)}")
     return jobs
+
+
+def _named(word: str, experiment: str, cell: Cell) -> bool:
+    """Whether NAME/CELL has a word, from the border of one of its parts to another; a data set's name is one part."""
+    label, looked_for = f"{experiment}/{cell.name}", word
+    for data in sorted(catalog.names(), key=len, reverse=True):
+        label, looked_for = (text.replace(data, data.replace("-", "_")) for text in (label, looked_for))
+    return re.search(rf"(?<![\w.]){re.escape(looked_for)}(?![\w.])", label) is not None
+
+
+def _possible(words: Sequence[str], labels: Mapping[str, Cell]) -> str:
+    """What could have been meant: names that are close, or else what there is to choose from."""
+    known = list(dict.fromkeys([*(str(cell.needs) for cell in labels.values() if cell.needs), *labels]))
+    known += [label.partition("/")[2] for label in labels]
+    close = list(dict.fromkeys(found for word in words for found in get_close_matches(word, known, n=3)))
+    if close:
+        return f"near to it: {', '.join(close)}"
+    return f"--list shows all {len(labels)}, from {next(iter(labels))} to {list(labels)[-1]}"
 
 
 def _available(data: str | None, folder: str | None) -> bool:
@@ -186,9 +212,31 @@ def quick_only(book: Book) -> bool:
 def readable(book: Book, name: str, *, quick: bool) -> tuple[Experiment, Results]:
     """An experiment, full or as a quick look, and the stored results that were made with its settings."""
     experiment = load(name).quickened() if quick else load(name)
+    return experiment, {
+        entry.cell: entry.result for entry, cell in _known(book, experiment, quick) if stale(entry, cell) is None
+    }
+
+
+def damaged(book: Book) -> list[str]:
+    """A sentence, with its remedy, on every result of the folder that is cut short or lacks a part."""
+    quick, found = quick_only(book), {}
+    for name in NAMES:
+        experiment = load(name).quickened() if quick else load(name)
+        found.update({path: (name, why) for path, why in book.damaged(name).items()})
+        for entry, cell in _known(book, experiment, quick):
+            if any(part not in entry.result for part in cell.parts):
+                found[book.path(name, entry.cell)] = name, str(stale(entry, cell))
+    return [
+        f"{path} cannot be told of, {why}; fedtilt reproduce {name}{' --quick' * quick} --out {book.folder} runs it "
+        "again"
+        for path, (name, why) in found.items()
+    ]
+
+
+def _known(book: Book, experiment: Experiment, quick: bool) -> Iterator[tuple[Entry, Cell]]:
+    """What lies in the folder of cells that the experiment has today."""
     wanted: dict[int | None, dict[str, Cell]] = {}
-    results = {}
-    for entry in book.entries(name):
+    for entry in book.entries(experiment.name):
         if entry.quick != quick:
             continue
         if entry.seeds not in wanted:
@@ -197,6 +245,5 @@ def readable(book: Book, name: str, *, quick: bool) -> tuple[Experiment, Results
             every = kind_of(experiment).cells(experiment, options)
             wanted[entry.seeds] = {cell.name: cell for cell in every}
         cell = wanted[entry.seeds].get(entry.cell)
-        if cell is not None and stale(entry, cell) is None:
-            results[entry.cell] = entry.result
-    return experiment, results
+        if cell is not None:
+            yield entry, cell

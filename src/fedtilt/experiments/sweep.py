@@ -10,7 +10,7 @@ from fedtilt.experiments.comparison import numbers, told
 from fedtilt.experiments.experiment import Cell, Experiment, OnProgress, Options
 from fedtilt.experiments.panels import SHOWN, WITHIN, Panel, panels, verdicts
 from fedtilt.experiments.standings import METRICS, TITLES
-from fedtilt.experiments.trial import federation_settings, fedtilt, trial
+from fedtilt.experiments.trial import PARTS, federation_settings, fedtilt, trial
 
 
 def cells(experiment: Experiment, options: Options) -> list[Cell]:
@@ -29,6 +29,7 @@ def cells(experiment: Experiment, options: Options) -> list[Cell]:
                     f"{federation['train']['rounds']} rounds",
                     settings=federation | {"seed": seed, "methods": methods},
                     needs=name,
+                    parts=PARTS,
                     grid=_grid(experiment, name),
                 )
             )

@@ -28,6 +28,8 @@ _MEMORY = 8 * 2**30  # personal models of thirty settings fit; beyond that they 
 
 Setting = dict[str, Any]  # preset and its arguments, as JSON
 
+PARTS = ("rounds", "methods", "settings", "diverged")  # of every result
+
 
 def fedavg() -> tuple[str, Setting]:
     """FedAvg under its name."""
