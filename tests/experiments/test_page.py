@@ -37,9 +37,11 @@ def test_markdown_holds_the_numbers(book: Book) -> None:
     page = as_markdown(story(book))
     assert "| mnist | FedTilt (paper’s tilts) | **99.00 ± 0.71**<br>98.53 (+0.47) |" in page
     assert "| mnist | FedAvg | w | 95.50 ± 0.71 |" in page
-    assert "| Ditto (validated) | accuracy | 1 | 0 | 0 | 0 | 0 | 11 |" in page
+    assert "| Ditto (validated) | accuracy | 1 | 0 | 0 | 11 |" in page
     assert "In how many of 12 cells" in page
-    assert "| FedAvg | client data fairness, std | 0 | 1 | 0 | 0 | 0 | 11 |" in page
+    assert "| against | metric | better | tied | worse | not measured |" in page
+    assert "by chance, in 50 % of the cells with 2 seeds. FedAvg" in page
+    assert "| FedAvg | client data fairness, std | 0 | 1 | 0 | 11 |" in page
     assert "Not measured yet: fashion-mnist, cifar10." in page
     assert "## Not measured yet" in page
     assert "| clean | 2 | NVIDIA H200 | 2.11.0 | 0.1.0 | 2.0 |" in page
@@ -103,6 +105,7 @@ def test_the_page_in_docs_is_what_its_results_give() -> None:
 
 
 def test_prose() -> None:
+    assert prose("- one\n  more\n- two") == "<ul><li>one\n  more</li><li>two</li></ul>"
     assert prose("a < b\n\n- one\n- *two*") == "<p>a &lt; b</p><ul><li>one</li><li><i>two</i></li></ul>"
 
 

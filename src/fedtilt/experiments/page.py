@@ -11,6 +11,7 @@ from fedtilt.experiments.book import Book, Entry
 from fedtilt.experiments.chapter import Chapter, Figure, Holds, Table, Text, Verdict
 from fedtilt.experiments.experiment import NAMES, Experiment
 from fedtilt.experiments.runner import quick_only, readable, written
+from fedtilt.experiments.sign_claims import passing
 from fedtilt.experiments.standings import METRICS, TITLES, Outcome, Standing, score, standings, titles
 
 RIVALS = ("ditto-validated", "ditto", "fedavg")
@@ -104,21 +105,32 @@ def _score(compared: list[Standing], names: dict[str, str]) -> Table:
     rows: list[list[str | float]] = []
     against = [(rival, "judged", names[rival]) for rival in RIVALS]
     against.append(("fedavg", "shared", f"{names['fedavg']}, w against w"))
-    for rival, view, title in against:
-        for metric in METRICS:
-            counts = score(compared, rival, metric, view)
-            rows.append([title, TITLES[metric.key], *(str(counts[outcome]) for outcome in OUTCOMES)])
+    counts = {
+        (title, TITLES[metric.key]): score(compared, rival, metric, view)
+        for rival, view, title in against
+        for metric in METRICS
+    }
+    # of what need not be there, columns stand only where something is in them
+    kept = [o for o in OUTCOMES if o in ("better", "tied", "worse") or any(count[o] for count in counts.values())]
+    rows += [[*names, *(str(count[outcome]) for outcome in kept)] for names, count in counts.items()]
+    alone = any(count["ahead"] + count["not ahead"] for count in counts.values())
     return Table(
         caption=f"In how many of {len(compared)} cells FedTilt (validated) is better than the others, tied, or worse",
-        columns=["against", "metric", *OUTCOMES.values()],
+        columns=["against", "metric", *(OUTCOMES[outcome] for outcome in kept)],
         rows=rows,
         notes="A cell is a data set under a condition (clean, corruptions, Gaussian noise, label flips). Better and "
-        "worse: beyond one standard error of the paired difference over seeds; two equal methods would be told apart "
-        "so, by chance, in 37 % of the cells with five seeds, 42 % with three and 50 % with two, where it means no "
-        "more than that both seeds agree. FedAvg has no personal models, so its rows tell above all what those are "
-        "worth to clients of two classes; what the tilts do to the shared model is told w against w. One seed has no "
-        "standard error; there, the better figure alone is told.",
+        f"worse: beyond one standard error of the paired difference over seeds{_told_apart(compared)}. FedAvg has no "
+        "personal models, so its rows tell above all what those are worth to clients of two classes; what the tilts do "
+        "to the shared model is told w against w."
+        + (" One seed has no standard error; there, the better figure alone is told." if alone else ""),
     )
+
+
+def _told_apart(compared: list[Standing]) -> str:
+    """How often chance alone would tell two equal methods apart, with as many seeds as the cells have."""
+    counts = sorted({len(standing.seeds) for standing in compared} - {0, 1}, reverse=True)
+    shares = [f"{2 * passing(count):.0%} of the cells with {count} seeds".replace("%", " %") for count in counts]
+    return f"; two equal methods would be told apart so, by chance, in {', in '.join(shares)}" if shares else ""
 
 
 def _origin(entries: dict[str, list[Entry]]) -> Table:

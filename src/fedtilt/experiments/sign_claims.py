@@ -34,7 +34,7 @@ def verdict(claim: Claim, experiment: Experiment, found: Mapping[str, Measured])
         return verdict_on(claim, "not measured", "One seed has no error bar." if found else "")
     agreed = [check for check in checks if check[1]]
     seeds = min(len(of) for m in found.values() for of in next(iter(m.personal["accuracy"].values())).values())
-    by_chance = len(checks) * _passing(seeds)
+    by_chance = len(checks) * passing(seeds)
     partly: Holds = "holds partly" if len(agreed) > by_chance else "does not hold"
     holds: Holds = "holds" if len(agreed) == len(checks) else partly
     against = [told for told, agrees in checks if not agrees]
@@ -47,10 +47,10 @@ def verdict(claim: Claim, experiment: Experiment, found: Mapping[str, Measured])
     return verdict_on(claim, holds, f"{counted}{listed}")
 
 
-def _passing(seeds: int) -> float:
+def passing(seeds: int) -> float:
     """How often a mean of nothing but chance is more than one standard error above 0: Student's t.
 
-    >>> [round(_passing(seeds), 3) for seeds in (2, 3, 5)]
+    >>> [round(passing(seeds), 3) for seeds in (2, 3, 5)]
     [0.25, 0.211, 0.187]
     """
     freedom = seeds - 1

@@ -12,6 +12,8 @@ from fedtilt.report import html
 from fedtilt.report.tables import csv_text
 from fedtilt.version import __version__
 
+_MANY = 9  # columns, beyond which a table stands closer
+
 
 def as_html(told: Story, *, plots: bool) -> str:
     """The page as one HTML file; without `plots`, it needs no plotly and has no figures."""
@@ -39,15 +41,12 @@ def _chapter(experiment: Experiment, chapter: Chapter, plots: bool) -> str:
         wide = any(isinstance(part, Figure) and "xaxis2" in part.figure["layout"] for part in parts)
         grid = "grid" if wide or len(parts) == 1 else "grid two"
         body += f'<div class="{grid}">{text}</div>' if drawn else text
-    verdicts = "<h3>Verdicts</h3>" if chapter.verdicts else ""
+    verdicts = "<section><h3>Verdicts</h3>" if chapter.verdicts else ""
     for who, own in sides(chapter.verdicts).items():
-        head = "".join(html.head(title, True) for title in (who, "verdict", "our numbers"))
-        rows = [
-            f'<tr><td><span class="label wide">{_inline(v.claim)}</span></td><td>{_mark(v)}</td>'
-            f'<td><span class="label wide">{_inline(v.why)}</span></td></tr>'
-            for v in own
-        ]
-        verdicts += html.table(head, rows, f"Verdicts: {who}")
+        head = "".join(f'<th scope="col">{title}</th>' for title in (who, "verdict", "our numbers"))
+        rows = "".join(f"<tr><td>{_inline(v.claim)}</td><td>{_mark(v)}</td><td>{_inline(v.why)}</td></tr>" for v in own)
+        verdicts += f'<table class="verdicts"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    verdicts += "</section>" if verdicts else ""
     return f"""<article id="{experiment.name}"><h2 class="name">{escape(chapter.title)}</h2>
 <p class="facts">{escape(source(experiment))} <code>fedtilt reproduce {experiment.name}</code></p>
 {prose(chapter.lead)}{body}{verdicts}</article>"""
@@ -74,7 +73,8 @@ def _part(part: Text | Table | Figure, plots: bool) -> str:
         )  # fmt: skip
         body.append(f"<tr>{line}</tr>")
     note = f'<p class="note">{_inline(part.notes)}</p>' if part.notes else ""
-    table = html.table(head, body, part.caption) + note
+    table = html.table(head, body, part.caption)
+    table = (f'<div class="dense">{table}</div>' if len(part.columns) > _MANY else table) + note
     if part.folded:
         return f"<details><summary>{_inline(part.caption)}</summary>{table}</details>"
     return f"<section><h3>{_inline(part.caption)}</h3>{table}</section>"
@@ -100,7 +100,7 @@ def prose(markdown: str) -> str:
     blocks = []
     for block in re.split(r"\n\s*\n", markdown.strip()):
         lines = block.strip().splitlines()
-        if lines and all(line.lstrip().startswith(("- ", "  ")) for line in lines):
+        if lines and all(line.startswith(("- ", "  ")) for line in lines):
             items = re.split(r"^- ", block, flags=re.MULTILINE)[1:]
             blocks.append("<ul>" + "".join(f"<li>{_inline(item)}</li>" for item in items) + "</ul>")
         elif lines:

@@ -1,0 +1,52 @@
+"""The page of the reproduction in a real browser."""
+
+from pathlib import Path
+
+import pytest
+from chromium import Browser
+
+from fedtilt.experiments.book import Book
+from fedtilt.experiments.page import story
+from fedtilt.experiments.web import as_html
+
+RESULTS = Path(__file__).parents[2] / "docs" / "reproduction" / "results"
+TABLES = """return [...document.querySelectorAll('table')]
+    .filter((t) => t.offsetWidth && t.scrollWidth > t.parentElement.clientWidth)
+    .map((t) => [t.className, t.parentElement.getAttribute('aria-label')])"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("plotly")
+    path = tmp_path_factory.mktemp("page") / "index.html"
+    path.write_text(as_html(story(Book(RESULTS)), plots=True), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_table_fits_a_desk_and_every_verdict_a_phone(window: Browser, page: Path, theme: str) -> None:
+    window.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+    for width in (1280, 390):
+        window.size(width, 1000)
+        window.open(page)
+        window.until(f"document.documentElement.clientWidth === {width}")
+        window.script("document.querySelectorAll('details').forEach((d) => { d.open = true })")
+        assert window.script("return document.documentElement.scrollWidth") == width
+        wide = window.script(TABLES)
+        if width == 1280:
+            assert wide == []
+        assert [name for name, _ in wide if "verdicts" in name] == []
+    assert window.complaints() == []
+    assert window.script("return performance.getEntriesByType('resource').map((entry) => entry.name)") == []
+
+
+def test_what_is_said_by_whom_stays_in_sight(window: Browser, page: Path) -> None:
+    window.size(390, 1000)
+    window.open(page)
+    heads = window.script(
+        "return [...document.querySelectorAll('.verdicts thead th')].filter((h) => h.offsetHeight)"
+        ".map((h) => h.textContent)"
+    )
+    assert set(heads) == {"the paper says", "we say"}
+    assert window.script("return document.querySelectorAll('.overview > ul > li').length") > 5  # the notes are a list
+    assert "mono" in window.script("return getComputedStyle(document.querySelector('.overview code')).fontFamily")
