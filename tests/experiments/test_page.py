@@ -49,6 +49,9 @@ def test_markdown_holds_the_numbers(book: Book) -> None:
     (figure,) = story(book).figures
     assert f"<!-- clean-mnist-curves sha256:{digest(figure)} -->\n![" in page
     assert "tau 50, lam 100 (2)" in page
+    bands = [trace for trace in figure.figure["data"] if "fill" in trace]
+    assert len(bands) * 2 == len(figure.figure["data"]) == 10
+    assert bands[0]["y"] == [95.21, 96.21, 94.79, 93.79]  # 94.5 and 95.5 ± 0.71, there and back
     assert as_markdown(story(book)) == page
 
 
@@ -67,6 +70,7 @@ def test_html_is_one_file_without_plotly_too(book: Book) -> None:
     pytest.importorskip("plotly")
     full = as_html(story(book), plots=True)
     assert '<figure id="clean-mnist-curves">' in full
+    assert full.count("FedAvg,1,") == 1  # as CSV: the line, and not the outline of its band
 
 
 def test_quick_results_say_so(book: Book) -> None:

@@ -195,13 +195,14 @@ def _seeds(standing: Standing) -> str:
 
 
 def _curves(experiment: Experiment, standing: Standing) -> Figure:
-    lines = {}
-    for row, by_seed in standing.rows.items():
-        points = zip(*(result["curve"] for result in by_seed.values()), strict=True)
-        lines[row] = [Values(tuple(point)).mean for point in points]
+    lines = {
+        row: [Values(point) for point in zip(*(result["curve"] for result in by_seed.values()), strict=True)]
+        for row, by_seed in standing.rows.items()
+    }
+    band = ", mean over seeds; bands are one standard deviation" if len(standing.seeds) > 1 else ", one seed"
     return Figure(
         name=f"{experiment.name}-{standing.data}-curves",
         caption=f"{standing.data}, {told(experiment.settings['outliers'])}: test accuracy over rounds of the models in "
-        "use, mean over seeds",
+        f"use{band}",
         figure=drawing.curves(standing.rounds, lines, standing.titles),
     )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtilt.report.compare import Cell
 from fedtilt.report.look import Style
 
 _BLUE, _ORANGE, _GREY = "#1a7fc4", "#d55e00", "#7f858d"  # FedTilt, Ditto, FedAvg, as in `report.look`
@@ -33,15 +34,24 @@ def layout(height: int, **parts: Any) -> dict[str, Any]:
     return frame | {"hovermode": "closest"} | parts
 
 
-def curves(rounds: Sequence[int], lines: Mapping[str, Sequence[float]], titles: Mapping[str, str]) -> dict[str, Any]:
-    """Accuracy over rounds, a line per method."""
-    data = []
+def curves(rounds: Sequence[int], lines: Mapping[str, Sequence[Cell]], titles: Mapping[str, str]) -> dict[str, Any]:
+    """Accuracy over rounds, a line per method, in a band of one standard deviation where there are seeds for one."""
+    data: list[dict[str, Any]] = []
     for row, values in lines.items():
         style = _ROWS[row]
+        if all(value.std is not None for value in values):
+            edges = [[round(v.mean + way * (v.std or 0.0), 2) for v in values] for way in (1, -1)]
+            data.append(
+                {
+                    "type": "scatter", "mode": "lines", "name": titles[row], "legendgroup": row, "showlegend": False,
+                    "x": [*rounds, *reversed(rounds)], "y": [*edges[0], *reversed(edges[1])], "hoverinfo": "skip",
+                    "fill": "toself", "fillcolor": style.faint(0.14), "line": {"width": 0},
+                }
+            )  # fmt: skip
         data.append(
             {
-                "type": "scatter", "mode": "lines", "name": titles[row], "x": list(rounds),
-                "y": [round(value, 2) for value in values],
+                "type": "scatter", "mode": "lines", "name": titles[row], "legendgroup": row, "x": list(rounds),
+                "y": [round(value.mean, 2) for value in values],
                 "line": {"color": style.color, "dash": style.dash, "width": 2},
             }
         )  # fmt: skip

@@ -83,6 +83,8 @@ def _part(part: Text | Table | Figure, plots: bool) -> str:
 def _figure(part: Figure) -> str:
     lines: list[tuple[Any, ...]] = [("line", "x", "y")]
     for trace in part.figure["data"]:
+        if "fill" in trace:  # a band: its outline is no data
+            continue
         named = trace.get("text") if isinstance(trace.get("text"), list) else trace.get("x") or []
         lines += [(trace.get("name", ""), x, y) for x, y in zip(named, trace.get("y") or [], strict=False)]
     layout = {"height": 360} | part.figure["layout"]
