@@ -90,13 +90,15 @@ def test_verdicts_follow_the_numbers() -> None:
     moved = dict.fromkeys(good, (60.0, 60.0)) | {"tau 10, lam -100": (91.0, 90.5)}
     experiment = load("toy")
 
-    def verdicts(near: dict[str, Any], far: dict[str, Any]) -> list[str]:
-        results = {"toy-3-seed-0": _handmade(near), "toy-3-far-seed-0": _handmade(far)}
+    def verdicts(near: dict[str, Any], far: dict[str, Any], seeds: int = 2) -> list[str]:
+        both = {"toy-3": _handmade(near), "toy-3-far": _handmade(far)}
+        results = {f"{name}-seed-{seed}": found for name, found in both.items() for seed in range(seeds)}
         return [v.holds for v in chapter(experiment, results).verdicts[-2:]]
 
     assert verdicts(good, moved) == ["holds", "holds"]
     assert verdicts(good | {"tau 10, lam -100": (75.0, 99.0)}, moved) == ["holds partly", "holds partly"]
     assert verdicts(good, good) == ["holds", "does not hold"]  # nothing moved anything: no more robust than FedAvg
+    assert verdicts(good, moved, seeds=1) == ["one seed", "one seed"]
 
 
 def test_a_line_is_drawn_through_its_points() -> None:

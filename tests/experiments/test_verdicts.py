@@ -177,7 +177,7 @@ def test_what_is_stable_loses_no_more_than_the_papers_own_rows() -> None:
         noisy = standings(load("corruptions"), found(79.0, tilted, tilts=(-0.5, 1.0)))
         verdict = verdicts((claim,), noisy, clean)[0]
         assert verdict.holds == expected
-    assert "1 of 2 (mnist 1 no more, 1 more). Lost (± standard error): mnist FedAvg 1.00 ± 0.00; " in verdict.why
+    assert "1 of 2 (mnist 1 no more, 1 more). Points lost (± standard error): mnist FedAvg 1.00 ± 0.00; " in verdict.why
     assert verdicts((claim,), noisy)[0].holds == "not measured"  # nothing to hold it against
 
 

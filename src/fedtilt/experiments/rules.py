@@ -69,7 +69,7 @@ def _margins(rows: list[str], rivals: list[str], metrics: list[Metric], standing
         ahead = differences(standing.rows.get(row, {}), standing.rows.get(rival, {}), metric)
         if ahead is not None:
             told.append(f"{standing.data} {standing.titles[row]} {difference(ahead, 0.0)}{_error(ahead)}")
-    return f" In points (± standard error): {'; '.join(told)}." if told else ""
+    return _listed("In points", told)
 
 
 def _paper_tilts(check: Mapping[str, Any], standings: Standings, _: Standings) -> Found:
@@ -119,7 +119,7 @@ def _rises(check: Mapping[str, Any], standings: Standings, _: Standings) -> Foun
                 told.append(f"{standing.data} {TITLES[metric.key]} {difference(more, 0.0)}{_error(more)}")
     what = f"lam {large:g} instead of {small:g} is worth more at tau {high:g} than at tau {low:g}"
     holds, numbers = _counted(outcomes, what, labels=[TITLES[metric.key] for metric in metrics])
-    return holds, numbers + (f" In points (± standard error): {'; '.join(told)}." if told else "")
+    return holds, numbers + _listed("In points", told)
 
 
 def _stable(check: Mapping[str, Any], standings: Standings, clean: Standings) -> Found:
@@ -134,13 +134,13 @@ def _stable(check: Mapping[str, Any], standings: Standings, clean: Standings) ->
             left = lost and Values(tuple(check["points"] - value for value in lost.values))
             outcomes[standing.data].append(outcome(left))
             if lost:
-                told.append(f"{standing.data} {standing.titles[row]} {lost.mean:.2f}{_error(lost)}")
+                told.append(f"{standing.data} {standing.titles[row]} {lost.mean:.2f}{_error(lost)}".replace(" -", " −"))
     what = (
         f"At most {check['points']:g} points of accuracy lost against clean data, which is the most that the paper’s "
         "own rows lose here"
     )
     holds, numbers = _counted(outcomes, what, _LOST)
-    return holds, numbers + (f" Lost (± standard error): {'; '.join(told)}." if told else "")
+    return holds, numbers + _listed("Points lost", told)
 
 
 RULES: dict[str, Callable[[Mapping[str, Any], Standings, Standings], Found]] = {
@@ -153,6 +153,11 @@ RULES: dict[str, Callable[[Mapping[str, Any], Standings, Standings], Found]] = {
 
 def _asked(check: Mapping[str, Any], standings: Standings) -> list[Standing]:
     return [standings[data] for data in check.get("data", standings) if data in standings]
+
+
+def _listed(what: str, told: Sequence[str]) -> str:
+    error = " (± standard error)" if any("±" in text for text in told) else ""
+    return f" {what}{error}: {'; '.join(told)}." if told else ""
 
 
 def _error(values: Values) -> str:

@@ -17,13 +17,16 @@ CLOSE = 3.0  # points: what we call close
 def verdict(claim: Claim, settings: Mapping[str, Any], measured: Mapping[str, dict[str, Any]]) -> Verdict:
     """The rule of this claim, on the data sets that it needs."""
     needs = {"clients": ("toy-1",), "classes": ("toy-2",), "larger-tau": ("toy-2",), "robust": ("toy-3",)}
-    if any(name not in measured for name in needs.get(claim.key, ("toy-3", "toy-3-far"))):
+    names = needs.get(claim.key, ("toy-3", "toy-3-far"))
+    if any(name not in measured for name in names):
         return verdict_on(claim, "not measured")
     rules = {
         "clients": _clients_are_close, "classes": _classes_are_close, "larger-tau": _tau_is_the_reason,
         "robust": _separated, "unmoved": _unmoved,
     }  # fmt: skip
-    return verdict_on(claim, *rules[claim.key](settings, measured))
+    holds, found = rules[claim.key](settings, measured)
+    alone = any(len(of) == 1 for name in names for of in measured[name].values())
+    return verdict_on(claim, "one seed" if alone else holds, found)
 
 
 def _per_client(seeds_of: Sequence[Any], name: str) -> list[float]:
