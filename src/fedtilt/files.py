@@ -59,9 +59,12 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path} is missing or damaged ({error})") from error
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, sync: bool = True) -> str:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, sync: bool = True
+) -> str:
     """Write a safetensors file; its sha256."""
-    content = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+    held = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    content = save(held, None if metadata is None else dict(metadata))
     write_bytes(path, content, sync=sync)
     return hashlib.sha256(content).hexdigest()
 
@@ -78,6 +81,17 @@ def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
         return load(content)
     except safetensors.SafetensorError as error:
         raise InputError(f"{path} is damaged ({error})") from error
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a safetensors file says about itself."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            return dict(file.metadata() or {})
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror or 'there is no such file'})") from error
+    except safetensors.SafetensorError as error:
+        raise InputError(f"{path} is not a safetensors file ({error}); give one of fedtilt export") from error
 
 
 def first_difference(a: Any, b: Any, key: str = "") -> tuple[str, Any, Any] | None:

@@ -1,10 +1,12 @@
 """The paper's models, and what any other `nn.Module` must be like."""
 
 import copy
+import functools
 import inspect
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +93,26 @@ def build(source: ModelSource, input_shape: Shape, classes: int, seed: int) -> n
             raise InputError(f"the model function returned a {type(model).__name__}; it must return an nn.Module")
     check(model)
     return model.cpu()
+
+
+def recipe(source: ModelSource, input_shape: Shape, classes: int) -> dict[str, Any] | None:
+    """The name of one of `MODELS` and all its arguments, to make it again; None for any other model.
+
+    >>> recipe(functools.partial(mlp, hidden=(64,)), (8,), 3)
+    {'name': 'mlp', 'input_shape': [8], 'classes': 3, 'hidden': [64]}
+    """
+    made_by, args, given = source, (), {}
+    if isinstance(source, functools.partial):
+        made_by, args, given = source.func, source.args, source.keywords
+    name = next((name for name, own in MODELS.items() if own is made_by), None)
+    if name is None:
+        return None
+    known = {"input_shape": input_shape, "classes": classes}
+    known = {key: value for key, value in known.items() if key in inspect.signature(source).parameters}
+    call = inspect.signature(MODELS[name]).bind(*args, **given | known)
+    call.apply_defaults()
+    sizes = {key: [int(n) for n in v] if isinstance(v, Iterable) else int(v) for key, v in call.arguments.items()}
+    return {"name": name} | sizes
 
 
 def _check_callable(parameters: Iterable[inspect.Parameter], known: Container[str], name: str) -> None:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import hashlib
+import json
 import math
 import os
 import shlex
@@ -102,6 +103,7 @@ def _train(
         classes=federation.class_names,
         carriers=federation.carriers.nonzero()[:, 0].tolist(),
         extras=_extras(work.net),
+        model=_use(work),
     )
     saved, kept = time.monotonic(), 0
     for r in simulated(work, state=state, shelf=keeper.shelf):
@@ -175,6 +177,15 @@ def _extras(net: torch.nn.Module) -> dict[str, torch.Tensor]:
     trained = dict(net.named_parameters(remove_duplicate=False))
     held = {name: value for name, value in net.state_dict().items() if name not in trained}
     return {name: value.detach().clone() for name, value in held.items() if isinstance(value, torch.Tensor)}
+
+
+def _use(work: Prepared) -> dict[str, Any]:
+    """What it takes to use a model elsewhere: how it is made, and that it takes (x − mean) / deviation."""
+    data = work.federation.dataset
+    found: dict[str, Any] = {} if work.recipe is None else {"model": work.recipe}
+    if data.image:
+        return found | {"mean": [0.5], "deviation": [0.5]}  # pixels in [0, 1] become [-1, 1]
+    return found | ({} if data.features is None else data.features.to_json())
 
 
 def _digest(tensors: Sequence[torch.Tensor]) -> str:
@@ -273,14 +284,7 @@ def exported(
     notice: Notice = _silent,
 ) -> dict[str, torch.Tensor]:
     """The state, as `load_state_dict` takes it, of a run's shared model or, with `client`, of a personal one."""
-    folder = Path(folder)
-    if not (folder / "run.json").exists():
-        raise InputError(f"{folder} is not a run folder: it has no run.json")
-    seeds = read_json(folder / "run.json")["seeds"]
-    seed = seeds[0] if seed is None else seed
-    if seed not in seeds:
-        raise InputError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
-    store = Store(seed_folder(folder, seed))
+    store = _stored(folder, seed)
     state = store.latest(notice)
     if state is None:
         raise InputError(f"{folder} has no checkpoint yet; fedtilt resume {shlex.quote(str(folder))}")
@@ -288,8 +292,7 @@ def exported(
         raise InputError(f"{folder} has no method {method!r}; it has {', '.join(state.shared)}")
     vector: torch.Tensor | None = state.shared[method]
     if client is not None:
-        names = read_json(store.folder / "federation.json")["clients"]
-        vector = state.shelf.get((method, number_of(client, names)))
+        vector = state.shelf.get((method, number_of(client, store.described()["clients"])))
         if vector is None:
             raise InputError(
                 f"client {client} has no personal model of method {method!r}: it never took part, or the method has "
@@ -300,3 +303,25 @@ def exported(
     found = {name: piece.reshape(shape) for (name, shape), piece in zip(job["model"].items(), pieces, strict=True)}
     tied = {name: found[first].clone() for name, first in job.get("tied", {}).items()}
     return found | tied | store.extras()
+
+
+def about(
+    folder: str | os.PathLike[str], method: str, client: int | str | None = None, seed: int | None = None
+) -> dict[str, str]:
+    """What `exported` is and how to use it, for a file's metadata: text as it is, everything else as JSON."""
+    known = _stored(folder, seed).described()
+    clients = known.pop("clients", [])
+    known |= {"method": method} | ({} if client is None else {"client": clients[number_of(client, clients)]})
+    return {key: v if isinstance(v, str) else json.dumps(v) for key, v in known.items() if key != "carriers"}
+
+
+def _stored(folder: str | os.PathLike[str], seed: int | None) -> Store:
+    """One seed of a run folder, the first where none is named."""
+    folder = Path(folder)
+    if not (folder / "run.json").exists():
+        raise InputError(f"{folder} is not a run folder: it has no run.json")
+    seeds = read_json(folder / "run.json")["seeds"]
+    seed = seeds[0] if seed is None else seed
+    if seed not in seeds:
+        raise InputError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
+    return Store(seed_folder(folder, seed))

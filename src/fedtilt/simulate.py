@@ -10,7 +10,7 @@ Lanes are trained where `placement` puts them, in this process (`Here`: a GPU, o
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluate import Evaluator
 from fedtilt.methods import Method, checked_together
 from fedtilt.metrics import Counts
-from fedtilt.models import ModelSource, flat
+from fedtilt.models import ModelSource, flat, recipe
 from fedtilt.placement import Crew, Diet, Here, Placement, can_fork, cores, one_thread
 from fedtilt.round import Plan, flaws, plan, settle
 from fedtilt.shelf import Shelf, State
@@ -85,6 +85,7 @@ class Prepared(NamedTuple):
     settings: Training
     device: torch.device
     way: str
+    recipe: dict[str, Any] | None  # how to make the model again, where it is one of `models`
 
 
 def prepared(methods: Iterable[Method], federation: Federation, model: ModelSource, settings: Training) -> Prepared:
@@ -99,7 +100,8 @@ def prepared(methods: Iterable[Method], federation: Federation, model: ModelSour
     device = pick_device(settings.device)
     net = initial_model(federation, model, settings.seed)
     way = choose(net, device.type, settings.way, federation.clean_train(0)[0][:1], settings.precision)
-    return Prepared(methods, federation, net, settings, device, way)
+    made = recipe(model, federation.input_shape, federation.classes)
+    return Prepared(methods, federation, net, settings, device, way, made)
 
 
 def simulated(work: Prepared, *, state: State | None = None, shelf: Shelf | None = None) -> Iterator[Round]:
@@ -116,7 +118,7 @@ def simulated(work: Prepared, *, state: State | None = None, shelf: Shelf | None
 
 
 def _rounds(work: Prepared, state: State) -> Iterator[Round]:
-    methods, federation, net, settings, device, way = work
+    methods, federation, net, settings, device, way, _ = work
     net = net.to(device)
     samples = dict(enumerate(federation.train_sizes().tolist()))
     validated = any(map(len, federation.validation_index))

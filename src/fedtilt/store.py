@@ -2,6 +2,7 @@
 
 job.json                                       what is run, to refuse a folder begun with something else
 federation.json                                names of the clients and classes, and who carries outliers
+model.json                                     how to make the model again, and what its input is standardised with
 extras.safetensors                             what a model's state holds besides its parameters, if anything
 metrics.jsonl                                  one line per judged round and method
 counts/round-00040.safetensors                 right answers per client and class
@@ -82,13 +83,20 @@ class Store:
 
     def describe(
         self, *, clients: Sequence[str], classes: Sequence[str], carriers: Sequence[int],
-        extras: Mapping[str, Tensor] | None = None,
+        extras: Mapping[str, Tensor] | None = None, model: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Note what the clients and classes are called and who carries outliers, for those who read the folder."""
+        """Note what the clients and classes are called, who carries outliers and what the model is, for readers."""
         names = {"clients": list(clients), "classes": list(classes), "carriers": list(carriers)}
         write_json(self.folder / "federation.json", names, sync=False)
+        if model is not None:
+            write_json(self.folder / "model.json", model, sync=False)
         if extras:
             write_tensors(self._extras_file, extras)
+
+    def described(self) -> dict[str, Any]:
+        """What `describe` noted, without what an older version did not write."""
+        paths = [self.folder / "federation.json", self.folder / "model.json"]
+        return {key: value for path in paths if path.exists() for key, value in read_json(path).items()}
 
     def extras(self) -> dict[str, Tensor]:
         """What the model's state holds besides its parameters."""

@@ -1,5 +1,6 @@
 """The command line as a person meets it: what it prints, where it leaves things, how it refuses."""
 
+import csv
 import json
 import os
 import signal
@@ -9,6 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 import fedtilt as ft
@@ -163,6 +166,90 @@ def test_export_loads_in_three_lines(fedtilt) -> None:
 def _has(result: ft.Result, client: int) -> bool:
     shared, own = result["ditto"].shared, result["ditto"].personal(client)
     return any(not a.equal(b) for a, b in zip(shared.parameters(), own.parameters(), strict=True))
+
+
+SITES = (
+    '[data]\nfile = "table.csv"\ntarget = "well"\nclient = "site"\n[clients]\npartition = "column"\n'
+    "[model]\nhidden = [8]\n[train]\nrounds = 3\nparticipation = 1.0\nepochs = 2\nlr = 0.1\nworkers = 0\n"
+    '[[methods]]\npreset = "ditto"\n'
+)
+
+
+def _write_sites() -> None:
+    """Far from mean 0 and deviation 1, so that a model that is not given standardised features is lost."""
+    rows = ["age,dose,same,well,site"]
+    for i in range(160):
+        well = i % 7 > 3
+        rows.append(f"{60 + 9 * well + i % 5},{1e-4 * (i % 11 - 4 * well)},7,{'yes' if well else 'no'},{'AB'[i % 2]}")
+    Path("table.csv").write_text("\n".join(rows))
+    Path("mine.toml").write_text(SITES)
+
+
+def test_an_exported_model_predicts_on_rows_of_a_table(fedtilt) -> None:
+    """As the README has it: with ft.data.rows, and in plain torch from what the file says about itself."""
+    _write_sites()
+    assert fedtilt("run", "mine.toml", "--quiet", "--out", "here").code == 0
+    exported = fedtilt("export", "here", "--method", "ditto", "--client", "B", "--to", "b.safetensors")
+    assert exported.code == 0, exported.err
+    with safe_open("b.safetensors", "pt") as file:
+        said = file.metadata()
+    assert (said["method"], said["client"]) == ("ditto", "B")
+    about = {key: json.loads(said[key]) for key in ("model", "classes", "features", "mean", "deviation")}
+    assert about["model"] == {"name": "mlp", "input_shape": [3], "classes": 2, "hidden": [8]}
+    assert about["classes"] == ["no", "yes"]
+    assert about["features"] == ["age", "dose", "same"]
+
+    model = getattr(ft.models, about["model"].pop("name"))(**about["model"])
+    model.load_state_dict(load_file("b.safetensors"))
+    with open("table.csv") as file:
+        table = list(csv.DictReader(file))
+    x = torch.tensor([[float(row[name]) for name in about["features"]] for row in table], dtype=torch.float64)
+    mean, deviation = (torch.tensor([float(v) for v in about[key]], dtype=x.dtype) for key in ("mean", "deviation"))
+    plain = model(((x - mean) / deviation).float())
+    assert torch.equal(plain, model(ft.data.rows("table.csv", like="b.safetensors")))
+
+    own = ft.resume("here")[0]["ditto"]
+    data = ft.data.table("table.csv", target="well", client="site")
+    assert torch.equal(own.personal("B")(data.x_test), model(data.x_test))
+    mine = data.client_test == 1
+    test_rows = [[round(v, 3) for v in row] for row in data.x_test[mine].tolist()]
+    every = [[round(v, 3) for v in row] for row in ft.data.rows("table.csv", like=data).tolist()]
+    right = [
+        about["classes"][plain[n].argmax()] == row["well"]
+        for n, row in enumerate(table)
+        if row["site"] == "B" and every[n] in test_rows
+    ]
+    accuracy = own.correct[1].sum() / own.total[1].sum()
+    assert accuracy > 0.9
+    assert sum(right) / len(right) == pytest.approx(accuracy.item())
+
+
+def test_a_run_of_before_still_exports_and_learns_what_it_lacks_from_resume(fedtilt) -> None:
+    _write_sites()
+    fedtilt("run", "mine.toml", "--quiet", "--out", "here")
+    Path("here/seed-0/model.json").unlink()
+    arguments = ["export", "here", "--method", "ditto", "--to", "w.safetensors", "--force"]
+    assert fedtilt(*arguments).code == 0
+    with pytest.raises(ft.InputError, match="does not say what its features are; give a file of fedtilt export"):
+        ft.data.rows("table.csv", like="w.safetensors")
+    fedtilt("resume", "here", "--quiet")
+    fedtilt(*arguments)
+    assert ft.data.rows("table.csv", like="w.safetensors").shape == (160, 3)
+    Path("here/seed-0/federation.json").unlink()
+    assert fedtilt(*arguments).code == 0
+
+
+def test_an_exported_image_model_says_how_pixels_are_scaled(fedtilt) -> None:
+    fedtilt("run", *QUICK, "--out", "here", "--quiet")
+    fedtilt("export", "here", "--method", "fedavg", "--to", "w.safetensors")
+    with safe_open("w.safetensors", "pt") as file:
+        said = file.metadata()
+    mean, deviation = (torch.tensor(json.loads(said[key])) for key in ("mean", "deviation"))
+    data = ft.data.load("digits")
+    federation = ft.Federation.build(data, clients=6)
+    x = data.x_test[:5].float() / (255 if data.x_test.dtype == torch.uint8 else 1)
+    assert torch.equal((x - mean) / deviation, federation.model_ready(data.x_test[:5]))
+    assert json.loads(said["model"]) == {"name": "mlp", "input_shape": [1, 8, 8], "classes": 10, "hidden": [64, 64]}
 
 
 def test_init_writes_a_spec_that_runs(fedtilt) -> None:

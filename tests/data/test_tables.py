@@ -2,13 +2,14 @@
 
 import io
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from fedtilt.data import table
-from fedtilt.data.tables import _ordered, _standardised
+from fedtilt.data import Dataset, Features, rows, table
+from fedtilt.data.tables import _ordered
 from fedtilt.errors import InputError
 
 CSV = "age,site,dose,well\n" + "".join(
@@ -56,14 +57,16 @@ def test_a_feature_that_is_constant_in_training_is_0_everywhere():
         x = np.full((40, 2), constant)
         x[:, 1] = np.arange(40)
         x[35, 0] = 2 * constant + 0.1  # a test row may differ
-        found = _standardised(x, train)
+        features = Features.of(("same", "n"), x[train])
+        found = features.standardised(x)
+        assert features.deviation[0] == np.inf
         assert found[:, 0].tolist() == [0] * 40
-        assert found[train, 1].std() == pytest.approx(1)
+        assert found[train, 1].std(correction=0).item() == pytest.approx(1)
 
 
 def test_a_feature_that_barely_varies_is_still_standardised():
     x = 1000 + 1e-6 * np.arange(8.0)[:, None]
-    assert _standardised(x, np.ones(8, bool)).std() == pytest.approx(1)
+    assert Features.of(("x",), x).standardised(x).std(correction=0).item() == pytest.approx(1)
 
 
 def test_a_constant_column_of_a_file(tmp_path):
@@ -71,6 +74,45 @@ def test_a_constant_column_of_a_file(tmp_path):
     data = table(write(tmp_path, "\n".join(["n,same,label", *rows])), target="label")
     assert data.x_train[:, 1].tolist() == [0] * 30
     assert data.x_test[:, 1].tolist() == [0] * 10
+
+
+def test_new_rows_are_standardised_as_the_data_was(tmp_path):
+    data = table(write(tmp_path, CSV), target="well", client="site")
+    train = [n for n in range(16) if any(abs(20 + n - age) < 1e-3 for age in _ages(data))]
+    assert data.features.names == ("age", "dose")
+    assert data.features.mean == pytest.approx((20 + np.mean(train), 0.5 * np.mean(train)))
+    assert data.features.deviation == pytest.approx((np.std(train), 0.5 * np.std(train)))
+    new = write(tmp_path, "dose,note,age\n0.5,hello,21\n100,,20\n", "new.csv")  # another order, another column
+    expected = [[(age - m) / d for age, m, d in zip(row, data.features.mean, data.features.deviation, strict=True)]
+                for row in ([21, 0.5], [20, 100])]  # fmt: skip
+    assert torch.allclose(rows(new, like=data), torch.tensor(expected))
+    whole = rows(tmp_path / "sites.csv", like=data)
+    assert {tuple(row.tolist()) for row in whole} == {tuple(r.tolist()) for r in torch.cat([data.x_train, data.x_test])}
+
+
+def _ages(data):
+    return (data.x_train[:, 0] * data.features.deviation[0] + data.features.mean[0]).tolist()
+
+
+def test_rows_that_cannot_be_made_alike(tmp_path):
+    data = table(write(tmp_path, CSV), target="well", client="site")
+    with pytest.raises(InputError, match=r"has no column 'dose', which the model was trained on; its columns are age$"):
+        rows(write(tmp_path, "age\n5\n", "new.csv"), like=data)
+    bare = Dataset(
+        name="bare", x_train=data.x_train, y_train=data.y_train, x_test=data.x_test, y_test=data.y_test, classes=2
+    )
+    with pytest.raises(InputError, match=r"'bare' does not say what its features are; give one of ft.data.table"):
+        rows(tmp_path / "sites.csv", like=bare)
+    with pytest.raises(InputError, match=r"new.csv is not a safetensors file"):
+        rows(tmp_path / "sites.csv", like=tmp_path / "new.csv")
+    with pytest.raises(InputError, match=r"no.safetensors cannot be read"):
+        rows(tmp_path / "sites.csv", like=tmp_path / "no.safetensors")
+    with pytest.raises(InputError, match=r"2 features have 1 values of mean; give one each"):
+        Features(names=("a", "b"), mean=(1.0,), deviation=(1.0, 1.0))
+    with pytest.raises(InputError, match=r"deviation must be > 0, inf where it is constant"):
+        Features(names=("a",), mean=(1.0,), deviation=(0.0,))
+    with pytest.raises(InputError, match=r"has 1 features for samples of shape \(2,\); give one per column"):
+        replace(data, features=Features(names=("a",), mean=(1.0,), deviation=(1.0,)))
 
 
 @pytest.mark.parametrize(

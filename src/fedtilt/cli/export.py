@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fedtilt.errors import InputError
 from fedtilt.files import write_tensors
-from fedtilt.runs import exported
+from fedtilt.runs import about, exported
 
 
 def export(
@@ -21,12 +21,12 @@ def export(
     seed: Annotated[int | None, typer.Option(help="Which seed of the run; the first by default.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a trained model as safetensors, parameters by name."""
+    """Write a trained model as safetensors: parameters by name, and in the metadata what it takes to use it."""
     if to.exists() and not force:
         raise InputError(f"{to} exists; use --force to replace it")
     notes = Console(stderr=True)
     tensors = exported(folder, method, client, seed, notice=lambda text: notes.print(f"note: {text}", markup=False))
-    write_tensors(to, tensors)
+    write_tensors(to, tensors, about(folder, method, client, seed))
     whose = "shared model" if client is None else f"personal model of client {client}"
     count = sum(t.numel() for t in tensors.values())
     print(f"wrote the {whose} of {method} ({count:,} parameters) to {to}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtilt import checks
+from fedtilt.data.features import Features
 from fedtilt.errors import InputError
 
 
@@ -18,7 +19,7 @@ class Dataset:
 
     Images are uint8 in 0..255 or float32 in [0, 1], shape (N, channels, height, width); everything else is float32,
     shape (N, features). Labels are int64 in [0, classes). `client_train` and `client_test` number the
-    client of every sample.
+    client of every sample. `features` says what the columns are called and what they were standardised with.
 
     >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
     >>> Dataset(name="mine", x_train=x, y_train=y, x_test=x, y_test=y, classes=2).input_shape
@@ -36,6 +37,7 @@ class Dataset:
     client_train: Tensor | None = None
     client_test: Tensor | None = None
     client_names: tuple[str, ...] | None = None
+    features: Features | None = None
 
     def __post_init__(self) -> None:
         _check_tensors(self)
@@ -70,6 +72,11 @@ class Dataset:
                 f"data set {self.name!r} has image = False with x_train of {_kind(self.x_train)}; convert it to float32"
             )
         _check_clients(self)
+        if self.features is not None and (len(self.features.names),) != self.input_shape:
+            raise InputError(
+                f"data set {self.name!r} has {len(self.features.names)} features for samples of shape "
+                f"{self.input_shape}; give one per column"
+            )
 
     def to(self, device: torch.device) -> "Dataset":
         """The same data on another device."""

@@ -41,7 +41,7 @@ class DataSpec(Table):
     name: Annotated[str, one_of(names())] = Field(default="digits", description="the data set if no file")
     file: str | None = Field(
         default=None,
-        description="your own table, relative to the spec; other columns are features",
+        description="your own table, relative to the spec; other columns are features, which are standardised",
         examples=["patients.csv"],
         json_schema_extra=says("a CSV, TSV or Parquet file"),
     )

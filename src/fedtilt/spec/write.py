@@ -180,6 +180,10 @@ Numbers may be `inf` and `-inf` where the tables say so. Paths in a spec are rel
 working folder. `--method NAME` keeps only the methods named, in that order, and adds `fedavg`, `fedprox` or `ditto`
 with its defaults. `--seed`, `--seeds` and `--device` set the keys of that name.
 
+The features of a table of your own are standardised with the training rows' mean and deviation. Both stay with the
+run (`model.json`) and with what `fedtilt export` writes; `ft.data.rows("new.csv", like="exported.safetensors")` does
+the same to new rows, and the README shows how to predict on them.
+
 This page is made from the code: `fedtilt init --reference > docs/spec.md`."""
 
 _METHODS = """\
