@@ -231,7 +231,7 @@ def test_the_examples_in_the_annotated_spec_are_possible(file):
     lines = spec.annotated().splitlines()
     keys = {key for table in TABLES.values() for key in table.model_fields}
     opened = [line[2:] if line.startswith("# ") and line[2:].partition(" = ")[0] in keys else line for line in lines]
-    loaded = spec.load(file("\n".join(opened)), overrides=["outliers.kind=gaussian"])
+    loaded = spec.load(file("\n".join(opened)), overrides=["outliers.kind=gaussian", "clients.partition=column"])
     assert all(value is not None for name in TABLES for value in dict(getattr(loaded, name)).values())
 
 

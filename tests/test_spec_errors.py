@@ -49,6 +49,14 @@ WRONG = [
     (["data.name=minst"], r"data.name = 'minst' is not possible; give one of digits, mnist"),
     (["data.file=/a.csv"], r"data.file = '/a.csv' needs data.target"),
     (["data.target=y"], r"data.target = 'y' needs data.file"),
+    (
+        ["data.file=/a.csv", "data.target=y", "data.client=site"],
+        r"data.client = 'site' is not heeded with clients.partition = 'classes'; set clients.partition = \"column\"",
+    ),
+    (
+        ["data.file=/a.csv", "data.target=y", "data.client=site", "clients.partition=iid"],
+        r"data.client = 'site' is not heeded with clients.partition = 'iid'; ",
+    ),
     (["data.test_share=1"], r"data.test_share = 1 "),
     (["seed=-1"], r"seed = -1 "),
     (["seeds=0"], r"seeds = 0 "),

@@ -53,7 +53,7 @@ class DataSpec(Table):
     )
     client: str | None = Field(
         default=None,
-        description='the column that says whose row it is; clients.partition = "column" divides by it',
+        description='the column that says whose row it is; needs clients.partition = "column"',
         examples=["hospital"],
         json_schema_extra=says("a column of file"),
     )
@@ -226,6 +226,11 @@ class Spec(Table):
     def _fits_together(self) -> Self:
         if not self.methods:
             raise InputError('methods is empty; add [[methods]] with preset = "fedavg" to the spec, or --method fedavg')
+        if self.data.client is not None and self.clients.partition != "column":
+            raise InputError(
+                f"data.client = {self.data.client!r} is not heeded with clients.partition = "
+                f'{self.clients.partition!r}; set clients.partition = "column", or leave data.client out'
+            )
         lr = self.train.lr
         checked_together([m.to_method() for m in self.methods], lr, self.train.lr_personal or lr)
         return self
