@@ -159,6 +159,41 @@ def test_bad_tables_name_row_and_column(tmp_path, text, says):
         table(write(tmp_path, text), target="well", client="site")
 
 
+def _labelled(labels):
+    return "age,well\n" + "".join(f"{n % 7},{label}\n" for n, label in enumerate(labels))
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (
+            [n % 5 / 2 for n in range(90)],
+            r"target = 'well' has numbers such as 0.5 in .*; group them into a few",
+        ),
+        (range(12), r"has 12 classes in 12 rows of .*, 12 of them in one row; name a column of classes, or group"),
+        ([n // 2 for n in range(90)], r"has 45 classes in 90 rows of .*, 0 of them in one row"),
+        ([0, 0, 1, 1, 2, 3, 4], r"has 5 classes in 7 rows of .*, 3 of them in one row"),
+    ],
+)
+def test_a_target_that_is_no_class_is_refused(tmp_path, labels, says):
+    with pytest.raises(InputError, match=says):
+        table(write(tmp_path, _labelled(labels)), target="well")
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([f"{n % 3}.0" for n in range(9)], 3),
+        ([n % 20 for n in range(60)], 20),
+        ([n % 30 for n in range(300)], 30),
+        (["1.5", "v2"] * 4, 2),
+        ([0, 0, 1, 1, 2, 3], 4),
+    ],
+)
+def test_a_target_of_classes_is_taken(tmp_path, labels, classes):
+    assert table(write(tmp_path, _labelled(labels)), target="well").classes == classes
+
+
 def test_bad_table_arguments(tmp_path):
     path = write(tmp_path, CSV)
     with pytest.raises(InputError, match=r"does not exist"):

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,8 @@ from fedtilt.data.dataset import Dataset
 from fedtilt.data.features import Features, features_of
 from fedtilt.data.strata import held_out, stratified
 from fedtilt.errors import InputError
+
+_MANY, _ROWS = 20, 10  # more classes than so many need so many rows each, on average
 
 
 def table(
@@ -39,10 +41,7 @@ def table(
         raise InputError(f"table {columns.path} has 1 row below its header; it needs at least 2")
     _check_names(columns, target, client)
     y, class_names = _numbered(columns, target)
-    if len(class_names) < 2:
-        raise InputError(
-            f"target = {target!r} has one class, {class_names[0]!r}, in {columns.path}; it needs two or more"
-        )
+    _check_classes(columns, target, y, class_names)
     group, client_names = _numbered(columns, client) if client else (np.zeros_like(y), ("0",))
     names = tuple(name for name in columns.cells if name not in (target, client))
     x = matrix(columns, names)
@@ -103,6 +102,25 @@ def _check_names(columns: Columns, target: str, client: str | None) -> None:
         raise InputError(f"target and client are both {target!r}; they must be two columns of {columns.path}")
     if not set(columns.cells) - {target, client}:
         raise InputError(f"table {columns.path} has no feature column beside {known}; add one")
+
+
+def _check_classes(columns: Columns, target: str, y: np.ndarray, names: Sequence[str]) -> None:
+    """Refuse a target that does not look like classes: one alone, measurements, or as many as there are rows."""
+    if len(names) < 2:
+        raise InputError(f"target = {target!r} has one class, {names[0]!r}, in {columns.path}; it needs two or more")
+    values = [number(name) for name in names]
+    broken = [name for name, value in zip(names, values, strict=True) if not value.is_integer()]
+    if broken and all(map(math.isfinite, values)):
+        raise InputError(
+            f"target = {target!r} has numbers such as {broken[0]} in {columns.path}, where classes belong; group them "
+            "into a few, named by text or whole numbers"
+        )
+    once = int((np.bincount(y) == 1).sum())
+    if 2 * once > len(names) or (len(names) > _MANY and len(y) < _ROWS * len(names)):
+        raise InputError(
+            f"target = {target!r} has {len(names)} classes in {len(y)} rows of {columns.path}, {once} of them in one "
+            "row; name a column of classes, or group them into fewer"
+        )
 
 
 def _numbered(columns: Columns, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
