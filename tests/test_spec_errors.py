@@ -57,6 +57,8 @@ WRONG = [
         ["data.file=/a.csv", "data.target=y", "data.client=site", "clients.partition=iid"],
         r"data.client = 'site' is not heeded with clients.partition = 'iid'; ",
     ),
+    (["data.drop=['id']"], r"data.drop = \('id',\) needs data.file; name the table it is in"),
+    (["data.drop=id"], r"data.drop = 'id' is not possible; give a list of columns of file, such as \[\"id\"\]"),
     (["data.test_share=1"], r"data.test_share = 1 "),
     (["seed=-1"], r"seed = -1 "),
     (["seeds=0"], r"seeds = 0 "),

@@ -233,10 +233,72 @@ def test_parquet_reads_like_csv(tmp_path, monkeypatch):
         table(path, target="well")
 
 
-def test_a_frame_in_memory_is_no_path():
+def test_a_frame_in_memory_reads_like_its_file(tmp_path):
     pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv(io.StringIO(CSV))
+    data, same = table(frame, target="well", client="site"), table(write(tmp_path, CSV), target="well", client="site")
+    assert data.name == "DataFrame"
+    for part in ("x_train", "y_train", "x_test", "y_test", "client_train", "client_test"):
+        assert torch.equal(getattr(data, part), getattr(same, part))
+    assert torch.equal(rows(frame[["dose", "age"]], like=data), rows(tmp_path / "sites.csv", like=same))
+    coded = pandas.get_dummies(frame, columns=["site"])  # columns of True and False
+    coded.to_csv(tmp_path / "coded.csv", index=False)
+    assert torch.equal(table(coded, target="well").x_train, table(tmp_path / "coded.csv", target="well").x_train)
+    assert table(coded, target="well").features.names == ("age", "dose", "site_A", "site_B")
+    frame.index = [f"patient {n}" for n in range(16)]
+    frame.loc["patient 3", "age"] = None
+    with pytest.raises(InputError, match=r"table DataFrame has an empty cell in row patient 3, column 'age'"):
+        table(frame, target="well", client="site")
+    with pytest.raises(InputError, match=r"table DataFrame has the column 'age' twice"):
+        table(frame.rename(columns={"dose": "age"}), target="well", client="site")
+    with pytest.raises(InputError, match=r"path of a file or a pandas DataFrame, not a list; save it as CSV first, or"):
+        table([[1, 2]], target="well")
+
+
+def test_true_and_false_are_1_and_0(tmp_path):
+    words = CSV.replace("dose", "smokes")
+    for n in range(16):
+        words = words.replace(f",{n * 0.5},", f",{['True', 'FALSE', 'false'][n % 3]},")
+    data = table(write(tmp_path, words), target="well", drop=["site"])
+    share = [n % 3 == 0 for n in range(16)]
+    smokes = rows(tmp_path / "sites.csv", like=data)[:, 1] * data.features.deviation[1] + data.features.mean[1]
+    assert smokes.round().tolist() == share
+
+
+def test_semicolons_are_recognised(tmp_path):
+    same = table(write(tmp_path, CSV), target="well", client="site")
+    text = CSV.replace(",", ";").replace("dose", '"dose, in mg, daily"')
+    data = table(write(tmp_path, text, "semi.csv"), target="well", client="site")
+    assert torch.equal(data.x_train, same.x_train)
+    assert data.features.names == ("age", "dose, in mg, daily")
+    with pytest.raises(InputError, match=r"has '0,0' in row 2, column 'dose', where finite numbers belong"):
+        table(write(tmp_path, CSV.replace(",", ";").replace(".", ",")), target="well", client="site")
+
+
+def test_all_bad_columns_are_named_at_once(tmp_path):
+    text = CSV.replace("21,", ",").replace("1.0,", "some,")
     with pytest.raises(InputError) as error:
-        table(pandas.read_csv(io.StringIO(CSV)), target="well")
+        table(write(tmp_path, text), target="well")
     assert str(error.value) == (
-        "table takes the path of a file, not a DataFrame; save it as CSV or Parquet first, or build a ft.data.Dataset"
+        f"table {tmp_path / 'sites.csv'} has an empty cell in row 3, column 'age'; 'A' in row 2, column 'site'; "
+        "'some' in row 4, column 'dose', where finite numbers belong: fill the cells, encode them as numbers, or "
+        "leave these columns out: drop = ['age', 'site', 'dose'] (data.drop in a spec)"
     )
+    data = table(write(tmp_path, CSV), target="well", client="site")
+    with pytest.raises(InputError, match=r"column 'age'; 'some' .* encode them as numbers$"):
+        rows(write(tmp_path, text), like=data)
+
+
+def test_columns_to_drop(tmp_path):
+    path = write(tmp_path, CSV)
+    data = table(path, target="well", client="site", drop=["dose"])
+    assert data.features.names == ("age",)
+    assert torch.equal(data.x_train, table(path, target="well", client="site").x_train[:, :1])
+    for drop, says in (
+        ("dose", r"drop = 'dose' is text; give a list of columns, such as drop = \['dose'\]"),
+        (["doze"], r"drop = 'doze' is not a column of .*; its columns are age, site, dose, well"),
+        (["site"], r"drop holds 'site', which is the client; leave it out"),
+        (["age", "dose"], r"no feature column"),
+    ):
+        with pytest.raises(InputError, match=says):
+            table(path, target="well", client="site", drop=drop)

@@ -1,7 +1,6 @@
 """From a spec to the things it describes: data, clients, model, settings."""
 
 import functools
-from pathlib import Path
 
 from fedtilt.data import Dataset, Federation, load, table
 from fedtilt.models import MODELS, ModelSource
@@ -29,7 +28,9 @@ def dataset_of(spec: Spec, seed: int) -> Dataset:
     """The data a spec names, read from disk."""
     d = spec.data
     if d.file:
-        return table(Path(d.file), target=d.target or "", client=d.client or None, test_share=d.test_share, seed=seed)
+        return table(
+            d.file, target=d.target or "", client=d.client or None, drop=d.drop, test_share=d.test_share, seed=seed
+        )
     return load(d.name, d.folder or None, seed=seed)
 
 

@@ -57,6 +57,12 @@ class DataSpec(Table):
         examples=["hospital"],
         json_schema_extra=says("a column of file"),
     )
+    drop: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        description="the columns to leave out",
+        json_schema_extra=says('a list of columns of file, such as ["id"]'),
+    )
     test_share: float = Field(
         default=0.25, gt=0, lt=1, allow_inf_nan=False, description="the share of file kept for testing"
     )
@@ -70,9 +76,10 @@ class DataSpec(Table):
     def _file_and_columns(self) -> Self:
         if self.file is not None and self.target is None:
             raise InputError(f"data.file = {self.file!r} needs data.target; name the column of the labels")
-        for key in ("target", "client"):
-            if self.file is None and getattr(self, key) is not None:
-                raise InputError(f"data.{key} = {getattr(self, key)!r} needs data.file; name the table it is in")
+        for key in ("target", "client", "drop"):
+            value = getattr(self, key)
+            if self.file is None and value not in (None, ()):
+                raise InputError(f"data.{key} = {value!r} needs data.file; name the table it is in")
         return self
 
 
@@ -229,7 +236,7 @@ class Spec(Table):
         if self.data.client is not None and self.clients.partition != "column":
             raise InputError(
                 f"data.client = {self.data.client!r} is not heeded with clients.partition = "
-                f'{self.clients.partition!r}; set clients.partition = "column", or leave data.client out'
+                f'{self.clients.partition!r}; set clients.partition = "column", or put it into data.drop instead'
             )
         lr = self.train.lr
         checked_together([m.to_method() for m in self.methods], lr, self.train.lr_personal or lr)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -172,6 +172,8 @@ def _method(raw: Raw, name: str, text: str) -> Raw:
 
 
 def _is_text(kind: Any) -> bool:
+    if get_origin(kind) is tuple:
+        return False
     kinds = {kind, *get_args(kind)}
     return str in kinds or any(str in get_args(part)[:1] for part in kinds)
 
