@@ -10,6 +10,7 @@ from fedtilt.tilt import tilted_mean
 
 LOGITS = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 TARGETS = torch.randint(0, 5, (40,), generator=torch.Generator().manual_seed(1))
+HOLED = torch.where(torch.arange(40) < 25, TARGETS, -100)
 LOSSES = F.cross_entropy(LOGITS, TARGETS, reduction="none")
 
 
@@ -77,16 +78,69 @@ def test_mislabelled_samples_lose_their_say() -> None:
     assert accuracy[-4.0] > accuracy[0.0]
 
 
+def smoothed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
+
+
+def test_the_remedies_of_the_sentences_are_remedies() -> None:
+    criterion = TiltedLoss(2.0, -1.0)
+    expected = criterion(LOGITS[:25], TARGETS[:25])
+    torch.testing.assert_close(criterion(LOGITS, HOLED, weights=HOLED.ne(-100).float()), expected)
+    rows = LOGITS.reshape(8, 5, 5).movedim(-1, 1), TARGETS.reshape(8, 5)  # (N, C, L) and (N, L)
+    flattened = criterion(rows[0].movedim(1, -1).flatten(0, -2), rows[1].flatten())
+    torch.testing.assert_close(flattened, criterion(LOGITS, TARGETS))
+    shares = F.one_hot(TARGETS, 5).double()
+    torch.testing.assert_close(criterion(LOGITS, shares, classes=TARGETS), criterion(LOGITS, TARGETS))
+    with pytest.raises(IndexError, match="Target -1 is out of bounds"):
+        criterion(LOGITS, TARGETS - 1)
+    hinge = TiltedLoss(loss=lambda out, y: (1 - out[:, 0] * y).relu())
+    signs = 2 * (TARGETS > 2).long() - 1  # -1 is a label like any other to this loss
+    torch.testing.assert_close(hinge(LOGITS, signs), (1 - LOGITS[:, 0] * signs).relu().mean())
+
+
+def test_it_batches_traces_and_compiles_without_a_look_at_the_labels() -> None:
+    criterion = TiltedLoss(2.0, -1.0)
+    logits, targets = LOGITS.reshape(4, 10, 5), TARGETS.reshape(4, 10)
+    each = torch.stack([criterion(x, y) for x, y in zip(logits, targets, strict=True)])
+    torch.testing.assert_close(torch.vmap(criterion)(logits, targets), each)
+    grads = torch.vmap(torch.func.grad(criterion))(logits, targets)
+    torch.testing.assert_close(grads[0], torch.func.grad(criterion)(logits[0], targets[0]))
+    compiled = torch.compile(criterion, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(LOGITS, TARGETS), criterion(LOGITS, TARGETS))
+    weights = torch.ones(40)
+    torch.testing.assert_close(compiled(LOGITS, TARGETS, weights=weights), criterion(LOGITS, TARGETS))
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: TiltedLoss(loss=F.cross_entropy)(LOGITS, TARGETS), 'reduction="none"'),
-        (lambda: TiltedLoss(loss=F.mse_loss)(LOGITS, LOGITS), "got shape ()"),
+        (lambda: TiltedLoss(loss=F.mse_loss)(LOGITS, LOGITS, classes=TARGETS), "got shape ()"),
         (lambda: TiltedLoss(outer=(1.0,))(LOGITS, TARGETS), "1 outer tilts, got 0 groups"),
         (
             lambda: TiltedLoss(loss=lambda o, t: (o - t).square()[:, 0])(LOGITS, LOGITS),
-            "pass integer classes=",
+            "targets are torch.float64 of shape (40, 5), not labels; pass whole numbers: "
+            "criterion(logits, targets, classes=...)",
         ),
+        (
+            lambda: TiltedLoss()(LOGITS, TARGETS.double()),
+            "targets are torch.float64 of shape (40,), not labels; pass whole numbers: criterion(logits, targets, cla",
+        ),
+        (lambda: TiltedLoss()(LOGITS, TARGETS, classes=TARGETS.float()), "classes are torch.float32 of shape (40,)"),
+        (
+            lambda: TiltedLoss()(LOGITS.reshape(10, 5, 4), TARGETS.reshape(10, 4)),
+            "got shape (10, 4) for 10 samples; flatten them: criterion(logits.movedim(1, -1).flatten(0, -2), tar",
+        ),
+        (
+            lambda: TiltedLoss()(LOGITS, HOLED),
+            "targets hold -100, and there is no ignore_index; leave these samples out with "
+            "criterion(logits, targets, weights=targets.ne(-100).float())",
+        ),
+        (lambda: TiltedLoss(loss=smoothed)(LOGITS, HOLED), "targets hold -100, "),
+        (lambda: TiltedLoss(tau="2"), "tau must be a number, got '2'"),
+        (lambda: TiltedLoss(lam=None), "lam must be a number, got None"),
+        (lambda: TiltedLoss(math.nan), "tau must be a number, got nan"),
+        (lambda: TiltedLoss(outer=(True,)), "an outer tilt must be a number, got True"),
         (lambda: TiltedLoss()(LOGITS[:0], TARGETS[:0]), "must not be empty"),
     ],
 )
