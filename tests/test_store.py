@@ -242,6 +242,19 @@ def test_an_export_is_a_whole_state(federation: ft.Federation, tmp_path: Path) -
     assert torch.equal(twin(x), result["ditto"].shared(x))
 
 
+def test_a_folder_with_something_else_in_it_is_refused(federation: ft.Federation, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ft.InputError, match="is not empty; choose another folder$"):
+        ft.run(METHODS, federation, model, out=tmp_path, **SETTINGS)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    with pytest.raises(ft.InputError, match="notes.txt is a file; choose another folder$"):
+        ft.run(METHODS, federation, model, out=tmp_path / "notes.txt", **SETTINGS)
+    (tmp_path / "notes.txt").rename(tmp_path / "run.json.part")  # as a kill leaves it
+    (tmp_path / ".lock").touch()
+    ft.run(METHODS, federation, model, out=tmp_path, **SETTINGS)
+    assert (tmp_path / "run.json").exists()
+
+
 def test_another_start_is_refused(federation: ft.Federation, copy: Path) -> None:
     def shifted(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
         net = model(input_shape, classes)

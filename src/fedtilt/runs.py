@@ -71,6 +71,8 @@ def run(
         lr_personal=lr_personal, seed=seed, device=device, eval_every=eval_every, way=way, workers=workers,
         precision=precision,
     )  # fmt: skip
+    if out is not None:
+        _check_free(Path(out), going_on=True)
     work = prepared(methods, federation, model, settings)
     if out is None:
         return _train(work, _job(work), Memory(memory_limit), checkpoint_seconds, on_round, notice)
@@ -82,6 +84,20 @@ def run(
         record_environment(folder, settings.device, [settings.seed])
         _compare_environment(folder, settings.device, notice)
         return _train(work, job, store, checkpoint_seconds, on_round, notice)
+
+
+def _check_free(folder: Path, *, going_on: bool) -> None:
+    """Refuse a file, and a folder that holds anything but, where it may go on, a run."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; choose another folder")
+    begun = (folder / "run.json").exists()
+    if not folder.exists() or (begun and going_on):
+        return
+    # a run that is killed before it writes run.json leaves these
+    held = [path for path in folder.iterdir() if path.name != ".lock" and path.suffix != ".part"]
+    if held:
+        resume = f"use fedtilt resume {shlex.quote(str(folder))}, or another folder"
+        raise InputError(f"{folder} is not empty; {resume if begun else 'choose another folder'}")
 
 
 def _compare_environment(folder: Path, device: str, notice: Notice) -> None:
@@ -211,11 +227,7 @@ def run_spec(
     from fedtilt.spec import dump
 
     folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; choose another --out")
-    if folder.exists() and any(folder.iterdir()):
-        remedy = f"fedtilt resume {shlex.quote(str(folder))}, or " if (folder / "run.json").exists() else ""
-        raise InputError(f"{folder} is not empty; use {remedy}another --out")
+    _check_free(folder, going_on=False)
     _of_seed(spec, spec.seed)  # whatever is wrong with the device, the data or the model shows before a folder is made
     with locked(folder):
         write_bytes(folder / "spec.toml", dump(spec).encode())
@@ -232,13 +244,7 @@ def resume(
 ) -> dict[int, Result]:
     """Go on where a run of a spec stopped, to the same bits; the results by seed."""
     folder = Path(folder)
-    if not (folder / "run.json").exists():
-        raise InputError(f"{folder} is not a run folder: it has no run.json")
-    if not (folder / "spec.toml").exists():
-        raise InputError(f"{folder} was started from Python: call fedtilt.run again with the same arguments and out=")
-    from fedtilt.spec import load as load_spec
-
-    spec = load_spec(folder / "spec.toml")
+    spec = spec_of(folder)
     with locked(folder):
         run = read_json(folder / "run.json")
         if run.get("runner") == "flower":
@@ -250,6 +256,23 @@ def resume(
             )
         _compare_environment(folder, spec.device, notice)
         return _all_seeds(spec, folder, on_seed, on_round, notice)
+
+
+def spec_of(folder: Path) -> "Spec":
+    """The spec that a run was started from."""
+    from fedtilt.spec import load as load_spec
+
+    _check_run(folder)
+    if not (folder / "spec.toml").exists():
+        raise InputError(f"{folder} was started from Python: call fedtilt.run again with the same arguments and out=")
+    return load_spec(folder / "spec.toml")
+
+
+def _check_run(folder: Path) -> None:
+    if not folder.exists():
+        raise InputError(f"{folder} does not exist; check the path")
+    if not (folder / "run.json").exists():
+        raise InputError(f"{folder} is not a run folder: it has no run.json")
 
 
 def _all_seeds(
@@ -318,8 +341,7 @@ def about(
 def _stored(folder: str | os.PathLike[str], seed: int | None) -> Store:
     """One seed of a run folder, the first where none is named."""
     folder = Path(folder)
-    if not (folder / "run.json").exists():
-        raise InputError(f"{folder} is not a run folder: it has no run.json")
+    _check_run(folder)
     seeds = read_json(folder / "run.json")["seeds"]
     seed = seeds[0] if seed is None else seed
     if seed not in seeds:

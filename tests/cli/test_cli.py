@@ -281,8 +281,9 @@ REFUSED = [
     (["run", "--set", "methods.ditto.mu=-1"], "mu"),
     (["run", "--out", "/dev/null/x"], "/dev/null/x"),
     (["run", "--out", "full"], "full is not empty"),
-    (["resume", "nosuch"], "nosuch is not a run folder"),
-    (["export", "nosuch", "--method", "ditto", "--to", "x"], "nosuch is not a run folder"),
+    (["resume", "nosuch"], "nosuch does not exist; check the path"),
+    (["resume", "full"], "full is not a run folder: it has no run.json"),
+    (["export", "nosuch", "--method", "ditto", "--to", "x"], "nosuch does not exist; check the path"),
     (["data", "get", "nosuch"], "nosuch"),
     (["run", "--bogus"], "no such option: --bogus"),
     (["run", "--seeds", "x"], "'x' is not a valid integer; see fedtilt run --help"),
@@ -319,6 +320,16 @@ def test_a_run_that_lacks_what_is_exported_is_refused(fedtilt) -> None:
         assert words in said.err
     assert not Path("x.safetensors").exists()
     assert "is not empty; use fedtilt resume here" in fedtilt("run", *QUICK, "--out", "here").err
+
+
+def test_a_run_from_python_is_not_resumed_here_but_there(fedtilt, tmp_path: Path) -> None:
+    federation = ft.Federation.build(ft.data.load("digits"), clients=4, max_train=20)
+    ft.run([ft.fedavg()], federation, ft.models.logistic, rounds=1, epochs=1, workers=0, out="here")
+    said = fedtilt("resume", "here")
+    assert said.code == 2
+    assert said.err == (
+        "error: here was started from Python: call fedtilt.run again with the same arguments and out=\n"
+    )
 
 
 def test_a_run_on_real_sites_is_not_gone_on_with_here(fedtilt) -> None:
@@ -416,5 +427,5 @@ def test_what_is_not_as_it_was_is_told(fedtilt) -> None:
     spec.write_text(spec.read_text().replace("seeds = 1", "seeds = 2"))
     assert "was begun with seeds [0], and its spec.toml now says [0, 1]" in fedtilt("resume", "here").err
     Path("file").write_text("")
-    assert "file is a file; choose another --out" in fedtilt("run", "--out", "file").err
+    assert "file is a file; choose another folder" in fedtilt("run", "--out", "file").err
     assert "cannot write file/x" in fedtilt("export", "here", "--method", "ditto", "--to", "file/x").err

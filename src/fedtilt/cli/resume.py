@@ -10,10 +10,8 @@ from fedtilt import runs
 from fedtilt.cli.run import AsJson, Quiet, Verbose, show
 from fedtilt.cli.tune import searched
 from fedtilt.cli.watch import Watch
-from fedtilt.errors import InputError
 from fedtilt.files import read_json
 from fedtilt.results import Result
-from fedtilt.spec import load
 from fedtilt.tune import Tuning
 
 
@@ -24,12 +22,10 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on where a run stopped, to the same bits, and print its table."""
-    if not (folder / "spec.toml").exists():
-        raise InputError(f"{folder} is not a run folder of a spec: it has no spec.toml")
-    spec = load(folder / "spec.toml")
+    spec = runs.spec_of(folder)
     if (folder / "results.json").exists() and not (quiet or as_json):
         Console(stderr=True, soft_wrap=True).print(f"note: {folder} is finished; this is what it found", markup=False)
-    record = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
+    record = read_json(folder / "run.json")
 
     def job(watch: Watch) -> dict[int, Result]:
         if "tuning" in record:
