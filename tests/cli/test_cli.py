@@ -415,6 +415,30 @@ def test_names_are_printed_as_they_are(fedtilt) -> None:
     assert exported.out.endswith("to m.safetensors\n")
 
 
+def test_clients_with_few_or_no_test_rows_are_told(fedtilt) -> None:
+    _write_sites()
+    lines = Path("table.csv").read_text().splitlines()
+    wrong = [line.replace(",yes,", ",no,") if ",yes," in line else line.replace(",no,", ",yes,") for line in lines[1:9]]
+    small = [line[:-1] + "small" for line in wrong]  # the shared model fails its two test rows
+    lone = [lines[1][:-1] + name for name in ("lone", "[b]")]
+    Path("table.csv").write_text("\n".join([*lines, *small, *lone]))
+    settings = ["--method", "fedavg", "--set", "train.rounds=5"]
+    said = fedtilt("run", "mine.toml", *settings)
+    assert said.code == 0, said.err
+    row = next(line for line in said.out.splitlines() if line.strip().startswith("fedavg"))
+    assert "small: 0 % (0 of 2)" in row
+    assert "clients without test data, which are not judged: [b]; lone" in said.out
+    again = fedtilt("run", "mine.toml", *settings, "--seeds", "3")
+    folded = " ".join(again.out.split())
+    assert "not judged: [b], seed 0; lone, seed 0; [b], seed 1; lone, seed 1; [b], seed 2 and 1 more" in folded
+    Path("table.csv").write_text("\n".join([*lines, *small, lone[0]]))
+    assert "a client without test data, which is not judged: lone" in fedtilt("run", "mine.toml", *settings).out
+    _write_sites()
+    whole = fedtilt("run", "mine.toml", *settings).out
+    assert "not judged" not in whole
+    assert " of " not in next(line for line in whole.splitlines() if line.strip().startswith("fedavg"))
+
+
 def test_what_is_not_as_it_was_is_told(fedtilt) -> None:
     fedtilt("run", *QUICK, "--out", "here", "--quiet", "--set", "store.checkpoint_seconds=0")
     shared = Path("here/seed-0/checkpoints/round-00003/shared.safetensors")

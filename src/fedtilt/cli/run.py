@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedtilt.cli.tables import comparison, legend, tell_tuning
+from fedtilt.cli.tables import comparison, legend, tell_tuning, unjudged
 from fedtilt.cli.watch import Watch, watching
 from fedtilt.files import read_json, write_json
 from fedtilt.results import Result, over_seeds
@@ -113,6 +113,8 @@ def show(
             results = {seed: result.only(table["methods"]) for seed, result in results.items()}
         console.print(comparison(table, results, federation.client_names, federation.class_names, console.width))
         console.print(legend(results))
+        if missing := unjudged(results, federation.client_names):
+            console.print(missing)
         console.print()
     console.print(f"run folder: {folder}", highlight=False, soft_wrap=True, markup=False)
     if not quiet:

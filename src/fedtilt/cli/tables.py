@@ -1,6 +1,6 @@
 """What a person sees of a run: the comparison table, and who each method fails."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ COLUMNS = [
     ("class\nfairness", "client_data_fairness_mean", False),
     ("worst\n10 %", "worst", True),
 ]
-
-
+_FEW = 10  # test samples below which a share means little
+_SHOWN = 5  # clients named in a line
 _UNBOUNDED = Console(width=10_000)  # to see how wide a table would like to be
 
 
@@ -75,20 +75,38 @@ def failures(
 ) -> tuple[str, str]:
     """The client and the class that a method fails most, with their accuracy.
 
-    Classes are the same under every seed, and counted together; clients are drawn anew, and named with theirs.
+    Classes are the same under every seed, and counted together; clients are not. With few test samples, how many.
     """
     correct, total = (torch.stack([getattr(r, part) for r in results.values()]) for part in ("correct", "total"))
-    clients = [name if len(results) == 1 else f"{name}, seed {seed}" for seed in results for name in client_names]
+    clients = _named(results, client_names)
     return (
         _lowest(correct.sum(2).flatten(), total.sum(2).flatten(), clients),
         _lowest(correct.sum((0, 1)), total.sum((0, 1)), class_names),
     )
 
 
+def _named(seeds: Collection[int], client_names: Sequence[str]) -> list[str]:
+    """The clients of every seed: they are drawn anew, and named with theirs where there are several."""
+    return [name if len(seeds) == 1 else f"{name}, seed {seed}" for seed in seeds for name in client_names]
+
+
+def unjudged(results: Mapping[int, Result], client_names: Sequence[str]) -> str:
+    """Who has no test data, in one line; empty where everyone has."""
+    total = torch.stack([next(iter(result.values())).total for result in results.values()])  # (seeds, N, K)
+    without = (total.sum(2) == 0).flatten().tolist()
+    names = [name for name, none in zip(_named(results, client_names), without, strict=True) if none]
+    if not names:
+        return ""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    whose = "clients without test data, which are" if len(names) > 1 else "a client without test data, which is"
+    return f"[dim]{whose} not judged: {escape('; '.join(names[:_SHOWN]))}{more}[/]"
+
+
 def _lowest(correct: Tensor, total: Tensor, names: Sequence[str]) -> str:
     share = (100 * correct / total.clamp(min=1)).where(total > 0, 101.0)
     worst = int(share.argmin())
-    return f"{escape(names[worst])}: {share[worst]:.0f} %"
+    few = f" ({int(correct[worst])} of {int(total[worst])})" if total[worst] < _FEW else ""
+    return f"{escape(names[worst])}: {share[worst]:.0f} %{few}"
 
 
 def legend(results: Mapping[int, Result]) -> str:
