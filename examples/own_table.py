@@ -36,9 +36,7 @@ def main(path: Path) -> None:
         federation, ft.models.logistic, rounds=20, participation=1.0, epochs=5, lr=0.1,
     )  # fmt: skip
     table = result.to_pandas()
-    table["hospital"] = [federation.client_names[n] for n in table.client]
-    table["diagnosis"] = [federation.class_names[k] for k in table["class"]]
-    print(table.pivot_table(index=["hospital", "diagnosis"], columns="method", values="accuracy").round(1))
+    print(table.pivot_table(index=["client_name", "class_name"], columns="method", values="accuracy").round(1))
 
 
 if __name__ == "__main__":

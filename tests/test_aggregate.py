@@ -36,6 +36,10 @@ RULES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
 }
 
 
+def test_every_rule_of_the_server_is_in_the_table() -> None:
+    assert {name.split()[0] for name in RULES} == {"tilted", *aggregate.RULES}
+
+
 def clients(count: int = 10, seed: int = 0) -> Tensor:
     rng = torch.Generator().manual_seed(seed)
     return OFFSET + torch.randn(count, PARAMETERS, generator=rng)

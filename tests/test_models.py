@@ -63,6 +63,11 @@ def test_flat_and_back() -> None:
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(2)), "the model has lazy layers"),
         ("mlp", "model must be an nn.Module or a function such as ft.models.mlp, got 'mlp'"),
         (nn.Linear, "the model function Linear needs 'in_features', and is only given input_shape and classes"),
+        (nn.Linear, "pass a function that needs no more, such as lambda: Linear(...)"),
+        (
+            lambda classes, width: None,
+            "<lambda> needs 'width', and is only given input_shape and classes; give width a d",
+        ),
         (lambda: None, "the model function returned a NoneType; it must return an nn.Module"),
         (lambda: nn.DataParallel(nn.Linear(2, 2)), "a DataParallel cannot be given other parameters"),
         (lambda: models.cnn((4,), 2), "cnn needs images"),

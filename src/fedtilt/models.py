@@ -86,7 +86,7 @@ def build(source: ModelSource, input_shape: Shape, classes: int, seed: int) -> n
     else:
         accepted = inspect.signature(source).parameters
         known = {"input_shape": tuple(input_shape), "classes": classes}
-        _check_callable(accepted.values(), known, getattr(source, "__name__", repr(source)))
+        _check_callable(accepted.values(), known, getattr(source, "__name__", type(source).__name__))
         with seeds.globally(seed % 2**63):
             model = source(**{name: value for name, value in known.items() if name in accepted})
         if not isinstance(model, nn.Module):
@@ -119,9 +119,10 @@ def _check_callable(parameters: Iterable[inspect.Parameter], known: Container[st
     for p in parameters:
         named = p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         if p.default is p.empty and named and p.name not in known:
+            other = f"pass a function that needs no more, such as lambda: {name}(...)"
             raise InputError(
                 f"the model function {name} needs {p.name!r}, and is only given input_shape and classes; "
-                f"pass a function that needs no more, such as lambda: {name}(...)"
+                f"{other if name.isidentifier() else f'give {p.name} a default'}"
             )
 
 

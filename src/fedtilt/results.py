@@ -91,6 +91,7 @@ class MethodResult:
     total: Tensor  # (N, K) test samples
     validation: Metrics | None = None  # of the judged models on the data set aside, if any: to choose settings by
     client_names: tuple[str, ...]
+    class_names: tuple[str, ...] = ()  # empty: classes go by their numbers
     _net: nn.Module
     _shared: Tensor
     _shelf: Shelf | None = None  # None: personal models are elsewhere
@@ -206,7 +207,10 @@ class Result(Mapping[str, MethodResult]):
         return f"Result(\n{rows}\n)"
 
     def to_pandas(self) -> Any:
-        """A table with one row per method, client and class: right answers, samples and accuracy in percent."""
+        """A table with one row per method, client and class: right answers, samples and accuracy in percent.
+
+        Clients and classes have their numbers and, in `client_name` and `class_name`, their names.
+        """
         try:
             import pandas
         except ImportError:
@@ -215,5 +219,7 @@ class Result(Mapping[str, MethodResult]):
         for name, result in self._methods.items():
             for client, label in (result.total > 0).nonzero().tolist():
                 right, samples = int(result.correct[client, label]), int(result.total[client, label])
-                rows.append((name, client, label, right, samples, 100 * right / samples))
-        return pandas.DataFrame(rows, columns=["method", "client", "class", "correct", "samples", "accuracy"])
+                named = result.client_names[client], result.class_names[label] if result.class_names else str(label)
+                rows.append((name, client, label, *named, right, samples, 100 * right / samples))
+        titles = ["method", "client", "class", "client_name", "class_name", "correct", "samples", "accuracy"]
+        return pandas.DataFrame(rows, columns=titles)

@@ -153,6 +153,7 @@ def _result(work: Prepared, keeper: Store | Memory, state: State) -> Result:
                 total=total,
                 validation=keeper.validation[m.name].judged if m.name in keeper.validation else None,
                 client_names=work.federation.client_names,
+                class_names=work.federation.class_names,
                 _net=net,
                 _shared=state.shared[m.name].cpu(),
                 _shelf=state.shelf,

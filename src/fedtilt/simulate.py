@@ -218,7 +218,7 @@ def _refuse_diverged(number: int, found: Mapping[str, Mapping[int, str]]) -> Non
         others = f" (and so did {', '.join(map(repr, lost[1:]))})" if lost[1:] else ""
         raise Diverged(
             f"method {lost[0]!r} diverged in round {number} on client {client}{others}: its model {why}; "
-            "lower train.lr or the tilts",
+            "lower lr (train.lr in a spec) or the tilts",
             methods=lost,
         )
 

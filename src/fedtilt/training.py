@@ -32,7 +32,7 @@ class Training:
     precision: str = "float32"  # of products on CUDA; sums and models are always float32
 
     def __post_init__(self) -> None:
-        least = {"rounds": 1, "epochs": 1, "batch_size": 1, "eval_every": 1, "workers": 0, "seed": None}
+        least = {"rounds": 1, "epochs": 1, "batch_size": 1, "eval_every": 1, "workers": 0, "seed": 0}
         for key in (*least, "lr", "lr_personal", "participation"):
             value = getattr(self, key)
             if value is not None or key not in ("eval_every", "workers", "lr_personal"):
@@ -101,7 +101,7 @@ def _check_answer(net: nn.Module, x: torch.Tensor, classes: int) -> None:
         raise InputError(f"the model returns a {type(logits).__name__}; expected a tensor ({len(x)}, {classes})")
     if logits.dim() != 2 or len(logits) != len(x) or logits.shape[1] < classes:
         raise InputError(
-            f"the model returns {tuple(logits.shape)} for {len(x)} samples; expected ({len(x)}, {classes})"
+            f"the model returns {tuple(logits.shape)} for {len(x)} samples; expected ({len(x)}, {classes} or more)"
         )
     if not torch.equal(logits, again) and logits.isfinite().all():
         raise InputError(

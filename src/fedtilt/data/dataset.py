@@ -22,8 +22,8 @@ class Dataset:
     client of every sample. `features` says what the columns are called and what they were standardised with.
 
     >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
-    >>> Dataset(name="mine", x_train=x, y_train=y, x_test=x, y_test=y, classes=2).input_shape
-    (2,)
+    >>> Dataset(name="mine", x_train=x, y_train=y, x_test=x, y_test=y, classes=2)
+    Dataset('mine': 3 training and 3 test samples of shape (2,), 2 classes)
     """
 
     name: str
@@ -86,6 +86,12 @@ class Dataset:
             if isinstance(value, Tensor):
                 object.__setattr__(moved, field.name, value.to(device))
         return moved
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({self.name!r}: {len(self.y_train)} training and {len(self.y_test)} test samples of shape "
+            f"{self.input_shape}, {self.classes} classes)"
+        )
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -60,8 +60,8 @@ class Federation:
         them set aside, with the classes in proportion.
 
         >>> from fedtilt.data import load
-        >>> Federation.build(load("toy-2"), partition="column").train_sizes()
-        tensor([200, 200])
+        >>> Federation.build(load("toy-2"), partition="column")
+        Federation('toy-2': 2 clients, 400 training samples, 2 classes, outliers none)
         """
         _check_dataset(dataset)
         outliers = outliers_of(outliers, outlier_rate, outlier_strength, outlier_clients)
@@ -107,6 +107,12 @@ class Federation:
             validation_index=moved(self.validation_index),
             test_index=moved(self.test_index),
             held_classes=moved(self.held_classes),
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Federation({self.dataset.name!r}: {self.clients} clients, {int(self.train_sizes().sum())} training "
+            f"samples, {self.classes} classes, outliers {self.outliers.kind})"
         )
 
     @property
