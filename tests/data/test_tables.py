@@ -103,6 +103,8 @@ def test_rows_that_cannot_be_made_alike(tmp_path):
     )
     with pytest.raises(InputError, match=r"'bare' does not say what its features are; give one of ft.data.table"):
         rows(tmp_path / "sites.csv", like=bare)
+    with pytest.raises(InputError, match=r"like is a Features; give a data set, or the path of an exported model"):
+        rows(tmp_path / "sites.csv", like=data.features)
     with pytest.raises(InputError, match=r"new.csv is not a safetensors file"):
         rows(tmp_path / "sites.csv", like=tmp_path / "new.csv")
     with pytest.raises(InputError, match=r"no.safetensors cannot be read"):

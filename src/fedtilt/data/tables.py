@@ -65,6 +65,8 @@ def rows(path: Source, *, like: Dataset | str | os.PathLike[str]) -> Tensor:
 
     `like` is the data set of `table`, or a file of `fedtilt export`. Columns are found by name; others are left aside.
     """
+    if not isinstance(like, Dataset | str | os.PathLike):
+        raise InputError(f"like is a {type(like).__name__}; give a data set, or the path of an exported model")
     if isinstance(like, Dataset) and like.features is None:
         raise InputError(f"data set {like.name!r} does not say what its features are; give one of ft.data.table")
     features = like.features if isinstance(like, Dataset) else features_of(like)
