@@ -3,9 +3,12 @@
 import copy
 import functools
 import inspect
+import json
 import math
+import os
 from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from torch import Tensor, nn
 from fedtilt import seeds
 from fedtilt.checks import whole
 from fedtilt.errors import InputError
+from fedtilt.files import read_metadata, read_tensors
 
 Shape = Sequence[int]
 ModelSource = nn.Module | Callable[..., nn.Module]
@@ -93,6 +97,20 @@ def build(source: ModelSource, input_shape: Shape, classes: int, seed: int) -> n
             raise InputError(f"the model function returned a {type(model).__name__}; it must return an nn.Module")
     check(model)
     return model.cpu()
+
+
+def load(path: str | os.PathLike[str]) -> nn.Module:
+    """A model as `fedtilt export` wrote it, ready to predict; one of your own is made by you, and loads its state."""
+    written = read_metadata(Path(path))
+    if "model" not in written:
+        raise InputError(
+            f"{path} does not say how its model is made: it is one of your own, or was exported before files told it; "
+            "make the model, then model.load_state_dict(safetensors.torch.load_file(...))"
+        )
+    sizes = json.loads(written["model"])
+    model = MODELS[sizes.pop("name")](**sizes)
+    model.load_state_dict(read_tensors(Path(path)))
+    return model.eval()
 
 
 def recipe(source: ModelSource, input_shape: Shape, classes: int) -> dict[str, Any] | None:

@@ -253,7 +253,7 @@ def resume(
         if run["seeds"] != list(spec_seeds := range(spec.seed, spec.seed + spec.seeds)):
             raise InputError(
                 f"{folder} was begun with seeds {run['seeds']}, and its spec.toml now says {list(spec_seeds)}; "
-                "restore it, or start a new run in another folder"
+                "restore it, or start a new run in another folder (--out, or out= in Python)"
             )
         _compare_environment(folder, spec.device, notice)
         return _all_seeds(spec, folder, on_seed, on_round, notice)

@@ -57,7 +57,7 @@ class Store:
             key, was, now = differing
             raise InputError(
                 f"{self.folder} was begun with {key} = {was}, and now it is {now}; "
-                "restore it, or start a new run in another folder"
+                "restore it, or start a new run in another folder (--out, or out= in Python)"
             )
         return self.go_on(notice)
 

@@ -199,8 +199,10 @@ def test_an_exported_model_predicts_on_rows_of_a_table(fedtilt) -> None:
     assert about["classes"] == ["no", "yes"]
     assert about["features"] == ["age", "dose", "same"]
 
-    model = getattr(ft.models, about["model"].pop("name"))(**about["model"])
-    model.load_state_dict(load_file("b.safetensors"))
+    model = ft.models.load("b.safetensors")
+    assert not model.training
+    parts = load_file("b.safetensors")
+    assert all(torch.equal(value, parts[name]) for name, value in model.state_dict().items())
     with open("table.csv") as file:
         table = list(csv.DictReader(file))
     x = torch.tensor([[float(row[name]) for name in about["features"]] for row in table], dtype=torch.float64)
@@ -232,6 +234,8 @@ def test_a_run_of_before_still_exports_and_learns_what_it_lacks_from_resume(fedt
     assert fedtilt(*arguments).code == 0
     with pytest.raises(ft.InputError, match="does not say what its features are; give a file of fedtilt export"):
         ft.data.rows("table.csv", like="w.safetensors")
+    with pytest.raises(ft.InputError, match="does not say how its model is made"):
+        ft.models.load("w.safetensors")
     fedtilt("resume", "here", "--quiet")
     fedtilt(*arguments)
     assert ft.data.rows("table.csv", like="w.safetensors").shape == (160, 3)

@@ -171,7 +171,7 @@ class _Watch:
         stopped = _read(self._folder / "stopped.json") if self._is_new("stopped.json") else {}
         if "why" not in stopped:
             return f"the run in {self._folder} is {in_words(status)}; see {self._trial.home / 'link/log.txt'}"
-        why = str(stopped["why"]).replace("in another folder", "in another folder with --out")
+        why = str(stopped["why"])
         if not (lost := stopped.get("sites")):
             return f"the run stopped: {why}"
         logs = ", ".join(str(self._trial.log(site)) for site in lost)
