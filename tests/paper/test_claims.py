@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -21,7 +22,8 @@ def test_the_demo_shows_what_the_method_is_for(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif("FEDTILT_DATA" not in os.environ, reason="needs MNIST; FEDTILT_DATA names its folder")
 def test_mnist_in_the_setting_of_the_paper(tmp_path: Path) -> None:
-    """The paper reports 98.53 % and a client fairness of 1.67."""
-    result = run_spec(load("mnist", methods=["fedtilt"]), tmp_path / "run")[0]["fedtilt"]
-    assert result.accuracy == pytest.approx(98.5, abs=0.4)
-    assert result.client_fairness == pytest.approx(1.6, abs=0.4)
+    """The paper reports 98.53 % and a client fairness of 1.67; seeds differ by 0.3 in the latter."""
+    spec = load("mnist", methods=["fedtilt"], seeds=3)
+    found = [result["fedtilt"] for result in run_spec(spec, tmp_path / "run").values()]
+    assert mean(result.accuracy for result in found) == pytest.approx(98.5, abs=0.4)
+    assert mean(result.client_fairness for result in found) == pytest.approx(1.6, abs=0.4)
