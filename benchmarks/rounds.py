@@ -1,7 +1,7 @@
 """A round of the simulator beside the plain PyTorch loop and the peers that install: same samples, start and clients.
 
 Contenders stay alive in processes of their own and train one round at a time, in turns (A B C A B C …); the first
-round of each is a warm-up (loading, compiling, starting workers), of the others the best counts. The models they end
+round of each is a warm-up (loading, compiling, starting workers), of the others the median counts. The models they end
 with are judged here, by one code, as proof that the work was done.
 """
 
