@@ -215,6 +215,30 @@ def test_an_early_stop_is_a_break_and_leaves_no_worker_behind(federation: ft.Fed
     assert not multiprocessing.active_children()
 
 
+def test_a_round_knows_metrics_and_models() -> None:
+    federation = ft.Federation.build(ft.data.load("digits"), clients=6, max_train=50, validation=0.2)
+    methods = [ft.fedavg(), ft.ditto()]
+    kept = {}
+    for r in ft.simulate(methods, federation, small, **(TRAIN | {"eval_every": 3})):
+        if r.number == 1:
+            kept = {client: r.model("ditto", client) for client in (None, *r.selected)}
+            with pytest.raises(ft.InputError, match="round 1 was not judged; eval_every = 1 judges every round"):
+                r.metrics("ditto")
+    result = ft.run(methods, federation, small, **TRAIN)
+    for name in result:
+        assert r.metrics(name) == result[name].metrics
+        assert r.metrics(name, validation=True) == result[name].validation
+        for client in (0, "3"):
+            mine, theirs = r.model(name, client), result[name].personal(client)
+            assert all(torch.equal(p, q) for p, q in zip(mine.parameters(), theirs.parameters(), strict=True))
+    first = ft.run(methods, federation, small, **(TRAIN | {"rounds": 1}))["ditto"]
+    for client, model in kept.items():  # copies: two rounds have gone by
+        then = first.shared if client is None else first.personal(client)
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), then.parameters(), strict=True))
+    with pytest.raises(ft.InputError, match="there is no method 'other' in this run; it has fedavg, ditto"):
+        r.model("other")
+
+
 def test_results_know_models_and_clients(federation: ft.Federation) -> None:
     result = ft.run([ft.fedavg(), ft.ditto()], federation, small, **TRAIN)
     assert list(result) == ["fedavg", "ditto"]

@@ -21,9 +21,10 @@ from fedtilt.descend import choose, trained_once
 from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluate import Evaluator
 from fedtilt.methods import Method, checked_together
-from fedtilt.metrics import Counts
-from fedtilt.models import ModelSource, flat, recipe
+from fedtilt.metrics import Counts, Metrics, measure
+from fedtilt.models import ModelSource, flat, recipe, with_weights
 from fedtilt.placement import Crew, Diet, Here, Placement, can_fork, cores, one_thread
+from fedtilt.results import judged_counts, number_of
 from fedtilt.round import Plan, flaws, plan, settle
 from fedtilt.shelf import Shelf, State
 from fedtilt.training import Training, initial_model, pick_device, round_half_up
@@ -41,6 +42,29 @@ class Round:
     validation: Mapping[str, Counts] | None  # the same on validation data, where the federation sets some aside
     validation_total: Tensor | None  # (N, K) validation samples
     seconds: float
+    _net: nn.Module
+    _clients: tuple[str, ...]
+
+    def metrics(self, method: str, *, validation: bool = False) -> Metrics:
+        """Of the method's models in use, the personal ones where it has them; on test data, or on that set aside."""
+        self._check(method)
+        if self.counts is None:
+            raise InputError(f"round {self.number} was not judged; eval_every = 1 judges every round")
+        if not validation:
+            return measure(judged_counts(self.counts[method]), self.total)
+        if self.validation is None or self.validation_total is None:
+            raise InputError("the federation sets no validation data aside; build it with validation = 0.1, say")
+        return measure(judged_counts(self.validation[method]), self.validation_total)
+
+    def model(self, method: str, client: int | str | None = None) -> nn.Module:
+        """A copy of the method's shared model, or of a client's own as it is now; later rounds leave it alone."""
+        self._check(method)
+        own = None if client is None else self.state.shelf.get((method, number_of(client, self._clients)))
+        return with_weights(self._net, self.state.shared[method] if own is None else own).cpu()
+
+    def _check(self, method: str) -> None:
+        if method not in self.state.shared:
+            raise InputError(f"there is no method {method!r} in this run; it has {', '.join(self.state.shared)}")
 
 
 def simulate(
@@ -144,6 +168,8 @@ def _rounds(work: Prepared, state: State) -> Iterator[Round]:
                     validation=held_out.all_counts(methods, state) if judged and held_out else None,
                     validation_total=held_out.total if held_out else None,
                     seconds=time.perf_counter() - begun,
+                    _net=net,
+                    _clients=federation.client_names,
                 )
             yield done
     finally:
