@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import fedtilt as ft
+from fedtilt.exports import exported
 from fedtilt.locks import locked
-from fedtilt.runs import exported
 from fedtilt.shelf import Shelf, State, file_of
 from fedtilt.store import Store
 

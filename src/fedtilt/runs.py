@@ -3,8 +3,6 @@
 import copy
 import dataclasses
 import hashlib
-import json
-import math
 import os
 import shlex
 import time
@@ -21,7 +19,7 @@ from fedtilt.locks import locked
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource, flat
 from fedtilt.provenance import environment, record_environment, seed_folder, settings_of
-from fedtilt.results import MethodResult, Result, Summary, judged_counts, number_of, over_seeds, summarised
+from fedtilt.results import MethodResult, Result, Summary, judged_counts, over_seeds, summarised
 from fedtilt.shelf import State
 from fedtilt.simulate import Prepared, Round, prepared, simulated
 from fedtilt.store import Memory, Store
@@ -263,13 +261,14 @@ def spec_of(folder: Path) -> "Spec":
     """The spec that a run was started from."""
     from fedtilt.spec import load as load_spec
 
-    _check_run(folder)
+    check_run(folder)
     if not (folder / "spec.toml").exists():
         raise InputError(f"{folder} was started from Python: call fedtilt.run again with the same arguments and out=")
     return load_spec(folder / "spec.toml")
 
 
-def _check_run(folder: Path) -> None:
+def check_run(folder: Path) -> None:
+    """Refuse what is no run folder."""
     if not folder.exists():
         raise InputError(f"{folder} does not exist; check the path")
     if not (folder / "run.json").exists():
@@ -294,57 +293,3 @@ def _of_seed(spec: "Spec", seed: int) -> Prepared:
 
     methods = [m.to_method() for m in spec.methods]
     return prepared(methods, federation_of(spec, seed), model_of(spec), training_of(spec, seed))
-
-
-# -- what is left of a run -------------------------------------------------------------------------------------------
-
-
-def exported(
-    folder: str | os.PathLike[str],
-    method: str,
-    client: int | str | None = None,
-    seed: int | None = None,
-    *,
-    notice: Notice = _silent,
-) -> dict[str, torch.Tensor]:
-    """The state, as `load_state_dict` takes it, of a run's shared model or, with `client`, of a personal one."""
-    store = _stored(folder, seed)
-    state = store.latest(notice)
-    if state is None:
-        raise InputError(f"{folder} has no checkpoint yet; fedtilt resume {shlex.quote(str(folder))}")
-    if method not in state.shared:
-        raise InputError(f"{folder} has no method {method!r}; it has {', '.join(state.shared)}")
-    vector: torch.Tensor | None = state.shared[method]
-    if client is not None:
-        vector = state.shelf.get((method, number_of(client, store.described()["clients"])))
-        if vector is None:
-            raise InputError(
-                f"client {client} has no personal model of method {method!r}: it never took part, or the method has "
-                "none; leave out --client for the shared model"
-            )
-    job = read_json(store.folder / "job.json")
-    pieces = vector.split([math.prod(shape) for shape in job["model"].values()])  # type: ignore[union-attr]
-    found = {name: piece.reshape(shape) for (name, shape), piece in zip(job["model"].items(), pieces, strict=True)}
-    tied = {name: found[first].clone() for name, first in job.get("tied", {}).items()}
-    return found | tied | store.extras()
-
-
-def about(
-    folder: str | os.PathLike[str], method: str, client: int | str | None = None, seed: int | None = None
-) -> dict[str, str]:
-    """What `exported` is and how to use it, for a file's metadata: text as it is, everything else as JSON."""
-    known = _stored(folder, seed).described()
-    clients = known.pop("clients", [])
-    known |= {"method": method} | ({} if client is None else {"client": clients[number_of(client, clients)]})
-    return {key: v if isinstance(v, str) else json.dumps(v) for key, v in known.items() if key != "carriers"}
-
-
-def _stored(folder: str | os.PathLike[str], seed: int | None) -> Store:
-    """One seed of a run folder, the first where none is named."""
-    folder = Path(folder)
-    _check_run(folder)
-    seeds = read_json(folder / "run.json")["seeds"]
-    seed = seeds[0] if seed is None else seed
-    if seed not in seeds:
-        raise InputError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
-    return Store(seed_folder(folder, seed))

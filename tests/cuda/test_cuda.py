@@ -17,7 +17,7 @@ from zoo import CLASSES, MODELS, SHAPE, work
 import fedtilt as ft
 from fedtilt import aggregate, models, seeds
 from fedtilt.descend import WAYS, Lane, batches_of, choose, stacked
-from fedtilt.runs import exported
+from fedtilt.exports import exported
 from fedtilt.tilt import nested_tilt
 
 # torch's compiler warns of parts of torch that it uses itself

@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 
 import fedtilt as ft
 from fedtilt import report
+from fedtilt.exports import exported
 from fedtilt.flower import Task
-from fedtilt.runs import exported, run_spec
+from fedtilt.runs import run_spec
 from fedtilt.spec import load
 from fedtilt.store import Store
 
