@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -5,6 +7,7 @@ from torch import nn
 
 from fedtilt import models
 from fedtilt.errors import InputError
+from fedtilt.files import write_tensors
 
 
 def test_the_models_of_the_paper() -> None:
@@ -78,3 +81,19 @@ def test_what_cannot_be_federated_is_refused_in_one_sentence(source, words: str)
     with pytest.raises(InputError) as error:
         models.build(source, (4,), 2, seed=0)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "resnet",
+        '"mlp"',
+        '{"name": "resnet"}',
+        '{"name": "mlp"}',
+        '{"name": "logistic", "input_shape": [9], "classes": 2}',
+    ],
+)
+def test_a_file_that_does_not_hold_what_it_tells_of(tmp_path: Path, told: str) -> None:
+    write_tensors(tmp_path / "m.safetensors", models.logistic((4,), 3).state_dict(), {"model": told})
+    with pytest.raises(InputError, match="does not hold the model that it tells of .*; export it again"):
+        models.load(tmp_path / "m.safetensors")

@@ -107,9 +107,13 @@ def load(path: str | os.PathLike[str]) -> nn.Module:
             f"{path} does not say how its model is made: it is one of your own, or was exported before files told it; "
             "make the model, then model.load_state_dict(safetensors.torch.load_file(...))"
         )
-    sizes = json.loads(written["model"])
-    model = MODELS[sizes.pop("name")](**sizes)
-    model.load_state_dict(read_tensors(Path(path)))
+    try:
+        sizes = json.loads(written["model"])
+        model = MODELS[sizes.pop("name")](**sizes)
+        model.load_state_dict(read_tensors(Path(path)))
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        why = " ".join(str(error).split())  # torch lists what does not fit line by line
+        raise InputError(f"{path} does not hold the model that it tells of ({why}); export it again") from error
     return model.eval()
 
 

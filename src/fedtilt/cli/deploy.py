@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedtilt.cli.run import report_of
 from fedtilt.cli.tables import failures
 from fedtilt.errors import InputError
 
@@ -216,7 +217,7 @@ def _show(folder: Path, job: "Job", trial: "Trial") -> None:
         if (found.get("history"), found.get("round")) == (history, round):  # of this run, not of one before
             typer.echo(f"site report  {report.with_suffix('.txt')}")
     typer.echo(f"run folder   {folder}")
-    typer.echo(f"report       {_report(folder)}")
+    typer.echo(f"report       {report_of(folder)}")
 
 
 def _last_judged(home: Path, job: "Job") -> tuple[int, "MethodResult"]:
@@ -248,15 +249,6 @@ def _tell_failures(result: "MethodResult", class_names: Sequence[str], judged: i
     told = ([f"site {site}"] if judged > 1 else []) + ([f"class {label}"] if len(class_names) > 1 else [])
     if told:
         Console(highlight=False, soft_wrap=True).print(f"fails most   {', '.join(told)}")
-
-
-def _report(folder: Path) -> str:
-    from fedtilt import report
-
-    try:
-        return str(report.write([folder], folder / "report.html"))
-    except InputError as error:  # plotly is an extra
-        return f"not written: {error}"
 
 
 @app.command()

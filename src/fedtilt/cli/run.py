@@ -99,7 +99,7 @@ def show(
     if "tuning" in record:
         table["tuning"] = Tuning.from_json(record["tuning"]).verdict(table)
         write_json(folder / "results.json", table)
-    page = _report(folder)
+    page = report_of(folder)
     if as_json:
         print(json.dumps(table | {"folder": str(folder)}, indent=2))
         return
@@ -121,7 +121,7 @@ def show(
         console.print(f"report:     {page}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _report(folder: Path) -> str:
+def report_of(folder: Path) -> str:
     """Write the HTML page of a run, where the extra for it is installed; where it is, or how to get it."""
     if importlib.util.find_spec("plotly") is None:
         return 'pip install "fedtilt[report]", then fedtilt report ' + str(folder)
