@@ -3,7 +3,7 @@
 import torch
 from measure import best_of, write
 
-from fedtilt import aggregate
+from fedtilt.math import aggregate
 
 
 def main() -> None:

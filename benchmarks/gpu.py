@@ -21,7 +21,7 @@ import torch
 from measure import write
 
 import fedtilt as ft
-from fedtilt.metrics import client_accuracy
+from fedtilt.evaluation.metrics import client_accuracy
 
 MODELS = {"mlp": ((1, 28, 28), 600), "cnn": ((3, 32, 32), 500)}  # sample, samples of a client
 PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -44,7 +44,7 @@ def random_data(model: str, clients: int, test: int) -> ft.data.Dataset:
     )
 
 
-def simulated(
+def simulate_prepared(
     methods: list[ft.Method], fed: ft.Federation, model: str, precision: str, **settings: Any
 ) -> Iterator[ft.Round]:
     """The simulator on the device."""
@@ -59,15 +59,15 @@ def synchronised(work: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def step(model: str, lanes: int, precision: str, turns: int) -> dict[str, Any]:
+def step(model: str, jobs: int, precision: str, turns: int) -> dict[str, Any]:
     """The best of some rounds, short and long, after one of each that compiles."""
     _, samples = MODELS[model]
-    methods = [ft.fedtilt(tau=1 + i / 8, lam=1, name=f"setting {i}") for i in range(lanes // 20)]
+    methods = [ft.fedtilt(tau=1 + i / 8, lam=1, name=f"setting {i}") for i in range(jobs // 20)]
     fed = ft.Federation.build(random_data(model, 10, 100), clients=10, partition="iid")
     torch.cuda.reset_peak_memory_stats()
     first, best = {}, {}
     for epochs in (FEW, MANY):
-        rounds = simulated(
+        rounds = simulate_prepared(
             methods, fed, model, precision, rounds=10**6, participation=1.0, epochs=epochs, eval_every=10**6
         )
         first[epochs] = synchronised(lambda: next(rounds))  # noqa: B023
@@ -75,7 +75,7 @@ def step(model: str, lanes: int, precision: str, turns: int) -> dict[str, Any]:
         rounds.close()
     steps = samples // 10  # of an epoch
     return {
-        "model": model, "lanes": lanes, "precision": precision, "steps": MANY * steps,
+        "model": model, "models": jobs, "precision": precision, "steps": MANY * steps,
         "first_round_seconds": first[FEW], "round_seconds": best[MANY],
         "microseconds_per_step": (best[MANY] - best[FEW]) / ((MANY - FEW) * steps) * 1e6,
         "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20,
@@ -95,7 +95,7 @@ def whole(name: str, data: ft.data.Dataset, precision: str, rounds: int, seed: i
     model = RUNS[name][0]
     fed = ft.Federation.build(data, clients=100, classes_per_client=2, seed=seed)
     method = ft.fedtilt(tau=50, lam=100) if model == "mlp" else ft.fedtilt(tau=2, lam=1)
-    going = simulated([method], fed, model, precision, rounds=rounds + 1, seed=seed)
+    going = simulate_prepared([method], fed, model, precision, rounds=rounds + 1, seed=seed)
     first = synchronised(lambda: next(going))
     last: list[ft.Round] = []
     seconds = synchronised(lambda: last.extend(list(going)[-1:]))
@@ -125,12 +125,12 @@ def main() -> None:
         write("gpu", {"steps": steps, "runs": runs}, device="cuda", out=arguments.out)
 
     for model in arguments.model or MODELS:
-        for lanes in arguments.lanes or (20, 320):
+        for jobs in arguments.jobs or (20, 320):
             for precision in arguments.precision or PRECISIONS:
-                steps.append(step(model, lanes, precision, arguments.turns))
+                steps.append(step(model, jobs, precision, arguments.turns))
                 found = steps[-1]
                 print(
-                    f"{model} {lanes:4d} lanes {precision:9s} {found['microseconds_per_step']:9.1f} us a step",
+                    f"{model} {jobs:4d} lanes {precision:9s} {found['microseconds_per_step']:9.1f} us a step",
                     flush=True,
                 )
                 record()

@@ -8,7 +8,7 @@ import torch
 from measure import write
 
 import fedtilt as ft
-from fedtilt.shelf import Shelf
+from fedtilt.rounds.client_states import ClientStates
 
 
 def resident() -> float:
@@ -35,8 +35,8 @@ def main() -> None:
         return ft.models.mlp(input_shape, classes, hidden=(64,))
 
     settings = {"participation": 100 / n, "epochs": 1, "lr": 0.1, "rounds": arguments.rounds, "eval_every": 20}
-    trace, shelf = [], Shelf(None, limit_bytes=2 * 2**20)
-    for r in ft.simulate([ft.ditto()], fed, small, shelf=shelf, **settings):
+    trace, client_states = [], ClientStates(None, limit_bytes=2 * 2**20)
+    for r in ft.simulate([ft.ditto()], fed, small, client_states=client_states, **settings):
         trace.append(resident())
         own = r.state.shared["ditto"].nbytes / 2**20
     warm = len(trace) // 4
@@ -45,7 +45,10 @@ def main() -> None:
     print(f"  resident {trace[warm]:.0f} MiB after {warm} rounds, {trace[-1]:.0f} MiB at the end")
     share = slope / (100 * own)
     print(f"  slope {slope * 1024:+.1f} KiB a round = {share:+.3f} of what a round's personal models weigh")
-    write("memory", {"clients": n, "trace_mib": trace, "slope_mib_per_round": slope, "personal_models": len(shelf)})
+    write(
+        "memory",
+        {"clients": n, "trace_mib": trace, "slope_mib_per_round": slope, "personal_models": len(client_states)},
+    )
 
 
 if __name__ == "__main__":

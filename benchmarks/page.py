@@ -111,7 +111,7 @@ def typical(contenders: Record) -> dict[str, float]:
 
 def engines(contenders: Record) -> list[str]:
     """Our own contenders as they run by themselves."""
-    return [name for name in typical(contenders) if name.startswith("fedtilt: ") and ", way" not in name]
+    return [name for name in typical(contenders) if name.startswith("fedtilt: ") and ", backend" not in name]
 
 
 def _rounds(record: Record | None) -> str:
@@ -210,7 +210,7 @@ def _gpu(record: Record | None) -> str:
     rows = [["model", "models at once", "precision of products", "microseconds a step", "memory"]]
     for s in record["steps"]:
         step, memory = f"{s['microseconds_per_step']:,.0f}", f"{s['peak_memory_mib']:,.0f} MiB"
-        rows.append([s["model"].upper(), str(s["lanes"]), s["precision"], step, memory])
+        rows.append([s["model"].upper(), str(s["models"]), s["precision"], step, memory])
     parts.append(_table(rows))
     if record["runs"]:
         rows = [["whole run, judged every round or tenth", "precision of products", "rounds", "seconds", "accuracy"]]
@@ -266,10 +266,10 @@ def _history(found: Sequence[Record]) -> str:
         parts.append(_table(rows))
     gpus = [r for r in found if r["kind"] == "gpu"]
     if gpus:
-        cases = list(dict.fromkeys((s["model"], s["lanes"], s["precision"]) for r in gpus for s in r["steps"]))
-        rows = [["date", "version", "GPU", *(f"{m.upper()} {lanes}, {p}" for m, lanes, p in cases)]]
+        cases = list(dict.fromkeys((s["model"], s["models"], s["precision"]) for r in gpus for s in r["steps"]))
+        rows = [["date", "version", "GPU", *(f"{m.upper()} {jobs}, {p}" for m, jobs, p in cases)]]
         for r in reversed(gpus):
-            us = {(s["model"], s["lanes"], s["precision"]): s["microseconds_per_step"] for s in r["steps"]}
+            us = {(s["model"], s["models"], s["precision"]): s["microseconds_per_step"] for s in r["steps"]}
             cells = [f"{us[case]:,.0f}" if case in us else "" for case in cases]
             rows.append([r["date"][:10], r["fedtilt"], r["machine"]["gpu"], *cells])
         parts.append("Microseconds a step.\n")

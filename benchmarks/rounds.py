@@ -21,8 +21,8 @@ from contenders import CACHE, Contender, Out, Running
 from measure import ROOT, cores, matrix_peak, step_operations, write
 
 import fedtilt as ft
-from fedtilt.descend import choose
-from fedtilt.training import Training
+from fedtilt.rounds.settings import TrainSettings
+from fedtilt.training import choose_backend
 
 SHAPES = {"mlp": (1, 28, 28), "cnn": (3, 32, 32)}
 FAINT = {"mlp": 12, "cnn": 48}  # of 255: how strong the patterns are, beside noise of 48
@@ -85,12 +85,12 @@ def ours(task: Task) -> list[tuple[Contender, ft.Method]]:
     net = getattr(ft.models, task.model)()
     names = [f"{ENGINE}: {method.name}" for method in task.methods]
     found = [(Contender(name=name, script="engine"), method) for name, method in zip(names, task.methods, strict=True)]
-    if choose(net, "cpu") != "fused":
+    if choose_backend(net, "cpu") != "fused":
         try:
-            choose(net, "cpu", "fused")
+            choose_backend(net, "cpu", "fused")
         except ft.InputError:
             return found
-        forced = Contender(name=f"{names[0]}, way fused", script="engine", arguments=("--way", "fused"))
+        forced = Contender(name=f"{names[0]}, backend fused", script="engine", arguments=("--backend", "fused"))
         found.append((forced, task.methods[0]))
     return found
 
@@ -120,7 +120,7 @@ def prepare(task: Task, folder: Path) -> None:
 
 def work_file(task: Task, method: ft.Method, rounds: int, folder: Path, name: str) -> Path:
     """The work of one contender; who takes part in a round is what the simulator would draw."""
-    draws = Training(rounds=rounds, participation=task.selected / task.clients)
+    draws = TrainSettings(rounds=rounds, participation=task.selected / task.clients)
     content = {
         "folder": str(folder), "answer": str(folder / f"{name}.npz"), "model": task.model, "clients": task.clients,
         "tau": method.tau, "lam": method.lam, "mu": task.mu, "epochs": task.epochs, "batch_size": task.batch_size,
@@ -233,7 +233,9 @@ def _drop(running: dict[str, Running], outcome: dict[str, dict[str, Any]], name:
 def table(result: dict[str, Any]) -> str:
     """One task as text: seconds a round, how many times ours is faster, share of the matrix peak, memory, losses."""
     contenders = result["contenders"]
-    engines = [n for n in contenders if n.startswith(f"{ENGINE}:") and "way" not in n and "seconds" in contenders[n]]
+    engines = [
+        n for n in contenders if n.startswith(f"{ENGINE}:") and "backend" not in n and "seconds" in contenders[n]
+    ]
     best = {name: min(c["seconds"]) for name, c in contenders.items() if "seconds" in c}
     head = (
         f"{result['title']}\n  {result['clients']} of {result['of']} clients × {result['samples']} samples × "

@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 
 import fedtilt as ft
-from fedtilt.flower.ledger import Ledger
-from fedtilt.flower.locker import Locker
+from fedtilt.flower.messages import from_arrays, shapes_of, to_arrays
+from fedtilt.flower.run_folder import Ledger
+from fedtilt.flower.site_states import Locker
 from fedtilt.flower.task import Task
-from fedtilt.flower.wire import from_arrays, shapes_of, to_arrays
 from fedtilt.models import flat
-from fedtilt.round import flaw, settle
+from fedtilt.rounds.round import invalid_reason, server_update
 
 
 def milliseconds(work: Callable[[], object], repeats: int = 5) -> float:
@@ -50,8 +50,8 @@ def main(hidden: int) -> None:
             "site: read w, check it": milliseconds(lambda: from_arrays(arrays, shapes)),
             "site: file the personal model": milliseconds(lambda: locker.keep(1, 0, w)),
             "site: say w_n": milliseconds(lambda: to_arrays(model, w)),
-            "server: read and check a reply": milliseconds(lambda: flaw(from_arrays(arrays, shapes), w)),
-            "server: settle 10 models": milliseconds(lambda: settle(job.method, w, models, samples)),
+            "server: read and check a reply": milliseconds(lambda: invalid_reason(from_arrays(arrays, shapes), w)),
+            "server: settle 10 models": milliseconds(lambda: server_update(job.method, w, models, samples)),
             "server: checkpoint": milliseconds(lambda: ledger.settled(1, w)),
         }
     print(f"{len(w):,} parameters ({4 * len(w) / 2**20:.1f} MB)")

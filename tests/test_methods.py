@@ -4,7 +4,7 @@ import math
 import pytest
 
 from fedtilt.errors import InputError
-from fedtilt.methods import Method, checked_together, ditto, fedavg, fedprox, fedtilt, term
+from fedtilt.methods import Method, check_methods, ditto, fedavg, fedprox, fedtilt, term
 
 
 def test_presets_are_settings_of_one_object() -> None:
@@ -61,13 +61,13 @@ def test_a_method_cannot_change() -> None:
         (lambda: fedavg(steps=(math.inf, 1)), "steps of method 'fedavg' are (count ≥ 1, size > 0), got (inf, 1)"),
         (lambda: fedavg(bad_share=0.2), "bad_share of method 'fedavg' means nothing to aggregator 'tilted'"),
         (lambda: fedavg(bad_share=0.6), "in [0, 0.5), got 0.6"),
-        (lambda: checked_together([], 0.1, 0.1), "at least one method"),
-        (lambda: checked_together(ditto(), 0.1, 0.1), "methods must be a list, such as [ft.fedavg(), ft.ditto()]"),
-        (lambda: checked_together(["ditto"], 0.1, 0.1), "such as ft.fedavg() or ft.ditto(mu=0.1), got 'ditto'"),
-        (lambda: checked_together([ditto], 0.1, 0.1), "such as ft.fedavg() or ft.ditto(mu=0.1), got <function ditto"),
-        (lambda: checked_together([ditto(), ditto(0.1)], 0.1, 0.1), "two methods are named 'ditto'"),
-        (lambda: checked_together([ditto(20)], 0.01, 0.1), "lr · mu must be < 2, got 2; lower one of them"),
-        (lambda: checked_together([fedprox(20)], 0.1, 0.1), "lr · prox must be < 2"),
+        (lambda: check_methods([], 0.1, 0.1), "at least one method"),
+        (lambda: check_methods(ditto(), 0.1, 0.1), "methods must be a list, such as [ft.fedavg(), ft.ditto()]"),
+        (lambda: check_methods(["ditto"], 0.1, 0.1), "such as ft.fedavg() or ft.ditto(mu=0.1), got 'ditto'"),
+        (lambda: check_methods([ditto], 0.1, 0.1), "such as ft.fedavg() or ft.ditto(mu=0.1), got <function ditto"),
+        (lambda: check_methods([ditto(), ditto(0.1)], 0.1, 0.1), "two methods are named 'ditto'"),
+        (lambda: check_methods([ditto(20)], 0.01, 0.1), "lr · mu must be < 2, got 2; lower one of them"),
+        (lambda: check_methods([fedprox(20)], 0.1, 0.1), "lr · prox must be < 2"),
     ],
 )
 def test_bad_settings_are_one_sentence(call, words: str) -> None:
@@ -77,4 +77,4 @@ def test_bad_settings_are_one_sentence(call, words: str) -> None:
 
 
 def test_a_run_may_compare_one_preset_with_itself() -> None:
-    checked_together([ditto(0.01), ditto(1.0, name="ditto-1"), fedavg()], 0.1, 0.1)
+    check_methods([ditto(0.01), ditto(1.0, name="ditto-1"), fedavg()], 0.1, 0.1)

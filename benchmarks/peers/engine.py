@@ -1,4 +1,4 @@
-"""fedtilt's own simulator; `--way` forces a way to train."""
+"""fedtilt's own simulator; `--backend` forces a backend."""
 
 import argparse
 import math
@@ -9,8 +9,8 @@ import torch
 from turns import Turns, Work, work_of
 
 import fedtilt as ft
-from fedtilt.descend import choose
 from fedtilt.models import unflat
+from fedtilt.training import choose_backend
 
 
 def federation(work: Work) -> ft.Federation:
@@ -29,7 +29,7 @@ def federation(work: Work) -> ft.Federation:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("work")
-    parser.add_argument("--way", default="auto")
+    parser.add_argument("--backend", default="auto")
     arguments = parser.parse_args()
     work = work_of(arguments.work)
     fed = federation(work)
@@ -40,7 +40,7 @@ def main() -> None:
     rounds = ft.simulate(
         [method], fed, net, rounds=len(work.schedule) + 1, participation=len(work.schedule[0]) / fed.clients,
         epochs=work.epochs, batch_size=work.batch_size, lr=work.lr, eval_every=len(work.schedule) + 1, device="cpu",
-        way=arguments.way,
+        backend=arguments.backend,
     )  # fmt: skip
     per_client = work.epochs * -(-fed.train_sizes() // work.batch_size)  # (clients,) steps of one model
     for clients in turns:
@@ -50,11 +50,11 @@ def main() -> None:
         turns.steps = int(per_client[last.selected].sum()) * (2 if method.personal else 1)
 
     keys = [client for client in range(fed.clients) if method.personal]
-    kept = {client: last.state.shelf.get(("bench", client)) for client in keys}
+    kept = {client: last.state.client_states.get(("bench", client)) for client in keys}
     turns.finish(
         unflat(net, last.state.shared["bench"]),
         {client: unflat(net, own) for client, own in kept.items() if own is not None},
-        fedtilt=ft.__version__, torch=torch.__version__, way=choose(net, "cpu", arguments.way),
+        fedtilt=ft.__version__, torch=torch.__version__, backend=choose_backend(net, "cpu", arguments.backend),
     )  # fmt: skip
     rounds.close()
 

@@ -6,7 +6,7 @@ import os
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from nets import descend, network
+from nets import network, train_locally
 from torch import Tensor
 from turns import work_of
 
@@ -38,10 +38,10 @@ def train(message: Message, context: Context) -> Message:
     if job.mu is not None:
         own = context.state["personal"].to_torch_state_dict() if "personal" in context.state else received
         net.load_state_dict(own)
-        steps += descend(net, x, y, mu=job.mu, anchor=list(received.values()), **settings)
+        steps += train_locally(net, x, y, mu=job.mu, anchor=list(received.values()), **settings)
         context.state["personal"] = ArrayRecord(net.state_dict())
     net.load_state_dict(received)
-    steps += descend(net, x, y, mu=0.0, anchor=[], **settings)
+    steps += train_locally(net, x, y, mu=0.0, anchor=[], **settings)
     metrics = MetricRecord({"steps": steps, "num-examples": len(y)})
     return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
 

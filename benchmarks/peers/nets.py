@@ -32,14 +32,14 @@ def weights_of(net: nn.Module) -> dict[str, np.ndarray]:
 
 
 @torch.no_grad()
-def pull(net: nn.Module, anchor: list[Tensor], mu: float) -> None:
+def prox(net: nn.Module, anchor: list[Tensor], mu: float) -> None:
     """Add the slope of mu/2 · ‖θ − anchor‖² to the gradient."""
     for p, a in zip(net.parameters(), anchor, strict=True):
         assert p.grad is not None
         p.grad.add_(p, alpha=mu).add_(a, alpha=-mu)
 
 
-def descend(
+def train_locally(
     net: nn.Module, x: Tensor, y: Tensor, *, epochs: int, size: int, lr: float, mu: float, anchor: list[Tensor]
 ) -> int:
     """Train with autograd and torch.optim; the steps made.
@@ -53,7 +53,7 @@ def descend(
             optimizer.zero_grad()
             F.cross_entropy(net(x[rows]), y[rows]).backward()
             if mu:
-                pull(net, anchor, mu)
+                prox(net, anchor, mu)
             optimizer.step()
             steps += 1
     return steps

@@ -4,7 +4,7 @@ import argparse
 import copy
 
 import torch
-from nets import descend, load, network, weights_of
+from nets import load, network, train_locally, weights_of
 from turns import Turns, work_of
 
 
@@ -26,11 +26,11 @@ def main() -> None:
         for client in clients:
             x, y = data[client]
             own = copy.deepcopy(shared)
-            turns.steps += descend(own, x, y, mu=0.0, anchor=anchor, **settings)
+            turns.steps += train_locally(own, x, y, mu=0.0, anchor=anchor, **settings)
             trained.append(own)
             if work.mu is not None:
                 own = personal.setdefault(client, copy.deepcopy(shared))
-                turns.steps += descend(own, x, y, mu=work.mu, anchor=anchor, **settings)
+                turns.steps += train_locally(own, x, y, mu=work.mu, anchor=anchor, **settings)
         with torch.no_grad():
             for p, *others in zip(shared.parameters(), *(net.parameters() for net in trained), strict=True):
                 p.copy_(torch.stack(others).mean(0))

@@ -16,7 +16,7 @@ from itertools import chain
 import numpy as np
 import torch
 import torch.nn.functional as F
-from nets import load, network, pull, weights_of
+from nets import load, network, prox, weights_of
 from turns import Turns, work_of
 
 
@@ -81,7 +81,7 @@ def pulled_step(net, optimizer, batch, train_kwargs, train_step_args, *, anchor,
     """A step of the personal model."""
     optimizer.zero_grad()
     net.loss(*batch).backward()
-    pull(net, anchor, mu)
+    prox(net, anchor, mu)
     optimizer.step()
 
 

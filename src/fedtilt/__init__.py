@@ -1,14 +1,16 @@
 """fedtilt: federated learning that is fair to every client and class, and unharmed by bad data."""
 
-from fedtilt import aggregate, data, models
+from fedtilt import data, models
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
-from fedtilt.losses import TiltedLoss
+from fedtilt.evaluation.results import Result
+from fedtilt.math import aggregate
+from fedtilt.math.losses import TiltedLoss
+from fedtilt.math.tilt import nested_tilt, tilted_mean
 from fedtilt.methods import Method, ditto, fedavg, fedprox, fedtilt, term
-from fedtilt.results import Result
-from fedtilt.runs import resume, run
-from fedtilt.simulate import Round, simulate
-from fedtilt.tilt import nested_tilt, tilted_mean
+from fedtilt.runs.run import run
+from fedtilt.runs.spec_run import resume
+from fedtilt.simulation import Round, simulate
 from fedtilt.version import __version__
 
 __all__ = [

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
-from fedtilt.aggregate import RULES, solvable
 from fedtilt.checks import number, plain_name
-from fedtilt.distances import named
 from fedtilt.errors import InputError
+from fedtilt.math.aggregate import AGGREGATORS, solvable
+from fedtilt.math.distances import get_distance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,21 +58,21 @@ class Method:
 
     def _check_server(self) -> None:
         """Refuse what the server's rule does not know, or would pass over in silence."""
-        named(self.distance)
-        if self.aggregator != "tilted" and self.aggregator not in RULES:
+        get_distance(self.distance)
+        if self.aggregator != "tilted" and self.aggregator not in AGGREGATORS:
             raise InputError(
                 f"unknown aggregator {self.aggregator!r} of method {self.name!r}; "
-                f"choose one of {', '.join(['tilted', *RULES])}"
+                f"choose one of {', '.join(['tilted', *AGGREGATORS])}"
             )
-        rule = RULES.get(self.aggregator)  # None: tilted
+        rule = AGGREGATORS.get(self.aggregator)  # None: tilted
         if self.weighting not in ("equal", "samples"):
             raise InputError(f"weighting of method {self.name!r} must be 'equal' or 'samples', got {self.weighting!r}")
-        if self.weighting == "samples" and rule and not rule.weighted:
+        if self.weighting == "samples" and rule and not rule.takes_weights:
             raise InputError(
                 f"aggregator {self.aggregator!r} of method {self.name!r} takes no weights: use weighting='equal'"
             )
         idle = [] if rule is None else ["q", "distance", "steps"]
-        idle += [] if rule and rule.distrusts else ["bad_share"]
+        idle += [] if rule and rule.takes_bad_share else ["bad_share"]
         for key in idle:
             if getattr(self, key) != getattr(Method, key):
                 raise InputError(
@@ -91,11 +91,16 @@ class Method:
         return self.mu < math.inf
 
 
-LANES = ("tau", "lam", "mu", "prox")  # what clients do: a preset takes those it names; what the server does, all take
+CLIENT_SETTINGS = (
+    "tau",
+    "lam",
+    "mu",
+    "prox",
+)  # what clients do: a preset takes those it names; what the server does, all take
 
 
 def _preset(preset: str, name: str, settings: Mapping[str, object], **own: float) -> Method:
-    server = [field.name for field in fields(Method) if field.name not in (*LANES, "name")]
+    server = [field.name for field in fields(Method) if field.name not in (*CLIENT_SETTINGS, "name")]
     for key in settings:
         if key not in server:
             raise InputError(
@@ -139,7 +144,7 @@ def term(t: float, *, name: str = "term", **settings: object) -> Method:
 PRESETS = {"fedtilt": fedtilt, "fedavg": fedavg, "fedprox": fedprox, "ditto": ditto, "term": term}
 
 
-def checked_together(methods: Iterable[Method], lr: float, lr_personal: float) -> list[Method]:
+def check_methods(methods: Iterable[Method], lr: float, lr_personal: float) -> list[Method]:
     """The methods of a run, after what can only be seen together: unique names, steps short enough for the pulls."""
     if isinstance(methods, Method | str) or not isinstance(methods, Iterable):
         raise InputError(f"methods must be a list, such as [ft.fedavg(), ft.ditto()], got {methods!r}")

@@ -91,7 +91,7 @@ def build(source: ModelSource, input_shape: Shape, classes: int, seed: int) -> n
         accepted = inspect.signature(source).parameters
         known = {"input_shape": tuple(input_shape), "classes": classes}
         _check_callable(accepted.values(), known, getattr(source, "__name__", type(source).__name__))
-        with seeds.globally(seed % 2**63):
+        with seeds.seeded_global_rng(seed % 2**63):
             model = source(**{name: value for name, value in known.items() if name in accepted})
         if not isinstance(model, nn.Module):
             raise InputError(f"the model function returned a {type(model).__name__}; it must return an nn.Module")

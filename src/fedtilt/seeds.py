@@ -2,7 +2,7 @@
 
 A key is a 64-bit hash of those four; a stream is the SplitMix64 finaliser applied to `key + i * golden`, in torch
 integer arithmetic. The same integers therefore come out on every device, in any order of work, for any set of methods,
-and nothing reads or moves a global generator; what only knows those is served by `globally`.
+and nothing reads or moves a global generator; what only knows those is served by `seeded_global_rng`.
 """
 
 import contextlib
@@ -111,12 +111,12 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextlib.contextmanager
-def globally(key: int, device: torch.device | None = None) -> Iterator[None]:
+def seeded_global_rng(key: int, device: torch.device | None = None) -> Iterator[None]:
     """What others draw inside (initial weights, dropout) comes from this key; the global generators are left alone.
 
-    >>> with globally(7):
+    >>> with seeded_global_rng(7):
     ...     first = torch.rand(2)
-    >>> with globally(7):
+    >>> with seeded_global_rng(7):
     ...     assert torch.equal(torch.rand(2), first)
     """
     gpus = [device] if device is not None and device.type == "cuda" else []

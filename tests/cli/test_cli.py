@@ -15,8 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import fedtilt as ft
-from fedtilt import runs
-from fedtilt.report.read import read_run
+from fedtilt.report.read_run import read_run
+from fedtilt.runs import spec_run
 
 QUICK = ["--set", "train.rounds=3", "--set", "train.epochs=1", "--set", "clients.count=6", "--set", "train.workers=0"]
 
@@ -60,7 +60,7 @@ def test_tune_goes_on_without_a_setting_that_diverges(fedtilt, tmp_path: Path) -
 
 
 def test_an_interrupted_search_goes_on_without_what_diverges(fedtilt, monkeypatch, tmp_path: Path) -> None:
-    real = runs.run_spec
+    real = spec_run.run_spec
     stopped: list[int] = []
 
     def interrupted(*arguments, on_round, **rest):
@@ -72,7 +72,7 @@ def test_an_interrupted_search_goes_on_without_what_diverges(fedtilt, monkeypatc
 
         return real(*arguments, on_round=stop, **rest)
 
-    monkeypatch.setattr("fedtilt.tune.run_spec", interrupted)
+    monkeypatch.setattr("fedtilt.runs.tune.run_spec", interrupted)
     long = ["train.rounds=2", "train.epochs=3", "train.lr=0.6", "outliers.kind=gaussian"]
     overrides = [part for text in long for part in ("--set", text)]
     said = fedtilt("tune", *QUICK, *overrides, "--over", "tau=0", "--over", "lam=-2,10", "--out", "my search")
@@ -156,10 +156,13 @@ def test_export_loads_in_three_lines(fedtilt) -> None:
     result = ft.resume("here")[0]
     for a, b in zip(model.parameters(), result["ditto"].shared.parameters(), strict=True):
         assert a.equal(b)
-    visited = next(n for n in range(6) if not result["ditto"].summary.unvisited or _has(result, n))
-    assert fedtilt("export", "here", "--method", "ditto", "--client", str(visited), "--to", "v.safetensors").code == 0
+    ever_selected = next(n for n in range(6) if not result["ditto"].summary.never_selected or _has(result, n))
+    assert (
+        fedtilt("export", "here", "--method", "ditto", "--client", str(ever_selected), "--to", "v.safetensors").code
+        == 0
+    )
     model.load_state_dict(load_file("v.safetensors"))
-    own = result["ditto"].personal(visited)
+    own = result["ditto"].personal(ever_selected)
     assert all(a.equal(b) for a, b in zip(model.parameters(), own.parameters(), strict=True))
 
 
@@ -338,7 +341,7 @@ def test_a_run_from_python_is_not_resumed_here_but_there(fedtilt, tmp_path: Path
 
 def test_a_run_on_real_sites_is_not_gone_on_with_here(fedtilt) -> None:
     fedtilt("run", *QUICK, "--out", "here", "--quiet")
-    for name in ("run.json", "seed-0/job.json"):
+    for name in ("run.json", "seed-0/fingerprint.json"):
         path = Path("here", name)
         path.write_text(json.dumps(json.loads(path.read_text()) | {"runner": "flower"}))
     said = fedtilt("resume", "here")
@@ -444,7 +447,7 @@ def test_clients_with_few_or_no_test_rows_are_told(fedtilt) -> None:
 
 
 def test_what_is_not_as_it_was_is_told(fedtilt) -> None:
-    fedtilt("run", *QUICK, "--out", "here", "--quiet", "--set", "store.checkpoint_seconds=0")
+    fedtilt("run", *QUICK, "--out", "here", "--quiet", "--set", "storage.checkpoint_seconds=0")
     shared = Path("here/seed-0/checkpoints/round-00003/shared.safetensors")
     shared.write_bytes(shared.read_bytes() + b"x")
     said = fedtilt("export", "here", "--method", "ditto", "--to", "m.safetensors")

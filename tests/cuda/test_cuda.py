@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from zoo import CLASSES, MODELS, SHAPE, work
 
 import fedtilt as ft
-from fedtilt import aggregate, models, seeds
-from fedtilt.descend import WAYS, Lane, batches_of, choose, stacked
-from fedtilt.exports import exported
-from fedtilt.tilt import nested_tilt
+from fedtilt import models, seeds
+from fedtilt.math import aggregate
+from fedtilt.math.tilt import nested_tilt
+from fedtilt.runs.export import exported
+from fedtilt.training import BACKENDS, LocalJob, choose_backend, make_batches, stacked
+from tests.helpers.models import CLASSES, MODELS, SHAPE, work
 
 # torch's compiler warns of parts of torch that it uses itself
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")]
@@ -68,7 +69,7 @@ def test_random_numbers_are_the_same_integers() -> None:
     torch.testing.assert_close(seeds.normal(key, (50, 7), "cuda").cpu(), seeds.normal(key, (50, 7)), rtol=1e-6, atol=0)
 
 
-RULES: dict[str, Callable[[Tensor], Tensor]] = {
+AGGREGATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": aggregate.mean,
     "median": aggregate.median,
     "trimmed_mean": lambda m: aggregate.trimmed_mean(m, 0.3),
@@ -87,11 +88,11 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("far", [0.0, 1e6], ids=["near", "one far away"])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", AGGREGATORS)
 def test_aggregation(name: str, far: float) -> None:
     clients = 100 + torch.randn(10, 20_000, generator=torch.Generator().manual_seed(0))
     clients[7] += far
-    here, there = RULES[name](clients), RULES[name](clients.cuda())
+    here, there = AGGREGATORS[name](clients), AGGREGATORS[name](clients.cuda())
     assert there.is_cuda
     assert apart(here, there) <= 1e-6 * max(1.0, here.norm())
 
@@ -102,30 +103,30 @@ def test_aggregation(name: str, far: float) -> None:
 @pytest.mark.parametrize("name", QUIET)
 def test_every_way_agrees_with_the_loop_on_the_cpu(name: str) -> None:
     model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
-    expected = WAYS["loop"](model, *work(model))
+    expected = BACKENDS["autograd"](model, *work(model))
     model.cuda()
-    lanes, feeds = work(model, device="cuda")
-    chosen = choose(model, "cuda", sample=torch.zeros(1, *SHAPE, device="cuda"))
-    assert chosen == ("loop" if name == "lstm" else "stacked")
-    for way in dict.fromkeys(["loop", chosen]):
-        first, again = WAYS[way](model, lanes, feeds), WAYS[way](model, lanes, feeds)
-        for lane, trained, twice, reference in zip(lanes, first, again, expected, strict=True):
+    jobs, feeds = work(model, device="cuda")
+    chosen = choose_backend(model, "cuda", sample=torch.zeros(1, *SHAPE, device="cuda"))
+    assert chosen == ("autograd" if name == "lstm" else "stacked")
+    for backend in dict.fromkeys(["autograd", chosen]):
+        first, again = BACKENDS[backend](model, jobs, feeds), BACKENDS[backend](model, jobs, feeds)
+        for job, trained, twice, reference in zip(jobs, first, again, expected, strict=True):
             assert torch.equal(trained, twice)
-            assert apart(trained, reference) <= 1e-4 * apart(reference, lane.start)
+            assert apart(trained, reference) <= 1e-4 * apart(reference, job.start)
 
 
 @pytest.mark.parametrize("name", ["dropout", "functional dropout"])
 def test_dropout_is_keyed_and_leaves_the_generators_alone(name: str) -> None:
     model = models.build(MODELS[name], SHAPE, CLASSES, seed=3).cuda()
-    assert choose(model, "cuda", sample=torch.zeros(1, *SHAPE, device="cuda")) == "loop"
-    lanes, feeds = work(model, count=1, device="cuda")
+    assert choose_backend(model, "cuda", sample=torch.zeros(1, *SHAPE, device="cuda")) == "autograd"
+    jobs, feeds = work(model, count=1, device="cuda")
     before = torch.cuda.get_rng_state()
-    first = WAYS["loop"](model, lanes, feeds)
+    first = BACKENDS["autograd"](model, jobs, feeds)
     assert torch.equal(torch.cuda.get_rng_state(), before)
     torch.cuda.manual_seed(99)
-    again = WAYS["loop"](model, lanes[::-1], feeds[::-1])[::-1]
+    again = BACKENDS["autograd"](model, jobs[::-1], feeds[::-1])[::-1]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert apart(first[0], lanes[0].start) > 0.01
+    assert apart(first[0], jobs[0].start) > 0.01
 
 
 @pytest.mark.parametrize("name", ["mlp", "norm"])
@@ -135,10 +136,10 @@ def test_large_batches_repeat_their_bits(size: int, name: str) -> None:
     received = models.flat(model)
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(1400, *SHAPE, generator=rng), torch.randint(0, CLASSES, (1400,), generator=rng)
-    feed = batches_of(x.cuda(), y.cuda(), seed=0, round=1, client=0, epochs=3, batch_size=size)
-    lane = Lane(start=received, anchor=received, pull=0.1, tau=2.0, lam=-1.0, lr=0.1)
-    for way in ("loop", "stacked"):
-        first, *others = (WAYS[way](model, [lane], [feed])[0] for _ in range(4))
+    feed = make_batches(x.cuda(), y.cuda(), seed=0, round=1, client=0, epochs=3, batch_size=size)
+    job = LocalJob(start=received, anchor=received, prox=0.1, tau=2.0, lam=-1.0, lr=0.1)
+    for backend in ("autograd", "stacked"):
+        first, *others = (BACKENDS[backend](model, [job], [feed])[0] for _ in range(4))
         assert all(torch.equal(first, other) for other in others)
 
 
@@ -160,15 +161,15 @@ class Strided(nn.Module):
 @pytest.mark.parametrize("name", ["mlp", "cnn", "norm", "strided"])
 def test_precisions(name: str, precision: str) -> None:
     model = models.build(MODELS.get(name, Strided), SHAPE, CLASSES, seed=3)
-    expected = WAYS["loop"](model, *work(model, count=1))
+    expected = BACKENDS["autograd"](model, *work(model, count=1))
     model.cuda()
-    lanes, feeds = work(model, count=1, device="cuda")
-    trained = stacked.descend(model, lanes, feeds, precision)
-    moved = [apart(a, b) / apart(b, lane.start) for lane, a, b in zip(lanes, trained, expected, strict=True)]
+    jobs, feeds = work(model, count=1, device="cuda")
+    trained = stacked.train(model, jobs, feeds, precision)
+    moved = [apart(a, b) / apart(b, job.start) for job, a, b in zip(jobs, trained, expected, strict=True)]
     if precision == "float32":
         assert max(moved) <= 1e-4
     else:  # in few bits the worst sample may be another one
-        most = max(m for m, lane in zip(moved, lanes, strict=True) if math.isfinite(lane.lam))
+        most = max(m for m, job in zip(moved, jobs, strict=True) if math.isfinite(job.lam))
         assert 1e-5 < most <= {"tf32": 0.05, "bfloat16": 0.4}[precision]
 
 
@@ -177,24 +178,24 @@ def test_any_number_of_shapes_in_one_process() -> None:
     received = models.flat(model)
     x, y = torch.randn(24, *SHAPE, device="cuda"), torch.arange(24, device="cuda") % CLASSES
     for size in range(2, 14):  # torch compiles the same code eight times and no more
-        feed = batches_of(x, y, seed=0, round=1, client=0, epochs=1, batch_size=size)
-        lane = Lane(start=received, anchor=received, pull=0.1, tau=1.0, lam=-1.0, lr=0.1)
-        (a,), (b,) = (WAYS[way](model, [lane], [feed]) for way in ("stacked", "loop"))
+        feed = make_batches(x, y, seed=0, round=1, client=0, epochs=1, batch_size=size)
+        job = LocalJob(start=received, anchor=received, prox=0.1, tau=1.0, lam=-1.0, lr=0.1)
+        (a,), (b,) = (BACKENDS[backend](model, [job], [feed]) for backend in ("stacked", "autograd"))
         assert apart(a, b) <= 1e-4 * apart(b, received)
 
 
 def test_what_the_program_around_has_set_does_not_matter() -> None:
     """Training and judging are in float32 where TF32 is allowed everywhere, said in torch's new way."""
     model = models.build(Strided, SHAPE, CLASSES, seed=3).cuda()
-    lanes, feeds = work(model, count=1, device="cuda")
-    plain = {way: WAYS[way](model, lanes, feeds) for way in ("loop", "stacked")}
+    jobs, feeds = work(model, count=1, device="cuda")
+    plain = {backend: BACKENDS[backend](model, jobs, feeds) for backend in ("autograd", "stacked")}
     stacked.forget()
     matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
     before = matmul.fp32_precision, conv.fp32_precision
     try:
         matmul.fp32_precision = conv.fp32_precision = "tf32"
-        for way, expected in plain.items():
-            assert all(torch.equal(a, b) for a, b in zip(WAYS[way](model, lanes, feeds), expected, strict=True))
+        for backend, expected in plain.items():
+            assert all(torch.equal(a, b) for a, b in zip(BACKENDS[backend](model, jobs, feeds), expected, strict=True))
         assert (matmul.fp32_precision, conv.fp32_precision) == ("tf32", "tf32")
     finally:
         matmul.fp32_precision, conv.fp32_precision = before
@@ -204,15 +205,15 @@ def test_a_stack_larger_than_the_memory_is_split() -> None:
     model = models.build(lambda: models.mlp((64,), 4, (2000, 2000)), (64,), 4, seed=0).cuda()  # 16 MB
     received = models.flat(model)
     x, y = torch.randn(20, 64, device="cuda"), torch.arange(20, device="cuda") % 4
-    feeds = [batches_of(x, y, seed=0, round=1, client=c, epochs=1, batch_size=10) for c in range(16)]
-    lanes = [Lane(start=received, anchor=received, pull=0.1, tau=1.0, lam=-1.0, lr=0.1) for _ in feeds]
-    whole = [t.cpu() for t in stacked.descend(model, lanes, feeds)]
+    feeds = [make_batches(x, y, seed=0, round=1, client=c, epochs=1, batch_size=10) for c in range(16)]
+    jobs = [LocalJob(start=received, anchor=received, prox=0.1, tau=1.0, lam=-1.0, lr=0.1) for _ in feeds]
+    whole = [t.cpu() for t in stacked.train(model, jobs, feeds)]
     stacked.forget()
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated() + 400 * 2**20  # theta, anchors and hidden slopes of 16 take more
     torch.cuda.set_per_process_memory_fraction(held / torch.cuda.get_device_properties(0).total_memory)
     try:
-        parts = stacked.descend(model, lanes, feeds)
+        parts = stacked.train(model, jobs, feeds)
         assert stacked._fits[model] < 16
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
@@ -256,9 +257,9 @@ def test_a_federation_is_the_one_of_the_cpu(name: str, federation: ft.Federation
         assert b.is_cuda
         assert apart(a, b) <= 1e-3 * apart(a, start)
         assert (here.counts[method.name].shared - there.counts[method.name].shared).abs().sum() <= 2
-    assert here.state.shelf.owners() == there.state.shelf.owners() != []
-    for owner in here.state.shelf.owners():
-        a, b = here.state.shelf.get(owner), there.state.shelf.get(owner)
+    assert here.state.client_states.owners() == there.state.client_states.owners() != []
+    for owner in here.state.client_states.owners():
+        a, b = here.state.client_states.get(owner), there.state.client_states.get(owner)
         assert apart(a, b) <= 1e-3 * apart(a, start)
 
 

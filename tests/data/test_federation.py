@@ -55,7 +55,7 @@ def test_attributes(digits):
     assert (fed.clients, fed.classes, fed.input_shape, fed.image) == (20, 10, (1, 8, 8), True)
     assert fed.client_names[:3] == ("0", "1", "2")
     assert fed.class_names == tuple("0123456789")
-    assert not fed.carriers.any()
+    assert not fed.has_outliers.any()
 
 
 @pytest.mark.parametrize("partition", ["classes", "dirichlet", "iid"])
@@ -115,12 +115,12 @@ def test_outliers_are_drawn_per_round_and_client_whatever_else_is_asked(digits, 
 
 def test_only_carriers_carry(digits):
     fed = Federation.build(digits, clients=20, outliers="flips", outlier_clients=0.3, outlier_rate=1.0)
-    assert int(fed.carriers.sum()) == 6
+    assert int(fed.has_outliers.sum()) == 6
     for client in range(20):
         changed = not torch.equal(fed.train(client, seed=0, round=1)[1], fed.clean_train(client)[1])
-        assert changed == bool(fed.carriers[client])
+        assert changed == bool(fed.has_outliers[client])
     few = Federation.build(digits, clients=20, outliers=Outliers(kind="flips", clients=0.001))
-    assert int(few.carriers.sum()) == 1
+    assert int(few.has_outliers.sum()) == 1
     assert fed.outliers == Outliers(kind="flips", rate=1.0, clients=0.3)
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from .toy import SPEC
+from tests.helpers.flower_identity import flower_identity  # noqa: F401 (a fixture)
+from tests.helpers.toy_federation import SPEC
 
 if importlib.util.find_spec("flwr") is None:
     collect_ignore_glob = ["*.py"]
@@ -18,19 +19,9 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages carry the identity of the process that makes them; Flower sets it in its own processes."""
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for key, value in {"_run_id": 1, "_node_id": 1, "_task_id": 1}.items():
-        monkeypatch.setattr(TaskIdentity, key, value)
-
-
 @pytest.fixture
 def deployment(spec: Path, tmp_path: Path) -> object:
     from fedtilt.flower import Task
-
-    from .loopback import Deployment
+    from tests.helpers.loopback import Deployment
 
     return Deployment(Task(spec=spec), tmp_path)

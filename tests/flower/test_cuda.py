@@ -11,9 +11,8 @@ import fedtilt as ft
 from fedtilt.flower import Task
 from fedtilt.models import ModelSource
 from fedtilt.spec import federation_of, load
-from fedtilt.store import Store
-
-from .loopback import Deployment
+from fedtilt.storage.run_folder import RunFolder
+from tests.helpers.loopback import Deployment
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")]
 
@@ -33,7 +32,7 @@ class Dropping(nn.Module):
 def test_sites_train_on_the_gpu(model: ModelSource | None, spec: Path, tmp_path: Path) -> None:
     assert torch.cuda.is_available(), "this test needs a CUDA device"
     Deployment(Task(spec=spec, model=model), tmp_path).run()
-    ours, settings = Store(tmp_path / "run/seed-0").latest(), load(spec)
+    ours, settings = RunFolder(tmp_path / "run/seed-0").latest(), load(spec)
     *_, there = ft.simulate(
         [m.to_method() for m in settings.methods], federation_of(settings, 0),
         model or (lambda input_shape, classes: ft.models.mlp(input_shape, classes, hidden=(8,))),
@@ -43,5 +42,5 @@ def test_sites_train_on_the_gpu(model: ModelSource | None, spec: Path, tmp_path:
     torch.testing.assert_close(ours.shared["fedtilt"], there.state.shared["fedtilt"].cpu(), rtol=1e-4, atol=1e-6)
     for site in (0, 1):
         (path,) = (tmp_path / "state" / str(site)).rglob("round-00002.safetensors")
-        own = there.state.shelf.get(("fedtilt", site))
+        own = there.state.client_states.get(("fedtilt", site))
         torch.testing.assert_close(load_file(path)["model"], own.cpu(), rtol=1e-4, atol=1e-6)

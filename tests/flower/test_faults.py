@@ -15,15 +15,14 @@ from torch import Tensor, nn
 import fedtilt as ft
 from fedtilt.errors import Diverged
 from fedtilt.flower import FedTiltStrategy, Rules
-from fedtilt.flower.roster import Roster
+from fedtilt.flower.membership import Roster
+from fedtilt.flower.messages import Update as Trained
+from fedtilt.flower.messages import from_arrays, say_failed, say_joined, say_update, to_arrays
 from fedtilt.flower.task import Frame
-from fedtilt.flower.wire import Update as Trained
-from fedtilt.flower.wire import from_arrays, say_failed, say_joined, say_update, to_arrays
 from fedtilt.models import flat
-from fedtilt.store import Store
-from fedtilt.training import Training
-
-from .loopback import Deployment
+from fedtilt.rounds.settings import TrainSettings
+from fedtilt.storage.run_folder import RunFolder
+from tests.helpers.loopback import Deployment
 
 MODEL = ft.models.mlp((4,), 3, hidden=(5,))
 P = len(flat(MODEL))
@@ -49,7 +48,7 @@ def round_one(
     method: ft.Method | None = None, rules: Rules | None = None, participation: float = 1.0
 ) -> tuple[FedTiltStrategy, dict[int, Message], dict[int, Message]]:
     """A strategy that waits for round 1's answers, its questions, and sound answers by site."""
-    training = Training(participation=participation, rounds=1)
+    training = TrainSettings(participation=participation, rounds=1)
     method = method or ft.fedavg(weighting="samples")
     strategy = FedTiltStrategy(method, MODEL, FRAME, training=training, rules=rules)
     nodes = Nodes()
@@ -350,7 +349,7 @@ def test_a_server_that_diverges_stops_with_one_sentence_and_keeps_no_such_model(
     )
     assert json.loads((tmp_path / "run/stopped.json").read_text()) == {"why": why}
     assert not (tmp_path / "run/results.json").exists()
-    kept = Store(tmp_path / "run/seed-0").latest()
+    kept = RunFolder(tmp_path / "run/seed-0").latest()
     assert kept.round == 0
     assert kept.shared["fedtilt"].isfinite().all()
     assert [path.name for path in (tmp_path / "run/seed-0/checkpoints").iterdir()] == ["round-00000"]
@@ -373,4 +372,4 @@ def test_a_site_tells_only_its_own_log_what_went_wrong(
 
 def test_a_step_that_diverges_is_refused_at_once() -> None:
     with pytest.raises(ft.InputError, match="diverges"):
-        FedTiltStrategy(ft.ditto(3.0), nn.Linear(4, 3), FRAME, training=Training(lr=1.0))
+        FedTiltStrategy(ft.ditto(3.0), nn.Linear(4, 3), FRAME, training=TrainSettings(lr=1.0))

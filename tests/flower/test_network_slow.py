@@ -12,15 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from fedtilt.files import read_json
-from fedtilt.flower import processes
-from fedtilt.flower.certificates import make_authority, make_site_key
-from fedtilt.flower.trial import Trial, free_port
-from fedtilt.runs import run_spec
+from fedtilt.flower.deploy import processes
+from fedtilt.flower.deploy.certificates import make_authority, make_site_key
+from fedtilt.flower.deploy.local_cluster import Trial, free_port
+from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
-from fedtilt.store import Store
-
-from .network import wait_until, write_app
-from .toy import SPEC
+from fedtilt.storage.run_folder import RunFolder
+from tests.helpers.network import wait_until, write_app
+from tests.helpers.toy_federation import SPEC
 
 pytestmark = pytest.mark.slow
 
@@ -112,11 +111,11 @@ def test_a_killed_server_resumes_to_the_simulators_models(tmp_path: Path) -> Non
         trial.down()
     assert trial.alive() == []
     run_spec(load(app / "spec.toml"), tmp_path / "simulated")
-    theirs = Store(tmp_path / "simulated/seed-0").latest()
-    torch.testing.assert_close(Store(run / "seed-0").latest().shared, theirs.shared)
+    theirs = RunFolder(tmp_path / "simulated/seed-0").latest()
+    torch.testing.assert_close(RunFolder(run / "seed-0").latest().shared, theirs.shared)
     for site in (0, 1):
         own = load_file(personal(trial, site)["round-00003.safetensors"])["model"]
-        torch.testing.assert_close(own, theirs.shelf.get(("fedtilt", site)))
+        torch.testing.assert_close(own, theirs.client_states.get(("fedtilt", site)))
 
 
 CANARY = np.float32(0.73918462)

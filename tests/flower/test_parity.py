@@ -6,12 +6,11 @@ import torch
 from safetensors.torch import load_file
 
 from fedtilt.files import read_json
-from fedtilt.flower.trial import Trial
-from fedtilt.runs import run_spec
+from fedtilt.flower.deploy.local_cluster import Trial
+from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import federation_of, load
-from fedtilt.store import Store
-
-from .network import write_app
+from fedtilt.storage.run_folder import RunFolder
+from tests.helpers.network import write_app
 
 
 def test_a_real_federation_gives_the_simulators_models(tmp_path: Path) -> None:
@@ -29,10 +28,10 @@ def test_a_real_federation_gives_the_simulators_models(tmp_path: Path) -> None:
     assert trial.alive() == []
 
     run_spec(spec, tmp_path / "simulated")
-    theirs = Store(tmp_path / "simulated/seed-0").latest()
-    torch.testing.assert_close(Store(run / "seed-0").latest().shared, theirs.shared)
+    theirs = RunFolder(tmp_path / "simulated/seed-0").latest()
+    torch.testing.assert_close(RunFolder(run / "seed-0").latest().shared, theirs.shared)
     for site in (0, 1):
         (file,) = (trial.home / f"site-{site}/state").rglob("round-00002.safetensors")
-        torch.testing.assert_close(load_file(file)["model"], theirs.shelf.get(("fedtilt", site)))
+        torch.testing.assert_close(load_file(file)["model"], theirs.client_states.get(("fedtilt", site)))
     assert read_json(run / "results.json") == read_json(tmp_path / "simulated/results.json")
     assert read_json(run / "seed-0/faults.json")["refused"] == {}

@@ -9,13 +9,12 @@ from safetensors.torch import load_file
 
 import fedtilt as ft
 from fedtilt import report
-from fedtilt.exports import exported
 from fedtilt.flower import Task
-from fedtilt.runs import run_spec
+from fedtilt.runs.export import exported
+from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
-from fedtilt.store import Store
-
-from .loopback import Deployment, Loopback
+from fedtilt.storage.run_folder import RunFolder
+from tests.helpers.loopback import Deployment, Loopback
 
 
 def personal(home: Path, site: int) -> torch.Tensor:
@@ -29,17 +28,17 @@ def lines(folder: Path) -> list[dict]:
 
 def test_models_metrics_and_folder_are_the_simulators(deployment: Deployment, spec: Path, tmp_path: Path) -> None:
     deployment.run()
-    simulated = run_spec(load(spec), tmp_path / "simulated")[0]
-    theirs = Store(tmp_path / "simulated/seed-0").latest()
-    ours = Store(tmp_path / "run/seed-0").latest()
+    simulate_prepared = run_spec(load(spec), tmp_path / "simulated")[0]
+    theirs = RunFolder(tmp_path / "simulated/seed-0").latest()
+    ours = RunFolder(tmp_path / "run/seed-0").latest()
     torch.testing.assert_close(ours.shared, theirs.shared)
-    assert ours.shelf.owners() == []  # personal models are on their sites
+    assert ours.client_states.owners() == []  # personal models are on their sites
     for site in (0, 1):
-        torch.testing.assert_close(personal(tmp_path, site), theirs.shelf.get(("fedtilt", site)))
+        torch.testing.assert_close(personal(tmp_path, site), theirs.client_states.get(("fedtilt", site)))
     assert lines(tmp_path / "run") == lines(tmp_path / "simulated")
     for name in ("spec.toml", "results.json"):
         assert (tmp_path / "run" / name).read_text() == (tmp_path / "simulated" / name).read_text()
-    assert simulated["fedtilt"].accuracy == lines(tmp_path / "run")[-1]["personal"]["accuracy"]
+    assert simulate_prepared["fedtilt"].accuracy == lines(tmp_path / "run")[-1]["personal"]["accuracy"]
     pages = [report.markdown([tmp_path / name]).split("\n", 1)[1] for name in ("run", "simulated")]
     assert pages[0].replace("run", "simulated") == pages[1].replace("run", "simulated")
     assert exported(tmp_path / "run", "fedtilt").keys() == exported(tmp_path / "simulated", "fedtilt").keys()
@@ -69,7 +68,7 @@ def test_a_killed_server_goes_on_to_the_same_models(deployment: Deployment, tmp_
     with pytest.raises(KeyboardInterrupt):
         deployment.run(die)
     deployment.run()
-    a, b = (Store(home / "run/seed-0").latest() for home in (tmp_path, tmp_path / "whole"))
+    a, b = (RunFolder(home / "run/seed-0").latest() for home in (tmp_path, tmp_path / "whole"))
     assert torch.equal(a.shared["fedtilt"], b.shared["fedtilt"])
     for site in (0, 1):  # rolled back by one round, and trained again
         assert torch.equal(personal(tmp_path, site), personal(tmp_path / "whole", site))
@@ -196,5 +195,5 @@ def test_personal_models_are_in_no_reply(deployment: Deployment, tmp_path: Path)
     for path in (tmp_path / "state").rglob("round-*.safetensors"):
         own = load_file(path)["model"].numpy()
         assert not any(own[i : i + 4].tobytes() in said for i in range(0, len(own) - 4, 4) if own[i : i + 4].all())
-    shared = Store(tmp_path / "run/seed-0").latest().shared["fedtilt"]
+    shared = RunFolder(tmp_path / "run/seed-0").latest().shared["fedtilt"]
     assert len(said) > 4 * 4 * len(shared)  # two sites, two rounds: the trained shared models were looked at

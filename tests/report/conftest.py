@@ -3,12 +3,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import chromium
 import pytest
-from hostile import CLIENT, NASTY
 
-from fedtilt.runs import run_spec
+from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import federation_of, load
+from tests.helpers import chromium
+from tests.helpers.hostile_names import CLIENT, NASTY
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +24,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         names = {
             "clients": [CLIENT, *federation.client_names[1:]],
             "classes": list(federation.class_names),
-            "carriers": federation.carriers.nonzero().flatten().tolist(),
+            "has_outliers": federation.has_outliers.nonzero().flatten().tolist(),
         }
         (folder / f"seed-{seed}" / "federation.json").write_text(json.dumps(names))
     return folder

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from chromium import Browser
 
-from fedtilt.experiments.book import Book
-from fedtilt.experiments.page import story
-from fedtilt.experiments.web import as_html
+from fedtilt.reproduction.page.build import story
+from fedtilt.reproduction.page.html import as_html
+from fedtilt.reproduction.results_folder import Book
+from tests.helpers.chromium import Browser
 
 RESULTS = Path(__file__).parents[2] / "docs" / "reproduction" / "results"
 TABLES = """return [...document.querySelectorAll('table')]

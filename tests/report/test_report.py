@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import typer
-from hostile import CLIENT, NASTY
 from typer.testing import CliRunner
 
 from fedtilt import report
@@ -20,9 +19,10 @@ from fedtilt.cli.report import report as command
 from fedtilt.errors import InputError
 from fedtilt.report.compare import ACCURACY, CLIENT_FAIRNESS, METRICS, Cell, best, worst_clients
 from fedtilt.report.figures import figures
-from fedtilt.report.look import styles
-from fedtilt.report.read import read_run
-from fedtilt.report.words import cautions, failures, headline
+from fedtilt.report.read_run import read_run
+from fedtilt.report.style import styles
+from fedtilt.report.summary import cautions, failures, headline
+from tests.helpers.hostile_names import CLIENT, NASTY
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,9 @@ def _figures(page: str) -> list[dict[str, Any]]:
 def test_csv_is_results_json(run_folder: Path) -> None:
     results = json.loads((run_folder / "results.json").read_text())["methods"]
     rows = list(csv.DictReader(io.StringIO(report.csv([run_folder]))))
-    judged = {row["method"]: row for row in rows if row["models"] == "judged"}
-    assert list(judged) == list(results)
-    for method, row in judged.items():
+    evaluated = {row["method"]: row for row in rows if row["models"] == "evaluated"}
+    assert list(evaluated) == list(results)
+    for method, row in evaluated.items():
         for m in METRICS:
             assert float(row[m.key]) == results[method][m.key]["mean"]
             assert float(row[f"{m.key}_seed_std"]) == pytest.approx(results[method][m.key]["std"], rel=1e-12)
@@ -50,13 +50,13 @@ def test_csv_is_results_json(run_folder: Path) -> None:
         for row in (row for row in rows if row["models"] == view):
             accuracy = [last[view]["accuracy"] for last in results[row["method"]]["last"]]
             assert float(row["accuracy"]) == pytest.approx(sum(accuracy) / 2, rel=1e-12)
-    assert {row["models"] for row in rows} == {"judged", "shared", "personal", "visited", "clean"}
+    assert {row["models"] for row in rows} == {"evaluated", "shared", "personal", "ever_selected", "clean"}
 
 
 def test_page_table_is_results_json(run_folder: Path, page: str) -> None:
     results = json.loads((run_folder / "results.json").read_text())["methods"]
-    judged = page[page.index('id="run-0-judged"') : page.index('id="run-0-shared"')]
-    found = [float(value) for value in re.findall(r'data-value="([^"]+)"', judged)]
+    evaluated = page[page.index('id="run-0-evaluated"') : page.index('id="run-0-shared"')]
+    found = [float(value) for value in re.findall(r'data-value="([^"]+)"', evaluated)]
     assert found == [row[m.key]["mean"] for row in results.values() for m in METRICS]
 
 
@@ -78,8 +78,8 @@ def test_strip_and_heat_map_hold_every_client(run_folder: Path) -> None:
     for trace in drawn["clients"][0].data:
         assert len(trace["y"]) == 16
         mean = sum(trace["y"]) / 16
-        judged = [part.last(trace["meta"]["method"]).judged.accuracy for part in run.compared]
-        assert mean == pytest.approx(sum(judged) / 2, abs=1e-3)
+        evaluated = [part.last(trace["meta"]["method"]).evaluated.accuracy for part in run.compared]
+        assert mean == pytest.approx(sum(evaluated) / 2, abs=1e-3)
     cells = drawn["cells"][0]
     assert len(cells.data) == 6
     assert [trace["visible"] for trace in cells.data] == [True] + [False] * 5

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chromium import Browser
-from hostile import NASTY
 
 from fedtilt import report
+from tests.helpers.chromium import Browser
+from tests.helpers.hostile_names import NASTY
 
 DRAWN = "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))"
 PLOT = "document.querySelector('#run-0-{} .plot')"
@@ -54,10 +54,10 @@ def test_a_name_is_shown_as_it_is(opened: Browser) -> None:
 
 
 def test_a_heading_sorts_by_click_and_by_key(opened: Browser) -> None:
-    column = "[...document.querySelectorAll('#run-0-judged tbody tr')].map((r) => Number(r.cells[1].dataset.value))"
+    column = "[...document.querySelectorAll('#run-0-evaluated tbody tr')].map((r) => Number(r.cells[1].dataset.value))"
     before = opened.script(f"return {column}")
-    head = "document.querySelectorAll('#run-0-judged thead button')[1]"
-    opened.click("#run-0-judged th:nth-child(2) button")
+    head = "document.querySelectorAll('#run-0-evaluated thead button')[1]"
+    opened.click("#run-0-evaluated th:nth-child(2) button")
     assert opened.script(f"return {column}") == sorted(before, reverse=True)
     assert opened.script(f"return {head}.closest('th').getAttribute('aria-sort')") == "descending"
     opened.script(f"{head}.focus()")
@@ -66,13 +66,13 @@ def test_a_heading_sorts_by_click_and_by_key(opened: Browser) -> None:
             "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r"
         )
     assert opened.script(f"return {column}") == sorted(before)
-    assert opened.script("return document.querySelectorAll('#run-0-judged [aria-sort]').length") == 1
+    assert opened.script("return document.querySelectorAll('#run-0-evaluated [aria-sort]').length") == 1
 
 
 def test_one_view_of_the_table_at_a_time(opened: Browser) -> None:
     visible = "return [...document.querySelectorAll('.view')].filter((v) => v.offsetHeight).map((v) => v.id)"
-    assert opened.script(visible) == ["run-0-judged"]
-    for view in ("clean", "judged"):
+    assert opened.script(visible) == ["run-0-evaluated"]
+    for view in ("clean", "evaluated"):
         opened.click(f"label:has(input[value=run-0-{view}])")
         assert opened.script(visible) == [f"run-0-{view}"]
 

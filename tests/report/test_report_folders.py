@@ -11,13 +11,13 @@ import torch
 import fedtilt as ft
 from fedtilt import report
 from fedtilt.errors import InputError
-from fedtilt.metrics import Counts
+from fedtilt.evaluation.metrics import Counts
+from fedtilt.evaluation.results import summarise
 from fedtilt.report.figures import CLIENTS, METHODS, POINTS, figures
-from fedtilt.report.look import styles
-from fedtilt.report.read import read_run
-from fedtilt.report.words import cautions
-from fedtilt.results import summarise
-from fedtilt.store import Store
+from fedtilt.report.read_run import read_run
+from fedtilt.report.style import styles
+from fedtilt.report.summary import cautions
+from fedtilt.storage.run_folder import RunFolder
 
 
 def test_an_unfinished_run_is_reported_and_said_so(copy: Path) -> None:
@@ -46,12 +46,12 @@ def _break(folder: Path, file: str, content: bytes) -> None:
         ("run.json", b"", "is not a run folder: it has no run.json"),
         ("run.json", b"{", "run.json is missing or damaged"),
         ("run.json", b"[]", "run.json is damaged"),
-        ("seed-0/job.json", b"{}", "job.json is damaged"),
+        ("seed-0/fingerprint.json", b"{}", "fingerprint.json is damaged"),
         ("seed-0/metrics.jsonl", b"{}\n{}\n", "metrics.jsonl is damaged in line 1"),
         ("seed-0/metrics.jsonl", b"\xff\n", "metrics.jsonl cannot be read"),
         ("seed-0/counts/round-00003.safetensors", b"", "round-00003.safetensors cannot be read"),
         ("seed-0/counts/round-00003.safetensors", b"xx", "round-00003.safetensors is damaged"),
-        ("seed-0/federation.json", b'{"clients": [], "classes": [], "carriers": []}', "names 0 clients"),
+        ("seed-0/federation.json", b'{"clients": [], "classes": [], "has_outliers": []}', "names 0 clients"),
         ("seed-0/federation.json", b"{}", "federation.json is damaged"),
     ],
 )
@@ -88,10 +88,10 @@ def _made_up(folder: Path, clients: int, methods: list[str]) -> Path:
         right = torch.randint(i // 3, 11, (clients, 10), generator=draw)
         counts[name] = Counts(right, None, absent.clone())
     summaries = {name: summarise(count, total, absent) for name, count in counts.items()}
-    Store(folder / "seed-0").record(1, summaries, counts, total)
+    RunFolder(folder / "seed-0").record(1, summaries, counts, total)
     job = {"methods": {name: {} for name in methods}, "train": {"rounds": 1}, "data": "x", "clients": clients,
            "outliers": {"kind": "none", "rate": 0.3, "clients": 1.0}}  # fmt: skip
-    (folder / "seed-0" / "job.json").write_text(json.dumps(job))
+    (folder / "seed-0" / "fingerprint.json").write_text(json.dumps(job))
     (folder / "run.json").write_text(json.dumps({"started": "?", "seeds": [0], "environment": {}}))
     return folder
 
@@ -103,7 +103,7 @@ def test_ten_thousand_clients_are_thinned_out_and_said_so(tmp_path: Path) -> Non
     strip, cells = drawn["clients"][0], drawn["cells"][0]
     assert len(strip.data[0]["x"]) <= POINTS
     assert len(cells.data[0]["x"]) <= CLIENTS
-    assert min(strip.data[0]["y"]) == pytest.approx(run.parts[0].last("fedavg").judged.minimum, abs=1e-3)
+    assert min(strip.data[0]["y"]) == pytest.approx(run.parts[0].last("fedavg").evaluated.minimum, abs=1e-3)
     page = report.write([folder], tmp_path / "r.html").read_text()
     assert f"{POINTS:,} of a method, are shown" in page
     assert "Of 10,000 clients the 60 served worst and an even sample are shown" in page
@@ -114,7 +114,7 @@ def test_of_many_methods_the_tables_hold_all_and_the_figures_the_most_accurate(t
     methods = [f"tilt {i}" for i in range(20)]
     folder = _made_up(tmp_path, 10, methods)
     run = read_run(folder)
-    table = {name: run.parts[0].last(name).judged.accuracy for name in methods}
+    table = {name: run.parts[0].last(name).evaluated.accuracy for name in methods}
     drawn = figures(run, styles(methods))
     for figure in (*drawn["curves"], *drawn["clients"], *drawn["cells"]):
         shown = [trace["meta"]["method"] for trace in figure.data]
@@ -122,4 +122,4 @@ def test_of_many_methods_the_tables_hold_all_and_the_figures_the_most_accurate(t
         assert min(table[name] for name in shown) >= sorted(table.values())[-METHODS]
     page = report.write([folder], tmp_path / "r.html").read_text()
     assert "Figures show the 8 most accurate methods of 20" in page
-    assert report.csv([folder]).count(",judged,") == 20
+    assert report.csv([folder]).count(",evaluated,") == 20

@@ -159,8 +159,8 @@ class Picture:
                     row.append(*_shaded(counts[client][k], most, shades, cell))
                 yield _line(name, row, label)
             yield _line("samples", Text("".join(_bar(sizes[n], largest, bars) * cell for n in block)), label, "blue")
-            if fed.carriers.any():
-                marks = "".join((mark if fed.carriers[n] else " ").ljust(cell) for n in block)
+            if fed.has_outliers.any():
+                marks = "".join((mark if fed.has_outliers[n] else " ").ljust(cell) for n in block)
                 yield _line("outliers", Text(marks), label, "red")
         yield Text("")
         yield _legend(most, shades, shown, fed, mark)
@@ -226,10 +226,12 @@ def _legend(most: int, shades: str, shown: int, fed: Federation, mark: str) -> T
         if low <= high:
             span = f"{low:,}" if low == high else f"{low:,} to {high:,}"
             text.append("  ").append(shades[level], style="cyan").append(f" {span}", style="dim")
-    carriers = int(fed.carriers.sum())
-    if carriers:
+    has_outliers = int(fed.has_outliers.sum())
+    if has_outliers:
         kind = fed.outliers.kind
-        text.append(f"\n{mark}", style="red").append(f" carries outliers: {kind}, {carriers:,} clients", style="dim")
+        text.append(f"\n{mark}", style="red").append(
+            f" carries outliers: {kind}, {has_outliers:,} clients", style="dim"
+        )
     if shown <= 30 and fed.client_names != tuple(str(number) for number in range(fed.clients)):
         named = ", ".join(f"{number} {name}" for number, name in enumerate(fed.client_names))
         text.append(f"\nclients: {named}", style="dim")

@@ -14,9 +14,9 @@ from fedtilt.cli.tables import failures
 from fedtilt.errors import InputError
 
 if TYPE_CHECKING:
+    from fedtilt.evaluation.results import MethodResult
+    from fedtilt.flower.deploy.local_cluster import Trial
     from fedtilt.flower.task import Job
-    from fedtilt.flower.trial import Trial
-    from fedtilt.results import MethodResult
 
 app = typer.Typer(no_args_is_help=True, help="Train on a real Flower federation.")
 
@@ -34,7 +34,7 @@ def new(
     sites: Annotated[int, typer.Option(help="How many sites the federation has.")] = 2,
 ) -> None:
     """Write a small Flower project for your own data and model."""
-    from fedtilt.flower.project import write_project
+    from fedtilt.flower.deploy.project import write_project
 
     write_project(folder, sites)
     typer.echo(f"wrote  {folder}: your data and model go into {folder / 'federation/task.py'}, the rest into spec.toml")
@@ -51,8 +51,8 @@ def up(
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys.")] = False,
 ) -> None:
     """Start a SuperLink and a SuperNode for every site on this machine, over TLS and with registered keys."""
-    from fedtilt.flower.project import check_project
-    from fedtilt.flower.trial import Trial
+    from fedtilt.flower.deploy.local_cluster import Trial
+    from fedtilt.flower.deploy.project import check_project
     from fedtilt.spec import load
 
     check_project(project)
@@ -99,8 +99,8 @@ def run(
 ) -> None:
     """Train the project on the sites that are up; a run that was stopped goes on where it stopped."""
     from fedtilt.flower import Rules, Task
-    from fedtilt.flower.project import check_project, run_settings
-    from fedtilt.flower.trial import Trial
+    from fedtilt.flower.deploy.local_cluster import Trial
+    from fedtilt.flower.deploy.project import check_project, run_settings
 
     check_project(project)
     trial = _running(Trial.find(_home(project)))
@@ -167,7 +167,7 @@ class _Watch:
 
     def why_not(self, status: str) -> str:
         """Why the run is not finished, in one sentence, and where to look."""
-        from fedtilt.flower.trial import in_words
+        from fedtilt.flower.deploy.local_cluster import in_words
 
         stopped = _read(self._folder / "stopped.json") if self._is_new("stopped.json") else {}
         if "why" not in stopped:
@@ -192,25 +192,25 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _show(folder: Path, job: "Job", trial: "Trial") -> None:
-    from fedtilt.provenance import seed_folder
+    from fedtilt.storage.provenance import seed_folder
 
     method, home = job.method.name, seed_folder(folder, job.spec.seed)
     values = json.loads((folder / "results.json").read_text())["methods"][method]
     round, result = _last_judged(home, job)
-    judged = (result.total.sum(1) > 0).tolist()
+    evaluated = (result.total.sum(1) > 0).tolist()
     shown = {
         "accuracy": "accuracy",
         "client_fairness": "client fairness",
         "client_data_fairness_mean": "class fairness",
         "worst": "worst 10 %",
     }
-    if sum(judged) == 1:
+    if sum(evaluated) == 1:
         del shown["client_fairness"]  # the spread over one site is 0 whatever it does
     metrics = "  ".join(f"{title} {values[key]['mean']:.2f}" for key, title in shown.items())
-    lost = [name for name, told in zip(result.client_names, judged, strict=True) if not told]
+    lost = [name for name, told in zip(result.client_names, evaluated, strict=True) if not told]
     without = f"without site{'' if len(lost) == 1 else 's'} {', '.join(lost)}"
-    typer.echo(metrics + (f"  ({sum(judged)} of {len(judged)} sites judged, {without})" if lost else ""))
-    _tell_failures(result, _read(home / "federation.json")["classes"], sum(judged))
+    typer.echo(metrics + (f"  ({sum(evaluated)} of {len(evaluated)} sites judged, {without})" if lost else ""))
+    _tell_failures(result, _read(home / "federation.json")["classes"], sum(evaluated))
     history = _read(home / "history.json")["history"]
     for report in sorted(trial.home.glob(f"site-*/state/*/{method}/seed-*/site-*/report.json")):
         found = _read(report)
@@ -224,17 +224,17 @@ def _last_judged(home: Path, job: "Job") -> tuple[int, "MethodResult"]:
     """The last round that the sites judged, and what they found."""
     from torch import nn
 
-    from fedtilt.results import MethodResult, judged_counts
-    from fedtilt.store import Store
+    from fedtilt.evaluation.results import MethodResult, evaluated_counts
+    from fedtilt.storage.run_folder import RunFolder
 
-    store = Store(home)
+    store = RunFolder(home)
     state = store.latest()
     assert state is not None
     counts, total = store.counts(state.round)
     result = MethodResult(
         method=job.method,
         history=[],
-        correct=judged_counts(counts[job.method.name]),
+        correct=evaluated_counts(counts[job.method.name]),
         total=total,
         client_names=tuple(_read(home / "federation.json")["clients"]),
         _net=nn.Identity(),  # the counts are all that is asked for
@@ -243,10 +243,10 @@ def _last_judged(home: Path, job: "Job") -> tuple[int, "MethodResult"]:
     return state.round, result
 
 
-def _tell_failures(result: "MethodResult", class_names: Sequence[str], judged: int) -> None:
+def _tell_failures(result: "MethodResult", class_names: Sequence[str], evaluated: int) -> None:
     """Who fails most: of several sites, and of several classes unless a site withholds them."""
     site, label = failures({0: result}, result.client_names, class_names)
-    told = ([f"site {site}"] if judged > 1 else []) + ([f"class {label}"] if len(class_names) > 1 else [])
+    told = ([f"site {site}"] if evaluated > 1 else []) + ([f"class {label}"] if len(class_names) > 1 else [])
     if told:
         Console(highlight=False, soft_wrap=True).print(f"fails most   {', '.join(told)}")
 
@@ -254,7 +254,7 @@ def _tell_failures(result: "MethodResult", class_names: Sequence[str], judged: i
 @app.command()
 def status(project: Project = Path(".")) -> None:
     """Show what is running."""
-    from fedtilt.flower.trial import Trial, in_words
+    from fedtilt.flower.deploy.local_cluster import Trial, in_words
 
     trial = Trial.find(_home(project))
     alive = trial.alive()
@@ -270,7 +270,7 @@ def status(project: Project = Path(".")) -> None:
 @app.command()
 def down(project: Project = Path(".")) -> None:
     """Stop every process that `up` started; runs and personal models stay."""
-    from fedtilt.flower.trial import Trial
+    from fedtilt.flower.deploy.local_cluster import Trial
 
     ended = Trial.find(_home(project)).down()
     typer.echo(f"down: {_many(len(ended), 'process')} ended" if ended else "down: no process was running")
@@ -283,7 +283,7 @@ def certificate(
     days: Annotated[int, typer.Option(help="How long the SuperLink's certificate is valid.")] = 365,
 ) -> None:
     """Make the SuperLink's certificate, and the authority that signs it where there is none yet."""
-    from fedtilt.flower.certificates import make_authority, make_server_certificate
+    from fedtilt.flower.deploy.certificates import make_authority, make_server_certificate
 
     if not (folder / "ca.crt").exists():
         make_authority(folder)
@@ -295,7 +295,7 @@ def certificate(
 @app.command()
 def key(path: Annotated[Path, typer.Argument(metavar="FILE", help="The private key to write.")]) -> None:
     """Make a SuperNode's key pair on its own machine; only FILE.pub is handed out."""
-    from fedtilt.flower.certificates import make_site_key
+    from fedtilt.flower.deploy.certificates import make_site_key
 
     if path.exists():
         raise InputError(f"{path} is already there; a new key would lock its site out: name another file")

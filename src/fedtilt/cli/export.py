@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 
 from fedtilt.errors import InputError
-from fedtilt.exports import about, exported
 from fedtilt.files import write_tensors
+from fedtilt.runs.export import about, exported
 
 
 def export(

@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 
 from fedtilt import report as pages
-from fedtilt.experiments import beside
 from fedtilt.files import write_bytes
+from fedtilt.reproduction.published import published_for
 
 
 def report(
@@ -21,7 +21,7 @@ def report(
 ) -> None:
     """Write one HTML page about some runs: table, curves, clients, classes, settings. Nothing is trained."""
     path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    published = [beside(run) for run in runs]
+    published = [published_for(run) for run in runs]
     written = [pages.write(runs, path, published=published)]
     for wanted, suffix, text in ((markdown, ".md", pages.markdown), (csv, ".csv", pages.csv)):
         if wanted:

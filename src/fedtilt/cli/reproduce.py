@@ -19,18 +19,18 @@ from rich.table import Table as RichTable
 
 from fedtilt.cli.run import AsJson, Quiet
 from fedtilt.errors import InputError
-from fedtilt.experiments import NAMES, Options, Outcome
-from fedtilt.experiments import reproduce as run_experiments
-from fedtilt.experiments.book import Book
-from fedtilt.experiments.chapter import Chapter, Table, numeric, shown
-from fedtilt.experiments.experiment import OnProgress
-from fedtilt.experiments.markdown import as_markdown
-from fedtilt.experiments.page import QUICK_LOOK, story
-from fedtilt.experiments.pictures import write_pictures
-from fedtilt.experiments.runner import Job, chosen, damaged, plan
-from fedtilt.experiments.web import as_html
 from fedtilt.files import write_bytes
-from fedtilt.training import pick_device
+from fedtilt.reproduction import NAMES, Options, Outcome
+from fedtilt.reproduction import reproduce as run_experiments
+from fedtilt.reproduction.chapter import Chapter, Table, numeric, shown
+from fedtilt.reproduction.experiment import OnProgress
+from fedtilt.reproduction.page.build import QUICK_LOOK, story
+from fedtilt.reproduction.page.html import as_html
+from fedtilt.reproduction.page.markdown import as_markdown
+from fedtilt.reproduction.page.svg import write_pictures
+from fedtilt.reproduction.results_folder import Book
+from fedtilt.reproduction.runner import Job, chosen, damaged, plan
+from fedtilt.rounds.settings import pick_device
 
 
 def reproduce(

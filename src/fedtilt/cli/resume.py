@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedtilt import runs
 from fedtilt.cli.run import AsJson, Quiet, Verbose, show
 from fedtilt.cli.tune import searched
 from fedtilt.cli.watch import Watch
+from fedtilt.evaluation.results import Result
 from fedtilt.files import read_json
-from fedtilt.results import Result
-from fedtilt.tune import Tuning
+from fedtilt.runs.spec_run import resume as resume_run
+from fedtilt.runs.spec_run import spec_of
+from fedtilt.runs.tune import Tuning
 
 
 def resume(
@@ -22,7 +23,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on where a run stopped, to the same bits, and print its table."""
-    spec = runs.spec_of(folder)
+    spec = spec_of(folder)
     if (folder / "results.json").exists() and not (quiet or as_json):
         Console(stderr=True, soft_wrap=True).print(f"note: {folder} is finished; this is what it found", markup=False)
     record = read_json(folder / "run.json")
@@ -30,6 +31,6 @@ def resume(
     def job(watch: Watch) -> dict[int, Result]:
         if "tuning" in record:
             return searched(spec, Tuning.from_json(record["tuning"]), folder, watch, resuming=True)
-        return runs.resume(folder, on_seed=watch.on_seed, on_round=watch.on_round, notice=watch.notice)
+        return resume_run(folder, on_seed=watch.on_seed, on_round=watch.on_round, notice=watch.notice)
 
     show(spec, folder, job, quiet=quiet, verbose=verbose, as_json=as_json)

@@ -14,11 +14,11 @@ from rich.markup import escape
 
 from fedtilt.cli.tables import comparison, legend, tell_tuning, unjudged
 from fedtilt.cli.watch import Watch, watching
+from fedtilt.evaluation.results import Result, over_seeds
 from fedtilt.files import read_json, write_json
-from fedtilt.results import Result, over_seeds
-from fedtilt.runs import run_spec
+from fedtilt.runs.spec_run import run_spec
+from fedtilt.runs.tune import Tuning
 from fedtilt.spec import Spec, builtin_names, federation_of, load
-from fedtilt.tune import Tuning
 
 SpecArgument = Annotated[
     str, typer.Argument(metavar="[SPEC]", help=f"A TOML file, or a built-in spec: {', '.join(builtin_names())}.")
@@ -125,10 +125,10 @@ def report_of(folder: Path) -> str:
     """Write the HTML page of a run, where the extra for it is installed; where it is, or how to get it."""
     if importlib.util.find_spec("plotly") is None:
         return 'pip install "fedtilt[report]", then fedtilt report ' + str(folder)
-    from fedtilt.experiments import beside
     from fedtilt.report import write
+    from fedtilt.reproduction.published import published_for
 
-    return str(write([folder], folder / "report.html", published=beside(folder)))
+    return str(write([folder], folder / "report.html", published=published_for(folder)))
 
 
 def _headline(spec: Spec, clients: int, seconds: float) -> str:

@@ -11,8 +11,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from torch import Tensor
 
-from fedtilt.results import MethodResult, Result, Summary
-from fedtilt.tune import WITHIN
+from fedtilt.evaluation.results import MethodResult, Result, Summary
+from fedtilt.runs.tune import WITHIN
 
 # column, key in `over_seeds`, whether more is better
 COLUMNS = [
@@ -113,15 +113,19 @@ def legend(results: Mapping[int, Result]) -> str:
     """What the columns mean, in two lines."""
     first = next(iter(results.values()))
     own = [escape(name) for name, r in first.items() if r.method.personal]
-    judged = f" {' and '.join(own)} judged on personal models" if own else ""
-    judged += ", the others on the shared one" if 0 < len(own) < len(first) else ""
-    unvisited = max(r.summary.unvisited for result in results.values() for r in result.values())
-    who = "1 client never took part and is" if unvisited == 1 else f"{unvisited} clients never took part and are"
-    late = f"; {who} judged on the shared model" if judged and unvisited else ""
+    evaluated = f" {' and '.join(own)} judged on personal models" if own else ""
+    evaluated += ", the others on the shared one" if 0 < len(own) < len(first) else ""
+    never_selected = max(r.summary.never_selected for result in results.values() for r in result.values())
+    who = (
+        "1 client never took part and is"
+        if never_selected == 1
+        else f"{never_selected} clients never took part and are"
+    )
+    late = f"; {who} judged on the shared model" if evaluated and never_selected else ""
     over = f" ± std over {len(results)} seeds" if len(results) > 1 else ""
     return (
         f"[dim]accuracy in % of the clients' own test data, mean over clients{over}; fairness = spread in points over "
-        f"clients, and over the classes inside a client: lower is fairer.{judged}{late}{'.' if judged else ''}[/]"
+        f"clients, and over the classes inside a client: lower is fairer.{evaluated}{late}{'.' if evaluated else ''}[/]"
     )
 
 
@@ -173,7 +177,7 @@ def leaders(summaries: Mapping[str, Summary], most: int) -> dict[str, Summary]:
     """The most accurate so far, where there are more than fit."""
     if len(summaries) <= most:
         return dict(summaries)
-    ranked = sorted(summaries.items(), key=lambda item: -item[1].judged.accuracy)
+    ranked = sorted(summaries.items(), key=lambda item: -item[1].evaluated.accuracy)
     return dict(ranked[:most])
 
 
@@ -183,6 +187,6 @@ def so_far(summaries: Mapping[str, Summary] | None) -> Table:
     for title in ("method", "accuracy", "client fairness", "class fairness"):
         out.add_column(title, justify="left" if title == "method" else "right")
     for name, summary in leaders(summaries or {}, 8).items():
-        m = summary.judged
+        m = summary.evaluated
         out.add_row(escape(name), f"{m.accuracy:.2f}", f"{m.client_fairness:.2f}", f"{m.client_data_fairness[0]:.2f}")
     return out

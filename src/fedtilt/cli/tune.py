@@ -25,10 +25,10 @@ from fedtilt.cli.run import (
     show,
 )
 from fedtilt.cli.watch import Watch
-from fedtilt.results import Result, Summary, summarised
-from fedtilt.simulate import Round
+from fedtilt.evaluation.results import Result, Summary, summarised
+from fedtilt.runs.tune import SHARE, Tuning, axes_of, check_validation, grid_of, search
+from fedtilt.simulation import Round
 from fedtilt.spec import Spec, load
-from fedtilt.tune import SHARE, Tuning, axes_of, check_validation, grid_of, search
 
 
 def tune(

@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedtilt.cli.tables import leaders, so_far
-from fedtilt.results import Summary
-from fedtilt.simulate import Round
+from fedtilt.evaluation.results import Summary
+from fedtilt.simulation import Round
 
 Notice = Callable[[str], None]
 
@@ -125,8 +125,8 @@ def _plain(console: Console, rounds: int, seeds: int, verbose: bool, notice: Not
 
 
 def _line(r: Round, rounds: int, summaries: Mapping[str, Summary] | None) -> str:
-    judged = "  ".join(
-        f"{name} {s.judged.accuracy:.1f} (±{s.judged.client_fairness:.1f})"
+    evaluated = "  ".join(
+        f"{name} {s.evaluated.accuracy:.1f} (±{s.evaluated.client_fairness:.1f})"
         for name, s in leaders(summaries or {}, 6).items()
     )
-    return f"round {r.number}/{rounds}, {r.seconds:.2f} s  {judged}".rstrip()
+    return f"round {r.number}/{rounds}, {r.seconds:.2f} s  {evaluated}".rstrip()

@@ -34,7 +34,7 @@ class Federation:
     validation_index: Sequence[Tensor]
     test_index: Sequence[Tensor]
     held_classes: Sequence[Tensor]  # the classes each client trains on, ascending
-    carriers: Tensor  # (clients,) bool: who carries outliers
+    has_outliers: Tensor  # (clients,) bool: who carries outliers
 
     @classmethod
     def build(
@@ -91,7 +91,7 @@ class Federation:
             validation_index=held,
             test_index=divided.test,
             held_classes=_held(dataset.y_train, train, dataset.classes),
-            carriers=_carriers(outliers, len(names), seed),
+            has_outliers=_carriers(outliers, len(names), seed),
         )
 
     def to(self, device: torch.device) -> Self:
@@ -148,7 +148,7 @@ class Federation:
         """A client's training samples and labels in one round, with that round's outliers if it carries any."""
         rows = self.train_index[client]
         x, y = _unit(self.dataset.x_train[rows].to(device)), self.dataset.y_train[rows].to(device)
-        if self.carriers[client]:
+        if self.has_outliers[client]:
             held = self.held_classes[client].to(device)
             x, y = apply(self.outliers, x, y, held, seed=seed, round=round, client=client)
         return self._scaled(x), y
@@ -286,8 +286,8 @@ def _drawn(labels: np.ndarray, count: int, key: int) -> Tensor:
 
 def _carriers(outliers: Outliers, clients: int, seed: int) -> Tensor:
     """A mask of the clients that carry outliers: the asked share, and at least one if it is above 0."""
-    carriers = torch.zeros(clients, dtype=torch.bool)
+    has_outliers = torch.zeros(clients, dtype=torch.bool)
     if outliers.kind != "none" and outliers.clients > 0:
         count = max(1, round(outliers.clients * clients))
-        carriers[seeds.choose(seeds.key(seed, "carriers"), clients, count)] = True
-    return carriers
+        has_outliers[seeds.choose(seeds.key(seed, "carriers"), clients, count)] = True
+    return has_outliers

@@ -17,8 +17,8 @@ except ImportError:
     raise InputError('fedtilt.flower needs Flower, which is not installed; pip install "fedtilt[flower]"') from None
 
 from fedtilt.flower.client import client_app
-from fedtilt.flower.ledger import Ledger
-from fedtilt.flower.rules import Rules
+from fedtilt.flower.policy import Rules
+from fedtilt.flower.run_folder import Ledger
 from fedtilt.flower.server import server_app
 from fedtilt.flower.strategy import FedTiltStrategy
 from fedtilt.flower.task import Task

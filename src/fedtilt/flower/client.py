@@ -6,9 +6,9 @@ from collections.abc import Callable
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedtilt.flower.messages import instruction, say_failed, say_joined, say_update, say_verdict, shapes_of
 from fedtilt.flower.site import Site
 from fedtilt.flower.task import Task
-from fedtilt.flower.wire import instruction, say_failed, say_joined, say_update, say_verdict, shapes_of
 
 _log = logging.getLogger("flwr")
 

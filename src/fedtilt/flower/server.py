@@ -7,11 +7,11 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedtilt.flower.ledger import Ledger
-from fedtilt.flower.rules import Rules
+from fedtilt.evaluation.results import Result
+from fedtilt.flower.policy import Rules
+from fedtilt.flower.run_folder import Ledger
 from fedtilt.flower.strategy import FedTiltStrategy
 from fedtilt.flower.task import Job, Task
-from fedtilt.results import Result
 
 
 def server_app(task: Task) -> ServerApp:

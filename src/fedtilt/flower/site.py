@@ -8,18 +8,18 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from fedtilt.data import Federation
-from fedtilt.descend import choose
 from fedtilt.errors import InputError
-from fedtilt.evaluate import Evaluator
-from fedtilt.flower.locker import Locker
+from fedtilt.evaluation.evaluator import Evaluator
+from fedtilt.flower.messages import Update, Verdict, spreads
 from fedtilt.flower.site_report import write_report
+from fedtilt.flower.site_states import Locker
 from fedtilt.flower.task import Job, NodeConfig, Task, site_model
-from fedtilt.flower.wire import Update, Verdict, spreads
 from fedtilt.locks import locked
-from fedtilt.placement import Diet, Here
-from fedtilt.round import flaw, plan
-from fedtilt.shelf import Shelf, State
-from fedtilt.training import pick_device
+from fedtilt.rounds.client_states import ClientStates, FederationState
+from fedtilt.rounds.executors import BatchSchedule, InProcessExecutor
+from fedtilt.rounds.round import invalid_reason, plan
+from fedtilt.rounds.settings import pick_device
+from fedtilt.training import choose_backend
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,15 +79,15 @@ class Site:
                 method, w, None if last is None else last.to(device), lr=training.lr, lr_personal=training.personal_rate
             )
             sample = self.federation.clean_train(self.number)[0][:1]
-            way = choose(self.model, device.type, training.way, sample, training.precision)
-            diet = Diet(seed=training.seed, epochs=training.epochs, batch_size=training.batch_size)
-            here = Here(self.federation, self.model.to(device), way, diet, device, training.precision)
+            backend = choose_backend(self.model, device.type, training.backend, sample, training.precision)
+            diet = BatchSchedule(seed=training.seed, epochs=training.epochs, batch_size=training.batch_size)
+            here = InProcessExecutor(self.federation, self.model.to(device), backend, diet, device, training.precision)
             try:
-                ((_, trained),) = here.train(round, {self.number: steps.lanes})
+                ((_, trained),) = here.train(round, {self.number: steps.jobs})
             finally:
                 here.close()
-            for lane in trained:
-                if why := flaw(lane, w):
+            for job in trained:
+                if why := invalid_reason(job, w):
                     raise InputError(
                         f"training diverged in round {round}: the model {why}; lower train.lr or the tilts"
                     )
@@ -98,13 +98,15 @@ class Site:
     def judge(self, w: Tensor, *, round: int, history: str) -> Verdict:
         """Right answers of the shared and the personal model on the site's test data; the report is written here."""
         method, device = self.job.method, pick_device(self.job.training.device)
-        shelf = Shelf()
+        client_states = ClientStates()
         with self._locker(history) as locker:
             standing = locker.standing(round) if method.personal else None
             if standing is not None:
-                shelf.put((method.name, self.number), standing, locker.last(round))  # type: ignore[arg-type]
+                client_states.put((method.name, self.number), standing, locker.last(round))  # type: ignore[arg-type]
             evaluator = Evaluator(self.federation, self.model.to(device), device)
-            counts = evaluator.all_counts([method], State(round, {method.name: w.to(device)}, shelf))[method.name]
+            counts = evaluator.all_counts([method], FederationState(round, {method.name: w.to(device)}, client_states))[
+                method.name
+            ]
             shared, total = counts.shared[self.number], evaluator.total[self.number]
             own = None if standing is None or counts.personal is None else counts.personal[self.number]
             model_file = None if standing is None else locker.path(standing)

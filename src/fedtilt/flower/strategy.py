@@ -10,17 +10,26 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
-from fedtilt.flower.ledger import Ledger
-from fedtilt.flower.roster import Missing, Roster
-from fedtilt.flower.rules import Rules
+from fedtilt.evaluation.results import Summary
+from fedtilt.flower.combine_metrics import combine
+from fedtilt.flower.membership import Missing, Roster
+from fedtilt.flower.messages import (
+    Refused,
+    Verdict,
+    from_arrays,
+    hear_update,
+    hear_verdict,
+    instruct,
+    shapes_of,
+    to_arrays,
+)
+from fedtilt.flower.policy import Rules
+from fedtilt.flower.run_folder import Ledger
 from fedtilt.flower.task import Frame
-from fedtilt.flower.verdicts import combine
-from fedtilt.flower.wire import Refused, Verdict, from_arrays, hear_update, hear_verdict, instruct, shapes_of, to_arrays
-from fedtilt.methods import Method, checked_together
+from fedtilt.methods import Method, check_methods
 from fedtilt.models import flat
-from fedtilt.results import Summary
-from fedtilt.round import flaw, settle
-from fedtilt.training import Training
+from fedtilt.rounds.round import invalid_reason, server_update
+from fedtilt.rounds.settings import TrainSettings
 
 _log = logging.getLogger("flwr")
 
@@ -39,11 +48,11 @@ class FedTiltStrategy(Strategy):
         model: nn.Module,
         frame: Frame,
         *,
-        training: Training,
+        training: TrainSettings,
         rules: Rules | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        checked_together([method], training.lr, training.personal_rate)
+        check_methods([method], training.lr, training.personal_rate)
         self.method, self.training, self.rules, self.ledger = method, training, rules or Rules(), ledger
         self._model, self._frame, self._shapes = model, frame, shapes_of(model)
         self._history = secrets.token_hex(8)
@@ -76,7 +85,7 @@ class FedTiltStrategy(Strategy):
             self._history = self.ledger.history
             self._recall(self.ledger.known_refusals())
         rounds = num_rounds or self.training.rounds
-        if self.ledger is not None and self._begun >= rounds and self.ledger.is_judged(self._begun):
+        if self.ledger is not None and self._begun >= rounds and self.ledger.is_evaluated(self._begun):
             return Result()  # nothing is left to do
         if not new:
             self._gather(grid)
@@ -105,7 +114,7 @@ class FedTiltStrategy(Strategy):
 
     def _judge_what_was_left(self, grid: Grid, arrays: ArrayRecord, seconds: float) -> None:
         """A run that was stopped between training and judging a round is judged first."""
-        if self.ledger is None or not self._begun or self.ledger.is_judged(self._begun):
+        if self.ledger is None or not self._begun or self.ledger.is_evaluated(self._begun):
             return
         if self.training.evaluates(self._begun):
             replies = grid.send_and_receive(self._questions(self._begun, arrays), timeout=seconds)
@@ -141,14 +150,14 @@ class FedTiltStrategy(Strategy):
         limit = self.rules.max_samples
         updates, refused = self._read(replies, lambda reply: hear_update(reply, number, self._shapes, limit))
         for site, update in list(updates.items()):
-            if why := flaw(update.w, self._received):
+            if why := invalid_reason(update.w, self._received):
                 refused[site] = why
                 self.roster.refuse(f"site {site}", why)
                 del updates[site]
         self._note(number, updates, refused)
         samples = {site: update.samples for site, update in updates.items()}
         models = {site: update.w for site, update in updates.items()}
-        w = settle(self.method, self._received, models, samples).shared
+        w = server_update(self.method, self._received, models, samples).shared
         if self.ledger is not None:
             self.ledger.settled(number, w)
         return to_arrays(self._model, w), MetricRecord({"sites": len(updates), "refused": len(refused)})
@@ -208,12 +217,12 @@ class FedTiltStrategy(Strategy):
         for site in self._asked:
             if site not in verdicts and site not in refused:
                 self.roster.refuse(f"site {site}", "did not judge in time")
-        counts, total, summary = combine(verdicts, self._frame.carriers, self.method.personal, classes)
+        counts, total, summary = combine(verdicts, self._frame.has_outliers, self.method.personal, classes)
         self.summaries.append((number, summary))
         if self.ledger is not None:
-            self.ledger.judged(number, summary, counts, total)
+            self.ledger.evaluated(number, summary, counts, total)
             self.ledger.refused(self.roster.refusals())
-        m = summary.judged
+        m = summary.evaluated
         return MetricRecord(
             {"accuracy": m.accuracy, "client-fairness": m.client_fairness, "worst": m.worst, "sites": m.clients,
              "client-data-fairness": list(m.client_data_fairness)}

@@ -14,8 +14,8 @@ from fedtilt.data import Dataset, Federation, Outliers
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource, build
-from fedtilt.spec import Spec, federation_of, load, model_of, training_of
-from fedtilt.training import Training, initial_model
+from fedtilt.rounds.settings import TrainSettings, initial_model
+from fedtilt.spec import Spec, federation_of, load, model_of, train_settings_of
 
 NodeConfig = Mapping[str, bool | float | int | str]
 
@@ -25,7 +25,7 @@ class Job(NamedTuple):
 
     spec: Spec
     method: Method
-    training: Training
+    training: TrainSettings
 
 
 class Frame(NamedTuple):
@@ -34,7 +34,7 @@ class Frame(NamedTuple):
     input_shape: tuple[int, ...]
     class_names: tuple[str, ...]
     site_names: tuple[str, ...]
-    carriers: Tensor  # (sites,) bool: whose training data a trial spoils
+    has_outliers: Tensor  # (sites,) bool: whose training data a trial spoils
     data: str = "the sites' own"
 
     @property
@@ -79,7 +79,7 @@ class Task:
             raise InputError(
                 f"outliers.kind = {spec.outliers.kind!r} spoils real data; leave [outliers] out of the spec"
             )
-        return Job(spec, spec.methods[0].to_method(), training_of(spec, spec.seed))
+        return Job(spec, spec.methods[0].to_method(), train_settings_of(spec, spec.seed))
 
     def frame(self, job: Job) -> Frame:
         """What the server knows of the sites."""
@@ -91,7 +91,7 @@ class Task:
             input_shape=federation.input_shape,
             class_names=federation.class_names,
             site_names=federation.client_names,
-            carriers=federation.carriers,
+            has_outliers=federation.has_outliers,
             data=federation.dataset.name,
         )
 
@@ -163,5 +163,5 @@ def _alone(data: Dataset, number: int, sites: int) -> Federation:
         validation_index=[none] * sites,
         test_index=mine(len(data.y_test)),
         held_classes=[data.y_train.unique()] * sites,
-        carriers=torch.zeros(sites, dtype=torch.bool),
+        has_outliers=torch.zeros(sites, dtype=torch.bool),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
 from fedtilt.report.page import page
-from fedtilt.report.read import Run, read_run
+from fedtilt.report.read_run import Run, read_run
 from fedtilt.report.tables import Published, as_csv, as_markdown
 
 __all__ = ["Published", "csv", "markdown", "read_run", "write"]

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedtilt.metrics import Metrics, client_accuracy
-from fedtilt.report.read import Part, Run
-from fedtilt.results import Summary
+from fedtilt.evaluation.metrics import Metrics, client_accuracy
+from fedtilt.evaluation.results import Summary
+from fedtilt.report.read_run import Part, Run
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,20 @@ METRICS = (
 ACCURACY, CLIENT_FAIRNESS, CLASS_FAIRNESS = METRICS[:3]
 
 VIEWS: dict[str, tuple[str, Callable[[Summary], Metrics | None]]] = {
-    "judged": ("Models in use", lambda s: s.judged),
+    "evaluated": ("Models in use", lambda s: s.evaluated),
     "shared": ("Shared models", lambda s: s.shared),
     "personal": ("Personal models", lambda s: s.personal),
-    "visited": ("Clients that took part", lambda s: s.visited or (None if s.unvisited else s.personal)),
+    "ever_selected": (
+        "Clients that took part",
+        lambda s: s.ever_selected or (None if s.never_selected else s.personal),
+    ),
     "clean": ("Clean clients", lambda s: s.clean),
 }
 MEANINGS = {
-    "judged": "A method with personal models is judged on them, any other on its shared model; all clients.",
+    "evaluated": "A method with personal models is judged on them, any other on its shared model; all clients.",
     "shared": "The one model that the server keeps, on every client’s own test data.",
     "personal": "Every client’s own model; a client that never took part is judged on the shared one.",
-    "visited": "Personal models, without the clients that never took part.",
+    "ever_selected": "Personal models, without the clients that never took part.",
     "clean": "The models in use, over the clients whose data carries no outliers.",
 }
 
@@ -97,13 +100,13 @@ def rows(run: Run, view: str) -> dict[str, Row]:
 
 def views(run: Run) -> dict[str, dict[str, Row]]:
     """Every view that has something to say, the judged one first."""
-    absent = any(part.last(method).visited for part in run.compared for method in run.methods)
-    return {view: table for view in VIEWS if (table := rows(run, view)) and (absent or view != "visited")}
+    absent = any(part.last(method).ever_selected for part in run.compared for method in run.methods)
+    return {view: table for view in VIEWS if (table := rows(run, view)) and (absent or view != "ever_selected")}
 
 
 def leading(run: Run, limit: int) -> tuple[str, ...]:
     """The most accurate methods, no more than `limit`, in the order of the run."""
-    table = rows(run, "judged")
+    table = rows(run, "evaluated")
     ranked = sorted(run.methods, key=lambda method: -table[method]["accuracy"].mean)[:limit]
     return tuple(method for method in run.methods if method in ranked)
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtilt.metrics import client_accuracy
+from fedtilt.evaluation.metrics import client_accuracy
 from fedtilt.report.compare import ACCURACY, CLASS_FAIRNESS, CLIENT_FAIRNESS, Cell, Metric, leading
-from fedtilt.report.look import Style, shown
-from fedtilt.report.read import Part, Run
+from fedtilt.report.read_run import Part, Run
+from fedtilt.report.style import Style, shown
 
 POINTS = 1000  # of one method in the strip, beyond which it is thinned out
 CLIENTS = 120  # in the heat map
@@ -55,7 +55,7 @@ def curve(run: Run, methods: Sequence[str], look: dict[str, Style], metric: Metr
         by_round: dict[int, list[float]] = {}
         for part in run.parts:
             for number, summary in part.history[method]:
-                by_round.setdefault(number, []).append(metric.of(summary.judged))
+                by_round.setdefault(number, []).append(metric.of(summary.evaluated))
         points = [(number, Cell(tuple(by_round[number]))) for number in sorted(by_round)]
         rows += [(method, number, cell.mean, cell.std, len(cell.values)) for number, cell in points]
         banded = [(number, cell.mean, cell.std) for number, cell in points if cell.std is not None]
@@ -101,7 +101,9 @@ def _band(method: str, style: Style, points: list[tuple[int, float, float]]) -> 
 def strip(run: Run, methods: Sequence[str], look: dict[str, Style]) -> Figure:
     """Every client's accuracy under every method, from the worst client to the best, all seeds together."""
     data, rows, thinned = [], [], False
-    marked = any(part.carriers is not None and 0 < int(part.carriers.sum()) < len(part.total) for part in run.compared)
+    marked = any(
+        part.has_outliers is not None and 0 < int(part.has_outliers.sum()) < len(part.total) for part in run.compared
+    )
     for method in methods:
         clients = sorted(entry for part in run.compared for entry in _clients(part, method))
         kept = _thinned(len(clients))
@@ -142,7 +144,7 @@ def _clients(part: Part, method: str) -> list[tuple[float, int, str, bool | None
     """(accuracy, seed, name, carries outliers) of every client with test data."""
     held = (part.total.sum(1) > 0).nonzero().flatten().tolist()
     accuracy = client_accuracy(part.correct(method), part.total).tolist()
-    harmed = None if part.carriers is None else part.carriers.tolist()
+    harmed = None if part.has_outliers is None else part.has_outliers.tolist()
     return [
         (a, part.seed, part.client_names[i], None if harmed is None else harmed[i])
         for i, a in zip(held, accuracy, strict=True)

@@ -22,10 +22,10 @@ from fedtilt.report.compare import (
     worst_clients,
 )
 from fedtilt.report.figures import METHODS, Figure, figures
-from fedtilt.report.look import Style, styles
-from fedtilt.report.read import Run
+from fedtilt.report.read_run import Run
+from fedtilt.report.style import Style, styles
+from fedtilt.report.summary import cautions, facts, failures, headline
 from fedtilt.report.tables import Published, csv_text, difference, number
-from fedtilt.report.words import cautions, facts, failures, headline
 from fedtilt.version import __version__
 
 
@@ -57,7 +57,7 @@ def _overview(runs: Sequence[Run], look: Mapping[str, Style]) -> str:
     columns = (ACCURACY, CLIENT_FAIRNESS, CLASS_FAIRNESS, METRICS[4])
     body = []
     for i, run in enumerate(runs):
-        table = rows(run, "judged")
+        table = rows(run, "evaluated")
         leaders = {m.key: best(table, m) for m in columns}
         for method, row in table.items():
             link = f'<td data-value="{i}"><a href="#run-{i}">{html.label(run.name)}</a></td>'
@@ -100,13 +100,13 @@ def _comparison(run: Run, known: Published, look: Mapping[str, Style], key: str)
     """A table per view; the script shows one at a time, paper and a page without script show all."""
     found = views(run)
     tabs = "".join(
-        f'<label><input type="radio" name="{key}-view" value="{key}-{view}"{" checked" if view == "judged" else ""}>'
+        f'<label><input type="radio" name="{key}-view" value="{key}-{view}"{" checked" if view == "evaluated" else ""}>'
         f"<span>{escape(VIEWS[view][0])}</span></label>"
         for view in found
     )
     out = f'<fieldset class="tabs"><legend class="hidden">Which models</legend>{tabs}</fieldset>'
     for view, table in found.items():
-        shown = known if view == "judged" else {}
+        shown = known if view == "evaluated" else {}
         leaders = {m.key: best(table, m) for m in METRICS}
         body = []
         for method, row in table.items():
@@ -126,9 +126,11 @@ def _worst(run: Run, look: Mapping[str, Style]) -> str:
     methods = leading(run, METHODS)
     served = worst_clients(run, methods)
     seeds = len(run.compared) > 1
-    harmed = any(s.part.carriers is not None and 0 < int(s.part.carriers.sum()) < len(s.part.total) for s in served)
+    harmed = any(
+        s.part.has_outliers is not None and 0 < int(s.part.has_outliers.sum()) < len(s.part.total) for s in served
+    )
     personal = [m for m in methods if run.compared[0].counts[m].personal is not None]
-    absent = any(part.counts[m].unvisited.any() for part in run.compared for m in personal)
+    absent = any(part.counts[m].never_selected.any() for part in run.compared for m in personal)
     body = []
     for s in served:
         top = max(s.accuracy.values())
@@ -136,9 +138,9 @@ def _worst(run: Run, look: Mapping[str, Style]) -> str:
         cells += f"<td>{s.part.seed}</td>" if seeds else ""
         cells += f'<td class="number">{s.samples}</td>'
         if harmed:
-            cells += f"<td>{'yes' if s.part.carriers is not None and s.part.carriers[s.client] else 'no'}</td>"
+            cells += f"<td>{'yes' if s.part.has_outliers is not None and s.part.has_outliers[s.client] else 'no'}</td>"
         if absent:
-            missed = any(bool(s.part.counts[m].unvisited[s.client]) for m in personal)
+            missed = any(bool(s.part.counts[m].never_selected[s.client]) for m in personal)
             cells += f"<td>{'no' if missed else 'yes'}</td>"
         for value in s.accuracy.values():
             best_here = (
@@ -164,7 +166,7 @@ def _settings(run: Run) -> str:
     environment = "".join(f"<dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd>" for k, v in run.environment.items())
     seeds = ", ".join(map(str, run.seeds))
     if run.spec is None:
-        source, name = json.dumps(run.job, indent=2), "settings as recorded in job.json"
+        source, name = json.dumps(run.job, indent=2), "settings as recorded in fingerprint.json"
         commands = "# started from Python: call fedtilt.run again with the same arguments\n"
         commands += f"fedtilt report {shlex.quote(str(run.folder))}"
     elif run.job.get("runner") == "flower":

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedtilt.report.compare import MEANINGS, METRICS, VIEWS, Cell, Metric, Row, best, views
-from fedtilt.report.read import Run
-from fedtilt.report.words import cautions, facts, failures, headline
+from fedtilt.report.read_run import Run
+from fedtilt.report.summary import cautions, facts, failures, headline
 
 Published = Mapping[str, Mapping[str, float]]  # method → metric (as in results.json) → value
 
@@ -19,7 +19,7 @@ def as_markdown(runs: Sequence[Run], published: Sequence[Published]) -> str:
         blocks += [f"## {_plain(run.name)}", f"{_plain(facts(run))}."]
         blocks += [f"**{_plain(headline(run))}** {_plain(failures(run))}", _plain(" ".join(cautions(run)))]
         for view, table in views(run).items():
-            blocks += [f"### {VIEWS[view][0]}", MEANINGS[view], _markdown(table, known if view == "judged" else {})]
+            blocks += [f"### {VIEWS[view][0]}", MEANINGS[view], _markdown(table, known if view == "evaluated" else {})]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -34,7 +34,7 @@ def as_csv(runs: Sequence[Run], published: Sequence[Published]) -> str:
             for method, row in table.items():
                 line = [run.name, method, view, run.round, len(row["accuracy"].values)]
                 line += [value for m in METRICS for value in (row[m.key].mean, row[m.key].std)]
-                shown = known.get(method, {}) if view == "judged" else {}
+                shown = known.get(method, {}) if view == "evaluated" else {}
                 lines.append(line + [shown.get(m.key) for m in compared])
     return csv_text(lines)
 

@@ -1,15 +1,7 @@
 """The TOML spec of a run: what it may say (`fields`), reading it (`read`) and writing it (`write`)."""
 
-from fedtilt.spec.build import dataset_of, federation_of, model_of, training_of
-from fedtilt.spec.fields import (
-    ClientsSpec,
-    DataSpec,
-    ModelSpec,
-    OutliersSpec,
-    Spec,
-    StoreSpec,
-    TrainSpec,
-)
+from fedtilt.spec.build import dataset_of, federation_of, model_of, train_settings_of
+from fedtilt.spec.fields import ClientsSpec, DataSpec, ModelSpec, OutliersSpec, Spec, StorageSpec, TrainSpec
 from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.read import builtin_names, load, parse
 from fedtilt.spec.write import annotated, dump, reference
@@ -21,7 +13,7 @@ __all__ = [
     "ModelSpec",
     "OutliersSpec",
     "Spec",
-    "StoreSpec",
+    "StorageSpec",
     "TrainSpec",
     "annotated",
     "builtin_names",
@@ -32,5 +24,5 @@ __all__ = [
     "model_of",
     "parse",
     "reference",
-    "training_of",
+    "train_settings_of",
 ]

@@ -4,8 +4,8 @@ import functools
 
 from fedtilt.data import Dataset, Federation, load, table
 from fedtilt.models import MODELS, ModelSource
+from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec.fields import Spec
-from fedtilt.training import Training
 
 
 def federation_of(spec: Spec, seed: int) -> Federation:
@@ -41,11 +41,11 @@ def model_of(spec: Spec) -> ModelSource:
     return functools.partial(MODELS[m.name], **own)
 
 
-def training_of(spec: Spec, seed: int) -> Training:
+def train_settings_of(spec: Spec, seed: int) -> TrainSettings:
     """How a spec trains, with one of its seeds."""
     t = spec.train
-    return Training(
+    return TrainSettings(
         rounds=t.rounds, participation=t.participation, epochs=t.epochs, batch_size=t.batch_size, lr=t.lr,
-        lr_personal=t.lr_personal, seed=seed, eval_every=t.eval_every, device=spec.device, way=t.way,
+        lr_personal=t.lr_personal, seed=seed, eval_every=t.eval_every, device=spec.device, backend=t.backend,
         workers=t.workers, precision=t.precision,
     )  # fmt: skip

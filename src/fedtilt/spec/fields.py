@@ -12,13 +12,13 @@ from fedtilt.checks import plain_name
 from fedtilt.data import Outliers, names
 from fedtilt.data.federation import PARTITIONS
 from fedtilt.data.outliers import KINDS
-from fedtilt.descend import WAYS
 from fedtilt.errors import InputError
-from fedtilt.methods import checked_together
+from fedtilt.methods import check_methods
 from fedtilt.models import MODELS
+from fedtilt.rounds.settings import PRECISIONS
 from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.table import Table, one_of, says
-from fedtilt.training import PRECISIONS
+from fedtilt.training import BACKENDS
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -177,7 +177,7 @@ class TrainSpec(Table):
     eval_every: int | None = Field(
         default=None, ge=1, description="rounds between two evaluations; left out: some fifty a run", examples=[5]
     )
-    way: Annotated[str, one_of(("auto", *WAYS))] = Field(
+    backend: Annotated[str, one_of(("auto", *BACKENDS))] = Field(
         default="auto", description="how models are trained; loop takes any, the others are faster; native needs cc"
     )
     workers: int | None = Field(
@@ -188,8 +188,8 @@ class TrainSpec(Table):
     )
 
 
-class StoreSpec(Table):
-    """`[store]`."""
+class StorageSpec(Table):
+    """`[storage]`."""
 
     checkpoint_seconds: float = Field(
         default=10.0,
@@ -222,7 +222,7 @@ class Spec(Table):
     outliers: OutliersSpec = Field(default=OutliersSpec(), description="bad training data; test data stays clean")
     model: ModelSpec = Field(default=ModelSpec(), description="the model")
     train: TrainSpec = Field(default=TrainSpec(), description="the training, the same for every method")
-    store: StoreSpec = Field(default=StoreSpec(), description="checkpoints and memory; changes no result")
+    storage: StorageSpec = Field(default=StorageSpec(), description="checkpoints and memory; changes no result")
     methods: tuple[MethodSpec, ...] = Field(
         default=(),
         strict=False,
@@ -239,7 +239,7 @@ class Spec(Table):
                 f'{self.clients.partition!r}; set clients.partition = "column", or put it into data.drop instead'
             )
         lr = self.train.lr
-        checked_together([m.to_method() for m in self.methods], lr, self.train.lr_personal or lr)
+        check_methods([m.to_method() for m in self.methods], lr, self.train.lr_personal or lr)
         return self
 
 

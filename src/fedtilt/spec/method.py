@@ -6,10 +6,10 @@ from typing import Annotated, Any, Self, cast
 
 from pydantic import Field, model_validator
 
-from fedtilt.aggregate import RULES
-from fedtilt.distances import DISTANCES
 from fedtilt.errors import InputError
-from fedtilt.methods import LANES, PRESETS, Method
+from fedtilt.math.aggregate import AGGREGATORS
+from fedtilt.math.distances import DISTANCES
+from fedtilt.methods import CLIENT_SETTINGS, PRESETS, Method
 from fedtilt.spec.table import Table, one_of, says
 
 MAKERS: dict[str, Callable[..., Method]] = {**cast(Any, PRESETS), "custom": Method}
@@ -22,7 +22,7 @@ def settings_of(preset: str) -> dict[str, inspect.Parameter]:
     ['t', 'q', 'distance']
     """
     own = inspect.signature(MAKERS[preset]).parameters
-    server = {key: p for key, p in inspect.signature(Method).parameters.items() if key not in (*LANES, *own)}
+    server = {key: p for key, p in inspect.signature(Method).parameters.items() if key not in (*CLIENT_SETTINGS, *own)}
     return {key: p for key, p in {**own, **server}.items() if key not in ("name", "settings")}
 
 
@@ -64,7 +64,7 @@ class MethodSpec(Table):
         description="gradient steps on the server; left out: its optimum",
         json_schema_extra=says("[count ≥ 1, size > 0]"),
     )
-    aggregator: Annotated[str, one_of(("tilted", *RULES))] | None = Field(
+    aggregator: Annotated[str, one_of(("tilted", *AGGREGATORS))] | None = Field(
         default=None, description="how the server combines models; tilted is the paper's"
     )
     bad_share: float | None = Field(

@@ -28,7 +28,9 @@ def builtin_names() -> list[str]:
     >>> builtin_names()
     ['cifar10', 'digits', 'fashion-mnist', 'mnist', 'toy']
     """
-    return sorted(file.name.removesuffix(".toml") for file in _shelf().iterdir() if file.name.endswith(".toml"))
+    return sorted(
+        file.name.removesuffix(".toml") for file in _builtin_folder().iterdir() if file.name.endswith(".toml")
+    )
 
 
 def load(
@@ -70,15 +72,15 @@ def parse(raw: Raw) -> Spec:
         raise complaint(error, raw) from None
 
 
-def _shelf() -> Traversable:
-    return resources.files("fedtilt") / "specs"
+def _builtin_folder() -> Traversable:
+    return resources.files("fedtilt.spec") / "builtin"
 
 
 def _found(source: str | Path) -> tuple[Raw, Path]:
     """The tables of a spec and the folder its paths are relative to."""
     known = builtin_names()
     if isinstance(source, str) and source in known:
-        return tomllib.loads((_shelf() / f"{source}.toml").read_text(encoding="utf-8")), Path.cwd()
+        return tomllib.loads((_builtin_folder() / f"{source}.toml").read_text(encoding="utf-8")), Path.cwd()
     path = Path(source).expanduser()
     if not path.exists():
         close = difflib.get_close_matches(str(source), known, n=1)

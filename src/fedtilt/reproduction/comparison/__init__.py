@@ -1,0 +1,1 @@
+"""Tables that compare methods on three data sets."""

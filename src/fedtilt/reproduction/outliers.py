@@ -1,0 +1,76 @@
+"""Galleries: the same images clean and with each outlier, drawn by the code that experiments train with."""
+
+import base64
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtilt import data
+from fedtilt.data.outliers import Outliers, apply
+from fedtilt.reproduction import plots
+from fedtilt.reproduction.chapter import Chapter, Figure, Text
+from fedtilt.reproduction.experiment import Cell, Experiment, OnProgress, Options
+from fedtilt.rounds.settings import pick_device
+
+
+def cells(experiment: Experiment, options: Options) -> list[Cell]:
+    """One cell per data set."""
+    settings = experiment.settings
+    return [
+        Cell(
+            name=name,
+            what=f"{name}: {settings['images']} images, {', '.join(settings['outliers'])}",
+            settings={key: settings[key] for key in ("images", "outliers", "seed")} | {"data": name},
+            needs=name,
+            parts=("shape", "labels", "pixels"),
+        )
+        for name in settings["data"]
+    ]
+
+
+def measure(cell: Cell, options: Options, on_progress: OnProgress) -> dict[str, Any]:
+    """The pixels, 0 to 255, as base64 of (images, channels, height, width) for every outlier."""
+    dataset = data.load(cell.settings["data"], options.data_dir)
+    rows = _one_of_each(dataset.y_train, cell.settings["images"])
+    device = pick_device(options.device)
+    x, y = dataset.x_train[rows].to(device), dataset.y_train[rows].to(device)
+    x = x.float() / 255 if x.dtype == torch.uint8 else x
+    pixels = {}
+    for i, kind in enumerate(cell.settings["outliers"]):
+        drawn, _ = apply(
+            Outliers(kind=kind, rate=1.0), x, y, y.unique(), seed=cell.settings["seed"], round=1, client=0,
+        )  # fmt: skip
+        grey = (drawn.clamp(0, 1) * 255).round().to(torch.uint8)
+        pixels[kind] = base64.b64encode(grey.contiguous().cpu().numpy().tobytes()).decode()
+        on_progress(i + 1, len(cell.settings["outliers"]), kind)
+    return {"shape": list(x.shape), "labels": [dataset.class_names[k] for k in y], "pixels": pixels}
+
+
+def _one_of_each(labels: Tensor, count: int) -> Tensor:
+    """The first sample of every class, up to a number."""
+    return torch.stack([(labels == label).nonzero()[0, 0] for label in labels.unique()[:count]])
+
+
+def chapter(experiment: Experiment, results: dict[str, dict[str, Any]]) -> Chapter:
+    """A sheet of images per data set."""
+    names = experiment.settings["names"]
+    parts: list[Text | Figure] = []
+    for name in experiment.settings["data"]:
+        if name not in results:
+            parts.append(Text(markdown=f"Not drawn yet: {name}."))
+            continue
+        result = results[name]
+        rows = {names[kind]: _images(pixels, result["shape"]) for kind, pixels in result["pixels"].items()}
+        parts.append(
+            Figure(
+                name=f"outliers-{name}",
+                caption=f"{name}: {', '.join(result['labels'])}",
+                figure=plots.sheet(rows),
+            )
+        )
+    return Chapter(title=experiment.title, lead=experiment.about.strip(), parts=parts)
+
+
+def _images(pixels: str, shape: list[int]) -> Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(pixels)), dtype=torch.uint8).reshape(shape)

@@ -1,0 +1,1 @@
+"""The page of the reproduction: Markdown, HTML and SVG."""

@@ -1,0 +1,1 @@
+"""The signs of the tilts, one by one."""

@@ -1,0 +1,1 @@
+"""Accuracy and fairness against one tilt."""

@@ -1,0 +1,1 @@
+"""One round of the algorithm, whoever runs it: settings, plans, executors, what clients keep."""

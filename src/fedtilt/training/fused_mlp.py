@@ -1,0 +1,80 @@
+"""Perceptrons by hand: no autograd, and the update fused into the weight-gradient product. The CPU way.
+
+A step of a small perceptron is a dozen small products; an autograd graph around them costs more than they do. Here
+the gradient of a weight is never a tensor: `W.addmm_(deltaᵀ, h, alpha=−lr)` adds it in place.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtilt.math.tilt import nested_shares
+from fedtilt.models import unflat
+from fedtilt.training.local_job import Batches, LocalJob
+from fedtilt.training.sequential import own_parameters
+
+
+def supports(model: nn.Module) -> bool:
+    """Whether the model is a chain of Flatten, Linear (with bias) and ReLU that ends with a Linear."""
+    if type(model) is not nn.Sequential or len(set(model)) < len(model):  # a subclass may compute something else
+        return False
+    layers = [m for m in model if not isinstance(m, nn.Flatten)]
+    flat_first = all(not isinstance(m, nn.Flatten) or (i == 0 and m.start_dim == 1) for i, m in enumerate(model))
+    if any(isinstance(m, nn.Linear) and m.bias is None for m in layers):
+        return False
+    kinds = [type(m) for m in layers]
+    if not flat_first or not kinds or kinds != [nn.Linear, nn.ReLU] * (len(kinds) // 2) + [nn.Linear]:
+        return False
+    return own_parameters(model, layers[::2])
+
+
+def train(model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[Tensor]:
+    """Train every lane on its batches; the trained parameters, (P,) each."""
+    with torch.no_grad():
+        return [_descend_one(model, job, data) for job, data in zip(jobs, batches, strict=True)]
+
+
+def _descend_one(model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
+    theta = job.start.clone()
+    layers = _layers(model, theta)
+    kept = 1 - job.lr * job.prox  # θ ← kept · θ + (1 − kept) · anchor − lr · slope
+    ones = torch.ones(batches.size)
+    flat_x = Batches(x=batches.x.flatten(1), y=batches.y, order=batches.order, size=batches.size, key=batches.key)
+    for x, y in flat_x:
+        # forward: activations (B, width) of every layer, the input first
+        active = [x]
+        for weight, bias in layers[:-1]:
+            active.append(torch.addmm(bias, active[-1], weight.T).relu_())
+        weight, bias = layers[-1]
+        log_p = F.log_softmax(torch.addmm(bias, active[-1], weight.T), dim=1)  # (B, K)
+
+        # dR/dlogits: each sample's share of the tilted loss times (softmax − one-hot)
+        picked = y[:, None]
+        share = _shares(-log_p.gather(1, picked)[:, 0], y, job)[:, None]
+        delta = log_p.exp_().mul_(share).scatter_add_(1, picked, -share)
+
+        # all deltas before any update: a layer's delta needs the weights of the next as they were
+        deltas = [delta]
+        for (weight, _), h in zip(reversed(layers[1:]), reversed(active[1:]), strict=True):
+            deltas.append(torch.ops.aten.threshold_backward(torch.mm(deltas[-1], weight), h, 0))
+        for (weight, bias), h, delta in zip(layers, active, reversed(deltas), strict=True):
+            weight.addmm_(delta.T, h, beta=kept, alpha=-job.lr)
+            bias.addmv_(delta.T, ones[: len(y)], beta=kept, alpha=-job.lr)
+        if job.prox:
+            theta.add_(job.anchor, alpha=1 - kept)
+    return theta
+
+
+def _layers(model: nn.Module, theta: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Weight and bias of every linear layer, as views into theta."""
+    views = list(unflat(model, theta).values())
+    return list(pairwise(views))[::2]
+
+
+def _shares(losses: Tensor, y: Tensor, job: LocalJob) -> Tensor:
+    if job.tau == job.lam == 0:
+        return torch.full_like(losses, 1 / len(losses))
+    return nested_shares(losses, [y], [job.lam, job.tau])

@@ -1,0 +1,56 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedtilt.errors import InputError
+from fedtilt.evaluation.metrics import measure
+
+
+def by_numpy(correct: np.ndarray, total: np.ndarray) -> list[float]:
+    accuracy, spread = [], []
+    for right, n in zip(correct, total, strict=True):
+        if n.sum():
+            accuracy.append(100 * right.sum() / n.sum())
+            spread.append(np.std([100 * r / m for r, m in zip(right, n, strict=True) if m]))
+    accuracy.sort()
+    tenth = math.ceil(len(accuracy) / 10)
+    return [
+        np.mean(accuracy), np.std(accuracy), np.mean(spread), np.std(spread),
+        np.mean(accuracy[:tenth]), np.mean(accuracy[-tenth:]), accuracy[0],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("clients", [1, 2, 9, 10, 11, 100])
+@pytest.mark.parametrize("classes", [1, 2, 10])
+def test_against_numpy_with_clients_that_lack_classes_or_data(clients: int, classes: int) -> None:
+    rng = np.random.default_rng(clients * classes)
+    total = rng.integers(0, 30, (clients, classes)) * (rng.random((clients, classes)) < 0.5)
+    total[0, 0] = 7  # at least one
+    correct = rng.integers(0, total + 1)
+    m = measure(torch.tensor(correct), torch.tensor(total))
+    ours = [m.accuracy, m.client_fairness, *m.client_data_fairness, m.worst, m.best, m.minimum]
+    np.testing.assert_allclose(ours, by_numpy(correct, total), rtol=1e-12, atol=1e-9)
+    assert m.clients == (total.sum(1) > 0).sum()
+    assert not any(math.isnan(v) for v in ours)
+
+
+def test_one_client_and_one_class() -> None:
+    m = measure(torch.tensor([[3]]), torch.tensor([[4]]))
+    assert dataclasses.astuple(m) == (75.0, 0.0, (0.0, 0.0), 75.0, 75.0, 75.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("correct", "total", "words"),
+    [
+        (torch.zeros(2, 3), torch.zeros(3, 2), "got (2, 3) and (3, 2)"),
+        (torch.zeros(2, 3), torch.zeros(2, 3), "no client has any test data"),
+        (torch.ones(2, 3), torch.zeros(2, 3), "more right answers than samples"),
+    ],
+)
+def test_bad_tables_are_one_sentence(correct: torch.Tensor, total: torch.Tensor, words: str) -> None:
+    with pytest.raises(InputError) as error:
+        measure(correct, total)
+    assert words in str(error.value)

@@ -1,0 +1,47 @@
+"""Results written by hand, as small as a test needs them."""
+
+from typing import Any
+
+from fedtilt.reproduction.train_grid import Setting, ditto, fedavg, fedtilt
+
+KEYS = ("accuracy", "client_fairness", "client_data_fairness_mean", "client_data_fairness_std")
+
+
+def metrics(accuracy: float, client: float = 5.0, mean: float = 4.0, std: float = 3.0) -> dict[str, float]:
+    values = dict(zip(KEYS, (accuracy, client, mean, std), strict=True))
+    return values | {"worst": accuracy, "best": accuracy, "minimum": accuracy}
+
+
+def part(
+    test: dict[str, float], validation: dict[str, float] | None = None, *, personal: bool = True
+) -> dict[str, Any]:
+    """One method's part of a result; without `validation`, it is as good there as on test data."""
+
+    def split(evaluated: dict[str, float]) -> dict[str, Any]:
+        return {"shared": evaluated, "personal": evaluated if personal else None, "never_selected": 0}
+
+    curve = [test["accuracy"] - 1, test["accuracy"]]
+    return {"test": split(test), "validation": split(validation or test), "curve": curve}
+
+
+def cell(*entries: tuple[tuple[str, Setting], dict[str, Any]]) -> dict[str, Any]:
+    """A cell's result from (named setting, its part)."""
+    return {
+        "rounds": [1, 2],
+        "methods": {name: found for (name, _), found in entries},
+        "settings": {name: setting for (name, setting), _ in entries},
+        "diverged": {},
+        "train_seconds": 1.0,
+    }
+
+
+def compared(
+    fedavg_test: dict[str, float], ditto_test: dict[str, float], fedtilt_test: dict[str, float],
+    tilts: tuple[float, float] = (50.0, 100.0),
+) -> dict[str, Any]:  # fmt: skip
+    """A comparison's cell with one setting of each method."""
+    return cell(
+        (fedavg(), part(fedavg_test, personal=False)),
+        (ditto(0.01), part(ditto_test)),
+        (fedtilt(*tilts, 0.01), part(fedtilt_test)),
+    )

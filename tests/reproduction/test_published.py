@@ -1,0 +1,70 @@
+"""The paper's figures beside those of a run that trained as the paper did, and beside no other."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedtilt as ft
+from fedtilt.report.compare import METRICS
+from fedtilt.reproduction.published import published_for
+
+PAPER = {"rounds": 50, "participation": 0.1, "epochs": 10, "batch_size": 10, "lr": 0.01}
+METHODS = [ft.fedavg(), ft.ditto(0.01, name="mine"), ft.fedtilt(50, 100, mu=0.01), ft.fedtilt(1, 1, name="other tilts")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with the paper's settings on few samples of the size of MNIST's, one epoch of ten for the time it takes."""
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 256, (800, 1, 28, 28), generator=rng, dtype=torch.uint8), torch.arange(800) % 10
+    data = ft.data.Dataset(
+        name="mnist", x_train=x[:400], y_train=y[:400], x_test=x[400:], y_test=y[400:], classes=10, image=True
+    )
+    federation = ft.Federation.build(data, clients=100, classes_per_client=2)
+    path = tmp_path_factory.mktemp("paper") / "run"
+    ft.run(METHODS, federation, ft.models.mlp, out=path, eval_every=50, **(PAPER | {"epochs": 1}))
+    assert published_for(path) == {}
+    change(path, train=PAPER)
+    return path
+
+
+def change(folder: Path, **job: object) -> None:
+    """Let a run folder tell that other settings were run."""
+    path = folder / "seed-0/fingerprint.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | job))
+
+
+def test_a_run_with_the_papers_settings(folder: Path, fedtilt, tmp_path: Path) -> None:
+    known = published_for(folder)
+    assert list(known) == ["fedavg", "mine", "fedtilt"]
+    assert list(known["mine"].values()) == [99.25, 1.27, 4.37, 4.23]
+    said = fedtilt("report", str(folder), "--out", "page.html", "--csv")
+    assert said.code == 0, said.err
+    assert '<div class="published">98.53 (' in Path("page.html").read_text()
+    with Path("page.csv").open() as file:
+        rows = {row["method"]: row for row in csv.DictReader(file) if row["models"] == "evaluated"}
+    for metric in METRICS[:4]:
+        assert rows["fedavg"][f"{metric.key}_published"] == str(known["fedavg"][metric.key])
+    assert rows["other tilts"]["accuracy_published"] == ""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"data": "digits"},
+        {"clients": 99},
+        {"outliers": {"kind": "gaussian", "rate": 0.5, "strength": None, "clients": 1.0}},
+        {"train": PAPER | {"lr": 0.1}},
+        {"train": PAPER | {"rounds": 60}},
+        {"model": {"0.weight": [100, 784], "2.weight": [10, 100]}},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_any_other_run(folder: Path, tmp_path: Path, other: dict) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    change(copy, **other)
+    assert published_for(copy) == {}

@@ -1,0 +1,155 @@
+"""Whatever is wrong with a spec is one sentence: the key, its value and what would be right."""
+
+import re
+
+import pytest
+
+from fedtilt import spec
+from fedtilt.errors import InputError
+
+ONE = '[[methods]]\npreset = "fedavg"\n'
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text):
+        path = tmp_path / "mine.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+WRONG = [
+    (["train.rounds=0"], r"train.rounds = 0 is not possible; give a whole number ≥ 1"),
+    (["train.rounds=2.5"], r"train.rounds = 2.5 is not possible; give a whole number"),
+    (["train.rounds=true"], r"train.rounds = True is not possible; give a whole number"),
+    (["train.rounds=many"], r"train.rounds = 'many' is not possible; give a whole number"),
+    (["train.participation=0"], r"train.participation = 0 is not possible; give a number in \(0, 1\]"),
+    (["train.participation=1.1"], r"train.participation = 1.1 is not possible"),
+    (["train.participation=nan"], r"train.participation = nan is not possible"),
+    (["train.epochs=0"], r"train.epochs = 0 "),
+    (["train.batch_size=0"], r"train.batch_size = 0 "),
+    (["train.lr=0"], r"train.lr = 0 is not possible; give a finite number > 0"),
+    (["train.lr=inf"], r"train.lr = inf "),
+    (["train.eval_every=0"], r"train.eval_every = 0 "),
+    (
+        ["train.backend=fast"],
+        r"train.backend = 'fast' is not possible; give one of auto, autograd, native, fused, stacked",
+    ),
+    (["train.workers=-1"], r"train.workers = -1 "),
+    (["clients.validation=1"], r"clients.validation = 1 is not possible; give a number in \[0, 1\)"),
+    (["clients.alpha=0"], r"clients.alpha = 0 "),
+    (["clients.partition=shards"], r"clients.partition = 'shards' is not possible; give one of classes, dirichlet"),
+    (["outliers.kind=flip"], r"outliers.kind = 'flip' is not possible; give one of none, corruptions, gaussian, flips"),
+    (["outliers.rate=2"], r"outliers.rate = 2 "),
+    (["outliers.strength=1"], r"outliers.strength = 1.0 means nothing for flips; leave it out"),
+    (["outliers.kind=corruptions", "outliers.strength=2"], r"outliers.strength = 2.0 is not a share"),
+    (["model.name=resnet"], r"model.name = 'resnet' is not possible; give one of logistic, mlp, cnn"),
+    (["model.hidden=[8, 0]"], r"model.hidden = \[8, 0\] is not possible; give a list of whole numbers ≥ 1"),
+    (["model.hidden=8"], r"model.hidden = 8 "),
+    (["model.channels=[]"], r"model.channels = \[\] is not possible; give a list of one or more"),
+    (["data.name=minst"], r"data.name = 'minst' is not possible; give one of digits, mnist"),
+    (["data.file=/a.csv"], r"data.file = '/a.csv' needs data.target"),
+    (["data.target=y"], r"data.target = 'y' needs data.file"),
+    (
+        ["data.file=/a.csv", "data.target=y", "data.client=site"],
+        r"data.client = 'site' is not heeded with clients.partition = 'classes'; set clients.partition = \"column\"",
+    ),
+    (
+        ["data.file=/a.csv", "data.target=y", "data.client=site", "clients.partition=iid"],
+        r"data.client = 'site' is not heeded with clients.partition = 'iid'; ",
+    ),
+    (["data.drop=['id']"], r"data.drop = \('id',\) needs data.file; name the table it is in"),
+    (["data.drop=id"], r"data.drop = 'id' is not possible; give a list of columns of file, such as \[\"id\"\]"),
+    (["data.test_share=1"], r"data.test_share = 1 "),
+    (["seed=-1"], r"seed = -1 "),
+    (["seeds=0"], r"seeds = 0 "),
+    (["name=a/b"], r"name = 'a/b' is not possible; give a plain name"),
+    (["device=gpu"], r"device = 'gpu' is not possible; give auto, cpu, cuda or cuda:N"),
+    (["storage.checkpoint_seconds=-1"], r"storage.checkpoint_seconds = -1 "),
+    (["methods.ditto.mu=-1"], r"methods.ditto.mu = -1 is not possible; give a number ≥ 0"),
+    (["methods.ditto.mu=1e9"], r"mu = 1e\+09 of method 'ditto' with learning rate 0.1 diverges"),
+    (["methods.ditto.bad_share=0.5"], r"methods.ditto.bad_share = 0.5 "),
+    (["methods.ditto.distance=l3"], r"methods.ditto.distance = 'l3' is not possible; give one of squared_l2, l2, l1"),
+    (["methods.ditto.steps=[1]"], r"methods.ditto.steps = \[1\] is not possible; give \[count ≥ 1, size > 0\]"),
+    (["methods.ditto.steps=[0, 1.0]"], r"steps of method 'ditto'"),
+    (["methods.ditto.q=nan"], r"q of method 'ditto' must be a number, got nan"),
+    (["methods.ditto.name=fedavg"], r"two methods are named 'fedavg'"),
+    (["methods.fedavg.tau=1"], r"methods.fedavg.tau = 1.0 is no setting of preset 'fedavg', which takes q, distance"),
+    (["methods.fedavg.mu=1"], r"methods.fedavg.mu = 1.0 is no setting"),
+    (["methods.fedtilt.lam="], r"methods.fedtilt.lam is missing; preset 'fedtilt' needs tau and lam"),
+    (["methods.fedtilt.preset=fedtlt"], r"methods.fedtilt.preset = 'fedtlt' is not possible; give one of fedtilt"),
+    (["train.round=5"], r"train.round = 5 is not a key of a spec; did you mean train.rounds\?"),
+    (["rounds=5"], r"rounds = 5 is not a key of a spec; did you mean train.rounds\?"),
+    (["train.tau=5"], r"train.tau = 5 is not a key of a spec; did you mean methods.NAME.tau\?"),
+    (["train.zzz=5"], r"train.zzz = 5 is not a key of a spec; choose one of rounds, participation"),
+    (
+        ["methods.fedtilt.lamb=5"],
+        r"methods.fedtilt.lamb = 5 is not a key of a spec; did you mean methods.fedtilt.lam\?",
+    ),
+    (["methods.krum.q=5"], r"'methods.krum.q=5' names no method of the run; its methods are fedavg, ditto, fedtilt"),
+    (["training.rounds=5"], r"'training.rounds=5' names no table of a spec; the tables are data, clients"),
+    (["train=5"], r"'train=5' names a whole table; set one of its keys"),
+    (["methods=5"], r"'methods=5' names a whole table"),
+    (["train.rounds"], r"'train.rounds' is not KEY=VALUE; write for example --set train.rounds=5"),
+    (["=5"], r"'=5' is not KEY=VALUE"),
+]
+
+
+def sentence(make):
+    with pytest.raises(InputError) as caught:
+        make()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "pydantic" not in text.lower()
+    assert len(text) < 250
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    return text
+
+
+@pytest.mark.parametrize(("overrides", "said"), WRONG)
+def test_a_wrong_value_is_one_sentence(overrides, said):
+    assert re.match(f"(--set )?{said}", sentence(lambda: spec.load("digits", overrides=overrides)))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seed = \n" + ONE, "mine.toml is not valid TOML at line 1, column 8: invalid value; mend it there"),
+        ("[train", "is not valid TOML at end of document"),
+        ("seed = 1\nseed = 2\n", "is not valid TOML at line 2"),
+        ("seed = 1\n", "methods is empty; add [[methods]]"),
+        ("train = 5\n" + ONE, "train = 5 is not a table; write [train]"),
+        ('[methods]\npreset = "fedavg"\n', "is not a list of tables; write [[methods]]"),
+        ("methods = [1]\n", "methods = [1] is not a list of tables"),
+        ("[[methods]]\ntau = 1\n", "methods.1.preset is missing; give one of fedtilt, fedavg"),
+        ("[[methods]]\npreset = 5\n", "methods.5.preset = 5 is not possible; give one of"),
+        (ONE + "tua = 1\n", "methods.fedavg.tua = 1 is not a key of a spec; did you mean methods.fedavg.tau?"),
+        (ONE + ONE, "two methods are named 'fedavg'; give one of them another name="),
+        ("[trian]\nrounds = 5\n" + ONE, "trian = {'rounds': 5} is not a key of a spec; did you mean train?"),
+        ("[train]\nround = 5\n" + ONE, "train.round = 5 is not a key of a spec; did you mean train.rounds?"),
+        ("name = 2026-01-01\n" + ONE, "name = datetime.date(2026, 1, 1) is not possible; give a plain name"),
+        (
+            '[[methods]]\npreset = "fedavg"\nname = "a/b"\n',
+            "a method's name is a plain word without slashes or a leading dot, got 'a/b'",
+        ),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(text, said, file):
+    assert said in sentence(lambda: spec.load(file(text)))
+
+
+def test_a_source_that_is_not_there_and_one_that_is_no_text(tmp_path):
+    assert "did you mean digits?" in sentence(lambda: spec.load("digit"))
+    assert "`fedtilt init` writes one" in sentence(lambda: spec.load(tmp_path / "no.toml"))
+    assert "cannot be read: Is a directory" in sentence(lambda: spec.load(tmp_path))
+    (tmp_path / "bad.toml").write_bytes(b"a = '\xff'")
+    assert "is not UTF-8 text (byte 5)" in sentence(lambda: spec.load(tmp_path / "bad.toml"))
+
+
+def test_a_method_that_cannot_be_added_is_one_sentence():
+    said = sentence(lambda: spec.load("digits", methods=["term"]))
+    assert said == (
+        "method 'term' is not in the spec; choose from fedavg, ditto, fedtilt, fedprox, or add it as [[methods]]"
+    )

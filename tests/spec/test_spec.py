@@ -1,0 +1,282 @@
+"""The spec: round trips, overrides, and documents that cannot go stale."""
+
+import inspect
+import math
+import tomllib
+import warnings
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from fedtilt import spec
+from fedtilt.data import Federation
+from fedtilt.errors import InputError
+from fedtilt.methods import PRESETS, Method, ditto, fedavg, fedprox, fedtilt, term
+from fedtilt.spec.fields import TABLES
+from fedtilt.spec.method import MAKERS, settings_of
+from fedtilt.spec.sentences import allowed
+
+with warnings.catch_warnings():  # some typer releases warn at import with the newest click
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import typer
+    from typer.testing import CliRunner
+
+    from fedtilt.cli.init import init
+
+ONE = '[[methods]]\npreset = "fedavg"\n'
+ALL_TABLES = {**TABLES, "methods": spec.MethodSpec, "": spec.Spec}
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text, name="mine.toml"):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def cli():
+    app = typer.Typer()
+    app.command()(init)
+    return lambda *args: CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+# Round trips and built-ins
+
+
+@pytest.mark.parametrize("name", spec.builtin_names())
+def test_a_built_in_loads_builds_its_methods_and_survives_a_round_trip(name, file):
+    loaded = spec.load(name)
+    assert loaded.name == name
+    assert [m.to_method().name for m in loaded.methods] == ["fedavg", "ditto", "fedtilt"]
+    again = spec.load(file(spec.dump(loaded), "other.toml"))
+    assert again == loaded
+
+
+def test_the_paper_s_settings():
+    for name, rounds, tau, lam, model in (
+        ("mnist", 50, 50, 100, "mlp"),
+        ("fashion-mnist", 50, 50, 100, "mlp"),
+        ("cifar10", 500, 2, 1, "cnn"),
+    ):
+        loaded = spec.load(name)
+        train, clients = loaded.train, loaded.clients
+        assert (train.rounds, train.participation, train.epochs, train.batch_size, train.lr) == (
+            rounds,
+            0.1,
+            10,
+            10,
+            0.01,
+        )
+        assert (clients.count, clients.classes_per_client, loaded.outliers.kind) == (100, 2, "none")
+        assert loaded.model.name == model
+        assert [m.to_method() for m in loaded.methods] == [fedavg(), ditto(0.01), fedtilt(tau=tau, lam=lam, mu=0.01)]
+
+
+def test_every_example_in_the_built_ins_comments_loads():
+    folder = Path(inspect.getfile(spec)).parents[1] / "specs"
+    for path in folder.glob("*.toml"):
+        lines = [line.split() for line in path.read_text().splitlines() if line.startswith("#   fedtilt run")]
+        assert len(lines) >= 2
+        for _, _, _, name, *words in lines:
+            options = list(pairwise(words))
+            sets = [value for option, value in options if option == "--set"]
+            spec.load(name, overrides=sets, methods=[value for option, value in options if option == "--method"])
+
+
+def test_awkward_values_survive_a_round_trip(file):
+    raw = {
+        "name": 'a "b" \t ü 😀 \x7f',
+        "train": {"lr": 1e-17, "lr_personal": 0.1 + 0.2},
+        "methods": [
+            {"preset": "fedtilt", "tau": math.inf, "lam": -math.inf, "q": -1e300, "name": "x.y z", "steps": [5, 0.1]},
+            {"preset": "custom", "mu": math.inf, "prox": 5e-324, "aggregator": "krum", "bad_share": 0.2},
+        ],
+    }
+    loaded = spec.parse(raw)
+    assert spec.load(file(spec.dump(loaded))) == loaded
+    assert loaded.methods[0].to_method().steps == (5, 0.1)
+
+
+def test_a_spec_is_frozen_and_named_after_its_file(file):
+    loaded = spec.load(file("\ufeff" + ONE.replace("\n", "\r\n"), "my run.toml"))
+    assert loaded.name == "my run"
+    with pytest.raises(ValueError, match="frozen"):
+        loaded.train.rounds = 3
+
+
+def test_paths_are_relative_to_the_file_and_in_overrides_to_the_working_folder(file, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    path = file('[data]\nfile = "a.csv"\ntarget = "y"\nfolder = "sets"\n' + ONE)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert spec.load(path).data.file == str(tmp_path / "a.csv")
+    assert spec.load(path).data.folder == str(tmp_path / "sets")
+    assert spec.load(path, overrides=["data.file=b.csv"]).data.file == str(tmp_path / "elsewhere" / "b.csv")
+
+
+# Defaults are those of the library
+
+
+def test_defaults_are_those_of_the_federation():
+    build = {key: p.default for key, p in inspect.signature(Federation.build).parameters.items()}
+    clients, outliers = spec.ClientsSpec(), spec.OutliersSpec()
+    for key in ("partition", "classes_per_client", "alpha", "max_train", "validation"):
+        assert getattr(clients, key) == build[key]
+    assert clients.count == build["clients"]
+    assert (outliers.kind, outliers.rate) == (build["outliers"], build["outlier_rate"])
+    assert (outliers.strength, outliers.clients) == (build["outlier_strength"], build["outlier_clients"])
+
+
+def test_a_method_has_every_setting_of_the_library():
+    own = {key for preset in PRESETS for key in settings_of(preset)}
+    assert set(spec.MethodSpec.model_fields) == {field.name for field in fields(Method)} | own | {"preset"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "method"),
+    [
+        ({"preset": "fedavg"}, fedavg()),
+        ({"preset": "fedavg", "q": math.inf, "name": "ball"}, fedavg(q=math.inf, name="ball")),
+        ({"preset": "fedprox", "mu": 1}, fedprox(1.0)),
+        ({"preset": "ditto"}, ditto()),
+        ({"preset": "term", "t": -2, "weighting": "samples"}, term(-2, weighting="samples")),
+        ({"preset": "fedtilt", "tau": 1, "lam": -math.inf, "distance": "l1"}, fedtilt(1, -math.inf, distance="l1")),
+        ({"preset": "custom", "tau": 3, "prox": 0.5, "mu": 0.1}, Method(name="custom", tau=3, prox=0.5, mu=0.1)),
+    ],
+)
+def test_methods_are_the_library_s(raw, method):
+    assert spec.parse({"name": "a", "methods": [raw]}).methods[0].to_method() == method
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "get", "value"),
+    [
+        ("train.rounds=5", lambda s: s.train.rounds, 5),
+        (" train.lr = 1 ", lambda s: s.train.lr, 1.0),
+        ("outliers.kind=none", lambda s: s.outliers.kind, "none"),
+        ('outliers.kind="none"', lambda s: s.outliers.kind, "none"),
+        ("model.hidden=[8]", lambda s: s.model.hidden, (8,)),
+        ("seeds=3", lambda s: s.seeds, 3),
+        ("name=2026-01-01", lambda s: s.name, "2026-01-01"),
+        ("name=a=b", lambda s: s.name, "a=b"),
+        ("clients.max_train=", lambda s: s.clients.max_train, None),
+        ("train.lr_personal=0.1", lambda s: s.train.lr_personal, 0.1),
+        ("methods.fedtilt.lam=-inf", lambda s: s.methods[2].lam, -math.inf),
+        ("methods.fedtilt.distance=l1", lambda s: s.methods[2].distance, "l1"),
+        ("methods.fedtilt.name=ours", lambda s: s.methods[2].name, "ours"),
+    ],
+)
+def test_overrides(override, get, value):
+    assert get(spec.load("digits", overrides=[override])) == value
+
+
+def test_overrides_reach_a_method_whose_name_has_equals_signs(file):
+    path = file('[[methods]]\nname = "a=b"\npreset = "ditto"\n[[methods]]\nname = "a"\npreset = "ditto"')
+    found = spec.load(path, overrides=["methods.a=b.mu=2", " methods.a.mu = 3"])
+    assert [m.mu for m in found.methods] == [2, 3]
+
+
+def test_overrides_reach_a_method_whose_name_has_dots(file):
+    path = file('[[methods]]\npreset = "ditto"\nname = "mu 0.1"\n')
+    assert spec.load(path, overrides=["methods.mu 0.1.mu=0.1"]).methods[0].mu == 0.1
+
+
+def test_arguments_set_the_keys_of_their_names():
+    loaded = spec.load("digits", seed=7, seeds=2, device="cpu", overrides=["seed=1"])
+    assert (loaded.seed, loaded.seeds, loaded.device) == (7, 2, "cpu")
+
+
+def test_methods_are_kept_in_the_order_asked_and_free_presets_added():
+    loaded = spec.load(
+        "digits", methods=["fedtilt", "fedprox", "fedavg", "fedtilt"], overrides=["methods.fedprox.mu=1"]
+    )
+    assert [m.name for m in loaded.methods] == ["fedtilt", "fedprox", "fedavg"]
+    assert loaded.methods[1].to_method() == fedprox(1.0)
+
+
+# Documents
+
+
+def test_every_key_has_a_meaning_and_says_what_it_may_be():
+    for name, table in ALL_TABLES.items():
+        for key, field in table.model_fields.items():
+            assert field.description, f"{name}.{key} needs Field(description=...)"
+            assert allowed(field), f"{name}.{key}"
+            if field.default is None and table is not spec.MethodSpec:
+                assert field.examples, f"{name}.{key} has no default: it needs Field(examples=[...]) for `fedtilt init`"
+
+
+def test_the_annotated_spec_is_the_digits_spec_with_every_key(file):
+    text = spec.annotated("specs/mine.toml")
+    assert spec.load(file(text)) == spec.load("digits", overrides=["name=mine"])
+    assert "fedtilt run specs/mine.toml --set" in text
+    assert max(len(line) for line in text.splitlines()) <= 120
+    for name, table in TABLES.items():
+        section = text.partition(f"\n[{name}]\n")[2].partition("\n[")[0]
+        for key in table.model_fields:
+            assert f"\n{key} = " in section or f"\n# {key} = " in section
+    for key in spec.MethodSpec.model_fields:
+        assert f"\n# {key} " in text
+
+
+def test_the_examples_in_the_annotated_spec_are_possible(file):
+    lines = spec.annotated().splitlines()
+    keys = {key for table in TABLES.values() for key in table.model_fields}
+    opened = [line[2:] if line.startswith("# ") and line[2:].partition(" = ")[0] in keys else line for line in lines]
+    loaded = spec.load(file("\n".join(opened)), overrides=["outliers.kind=gaussian", "clients.partition=column"])
+    assert all(value is not None for name in TABLES for value in dict(getattr(loaded, name)).values())
+
+
+def test_the_reference_names_every_key_and_preset():
+    text = spec.reference()
+    for name, table in TABLES.items():
+        section = text.partition(f"## `[{name}]`")[2].partition("\n## ")[0]
+        assert all(f"\n| `{key}` |" in section for key in table.model_fields)
+    methods = text.partition("## `[[methods]]`")[2]
+    assert all(f"\n| `{key}` |" in methods for key in (*MAKERS, *spec.MethodSpec.model_fields))
+    assert {len(line.split(" | ")) for line in text.splitlines() if line.startswith("| ")} == {3, 4}
+
+
+def test_the_reference_page_is_up_to_date():
+    page = Path(__file__).parents[2] / "docs" / "spec.md"
+    assert page.read_text(encoding="utf-8") == spec.reference(), (
+        "docs/spec.md is out of date: run `fedtilt init --reference > docs/spec.md`"
+    )
+
+
+# fedtilt init
+
+
+def test_init_writes_a_spec_that_loads_and_says_what_comes_next(cli, tmp_path):
+    path = tmp_path / "new" / "mine.toml"
+    result = cli(path)
+    assert result.exit_code == 0
+    assert f"wrote {path}" in result.output
+    assert f"fedtilt run {path}" in result.output
+    assert spec.load(path) == spec.load("digits", overrides=["name=mine"])
+    assert [p.name for p in path.parent.iterdir()] == ["mine.toml"]
+
+
+def test_init_writes_over_nothing_unless_told(cli, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("seed = 1\n")
+    error = cli(path).exception
+    assert isinstance(error, InputError)
+    assert "already there" in str(error)
+    assert path.read_text() == "seed = 1\n"
+    assert cli(path, "--force").exit_code == 0
+    assert tomllib.loads(path.read_text())["name"] == "mine"
+    for bad in (tmp_path, path / "below.toml"):
+        assert isinstance(cli(bad).exception, InputError)
+
+
+def test_init_prints_the_reference(cli):
+    assert cli("--reference").output == spec.reference()

@@ -1,0 +1,436 @@
+"""Whole federations: the special cases of the paper, independence of everything that must not matter."""
+
+import gc
+import math
+import pickle
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fedtilt as ft
+from fedtilt import seeds
+from fedtilt.evaluation.evaluator import Evaluator
+from fedtilt.evaluation.metrics import measure
+from fedtilt.models import flat, unflat
+from fedtilt.rounds import executors
+from fedtilt.rounds.client_states import FederationState
+from fedtilt.rounds.settings import initial_model
+
+TRAIN = {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 10, "lr": 0.1}
+
+
+@pytest.fixture(scope="module")
+def federation() -> ft.Federation:
+    return ft.Federation.build(
+        ft.data.load("digits"), clients=6, classes_per_client=2, partition="dirichlet", alpha=0.5, outliers="flips",
+        outlier_clients=0.5, max_train=50, seed=1,
+    )  # fmt: skip
+
+
+def small(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return ft.models.mlp(input_shape, classes, hidden=(12,))
+
+
+def last(methods: Sequence[ft.Method], federation: ft.Federation, model=small, **settings) -> FederationState:
+    for r in ft.simulate(methods, federation, model, **(TRAIN | settings)):
+        state = r.state
+    return state
+
+
+def same(a: FederationState, b: FederationState, name: str, other: str | None = None) -> bool:
+    return torch.equal(a.shared[name], b.shared[other or name]) and all(
+        torch.equal(a.client_states.get((name, n)), b.client_states.get((other or name, n)))
+        for m, n in a.client_states.owners()
+        if m == name
+    )
+
+
+def test_special_cases_are_the_same_bits(federation: ft.Federation) -> None:
+    avg = last([ft.fedavg()], federation)
+    for method in (ft.fedprox(0.0, name="x"), ft.fedtilt(0, 0, mu=math.inf, name="x"), ft.term(0.0, name="x")):
+        assert same(avg, last([method], federation), "fedavg", "x")
+    for mu in (0.0, 0.01, 3.0):  # the shared model of fedtilt(0, 0, 0, any mu) is FedAvg's
+        assert torch.equal(last([ft.fedtilt(0, 0, mu=mu)], federation).shared["fedtilt"], avg.shared["fedavg"])
+    assert same(last([ft.ditto(0.3)], federation), last([ft.fedtilt(0, 0, mu=0.3)], federation), "ditto", "fedtilt")
+    one_level = last([ft.fedtilt(2.0, 2.0, mu=math.inf)], federation)
+    assert same(last([ft.term(2.0)], federation), one_level, "term", "fedtilt")
+
+
+def test_ditto_is_an_independent_loop_with_torch_optim(federation: ft.Federation) -> None:
+    mu, lr = 0.3, 0.1
+    net = ft.models.build(small, federation.input_shape, federation.classes, seeds.key(0, "init"))
+    w, personal = flat(net), {}
+    for number in (1, 2, 3):
+        received = []
+        for client in seeds.choose(seeds.key(0, "selection", round=number), 6, 3):
+            x, y = federation.train(client, seed=0, round=number)
+            order = seeds.permutations(seeds.key(0, "order", round=number, client=client), 2, len(y))
+            models = [ft.models.with_weights(net, w), ft.models.with_weights(net, personal.get(client, w))]
+            anchor = list(unflat(net, w).values())
+            optimizers = [torch.optim.SGD(m.parameters(), lr=lr) for m in models]
+            for rows in (batch for epoch in order for batch in epoch.split(10)):
+                for model, optimizer, prox in zip(models, optimizers, (0.0, mu), strict=True):
+                    optimizer.zero_grad()
+                    away = sum((p - a).square().sum() for p, a in zip(model.parameters(), anchor, strict=True))
+                    (F.cross_entropy(model(x[rows]), y[rows]) + prox / 2 * away).backward()
+                    optimizer.step()
+            received.append(flat(models[0]))
+            personal[client] = flat(models[1])
+        w = torch.stack(received).mean(0)
+    state = last([ft.ditto(mu)], federation)
+    torch.testing.assert_close(state.shared["ditto"], w, rtol=1e-4, atol=1e-5)
+    assert sorted(n for _, n in state.client_states.owners()) == sorted(personal)
+    for client, own in personal.items():
+        torch.testing.assert_close(state.client_states.get(("ditto", client)), own, rtol=1e-4, atol=1e-5)
+
+
+def test_ditto_without_pull_is_local_training(federation: ft.Federation) -> None:
+    """With mu = 0 the personal models depend on the shared one only where they start."""
+    full = {"participation": 1.0}
+    alone = last([ft.ditto(0.0)], federation, **full)
+    other_server = last([ft.ditto(0.0, q=-math.inf)], federation, **full)
+    assert not torch.equal(alone.shared["ditto"], other_server.shared["ditto"])
+    for client in range(6):
+        assert torch.equal(
+            alone.client_states.get(("ditto", client)), other_server.client_states.get(("ditto", client))
+        )
+
+
+METHODS = [ft.fedavg(), ft.ditto(0.1), ft.fedtilt(tau=5, lam=-2, q=1.0, mu=0.1)]
+
+
+def test_methods_run_together_or_alone_in_workers_or_here(federation: ft.Federation) -> None:
+    together = last(METHODS, federation, workers=2)
+    here = last(METHODS, federation, workers=0)
+    three = last(METHODS[::-1], federation, workers=3)
+    for method in METHODS:
+        alone = last([method], federation, workers=0)
+        assert same(together, alone, method.name)
+        assert same(together, here, method.name)
+        assert same(together, three, method.name)
+
+
+@pytest.mark.parametrize("backend", ["autograd", "stacked"])
+def test_ways_agree_over_rounds(federation: ft.Federation, backend: str) -> None:
+    fused, other = last(METHODS, federation, backend="fused"), last(METHODS, federation, backend=backend)
+    for method in METHODS:
+        torch.testing.assert_close(fused.shared[method.name], other.shared[method.name], rtol=1e-3, atol=2e-5)
+
+
+class Recurrent(nn.Module):
+    """An LSTM with dropout: only the loop can train it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.drop, self.head = nn.LSTM(8, 6, batch_first=True), nn.Dropout(0.2), nn.Linear(6, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.drop(self.lstm(x.squeeze(1))[0][:, -1]))
+
+
+def test_any_module_trains_and_gives_the_same_bits_anywhere(federation: ft.Federation) -> None:
+    here, there = (last([ft.ditto()], federation, model=Recurrent, workers=n, rounds=2) for n in (0, 2))
+    assert same(here, there, "ditto")
+
+
+def test_nothing_depends_on_or_moves_a_global_generator(federation: ft.Federation) -> None:
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    first = last(METHODS[1:2], federation, workers=0)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert same(first, last(METHODS[1:2], federation, workers=0), "ditto")
+    assert not torch.equal(first.shared["ditto"], last(METHODS[1:2], federation, workers=0, seed=5).shared["ditto"])
+
+
+def test_a_round_tells_what_happened(federation: ft.Federation) -> None:
+    rounds = list(ft.simulate([ft.fedavg(), ft.ditto()], federation, small, **(TRAIN | {"rounds": 5, "eval_every": 2})))
+    assert [r.number for r in rounds] == [1, 2, 3, 4, 5]
+    assert [r.counts is not None for r in rounds] == [False, True, False, True, True]  # the last always
+    assert all(len(r.selected) == 3 for r in rounds)
+    seen = {n for r in rounds for n in r.selected}
+    counts = rounds[-1].counts["ditto"]
+    assert counts.never_selected.nonzero()[:, 0].tolist() == [n for n in range(6) if n not in seen]
+    assert (counts.personal <= rounds[-1].total).all()
+    assert rounds[-1].counts["fedavg"].personal is None
+
+
+def test_evaluation_is_the_plain_one(federation: ft.Federation) -> None:
+    for r in ft.simulate([ft.ditto()], federation, small, **TRAIN):
+        state, counts = r.state, r.counts
+    net = ft.models.build(small, federation.input_shape, federation.classes, 0)
+    for client in range(federation.clients):
+        x, y = federation.test(client)
+        own = state.client_states.get(("ditto", client))
+        for weights, table in ((state.shared["ditto"], counts["ditto"].shared), (own, counts["ditto"].personal)):
+            model = ft.models.with_weights(net, state.shared["ditto"] if weights is None else weights)
+            right = (model(x).argmax(1) == y).long()
+            expected = torch.zeros(10, dtype=torch.long).index_add_(0, y, right)
+            assert torch.equal(table[client], expected)
+
+
+def test_threads_do_not_disturb_each_other(federation: ft.Federation) -> None:
+    alone = last([ft.ditto()], federation, model=Recurrent, workers=0, rounds=2)
+    with ThreadPoolExecutor(4) as pool:
+        work = [pool.submit(last, [ft.ditto()], federation, model=Recurrent, workers=0, rounds=2) for _ in range(4)]
+        assert all(same(done.result(), alone, "ditto") for done in work)
+
+
+@pytest.mark.parametrize("backend", ["autograd", "native", "fused", "stacked"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_the_program_around_has_switched_on_does_not_matter(
+    federation: ft.Federation, backend: str, workers: int
+) -> None:
+    alone = last([ft.ditto()], federation, backend=backend, workers=workers, rounds=2)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert same(last([ft.ditto()], federation, backend=backend, workers=workers, rounds=2), alone, "ditto")
+    with torch.inference_mode(), pytest.raises(ft.InputError, match=r"a run trains, which torch.inference_mode\(\)"):
+        last([ft.ditto()], federation, backend=backend)
+
+
+def test_workers_need_a_fork_that_autograd_stands(monkeypatch: pytest.MonkeyPatch, federation: ft.Federation) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert executors.can_fork("autograd")  # tried in a child: without a GPU autograd keeps no threads
+    monkeypatch.setattr(executors, "_autograd_stands_a_fork", lambda: False)
+    assert executors.can_fork("fused")
+    assert not executors.can_fork("autograd")
+    with pytest.raises(ft.InputError, match="workers = 2 cannot be forked here"):
+        last([ft.ditto()], federation, device="cpu", backend="autograd", workers=2)
+    assert same(
+        last([ft.ditto()], federation, device="cpu", backend="autograd"),
+        last([ft.ditto()], federation, device="cpu", backend="autograd", workers=0),
+        "ditto",
+    )
+
+
+def test_an_early_stop_is_a_break_and_leaves_no_worker_behind(federation: ft.Federation) -> None:
+    import multiprocessing
+
+    rounds = ft.simulate([ft.fedavg()], federation, small, **(TRAIN | {"rounds": 100, "workers": 2}))
+    for r in rounds:
+        if r.number == 2:
+            break
+    rounds.close()
+    assert not multiprocessing.active_children()
+
+
+def test_a_round_knows_metrics_and_models() -> None:
+    federation = ft.Federation.build(ft.data.load("digits"), clients=6, max_train=50, validation=0.2)
+    methods = [ft.fedavg(), ft.ditto()]
+    kept = {}
+    for r in ft.simulate(methods, federation, small, **(TRAIN | {"eval_every": 3})):
+        if r.number == 1:
+            kept = {client: r.model("ditto", client) for client in (None, *r.selected)}
+            with pytest.raises(ft.InputError, match="round 1 was not judged; eval_every = 1 judges every round"):
+                r.metrics("ditto")
+    result = ft.run(methods, federation, small, **TRAIN)
+    for name in result:
+        assert r.metrics(name) == result[name].metrics
+        assert r.metrics(name, validation=True) == result[name].validation
+        for client in (0, "3"):
+            mine, theirs = r.model(name, client), result[name].personal(client)
+            assert all(torch.equal(p, q) for p, q in zip(mine.parameters(), theirs.parameters(), strict=True))
+    first = ft.run(methods, federation, small, **(TRAIN | {"rounds": 1}))["ditto"]
+    for client, model in kept.items():  # copies: two rounds have gone by
+        then = first.shared if client is None else first.personal(client)
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), then.parameters(), strict=True))
+    with pytest.raises(ft.InputError, match="there is no method 'other' in this run; it has fedavg, ditto"):
+        r.model("other")
+
+
+def test_results_know_models_and_clients(federation: ft.Federation) -> None:
+    result = ft.run([ft.fedavg(), ft.ditto()], federation, small, **TRAIN)
+    assert list(result) == ["fedavg", "ditto"]
+    table = result.to_pandas()
+    assert list(table) == ["method", "client", "class", "client_name", "class_name", "correct", "samples", "accuracy"]
+    assert list(table.client_name) == [federation.client_names[n] for n in table.client]
+    assert list(table.class_name) == [federation.class_names[k] for k in table["class"]]
+    for name, r in result.items():
+        by_client = table[table.method == name].groupby("client")[["correct", "samples"]].sum()
+        assert r.accuracy == pytest.approx((100 * by_client.correct / by_client.samples).mean())
+        x, y = federation.test(2)
+        right = (r.personal(2)(x).argmax(1) == y).sum()
+        assert right == r.correct[2].sum()
+    with pytest.raises(KeyError, match="it has fedavg, ditto"):
+        result["fedprox"]
+    own = result["ditto"]
+    ever_selected = next(i for i in range(6) if not same_weights(own.personal(i), own.shared))
+    for client in (
+        torch.tensor(ever_selected),
+        np.int64(ever_selected),
+        str(ever_selected),
+        federation.client_names[ever_selected],
+    ):
+        assert same_weights(own.personal(client), own.personal(ever_selected))
+    for client, words in ((6, "clients are 0 to 5"), (-1, "client -1 does not exist"), (2.5, "whole number, got 2.5"),
+                          ("bob", "client bob does not exist; the clients are 0 to 5")):  # fmt: skip
+        with pytest.raises(ft.InputError, match=words):
+            own.personal(client)
+    assert own.validation is None
+
+
+def same_weights(a: nn.Module, b: nn.Module) -> bool:
+    return torch.equal(ft.models.flat(a), ft.models.flat(b))
+
+
+@pytest.mark.parametrize("limit", [0, 10**9])
+def test_a_result_travels_to_another_process(federation: ft.Federation, limit: int) -> None:
+    result = ft.run([ft.ditto()], federation, small, memory_limit=limit, **TRAIN)
+    twin = pickle.loads(pickle.dumps(result))
+    own = [ft.models.flat(result["ditto"].personal(n)) for n in range(6)]
+    del result  # and with it the files of a shelf that holds little in memory
+    gc.collect()
+    assert all(torch.equal(ft.models.flat(twin["ditto"].personal(n)), own[n]) for n in range(6))
+
+
+def test_a_result_has_the_metrics_on_validation_data(tmp_path: Path) -> None:
+    fed = ft.Federation.build(ft.data.load("digits"), clients=5, validation=0.2)
+    train = {"rounds": 2, "participation": 0.4, "epochs": 1, "workers": 0}
+    *_, last = ft.simulate([ft.ditto()], fed, small, **train)
+    counts, total = last.validation["ditto"].personal, last.validation_total
+    result = ft.run([ft.ditto()], fed, small, out=tmp_path / "run", **train)
+    assert result["ditto"].validation == measure(counts, total)
+    again = ft.run([ft.ditto()], fed, small, out=tmp_path / "run", **train)  # finished: read, not trained
+    assert again["ditto"].validation == result["ditto"].validation
+    assert ft.run([ft.ditto()], fed, small, **train)["ditto"].validation == result["ditto"].validation
+
+
+def test_numbers_may_be_numpys_and_methods_any_iterable(federation: ft.Federation) -> None:
+    settings = {"rounds": np.int64(1), "lr": np.float32(0.5), "seed": torch.tensor(3), "participation": np.float64(0.5)}
+    methods = (ft.fedtilt(tau=tau, lam=np.float32(1), name=f"tau {tau}") for tau in np.arange(2))
+    result = ft.run(methods, federation, small, epochs=1, workers=0, **settings)
+    assert list(result) == ["tau 0", "tau 1"]
+    assert [r.method.tau for r in result.values()] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rounds": 0}, "rounds must be a whole number ≥ 1, got 0"),
+        ({"epochs": 1.5}, "epochs must be a whole number ≥ 1, got 1.5"),
+        ({"participation": 0.0}, "participation must be in"),
+        ({"lr": math.inf}, "lr must be a number > 0, got inf"),
+        ({"lr_personal": -1.0}, "lr_personal must be a number > 0, got -1.0"),
+        ({"device": "tpu"}, "unknown device 'tpu'; choose auto, cpu or cuda"),
+        ({"device": "mps"}, "device 'mps' is not supported"),
+        ({"workers": -1}, "workers must be a whole number ≥ 0, got -1"),
+        ({"backend": "best"}, "unknown backend 'best'"),
+        ({"seed": 1.5}, "seed must be a whole number ≥ 0, got 1.5"),
+        ({"seed": -1}, "seed must be a whole number ≥ 0, got -1"),
+        ({"participation": "a"}, "participation must be a number, got 'a'"),
+        ({"lr": 1e30}, "method 'fedavg' diverged in round 1 on client"),
+        ({"lr": 1e30}, "lower lr (train.lr in a spec) or the tilts"),
+    ],
+)
+def test_bad_settings_are_one_sentence(federation: ft.Federation, settings: dict, words: str) -> None:
+    with pytest.raises(ft.InputError) as error:
+        last([ft.fedavg()], federation, **settings)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_cuda_that_is_not_there_is_refused(federation: ft.Federation) -> None:
+    with pytest.raises(ft.InputError, match="device 'cuda' is not there"):
+        last([ft.fedavg()], federation, device="cuda")
+
+
+class Squeezing(nn.Linear):
+    """Forgets that a batch of one is a batch."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.flatten(1)).squeeze()
+
+
+class Restless(nn.Linear):
+    """Drops out when it is judged, too."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(F.dropout(x.flatten(1)))
+
+
+class Recurring(nn.LSTM):
+    """Returns its memory too."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 10)
+
+    def forward(self, x: torch.Tensor) -> tuple:
+        return super().forward(x.squeeze(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [(lambda: nn.Linear(3, 10), "does not take samples of shape"), (lambda: nn.Flatten(0), "has no parameters"),
+     (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), r"expected \(2, 10 or more\)"),
+     (Restless, "answers the same sample differently each time"),
+     (Squeezing, r"returns \(10,\) for 1 samples; expected \(1, 10 or more\)"),
+     (Recurring, "the model returns a tuple")],
+)  # fmt: skip
+def test_a_model_that_does_not_fit_the_data_is_refused(federation: ft.Federation, model, words: str) -> None:
+    with pytest.raises(ft.InputError, match=words):
+        last([ft.fedavg()], federation, model=model)
+
+
+def test_arguments_of_the_wrong_kind_are_refused(federation: ft.Federation) -> None:
+    with pytest.raises(ft.InputError, match="federation must be a Federation, such as .*, got Dataset"):
+        ft.run([ft.fedavg()], federation.dataset, small)
+    with pytest.raises(ft.InputError, match="federation must be a Federation, such as .*, got function"):
+        ft.run([ft.fedavg()], small, federation)
+    *_, last_round = ft.simulate([ft.fedavg()], federation, small, rounds=1, epochs=1, workers=0)
+    with pytest.raises(ft.InputError, match="state has no method 'ditto'; it has fedavg"):
+        ft.simulate([ft.ditto()], federation, small, state=last_round.state)
+    assert list(last_round.state.shared) == ["fedavg"]
+
+
+def test_validation_data_is_judged_beside_test_data() -> None:
+    fed = ft.Federation.build(ft.data.load("digits"), clients=5, validation=0.2)
+    *_, last = ft.simulate([ft.ditto()], fed, ft.models.logistic, rounds=2, participation=0.4, epochs=1, workers=0)
+    assert last.validation is not None
+    assert last.validation_total is not None
+    assert torch.equal(last.validation_total, fed.class_counts("validation"))
+    personal = last.validation["ditto"].personal
+    assert personal is not None
+    assert (personal <= last.validation_total).all()
+    assert personal.sum() > 0
+    for client in last.selected:  # each by hand
+        x, y = fed.validation(client)
+        own = last.state.client_states.get(("ditto", client))
+        assert own is not None
+        right = ft.models.with_weights(ft.models.logistic(fed.input_shape, 10), own)(x).argmax(1) == y
+        assert torch.equal(torch.bincount(y[right], minlength=10), personal[client])
+
+
+def test_without_validation_data_there_are_no_counts_of_it() -> None:
+    fed = ft.Federation.build(ft.data.load("digits"), clients=5)
+    *_, last = ft.simulate([ft.fedavg()], fed, ft.models.logistic, rounds=1, participation=0.4, epochs=1, workers=0)
+    assert last.validation is None
+    assert last.validation_total is None
+
+
+def test_personal_models_judged_together_and_one_by_one_count_the_same(federation: ft.Federation) -> None:
+    *_, last = ft.simulate([ft.ditto(), ft.fedtilt(tau=1, lam=1)], federation, ft.models.mlp, **TRAIN, workers=0)
+    model = initial_model(federation, ft.models.mlp, 0)
+    one_by_one = Evaluator(federation, model, torch.device("cpu"))
+    together = Evaluator(federation, model, torch.device("cpu"))
+    together._together = True  # as on a GPU
+    methods = [ft.ditto(), ft.fedtilt(tau=1, lam=1)]
+    for a, b in zip(
+        one_by_one.all_counts(methods, last.state).values(), together.all_counts(methods, last.state).values(),
+        strict=True,
+    ):  # fmt: skip
+        assert a.personal is not None
+        assert b.personal is not None
+        assert torch.equal(a.personal, b.personal)
+        assert torch.equal(a.shared, b.shared)
