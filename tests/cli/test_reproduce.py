@@ -15,7 +15,7 @@ def _no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_quick_comparison_from_start_to_page(fedtilt, tmp_path: Path) -> None:
     said = fedtilt("reproduce", "flips", "--quick", "--device", "cpu")
     assert said.code == 0, said.err
-    assert "flips: Persistent label flips, 2 cells (1 to run, 1 without data)" in said.err
+    assert "flips: Persistent label flips, 2 cases (1 to run, 1 without data)" in said.err
     assert "FedTilt mu 0.01, tau 0, 10 × lam -2, 10" in said.err
     assert "data set 'mnist' is not here, and flips/mnist-seed-0 waits for it; fedtilt data get mnist" in said.err
     folder = tmp_path / "runs" / "reproduction-quick"
@@ -74,7 +74,7 @@ def test_nothing_could_run(fedtilt) -> None:
         (["page"], "runs/reproduction holds no results"),
         (["clean", "--to", "docs"], "--to goes with page"),
         (["clean", "--quick", "--seeds", "0"], "seeds = 0 leaves nothing to run"),
-        (["clean", "--quick", "--only", "x"], "no cell is named like x"),
+        (["clean", "--quick", "--only", "x"], "no case is named like x"),
     ],
 )
 def test_bad_words_are_one_line(fedtilt, arguments: list[str], sentence: str) -> None:

@@ -329,7 +329,7 @@ def test_run_and_tune(fedtilt, tmp_path: Path) -> None:
     assert (tmp_path / "tuned" / "results.json").exists()
 
 
-@pytest.mark.parametrize("what", ["propositions", "toy", "convergence", "effects", "outliers", "flips", "tilts"])
+@pytest.mark.parametrize("what", ["propositions", "toy", "convergence", "signs", "outliers", "flips", "tilts"])
 def test_reproduce(what: str, fedtilt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDTILT_DATA", str(tmp_path / "empty"))
     said = fedtilt("reproduce", what, "--quick", "--device", "cuda", "--out", "r")

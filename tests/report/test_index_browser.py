@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedtilt.reproduction.page.build import story
+from fedtilt.reproduction.page.build import build_page
 from fedtilt.reproduction.page.html import as_html
-from fedtilt.reproduction.results_folder import Book
+from fedtilt.reproduction.results_folder import ResultsFolder
 from tests.helpers.chromium import Browser
 
 RESULTS = Path(__file__).parents[2] / "docs" / "reproduction" / "results"
@@ -19,7 +19,7 @@ TABLES = """return [...document.querySelectorAll('table')]
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("plotly")
     path = tmp_path_factory.mktemp("page") / "index.html"
-    path.write_text(as_html(story(Book(RESULTS)), plots=True), "utf-8")
+    path.write_text(as_html(build_page(ResultsFolder(RESULTS)), plots=True), "utf-8")
     return path
 
 

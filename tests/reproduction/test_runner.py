@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import fedtilt as ft
-from fedtilt.reproduction import Cell, Options, reproduce
+from fedtilt.reproduction import Case, Options, reproduce
 from fedtilt.reproduction.comparison import experiment
-from fedtilt.reproduction.results_folder import Book
-from fedtilt.reproduction.runner import damaged, plan
+from fedtilt.reproduction.results_folder import ResultsFolder
+from fedtilt.reproduction.runner import case_statuses, damaged
 from tests.helpers.handmade_results import compared, metrics
 
 QUICK = Options(quick=True, device="cpu")
@@ -23,11 +23,11 @@ def no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The cells that were measured; training itself is tested elsewhere."""
+    """The cases that were measured; training itself is tested elsewhere."""
     names: list[str] = []
 
-    def measure(cell: Cell, options: Options, on_progress: Any) -> dict[str, Any]:
-        names.append(cell.name)
+    def measure(case: Case, options: Options, on_progress: Any) -> dict[str, Any]:
+        names.append(case.name)
         return compared(metrics(80.0), metrics(90.0), metrics(95.0))
 
     monkeypatch.setattr(experiment, "measure", measure)
@@ -50,11 +50,11 @@ def test_interrupted_it_goes_on(measured: list[str], tmp_path: Path) -> None:
     options = Options(quick=True, device="cpu", seeds=3)
 
     def stop(job: Any) -> None:
-        if job.cell.name == "digits-seed-1":
+        if job.case.name == "digits-seed-1":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reproduce("clean", tmp_path, options=options, only=["digits"], on_cell=stop)
+        reproduce("clean", tmp_path, options=options, only=["digits"], on_case=stop)
     assert [path.name for path in (tmp_path / "clean").glob("*.json")] == ["digits-seed-0.json"]
     outcome = reproduce("clean", tmp_path, options=options, only=["digits"])
     assert measured == ["digits-seed-0", "digits-seed-1", "digits-seed-2"]
@@ -114,22 +114,22 @@ def test_a_damaged_result_is_run_again(measured: list[str], tmp_path: Path, dama
     whole = path.read_text()
     path.write_text(damage(whole))
     assert reproduce("flips", tmp_path, options=QUICK, only=["digits"]).measured  # others are not in its way
-    (told,) = damaged(Book(tmp_path))
+    (told,) = damaged(ResultsFolder(tmp_path))
     assert told.startswith(f"{path} cannot be told of, {why}")
     assert told.endswith(f"; fedtilt reproduce clean --quick --out {tmp_path} runs it again")
     reproduce("clean", tmp_path, options=Options(quick=True, device="cpu", notice=said.append), only=["digits"])
     assert [line.startswith(f"clean/digits-seed-0 is run again: {why}") for line in said] == [True]
     assert json.loads(path.read_text())["result"] == json.loads(whole)["result"]
-    assert damaged(Book(tmp_path)) == []
+    assert damaged(ResultsFolder(tmp_path)) == []
 
 
 def test_the_results_in_docs_are_whole() -> None:
-    assert damaged(Book(Path(__file__).parents[2] / "docs" / "reproduction" / "results")) == []
+    assert damaged(ResultsFolder(Path(__file__).parents[2] / "docs" / "reproduction" / "results")) == []
 
 
 def test_only_takes_whole_parts_of_a_name(tmp_path: Path) -> None:
     def named(*words: str, what: str = "clean") -> list[str]:
-        return [job.cell.name for job in plan([what], Book(tmp_path), Options(), words)]
+        return [job.case.name for job in case_statuses([what], ResultsFolder(tmp_path), Options(), words)]
 
     assert named("mnist-seed-0") == ["mnist-seed-0"]
     assert named("fashion-mnist-seed-1", "cifar10-seed-2") == ["fashion-mnist-seed-1", "cifar10-seed-2"]
@@ -137,7 +137,7 @@ def test_only_takes_whole_parts_of_a_name(tmp_path: Path) -> None:
     assert named("clean/cifar10") == [f"cifar10-seed-{seed}" for seed in range(3)]
     assert named("seed-1", what="toy") == [f"toy-{n}-seed-1" for n in ("1", "2", "3", "3-far")]
     assert len(named("tau-1", what="convergence")) == 4  # and not tau-10
-    with pytest.raises(ft.InputError, match="no cell is named like cifar; near to it: cifar10"):
+    with pytest.raises(ft.InputError, match="no case is named like cifar; near to it: cifar10"):
         named("cifar")
     with pytest.raises(ft.InputError, match=r"--list shows all 13, from clean/mnist-seed-0 to clean/cifar10-seed-2"):
         named("x")
@@ -147,7 +147,7 @@ def test_only_and_several_experiments(measured: list[str], tmp_path: Path) -> No
     outcome = reproduce(["clean", "flips"], tmp_path, options=QUICK, only=["digits"])
     assert outcome.measured == ["clean/digits-seed-0", "flips/digits-seed-0"]
     assert list(outcome.chapters) == ["clean", "flips"]
-    with pytest.raises(ft.InputError, match="no cell is named like cifer"):
+    with pytest.raises(ft.InputError, match="no case is named like cifer"):
         reproduce("clean", tmp_path, options=QUICK, only=["cifer"])
     with pytest.raises(ft.InputError, match="seeds = 0"):
         Options(seeds=0)
@@ -155,7 +155,7 @@ def test_only_and_several_experiments(measured: list[str], tmp_path: Path) -> No
 
 def test_files_are_small_and_tell_where_they_come_from(measured: list[str], tmp_path: Path) -> None:
     reproduce("clean", tmp_path, options=QUICK, only=["digits"])
-    (entry,) = Book(tmp_path).entries("clean")
+    (entry,) = ResultsFolder(tmp_path).entries("clean")
     assert entry.quick
     assert entry.environment["device"].startswith("cpu")
     assert {"fedtilt", "torch", "python"} <= set(entry.environment)

@@ -1,4 +1,4 @@
-"""`fedtilt reproduce`: the tables and figures of the paper, run cell by cell and told with a verdict on every claim."""
+"""`fedtilt reproduce`: the tables and figures of the paper, run case by case and told with a verdict on every claim."""
 
 import importlib.util
 import json
@@ -20,16 +20,16 @@ from rich.table import Table as RichTable
 from fedtilt.cli.run import AsJson, Quiet
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
-from fedtilt.reproduction import NAMES, Options, Outcome
+from fedtilt.reproduction import NAMES, Options, ReproductionResult
 from fedtilt.reproduction import reproduce as run_experiments
 from fedtilt.reproduction.chapter import Chapter, Table, numeric, shown
 from fedtilt.reproduction.experiment import OnProgress
-from fedtilt.reproduction.page.build import QUICK_LOOK, story
+from fedtilt.reproduction.page.build import QUICK_LOOK, build_page
 from fedtilt.reproduction.page.html import as_html
 from fedtilt.reproduction.page.markdown import as_markdown
 from fedtilt.reproduction.page.svg import write_pictures
-from fedtilt.reproduction.results_folder import Book
-from fedtilt.reproduction.runner import Job, chosen, damaged, plan
+from fedtilt.reproduction.results_folder import ResultsFolder
+from fedtilt.reproduction.runner import CaseStatus, case_statuses, chosen, damaged
 from fedtilt.rounds.settings import pick_device
 
 
@@ -48,11 +48,11 @@ def reproduce(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="WORD", help="Only cells with it in their names: mnist-seed-0."),
+        typer.Option("--only", metavar="WORD", help="Only cases with it in their names: mnist-seed-0."),
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List the cells and their state, and run nothing.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the cases and their state, and run nothing.")] = False,
     checkpoint_seconds: Annotated[
-        float, typer.Option("--checkpoint-seconds", min=0, help="A cell that takes longer can go on when interrupted.")
+        float, typer.Option("--checkpoint-seconds", min=0, help="A case that takes longer can go on when interrupted.")
     ] = 600.0,
     to: Annotated[
         Path | None, typer.Option("--to", metavar="DIR", help="With page: write README.md and its pictures there.")
@@ -76,7 +76,7 @@ def reproduce(
     pick_device(device)  # refused before anything is planned
     if listed:
         options = Options(seeds=seeds, quick=quick, device=device, data_dir=None if data_dir is None else str(data_dir))
-        _list(plan(chosen(what), Book(folder), options, only or ()), as_json=as_json)
+        _list(case_statuses(chosen(what), ResultsFolder(folder), options, only or ()), as_json=as_json)
         return
     try:
         with _watching(progress, quiet=silent) as watch:
@@ -91,7 +91,7 @@ def reproduce(
             outcome = run_experiments(
                 what, folder, options=options, only=only or (),
                 on_plan=lambda jobs: None if silent else _announce(progress, jobs),
-                on_cell=watch.on_cell, on_progress=watch.on_progress,
+                on_case=watch.on_case, on_progress=watch.on_progress,
             )  # fmt: skip
     except KeyboardInterrupt:
         progress.print(f"stopped; the same command goes on where it was (results in {folder})", markup=False)
@@ -106,7 +106,7 @@ def reproduce(
             f"note: data set {data!r} is not here, and {_many(waiting)} for it; fedtilt data get {data}, then again",
             markup=False,
         )
-    for problem in damaged(Book(folder)):
+    for problem in damaged(ResultsFolder(folder)):
         progress.print(f"note: {problem}", markup=False)
     page = _write_html(folder)
     if as_json:
@@ -118,16 +118,16 @@ def reproduce(
 
 
 def _many(waiting: Sequence[str]) -> str:
-    return f"{waiting[0]} waits" if len(waiting) == 1 else f"{len(waiting)} cells wait"
+    return f"{waiting[0]} waits" if len(waiting) == 1 else f"{len(waiting)} cases wait"
 
 
 def _say(text: str) -> None:
     Console().print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def _list(jobs: Sequence[Job], *, as_json: bool) -> None:
-    """The cells and their state."""
-    states = {f"{job.experiment.name}/{job.cell.name}": _state(job) for job in jobs}
+def _list(jobs: Sequence[CaseStatus], *, as_json: bool) -> None:
+    """The cases and their state."""
+    states = {f"{job.experiment.name}/{job.case.name}": _state(job) for job in jobs}
     if as_json:
         print(json.dumps(states, indent=2))
         return
@@ -136,10 +136,10 @@ def _list(jobs: Sequence[Job], *, as_json: bool) -> None:
         _say(f"{name:{width}}  {state}")
 
 
-def _state(job: Job) -> str:
+def _state(job: CaseStatus) -> str:
     if job.done:
         return "done"
-    waits = f", without data set {job.cell.needs}" if job.missing else ""
+    waits = f", without data set {job.case.needs}" if job.missing else ""
     return (f"to run again: {job.changed}" if job.changed else "to run") + waits
 
 
@@ -147,12 +147,12 @@ def _page(folder: Path, to: Path | None) -> None:
     """Write the page from results alone: HTML beside them, or Markdown with pictures elsewhere."""
     if not folder.is_dir():
         raise InputError(f"{folder} holds no results; run fedtilt reproduce first, or name them with --out")
-    for problem in damaged(Book(folder)):
+    for problem in damaged(ResultsFolder(folder)):
         raise InputError(problem)
     if to is None:
         _say(f"page: {_write_html(folder)}")
         return
-    told = story(Book(folder))
+    told = build_page(ResultsFolder(folder))
     drawn = write_pictures(told.figures, to / "figures")
     write_bytes(to / "README.md", as_markdown(told).encode())
     _say(f"page: {to / 'README.md'} ({len(told.figures)} pictures, {len(drawn)} of them drawn now)")
@@ -164,7 +164,7 @@ def _write_html(folder: Path) -> Path:
         note = 'note: the page has no figures; pip install "fedtilt[report]", then fedtilt reproduce page'
         Console(stderr=True).print(note, highlight=False, soft_wrap=True, markup=False)
     path = folder / "index.html"
-    write_bytes(path, as_html(story(Book(folder)), plots=plots).encode())
+    write_bytes(path, as_html(build_page(ResultsFolder(folder)), plots=plots).encode())
     return path
 
 
@@ -172,11 +172,11 @@ def _write_html(folder: Path) -> Path:
 
 
 class _Watch(NamedTuple):
-    on_cell: Any
+    on_case: Any
     on_progress: OnProgress
 
 
-def _announce(console: Console, jobs: Sequence[Job]) -> None:
+def _announce(console: Console, jobs: Sequence[CaseStatus]) -> None:
     """What will run, what lies there, and the grids, fixed before anything is trained."""
     for name in dict.fromkeys(job.experiment.name for job in jobs):
         own = [job for job in jobs if job.experiment.name == name]
@@ -184,12 +184,12 @@ def _announce(console: Console, jobs: Sequence[Job]) -> None:
         missing = sum(job.missing and not job.done for job in own)
         parts = [f"{len(own) - done - missing} to run"]
         parts += [f"{done} done"] * bool(done) + [f"{missing} without data"] * bool(missing)
-        cells = "1 cell" if len(own) == 1 else f"{len(own)} cells"
-        console.print(f"[bold]{name}[/]: {escape(own[0].experiment.title)}, {cells} ({', '.join(parts)})")
+        cases = "1 case" if len(own) == 1 else f"{len(own)} cases"
+        console.print(f"[bold]{name}[/]: {escape(own[0].experiment.title)}, {cases} ({', '.join(parts)})")
         grids: dict[str, list[str]] = {}
         for job in own:
-            if job.cell.grid:
-                grids.setdefault(job.cell.grid, []).append(str(job.cell.needs))
+            if job.case.grid:
+                grids.setdefault(job.case.grid, []).append(str(job.case.needs))
         for grid, data in grids.items():
             console.print(f"  {', '.join(dict.fromkeys(data))}: {grid}", markup=False)
     console.print()
@@ -209,15 +209,15 @@ def _watching(console: Console, *, quiet: bool) -> Iterator[_Watch]:
         with bar:
             task = bar.add_task("", total=1, seen="", visible=False)
 
-            def on_cell(job: Job) -> None:
-                bar.reset(task, description=f"{job.experiment.name}/{job.cell.name}", total=1, visible=True, seen="")
+            def on_case(job: CaseStatus) -> None:
+                bar.reset(task, description=f"{job.experiment.name}/{job.case.name}", total=1, visible=True, seen="")
 
             def on_progress(done: int, total: int, seen: str) -> None:
                 bar.update(task, completed=done, total=total)
                 if seen:
                     bar.update(task, seen=escape(seen))
 
-            yield _Watch(on_cell, on_progress)
+            yield _Watch(on_case, on_progress)
     else:
         yield _plainly(console)
 
@@ -225,17 +225,17 @@ def _watching(console: Console, *, quiet: bool) -> Iterator[_Watch]:
 def _plainly(console: Console) -> _Watch:
     begun = time.monotonic()
 
-    def on_cell(job: Job) -> None:
+    def on_case(job: CaseStatus) -> None:
         nonlocal begun
         begun = time.monotonic()
-        console.print(f"{job.experiment.name}: {job.cell.what}", markup=False)
+        console.print(f"{job.experiment.name}: {job.case.what}", markup=False)
 
     def on_progress(done: int, total: int, seen: str) -> None:
         if done == total or done % max(1, total // 5) == 0:
             spent = time.monotonic() - begun
             console.print(f"  {done}/{total}, {spent:.1f} s{f', {seen}' if seen else ''}", markup=False)
 
-    return _Watch(on_cell, on_progress)
+    return _Watch(on_case, on_progress)
 
 
 # -- at the end --------------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def _bare(markdown: str) -> str:
     return markdown.replace("**", "").replace("`", "").replace("<br>", "\n")
 
 
-def _plain(outcome: Outcome) -> dict[str, Any]:
+def _plain(outcome: ReproductionResult) -> dict[str, Any]:
     chapters = {
         name: {
             "title": chapter.title,

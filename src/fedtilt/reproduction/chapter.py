@@ -29,7 +29,7 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class CaptionedFigure:
     """What plotly draws, as its plain JSON: {"data": [traces], "layout": {…}}; plotly itself is not needed to make one.
 
     Text, grid and background take the page's colours (light and dark), so traces alone carry colours; `layout` should
@@ -72,11 +72,11 @@ class Chapter:
 
     title: str
     lead: str  # a Markdown paragraph
-    parts: Sequence[Text | Table | Figure] = ()
+    parts: Sequence[Text | Table | CaptionedFigure] = ()
     verdicts: Sequence[Verdict] = field(default_factory=tuple)
 
 
-def sides(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
+def verdicts_by_author(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
     """Who says it → the verdicts: the paper's claims and ours are told apart."""
     both = {"the paper says": [v for v in verdicts if not v.ours], "we say": [v for v in verdicts if v.ours]}
     return {who: own for who, own in both.items() if own}

@@ -10,10 +10,10 @@ from typing import Any
 from fedtilt.errors import InputError
 
 NAMES = (
-    "clean", "corruptions", "gaussian", "flips", "tilts", "outliers", "toy", "effects", "convergence", "propositions",
+    "clean", "corruptions", "gaussian", "flips", "tilts", "outliers", "toy", "signs", "convergence", "propositions",
 )  # fmt: skip
 
-Results = dict[str, dict[str, Any]]  # by cell name
+Results = dict[str, dict[str, Any]]  # by case name
 OnProgress = Callable[[int, int, str], None]  # done, of how many, what is seen so far
 
 
@@ -42,7 +42,7 @@ class Experiment:
     title: str
     source: str  # which table or figure of the paper; empty where it has none
     kind: str  # the module of this package that measures and tells it
-    beside: str = ""  # another experiment of its kind, whose results its rules look at as well
+    reference: str = ""  # another experiment of its kind, whose results its rules look at as well
     about: str = ""  # a paragraph for the page, Markdown
     settings: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, Any] = field(default_factory=dict)
@@ -57,13 +57,13 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How the one who asks wants it run; none of it but `seeds` and `quick` changes what a cell is."""
+    """How the one who asks wants it run; none of it but `seeds` and `quick` changes what a case is."""
 
     seeds: int | None = None  # None: as many as the experiment says
     quick: bool = False  # the experiment handed to a kind is then already quickened
     device: str = "auto"
     data_dir: str | None = None
-    work: Path | None = None  # where a long cell may keep checkpoints while it is measured
+    work: Path | None = None  # where a long case may keep checkpoints while it is measured
     checkpoint_seconds: float = 600.0
     notice: Callable[[str], None] = _silent
 
@@ -73,7 +73,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Case:
     """One unit of work: measured in one go, kept in one file."""
 
     name: str  # of its file: letters, digits, dashes and dots

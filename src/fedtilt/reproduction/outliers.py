@@ -9,16 +9,16 @@ from torch import Tensor
 from fedtilt import data
 from fedtilt.data.outliers import Outliers, apply
 from fedtilt.reproduction import plots
-from fedtilt.reproduction.chapter import Chapter, Figure, Text
-from fedtilt.reproduction.experiment import Cell, Experiment, OnProgress, Options
+from fedtilt.reproduction.chapter import CaptionedFigure, Chapter, Text
+from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options
 from fedtilt.rounds.settings import pick_device
 
 
-def cells(experiment: Experiment, options: Options) -> list[Cell]:
-    """One cell per data set."""
+def cases(experiment: Experiment, options: Options) -> list[Case]:
+    """One case per data set."""
     settings = experiment.settings
     return [
-        Cell(
+        Case(
             name=name,
             what=f"{name}: {settings['images']} images, {', '.join(settings['outliers'])}",
             settings={key: settings[key] for key in ("images", "outliers", "seed")} | {"data": name},
@@ -29,21 +29,21 @@ def cells(experiment: Experiment, options: Options) -> list[Cell]:
     ]
 
 
-def measure(cell: Cell, options: Options, on_progress: OnProgress) -> dict[str, Any]:
+def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
     """The pixels, 0 to 255, as base64 of (images, channels, height, width) for every outlier."""
-    dataset = data.load(cell.settings["data"], options.data_dir)
-    rows = _one_of_each(dataset.y_train, cell.settings["images"])
+    dataset = data.load(case.settings["data"], options.data_dir)
+    rows = _one_of_each(dataset.y_train, case.settings["images"])
     device = pick_device(options.device)
     x, y = dataset.x_train[rows].to(device), dataset.y_train[rows].to(device)
     x = x.float() / 255 if x.dtype == torch.uint8 else x
     pixels = {}
-    for i, kind in enumerate(cell.settings["outliers"]):
+    for i, kind in enumerate(case.settings["outliers"]):
         drawn, _ = apply(
-            Outliers(kind=kind, rate=1.0), x, y, y.unique(), seed=cell.settings["seed"], round=1, client=0,
+            Outliers(kind=kind, rate=1.0), x, y, y.unique(), seed=case.settings["seed"], round=1, client=0,
         )  # fmt: skip
         grey = (drawn.clamp(0, 1) * 255).round().to(torch.uint8)
         pixels[kind] = base64.b64encode(grey.contiguous().cpu().numpy().tobytes()).decode()
-        on_progress(i + 1, len(cell.settings["outliers"]), kind)
+        on_progress(i + 1, len(case.settings["outliers"]), kind)
     return {"shape": list(x.shape), "labels": [dataset.class_names[k] for k in y], "pixels": pixels}
 
 
@@ -55,7 +55,7 @@ def _one_of_each(labels: Tensor, count: int) -> Tensor:
 def chapter(experiment: Experiment, results: dict[str, dict[str, Any]]) -> Chapter:
     """A sheet of images per data set."""
     names = experiment.settings["names"]
-    parts: list[Text | Figure] = []
+    parts: list[Text | CaptionedFigure] = []
     for name in experiment.settings["data"]:
         if name not in results:
             parts.append(Text(markdown=f"Not drawn yet: {name}."))
@@ -63,7 +63,7 @@ def chapter(experiment: Experiment, results: dict[str, dict[str, Any]]) -> Chapt
         result = results[name]
         rows = {names[kind]: _images(pixels, result["shape"]) for kind, pixels in result["pixels"].items()}
         parts.append(
-            Figure(
+            CaptionedFigure(
                 name=f"outliers-{name}",
                 caption=f"{name}: {', '.join(result['labels'])}",
                 figure=plots.sheet(rows),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtilt.report.compare import Cell
+from fedtilt.report.compare import SeedValues
 from fedtilt.report.style import Style
 
 _BLUE, _ORANGE, _GREY = "#1a7fc4", "#d55e00", "#7f858d"  # FedTilt, Ditto, FedAvg, as in `report.look`
@@ -34,7 +34,9 @@ def layout(height: int, **parts: Any) -> dict[str, Any]:
     return frame | {"hovermode": "closest"} | parts
 
 
-def curves(rounds: Sequence[int], lines: Mapping[str, Sequence[Cell]], titles: Mapping[str, str]) -> dict[str, Any]:
+def curves(
+    rounds: Sequence[int], lines: Mapping[str, Sequence[SeedValues]], titles: Mapping[str, str]
+) -> dict[str, Any]:
     """Accuracy over rounds, a line per method, in a band of one standard deviation where there are seeds for one."""
     data: list[dict[str, Any]] = []
     for row, values in lines.items():

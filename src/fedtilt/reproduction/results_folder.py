@@ -1,4 +1,4 @@
-"""The results folder: one small JSON file per cell, OUT/NAME/CELL.json, whole or not there."""
+"""The results folder: one small JSON file per case, OUT/NAME/CASE.json, whole or not there."""
 
 import json
 from collections.abc import Iterator
@@ -8,16 +8,16 @@ from typing import Any
 
 from fedtilt.errors import InputError
 from fedtilt.files import first_difference, write_bytes
-from fedtilt.reproduction.experiment import Cell
+from fedtilt.reproduction.experiment import Case
 
-_KEYS = {"cell", "what", "quick", "seeds", "settings", "environment", "seconds", "result"}
+_KEYS = {"case", "what", "quick", "seeds", "settings", "environment", "seconds", "result"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A measured cell as it lies in the folder."""
+class CaseResult:
+    """A measured case as it lies in the folder."""
 
-    cell: str
+    case: str
     what: str
     quick: bool
     seeds: int | None  # as asked for, None where the experiment's own number was taken
@@ -31,7 +31,7 @@ class DamagedError(InputError):
     """A result whose file is cut short or lacks a part."""
 
 
-class Book:
+class ResultsFolder:
     """The results of all experiments under one folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -43,48 +43,48 @@ class Book:
         path = self.folder / "notes.md"
         return path.read_text("utf-8").strip() if path.exists() else ""
 
-    def path(self, experiment: str, cell: str) -> Path:
-        """The file of a cell."""
-        return self.folder / experiment / f"{cell}.json"
+    def path(self, experiment: str, case: str) -> Path:
+        """The file of a case."""
+        return self.folder / experiment / f"{case}.json"
 
-    def work(self, experiment: str, cell: str) -> Path:
-        """Where a long cell keeps its checkpoints until it is done."""
-        return self.folder / experiment / "unfinished" / cell
+    def work(self, experiment: str, case: str) -> Path:
+        """Where a long case keeps its checkpoints until it is done."""
+        return self.folder / experiment / "unfinished" / case
 
-    def find(self, experiment: str, cell: Cell) -> Entry | None:
-        """What lies there under a cell's name, with these settings or others; see `stale`. May raise DamagedError."""
-        path = self.path(experiment, cell.name)
+    def find(self, experiment: str, case: Case) -> CaseResult | None:
+        """What lies there under a case's name, with these settings or others; see `stale`. May raise DamagedError."""
+        path = self.path(experiment, case.name)
         return _read(path) if path.exists() else None
 
-    def entries(self, experiment: str) -> list[Entry]:
-        """Every cell of an experiment that lies here whole, by name."""
-        return [found for _, found in self._files(experiment) if isinstance(found, Entry)]
+    def entries(self, experiment: str) -> list[CaseResult]:
+        """Every case of an experiment that lies here whole, by name."""
+        return [found for _, found in self._files(experiment) if isinstance(found, CaseResult)]
 
     def damaged(self, experiment: str) -> dict[Path, str]:
         """The files of an experiment that cannot be read, and why."""
         return {path: str(found) for path, found in self._files(experiment) if isinstance(found, DamagedError)}
 
-    def _files(self, experiment: str) -> Iterator[tuple[Path, Entry | DamagedError]]:
+    def _files(self, experiment: str) -> Iterator[tuple[Path, CaseResult | DamagedError]]:
         for path in sorted((self.folder / experiment).glob("*.json")):
             try:
                 yield path, _read(path)
             except DamagedError as error:
                 yield path, error
 
-    def write(self, experiment: str, entry: Entry) -> Path:
-        """Keep a cell, in the place of what was there."""
-        path = self.path(experiment, entry.cell)
-        content = {key: getattr(entry, key) for key in Entry.__dataclass_fields__}
+    def write(self, experiment: str, entry: CaseResult) -> Path:
+        """Keep a case, in the place of what was there."""
+        path = self.path(experiment, entry.case)
+        content = {key: getattr(entry, key) for key in CaseResult.__dataclass_fields__}
         write_bytes(path, (_lines(content, 3) + "\n").encode())
         return path
 
 
-def stale(entry: Entry, cell: Cell) -> str | None:
+def stale(entry: CaseResult, case: Case) -> str | None:
     """Why a stored result cannot be taken: a part it lacks, or a setting, in dots, that it was not made with."""
-    missing = [part for part in cell.parts if part not in entry.result]
+    missing = [part for part in case.parts if part not in entry.result]
     if missing:
         return f"its file lacks {missing[0]}"
-    found = first_difference(entry.settings, json.loads(json.dumps(cell.settings)))
+    found = first_difference(entry.settings, json.loads(json.dumps(case.settings)))
     return found and "{} was {} and is {}".format(found[0], *map(json.dumps, found[1:]))
 
 
@@ -99,7 +99,7 @@ def rounded(value: Any, digits: int = 4) -> Any:
     return value
 
 
-def _read(path: Path) -> Entry:
+def _read(path: Path) -> CaseResult:
     try:
         content = json.loads(path.read_bytes())
     except ValueError as error:
@@ -111,7 +111,7 @@ def _read(path: Path) -> Entry:
     tables = all(isinstance(content.get(key), dict) for key in ("settings", "environment", "result"))
     if set(content) != _KEYS or not tables:
         raise DamagedError("its file is incomplete")
-    return Entry(**content)
+    return CaseResult(**content)
 
 
 def _lines(value: Any, depth: int) -> str:

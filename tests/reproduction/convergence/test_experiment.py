@@ -5,9 +5,9 @@ import torch
 
 from fedtilt.math.losses import client_loss, cross_entropy
 from fedtilt.reproduction import Options, load
-from fedtilt.reproduction.chapter import Figure
+from fedtilt.reproduction.chapter import CaptionedFigure
 from fedtilt.reproduction.convergence.claims import broken_in
-from fedtilt.reproduction.convergence.experiment import cells, chapter, federation, measure
+from fedtilt.reproduction.convergence.experiment import cases, chapter, federation, measure
 from fedtilt.reproduction.convergence.problem import (
     Problem,
     constants,
@@ -140,7 +140,7 @@ def test_from_cells_to_verdicts() -> None:
     fewer = {"clients": SETTINGS["clients"], "iterations": 200, "rounds": 20, "special": special}
     small = dict(experiment.settings) | fewer
     experiment = type(experiment)(**{**vars(experiment), "settings": small})
-    results = {c.name: measure(c, Options(), lambda *_: None) for c in cells(experiment, Options())}
+    results = {c.name: measure(c, Options(), lambda *_: None) for c in cases(experiment, Options())}
     assert len(results) == 6
     told = chapter(experiment, results)
     assert [v.holds for v in told.verdicts] == [
@@ -154,7 +154,7 @@ def test_from_cells_to_verdicts() -> None:
     for case in results.values():
         case["crossed"] = [client and client | {"at": 0} for client in case.get("crossed", [])]
     assert chapter(experiment, results).verdicts[3].holds == "holds partly"  # larger constants would do
-    assert len({part.name for part in told.parts if isinstance(part, Figure)}) == 4
+    assert len({part.name for part in told.parts if isinstance(part, CaptionedFigure)}) == 4
     broken = results["fixed-tau-1-lam-1"]["clients"][0]
     broken["worst"] = (1 + broken["allowed"]) / 2
     assert chapter(experiment, results).verdicts[0].holds == "does not hold"

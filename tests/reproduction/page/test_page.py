@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from fedtilt.reproduction import Options, load
-from fedtilt.reproduction.chapter import Figure
-from fedtilt.reproduction.page.build import digest, story
+from fedtilt.reproduction.chapter import CaptionedFigure
+from fedtilt.reproduction.page.build import build_page, digest
 from fedtilt.reproduction.page.html import as_html, prose
 from fedtilt.reproduction.page.markdown import as_markdown
 from fedtilt.reproduction.page.svg import up_to_date, write_pictures
-from fedtilt.reproduction.results_folder import Book, Entry
+from fedtilt.reproduction.results_folder import CaseResult, ResultsFolder
 from fedtilt.reproduction.runner import kind_of
 from tests.helpers.handmade_results import compared, metrics
 
@@ -19,22 +19,22 @@ DOCS = Path(__file__).parents[3] / "docs" / "reproduction"
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Book:
+def book(tmp_path: Path) -> ResultsFolder:
     """Clean MNIST with two seeds, as if measured in full."""
-    book, experiment = Book(tmp_path), load("clean")
-    for cell in kind_of(experiment).cells(experiment, Options(seeds=2))[:2]:
-        seed = cell.settings["seed"]
+    book, experiment = ResultsFolder(tmp_path), load("clean")
+    for case in kind_of(experiment).cases(experiment, Options(seeds=2))[:2]:
+        seed = case.settings["seed"]
         found = compared(metrics(95.0 + seed), metrics(97.0 + seed), metrics(98.5 + seed, 1.0))
-        entry = Entry(
-            cell=cell.name, what=cell.what, quick=False, seeds=2, settings=cell.settings, seconds=60.0, result=found,
+        entry = CaseResult(
+            case=case.name, what=case.what, quick=False, seeds=2, settings=case.settings, seconds=60.0, result=found,
             environment={"device": "NVIDIA H200", "torch": "2.11.0", "fedtilt": "0.1.0"},
         )  # fmt: skip
         book.write("clean", entry)
     return book
 
 
-def test_markdown_holds_the_numbers(book: Book) -> None:
-    page = as_markdown(story(book))
+def test_markdown_holds_the_numbers(book: ResultsFolder) -> None:
+    page = as_markdown(build_page(book))
     assert "| mnist | FedTilt (paper’s tilts) | **99.00 ± 0.71**<br>98.53 (+0.47) |" in page
     assert "| mnist | FedAvg | w | 95.50 ± 0.71 |" in page
     assert "| Ditto (validated) | accuracy | 1 | 0 | 0 | 11 |" in page
@@ -46,61 +46,63 @@ def test_markdown_holds_the_numbers(book: Book) -> None:
     assert "## Not measured yet" in page
     assert "| clean | 2 | NVIDIA H200 | 2.11.0 | 0.1.0 | 2.0 |" in page
     assert "quick look" not in page
-    (figure,) = story(book).figures
+    (figure,) = build_page(book).figures
     assert f"<!-- clean-mnist-curves sha256:{digest(figure)} -->\n![" in page
     assert "tau 50, lam 100 (2)" in page
     bands = [trace for trace in figure.figure["data"] if "fill" in trace]
     assert len(bands) * 2 == len(figure.figure["data"]) == 10
     assert bands[0]["y"] == [95.21, 96.21, 94.79, 93.79]  # 94.5 and 95.5 ± 0.71, there and back
-    assert as_markdown(story(book)) == page
+    assert as_markdown(build_page(book)) == page
 
 
-def test_notes_beside_the_results_are_on_the_page(book: Book) -> None:
-    assert "It rained" not in as_markdown(story(book))
+def test_notes_beside_the_results_are_on_the_page(book: ResultsFolder) -> None:
+    assert "It rained" not in as_markdown(build_page(book))
     (book.folder / "notes.md").write_text("**About these runs.** It rained.\n")
-    assert "\n**About these runs.** It rained.\n" in as_markdown(story(book))
-    assert "<strong>About these runs.</strong> It rained." in as_html(story(book), plots=False).replace("b>", "strong>")
+    assert "\n**About these runs.** It rained.\n" in as_markdown(build_page(book))
+    assert "<strong>About these runs.</strong> It rained." in as_html(build_page(book), plots=False).replace(
+        "b>", "strong>"
+    )
 
 
-def test_html_is_one_file_without_plotly_too(book: Book) -> None:
-    page = as_html(story(book), plots=False)
+def test_html_is_one_file_without_plotly_too(book: ResultsFolder) -> None:
+    page = as_html(build_page(book), plots=False)
     assert '<td class="number" data-value="99.0"><b>99.00 ± 0.71</b><br>98.53 (+0.47)</td>' in page
     assert "Without figures" in page
     assert not re.search(r"(?:src|href)=\"(?!#|https://arxiv)", page)
     pytest.importorskip("plotly")
-    full = as_html(story(book), plots=True)
+    full = as_html(build_page(book), plots=True)
     assert '<figure id="clean-mnist-curves">' in full
     assert full.count("FedAvg,1,") == 1  # as CSV: the line, and not the outline of its band
 
 
-def test_quick_results_say_so(book: Book) -> None:
+def test_quick_results_say_so(book: ResultsFolder) -> None:
     for path in (book.folder / "clean").glob("*.json"):
         path.unlink()
     experiment = load("flips").quickened()
-    cell = kind_of(experiment).cells(experiment, Options(quick=True))[0]
+    case = kind_of(experiment).cases(experiment, Options(quick=True))[0]
     found = compared(metrics(80.0), metrics(90.0), metrics(95.0), tilts=(0.0, -2.0))
     environment = {"device": "cpu", "torch": "2", "fedtilt": "0"}
     book.write(
         "flips",
-        Entry(
-            cell=cell.name, what="", quick=True, seeds=None, settings=cell.settings, seconds=1.0, result=found,
+        CaseResult(
+            case=case.name, what="", quick=True, seeds=None, settings=case.settings, seconds=1.0, result=found,
             environment=environment,
         ),
     )  # fmt: skip
-    page = as_markdown(story(book))
+    page = as_markdown(build_page(book))
     assert "Nothing here is a result" in page
     assert "FedTilt (ours, from earlier trials)" in page
     assert "*Not in the paper.*" in page
 
 
 def test_nothing_measured_is_a_page_too(tmp_path: Path) -> None:
-    page = as_markdown(story(Book(tmp_path)))
+    page = as_markdown(build_page(ResultsFolder(tmp_path)))
     assert "No claim is judged yet" in page
     assert "Clean data (`clean`)" in page
 
 
 def test_the_page_in_docs_is_what_its_results_give() -> None:
-    told = story(Book(DOCS / "results"))
+    told = build_page(ResultsFolder(DOCS / "results"))
     assert (DOCS / "README.md").read_text("utf-8") == as_markdown(told)
     late = [figure.name for figure in told.figures if not up_to_date(figure, DOCS / "figures")]
     assert not late, "run: fedtilt reproduce page --out docs/reproduction/results --to docs/reproduction"
@@ -116,7 +118,7 @@ def test_prose() -> None:
 def test_pictures_are_drawn_once(tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     line = {"type": "scatter", "x": [1, 2], "y": [3.0, 4.0], "name": "a − b"}
-    figure = Figure(name="one", caption="c", figure={"data": [line], "layout": {"height": 200}})
+    figure = CaptionedFigure(name="one", caption="c", figure={"data": [line], "layout": {"height": 200}})
     (tmp_path / "old.svg").write_text("<svg/>")
     import shutil
 
@@ -128,5 +130,7 @@ def test_pictures_are_drawn_once(tmp_path: Path) -> None:
     assert svg.startswith("<svg")
     assert up_to_date(figure, tmp_path)
     assert not (tmp_path / "old.svg").exists()
-    other = Figure(name="one", caption="c", figure={"data": [line | {"y": [3.0, 5.0]}], "layout": {"height": 200}})
+    other = CaptionedFigure(
+        name="one", caption="c", figure={"data": [line | {"y": [3.0, 5.0]}], "layout": {"height": 200}}
+    )
     assert not up_to_date(other, tmp_path)

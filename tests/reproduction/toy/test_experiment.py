@@ -8,8 +8,8 @@ import torch
 from fedtilt.data import Federation
 from fedtilt.data.toy import SETUPS, Group, toy
 from fedtilt.reproduction import Options, load
-from fedtilt.reproduction.chapter import Figure, Table
-from fedtilt.reproduction.toy.experiment import cells, chapter, dataset, measure
+from fedtilt.reproduction.chapter import CaptionedFigure, Table
+from fedtilt.reproduction.toy.experiment import cases, chapter, dataset, measure
 from fedtilt.reproduction.toy.geometry import best_worst, expected
 
 GROUPS = [groups for setup in SETUPS.values() for groups in setup.groups]
@@ -49,7 +49,7 @@ def test_far_noise_reaches_a_tenth_of_the_first_class_and_nothing_else() -> None
 
 
 def test_cells_are_every_data_set_and_seed() -> None:
-    names = [cell.name for cell in cells(load("toy"), Options(seeds=2))]
+    names = [case.name for case in cases(load("toy"), Options(seeds=2))]
     assert names[:3] == ["toy-1-seed-0", "toy-1-seed-1", "toy-2-seed-0"]
     assert len(set(names)) == len(names) == 8
 
@@ -57,8 +57,8 @@ def test_cells_are_every_data_set_and_seed() -> None:
 def test_a_measured_boundary_gives_the_answers_that_were_counted() -> None:
     experiment = replace(load("toy"), settings=dict(load("toy").settings) | {"data": ["toy-2"]})
     experiment.settings["train"]["rounds"] = 2
-    (cell,) = cells(experiment, Options(seeds=1, device="cpu"))
-    result = measure(cell, Options(device="cpu"), lambda *_: None)
+    (case,) = cases(experiment, Options(seeds=1, device="cpu"))
+    result = measure(case, Options(device="cpu"), lambda *_: None)
     federation = Federation.build(toy("toy-2", 0), partition="column", seed=0)
     assert list(result["boundaries"])[:2] == ["fedavg", "ditto"]
     for clients in result["boundaries"].values():
@@ -69,10 +69,10 @@ def test_a_measured_boundary_gives_the_answers_that_were_counted() -> None:
                 right = 100 * (second[y == k] == bool(k)).double().mean().item()
                 assert at["tested"][k] == pytest.approx(right, abs=1e-3)
     assert [len(points) for points in result["points"]] == [200, 200]
-    told = chapter(experiment, {cell.name: result})
+    told = chapter(experiment, {case.name: result})
     table, figure = told.parts
     assert isinstance(table, Table)
-    assert isinstance(figure, Figure)
+    assert isinstance(figure, CaptionedFigure)
     assert len(figure.figure["data"]) == 2 * (2 + len(result["boundaries"]))
     measured = {v.claim: v.holds for v in told.verdicts}
     assert [holds for claim, holds in measured.items() if "Third" in claim or "First" in claim] == ["not measured"] * 3

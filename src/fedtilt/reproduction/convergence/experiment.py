@@ -7,12 +7,12 @@ import torch
 
 from fedtilt.data import Federation, load
 from fedtilt.report.style import styles
-from fedtilt.reproduction.chapter import Chapter, Figure, Table, Text
+from fedtilt.reproduction.chapter import CaptionedFigure, Chapter, Table, Text
 from fedtilt.reproduction.convergence.claims import broken_in, verdict
 from fedtilt.reproduction.convergence.figures import bound_figure, fixed_figure, rounds_figure, special_figure
 from fedtilt.reproduction.convergence.problem import Problem
 from fedtilt.reproduction.convergence.rates import ROUND_PARTS, over_rounds, with_w_fixed
-from fedtilt.reproduction.experiment import Cell, Experiment, OnProgress, Options
+from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options
 from fedtilt.rounds.executors import one_thread
 from fedtilt.rounds.settings import pick_device
 
@@ -43,8 +43,8 @@ unbounded gradients, such as the squared error, it does not.
 """
 
 
-def cells(experiment: Experiment, options: Options) -> list[Cell]:
-    """Per pair of tilts, one cell with w fixed and one over rounds; then the special starts and schedules."""
+def cases(experiment: Experiment, options: Options) -> list[Case]:
+    """Per pair of tilts, one case with w fixed and one over rounds; then the special starts and schedules."""
     s = experiment.settings
     base = {key: s[key] for key in ("seed", "clients", "rho", "mu")}
     found = []
@@ -52,7 +52,7 @@ def cells(experiment: Experiment, options: Options) -> list[Cell]:
         tilts = base | {"tau": tau, "lam": lam}
         name, told = f"tau-{tau:g}-lam-{lam:g}", f"tau {tau:g}, lam {lam:g}"
         found.append(
-            Cell(
+            Case(
                 name=f"fixed-{name}",
                 what=f"{told}: gradient descent with w fixed, {s['iterations']} iterations",
                 settings=tilts | {"part": "fixed", "iterations": s["iterations"]},
@@ -70,17 +70,17 @@ def cells(experiment: Experiment, options: Options) -> list[Cell]:
 
 def _rounds_cell(
     name: str, told: str, tilts: dict[str, Any], steps: int, rounds: int, start: str, decay: float
-) -> Cell:
+) -> Case:
     settings = tilts | {"part": "rounds", "steps": steps, "rounds": rounds, "start": start, "decay": decay}
-    return Cell(name=name, what=f"{told}: {rounds} rounds", settings=settings, parts=ROUND_PARTS)
+    return Case(name=name, what=f"{told}: {rounds} rounds", settings=settings, parts=ROUND_PARTS)
 
 
-def measure(cell: Cell, options: Options, on_progress: OnProgress) -> dict[str, Any]:
+def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
     """One descent with w fixed on every client, or one federation over rounds."""
-    part = with_w_fixed if cell.settings["part"] == "fixed" else over_rounds
+    part = with_w_fixed if case.settings["part"] == "fixed" else over_rounds
     device = pick_device(options.device)
     with one_thread(device):
-        return _short(part(federation(cell.settings, device), cell.settings, on_progress))
+        return _short(part(federation(case.settings, device), case.settings, on_progress))
 
 
 def federation(settings: Mapping[str, Any], device: torch.device | str = "cpu") -> list[Problem]:
@@ -125,7 +125,7 @@ def chapter(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> Ch
         case["name"]: results[case["name"]] for case in experiment.settings["special"] if case["name"] in results
     }
     look = styles([_told(t) for t in tilts])
-    parts: list[Text | Table | Figure] = []
+    parts: list[Text | Table | CaptionedFigure] = []
     if fixed:
         parts += [_fixed_table(fixed), fixed_figure(fixed, look)]
     parts.append(Text(markdown=_PROOF.strip()))
@@ -138,7 +138,7 @@ def chapter(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> Ch
 
 
 def _told(tilts: str) -> str:
-    """The tilts of a cell's name in words.
+    """The tilts of a case's name in words.
 
     >>> _told("tau-10-lam-1")
     'tau 10, lam 1'

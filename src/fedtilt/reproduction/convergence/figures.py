@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtilt.report.style import Style
-from fedtilt.reproduction.chapter import Figure
+from fedtilt.reproduction.chapter import CaptionedFigure
 
 
-def fixed_figure(fixed: Mapping[str, Any], look: Mapping[str, Style]) -> Figure:
+def fixed_figure(fixed: Mapping[str, Any], look: Mapping[str, Style]) -> CaptionedFigure:
     """The gap of the objective with w fixed, and Lemma 6's bound."""
     data = []
     for name, result in fixed.items():
@@ -18,14 +18,14 @@ def fixed_figure(fixed: Mapping[str, Any], look: Mapping[str, Style]) -> Figure:
             _curve(curve, name, look[name], dash="solid"),
             _curve(bound, f"{name}: bound", look[name], dash="dot", legend=False),
         ]
-    return Figure(
+    return CaptionedFigure(
         name="convergence-fixed",
         caption="With w fixed, client 1: the gap L_n(v, w) − min (solid) and Lemma 6's bound (dotted).",
         figure={"data": data, "layout": _layout("iteration", "gap of the objective", -11)},
     )
 
 
-def rounds_figure(rounds: Mapping[str, Any], look: Mapping[str, Style]) -> Figure:
+def rounds_figure(rounds: Mapping[str, Any], look: Mapping[str, Style]) -> CaptionedFigure:
     """Distances of w and v to their limits, and our bound."""
     data = []
     for name, r in rounds.items():
@@ -34,14 +34,14 @@ def rounds_figure(rounds: Mapping[str, Any], look: Mapping[str, Style]) -> Figur
             _curve(r["shared"], f"{name}: w", look[name], dash="dash", legend=False),
             _curve(r["bound"], f"{name}: our bound on v", look[name], dash="dot", legend=False),
         ]
-    return Figure(
+    return CaptionedFigure(
         name="convergence-rounds",
         caption="Over rounds: ‖v_n − v_n*‖, mean over clients (solid), our bound on it (dotted), ‖w − w*‖ (dashed).",
         figure={"data": data, "layout": _layout("round", "distance to the limit", -9)},
     )
 
 
-def bound_figure(rounds: Mapping[str, Any], look: Mapping[str, Style]) -> Figure:
+def bound_figure(rounds: Mapping[str, Any], look: Mapping[str, Style]) -> CaptionedFigure:
     """The gap of the objective over rounds, and the theorem's bound on it."""
     data = []
     for name, r in rounds.items():
@@ -49,14 +49,14 @@ def bound_figure(rounds: Mapping[str, Any], look: Mapping[str, Style]) -> Figure
             _curve([[t, abs(gap)] for t, gap in r["gap"]], name, look[name], dash="solid"),
             _curve(r["printed"], f"{name}: the paper's bound", look[name], dash="dot", legend=False),
         ]
-    return Figure(
+    return CaptionedFigure(
         name="convergence-bound",
         caption="Over rounds, one client: |L_n(v^t, w^t) − L_n(v*, w*)| (solid) and the theorem's bound (dotted).",
         figure={"data": data, "layout": _layout("round", "gap of the objective", -11)},
     )
 
 
-def special_figure(special: Mapping[str, Any]) -> Figure:
+def special_figure(special: Mapping[str, Any]) -> CaptionedFigure:
     """The two cases that tell w's rate and v's apart."""
     look = {"gap": Style("#1a7fc4", "solid", "circle"), "w": Style("#7f858d", "dash", "square"),
             "ours": Style("#009e73", "dot", "circle"), "printed": Style("#d55e00", "dot", "circle")}  # fmt: skip
@@ -88,7 +88,7 @@ def special_figure(special: Mapping[str, Any]) -> Figure:
         )  # fmt: skip
     layout["margin"]["t"] = 70
     layout["legend"]["y"] = 1.1
-    return Figure(
+    return CaptionedFigure(
         name="convergence-special",
         caption="Two cases apart. Left: w stands at its limit, so g(t) = 0, and v still takes its time. Right: w "
         "converges like 1 / round, and v follows it. The gap and the paper's bound on it are those of the client that "

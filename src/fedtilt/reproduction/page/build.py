@@ -7,12 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from fedtilt.reproduction.chapter import Chapter, Figure, Holds, Table, Text, Verdict
-from fedtilt.reproduction.comparison.standings import METRICS, TITLES, Outcome, Standing, score, standings, titles
+from fedtilt.reproduction.chapter import CaptionedFigure, Chapter, Holds, Table, Text, Verdict
+from fedtilt.reproduction.comparison.dataset_comparison import (
+    COMPARED_METRICS,
+    TITLES,
+    DatasetComparison,
+    Outcome,
+    compare_datasets,
+    count_outcomes,
+    row_titles,
+)
 from fedtilt.reproduction.experiment import NAMES, Experiment
-from fedtilt.reproduction.results_folder import Book, Entry
-from fedtilt.reproduction.runner import quick_only, readable, written
-from fedtilt.reproduction.signs.claims import passing
+from fedtilt.reproduction.results_folder import CaseResult, ResultsFolder
+from fedtilt.reproduction.runner import chapter_of, quick_only, readable
+from fedtilt.reproduction.statistics import false_positive_rate
 
 RIVALS = ("ditto-validated", "ditto", "fedavg")
 OUTCOMES: dict[Outcome, str] = {
@@ -24,7 +32,7 @@ VERDICTS: tuple[Holds, ...] = ("holds", "holds partly", "does not hold", "one se
 
 
 @dataclass(frozen=True, kw_only=True)
-class Story:
+class Page:
     """All that is to be told."""
 
     chapters: list[tuple[Experiment, Chapter]]
@@ -33,27 +41,27 @@ class Story:
     preamble: list[Text | Table]  # what comes before the chapters
 
     @property
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[CaptionedFigure]:
         """Every figure, in order."""
-        return [part for _, chapter in self.chapters for part in chapter.parts if isinstance(part, Figure)]
+        return [part for _, chapter in self.chapters for part in chapter.parts if isinstance(part, CaptionedFigure)]
 
 
-def story(book: Book) -> Story:
+def build_page(book: ResultsFolder) -> Page:
     """Everything that a results folder has to say."""
     chapters, waiting, entries = [], [], {}
-    compared: list[Standing] = []
+    compared: list[DatasetComparison] = []
     names: dict[str, str] = {}
     quick = quick_only(book)
     for name in NAMES:
         experiment, results = readable(book, name, quick=quick)
         if experiment.kind == "comparison":
-            compared += standings(experiment, results).values()
-            names = names or titles(experiment)
+            compared += compare_datasets(experiment, results).values()
+            names = names or row_titles(experiment)
         if not results:
             waiting.append(experiment)
             continue
-        chapters.append((experiment, written(book, experiment, results, quick=quick)))
-        entries[name] = [entry for entry in book.entries(name) if entry.cell in results]
+        chapters.append((experiment, chapter_of(book, experiment, results, quick=quick)))
+        entries[name] = [entry for entry in book.entries(name) if entry.case in results]
     preamble: list[Text | Table] = [Text(markdown=_preface())]
     if quick:
         preamble.insert(0, Text(markdown=f"**{QUICK_LOOK}** The settings told below are those of full runs."))
@@ -64,7 +72,7 @@ def story(book: Book) -> Story:
         preamble.append(_score(compared, names))
     if entries:
         preamble.append(_origin(entries))
-    return Story(chapters=chapters, waiting=waiting, quick=quick, preamble=preamble)
+    return Page(chapters=chapters, waiting=waiting, quick=quick, preamble=preamble)
 
 
 def _preface() -> str:
@@ -101,14 +109,14 @@ def _plural(kind: Holds, count: int) -> str:
     return one if count == 1 else many
 
 
-def _score(compared: list[Standing], names: dict[str, str]) -> Table:
+def _score(compared: list[DatasetComparison], names: dict[str, str]) -> Table:
     rows: list[list[str | float]] = []
     against = [(rival, "evaluated", names[rival]) for rival in RIVALS]
     against.append(("fedavg", "shared", f"{names['fedavg']}, w against w"))
     counts = {
-        (title, TITLES[metric.key]): score(compared, rival, metric, view)
+        (title, TITLES[metric.key]): count_outcomes(compared, rival, metric, view)
         for rival, view, title in against
-        for metric in METRICS
+        for metric in COMPARED_METRICS
     }
     # of what need not be there, columns stand only where something is in them
     kept = [o for o in OUTCOMES if o in ("better", "tied", "worse") or any(count[o] for count in counts.values())]
@@ -126,14 +134,16 @@ def _score(compared: list[Standing], names: dict[str, str]) -> Table:
     )
 
 
-def _told_apart(compared: list[Standing]) -> str:
+def _told_apart(compared: list[DatasetComparison]) -> str:
     """How often chance alone would tell two equal methods apart, with as many seeds as the cells have."""
     counts = sorted({len(standing.seeds) for standing in compared} - {0, 1}, reverse=True)
-    shares = [f"{2 * passing(count):.0%} of the cells with {count} seeds".replace("%", " %") for count in counts]
+    shares = [
+        f"{2 * false_positive_rate(count):.0%} of the cells with {count} seeds".replace("%", " %") for count in counts
+    ]
     return f"; two equal methods would be told apart so, by chance, in {', in '.join(shares)}" if shares else ""
 
 
-def _origin(entries: dict[str, list[Entry]]) -> Table:
+def _origin(entries: dict[str, list[CaseResult]]) -> Table:
     rows: list[list[str | float]] = []
     for name, own in entries.items():
         machines: dict[tuple[str, str, str], list[float]] = {}
@@ -144,13 +154,13 @@ def _origin(entries: dict[str, list[Entry]]) -> Table:
             rows.append([name, str(len(seconds)), *machine, f"{sum(seconds) / 60:.1f}"])
     return Table(
         caption="What ran where",
-        columns=["experiment", "cells", "device", "torch", "fedtilt", "minutes"],
+        columns=["experiment", "cases", "device", "torch", "fedtilt", "minutes"],
         rows=rows,
         folded=True,
     )
 
 
-def digest(figure: Figure) -> str:
+def digest(figure: CaptionedFigure) -> str:
     """A figure's content in 64 letters, so that a page and its pictures can be held against the results."""
     bare = {
         "layout": figure.figure["layout"],

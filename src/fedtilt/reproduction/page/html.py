@@ -7,15 +7,25 @@ from typing import Any
 
 from fedtilt.report import html
 from fedtilt.report.tables import csv_text
-from fedtilt.reproduction.chapter import Chapter, Figure, Table, Text, Verdict, numeric, shown, sides, value
+from fedtilt.reproduction.chapter import (
+    CaptionedFigure,
+    Chapter,
+    Table,
+    Text,
+    Verdict,
+    numeric,
+    shown,
+    value,
+    verdicts_by_author,
+)
 from fedtilt.reproduction.experiment import Experiment
-from fedtilt.reproduction.page.build import Story, source
+from fedtilt.reproduction.page.build import Page, source
 from fedtilt.version import __version__
 
 _MANY = 9  # columns, beyond which a table stands closer
 
 
-def as_html(told: Story, *, plots: bool) -> str:
+def as_html(told: Page, *, plots: bool) -> str:
     """The page as one HTML file; without `plots`, it needs no plotly and has no figures."""
     start = "".join(_part(part, plots) for part in told.preamble)
     contents = "".join(f'<li><a href="#{e.name}">{escape(c.title)}</a></li>' for e, c in told.chapters)
@@ -35,14 +45,14 @@ def as_html(told: Story, *, plots: bool) -> str:
 
 def _chapter(experiment: Experiment, chapter: Chapter, plots: bool) -> str:
     body = ""
-    for drawn, group in groupby(chapter.parts, key=lambda part: isinstance(part, Figure)):
+    for drawn, group in groupby(chapter.parts, key=lambda part: isinstance(part, CaptionedFigure)):
         parts = list(group)
         text = "".join(_part(part, plots) for part in parts)
-        wide = any(isinstance(part, Figure) and "xaxis2" in part.figure["layout"] for part in parts)
+        wide = any(isinstance(part, CaptionedFigure) and "xaxis2" in part.figure["layout"] for part in parts)
         grid = "grid" if wide or len(parts) == 1 else "grid two"
         body += f'<div class="{grid}">{text}</div>' if drawn else text
     verdicts = "<section><h3>Verdicts</h3>" if chapter.verdicts else ""
-    for who, own in sides(chapter.verdicts).items():
+    for who, own in verdicts_by_author(chapter.verdicts).items():
         head = "".join(f'<th scope="col">{title}</th>' for title in (who, "verdict", "our numbers"))
         rows = "".join(f"<tr><td>{_inline(v.claim)}</td><td>{_mark(v)}</td><td>{_inline(v.why)}</td></tr>" for v in own)
         verdicts += f'<table class="verdicts"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
@@ -56,10 +66,10 @@ def _mark(verdict: Verdict) -> str:
     return f'<b class="verdict {verdict.holds.replace(" ", "-")}">{verdict.holds}</b>'
 
 
-def _part(part: Text | Table | Figure, plots: bool) -> str:
+def _part(part: Text | Table | CaptionedFigure, plots: bool) -> str:
     if isinstance(part, Text):
         return prose(part.markdown)
-    if isinstance(part, Figure):
+    if isinstance(part, CaptionedFigure):
         return _figure(part) if plots else ""
     cells = [[shown(cell) for cell in row] for row in part.rows]
     right = [numeric([row[i] for row in cells]) for i in range(len(part.columns))]
@@ -80,7 +90,7 @@ def _part(part: Text | Table | Figure, plots: bool) -> str:
     return f"<section><h3>{_inline(part.caption)}</h3>{table}</section>"
 
 
-def _figure(part: Figure) -> str:
+def _figure(part: CaptionedFigure) -> str:
     lines: list[tuple[Any, ...]] = [("line", "x", "y")]
     for trace in part.figure["data"]:
         if "fill" in trace:  # a band: its outline is no data

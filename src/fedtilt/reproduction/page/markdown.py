@@ -3,13 +3,13 @@
 import re
 from collections.abc import Sequence
 
-from fedtilt.reproduction.chapter import Figure, Table, Text, numeric, shown, sides
-from fedtilt.reproduction.page.build import Story, digest, source
+from fedtilt.reproduction.chapter import CaptionedFigure, Table, Text, numeric, shown, verdicts_by_author
+from fedtilt.reproduction.page.build import Page, digest, source
 
 MADE = "Made from the results by `fedtilt reproduce page`; edit the experiments, not this page."
 
 
-def as_markdown(told: Story) -> str:
+def as_markdown(told: Page) -> str:
     """The page as Markdown; its figures are figures/NAME.svg beside it (see `pictures`)."""
     blocks = [f"<!-- {MADE} -->", "# The paper, reproduced"]
     blocks += [_part(part) for part in told.preamble]
@@ -23,7 +23,7 @@ def as_markdown(told: Story) -> str:
         blocks += [_part(part) for part in chapter.parts]
         if chapter.verdicts:
             blocks.append("### Verdicts")
-        for who, verdicts in sides(chapter.verdicts).items():
+        for who, verdicts in verdicts_by_author(chapter.verdicts).items():
             lines = [[v.claim, f"**{v.holds}**", v.why] for v in verdicts]
             blocks.append(_table([who, "verdict", "our numbers"], lines, [0, 0, 0]))
     if told.waiting:
@@ -40,10 +40,10 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-def _part(part: Text | Table | Figure) -> str:
+def _part(part: Text | Table | CaptionedFigure) -> str:
     if isinstance(part, Text):
         return part.markdown
-    if isinstance(part, Figure):
+    if isinstance(part, CaptionedFigure):
         picture = f"![{part.caption}](figures/{part.name}.svg)\n\n*{part.caption}*"
         return f"<!-- {part.name} sha256:{digest(part)} -->\n{picture}"
     cells = [[shown(cell) for cell in row] for row in part.rows]

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
 from fedtilt.report import html
-from fedtilt.reproduction.chapter import Figure
+from fedtilt.reproduction.chapter import CaptionedFigure
 from fedtilt.reproduction.page.build import digest
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -42,13 +42,13 @@ _SCRIPT = """
 """
 
 
-def up_to_date(figure: Figure, folder: Path) -> bool:
+def up_to_date(figure: CaptionedFigure, folder: Path) -> bool:
     """Whether the picture that lies in the folder is this figure's."""
     path = folder / f"{figure.name}.svg"
     return path.exists() and f"sha256:{digest(figure)}" in path.read_text("utf-8")
 
 
-def write_pictures(figures: Sequence[Figure], folder: Path) -> list[str]:
+def write_pictures(figures: Sequence[CaptionedFigure], folder: Path) -> list[str]:
     """Draw the figures that are not yet in the folder as they are now, and delete those that are no longer wanted."""
     due = [figure for figure in figures if not up_to_date(figure, folder)]
     for figure, drawn in zip(due, _drawn(due), strict=True):
@@ -60,7 +60,7 @@ def write_pictures(figures: Sequence[Figure], folder: Path) -> list[str]:
     return [figure.name for figure in due]
 
 
-def _drawn(figures: Sequence[Figure]) -> list[str]:
+def _drawn(figures: Sequence[CaptionedFigure]) -> list[str]:
     if not figures:
         return []
     browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
@@ -91,7 +91,7 @@ def _drawn(figures: Sequence[Figure]) -> list[str]:
     return out
 
 
-def _framed(figure: Figure) -> dict[str, object]:
+def _framed(figure: CaptionedFigure) -> dict[str, object]:
     layout = {"height": 360} | figure.figure["layout"]
     width = _WIDTHS["xaxis2" in layout]
     return {"data": figure.figure["data"], "layout": layout | {"width": width, "template": _TEMPLATE}}

@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from fedtilt.data.toy import SETUPS
-from fedtilt.report.compare import Cell, sign
+from fedtilt.report.compare import SeedValues, sign_beyond_error
 from fedtilt.reproduction.chapter import Holds, Verdict, verdict_on
 from fedtilt.reproduction.experiment import Claim
 from fedtilt.reproduction.toy.geometry import best_worst, named, sampled, worst_class
@@ -58,8 +58,8 @@ def _classes_are_close(settings: Mapping[str, Any], measured: Mapping[str, Any])
 def _tau_is_the_reason(settings: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[Holds, str]:
     own, taus, lam = measured["toy-2"], settings["toy-2"]["tau"], settings["toy-2"]["lam"][0]
     worst = {tau: [worst_class(s) for s in own[named(tau, lam)]] for tau in taus}
-    gain = Cell(tuple(a - b for a, b in zip(worst[max(taus)], worst[0.0], strict=True)))
-    holds: Holds = "holds partly" if sign(gain) > 0 else "does not hold"
+    gain = SeedValues(tuple(a - b for a, b in zip(worst[max(taus)], worst[0.0], strict=True)))
+    holds: Holds = "holds partly" if sign_beyond_error(gain) > 0 else "does not hold"
     below = f" tau = {min(taus):g} gives up a class: {fmean(worst[min(taus)]):.1f} %." if min(taus) < 0 else ""
     return holds, (
         f"The worst of the four classes gains {gain.mean:.2f} points (standard error {gain.error:.2f}) from tau = 0 to "

@@ -15,8 +15,8 @@ from fedtilt.data.toy import SETUPS, toy
 from fedtilt.evaluation.results import evaluated_counts
 from fedtilt.methods import Method, ditto, fedavg, fedtilt
 from fedtilt.models import logistic
-from fedtilt.reproduction.chapter import Chapter, Figure, Table, Text
-from fedtilt.reproduction.experiment import Cell, Experiment, OnProgress, Options
+from fedtilt.reproduction.chapter import CaptionedFigure, Chapter, Table, Text
+from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options
 from fedtilt.reproduction.toy.claims import verdict
 from fedtilt.reproduction.toy.geometry import best_worst, expected, line, named, sampled, worst_class
 from fedtilt.simulation import simulate
@@ -26,8 +26,8 @@ _PLANE = ((-2.5, 5.0), (-1.5, 5.0))  # no figure shows more
 _BELOW, _ZERO, _ABOVE = ("#8c6bd1", "#1a7fc4", "#009e73"), "#7f858d", ("#9a7b00", "#d55e00", "#c46a9c")
 
 
-def cells(experiment: Experiment, options: Options) -> list[Cell]:
-    """One cell per data set and seed; every tilt is trained in it, with FedAvg and Ditto beside."""
+def cases(experiment: Experiment, options: Options) -> list[Case]:
+    """One case per data set and seed; every tilt is trained in it, with FedAvg and Ditto beside."""
     settings, found = experiment.settings, []
     for name in settings["data"]:
         own = settings[name]
@@ -35,7 +35,7 @@ def cells(experiment: Experiment, options: Options) -> list[Cell]:
         tilts = {"tau": own["tau"], "lam": own["lam"], "mu": settings["mu"]}
         for seed in range(options.seeds or settings["seeds"]):
             found.append(
-                Cell(
+                Case(
                     name=f"{name}-seed-{seed}",
                     what=f"{name}, seed {seed}: {len(own['tau']) * len(own['lam']) + 2} settings, "
                     f"{settings['train']['rounds']} rounds",
@@ -46,9 +46,9 @@ def cells(experiment: Experiment, options: Options) -> list[Cell]:
     return found
 
 
-def measure(cell: Cell, options: Options, on_progress: OnProgress) -> dict[str, Any]:
-    """Train one cell; the boundary of every client under every setting, and how good it is."""
-    settings, seed = cell.settings, cell.settings["seed"]
+def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
+    """Train one case; the boundary of every client under every setting, and how good it is."""
+    settings, seed = case.settings, case.settings["seed"]
     data = dataset(settings["data"], settings["extra_noise"], seed)
     federation = Federation.build(data, partition="column", seed=seed)
     methods = _methods(settings)
@@ -112,7 +112,7 @@ def _points(federation: Federation) -> list[list[list[float]]]:
 
 def chapter(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> Chapter:
     """Boundaries of one seed drawn, accuracy of all seeds in tables, a verdict on every claim."""
-    settings, parts = experiment.settings, list[Text | Table | Figure]()
+    settings, parts = experiment.settings, list[Text | Table | CaptionedFigure]()
     measured: dict[str, dict[str, Any]] = {}
     for name in settings["data"]:
         by_seed = [results[key] for key in sorted(results) if key.startswith(f"{name}-seed-")]
@@ -156,7 +156,7 @@ def _table(own: Mapping[str, Any], name: str, methods: Mapping[str, Any]) -> Tab
     )  # fmt: skip
 
 
-def _figure(own: Mapping[str, Any], name: str, result: Mapping[str, Any]) -> Figure:
+def _figure(own: Mapping[str, Any], name: str, result: Mapping[str, Any]) -> CaptionedFigure:
     """Both clients side by side: points, and a line per setting."""
     data: list[dict[str, Any]] = []
     across, up = (_window([p[i] for points in result["points"] for p in points], *_PLANE[i]) for i in (0, 1))
@@ -195,7 +195,9 @@ def _figure(own: Mapping[str, Any], name: str, result: Mapping[str, Any]) -> Fig
         layout[f"xaxis{suffix}"] = {"domain": [left, right], "range": across, "anchor": f"y{suffix}"}
         layout[f"yaxis{suffix}"] = {"range": up, "anchor": f"x{suffix}"}
     caption = f"{own['title']}: the boundary of each client's own model (FedAvg: of the shared one), seed 0."
-    return Figure(name=f"toy-{name.removeprefix('toy-')}", caption=caption, figure={"data": data, "layout": layout})
+    return CaptionedFigure(
+        name=f"toy-{name.removeprefix('toy-')}", caption=caption, figure={"data": data, "layout": layout}
+    )
 
 
 def _window(values: Sequence[float], low: float, high: float) -> list[float]:
