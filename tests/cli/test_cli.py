@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import fedtilt as ft
-from fedtilt.report.read_run import read_run
+from fedtilt.report.run_reader import read_run
 from fedtilt.runs import spec_run
 
 QUICK = ["--set", "train.rounds=3", "--set", "train.epochs=1", "--set", "clients.count=6", "--set", "train.workers=0"]

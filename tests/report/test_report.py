@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from fedtilt import report
 from fedtilt.cli.report import report as command
 from fedtilt.errors import InputError
-from fedtilt.report.compare import ACCURACY, CLIENT_FAIRNESS, METRICS, Cell, best, worst_clients
+from fedtilt.report.compare import ACCURACY, CLIENT_FAIRNESS, METRICS, SeedValues, best_and_tied, worst_clients
 from fedtilt.report.figures import figures
-from fedtilt.report.read_run import read_run
+from fedtilt.report.run_reader import read_run
 from fedtilt.report.style import styles
 from fedtilt.report.summary import cautions, failures, headline
 from tests.helpers.hostile_names import CLIENT, NASTY
@@ -129,17 +129,17 @@ def test_several_runs_have_an_overview(run_folder: Path, copy: Path, tmp_path: P
 
 
 def test_a_tie_is_a_difference_within_one_standard_error() -> None:
-    def table(*values: tuple[float, ...]) -> dict[str, dict[str, Cell]]:
-        return {f"m{i}": {m.key: Cell(v) for m in METRICS} for i, v in enumerate(values)}
+    def table(*values: tuple[float, ...]) -> dict[str, dict[str, SeedValues]]:
+        return {f"m{i}": {m.key: SeedValues(v) for m in METRICS} for i, v in enumerate(values)}
 
-    assert best(table((90.0, 92.0), (80.0, 82.0)), ACCURACY) == ["m0"]
-    assert best(table((90.0, 92.0), (80.0, 82.0)), CLIENT_FAIRNESS) == ["m1"]
-    assert best(table((90.0, 92.0), (91.0, 90.5)), ACCURACY) == ["m0", "m1"]  # differences −1 and 1.5
-    assert best(table((90.0, 95.0), (89.0, 94.0)), ACCURACY) == [
+    assert best_and_tied(table((90.0, 92.0), (80.0, 82.0)), ACCURACY) == ["m0"]
+    assert best_and_tied(table((90.0, 92.0), (80.0, 82.0)), CLIENT_FAIRNESS) == ["m1"]
+    assert best_and_tied(table((90.0, 92.0), (91.0, 90.5)), ACCURACY) == ["m0", "m1"]  # differences −1 and 1.5
+    assert best_and_tied(table((90.0, 95.0), (89.0, 94.0)), ACCURACY) == [
         "m0"
     ]  # seeds differ more than methods, which is no tie
-    assert best(table((90.0,), (89.9,)), ACCURACY) == ["m0"]
-    assert best(table((90.0,), (90.0,)), ACCURACY) == ["m0", "m1"]
+    assert best_and_tied(table((90.0,), (89.9,)), ACCURACY) == ["m0"]
+    assert best_and_tied(table((90.0,), (90.0,)), ACCURACY) == ["m0", "m1"]
 
 
 def test_the_headline_says_who_leads_with_the_numbers(run_folder: Path) -> None:

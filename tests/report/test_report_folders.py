@@ -14,7 +14,7 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.results import summarise
 from fedtilt.report.figures import CLIENTS, METHODS, POINTS, figures
-from fedtilt.report.read_run import read_run
+from fedtilt.report.run_reader import read_run
 from fedtilt.report.style import styles
 from fedtilt.report.summary import cautions
 from fedtilt.storage.run_folder import RunFolder

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
-from fedtilt.report.page import page
-from fedtilt.report.read_run import Run, read_run
+from fedtilt.report.page import build_page
+from fedtilt.report.run_reader import Run, read_run
 from fedtilt.report.tables import Published, as_csv, as_markdown
 
 __all__ = ["Published", "csv", "markdown", "read_run", "write"]
@@ -28,7 +28,7 @@ def write(folders: Folders, out: str | PathLike[str], *, published: Beside = Non
     path = Path(out)
     if path.is_dir():
         raise InputError(f"{path} is a folder; name a file to write, such as {path / 'report.html'}")
-    write_bytes(path, page(runs, _beside(published, len(runs))).encode())
+    write_bytes(path, build_page(runs, _beside(published, len(runs))).encode())
     return path
 
 

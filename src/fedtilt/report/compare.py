@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fedtilt.evaluation.metrics import Metrics, client_accuracy
 from fedtilt.evaluation.results import Summary
-from fedtilt.report.read_run import Part, Run
+from fedtilt.report.run_reader import Part, Run
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Metric:
     key: str  # as in `Metrics.by_name`
     title: str
     meaning: str
-    more: bool  # whether more is better
+    higher_is_better: bool  # whether more is better
 
     def of(self, metrics: Metrics) -> float:
         """Its value."""
@@ -56,7 +56,7 @@ MEANINGS = {
 }
 
 
-class Cell(NamedTuple):
+class SeedValues(NamedTuple):
     """One metric of one method."""
 
     values: tuple[float, ...]  # one per seed
@@ -70,7 +70,7 @@ class Cell(NamedTuple):
     def std(self) -> float | None:
         """Sample standard deviation over seeds; None for one seed.
 
-        >>> Cell((1.0, 3.0)).std
+        >>> SeedValues((1.0, 3.0)).std
         1.4142135623730951
         """
         n = len(self.values)
@@ -82,7 +82,7 @@ class Cell(NamedTuple):
         return (self.std or 0.0) / math.sqrt(len(self.values))
 
 
-Row = dict[str, Cell]  # by metric
+Row = dict[str, SeedValues]  # by metric
 _ROUNDING = 1e-9  # two equal figures, computed in two ways
 _SHOWN = 0.005  # less than this, two decimals do not show
 
@@ -94,7 +94,7 @@ def rows(run: Run, view: str) -> dict[str, Row]:
     for method in run.methods:
         found = [metrics for part in run.compared if (metrics := of(part.last(method))) is not None]
         if found:
-            table[method] = {m.key: Cell(tuple(m.of(metrics) for metrics in found)) for m in METRICS}
+            table[method] = {m.key: SeedValues(tuple(m.of(metrics) for metrics in found)) for m in METRICS}
     return table
 
 
@@ -111,30 +111,32 @@ def leading(run: Run, limit: int) -> tuple[str, ...]:
     return tuple(method for method in run.methods if method in ranked)
 
 
-def best(table: Mapping[str, Row], metric: Metric) -> list[str]:
+def best_and_tied(table: Mapping[str, Row], metric: Metric) -> list[str]:
     """The best method, and after it those that tie with it.
 
     Seeds are shared by the methods (the same clients, batches and outliers), so differences are taken seed by seed: a
     tie is a mean difference of at most one standard error, or one that two decimals do not show.
     """
     cells = {method: row[metric.key] for method, row in table.items()}
-    first = (max if metric.more else min)(cells, key=lambda method: cells[method].mean)
+    first = (max if metric.higher_is_better else min)(cells, key=lambda method: cells[method].mean)
     return [first] + [m for m in cells if m != first and _ties(cells[first], cells[m])]
 
 
-def _ties(a: Cell, b: Cell) -> bool:
+def _ties(a: SeedValues, b: SeedValues) -> bool:
     if abs(a.mean - b.mean) < _SHOWN:
         return True
     if len(a.values) != len(b.values) or len(a.values) < 2:
         return False
-    return sign(Cell(tuple(x - y for x, y in zip(a.values, b.values, strict=True)))) == 0
+    return sign_beyond_error(SeedValues(tuple(x - y for x, y in zip(a.values, b.values, strict=True)))) == 0
 
 
-def sign(differences: Cell, by: float = 0.0) -> int:
+def sign_beyond_error(differences: SeedValues, by: float = 0.0) -> int:
     """1 or −1 where a mean difference is more than one standard error from 0, and from `by`; else 0.
 
-    >>> sign(Cell((1.0, 2.0))), sign(Cell((-1.0, 2.0))), sign(Cell((1.0, 2.0)), by=3.0)
-    (1, 0, 0)
+    >>> [sign_beyond_error(SeedValues(values)) for values in ((1.0, 2.0), (-1.0, 2.0))]
+    [1, 0]
+    >>> sign_beyond_error(SeedValues((1.0, 2.0)), by=3.0)
+    0
     """
     if abs(differences.mean) < _SHOWN or abs(differences.mean) - by <= differences.error + _ROUNDING:
         return 0

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fedtilt.evaluation.metrics import client_accuracy
-from fedtilt.report.compare import ACCURACY, CLASS_FAIRNESS, CLIENT_FAIRNESS, Cell, Metric, leading
-from fedtilt.report.read_run import Part, Run
+from fedtilt.report.compare import ACCURACY, CLASS_FAIRNESS, CLIENT_FAIRNESS, Metric, SeedValues, leading
+from fedtilt.report.run_reader import Part, Run
 from fedtilt.report.style import Style, shown
 
 POINTS = 1000  # of one method in the strip, beyond which it is thinned out
@@ -56,7 +56,7 @@ def curve(run: Run, methods: Sequence[str], look: dict[str, Style], metric: Metr
         for part in run.parts:
             for number, summary in part.history[method]:
                 by_round.setdefault(number, []).append(metric.of(summary.evaluated))
-        points = [(number, Cell(tuple(by_round[number]))) for number in sorted(by_round)]
+        points = [(number, SeedValues(tuple(by_round[number]))) for number in sorted(by_round)]
         rows += [(method, number, cell.mean, cell.std, len(cell.values)) for number, cell in points]
         banded = [(number, cell.mean, cell.std) for number, cell in points if cell.std is not None]
         if banded and len(methods) <= BANDS:
@@ -72,10 +72,10 @@ def curve(run: Run, methods: Sequence[str], look: dict[str, Style], metric: Metr
                 "hovertemplate": "round %{x}: %{y:.2f}<extra>%{fullData.name}</extra>",
             }
         )  # fmt: skip
-    axis = f"{metric.title} ({'%' if metric.more else 'points'})"
+    axis = f"{metric.title} ({'%' if metric.higher_is_better else 'points'})"
     layout = _layout(310, methods, xaxis={"title": {"text": "round"}}, yaxis={"title": {"text": axis}})
-    layout["yaxis"] |= {} if metric.more else {"rangemode": "tozero"}
-    better = "higher is better" if metric.more else "lower is fairer"
+    layout["yaxis"] |= {} if metric.higher_is_better else {"rangemode": "tozero"}
+    better = "higher is better" if metric.higher_is_better else "lower is fairer"
     band = "; band: ± one standard deviation over seeds" if any("band" in trace["meta"] for trace in data) else ""
     return Figure(
         name=f"curve-{metric.key}", title=f"{metric.title[0].upper()}{metric.title[1:]}",

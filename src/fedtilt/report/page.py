@@ -15,21 +15,21 @@ from fedtilt.report.compare import (
     VIEWS,
     Metric,
     Row,
-    best,
+    best_and_tied,
     leading,
     rows,
     views,
     worst_clients,
 )
 from fedtilt.report.figures import METHODS, Figure, figures
-from fedtilt.report.read_run import Run
+from fedtilt.report.run_reader import Run
 from fedtilt.report.style import Style, styles
 from fedtilt.report.summary import cautions, facts, failures, headline
-from fedtilt.report.tables import Published, csv_text, difference, number
+from fedtilt.report.tables import Published, csv_text, format_difference, format_mean_std
 from fedtilt.version import __version__
 
 
-def page(runs: Sequence[Run], published: Sequence[Published]) -> str:
+def build_page(runs: Sequence[Run], published: Sequence[Published]) -> str:
     """The whole page."""
     drawn = [name for run in runs for name in leading(run, METHODS)]  # these choose their colours first
     look = styles(list(dict.fromkeys(drawn + [name for run in runs for name in run.methods])))
@@ -58,7 +58,7 @@ def _overview(runs: Sequence[Run], look: Mapping[str, Style]) -> str:
     body = []
     for i, run in enumerate(runs):
         table = rows(run, "evaluated")
-        leaders = {m.key: best(table, m) for m in columns}
+        leaders = {m.key: best_and_tied(table, m) for m in columns}
         for method, row in table.items():
             link = f'<td data-value="{i}"><a href="#run-{i}">{html.label(run.name)}</a></td>'
             cells = "".join(_number_cell(row, m, method in leaders[m.key] and len(table) > 1) for m in columns)
@@ -107,7 +107,7 @@ def _comparison(run: Run, known: Published, look: Mapping[str, Style], key: str)
     out = f'<fieldset class="tabs"><legend class="hidden">Which models</legend>{tabs}</fieldset>'
     for view, table in found.items():
         shown = known if view == "evaluated" else {}
-        leaders = {m.key: best(table, m) for m in METRICS}
+        leaders = {m.key: best_and_tied(table, m) for m in METRICS}
         body = []
         for method, row in table.items():
             bold = {m.key: method in leaders[m.key] and len(table) > 1 for m in METRICS}
@@ -166,10 +166,10 @@ def _settings(run: Run) -> str:
     environment = "".join(f"<dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd>" for k, v in run.environment.items())
     seeds = ", ".join(map(str, run.seeds))
     if run.spec is None:
-        source, name = json.dumps(run.job, indent=2), "settings as recorded in fingerprint.json"
+        source, name = json.dumps(run.fingerprint, indent=2), "settings as recorded in fingerprint.json"
         commands = "# started from Python: call fedtilt.run again with the same arguments\n"
         commands += f"fedtilt report {shlex.quote(str(run.folder))}"
-    elif run.job.get("runner") == "flower":
+    elif run.fingerprint.get("runner") == "flower":
         source, name = run.spec, "spec.toml"
         commands = (
             "# trained on real sites, with their data: give the folder of the project\nfedtilt deploy run PROJECT"
@@ -189,7 +189,9 @@ def _settings(run: Run) -> str:
 
 
 def _metric_head(metric: Metric) -> str:
-    return html.head(metric.title, False, hint=metric.meaning, first="descending" if metric.more else "ascending")
+    return html.head(
+        metric.title, False, hint=metric.meaning, first="descending" if metric.higher_is_better else "ascending"
+    )
 
 
 def _method_cell(method: str, look: Mapping[str, Style]) -> str:
@@ -201,9 +203,9 @@ def _number_cell(row: Row, metric: Metric, bold: bool, published: float | None =
     text = f"{cell.mean:.2f}" + ("" if cell.std is None else f"<small> ± {cell.std:.2f}</small>")
     beside = ""
     if published is not None:
-        beside = f'<div class="published">{published:.2f} ({difference(cell, published)})</div>'
+        beside = f'<div class="published">{published:.2f} ({format_difference(cell, published)})</div>'
     side = "number best" if bold else "number"
-    return f'<td class="{side}" data-value="{cell.mean!r}" title="{escape(number(cell))}">{text}{beside}</td>'
+    return f'<td class="{side}" data-value="{cell.mean!r}" title="{escape(format_mean_std(cell))}">{text}{beside}</td>'
 
 
 def _figures(drawn: Sequence[Figure], key: str) -> str:

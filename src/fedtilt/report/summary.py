@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedtilt.report.compare import ACCURACY, CLASS_FAIRNESS, CLIENT_FAIRNESS, Metric, Row, best, leading, rows
-from fedtilt.report.read_run import Run
+from fedtilt.report.compare import ACCURACY, CLASS_FAIRNESS, CLIENT_FAIRNESS, Metric, Row, best_and_tied, leading, rows
+from fedtilt.report.run_reader import Run
 
 _SUPERLATIVES = ((ACCURACY, "the most accurate"), (CLIENT_FAIRNESS, "the fairest to clients"),
                  (CLASS_FAIRNESS, "the fairest to classes"))  # fmt: skip
@@ -26,7 +26,7 @@ def headline(run: Run) -> str:
     wins: dict[str, list[str]] = {}  # the winner → what it is
     ties: dict[tuple[str, ...], list[str]] = {}  # those that tie → in what
     for metric, superlative in _SUPERLATIVES:
-        group = best(table, metric)
+        group = best_and_tied(table, metric)
         if len(group) == 1:
             wins.setdefault(group[0], []).append(f"{superlative} ({_amount(table[group[0]], metric)})")
         else:
@@ -105,7 +105,7 @@ def _unfinished(run: Run) -> str:
 
 def facts(run: Run) -> str:
     """What was run, in one line."""
-    job = run.job
+    job = run.fingerprint
     outliers = job["outliers"]
     if outliers["kind"] == "none":
         harm = "clean data"
@@ -136,7 +136,7 @@ def percent(value: float) -> str:
 
 
 def _amount(row: Row, metric: Metric) -> str:
-    return f"{row[metric.key].mean:.1f} {'%' if metric.more else 'points'}"
+    return f"{row[metric.key].mean:.1f} {'%' if metric.higher_is_better else 'points'}"
 
 
 def _all(group: Sequence[str], methods: int) -> str:

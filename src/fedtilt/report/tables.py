@@ -5,8 +5,8 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedtilt.report.compare import MEANINGS, METRICS, VIEWS, Cell, Metric, Row, best, views
-from fedtilt.report.read_run import Run
+from fedtilt.report.compare import MEANINGS, METRICS, VIEWS, Metric, Row, SeedValues, best_and_tied, views
+from fedtilt.report.run_reader import Run
 from fedtilt.report.summary import cautions, facts, failures, headline
 
 Published = Mapping[str, Mapping[str, float]]  # method → metric (as in results.json) → value
@@ -46,26 +46,26 @@ def csv_text(lines: Iterable[Sequence[Any]]) -> str:
     return out.getvalue()
 
 
-def number(cell: Cell) -> str:
+def format_mean_std(cell: SeedValues) -> str:
     """A cell as text.
 
-    >>> number(Cell((1.0, 3.0))), number(Cell((2.5,)))
+    >>> format_mean_std(SeedValues((1.0, 3.0))), format_mean_std(SeedValues((2.5,)))
     ('2.00 ± 1.41', '2.50')
     """
     return f"{cell.mean:.2f}" + ("" if cell.std is None else f" ± {cell.std:.2f}")
 
 
-def difference(cell: Cell, published: float) -> str:
+def format_difference(cell: SeedValues, published: float) -> str:
     """Ours minus theirs, with its sign.
 
-    >>> difference(Cell((96.0,)), 97.1)
+    >>> format_difference(SeedValues((96.0,)), 97.1)
     '−1.10'
     """
     return f"{cell.mean - published:+.2f}".replace("-", "−")
 
 
 def _markdown(table: Mapping[str, Row], known: Published) -> str:
-    leaders = {m.key: best(table, m) for m in METRICS}
+    leaders = {m.key: best_and_tied(table, m) for m in METRICS}
     lines = [["method", *(m.title for m in METRICS)], ["---", *("---:" for _ in METRICS)]]
     for method, row in table.items():
         cells = [_cell(row, m, method in leaders[m.key] and len(table) > 1) for m in METRICS]
@@ -73,13 +73,13 @@ def _markdown(table: Mapping[str, Row], known: Published) -> str:
         if known.get(method):
             shown = known[method]
             lines.append(["published", *(f"{shown[m.key]:.2f}" if m.key in shown else "" for m in METRICS)])
-            gaps = (difference(row[m.key], shown[m.key]) if m.key in shown else "" for m in METRICS)
+            gaps = (format_difference(row[m.key], shown[m.key]) if m.key in shown else "" for m in METRICS)
             lines.append(["difference", *gaps])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(row: Row, metric: Metric, leads: bool) -> str:
-    text = number(row[metric.key])
+    text = format_mean_std(row[metric.key])
     return f"**{text}**" if leads else text
 
 

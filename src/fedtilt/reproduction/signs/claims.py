@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from fedtilt.report.compare import Cell
-from fedtilt.report.compare import sign as beyond_error
+from fedtilt.report.compare import SeedValues, sign_beyond_error
 from fedtilt.reproduction.chapter import Holds, Verdict, verdict_on
 from fedtilt.reproduction.experiment import Claim, Experiment
 from fedtilt.reproduction.signs.settings import PLAIN, Measured, Tilts, Values, grid, sign, words
@@ -20,7 +19,7 @@ def compare(values: Sequence[float], plain: Sequence[float]) -> int:
     >>> compare([3.0, 5.0], [1.0, 2.0]), compare([3.0, 1.0], [1.0, 3.1])
     (1, 0)
     """
-    return beyond_error(Cell(tuple(a - b for a, b in zip(values, plain, strict=True))))
+    return sign_beyond_error(SeedValues(tuple(a - b for a, b in zip(values, plain, strict=True))))
 
 
 def verdict(claim: Claim, experiment: Experiment, found: Mapping[str, Measured]) -> Verdict:

@@ -57,7 +57,7 @@ class Run:
     name: str
     started: str
     environment: Mapping[str, Any]
-    job: Mapping[str, Any]  # settings of the first seed: methods, train, data, outliers, clients, model
+    fingerprint: Mapping[str, Any]  # settings of the first seed: methods, train, data, outliers, clients, model
     spec: str | None  # spec.toml; None for a run started from Python
     seeds: tuple[int, ...]  # all that were asked for
     parts: tuple[Part, ...]  # those with a judged round
@@ -68,12 +68,12 @@ class Run:
         """Names of the methods, in the order of the run; of a search, without the settings that were not chosen."""
         passed = {} if self.search is None else self.search["settings"].keys()
         kept = () if self.search is None else (self.search["method"], self.search.get("chosen"))
-        return tuple(name for name in self.job["methods"] if name not in passed or name in kept)
+        return tuple(name for name in self.fingerprint["methods"] if name not in passed or name in kept)
 
     @property
     def rounds(self) -> int:
         """How many rounds were asked for."""
-        return int(self.job["train"]["rounds"])
+        return int(self.fingerprint["train"]["rounds"])
 
     @property
     def round(self) -> int:
@@ -122,7 +122,7 @@ def read_run(folder: Path) -> Run:
         name=folder.resolve().name,
         started=_readable(started),
         environment=environment,
-        job=jobs[parts[0].seed],
+        fingerprint=jobs[parts[0].seed],
         spec=_text(folder / "spec.toml"),
         seeds=tuple(homes),
         parts=tuple(parts),
