@@ -33,7 +33,14 @@ from fedtilt.rounds.executors import (
     one_thread,
 )
 from fedtilt.rounds.round import Plan, invalid_reasons, plan, server_update
-from fedtilt.rounds.settings import TrainSettings, initial_model, pick_device, round_half_up
+from fedtilt.rounds.settings import (
+    TrainSettings,
+    initial_model,
+    pick_device,
+    round_half_up,
+    takes_train_settings,
+    train_settings,
+)
 from fedtilt.training import choose_backend, deduplicate
 from fedtilt.training.precision import fp32_deterministic
 
@@ -75,37 +82,30 @@ class Round:
             raise InputError(f"there is no method {method!r} in this run; it has {', '.join(self.state.shared)}")
 
 
+@takes_train_settings
 def simulate(
     methods: Iterable[Method],
     federation: Federation,
     model: ModelSource,
     *,
-    rounds: int = 50,
-    participation: float = 0.1,
-    epochs: int = 10,
-    batch_size: int = 10,
-    lr: float = 0.01,
-    lr_personal: float | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    eval_every: int | None = None,
-    backend: str = "auto",
-    workers: int | None = None,
-    precision: str = "float32",
     state: FederationState | None = None,
     client_states: ClientStates | None = None,
+    **settings: Any,
 ) -> Iterator[Round]:
-    """Train every method on one federation, yielding after every round; the defaults are the paper's setting.
+    """Train every method on one federation, and yield after every round; the defaults are the paper's setting.
 
-    All methods see the same clients, batches and outliers. A progress bar, a store or an early stop are plain loop
-    bodies around it. With `state`, go on from there. See `Training` for what the settings mean.
+    All methods see the same clients, batches and outliers. A progress bar or an early stop is a plain loop around it.
+
+    Args:
+        methods: the methods to compare, with unique names
+        federation: the clients and their data
+        model: an `nn.Module`, or a function of `input_shape` and `classes` that returns one
+        state: continue from this state
+        client_states: where personal models are kept; in memory by default
+        **settings: the training settings:
     """
-    settings = TrainSettings(
-        rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size, lr=lr,
-        lr_personal=lr_personal, seed=seed, device=device, eval_every=eval_every, backend=backend, workers=workers,
-        precision=precision,
-    )  # fmt: skip
-    return simulate_prepared(prepare(methods, federation, model, settings), state=state, client_states=client_states)
+    work = prepare(methods, federation, model, train_settings(settings))
+    return simulate_prepared(work, state=state, client_states=client_states)
 
 
 class PreparedRun(NamedTuple):

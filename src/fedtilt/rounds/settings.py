@@ -1,6 +1,11 @@
 """How a federation trains, whatever the method and whoever runs it: settings, device, the model it starts from."""
 
-from dataclasses import dataclass
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -10,41 +15,56 @@ from fedtilt.checks import number, whole
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.models import ModelSource, build
+from fedtilt.training import BACKENDS
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
+def _setting(
+    default: Any, meaning: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None,
+    choices: Iterable[str] = (), example: Any = None,
+) -> Any:  # fmt: skip
+    """A field with all that a reader of a spec needs; a default of None means that the setting may be left out."""
+    limits = {key: value for key, value in {"ge": ge, "gt": gt, "le": le}.items() if value is not None}
+    metadata = {"meaning": meaning, "limits": limits, "choices": tuple(choices), "example": example}
+    return field(default=default, metadata=metadata)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """How a federation trains, whatever the method; the defaults are the paper's."""
+    """How a federation trains, whatever the method; the defaults are the paper's.
 
-    rounds: int = 50
-    participation: float = 0.1
-    epochs: int = 10
-    batch_size: int = 10
-    lr: float = 0.01
-    lr_personal: float | None = None  # None: the same as lr
-    seed: int = 0
-    eval_every: int | None = None  # None: about fifty times a run
-    device: str = "auto"
-    backend: str = "auto"
-    workers: int | None = None  # None: one per core; 0: train in this process
-    precision: str = "float32"  # of products on CUDA; sums and models are always float32
+    This is the one list of the training settings: `ft.run`, `ft.simulate` and the `[train]` table of a spec take these.
+    """
+
+    rounds: int = _setting(50, "how many rounds", ge=1)
+    participation: float = _setting(0.1, "the share of clients that take part in a round", gt=0, le=1)
+    epochs: int = _setting(10, "passes of a client over its data in a round", ge=1)
+    batch_size: int = _setting(10, "samples per step", ge=1)
+    lr: float = _setting(0.01, "learning rate of the shared model", gt=0)
+    lr_personal: float | None = _setting(None, "learning rate of the personal models; left out: lr", gt=0, example=0.01)
+    seed: int = _setting(0, "the seed that everything random follows from", ge=0)
+    eval_every: int | None = _setting(
+        None, "rounds between two evaluations; left out: about fifty evaluations a run", ge=1, example=5
+    )
+    device: str = _setting("auto", "where to train; auto: cuda if there is one")
+    backend: str = _setting(
+        "auto",
+        "what trains the models; autograd takes any model, the others are faster; native needs a C compiler",
+        choices=("auto", *BACKENDS),
+    )
+    workers: int | None = _setting(None, "worker processes; left out: one per core; 0: none", ge=0, example=2)
+    precision: str = _setting(
+        "float32",
+        "of products on CUDA; tf32 and bfloat16 are faster; models are always float32",
+        choices=PRECISIONS,
+    )
 
     def __post_init__(self) -> None:
-        least = {"rounds": 1, "epochs": 1, "batch_size": 1, "eval_every": 1, "workers": 0, "seed": 0}
-        for key in (*least, "lr", "lr_personal", "participation"):
-            value = getattr(self, key)
-            if value is not None or key not in ("eval_every", "workers", "lr_personal"):
-                plain = whole(value, key, least[key]) if key in least else number(value, key)
-                object.__setattr__(self, key, plain)
-        for key, rate in (("lr", self.lr), ("lr_personal", self.personal_rate)):
-            if not 0 < rate < float("inf"):
-                raise InputError(f"{key} must be a number > 0, got {rate!r}")
-        if not 0 < self.participation <= 1:
-            raise InputError(f"participation must be in (0, 1], got {self.participation!r}")
-        if self.precision not in PRECISIONS:
-            raise InputError(f"unknown precision {self.precision!r}; choose one of {', '.join(PRECISIONS)}")
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if value is not None or setting.default is not None:
+                object.__setattr__(self, setting.name, _check(setting, value))
 
     @property
     def personal_rate(self) -> float:
@@ -60,6 +80,50 @@ class TrainSettings:
         """Whether models are judged after this round; the last one always is."""
         every = self.eval_every or max(1, self.rounds // 50)
         return round % every == 0 or round == self.rounds
+
+
+def _check(setting: Field[Any], value: Any) -> Any:
+    """The value as a plain int, float or text within the setting's limits, or an InputError."""
+    kinds, limits, choices = str(setting.type), setting.metadata["limits"], setting.metadata["choices"]
+    if "int" in kinds:
+        return whole(value, setting.name, limits.get("ge"))
+    if "float" in kinds:
+        value = number(value, setting.name)
+        if "le" in limits and not limits["gt"] < value <= limits["le"]:
+            raise InputError(f"{setting.name} must be in ({limits['gt']}, {limits['le']}], got {value!r}")
+        if not limits["gt"] < value < math.inf:
+            raise InputError(f"{setting.name} must be a number > {limits['gt']}, got {value!r}")
+    if choices and value not in choices:
+        raise InputError(f"unknown {setting.name} {value!r}; choose one of {', '.join(choices)}")
+    return value
+
+
+def train_settings(settings: Mapping[str, Any]) -> TrainSettings:
+    """The settings from keyword arguments; an unknown name is refused with the one that was probably meant."""
+    names = [setting.name for setting in fields(TrainSettings)]
+    for name in settings:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            remedy = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names)}"
+            raise InputError(f"{name} is not a training setting; {remedy}")
+    return TrainSettings(**settings)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def takes_train_settings(function: Function) -> Function:
+    """List the training settings, in place of `**settings`, in a function's signature and docstring."""
+    signature = inspect.signature(function)
+    named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    listed = [
+        inspect.Parameter(s.name, inspect.Parameter.KEYWORD_ONLY, default=s.default, annotation=s.type)
+        for s in fields(TrainSettings)
+    ]
+    lines = "".join(f"        {s.name}: {s.metadata['meaning']}\n" for s in fields(TrainSettings))
+    function.__signature__ = signature.replace(parameters=[*named, *listed])  # type: ignore[attr-defined]
+    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n{lines}    "
+    return function
 
 
 def round_half_up(value: float) -> int:

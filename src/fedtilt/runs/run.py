@@ -20,7 +20,7 @@ from fedtilt.locks import locked
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource, flat
 from fedtilt.rounds.client_states import FederationState
-from fedtilt.rounds.settings import TrainSettings
+from fedtilt.rounds.settings import takes_train_settings, train_settings
 from fedtilt.simulation import PreparedRun, Round, prepare, simulate_prepared
 from fedtilt.storage.provenance import environment, record_environment, seed_folder, settings_of
 from fedtilt.storage.run_folder import InMemoryRun, RunFolder
@@ -33,51 +33,48 @@ def silent(*_: object) -> None:
     """No-op."""
 
 
+@takes_train_settings
 def run(
     methods: Iterable[Method],
     federation: Federation,
     model: ModelSource,
     *,
-    rounds: int = 50,
-    participation: float = 0.1,
-    epochs: int = 10,
-    batch_size: int = 10,
-    lr: float = 0.01,
-    lr_personal: float | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    eval_every: int | None = None,
     out: str | os.PathLike[str] | None = None,
-    backend: str = "auto",
-    workers: int | None = None,
-    precision: str = "float32",
     on_round: OnRound = silent,
     notice: Notice = silent,
     checkpoint_seconds: float = 10.0,
     memory_limit: int = 2 * 2**30,
+    **settings: Any,
 ) -> Result:
-    """Train every method to the end; the defaults are the paper's setting, and `Training` says what they mean.
+    """Train every method to the end; the defaults are the paper's setting.
 
     With `out`, metrics, counts, checkpoints and models go into that folder; called again with the same arguments, an
-    interrupted run goes on from its last checkpoint to the same bits.
+    interrupted run continues from its last checkpoint to the same bits.
+
+    Args:
+        methods: the methods to compare, with unique names
+        federation: the clients and their data
+        model: an `nn.Module`, or a function of `input_shape` and `classes` that returns one
+        out: the run folder; None: nothing is written
+        on_round: called after every round with the `Round` and, where it was evaluated, the metrics by method
+        notice: called with sentences a person should read
+        checkpoint_seconds: at least so many seconds between checkpoints; 0: every round
+        memory_limit: bytes of personal models in memory, beyond which they are kept in files
+        **settings: the training settings:
     """
-    settings = TrainSettings(
-        rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size, lr=lr,
-        lr_personal=lr_personal, seed=seed, device=device, eval_every=eval_every, backend=backend, workers=workers,
-        precision=precision,
-    )  # fmt: skip
+    chosen = train_settings(settings)
     if out is not None:
         check_free(Path(out), going_on=True)
-    work = prepare(methods, federation, model, settings)
+    work = prepare(methods, federation, model, chosen)
     if out is None:
         return train_to_end(work, fingerprint_of(work), InMemoryRun(memory_limit), checkpoint_seconds, on_round, notice)
     folder = Path(out)
     with locked(folder):
-        store = RunFolder(seed_folder(folder, settings.seed), memory_limit)
+        store = RunFolder(seed_folder(folder, chosen.seed), memory_limit)
         job = fingerprint_of(work)
         store.check_siblings(job)
-        record_environment(folder, settings.device, [settings.seed])
-        compare_environment(folder, settings.device, notice)
+        record_environment(folder, chosen.device, [chosen.seed])
+        compare_environment(folder, chosen.device, notice)
         return train_to_end(work, job, store, checkpoint_seconds, on_round, notice)
 
 

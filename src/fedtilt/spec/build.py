@@ -5,7 +5,7 @@ import functools
 from fedtilt.data import Dataset, Federation, load, table
 from fedtilt.models import MODELS, ModelSource
 from fedtilt.rounds.settings import TrainSettings
-from fedtilt.spec.fields import Spec
+from fedtilt.spec.fields import TABLES, Spec
 
 
 def federation_of(spec: Spec, seed: int) -> Federation:
@@ -43,9 +43,5 @@ def model_of(spec: Spec) -> ModelSource:
 
 def train_settings_of(spec: Spec, seed: int) -> TrainSettings:
     """How a spec trains, with one of its seeds."""
-    t = spec.train
-    return TrainSettings(
-        rounds=t.rounds, participation=t.participation, epochs=t.epochs, batch_size=t.batch_size, lr=t.lr,
-        lr_personal=t.lr_personal, seed=seed, eval_every=t.eval_every, device=spec.device, backend=t.backend,
-        workers=t.workers, precision=t.precision,
-    )  # fmt: skip
+    chosen = {key: getattr(spec.train, key) for key in TABLES["train"].model_fields}
+    return TrainSettings(**chosen, seed=seed, device=spec.device)

@@ -3,10 +3,11 @@
 The sentences about bad values, the annotated spec of `fedtilt init` and docs/spec.md are all made from these fields.
 """
 
+import dataclasses
 import re
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_type_hints
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, create_model, model_validator
 
 from fedtilt.checks import plain_name
 from fedtilt.data import Outliers, names
@@ -15,10 +16,9 @@ from fedtilt.data.outliers import KINDS
 from fedtilt.errors import InputError
 from fedtilt.methods import check_methods
 from fedtilt.models import MODELS
-from fedtilt.rounds.settings import PRECISIONS
+from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.table import Table, one_of, says
-from fedtilt.training import BACKENDS
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -157,34 +157,23 @@ class ModelSpec(Table):
     )
 
 
-class TrainSpec(Table):
-    """`[train]`."""
+def _train_field(setting: dataclasses.Field[Any]) -> tuple[Any, Any]:
+    """A training setting as a key of a spec: its type with its limits, and its default and meaning."""
+    m, kind = setting.metadata, get_type_hints(TrainSettings)[setting.name]
+    examples = None if m["example"] is None else [m["example"]]
+    limits: dict[str, Any] = m["limits"] | ({"allow_inf_nan": False} if float in {kind, *get_args(kind)} else {})
+    field = Field(default=setting.default, description=m["meaning"], examples=examples, **limits)
+    return (Annotated[kind, one_of(m["choices"])] if m["choices"] else kind), field
 
-    rounds: int = Field(default=50, ge=1, description="how many rounds")
-    participation: float = Field(
-        default=0.1, gt=0, le=1, allow_inf_nan=False, description="the share of clients that take part in a round"
-    )
-    epochs: int = Field(default=10, ge=1, description="passes of a client over its data in a round")
-    batch_size: int = Field(default=10, ge=1, description="samples per step")
-    lr: float = Field(default=0.01, gt=0, allow_inf_nan=False, description="learning rate of the shared model")
-    lr_personal: float | None = Field(
-        default=None,
-        gt=0,
-        allow_inf_nan=False,
-        description="learning rate of the personal models; left out: lr",
-        examples=[0.01],
-    )
-    eval_every: int | None = Field(
-        default=None, ge=1, description="rounds between two evaluations; left out: some fifty a run", examples=[5]
-    )
-    backend: Annotated[str, one_of(("auto", *BACKENDS))] = Field(
-        default="auto", description="how models are trained; loop takes any, the others are faster; native needs cc"
-    )
-    workers: int | None = Field(
-        default=None, ge=0, description="worker processes; left out: one per core; 0: none", examples=[2]
-    )
-    precision: Annotated[str, one_of(PRECISIONS)] = Field(
-        default="float32", description="of products on CUDA; tf32 and bfloat16 are faster; models are always float32"
+
+if TYPE_CHECKING:
+    TrainSpec = TrainSettings  # the same names
+else:
+    TrainSpec = create_model(
+        "TrainSpec",
+        __base__=Table,
+        __doc__="`[train]`: the settings of `TrainSettings`, without those that a spec has at its top.",
+        **{s.name: _train_field(s) for s in dataclasses.fields(TrainSettings) if s.name not in ("seed", "device")},
     )
 
 

@@ -1,0 +1,43 @@
+"""The training settings: one list, which Python, specs and documents share."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+import fedtilt as ft
+from fedtilt.rounds.settings import TrainSettings, train_settings
+from fedtilt.spec import TrainSpec
+
+NAMES = [setting.name for setting in dataclasses.fields(TrainSettings)]
+
+
+@pytest.mark.parametrize("function", [ft.run, ft.simulate])
+def test_functions_list_every_setting_with_its_default_and_meaning(function) -> None:
+    parameters = inspect.signature(function).parameters
+    for setting in dataclasses.fields(TrainSettings):
+        assert parameters[setting.name].default == setting.default
+        assert f"        {setting.name}: {setting.metadata['meaning']}" in function.__doc__
+
+
+def test_a_spec_has_every_setting_but_those_at_its_top() -> None:
+    assert list(TrainSpec.model_fields) == [name for name in NAMES if name not in ("seed", "device")]
+    assert TrainSettings(**TrainSpec().model_dump()) == TrainSettings()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"round": 3}, "round is not a training setting; did you mean rounds?"),
+        ({"optimiser": "adam"}, "optimiser is not a training setting; choose from rounds, participation, "),
+        ({"rounds": 0}, "rounds must be a whole number ≥ 1, got 0"),
+        ({"lr": 0}, "lr must be a number > 0, got 0"),
+        ({"lr_personal": float("inf")}, "lr_personal must be a number > 0, got inf"),
+        ({"participation": 1.5}, r"participation must be in \(0, 1\], got 1.5"),
+        ({"lr": None}, "lr must be a number, got None"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'; choose one of float32, tf32, bfloat16"),
+    ],
+)
+def test_bad_settings_are_one_sentence(settings: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ft.InputError, match=sentence):
+        train_settings(settings)
