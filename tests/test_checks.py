@@ -1,4 +1,4 @@
-"""Numbers of every kind that people pass become plain ones; what is no number is refused in one sentence."""
+"""Numbers from Python, NumPy and PyTorch become plain ones; everything else is refused."""
 
 import json
 import math
@@ -12,38 +12,38 @@ import torch
 from fedtilt.checks import number, whole
 from fedtilt.errors import InputError
 
-WHOLE = [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3), torch.tensor(3, dtype=torch.uint8)]
-BROKEN = [3.0, np.float32(3), np.array(3.0), torch.tensor(3.0, requires_grad=True), Fraction(3)]
-NO_NUMBER = ["3", None, True, np.True_, torch.tensor(True), math.nan, np.float32("nan"), torch.tensor(math.nan), 3j,
+INTEGERS = [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3), torch.tensor(3, dtype=torch.uint8)]
+NON_INTEGERS = [3.0, np.float32(3), np.array(3.0), torch.tensor(3.0, requires_grad=True), Fraction(3)]
+NOT_NUMBERS = ["3", None, True, np.True_, torch.tensor(True), math.nan, np.float32("nan"), torch.tensor(math.nan), 3j,
              np.str_("3"), Decimal(3), [3], {}, np.array([3]), torch.tensor([3]), int, np.ndarray, 10**400]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", WHOLE + BROKEN, ids=repr)
+@pytest.mark.parametrize("value", INTEGERS + NON_INTEGERS, ids=repr)
 def test_a_real_number_becomes_a_float(value):
-    found = number(value, "q")
-    assert type(found) is float
-    assert found == 3
+    result = number(value, "q")
+    assert type(result) is float
+    assert result == 3
     assert number(-math.inf, "q") == -math.inf
 
 
-@pytest.mark.parametrize("value", WHOLE, ids=repr)
+@pytest.mark.parametrize("value", INTEGERS, ids=repr)
 def test_an_integer_becomes_an_int(value):
-    found = whole(value, "rounds", 3)
-    assert type(found) is int
-    assert json.dumps(found) == "3"
+    result = whole(value, "rounds", 3)
+    assert type(result) is int
+    assert json.dumps(result) == "3"
     assert whole(value, "rounds") == 3
 
 
-@pytest.mark.parametrize("value", NO_NUMBER, ids=lambda value: repr(value)[:20])
-def test_what_is_no_number_is_refused(value):
+@pytest.mark.parametrize("value", NOT_NUMBERS, ids=lambda value: repr(value)[:20])
+def test_non_numbers_are_refused(value):
     with pytest.raises(InputError) as error:
         number(value, "q")
-    shown = repr(value) if len(repr(value)) <= 60 else "something of type int"
-    assert str(error.value) == f"q must be a number, got {shown}"
+    text = repr(value) if len(repr(value)) <= 60 else "something of type int"
+    assert str(error.value) == f"q must be a number, got {text}"
 
 
-@pytest.mark.parametrize("value", [*BROKEN, *NO_NUMBER[:-1], math.inf], ids=repr)
-def test_what_is_no_integer_is_refused(value):
+@pytest.mark.parametrize("value", [*NON_INTEGERS, *NOT_NUMBERS[:-1], math.inf], ids=repr)
+def test_non_integers_are_refused(value):
     with pytest.raises(InputError) as error:
         whole(value, "rounds")
     assert str(error.value) == f"rounds must be a whole number, got {value!r}"

@@ -28,33 +28,36 @@ def test_building_depends_on_the_seed_alone() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_any_way_to_give_a_model() -> None:
-    given = nn.Linear(4, 2)
-    built = models.build(given, (4,), 2, seed=0)
-    assert built is not given
-    assert torch.equal(models.flat(built), models.flat(given))
+def test_a_model_is_a_module_or_a_function() -> None:
+    module = nn.Linear(4, 2)
+    built = models.build(module, (4,), 2, seed=0)
+    assert built is not module
+    assert torch.equal(models.flat(built), models.flat(module))
     assert isinstance(models.build(lambda: nn.Linear(4, 2), (4,), 2, 0), nn.Linear)
     assert models.build(lambda classes: nn.Linear(4, classes), (4,), 3, 0).out_features == 3
 
 
-def test_sizes_may_be_numpys() -> None:
+def test_sizes_may_be_numpy_integers() -> None:
     assert models.mlp((4,), np.int64(2), hidden=np.array([3]))[1].out_features == 3
 
 
 def test_flat_and_back() -> None:
     model = models.cnn((1, 8, 8), 3, channels=(2, 4))
     vector = torch.randn(sum(p.numel() for p in model.parameters()))
-    twin = models.with_weights(model, vector)
-    assert torch.equal(models.flat(twin), vector)
+    changed = models.with_weights(model, vector)
+    assert torch.equal(models.flat(changed), vector)
     stack = models.unflat(model, vector.expand(3, -1))
     assert all(stack[name].shape == (3, *p.shape) for name, p in model.named_parameters())
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "message"),
     [
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "layer '1' (BatchNorm1d) keeps running statistics"),
-        (lambda: nn.BatchNorm1d(4, track_running_stats=False), "statistics of a batch, which clients do not share"),
+        (
+            lambda: nn.BatchNorm1d(4, track_running_stats=False),
+            "batch statistics, which clients do not share",
+        ),
         (lambda: nn.Sequential(nn.Conv2d(1, 1, 1), nn.InstanceNorm2d(1, track_running_stats=True)), "use GroupNorm"),
         (lambda: nn.Flatten(), "has no parameters"),
         (lambda: nn.Linear(2, 2).double(), "float32, got torch.float64"),
@@ -62,29 +65,29 @@ def test_flat_and_back() -> None:
         (lambda: models.mlp((4,), 2, hidden=(0,)), "every size in hidden must be a whole number ≥ 1, got 0"),
         (lambda: models.mlp((4,), 2, hidden=64), "hidden must be a list of sizes, such as (64, 64), got 64"),
         (lambda: models.mlp((4,), 0), "classes must be a whole number ≥ 1, got 0"),
-        (lambda: models.cnn((1, 8, 8), 2, channels=()), "channels must hold a size for every block"),
+        (lambda: models.cnn((1, 8, 8), 2, channels=()), "channels must list a size for every block"),
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(2)), "the model has lazy layers"),
         ("mlp", "model must be an nn.Module or a function such as ft.models.mlp, got 'mlp'"),
-        (nn.Linear, "the model function Linear needs 'in_features', and is only given input_shape and classes"),
+        (nn.Linear, "the model function Linear needs 'in_features', but is called with input_shape and classes only"),
         (nn.Linear, "pass a function that needs no more, such as lambda: Linear(...)"),
         (
             lambda classes, width: None,
-            "<lambda> needs 'width', and is only given input_shape and classes; give width a d",
+            "<lambda> needs 'width', but is called with input_shape and classes only; give width a d",
         ),
         (lambda: None, "the model function returned a NoneType; it must return an nn.Module"),
-        (lambda: nn.DataParallel(nn.Linear(2, 2)), "a DataParallel cannot be given other parameters"),
+        (lambda: nn.DataParallel(nn.Linear(2, 2)), "a DataParallel does not take other parameters"),
         (lambda: models.cnn((4,), 2), "cnn needs images"),
         (lambda: models.cnn((1, 4, 4), 2), "too small for 3 blocks"),
     ],
 )
-def test_what_cannot_be_federated_is_refused_in_one_sentence(source, words: str) -> None:
+def test_unsuitable_models_are_refused(source, message: str) -> None:
     with pytest.raises(InputError) as error:
         models.build(source, (4,), 2, seed=0)
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "told",
+    "metadata",
     [
         "resnet",
         '"mlp"',
@@ -93,7 +96,7 @@ def test_what_cannot_be_federated_is_refused_in_one_sentence(source, words: str)
         '{"name": "logistic", "input_shape": [9], "classes": 2}',
     ],
 )
-def test_a_file_that_does_not_hold_what_it_tells_of(tmp_path: Path, told: str) -> None:
-    write_tensors(tmp_path / "m.safetensors", models.logistic((4,), 3).state_dict(), {"model": told})
-    with pytest.raises(InputError, match="does not hold the model that it tells of .*; export it again"):
+def test_weights_that_do_not_match_their_metadata_are_refused(tmp_path: Path, metadata: str) -> None:
+    write_tensors(tmp_path / "m.safetensors", models.logistic((4,), 3).state_dict(), {"model": metadata})
+    with pytest.raises(InputError, match="m.safetensors do not match its metadata .*; export it again"):
         models.load(tmp_path / "m.safetensors")

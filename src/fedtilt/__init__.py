@@ -1,4 +1,4 @@
-"""fedtilt: federated learning that is fair to every client and class, and unharmed by bad data."""
+"""fedtilt: federated learning that is fair to clients and classes, and robust to bad data."""
 
 from fedtilt import data, models
 from fedtilt.data import Federation

@@ -1,4 +1,4 @@
-"""`python -m fedtilt`: the command line from a source tree, where nothing is installed."""
+"""`python -m fedtilt`: the command line, also from a source tree that is not installed."""
 
 from fedtilt.cli import main
 

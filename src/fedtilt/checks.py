@@ -1,4 +1,4 @@
-"""Numbers as people pass them, be they Python's, NumPy's or a tensor's: made plain, or refused in one sentence."""
+"""Convert numbers from Python, NumPy or PyTorch to plain ones, or raise an `InputError`."""
 
 import math
 from numbers import Integral, Real
@@ -15,15 +15,15 @@ def number(value: object, what: str) -> float:
     Traceback (most recent call last):
     fedtilt.errors.InputError: q must be a number, got '3'
     """
-    plain = _plain(value)
-    if isinstance(plain, Real) and not isinstance(plain, bool):
+    scalar = _to_python(value)
+    if isinstance(scalar, Real) and not isinstance(scalar, bool):
         try:
-            found = float(plain)
+            result = float(scalar)
         except OverflowError:  # an int beyond the largest float
-            found = math.nan
-        if not math.isnan(found):
-            return found
-    raise InputError(f"{what} must be a number, got {_shown(value)}")
+            result = math.nan
+        if not math.isnan(result):
+            return result
+    raise InputError(f"{what} must be a number, got {_format(value)}")
 
 
 def whole(value: object, what: str, least: int | None = None) -> int:
@@ -35,14 +35,14 @@ def whole(value: object, what: str, least: int | None = None) -> int:
     Traceback (most recent call last):
     fedtilt.errors.InputError: rounds must be a whole number ≥ 1, got 0
     """
-    plain = _plain(value)
-    if isinstance(plain, Integral) and not isinstance(plain, bool) and (least is None or int(plain) >= least):
-        return int(plain)
-    raise InputError(f"{what} must be a whole number{'' if least is None else f' ≥ {least}'}, got {_shown(value)}")
+    scalar = _to_python(value)
+    if isinstance(scalar, Integral) and not isinstance(scalar, bool) and (least is None or int(scalar) >= least):
+        return int(scalar)
+    raise InputError(f"{what} must be a whole number{'' if least is None else f' ≥ {least}'}, got {_format(value)}")
 
 
 def plain_name(value: object) -> bool:
-    """Whether this can name a method or a run, and so a file: no slashes, no leading dot, nothing around it.
+    """Whether this can name a method or a run, and so a file: no slashes, no leading dot, no spaces at either end.
 
     >>> plain_name("fedtilt tau=1"), plain_name(".hidden"), plain_name("a/b")
     (True, False, False)
@@ -52,12 +52,12 @@ def plain_name(value: object) -> bool:
     return not any(c in value for c in "/\\\0\n")
 
 
-def _shown(value: object) -> str:
-    """A value in one line, or its type where it would not fit."""
+def _format(value: object) -> str:
+    """The value in one line, or its type if it is too long."""
     text = repr(value)
     return text if len(text) <= 60 and "\n" not in text else f"something of type {type(value).__name__}"
 
 
-def _plain(value: object) -> object:
-    """What a NumPy scalar, or an array or tensor of no dimensions, holds; everything else as it is."""
+def _to_python(value: object) -> object:
+    """The item of a NumPy scalar or of an array or tensor without dimensions; everything else unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value

@@ -1,18 +1,18 @@
-"""The errors that are the user's to mend."""
+"""Errors the user can fix."""
 
 from collections.abc import Sequence
 
 
 class InputError(ValueError):
-    """Bad input from a person: one sentence with the thing, its value and the remedy.
+    """Bad input: one sentence that names the thing, its value and the remedy.
 
     The command line prints it and exits with code 2.
     """
 
 
 class Diverged(InputError):
-    """Methods whose models are no longer finite; what trains many of them goes on without these."""
+    """Methods whose models are no longer finite; a search over many methods can continue without them."""
 
-    def __init__(self, sentence: str, *, methods: Sequence[str]) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, *, methods: Sequence[str]) -> None:
+        super().__init__(message)
         self.methods = tuple(methods)

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written under another name, synced, renamed."""
+"""Atomic file writes: temporary name, fsync, rename. A file is complete or absent."""
 
 import contextlib
 import hashlib
@@ -16,7 +16,7 @@ from fedtilt.errors import InputError
 
 
 def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
-    """Write a whole file: temporary name, fsync, rename, fsync of the folder."""
+    """Write a file atomically: temporary name, fsync, rename, fsync of the folder."""
     partial = path.with_name(path.name + ".part")
     try:
         if not path.parent.exists():
@@ -38,7 +38,7 @@ def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last."""
+    """Fsync a folder, so that the names in it survive a crash."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -47,12 +47,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Any, *, sync: bool = True) -> None:
-    """Write JSON that a person can read; NaN is refused."""
+    """Write indented JSON; NaN is refused."""
     write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), sync=sync)
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON, or say which file is damaged."""
+    """Read JSON; a missing or damaged file is an `InputError`."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -62,21 +62,21 @@ def read_json(path: Path) -> Any:
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, sync: bool = True
 ) -> str:
-    """Write a safetensors file; its sha256."""
-    held = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    content = save(held, None if metadata is None else dict(metadata))
+    """Write a safetensors file and return its sha256."""
+    on_cpu = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    content = save(on_cpu, None if metadata is None else dict(metadata))
     write_bytes(path, content, sync=sync)
     return hashlib.sha256(content).hexdigest()
 
 
 def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
-    """Read a safetensors file and, where a hash is given, hold it against that."""
+    """Read a safetensors file and check it against a hash, if there is one."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})") from error
     if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
-        raise InputError(f"{path} is not what was written: its hash differs")
+        raise InputError(f"{path} was changed after it was written: its hash differs")
     try:
         return load(content)
     except safetensors.SafetensorError as error:
@@ -84,22 +84,22 @@ def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What a safetensors file says about itself."""
+    """The metadata of a safetensors file."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             return dict(file.metadata() or {})
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror or 'there is no such file'})") from error
     except safetensors.SafetensorError as error:
-        raise InputError(f"{path} is not a safetensors file ({error}); give one of fedtilt export") from error
+        raise InputError(f"{path} is not a safetensors file ({error}); use a file that fedtilt export wrote") from error
 
 
 def first_difference(a: Any, b: Any, key: str = "") -> tuple[str, Any, Any] | None:
-    """Where two JSON values first differ: the dotted key and both values."""
+    """The dotted key and both values where two JSON values first differ; None if they are equal."""
     if isinstance(a, dict) and isinstance(b, dict):
         for name in [*a, *(n for n in b if n not in a)]:
-            found = first_difference(a.get(name), b.get(name), f"{key}.{name}" if key else name)
-            if found:
-                return found
+            difference = first_difference(a.get(name), b.get(name), f"{key}.{name}" if key else name)
+            if difference:
+                return difference
         return None
     return None if a == b else (key, a, b)

@@ -1,4 +1,4 @@
-"""A folder for one run alone."""
+"""Lock a folder, so that only one run writes into it."""
 
 import contextlib
 import os
@@ -9,24 +9,24 @@ from fedtilt.errors import InputError
 
 try:
     import fcntl
-except ImportError:  # Windows has no flock: two processes in one folder go unnoticed there
+except ImportError:  # Windows has no flock: two processes in one folder are not detected there
     fcntl = None  # type: ignore[assignment]
 
-_held: dict[tuple[int, Path], object] = {}  # by (process, lock): a process is granted its own lock again and again
+_in_use: dict[tuple[int, Path], object] = {}  # by (process, lock file): a record lock never excludes its own process
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder for one run alone."""
+    """Lock a folder for the length of a `with` block."""
     path = (folder / ".lock").resolve()
-    mine, token = (os.getpid(), path), object()
-    if _held.setdefault(mine, token) is not token:
+    key, token = (os.getpid(), path), object()
+    if _in_use.setdefault(key, token) is not token:
         raise InputError(f"{folder} is in use by a run of this process; wait for it, or choose another folder")
     try:
         with _record_lock(path):
             yield
     finally:
-        del _held[mine]
+        del _in_use[key]
 
 
 @contextlib.contextmanager

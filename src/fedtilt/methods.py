@@ -1,4 +1,4 @@
-"""A method is a setting: FedTilt, and everything it contains as a special case."""
+"""Methods as settings of one dataclass: FedTilt and its special cases FedAvg, FedProx, Ditto and TERM."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,23 +12,24 @@ from fedtilt.math.distances import get_distance
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """How clients descend and how the server aggregates.
+    """How clients train and how the server aggregates.
 
-    A client's round follows from it: a shared lane w (tilted by `tau` and `lam`, pulled by `prox` towards the w it
-    received) and, where `mu` is finite, a personal lane v (the same tilts, pulled by `mu` towards the w it received).
+    In a round, a client minimises its tilted loss R (tilts `tau` and `lam`) plus a proximal term towards the w that it
+    receives: R(θ) + prox/2 · ‖θ − w‖² for the shared model and, if `mu` is finite, R(θ) + mu/2 · ‖θ − w‖² for its
+    personal model v.
     """
 
-    name: str
+    name: str  # unique in a run
     tau: float = 0.0  # tilt over the classes of a client
     lam: float = 0.0  # tilt over the samples of a class
-    q: float = 0.0  # tilt over the clients' distances, on the server
-    mu: float = 0.01  # pull of the personal model towards the shared one; inf: no personal model
-    prox: float = 0.0  # pull of the shared lane towards the received model (FedProx)
-    distance: str = "squared_l2"
-    steps: tuple[int, float] | None = None  # (E_2, eta_3) gradient steps on the server instead of its optimum
-    aggregator: str = "tilted"  # or a classical rule: mean, median, krum, …
-    bad_share: float = 0.1  # the share of bad clients that trimmed_mean, krum and multi_krum are built to stand
-    weighting: str = "equal"  # or "samples": how much a client counts on the server
+    q: float = 0.0  # tilt over the distances to the client models, on the server
+    mu: float = 0.01  # weight of the proximal term of the personal model; inf: no personal model
+    prox: float = 0.0  # weight of the proximal term of the shared model (FedProx)
+    distance: str = "squared_l2"  # between a client model and the shared model, on the server
+    steps: tuple[int, float] | None = None  # (E_2, eta_3): gradient steps on the server; None: the exact optimum
+    aggregator: str = "tilted"  # or another rule: mean, median, krum, …
+    bad_share: float = 0.1  # the share of bad clients that trimmed_mean, krum and multi_krum tolerate
+    weighting: str = "equal"  # how clients count on the server: "equal", or "samples" for their number of samples
 
     def __post_init__(self) -> None:
         if not plain_name(self.name):
@@ -43,21 +44,21 @@ class Method:
         if not 0 <= self.bad_share < 0.5:
             raise InputError(f"bad_share of method {self.name!r} must be in [0, 0.5), got {self.bad_share:g}")
         if self.steps is not None:
-            object.__setattr__(self, "steps", self._checked_steps())
+            object.__setattr__(self, "steps", self._check_steps())
         self._check_server()
 
-    def _checked_steps(self) -> tuple[int, float]:
-        told = f"steps of method {self.name!r} are (count ≥ 1, size > 0), got {self.steps!r}"
+    def _check_steps(self) -> tuple[int, float]:
+        message = f"steps of method {self.name!r} are (count ≥ 1, size > 0), got {self.steps!r}"
         try:
             count, size = (number(part, "steps") for part in self.steps or ())
-        except (InputError, TypeError, ValueError):  # not numbers, nothing to go through, not two
-            raise InputError(told) from None
+        except (InputError, TypeError, ValueError):  # not numbers, not iterable, not two
+            raise InputError(message) from None
         if not count.is_integer() or count < 1 or not 0 < size < math.inf:
-            raise InputError(told)
+            raise InputError(message)
         return int(count), size
 
     def _check_server(self) -> None:
-        """Refuse what the server's rule does not know, or would pass over in silence."""
+        """Refuse server settings that are unknown, or that the aggregator would ignore."""
         get_distance(self.distance)
         if self.aggregator != "tilted" and self.aggregator not in AGGREGATORS:
             raise InputError(
@@ -71,12 +72,12 @@ class Method:
             raise InputError(
                 f"aggregator {self.aggregator!r} of method {self.name!r} takes no weights: use weighting='equal'"
             )
-        idle = [] if rule is None else ["q", "distance", "steps"]
-        idle += [] if rule and rule.takes_bad_share else ["bad_share"]
-        for key in idle:
+        unused = [] if rule is None else ["q", "distance", "steps"]
+        unused += [] if rule and rule.takes_bad_share else ["bad_share"]
+        for key in unused:
             if getattr(self, key) != getattr(Method, key):
                 raise InputError(
-                    f"{key} of method {self.name!r} means nothing to aggregator {self.aggregator!r}; leave it out, or "
+                    f"{key} of method {self.name!r} is not used by aggregator {self.aggregator!r}; leave it out, or "
                     "use another aggregator"
                 )
         if rule is None and self.steps is None and not solvable(self.distance, self.q):
@@ -87,33 +88,39 @@ class Method:
 
     @property
     def personal(self) -> bool:
-        """Whether every client keeps a model of its own."""
+        """Whether every client has a personal model."""
         return self.mu < math.inf
 
 
-CLIENT_SETTINGS = (
-    "tau",
-    "lam",
-    "mu",
-    "prox",
-)  # what clients do: a preset takes those it names; what the server does, all take
+# settings of the client side; a preset takes some of them, and all settings of the server side
+CLIENT_SETTINGS = ("tau", "lam", "mu", "prox")
 
 
-def _preset(preset: str, name: str, settings: Mapping[str, object], **own: float) -> Method:
-    server = [field.name for field in fields(Method) if field.name not in (*CLIENT_SETTINGS, "name")]
-    for key in settings:
-        if key not in server:
+def _preset(preset: str, name: str, server_settings: Mapping[str, object], **parameters: float) -> Method:
+    allowed = [field.name for field in fields(Method) if field.name not in (*CLIENT_SETTINGS, "name")]
+    for key in server_settings:
+        if key not in allowed:
             raise InputError(
-                f"{key} is no setting of {preset}, which besides its own takes {', '.join(server)}; leave it out, or "
-                "make a Method"
+                f"{key} is not a setting of {preset}, which besides its parameters takes {', '.join(allowed)}; leave "
+                "it out, or use Method"
             )
-    return Method(name=name, **own, **settings)  # type: ignore[arg-type]
+    return Method(name=name, **parameters, **server_settings)  # type: ignore[arg-type]
 
 
 def fedtilt(
     tau: float, lam: float, q: float = 0.0, mu: float = 0.01, *, name: str = "fedtilt", **settings: object
 ) -> Method:
-    """FedTilt: both lanes with the tilts, v pulled by mu.
+    """FedTilt: shared and personal models, both with tilted losses.
+
+    Zhang et al., FedTilt: Towards Multi-Level Fairness-Preserving and Robust Federated Learning, arXiv 2503.13537.
+
+    Args:
+        tau: tilt over the classes of a client; > 0 weights the worst classes, < 0 the best
+        lam: tilt over the samples of a class; > 0 weights the largest losses, < 0 ignores outliers
+        q: tilt over the clients, on the server
+        mu: weight of the proximal term of the personal model; inf: no personal model
+        name: the name of the method in the run
+        **settings: the server settings of `Method`: distance, steps, aggregator, bad_share, weighting
 
     >>> fedtilt(tau=50, lam=100).personal
     True
@@ -122,22 +129,35 @@ def fedtilt(
 
 
 def fedavg(*, name: str = "fedavg", **settings: object) -> Method:
-    """FedAvg: one lane, no tilt, the mean on the server (Proposition 1)."""
+    """FedAvg: one shared model, no tilts, the mean on the server (Proposition 1).
+
+    McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017, arXiv
+    1602.05629.
+    """
     return _preset("fedavg", name, settings, mu=math.inf)
 
 
 def fedprox(mu: float = 0.01, *, name: str = "fedprox", **settings: object) -> Method:
-    """FedProx: FedAvg with the shared lane pulled towards the received model (Proposition 2)."""
+    """FedProx: FedAvg with a proximal term towards the received model (Proposition 2).
+
+    Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, arXiv 1812.06127.
+    """
     return _preset("fedprox", name, settings, mu=math.inf, prox=mu)
 
 
 def ditto(mu: float = 0.01, *, name: str = "ditto", **settings: object) -> Method:
-    """Ditto: FedAvg for w, and a personal v pulled by mu (Proposition 3)."""
+    """Ditto: FedAvg, and a personal model with a proximal term towards the received model (Proposition 3).
+
+    Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, arXiv 2012.04221.
+    """
     return _preset("ditto", name, settings, mu=mu)
 
 
 def term(t: float, *, name: str = "term", **settings: object) -> Method:
-    """TERM: one shared model with a one-level tilt, tau = lam = t."""
+    """TERM: one shared model with one tilt over all samples, tau = lam = t.
+
+    Li et al., Tilted Empirical Risk Minimization, ICLR 2021, arXiv 2007.01162.
+    """
     return _preset("term", name, settings, tau=t, lam=t, mu=math.inf)
 
 
@@ -145,7 +165,7 @@ PRESETS = {"fedtilt": fedtilt, "fedavg": fedavg, "fedprox": fedprox, "ditto": di
 
 
 def check_methods(methods: Iterable[Method], lr: float, lr_personal: float) -> list[Method]:
-    """The methods of a run, after what can only be seen together: unique names, steps short enough for the pulls."""
+    """Check the methods of a run together: unique names, and learning rates for which the proximal terms are stable."""
     if isinstance(methods, Method | str) or not isinstance(methods, Iterable):
         raise InputError(f"methods must be a list, such as [ft.fedavg(), ft.ditto()], got {methods!r}")
     methods = list(methods)
@@ -153,16 +173,16 @@ def check_methods(methods: Iterable[Method], lr: float, lr_personal: float) -> l
         raise InputError("a run needs at least one method")
     for m in methods:
         if not isinstance(m, Method):
-            raise InputError(f"methods must hold methods, such as ft.fedavg() or ft.ditto(mu=0.1), got {m!r}")
+            raise InputError(f"methods must be a list of methods, such as ft.fedavg() or ft.ditto(mu=0.1), got {m!r}")
     names = [m.name for m in methods]
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"two methods are named {name!r}; give one of them another name=")
     for m in methods:
-        for key, pull, step in (("prox", m.prox, lr), ("mu", m.mu, lr_personal)):
-            if pull < math.inf and step * pull >= 2:
+        for key, weight, rate in (("prox", m.prox, lr), ("mu", m.mu, lr_personal)):
+            if weight < math.inf and rate * weight >= 2:
                 raise InputError(
-                    f"{key} = {pull:g} of method {m.name!r} with learning rate {step:g} diverges: "
-                    f"lr · {key} must be < 2, got {step * pull:g}; lower one of them"
+                    f"{key} = {weight:g} of method {m.name!r} with learning rate {rate:g} diverges: "
+                    f"lr · {key} must be < 2, got {rate * weight:g}; lower one of them"
                 )
     return methods

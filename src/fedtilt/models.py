@@ -1,4 +1,4 @@
-"""The paper's models, and what any other `nn.Module` must be like."""
+"""The paper's models, and the checks that any other `nn.Module` must pass."""
 
 import copy
 import functools
@@ -57,7 +57,7 @@ def cnn(input_shape: Shape = (3, 32, 32), classes: int = 10, channels: Sequence[
     planes, height, width = input_shape
     channels = _sizes(channels, "channels")
     if not channels:
-        raise InputError("channels must hold a size for every block, got none; use mlp")
+        raise InputError("channels must list a size for every block, got none; use mlp")
     layers: list[nn.Module] = []
     for fan_in, fan_out in zip([planes, *channels[:-1]], channels, strict=True):
         if min(height, width) < 2:
@@ -79,20 +79,24 @@ def _sizes(sizes: Sequence[int], what: str) -> list[int]:
 
 
 def build(source: ModelSource, input_shape: Shape, classes: int, seed: int) -> nn.Module:
-    """A checked model on the CPU: a module's copy, or from a function that may take `input_shape` and `classes`.
+    """A checked model on the CPU: a copy of a module, or the result of a function.
 
-    A function is called with `seed` as the random state of its initial weights; the global state is left alone.
+    Args:
+        source: a module, or a function that may take `input_shape` and `classes`
+        input_shape: the shape of one sample
+        classes: the number of classes
+        seed: seeds the initial weights of a function; the global random state is restored afterwards
     """
     if isinstance(source, nn.Module):
         model = copy.deepcopy(source)
     elif not callable(source):
         raise InputError(f"model must be an nn.Module or a function such as ft.models.mlp, got {source!r}")
     else:
-        accepted = inspect.signature(source).parameters
-        known = {"input_shape": tuple(input_shape), "classes": classes}
-        _check_callable(accepted.values(), known, getattr(source, "__name__", type(source).__name__))
+        parameters = inspect.signature(source).parameters
+        arguments = {"input_shape": tuple(input_shape), "classes": classes}
+        _check_callable(parameters.values(), arguments, getattr(source, "__name__", type(source).__name__))
         with seeds.seeded_global_rng(seed % 2**63):
-            model = source(**{name: value for name, value in known.items() if name in accepted})
+            model = source(**{name: value for name, value in arguments.items() if name in parameters})
         if not isinstance(model, nn.Module):
             raise InputError(f"the model function returned a {type(model).__name__}; it must return an nn.Module")
     check(model)
@@ -100,56 +104,59 @@ def build(source: ModelSource, input_shape: Shape, classes: int, seed: int) -> n
 
 
 def load(path: str | os.PathLike[str]) -> nn.Module:
-    """A model as `fedtilt export` wrote it, ready to predict; one of your own is made by you, and loads its state."""
-    written = read_metadata(Path(path))
-    if "model" not in written:
+    """Load a model that `fedtilt export` wrote, ready to predict.
+
+    Build a custom model yourself, then `load_state_dict`.
+    """
+    metadata = read_metadata(Path(path))
+    if "model" not in metadata:
         raise InputError(
-            f"{path} does not say how its model is made: it is one of your own, or was exported before files told it; "
-            "make the model, then model.load_state_dict(safetensors.torch.load_file(...))"
+            f"{path} does not say how to build its model: it is a custom model, or was exported by an older version; "
+            "build the model, then model.load_state_dict(safetensors.torch.load_file(...))"
         )
     try:
-        sizes = json.loads(written["model"])
-        model = MODELS[sizes.pop("name")](**sizes)
+        arguments = json.loads(metadata["model"])
+        model = MODELS[arguments.pop("name")](**arguments)
         model.load_state_dict(read_tensors(Path(path)))
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        why = " ".join(str(error).split())  # torch lists what does not fit line by line
-        raise InputError(f"{path} does not hold the model that it tells of ({why}); export it again") from error
+        why = " ".join(str(error).split())  # torch writes one line per mismatch
+        raise InputError(f"the weights in {path} do not match its metadata ({why}); export it again") from error
     return model.eval()
 
 
 def recipe(source: ModelSource, input_shape: Shape, classes: int) -> dict[str, Any] | None:
-    """The name of one of `MODELS` and all its arguments, to make it again; None for any other model.
+    """The name and arguments to build one of `MODELS` again; None for any other model.
 
     >>> recipe(functools.partial(mlp, hidden=(64,)), (8,), 3)
     {'name': 'mlp', 'input_shape': [8], 'classes': 3, 'hidden': [64]}
     """
-    made_by, args, given = source, (), {}
+    function, args, keywords = source, (), {}
     if isinstance(source, functools.partial):
-        made_by, args, given = source.func, source.args, source.keywords
-    name = next((name for name, own in MODELS.items() if own is made_by), None)
+        function, args, keywords = source.func, source.args, source.keywords
+    name = next((name for name, builder in MODELS.items() if builder is function), None)
     if name is None:
         return None
-    known = {"input_shape": input_shape, "classes": classes}
-    known = {key: value for key, value in known.items() if key in inspect.signature(source).parameters}
-    call = inspect.signature(MODELS[name]).bind(*args, **given | known)
+    shapes = {"input_shape": input_shape, "classes": classes}
+    shapes = {key: value for key, value in shapes.items() if key in inspect.signature(source).parameters}
+    call = inspect.signature(MODELS[name]).bind(*args, **keywords | shapes)
     call.apply_defaults()
-    sizes = {key: [int(n) for n in v] if isinstance(v, Iterable) else int(v) for key, v in call.arguments.items()}
-    return {"name": name} | sizes
+    arguments = {key: [int(n) for n in v] if isinstance(v, Iterable) else int(v) for key, v in call.arguments.items()}
+    return {"name": name} | arguments
 
 
-def _check_callable(parameters: Iterable[inspect.Parameter], known: Container[str], name: str) -> None:
+def _check_callable(parameters: Iterable[inspect.Parameter], arguments: Container[str], name: str) -> None:
     for p in parameters:
-        named = p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        if p.default is p.empty and named and p.name not in known:
-            other = f"pass a function that needs no more, such as lambda: {name}(...)"
+        required = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if required and p.name not in arguments:
+            wrap = f"pass a function that needs no more, such as lambda: {name}(...)"
             raise InputError(
-                f"the model function {name} needs {p.name!r}, and is only given input_shape and classes; "
-                f"{other if name.isidentifier() else f'give {p.name} a default'}"
+                f"the model function {name} needs {p.name!r}, but is called with input_shape and classes only; "
+                f"{wrap if name.isidentifier() else f'give {p.name} a default'}"
             )
 
 
 def check(model: nn.Module) -> None:
-    """Refuse what cannot be averaged or judged sample by sample: batch norm, no or mixed-type parameters."""
+    """Refuse models that cannot be averaged or evaluated sample by sample, such as those with batch norm."""
     for name, layer in model.named_modules():
         if getattr(layer, "running_mean", None) is not None:
             raise InputError(
@@ -158,13 +165,13 @@ def check(model: nn.Module) -> None:
             )
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise InputError(
-                f"layer {name!r} ({type(layer).__name__}) normalises by the statistics of a batch, which clients do "
-                "not share; use GroupNorm or LayerNorm"
+                f"layer {name!r} ({type(layer).__name__}) normalises by batch statistics, which clients do not "
+                "share; use GroupNorm or LayerNorm"
             )
         if isinstance(layer, torch.jit.ScriptModule | nn.DataParallel):
-            raise InputError(f"a {type(layer).__name__} cannot be given other parameters; pass the module inside it")
+            raise InputError(f"a {type(layer).__name__} does not take other parameters; pass the module inside it")
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
-        raise InputError("the model has lazy layers, whose weights no seed has drawn yet; give them their sizes")
+        raise InputError("the model has lazy layers, whose weights are not initialised yet; give them their sizes")
     types = {p.dtype for p in model.parameters()}
     if not types:
         raise InputError(f"{type(model).__name__} has no parameters to train")
@@ -175,7 +182,7 @@ def check(model: nn.Module) -> None:
     frozen = next((name for name, p in model.named_parameters() if not p.requires_grad), None)
     if frozen:
         raise InputError(
-            f"parameter {frozen!r} is frozen; a federation trains all parameters: make it a buffer instead"
+            f"parameter {frozen!r} is frozen, but a federation trains all parameters; make it a buffer instead"
         )
 
 
@@ -192,10 +199,10 @@ def unflat(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
 
 
 def with_weights(model: nn.Module, vector: Tensor) -> nn.Module:
-    """A copy of the model that holds these parameters."""
-    twin = copy.deepcopy(model)
-    values = unflat(twin, vector)
+    """A copy of the model with these parameters."""
+    model = copy.deepcopy(model)
+    values = unflat(model, vector)
     with torch.no_grad():
-        for name, p in twin.named_parameters():
+        for name, p in model.named_parameters():
             p.copy_(values[name])
-    return twin
+    return model
