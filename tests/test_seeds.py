@@ -20,7 +20,7 @@ def test_bits_are_splitmix64() -> None:
     assert [b % 2**64 for b in seeds.bits(key, (100,)).tolist()] == expected
 
 
-def test_streams_depend_on_each_part_of_the_key_and_on_no_global_state() -> None:
+def test_streams_depend_on_every_part_of_the_key_but_not_on_global_state() -> None:
     keys = {
         seeds.key(s, p, round=r, client=c)
         for s in (0, 1, 12)
@@ -57,7 +57,7 @@ def test_distributions() -> None:
     assert (counts - n / 7).abs().max() < 5 * (n / 7) ** 0.5
 
 
-def test_choices_are_fair() -> None:
+def test_choose_is_uniform() -> None:
     hits = torch.zeros(20)
     for r in range(2000):
         chosen = seeds.choose(seeds.key(0, "selection", round=r), 20, 5)
@@ -67,6 +67,6 @@ def test_choices_are_fair() -> None:
 
 
 @pytest.mark.parametrize("bits", [0, -1], ids=["first", "last"])
-def test_the_farthest_normal_numbers_are_finite(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+def test_extreme_normal_numbers_are_finite(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
     monkeypatch.setattr(seeds, "bits", lambda *_: torch.full((1,), bits))
     assert 8 < seeds.normal(0, (1,)).abs() < 9

@@ -1,8 +1,8 @@
-"""Randomness as an argument: every draw is a pure function of (seed, round, client, purpose).
+"""Keyed random numbers: every draw is a pure function of (seed, round, client, purpose).
 
-A key is a 64-bit hash of those four; a stream is the SplitMix64 finaliser applied to `key + i * golden`, in torch
-integer arithmetic. The same integers therefore come out on every device, in any order of work, for any set of methods,
-and nothing reads or moves a global generator; what only knows those is served by `seeded_global_rng`.
+A key is a 64-bit hash of those four. A stream is the SplitMix64 finaliser applied to `key + i * golden`, in torch
+integer arithmetic, so the integers are the same on every device, in any order of work and for any set of methods.
+Nothing reads or advances a global generator; code that uses one runs inside `seeded_global_rng`.
 """
 
 import contextlib
@@ -33,46 +33,53 @@ def key(seed: int, purpose: str, *, round: int = 0, client: int = 0) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def _signed(value: int) -> int:
-    """The same 64 bits as a signed integer, which is what torch's wrapping arithmetic works on."""
+def _to_signed(value: int) -> int:
+    """The same 64 bits as a signed integer, which torch's wrapping arithmetic needs."""
     value &= 0xFFFFFFFFFFFFFFFF
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _shifted(bits: Tensor, by: int) -> Tensor:
+def _shift_right(bits: Tensor, by: int) -> Tensor:
     """A logical right shift (torch's is arithmetic)."""
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
 def bits(key: int, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
-    """Random 64-bit integers, as int64. With `rows`, the i-th row is the rows[i]-th of the stream, not the i-th."""
+    """Random 64-bit integers, as int64.
+
+    Args:
+        key: The stream, from `key(...)`.
+        shape: The shape of the result.
+        device: Where the result is computed; its values do not depend on it.
+        rows: Row i of the result is row rows[i] of the stream; by default row i.
+    """
     width = math.prod(shape[1:])
     if rows is None:
         counters = torch.arange(1, shape[0] * width + 1, dtype=torch.int64, device=device)
     else:
         counters = rows[:, None] * width + torch.arange(1, width + 1, dtype=torch.int64, device=device)
-    z = counters.reshape(*shape) * _signed(_GOLDEN) + _signed(key)
-    z = (z ^ _shifted(z, 30)) * _signed(_MIX_1)
-    z = (z ^ _shifted(z, 27)) * _signed(_MIX_2)
-    return z ^ _shifted(z, 31)
+    z = counters.reshape(*shape) * _to_signed(_GOLDEN) + _to_signed(key)
+    z = (z ^ _shift_right(z, 30)) * _to_signed(_MIX_1)
+    z = (z ^ _shift_right(z, 27)) * _to_signed(_MIX_2)
+    return z ^ _shift_right(z, 31)
 
 
 def uniform(key: int, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
     """Uniform float32 numbers in [0, 1): multiples of 2^-24, exact on every device."""
-    return _shifted(bits(key, shape, device, rows), 40).float() * 2.0**-24
+    return _shift_right(bits(key, shape, device, rows), 40).float() * 2.0**-24
 
 
 def normal(key: int, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
-    """Standard normal float32 numbers, by inversion (one integer each, so the same integers on every device)."""
-    centred = (_shifted(bits(key, shape, device, rows), 11).double() + 0.5) * 2.0**-53
-    return torch.special.ndtri(centred.clamp(max=1 - 2.0**-53)).float()  # the last of 2^53 would round to 1
+    """Standard normal float32 numbers, by inversion: one integer each, so that every device uses the same integers."""
+    probability = (_shift_right(bits(key, shape, device, rows), 11).double() + 0.5) * 2.0**-53
+    return torch.special.ndtri(probability.clamp(max=1 - 2.0**-53)).float()  # the last of 2^53 would round to 1
 
 
 def integers(
     key: int, shape: Sequence[int], high: int, device: torch.device | str = "cpu", rows: Tensor | None = None
 ) -> Tensor:
     """Integers in [0, high), as int64 (the bias of the modulus is below high / 2^63)."""
-    return _shifted(bits(key, shape, device, rows), 1) % high
+    return _shift_right(bits(key, shape, device, rows), 1) % high
 
 
 def permutations(key: int, count: int, size: int, device: torch.device | str = "cpu") -> Tensor:
@@ -94,25 +101,25 @@ def choose(key: int, size: int, count: int) -> list[int]:
 
 
 def generator(key: int) -> np.random.Generator:
-    """A numpy generator for one-off structural draws (a partition, a toy data set) that need more than integers."""
+    """A numpy generator for draws that need more than integers (a partition, a toy data set)."""
     return np.random.Generator(np.random.Philox(key=key))
 
 
-_turn = threading.RLock()  # the global generators serve one thread at a time
+_rng_lock = threading.RLock()  # one thread at a time uses the global generators
 
 
-def _new_turn() -> None:
-    global _turn  # a forked process must not wait for a thread that is not there
-    _turn = threading.RLock()
+def _reset_rng_lock() -> None:
+    global _rng_lock  # a forked process does not inherit the thread that may hold the lock
+    _rng_lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_turn)
+    os.register_at_fork(after_in_child=_reset_rng_lock)
 
 
 @contextlib.contextmanager
 def seeded_global_rng(key: int, device: torch.device | None = None) -> Iterator[None]:
-    """What others draw inside (initial weights, dropout) comes from this key; the global generators are left alone.
+    """Seed torch's global generators inside (initial weights, dropout) and restore their state afterwards.
 
     >>> with seeded_global_rng(7):
     ...     first = torch.rand(2)
@@ -120,7 +127,7 @@ def seeded_global_rng(key: int, device: torch.device | None = None) -> Iterator[
     ...     assert torch.equal(torch.rand(2), first)
     """
     gpus = [device] if device is not None and device.type == "cuda" else []
-    with _turn, torch.random.fork_rng(devices=gpus):
+    with _rng_lock, torch.random.fork_rng(devices=gpus):
         for generator in [torch.default_generator, *(torch.cuda.default_generators[gpu.index] for gpu in gpus)]:
             generator.manual_seed(key)
         yield

@@ -1,4 +1,4 @@
-"""Every aggregator in one table of laws, and `tilted` against its own definition."""
+"""One table of properties for every aggregator, and `tilted` against its definition."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ INF = math.inf
 PARAMETERS, OFFSET = 100_000, 100.0
 ROUNDING = 2e-5  # a few units in the last place of a float32 near 100
 
-# name: (rule, share of outliers that it must stand)
+# name: (rule, share of outliers it must tolerate)
 AGGREGATORS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "mean": (aggregate.mean, 0.0),
     "median": (aggregate.median, 0.4),
@@ -36,7 +36,7 @@ AGGREGATORS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
 }
 
 
-def test_every_rule_of_the_server_is_in_the_table() -> None:
+def test_the_table_has_every_aggregator() -> None:
     assert {name.split()[0] for name in AGGREGATORS} == {"tilted", *aggregate.AGGREGATORS}
 
 
@@ -55,39 +55,39 @@ def models() -> Tensor:
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)
-def test_laws(name: str, models: Tensor) -> None:
-    rule, stands = AGGREGATORS[name]
+def test_properties(name: str, models: Tensor) -> None:
+    rule, tolerated = AGGREGATORS[name]
     result = rule(models)
     assert result.shape == (PARAMETERS,)
     assert result.dtype == models.dtype
     order = torch.randperm(len(models), generator=torch.Generator().manual_seed(1))
     close(rule(models[order]), result)
-    moved = torch.linspace(-50, 50, PARAMETERS)
-    close(rule(models + moved), result + moved, 4 * ROUNDING)
-    if "e-" not in name and name != "tilted q=5":  # where q is finite, the scale goes into it: see the scale law below
+    offset = torch.linspace(-50, 50, PARAMETERS)
+    close(rule(models + offset), result + offset, 4 * ROUNDING)
+    if "e-" not in name and name != "tilted q=5":  # a finite q depends on the scale: see test_scale_law
         close(rule(models * 4) / 4, result)
     close(rule(models[:1]), models[0])
     close(rule(models[:1].expand(5, -1)), models[0])
     for share in (0.1, 0.2, 0.3, 0.4):
-        if share <= stands:
+        if share <= tolerated:
             bad = models.clone()
             bad[: int(share * len(bad))] += 1e6
-            away = (rule(bad) - OFFSET).norm() / PARAMETERS**0.5
-            assert away < 2.5, f"{share:.0%} of outliers moved {name} by {away:.1f} standard deviations"
+            error = (rule(bad) - OFFSET).norm() / PARAMETERS**0.5
+            assert error < 2.5, f"{share:.0%} of outliers moved {name} by {error:.1f} standard deviations"
 
 
 def weiszfeld(models: Tensor) -> Tensor:
     """The geometric median by its textbook iteration on coordinates, in float64."""
     points, y = models.double(), models.double().median(0).values
     for _ in range(5000):
-        pull = 1 / (points - y).norm(dim=1)
-        y = pull @ points / pull.sum()
+        inverse = 1 / (points - y).norm(dim=1)
+        y = inverse @ points / inverse.sum()
     return y
 
 
 @pytest.mark.parametrize("place", [0, 4, 9])
 @pytest.mark.parametrize("far", [1e4, 1e8, 1e20, 1e37])
-def test_one_client_however_far_changes_no_digit_of_the_others(far: float, place: int) -> None:
+def test_one_far_client_costs_no_accuracy(far: float, place: int) -> None:
     honest = 0.1 * torch.randn(9, 100, generator=torch.Generator().manual_seed(0))
     models = torch.cat([honest[:place], torch.full((1, 100), far), honest[place:]])
     origin = torch.zeros(100)
@@ -98,7 +98,7 @@ def test_one_client_however_far_changes_no_digit_of_the_others(far: float, place
 
 
 @pytest.mark.parametrize("name", ["mean", "tilted q=0", "tilted q=1e-5", "tilted q=inf"])
-def test_the_others_do_break_down(name: str, models: Tensor) -> None:
+def test_mean_and_positive_tilts_are_not_robust(name: str, models: Tensor) -> None:
     bad = models.clone()
     bad[0] += 1e6
     assert (AGGREGATORS[name][0](bad) - OFFSET).norm() / PARAMETERS**0.5 > 1e4
@@ -122,29 +122,29 @@ CLASSICAL = [
     ("large negative q", lambda m: aggregate.tilted(m, -1e3), lambda m: aggregate.tilted(m, -INF)),
     ("no trim", lambda m: aggregate.trimmed_mean(m, 0.0), aggregate.mean),
     ("trim all but two", lambda m: aggregate.trimmed_mean(m, 0.4), aggregate.median),
-    ("trust everyone", lambda m: aggregate.multi_krum(m, 0.0), aggregate.mean),
+    ("no bad clients", lambda m: aggregate.multi_krum(m, 0.0), aggregate.mean),
     ("no clipping", lambda m: aggregate.norm_clipped(m, limit=1e9), aggregate.mean),
 ]
 
 
 @pytest.mark.parametrize(("name", "rule", "classical"), CLASSICAL, ids=[c[0] for c in CLASSICAL])
-def test_limits_are_the_classical_rules(name: str, rule: Callable, classical: Callable, models: Tensor) -> None:
+def test_special_cases_equal_classical_rules(name: str, rule: Callable, classical: Callable, models: Tensor) -> None:
     close(rule(models), classical(models))
 
 
-def shares(models: Tensor, w: Tensor, q: float, u: Tensor) -> Tensor:
+def client_grads(models: Tensor, w: Tensor, q: float, u: Tensor) -> Tensor:
     return torch.softmax(u.log() + q * distances.squared_l2(models, w), 0)
 
 
 @pytest.mark.parametrize("size", [(2, 1), (5, 3), (10, 400), (60, 7)])
 @pytest.mark.parametrize("q", [1e-3, 0.1, 1.0, 5.0, 300.0, -1e-3, -0.1, -1.0, -5.0, -300.0])
-def test_stationary_to_a_millionth_of_the_radius(size: tuple[int, int], q: float) -> None:
+def test_tilted_is_stationary(size: tuple[int, int], q: float) -> None:
     rng = torch.Generator().manual_seed(size[0])
     models = OFFSET + torch.randn(*size, generator=rng, dtype=torch.float64)
     radius = (models - models.mean(0)).norm(dim=1).max()
     for u in (torch.ones(size[0], dtype=torch.float64), torch.rand(size[0], generator=rng, dtype=torch.float64)):
         w = aggregate.tilted(models, q, weights=u)
-        assert (w - shares(models, w, q, u) @ models).norm() <= 1e-6 * radius
+        assert (w - client_grads(models, w, q, u) @ models).norm() <= 1e-6 * radius
 
 
 def test_the_smallest_enclosing_ball() -> None:
@@ -152,10 +152,10 @@ def test_the_smallest_enclosing_ball() -> None:
     models = torch.randn(40, 6, generator=rng, dtype=torch.float64)
     centre = aggregate.tilted(models, INF)
     radius = distances.l2(models, centre).max()
-    on_it = models[distances.l2(models, centre) > radius * (1 - 1e-7)]
+    boundary = models[distances.l2(models, centre) > radius * (1 - 1e-7)]
     for direction in torch.randn(200, 6, generator=rng, dtype=torch.float64):
-        assert ((on_it - centre) @ direction).max() >= -1e-6 * radius  # no way to move closer to all at once
-    for q in (1e15, 1e17, 1e300):  # Newton's method would meet a singular matrix
+        assert ((boundary - centre) @ direction).max() >= -1e-6 * radius  # no direction is closer to all of them
+    for q in (1e15, 1e17, 1e300):  # Newton's method would solve a singular system
         torch.testing.assert_close(aggregate.tilted(models, q), centre, atol=1e-9, rtol=0)
     corners = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 0.1]], dtype=torch.float64)
     torch.testing.assert_close(aggregate.tilted(corners, INF), corners.new_tensor([1.0, 0.0]), atol=1e-7, rtol=0)
@@ -169,9 +169,9 @@ def test_mean_shift_finds_the_cluster_it_starts_in() -> None:
     assert torch.equal(aggregate.tilted(models, -INF, start=right[2] + 1e-3), right[2])
 
 
-def test_mean_shift_leaves_a_saddle() -> None:
+def test_mean_shift_does_not_stop_at_a_saddle() -> None:
     models = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
-    y = aggregate.tilted(models, -0.55, start=models.new_tensor([1e-4]))  # 0 is a fixed point, and no mode
+    y = aggregate.tilted(models, -0.55, start=models.new_tensor([1e-4]))  # 0 is a fixed point but not a mode
     assert y.item() > 0.4
     torch.testing.assert_close(y, (2 * 0.55 * y).tanh(), atol=1e-8, rtol=0)
 
@@ -179,8 +179,8 @@ def test_mean_shift_leaves_a_saddle() -> None:
 def test_geometric_median_is_stationary_or_a_heavy_client() -> None:
     models = torch.randn(30, 50, dtype=torch.float64)
     w = aggregate.geometric_median(models)
-    away = w - models
-    assert (away / away.norm(dim=1, keepdim=True)).mean(0).norm() < 1e-6
+    difference = w - models
+    assert (difference / difference.norm(dim=1, keepdim=True)).mean(0).norm() < 1e-6
     heavy = torch.tensor([1.0] * 29 + [40.0], dtype=torch.float64)
     assert torch.equal(aggregate.geometric_median(models, heavy), models[29])
     three = torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.0, 0.0]])
@@ -197,21 +197,21 @@ def test_weights_count_as_repetition(name: str) -> None:
         torch.testing.assert_close(rule(models, weights=times, **extra), rule(repeated, **extra), rtol=0, atol=1e-7)
 
 
-def test_steps_descend_the_objective() -> None:
+def test_steps_decrease_the_objective() -> None:
     models = torch.randn(8, 30, dtype=torch.float64)
     for distance, q, size in (("squared_l2", 0.2, 0.01), ("l2", 1.0, 0.1), ("l1", 0.5, 0.002), ("l2", -1.0, 0.1)):
-        away = getattr(distances, distance)
+        distance_to = getattr(distances, distance)
         objective = [
-            (q * away(models, w)).exp().mean().log() / q
+            (q * distance_to(models, w)).exp().mean().log() / q
             for w in (aggregate.tilted(models, q, distance, steps=(n, size)) for n in (1, 5, 20))
         ]
         assert objective[0] > objective[1] > objective[2]
-    far = aggregate.tilted(models, 0.05, steps=(2000, 0.05))
-    torch.testing.assert_close(far, aggregate.tilted(models, 0.05), atol=1e-6, rtol=0)
+    converged = aggregate.tilted(models, 0.05, steps=(2000, 0.05))
+    torch.testing.assert_close(converged, aggregate.tilted(models, 0.05), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
         (lambda: aggregate.mean(torch.ones(3)), "(clients, parameters), got torch.float32 of shape (3,)"),
         (lambda: aggregate.mean(torch.ones(0, 3)), "of shape (0, 3)"),
@@ -226,10 +226,10 @@ def test_steps_descend_the_objective() -> None:
         (lambda: aggregate.tilted(torch.ones(2, 3), start=torch.ones(4)), "start must have shape (3,), got (4,)"),
         (lambda: aggregate.tilted(torch.ones(2, 3), steps=(0, 1.0)), "got (0, 1.0)"),
         (lambda: aggregate.trimmed_mean(torch.ones(2, 3), 0.5), "trim must be in [0, 0.5), got 0.5"),
-        (lambda: aggregate.krum(torch.ones(2, 3), -0.1), "bad must be in [0, 0.5), got -0.1"),
+        (lambda: aggregate.krum(torch.ones(2, 3), -0.1), "bad_share must be in [0, 0.5), got -0.1"),
     ],
 )
-def test_bad_input_is_one_sentence(call: Callable, words: str) -> None:
+def test_invalid_input_gives_a_one_line_error(call: Callable, message: str) -> None:
     with pytest.raises(InputError) as error:
         call()
-    assert words in str(error.value)
+    assert message in str(error.value)

@@ -10,7 +10,7 @@ from fedtilt.math.tilt import tilted_mean
 
 LOGITS = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 TARGETS = torch.randint(0, 5, (40,), generator=torch.Generator().manual_seed(1))
-HOLED = torch.where(torch.arange(40) < 25, TARGETS, -100)
+TARGETS_IGNORED = torch.where(torch.arange(40) < 25, TARGETS, -100)
 LOSSES = F.cross_entropy(LOGITS, TARGETS, reduction="none")
 
 
@@ -22,7 +22,7 @@ def test_no_tilt_is_cross_entropy_and_its_gradient() -> None:
 
 
 @pytest.mark.parametrize(("tau", "lam"), [(50.0, 100.0), (0.0, -2.0), (-1.0, 3.0), (2.0, 0.0)])
-def test_two_levels_are_the_formula_of_the_paper(tau: float, lam: float) -> None:
+def test_two_levels_equal_the_formula_of_the_paper(tau: float, lam: float) -> None:
     parts = []
     for k in TARGETS.unique():
         inside = LOSSES[TARGETS == k]
@@ -54,14 +54,15 @@ def test_another_loss_outer_groups_and_weights() -> None:
     losses = squared(LOGITS, TARGETS)
     worst = max(client_loss(losses[site == s], TARGETS[site == s], 2.0, -1.0) for s in range(3))
     torch.testing.assert_close(value, worst)
-    kept = torch.arange(40) < 25
+    included = torch.arange(40) < 25
     torch.testing.assert_close(
-        TiltedLoss(2.0, -1.0)(LOGITS, TARGETS, weights=kept.double()), TiltedLoss(2.0, -1.0)(LOGITS[:25], TARGETS[:25])
+        TiltedLoss(2.0, -1.0)(LOGITS, TARGETS, weights=included.double()),
+        TiltedLoss(2.0, -1.0)(LOGITS[:25], TARGETS[:25]),
     )
 
 
-def test_mislabelled_samples_lose_their_say() -> None:
-    """One line in a training loop: with 40 % of the labels flipped, lam < 0 still finds the boundary."""
+def test_negative_lam_ignores_mislabelled_samples() -> None:
+    """With 40 % of the labels of one class flipped, lam < 0 still finds the boundary."""
     rng = torch.Generator().manual_seed(0)
     y = torch.randint(0, 2, (600,), generator=rng)
     x = torch.randn(600, 2, generator=rng) + 2.5 * (2 * y[:, None] - 1) * torch.tensor([1.0, 0.0])
@@ -82,37 +83,37 @@ def smoothed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
 
 
-def test_the_remedies_of_the_sentences_are_remedies() -> None:
+def test_the_remedies_in_error_messages_work() -> None:
     criterion = TiltedLoss(2.0, -1.0)
     expected = criterion(LOGITS[:25], TARGETS[:25])
-    torch.testing.assert_close(criterion(LOGITS, HOLED, weights=HOLED.ne(-100).float()), expected)
+    torch.testing.assert_close(criterion(LOGITS, TARGETS_IGNORED, weights=TARGETS_IGNORED.ne(-100).float()), expected)
     rows = LOGITS.reshape(8, 5, 5).movedim(-1, 1), TARGETS.reshape(8, 5)  # (N, C, L) and (N, L)
     flattened = criterion(rows[0].movedim(1, -1).flatten(0, -2), rows[1].flatten())
     torch.testing.assert_close(flattened, criterion(LOGITS, TARGETS))
-    shares = F.one_hot(TARGETS, 5).double()
-    torch.testing.assert_close(criterion(LOGITS, shares, classes=TARGETS), criterion(LOGITS, TARGETS))
+    probabilities = F.one_hot(TARGETS, 5).double()
+    torch.testing.assert_close(criterion(LOGITS, probabilities, classes=TARGETS), criterion(LOGITS, TARGETS))
     with pytest.raises(IndexError, match="Target -1 is out of bounds"):
         criterion(LOGITS, TARGETS - 1)
     hinge = TiltedLoss(loss=lambda out, y: (1 - out[:, 0] * y).relu())
-    signs = 2 * (TARGETS > 2).long() - 1  # -1 is a label like any other to this loss
+    signs = 2 * (TARGETS > 2).long() - 1  # this loss takes -1 as a label
     torch.testing.assert_close(hinge(LOGITS, signs), (1 - LOGITS[:, 0] * signs).relu().mean())
 
 
-def test_it_batches_traces_and_compiles_without_a_look_at_the_labels() -> None:
+def test_vmap_and_compile_work() -> None:
     criterion = TiltedLoss(2.0, -1.0)
     logits, targets = LOGITS.reshape(4, 10, 5), TARGETS.reshape(4, 10)
     each = torch.stack([criterion(x, y) for x, y in zip(logits, targets, strict=True)])
     torch.testing.assert_close(torch.vmap(criterion)(logits, targets), each)
     grads = torch.vmap(torch.func.grad(criterion))(logits, targets)
     torch.testing.assert_close(grads[0], torch.func.grad(criterion)(logits[0], targets[0]))
-    compile_library = torch.compile(criterion, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compile_library(LOGITS, TARGETS), criterion(LOGITS, TARGETS))
+    compiled = torch.compile(criterion, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(LOGITS, TARGETS), criterion(LOGITS, TARGETS))
     weights = torch.ones(40)
-    torch.testing.assert_close(compile_library(LOGITS, TARGETS, weights=weights), criterion(LOGITS, TARGETS))
+    torch.testing.assert_close(compiled(LOGITS, TARGETS, weights=weights), criterion(LOGITS, TARGETS))
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
         (lambda: TiltedLoss(loss=F.cross_entropy)(LOGITS, TARGETS), 'reduction="none"'),
         (lambda: TiltedLoss(loss=F.mse_loss)(LOGITS, LOGITS, classes=TARGETS), "got shape ()"),
@@ -132,11 +133,11 @@ def test_it_batches_traces_and_compiles_without_a_look_at_the_labels() -> None:
             "got shape (10, 4) for 10 samples; flatten them: criterion(logits.movedim(1, -1).flatten(0, -2), tar",
         ),
         (
-            lambda: TiltedLoss()(LOGITS, HOLED),
-            "targets hold -100, and there is no ignore_index; leave these samples out with "
+            lambda: TiltedLoss()(LOGITS, TARGETS_IGNORED),
+            "targets contain -100, and TiltedLoss has no ignore_index; exclude these samples with "
             "criterion(logits, targets, weights=targets.ne(-100).float())",
         ),
-        (lambda: TiltedLoss(loss=smoothed)(LOGITS, HOLED), "targets hold -100, "),
+        (lambda: TiltedLoss(loss=smoothed)(LOGITS, TARGETS_IGNORED), "targets contain -100, "),
         (lambda: TiltedLoss(tau="2"), "tau must be a number, got '2'"),
         (lambda: TiltedLoss(lam=None), "lam must be a number, got None"),
         (lambda: TiltedLoss(math.nan), "tau must be a number, got nan"),
@@ -144,7 +145,7 @@ def test_it_batches_traces_and_compiles_without_a_look_at_the_labels() -> None:
         (lambda: TiltedLoss()(LOGITS[:0], TARGETS[:0]), "must not be empty"),
     ],
 )
-def test_bad_input_is_one_sentence(call, words: str) -> None:
+def test_invalid_input_gives_a_one_line_error(call, message: str) -> None:
     with pytest.raises(InputError) as error:
         call()
-    assert words in str(error.value)
+    assert message in str(error.value)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedtilt.errors import InputError
-from fedtilt.math.small_batch import small_batch_shares
-from fedtilt.math.tilt import nested_shares, nested_tilt, tilted_mean
+from fedtilt.math.small_batch import small_batch_tilt_grad
+from fedtilt.math.tilt import nested_tilt, nested_tilt_grad, tilted_mean
 
 INF = math.inf
 EXPONENTS = (-12, -9, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6)
@@ -44,9 +44,9 @@ def exact(shape: str, scale: float, t: float) -> tuple[float, list[float]]:
     x = sample(shape, scale).tolist()
     n, lo, hi = len(x), min(x), max(x)
     if math.isinf(t):
-        edge = hi if t > 0 else lo
-        ties = x.count(edge)
-        return edge, [1 / ties if v == edge else 0.0 for v in x]
+        extreme = hi if t > 0 else lo
+        ties = x.count(extreme)
+        return extreme, [1 / ties if v == extreme else 0.0 for v in x]
     if t == 0:
         return float(mpmath.fsum(x) / n), [1 / n] * n
     with mpmath.workdps(60):
@@ -60,12 +60,12 @@ def assert_close(shape: str, scale: float, t: float, dtype: torch.dtype, toleran
     x = sample(shape, scale).to(dtype, copy=True).requires_grad_()
     value = tilted_mean(x, t)
     (grad,) = torch.autograd.grad(value, x)
-    expected, slope = exact(shape, scale, t)
+    expected, expected_grad = exact(shape, scale, t)
     assert math.isfinite(value.item())
     assert grad.isfinite().all()
     assert abs(value.item() - expected) <= tolerance * abs(expected)
-    error = (grad.double() - torch.tensor(slope, dtype=torch.float64)).abs().max().item()
-    assert error <= tolerance * max(slope), f"gradient off by {error / max(slope):.1e}"
+    error = (grad.double() - torch.tensor(expected_grad, dtype=torch.float64)).abs().max().item()
+    assert error <= tolerance * max(expected_grad), f"gradient off by {error / max(expected_grad):.1e}"
 
 
 GRID = list(itertools.product(SHAPES, SCALES, TILTS))
@@ -111,38 +111,39 @@ def test_any_dimension() -> None:
 
 
 @pytest.mark.parametrize("t", [0.0, 1e-9, 1.0, -3.0, 1e4, INF, -INF])
-@pytest.mark.parametrize("poison", [math.nan, INF, -INF, 1e30])
-def test_nothing_leaks_from_a_zero_weight(t: float, poison: float) -> None:
-    x = torch.tensor([0.3, poison, 0.9, poison, 0.9], requires_grad=True)
+@pytest.mark.parametrize("masked", [math.nan, INF, -INF, 1e30])
+def test_values_of_weight_zero_have_no_effect(t: float, masked: float) -> None:
+    x = torch.tensor([0.3, masked, 0.9, masked, 0.9], requires_grad=True)
     w = torch.tensor([1.0, 0.0, 2.0, 0.0, 1.0])
     value = tilted_mean(x, t, weights=w)
     (grad,) = torch.autograd.grad(value, x)
     repeated = torch.tensor([0.3, 0.9, 0.9, 0.9], requires_grad=True)
     expected = tilted_mean(repeated, t)
-    (slope,) = torch.autograd.grad(expected, repeated)
+    (expected_grad,) = torch.autograd.grad(expected, repeated)
     torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(grad, torch.stack([slope[0], slope[0] * 0, slope[1] * 2, slope[0] * 0, slope[1]]))
+    a, b = expected_grad[0], expected_grad[1]
+    torch.testing.assert_close(grad, torch.stack([a, a * 0, b * 2, a * 0, b]))
 
 
-@pytest.mark.parametrize(("t", "edge"), [(1e39, 0.9), (-1e300, 0.3)])
-def test_a_tilt_beyond_float32_is_infinite(t: float, edge: float) -> None:
+@pytest.mark.parametrize(("t", "extreme"), [(1e39, 0.9), (-1e300, 0.3)])
+def test_a_tilt_beyond_float32_is_infinite(t: float, extreme: float) -> None:
     x = torch.tensor([0.3, 0.9, 0.5], requires_grad=True)
     value = tilted_mean(x, t)
     (grad,) = torch.autograd.grad(value, x)
-    assert torch.equal(value, torch.tensor(edge))
-    assert grad.tolist() == (x == edge).tolist()
+    assert torch.equal(value, torch.tensor(extreme))
+    assert grad.tolist() == (x == extreme).tolist()
 
 
 @pytest.mark.parametrize("t", [2.0, -2.0, INF, -INF])
 @pytest.mark.parametrize("losses", [(1.0, math.nan, 0.5), (math.nan, 1.0, 0.5), (0.5, 1.0, math.nan)])
-def test_a_loss_that_is_nan_is_never_passed_over(losses: tuple[float, ...], t: float) -> None:
+def test_a_nan_loss_makes_the_result_nan(losses: tuple[float, ...], t: float) -> None:
     x, y = torch.tensor(losses), torch.zeros(3, dtype=torch.long)
     assert tilted_mean(x, t).isnan()
-    assert nested_shares(x, [y], [t, 0.0]).isnan().all()
-    assert small_batch_shares(x, [y], [t, 0.0]).isnan().all()
+    assert nested_tilt_grad(x, [y], [t, 0.0]).isnan().all()
+    assert small_batch_tilt_grad(x, [y], [t, 0.0]).isnan().all()
 
 
-def test_no_weight_at_all_is_zero_without_nan() -> None:
+def test_all_weights_zero_gives_zero_not_nan() -> None:
     x = torch.tensor([[1.0, math.nan], [1.0, 2.0]], requires_grad=True)
     value = tilted_mean(x, 3.0, weights=torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
     (grad,) = torch.autograd.grad(value.sum(), x)
@@ -151,16 +152,16 @@ def test_no_weight_at_all_is_zero_without_nan() -> None:
 
 
 def naive_nested(losses: Tensor, groups: list[Tensor], tilts: list[float]) -> Tensor:
-    """Dictionaries of cells, level by level: slow and obvious."""
-    cells = [(losses[i], 1.0, tuple(int(g[i]) for g in groups)) for i in range(len(losses))]
+    """Dictionaries of groups, level by level: slow and obvious."""
+    level_groups = [(losses[i], 1.0, tuple(int(g[i]) for g in groups)) for i in range(len(losses))]
     for level in range(len(groups)):
         merged: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
-        for value, mass, labels in cells:
+        for value, mass, labels in level_groups:
             merged.setdefault(labels[: len(groups) - level] if level == 0 else labels, []).append((value, mass))
-        cells = [
+        level_groups = [
             (_tilted(members, tilts[level]), sum(m for _, m in members), key[1:]) for key, members in merged.items()
         ]
-    return _tilted([(v, m) for v, m, _ in cells], tilts[-1])
+    return _tilted([(v, m) for v, m, _ in level_groups], tilts[-1])
 
 
 def _tilted(members: list[tuple[Tensor, float]], t: float) -> Tensor:
@@ -174,14 +175,14 @@ NESTS = (
     [0.0, INF, 1.0, -1.0],
     [-INF, 50.0, -7.0, 0.0],
     [-4.0, 0.0, INF, 2.0],
-    [-2.0, 3.0, 3.0, 3.0],  # equal neighbours are one level, whatever lies inside
+    [-2.0, 3.0, 3.0, 3.0],  # equal neighbours are one level, whatever the finer tilts are
     [3.0, 3.0, -2.0, -2.0],
 )
 
 
 @pytest.mark.parametrize("size", [1, 12, 300])  # below and above the switch from masks to a sort
 @pytest.mark.parametrize("levels", [1, 2, 3])
-def test_nested_equals_dictionaries_of_cells(size: int, levels: int) -> None:
+def test_nested_tilt_equals_the_naive_version(size: int, levels: int) -> None:
     rng = torch.Generator().manual_seed(size * levels)
     losses = torch.rand(size, generator=rng, dtype=torch.float64).requires_grad_()
     kinds = (torch.int64, torch.int32, torch.uint8)  # labels of any integer type
@@ -191,15 +192,15 @@ def test_nested_equals_dictionaries_of_cells(size: int, levels: int) -> None:
         expected = naive_nested(losses, groups, tilts[: levels + 1])
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
         (grad,) = torch.autograd.grad(value, losses)
-        (slope,) = torch.autograd.grad(expected, losses)
-        torch.testing.assert_close(grad, slope, rtol=1e-10, atol=1e-14)
+        (expected_grad,) = torch.autograd.grad(expected, losses)
+        torch.testing.assert_close(grad, expected_grad, rtol=1e-10, atol=1e-14)
         torch.testing.assert_close(
-            nested_shares(losses.detach(), groups, tilts[: levels + 1]), grad, rtol=1e-10, atol=1e-14
+            nested_tilt_grad(losses.detach(), groups, tilts[: levels + 1]), grad, rtol=1e-10, atol=1e-14
         )
 
 
 @pytest.mark.parametrize("size", [10, 400])
-def test_equal_tilts_are_one_level_and_zeros_the_mean(size: int) -> None:
+def test_equal_tilts_are_one_level_and_zero_tilts_the_mean(size: int) -> None:
     losses = torch.rand(size, dtype=torch.float64)
     label = torch.arange(size) % 3
     for t in (-50.0, -1.0, 1e-9, 2.0, 100.0, INF, -INF):
@@ -210,7 +211,7 @@ def test_equal_tilts_are_one_level_and_zeros_the_mean(size: int) -> None:
     torch.testing.assert_close(nested_tilt(losses, [label], [0.0, 0.0]), losses.mean())
 
 
-def test_order_of_samples_and_names_of_classes_do_not_matter() -> None:
+def test_sample_order_and_class_labels_do_not_matter() -> None:
     losses, label = torch.rand(50, dtype=torch.float64), torch.randint(0, 4, (50,))
     order, renamed = torch.randperm(50), torch.tensor([7, -2, 100, 0])
     value = nested_tilt(losses, [label], [3.0, -5.0])
@@ -218,7 +219,7 @@ def test_order_of_samples_and_names_of_classes_do_not_matter() -> None:
     torch.testing.assert_close(nested_tilt(losses, [renamed[label]], [3.0, -5.0]), value, rtol=1e-14, atol=0)
 
 
-def test_zero_weights_take_samples_and_whole_classes_out_of_a_nest() -> None:
+def test_zero_weights_exclude_samples_and_whole_classes() -> None:
     losses = torch.tensor([1.0, math.nan, 3.0, math.nan], requires_grad=True)
     weights = torch.tensor([1.0, 0.0, 1.0, 0.0])
     value = nested_tilt(losses, [torch.tensor([0, 0, 1, 2])], [2.0, 5.0], weights=weights)
@@ -242,8 +243,8 @@ def test_vmap_compile_and_plain_broadcasting_agree() -> None:
     torch.testing.assert_close(torch.vmap(stacked)(losses, LABELS, tau, lam), plain)
     gradient = torch.func.grad(lambda x: stacked(x, LABELS, tau, lam).sum())(losses)
     torch.testing.assert_close(torch.vmap(torch.func.grad(stacked))(losses, LABELS, tau, lam), gradient)
-    compile_library = torch.compile(torch.vmap(torch.func.grad_and_value(stacked)), backend="aot_eager", fullgraph=True)
-    grad, value = compile_library(losses, LABELS, tau, lam)
+    compiled = torch.compile(torch.vmap(torch.func.grad_and_value(stacked)), backend="aot_eager", fullgraph=True)
+    grad, value = compiled(losses, LABELS, tau, lam)
     torch.testing.assert_close(value, plain)
     torch.testing.assert_close(grad, gradient)
 
@@ -253,8 +254,8 @@ def test_vmap_compile_and_plain_broadcasting_agree() -> None:
 def test_inductor_agrees() -> None:
     losses = torch.rand(3, 6)
     tau, lam = torch.tensor([0.0, 50.0, -INF]), torch.tensor([100.0, -2.0, 0.0])
-    compile_library = torch.compile(stacked, fullgraph=True)
-    torch.testing.assert_close(compile_library(losses, LABELS, tau, lam), stacked(losses, LABELS, tau, lam))
+    compiled = torch.compile(stacked, fullgraph=True)
+    torch.testing.assert_close(compiled(losses, LABELS, tau, lam), stacked(losses, LABELS, tau, lam))
 
 
 def test_second_derivatives() -> None:
@@ -266,19 +267,19 @@ def test_second_derivatives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
         (lambda: tilted_mean(torch.empty(0), 1.0), "must not be empty, got shape (0,)"),
         (lambda: tilted_mean(torch.ones(3, dtype=torch.long), 1.0), "floating point, got torch.int64"),
         (lambda: tilted_mean(torch.ones(3), math.nan), "a tilt must be a number or ±inf, got nan"),
         (lambda: tilted_mean(torch.ones(3), 1.0, weights=torch.ones(2)), "weights of shape (2,) do not broadcast"),
         (lambda: nested_tilt(torch.ones(3), [], [1.0, 2.0]), "got 2 tilts for 0 groups"),
-        (lambda: nested_tilt(torch.ones(3), [torch.ones(3)], [1.0, 2.0]), "one integer label per loss (3,)"),
+        (lambda: nested_tilt(torch.ones(3), [torch.ones(3)], [1.0, 2.0]), "must have one integer label per loss (3,)"),
         (lambda: nested_tilt(torch.ones(3), [torch.ones(2, dtype=torch.long)], [1.0, 2.0]), "of shape (2,)"),
     ],
 )
-def test_bad_input_is_one_sentence(call, words: str) -> None:
+def test_invalid_input_gives_a_one_line_error(call, message: str) -> None:
     with pytest.raises(InputError) as error:
         call()
-    assert words in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)

@@ -15,17 +15,17 @@ def squared_l2(models: Tensor, centre: Tensor) -> Tensor:
     >>> squared_l2(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.zeros(2)).tolist()
     [0.0, 25.0]
     """
-    return _whole(DISTANCES["squared_l2"], models, centre)
+    return _distance(DISTANCES["squared_l2"], models, centre)
 
 
 def l2(models: Tensor, centre: Tensor) -> Tensor:
     """||w_n − w|| for every client."""
-    return _whole(DISTANCES["l2"], models, centre)
+    return _distance(DISTANCES["l2"], models, centre)
 
 
 def l1(models: Tensor, centre: Tensor) -> Tensor:
     """||w_n − w||_1 for every client."""
-    return _whole(DISTANCES["l1"], models, centre)
+    return _distance(DISTANCES["l1"], models, centre)
 
 
 class Distance(NamedTuple):
@@ -41,21 +41,21 @@ class Distance(NamedTuple):
 
 
 DISTANCES = {
-    "squared_l2": Distance(torch.square, lambda s: s, lambda away: away, lambda d: torch.full_like(d, 2.0)),
-    # at a client itself 0 is a subgradient of the norm, and away is 0 there: any finite factor will do
-    "l2": Distance(torch.square, torch.sqrt, lambda away: away, lambda d: 1 / torch.where(d > 0, d, 1.0)),
+    "squared_l2": Distance(torch.square, lambda s: s, lambda diff: diff, lambda d: torch.full_like(d, 2.0)),
+    # at a client's model 0 is a subgradient of the norm, and diff is 0 there: any finite factor is right
+    "l2": Distance(torch.square, torch.sqrt, lambda diff: diff, lambda d: 1 / torch.where(d > 0, d, 1.0)),
     "l1": Distance(torch.abs, lambda s: s, torch.sign, torch.ones_like),
 }
 
 
 def get_distance(distance: str) -> Distance:
-    """The distance of that name, or a sentence that lists the names."""
+    """The distance of this name; an unknown name raises an error that lists the known ones."""
     if distance not in DISTANCES:
         raise InputError(f"unknown distance {distance!r}; choose one of {', '.join(DISTANCES)}")
     return DISTANCES[distance]
 
 
-def _whole(distance: Distance, models: Tensor, centre: Tensor) -> Tensor:
+def _distance(distance: Distance, models: Tensor, centre: Tensor) -> Tensor:
     if models.dim() != 2 or centre.shape != models.shape[1:]:
         raise InputError(
             f"a distance takes models (C, P) and a centre (P,), got {tuple(models.shape)} and {tuple(centre.shape)}"

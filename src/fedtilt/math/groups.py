@@ -1,4 +1,4 @@
-"""Cells of samples: reductions over the members of each, seen from every member, so that no group is ever ragged."""
+"""Reductions over groups of samples. Every member gets its group's result, so shapes do not depend on group sizes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,72 +9,72 @@ from torch import Tensor
 
 Reduce = Callable[[Tensor], Tensor]  # (…, n) → (…, n) or (…, 1)
 
-# Up to this many samples cells are a (n, n) mask: cheaper than sorting, and without a scatter, which on CUDA sums in
+# Up to this many samples, groups are a (n, n) mask: cheaper than sorting, and without a scatter, which on CUDA sums in
 # another order every time.
-_PAIRWISE = {"cpu": 256, "cuda": 2048}
+_MAX_MASK_SAMPLES = {"cpu": 256, "cuda": 2048}
 
 
 class GroupReduction(NamedTuple):
-    """How to reduce over the members of each cell."""
+    """Sum, minimum and maximum over the members of each group."""
 
-    total: Reduce
-    lowest: Reduce
-    highest: Reduce
+    sum: Reduce
+    min: Reduce
+    max: Reduce
 
 
 ONE_GROUP = GroupReduction(
-    total=lambda x: x.sum(-1, keepdim=True),
-    lowest=lambda x: x.amin(-1, keepdim=True),
-    highest=lambda x: x.amax(-1, keepdim=True),
+    sum=lambda x: x.sum(-1, keepdim=True),
+    min=lambda x: x.amin(-1, keepdim=True),
+    max=lambda x: x.amax(-1, keepdim=True),
 )
 
 
-def _pairwise(same: Tensor) -> GroupReduction:
-    """Cells given as a mask `same` (…, n, n); exact sums in a fixed order, no scatter."""
+def _mask_reduction(same: Tensor) -> GroupReduction:
+    """Groups as a mask `same` (…, n, n); sums in a fixed order, no scatter."""
 
-    def spread(x: Tensor, fill: float) -> Tensor:
+    def masked(x: Tensor, fill: float) -> Tensor:
         return torch.where(same, x.unsqueeze(-2), fill)
 
     return GroupReduction(
-        total=lambda x: spread(x, 0.0).sum(-1),
-        lowest=lambda x: spread(x, math.inf).amin(-1),
-        highest=lambda x: spread(x, -math.inf).amax(-1),
+        sum=lambda x: masked(x, 0.0).sum(-1),
+        min=lambda x: masked(x, math.inf).amin(-1),
+        max=lambda x: masked(x, -math.inf).amax(-1),
     )
 
 
-def _scattered(cell: Tensor) -> GroupReduction:
-    """Cells given as numbers in [0, n) (…, n); linear in n."""
+def _scatter_reduction(group: Tensor) -> GroupReduction:
+    """Groups as numbers in [0, n) (…, n); linear in n."""
 
-    def reduced(x: Tensor, how: str, start: float) -> Tensor:
-        index = cell.expand(x.shape)
-        return torch.full_like(x, start).scatter_reduce(-1, index, x, how).gather(-1, index)
+    def reduce(x: Tensor, operation: str, initial: float) -> Tensor:
+        index = group.expand(x.shape)
+        return torch.full_like(x, initial).scatter_reduce(-1, index, x, operation).gather(-1, index)
 
     return GroupReduction(
-        total=lambda x: reduced(x, "sum", 0.0),
-        lowest=lambda x: reduced(x, "amin", math.inf),
-        highest=lambda x: reduced(x, "amax", -math.inf),
+        sum=lambda x: reduce(x, "sum", 0.0),
+        min=lambda x: reduce(x, "amin", math.inf),
+        max=lambda x: reduce(x, "amax", -math.inf),
     )
 
 
-def nested_groups(groups: Sequence[Tensor], samples: int) -> list[GroupReduction]:
-    """The cells of every level, fine to coarse: a cell is identified by its own label and all coarser ones."""
+def nested_groups(labels: Sequence[Tensor], samples: int) -> list[GroupReduction]:
+    """The groups of every level, fine to coarse: samples share a group if this label and all coarser ones are equal."""
     levels = []
-    same = cell = None
-    for label in reversed(groups):
-        if samples <= _PAIRWISE.get(label.device.type, 256):
-            alike = label.unsqueeze(-1) == label.unsqueeze(-2)
-            same = alike if same is None else alike & same
-            levels.append(_pairwise(same))
+    same = group = None
+    for label in reversed(labels):
+        if samples <= _MAX_MASK_SAMPLES.get(label.device.type, 256):
+            same_label = label.unsqueeze(-1) == label.unsqueeze(-2)
+            same = same_label if same is None else same_label & same
+            levels.append(_mask_reduction(same))
         else:
-            own = _ranked(label.long())
-            cell = own if cell is None else _ranked(cell * samples + own)
-            levels.append(_scattered(cell))
+            rank = _dense_rank(label.long())
+            group = rank if group is None else _dense_rank(group * samples + rank)
+            levels.append(_scatter_reduction(group))
     return levels[::-1]
 
 
-def _ranked(label: Tensor) -> Tensor:
-    """Labels renumbered 0, 1, 2, … by a sort: shapes stay known, so it traces and batches."""
+def _dense_rank(label: Tensor) -> Tensor:
+    """Labels renumbered 0, 1, 2, … by a sort: shapes stay static, so it traces and batches."""
     ordered, order = label.sort(dim=-1)
-    new = torch.zeros_like(ordered)
-    new[..., 1:] = (ordered[..., 1:] != ordered[..., :-1]).long()
-    return torch.empty_like(label).scatter(-1, order, new.cumsum(-1))
+    is_new = torch.zeros_like(ordered)
+    is_new[..., 1:] = (ordered[..., 1:] != ordered[..., :-1]).long()
+    return torch.empty_like(label).scatter(-1, order, is_new.cumsum(-1))

@@ -10,7 +10,7 @@ from fedtilt import checks
 from fedtilt.errors import InputError
 from fedtilt.math.tilt import nested_tilt
 
-_IGNORED = -100  # the label that torch leaves out by default
+_IGNORED_LABEL = -100  # the default ignore_index of torch
 SampleLoss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) → (n,)
 
 
@@ -22,42 +22,50 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def client_loss(
     losses: Tensor, labels: Tensor, tau: float | Tensor, lam: float | Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """R = 1/tau · log Σ_k n_k/n · exp(tau · R_k) with R_k = 1/lam · log 1/n_k Σ_{z in k} exp(lam · l(z))."""
+    """R = 1/tau · log Σ_k n_k/n · exp(tau · R_k) with R_k = 1/lam · log 1/n_k Σ_{z in k} exp(lam · l(z)).
+
+    The client loss of FedTilt (arXiv 2503.13537); with tau = lam it is that of TERM (arXiv 2007.01162).
+    """
     return nested_tilt(losses, [labels], [lam, tau], weights)
 
 
-def _tilt(tilt: float | Tensor, what: str) -> float | Tensor:
-    """A tilt as given, if it is a tensor; otherwise a number, or refused."""
-    return tilt if isinstance(tilt, Tensor) else checks.number(tilt, what)
+def _check_tilt(tilt: float | Tensor, name: str) -> float | Tensor:
+    """The tilt: a tensor is not checked, anything else must be a number."""
+    return tilt if isinstance(tilt, Tensor) else checks.number(tilt, name)
 
 
-def _refuse_ignored(targets: Tensor, weights: Tensor | None) -> None:
-    """Refuse samples that torch would leave out and that would be a class of their own here, unless they weigh 0.
+def _reject_ignored(targets: Tensor, weights: Tensor | None) -> None:
+    """Reject labels that torch ignores by default, unless they have weight 0: here they would be one more class.
 
-    A trace, a vmap and a CUDA graph know no values, and look at none. torch itself refuses other negative labels.
+    Values cannot be read inside a trace, a vmap or a CUDA graph, so nothing is checked there. torch itself rejects
+    other negative labels.
     """
     capturing = targets.is_cuda and torch.cuda.is_current_stream_capturing()
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or capturing:
         return
-    ignored = targets == _IGNORED
+    ignored = targets == _IGNORED_LABEL
     try:
-        found = bool((ignored if weights is None else ignored & (weights > 0)).any())
+        has_ignored = bool((ignored if weights is None else ignored & (weights > 0)).any())
     except RuntimeError:  # inside vmap
         return
-    if found:
+    if has_ignored:
         raise InputError(
-            f"targets hold {_IGNORED}, and there is no ignore_index; leave these samples out with "
-            f"criterion(logits, targets, weights=targets.ne({_IGNORED}).float())"
+            f"targets contain {_IGNORED_LABEL}, and TiltedLoss has no ignore_index; exclude these samples with "
+            f"criterion(logits, targets, weights=targets.ne({_IGNORED_LABEL}).float())"
         )
 
 
 class TiltedLoss(nn.Module):
-    """A criterion for any training loop: fair to the classes with `tau` > 0, robust to bad samples with `lam` < 0.
+    """A PyTorch criterion: fair to the classes with `tau` > 0, robust to mislabelled samples with `lam` < 0.
 
-    `lam` tilts over the samples of each class, `tau` over the classes; 0, 0 is the ordinary mean. `loss` gives the
-    per-sample losses (cross-entropy by default). More levels nest around these two: `outer` holds a tilt for each of
-    the `groups` (labels from fine to coarse, such as site, then country) passed to the call. Samples to leave out get
-    weight 0; there is no `ignore_index`.
+    The two-level tilted loss of FedTilt (arXiv 2503.13537), see `client_loss`; 0, 0 is the ordinary mean. To exclude
+    samples, give them weight 0; there is no `ignore_index`.
+
+    Args:
+        tau: The tilt over the classes.
+        lam: The tilt over the samples of each class.
+        outer: One more tilt for each of the `groups` passed to the call.
+        loss: Per-sample losses (n,) from outputs and targets; cross-entropy by default.
 
     >>> import torch
     >>> logits, targets = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), torch.tensor([0, 1, 1])
@@ -76,8 +84,8 @@ class TiltedLoss(nn.Module):
         loss: SampleLoss = cross_entropy,
     ) -> None:
         super().__init__()
-        self.tau, self.lam, self.loss = _tilt(tau, "tau"), _tilt(lam, "lam"), loss
-        self.outer = tuple(_tilt(tilt, "an outer tilt") for tilt in outer)
+        self.tau, self.lam, self.loss = _check_tilt(tau, "tau"), _check_tilt(lam, "lam"), loss
+        self.outer = tuple(_check_tilt(tilt, "an outer tilt") for tilt in outer)
 
     def forward(
         self,
@@ -87,7 +95,15 @@ class TiltedLoss(nn.Module):
         weights: Tensor | None = None,
         classes: Tensor | None = None,
     ) -> Tensor:
-        """The tilted loss of a batch; `classes` are the labels to be fair to where the targets are not labels."""
+        """The tilted loss of a batch.
+
+        Args:
+            outputs: What the model returns, such as logits.
+            targets: What `loss` compares the outputs with; by default also the class labels.
+            groups: Labels of the outer levels, from fine to coarse, such as site, then country.
+            weights: Non-negative sample weights.
+            classes: Class labels, if the targets are none.
+        """
         if len(groups) != len(self.outer):
             raise InputError(f"TiltedLoss has {len(self.outer)} outer tilts, got {len(groups)} groups")
         labels = targets if classes is None else classes
@@ -97,7 +113,7 @@ class TiltedLoss(nn.Module):
                 "labels; pass whole numbers: criterion(logits, targets, classes=...)"
             )
         if not targets.is_floating_point():
-            _refuse_ignored(targets, weights)
+            _reject_ignored(targets, weights)
         losses = self.loss(outputs, targets)
         if losses.dim() != 1 or len(losses) != len(targets) or labels.dim() != 1:
             flat = "flatten them: criterion(logits.movedim(1, -1).flatten(0, -2), targets.flatten())"

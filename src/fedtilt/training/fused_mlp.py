@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtilt.math.tilt import nested_shares
+from fedtilt.math.tilt import nested_tilt_grad
 from fedtilt.models import unflat
 from fedtilt.training.local_job import Batches, LocalJob
 from fedtilt.training.sequential import own_parameters
@@ -77,4 +77,4 @@ def _layers(model: nn.Module, theta: Tensor) -> list[tuple[Tensor, Tensor]]:
 def _shares(losses: Tensor, y: Tensor, job: LocalJob) -> Tensor:
     if job.tau == job.lam == 0:
         return torch.full_like(losses, 1 / len(losses))
-    return nested_shares(losses, [y], [job.lam, job.tau])
+    return nested_tilt_grad(losses, [y], [job.lam, job.tau])
