@@ -1,4 +1,4 @@
-# Everything starts from a fresh clone with python3 and make; a second call does not install again.
+# Needs only python3 and make; the first call installs into .venv, later calls reuse it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,19 +12,19 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(READY)
 
-browser:  ## the browser that opens reports in tests; without one those tests are skipped
-	@command -v chromedriver >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium chromium-driver; } >/dev/null 2>&1 || echo "no chromium here: the browser tests are skipped"
+browser:  ## install Chromium for the browser tests; without it they are skipped
+	@command -v chromedriver >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium chromium-driver; } >/dev/null 2>&1 || echo "Chromium is not installed: the browser tests are skipped"
 
-test: $(READY) browser  ## the whole suite but the heavy cases
+test: $(READY) browser  ## all tests except the slow ones
 	$(BIN)/python -m pytest
 
-test-all: $(READY) browser  ## the heavy cases too
+test-all: $(READY) browser  ## the slow tests too
 	$(BIN)/python -m pytest -m "not cuda"
 
-test-cuda: $(READY)  ## on a CUDA device: the same numbers as on the CPU
+test-cuda: $(READY)  ## the tests for a CUDA device: compare with the CPU
 	$(BIN)/python -m pytest -m cuda
 
-lint: $(READY)  ## style, types and the direction of imports
+lint: $(READY)  ## style, types and import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -34,14 +34,14 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo: $(READY)  ## FedAvg, Ditto and FedTilt on 20 clients whose labels are partly wrong
+demo: $(READY)  ## FedAvg, Ditto and FedTilt on 20 clients with mislabelled data
 	$(BIN)/fedtilt run
 
-bench: $(READY)  ## ratios measured in one run, peers included; see docs/performance.md
-	$(BIN)/python benchmarks/rounds.py
-	$(BIN)/python benchmarks/scale.py
-	$(BIN)/python benchmarks/aggregation.py
-	$(BIN)/python benchmarks/memory.py
+bench: $(READY)  ## compare with the plain loop and other simulators; see docs/performance.md
+	$(BIN)/python -m benchmarks.rounds
+	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.aggregation
+	$(BIN)/python -m benchmarks.memory
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

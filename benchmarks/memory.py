@@ -1,24 +1,24 @@
-"""Resident memory while 10,000 clients train 100 a round for 200 rounds: it must not grow with the rounds."""
+"""Resident memory while 10,000 clients train, 100 per round, for 200 rounds: it must not grow with the rounds."""
 
 import argparse
 from pathlib import Path
 
 import numpy as np
 import torch
-from measure import write
 
 import fedtilt as ft
+from benchmarks.measure import write_result
 from fedtilt.rounds.client_states import ClientStates
 
 
-def resident() -> float:
+def resident_mib() -> float:
     """Resident memory of this process in MiB."""
     fields = Path("/proc/self/status").read_text().split("VmRSS:")[1].split()
     return int(fields[0]) / 1024
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=200)
     arguments = parser.parse_args()
@@ -29,23 +29,23 @@ def main() -> None:
         name="random", x_train=x, y_train=y, x_test=x[: 2 * n], y_test=y[: 2 * n], classes=4, class_names=tuple("abcd"),
         image=False, client_train=None, client_test=None, client_names=None,
     )  # fmt: skip
-    fed = ft.Federation.build(data, clients=n, partition="iid")
+    federation = ft.Federation.build(data, clients=n, partition="iid")
 
-    def small(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+    def small_mlp(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
         return ft.models.mlp(input_shape, classes, hidden=(64,))
 
     settings = {"participation": 100 / n, "epochs": 1, "lr": 0.1, "rounds": arguments.rounds, "eval_every": 20}
     trace, client_states = [], ClientStates(None, limit_bytes=2 * 2**20)
-    for r in ft.simulate([ft.ditto()], fed, small, client_states=client_states, **settings):
-        trace.append(resident())
-        own = r.state.shared["ditto"].nbytes / 2**20
-    warm = len(trace) // 4
-    slope = float(np.polyfit(range(warm, len(trace)), trace[warm:], 1)[0])
-    print(f"{n} clients, 100 a round, {arguments.rounds} rounds of a model of {own * 1024:.0f} KiB:")
-    print(f"  resident {trace[warm]:.0f} MiB after {warm} rounds, {trace[-1]:.0f} MiB at the end")
-    share = slope / (100 * own)
-    print(f"  slope {slope * 1024:+.1f} KiB a round = {share:+.3f} of what a round's personal models weigh")
-    write(
+    for r in ft.simulate([ft.ditto()], federation, small_mlp, client_states=client_states, **settings):
+        trace.append(resident_mib())
+        model_mib = r.state.shared["ditto"].nbytes / 2**20
+    warmup = len(trace) // 4
+    slope = float(np.polyfit(range(warmup, len(trace)), trace[warmup:], 1)[0])
+    print(f"{n} clients, 100 per round, {arguments.rounds} rounds of a model of {model_mib * 1024:.0f} KiB:")
+    print(f"  resident {trace[warmup]:.0f} MiB after {warmup} rounds, {trace[-1]:.0f} MiB at the end")
+    share = slope / (100 * model_mib)
+    print(f"  slope {slope * 1024:+.1f} KiB per round = {share:+.3f} of the size of a round's personal models")
+    write_result(
         "memory",
         {"clients": n, "trace_mib": trace, "slope_mib_per_round": slope, "personal_models": len(client_states)},
     )

@@ -1,10 +1,10 @@
-"""Write docs/performance.md and its figures from the results kept in docs/performance/.
+"""Write docs/performance.md and its figures from the recorded results in docs/performance/.
 
-    python benchmarks/page.py                              # write the page again
-    python benchmarks/page.py --record bench-results/*.json   # keep these results, then write the page
+    python -m benchmarks.page                                # write the page again
+    python -m benchmarks.page --record bench-results/*.json  # record these results, then write the page
 
-A result is kept as it was measured, one file a benchmark and date. The newest of each kind is shown in full, all of
-them in the history; nothing on the page comes from anywhere else.
+Each recorded result is one JSON file, named by date and benchmark. The page shows the latest result of each kind in
+full and all of them in the history.
 """
 
 import argparse
@@ -15,72 +15,73 @@ from statistics import fmean, median, stdev
 from string import Template
 from typing import Any
 
-from chart import log_log
+from benchmarks.chart import log_log_chart
 
 TEMPLATE = Path(__file__).parent / "performance.template.md"
 DOCS = Path(__file__).parent.parent / "docs"
-KEPT = DOCS / "performance"
+RECORDS = DOCS / "performance"
 KINDS = ("rounds", "scale", "scale-cuda", "memory", "aggregation", "gpu")
+PREFIX = "fedtilt: "  # of the names of our implementations
 Record = dict[str, Any]
 
 
-def records(folder: Path = KEPT) -> list[Record]:
-    """All results kept, the oldest first."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return sorted(found, key=lambda record: (record["date"], record["kind"]))
+def read_records(folder: Path = RECORDS) -> list[Record]:
+    """All recorded results, the oldest first."""
+    records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return sorted(records, key=lambda record: (record["date"], record["kind"]))
 
 
-def keep(paths: Iterable[Path], folder: Path = KEPT) -> list[Path]:
-    """Copy results into the documentation under their date and kind."""
+def add_records(paths: Iterable[Path], folder: Path = RECORDS) -> list[Path]:
+    """Copy results into the folder, named by date and kind; return the new paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept = []
+    added = []
     for path in paths:
         record = json.loads(path.read_text())
         if record.get("kind") not in KINDS:
-            continue  # a trial run
+            continue  # a smoke test
         name = f"{record['date'].replace(':', '').replace('-', '')}-{record['kind']}.json"
         (folder / name).write_text(json.dumps(record, indent=1) + "\n")
-        kept.append(folder / name)
-    return kept
+        added.append(folder / name)
+    return added
 
 
-def newest(found: Sequence[Record], kind: str) -> Record | None:
+def latest(records: Sequence[Record], kind: str) -> Record | None:
     """The latest result of a kind."""
-    return next((record for record in reversed(found) if record["kind"] == kind), None)
+    return next((record for record in reversed(records) if record["kind"] == kind), None)
 
 
-def text(found: Sequence[Record]) -> str:
-    """The page."""
+def render_page(records: Sequence[Record]) -> str:
+    """The page as Markdown."""
     return Template(TEMPLATE.read_text()).substitute(
-        rounds=_rounds(newest(found, "rounds")),
-        scale=_scale(found),
-        memory=_memory(newest(found, "memory")),
-        aggregation=_aggregation(newest(found, "aggregation")),
-        gpu=_gpu(newest(found, "gpu")),
-        history=_history(found),
+        rounds=_rounds(latest(records, "rounds")),
+        scale=_scale(records),
+        memory=_memory(latest(records, "memory")),
+        aggregation=_aggregation(latest(records, "aggregation")),
+        gpu=_gpu(latest(records, "gpu")),
+        history=_history(records),
     )
 
 
-def figures(found: Sequence[Record]) -> dict[str, str]:
+def render_figures(records: Sequence[Record]) -> dict[str, str]:
     """The figures by file name."""
-    drawn = {}
-    devices = {_device(r): r for r in (newest(found, "scale"), newest(found, "scale-cuda")) if r is not None}
+    figures = {}
+    devices = {_device(r): r for r in (latest(records, "scale"), latest(records, "scale-cuda")) if r is not None}
     names = [name for record in devices.values() for name in record["curves"]]
     for name in dict.fromkeys(names):
         curves = {device: r["curves"][name] for device, r in devices.items() if name in r["curves"]}
-        first = next(iter(curves.values()))
-        begin = first["points"][0]
-        drawn[f"{name}.svg"] = log_log(
-            f"Seconds a round against {first['label']}",
-            first["label"],
-            "seconds a round",
+        curve = next(iter(curves.values()))
+        first = curve["points"][0]
+        figures[f"{name}.svg"] = log_log_chart(
+            f"Seconds per round against {curve['label']}",
+            curve["label"],
+            "seconds per round",
             {device: [(p[name], p["seconds"]) for p in curve["points"]] for device, curve in curves.items()},
-            dashed=[(p[name], begin["seconds"] * p["operations"] / begin["operations"]) for p in first["points"]],
+            reference=[(p[name], first["seconds"] * p["operations"] / first["operations"]) for p in curve["points"]],
         )
-    return drawn
+    return figures
 
 
-def _where(record: Record) -> str:
+def _machine(record: Record) -> str:
     m = record["machine"]
     gpu = f"{m['gpu']}, " if "gpu" in m else ""
     return (
@@ -94,56 +95,56 @@ def _device(record: Record) -> str:
     return str(m.get("gpu") or f"{m['cores']} CPU cores")
 
 
-def _missing(command: str) -> str:
-    return f"Not recorded yet; `{command}` measures it.\n"
+def _not_recorded(command: str) -> str:
+    return f"Not recorded yet; run `{command}`.\n"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    lines = [head, ["---", *("---:" for _ in head[1:])], *body]
+    header, *body = rows
+    lines = [header, ["---", *("---:" for _ in header[1:])], *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def typical(contenders: Record) -> dict[str, float]:
-    """The median seconds a round of every contender that ran."""
-    return {name: median(c["seconds"]) for name, c in contenders.items() if "seconds" in c}
+def median_seconds(implementations: Record) -> dict[str, float]:
+    """The median seconds per round of every implementation that ran."""
+    return {name: median(i["seconds"]) for name, i in implementations.items() if "seconds" in i}
 
 
-def engines(contenders: Record) -> list[str]:
-    """Our own contenders as they run by themselves."""
-    return [name for name in typical(contenders) if name.startswith("fedtilt: ") and ", backend" not in name]
+def our_names(implementations: Record) -> list[str]:
+    """The names of our implementations with the default backend."""
+    return [name for name in median_seconds(implementations) if name.startswith(PREFIX) and ", backend" not in name]
 
 
 def _rounds(record: Record | None) -> str:
     if record is None:
-        return _missing("make bench")
+        return _not_recorded("make bench")
     parts = [
-        f"{_where(record)}. The median of {record['turns']} rounds, the fastest and the slowest. Ratios are of medians."
-        "\n"
+        f"{_machine(record)}. The median of {record['repeats']} rounds, and the fastest and slowest in brackets. "
+        "Speed-ups are ratios of medians.\n"
     ]
     for task in record["tasks"].values():
-        contenders, seconds = task["contenders"], typical(task["contenders"])
-        own = engines(contenders)
+        implementations, seconds = task["implementations"], median_seconds(task["implementations"])
+        ours = our_names(implementations)
         parts.append(
-            f"### {task['title']}\n\n{task['clients']} of {task['of']} clients × {task['samples']} samples × "
-            f"{task['epochs']} epoch{'s' if task['epochs'] > 1 else ''}, batch {task['batch_size']}: "
+            f"### {task['title']}\n\n{task['clients']} of {task['total_clients']} clients × {task['samples']} samples "
+            f"× {task['epochs']} epoch{'s' if task['epochs'] > 1 else ''}, batch {task['batch_size']}: "
             f"{task['steps']:,} steps, {task['operations'] / 1e9:.1f} GFLOP. "
-            f"Matrix peak {task['peak'] / 1e9:.0f} GFLOP/s.\n"
+            f"Peak {task['peak_operations_per_second'] / 1e9:.0f} GFLOP/s.\n"
         )
-        ratios = [f"{name.removeprefix('fedtilt: ')} here is … × faster" for name in own]
-        rows = [["", "seconds a round", *ratios, "of peak", "memory", "loss"]]
-        for name, c in contenders.items():
-            if "out" in c:
-                rows.append([name, c["out"], *([""] * (len(own) + 3))])
+        speed_ups = [f"speed-up of our {name.removeprefix(PREFIX)}" for name in ours]
+        rows = [["", "seconds per round", *speed_ups, "of peak", "memory", "loss"]]
+        for name, i in implementations.items():
+            if "error" in i:
+                rows.append([name, i["error"], *([""] * (len(ours) + 3))])
                 continue
-            losses = [c["loss_start"], c["loss_shared"], *([c["loss_personal"]] if "loss_personal" in c else [])]
+            losses = [i["loss_start"], i["loss_shared"], *([i["loss_personal"]] if "loss_personal" in i else [])]
             rows.append(
                 [
-                    f"**{name}**" if name in own else f"{name} ({_versions(c)})",
-                    f"{seconds[name]:.3f} ({min(c['seconds']):.3f} to {max(c['seconds']):.3f})",
-                    *("" if name == engine else f"{seconds[name] / seconds[engine]:.1f}" for engine in own),
-                    f"{100 * task['operations'] / seconds[name] / task['peak']:.0f} %",
-                    f"{c['peak_memory_mib']:.0f} MiB",
+                    f"**{name}**" if name in ours else f"{name} ({_versions(i)})",
+                    f"{seconds[name]:.3f} ({min(i['seconds']):.3f} to {max(i['seconds']):.3f})",
+                    *("" if name == our_name else f"{seconds[name] / seconds[our_name]:.1f} ×" for our_name in ours),
+                    f"{100 * task['operations'] / seconds[name] / task['peak_operations_per_second']:.0f} %",
+                    f"{i['peak_memory_mib']:.0f} MiB",
                     " → ".join(f"{loss:.2f}" for loss in losses),
                 ]
             )
@@ -151,25 +152,25 @@ def _rounds(record: Record | None) -> str:
     return "\n".join(parts)
 
 
-def _versions(contender: Record) -> str:
-    shown = {k: v.split("+")[0] for k, v in contender["versions"].items() if k != "fedtilt"}
-    return ", ".join(f"{k} {v}" for k, v in shown.items())
+def _versions(implementation: Record) -> str:
+    versions = {k: v.split("+")[0] for k, v in implementation["versions"].items() if k != "fedtilt"}
+    return ", ".join(f"{k} {v}" for k, v in versions.items())
 
 
-def _scale(found: Sequence[Record]) -> str:
-    shown = [r for r in (newest(found, "scale"), newest(found, "scale-cuda")) if r is not None]
-    if not shown:
-        return _missing("python benchmarks/scale.py")
+def _scale(records: Sequence[Record]) -> str:
+    measured = [r for r in (latest(records, "scale"), latest(records, "scale-cuda")) if r is not None]
+    if not measured:
+        return _not_recorded("python -m benchmarks.scale")
     parts = [
-        "FedTilt, two models per client, ten clients of 200 samples, one epoch, batch 10, MLP 784-200-200-10, but for "
-        "what the axis says.\nA step is one model's on one batch. The dashed line is cost in proportion to the work, "
-        "from the first point on.\n"
+        "FedTilt, two models per client, ten clients of 200 samples, one epoch, batch 10, MLP 784-200-200-10, except "
+        "for the quantity on the axis.\nA step trains one model on one batch. The dashed line is the cost of the first "
+        "point, scaled with the operations.\n"
     ]
-    parts += [f"{_device(record)}: {_where(record)}.\n" for record in shown]
-    parts += [f"![{name.removesuffix('.svg')}](performance/{name})\n" for name in figures(found)]
-    for record in shown:
+    parts += [f"{_device(record)}: {_machine(record)}.\n" for record in measured]
+    parts += [f"![{name.removesuffix('.svg')}](performance/{name})\n" for name in render_figures(records)]
+    for record in measured:
         for name, curve in record["curves"].items():
-            rows = [[f"{curve['label']} ({_device(record)})", "seconds a round", "microseconds a step"]]
+            rows = [[f"{curve['label']} ({_device(record)})", "seconds per round", "microseconds per step"]]
             rows += [
                 [f"{p[name]:,}", f"{p['seconds']:.3f}", f"{p['microseconds_per_step']:.1f}"] for p in curve["points"]
             ]
@@ -179,128 +180,135 @@ def _scale(found: Sequence[Record]) -> str:
 
 def _memory(record: Record | None) -> str:
     if record is None:
-        return _missing("python benchmarks/memory.py")
+        return _not_recorded("python -m benchmarks.memory")
     trace = record["trace_mib"]
-    warm = len(trace) // 4
+    warmup = len(trace) // 4
     return (
-        f"{record['clients']:,} clients, 100 a round, {len(trace)} rounds of Ditto with a small model: "
-        f"{trace[warm]:.0f} MiB resident after {warm} rounds, {trace[-1]:.0f} MiB at the end,\n"
-        f"{record['slope_mib_per_round'] * 1024:+.1f} KiB a round. Personal models beyond a limit live on disk.\n\n"
-        f"{_where(record)}.\n"
+        f"{record['clients']:,} clients, 100 per round, {len(trace)} rounds of Ditto with a small model: "
+        f"{trace[warmup]:.0f} MiB resident after {warmup} rounds, {trace[-1]:.0f} MiB at the end,\n"
+        f"{record['slope_mib_per_round'] * 1024:+.1f} KiB per round. Personal models beyond a limit are on disk.\n\n"
+        f"{_machine(record)}.\n"
     )
 
 
 def _aggregation(record: Record | None) -> str:
     if record is None:
-        return _missing("python benchmarks/aggregation.py")
-    words = (
-        "A tilted aggregation of 100 models of 1,000,000 parameters, in units of the least it could cost: their mean "
-        f"and one float32 Gram product.\n\n{_where(record)}.\n"
+        return _not_recorded("python -m benchmarks.aggregation")
+    text = (
+        "A tilted aggregation of 100 models of 1,000,000 parameters, in units of its lower bound: their mean and one "
+        f"float32 Gram product.\n\n{_machine(record)}.\n"
     )
-    return words + "\n" + _table([["rule", "ratio"], *([name, f"{r:.2f}"] for name, r in record["ratios"].items())])
+    return text + "\n" + _table([["rule", "ratio"], *([name, f"{r:.2f}"] for name, r in record["ratios"].items())])
 
 
 def _gpu(record: Record | None) -> str:
     if record is None:
-        return _missing("PYTHONPATH=src python benchmarks/gpu.py")
+        return _not_recorded("PYTHONPATH=src python -m benchmarks.gpu")
     parts = [
-        f"{_where(record)}. A step trains all models (20: ten clients' w and v; 320: sixteen settings of that) on one "
-        "mini-batch each.\n"
+        f"{_machine(record)}. A step trains all models (20: w and v of ten clients; 320: the same for sixteen "
+        "settings) on one mini-batch each.\n"
     ]
-    rows = [["model", "models at once", "precision of products", "microseconds a step", "memory"]]
+    rows = [["model", "models at once", "precision of products", "microseconds per step", "memory"]]
     for s in record["steps"]:
         step, memory = f"{s['microseconds_per_step']:,.0f}", f"{s['peak_memory_mib']:,.0f} MiB"
         rows.append([s["model"].upper(), str(s["models"]), s["precision"], step, memory])
     parts.append(_table(rows))
     if record["runs"]:
-        rows = [["whole run, judged every round or tenth", "precision of products", "rounds", "seconds", "accuracy"]]
-        groups = dict.fromkeys((r["asked"], r["data"], r["precision"], r["rounds"]) for r in record["runs"])
-        for asked, data, precision, rounds in groups:
-            key = asked, data, precision, rounds
-            own = [r for r in record["runs"] if (r["asked"], r["data"], r["precision"], r["rounds"]) == key]
-            name = f"FedTilt on {asked}" + ("" if data == asked else f" ({data} samples of its size)")
-            seeds = f" (mean ± std of {len(own)} seeds)" if len(own) > 1 else ""
-            rows.append(
-                [name, precision, str(rounds), f"{fmean(r['seconds'] for r in own):.1f}",
-                 _spread([r["accuracy"] for r in own]) + seeds]
-            )  # fmt: skip
+        rows = [
+            [
+                "whole run, evaluated every round or every tenth",
+                "precision of products",
+                "rounds",
+                "seconds",
+                "accuracy",
+            ]
+        ]
+        groups: dict[tuple[str, str, str, int], list[Record]] = {}
+        for r in record["runs"]:
+            groups.setdefault((r["dataset"], r["samples_from"], r["precision"], r["rounds"]), []).append(r)
+        for (dataset, samples_from, precision, rounds), runs in groups.items():
+            name = f"FedTilt on {dataset}"
+            name += "" if samples_from == dataset else f" ({samples_from} samples of its size)"
+            seeds = f" (mean ± std of {len(runs)} seeds)" if len(runs) > 1 else ""
+            accuracy = _mean_and_std([r["accuracy"] for r in runs]) + seeds
+            rows.append([name, precision, str(rounds), f"{fmean(r['seconds'] for r in runs):.1f}", accuracy])
         parts.append(_table(rows))
-        parts.append(_precision(record["runs"]))
+        parts.append(_precision_difference(record["runs"]))
     return "\n".join(parts)
 
 
-def _precision(runs: Sequence[Record]) -> str:
-    """How far the precisions of products are apart in accuracy."""
-    told = []
-    for asked in dict.fromkeys(r["asked"] for r in runs):
+def _precision_difference(runs: Sequence[Record]) -> str:
+    """The largest difference in accuracy between precisions, per data set."""
+    differences = []
+    for dataset in dict.fromkeys(r["dataset"] for r in runs):
         by_precision: dict[str, list[float]] = {}
         for r in runs:
-            if r["asked"] == asked:
+            if r["dataset"] == dataset:
                 by_precision.setdefault(r["precision"], []).append(r["accuracy"])
         means = [fmean(values) for values in by_precision.values()]
         if len(means) > 1:
-            told.append(f"{max(means) - min(means):.2f} points on {asked}")
-    return f"The precisions are at most {' and '.join(told)} apart in accuracy.\n" if told else ""
+            differences.append(f"{max(means) - min(means):.2f} points on {dataset}")
+    return f"Between precisions, accuracy differs by at most {' and '.join(differences)}.\n" if differences else ""
 
 
-def _spread(values: Sequence[float]) -> str:
-    deviation = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{fmean(values):.2f}{deviation} %"
+def _mean_and_std(values: Sequence[float]) -> str:
+    std = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{fmean(values):.2f}{std} %"
 
 
-def _history(found: Sequence[Record]) -> str:
+def _history(records: Sequence[Record]) -> str:
     parts = []
-    rounds = [r for r in found if r["kind"] == "rounds"]
+    rounds = [r for r in records if r["kind"] == "rounds"]
     if rounds:
-        names = list(dict.fromkeys(n for r in rounds for t in r["tasks"].values() for n in engines(t["contenders"])))
+        all_tasks = [task for r in rounds for task in r["tasks"].values()]
+        names = list(dict.fromkeys(name for task in all_tasks for name in our_names(task["implementations"])))
         tasks = list(dict.fromkeys(task for r in rounds for task in r["tasks"]))
         columns = [(task, name) for task in tasks for name in names if any(_has(r, task, name) for r in rounds)]
-        heads = [f"{task}: {name.removeprefix('fedtilt: ')}" for task, name in columns]
-        rows = [["date", "version", "machine", *heads]]
+        headers = [f"{task}: {name.removeprefix(PREFIX)}" for task, name in columns]
+        rows = [["date", "version", "machine", *headers]]
         for r in reversed(rounds):
-            cells = [_cell(r["tasks"][t]["contenders"], n) if _has(r, t, n) else "" for t, n in columns]
-            rows.append(
-                [r["date"][:10], r["fedtilt"], f"{r['machine']['processor']}, {r['machine']['cores']} cores", *cells]
-            )
-        parts.append("Seconds a round, and in brackets how many times the plain loop and the fastest peer take.\n")
+            cells = [_speed_ups(r["tasks"][t]["implementations"], n) if _has(r, t, n) else "" for t, n in columns]
+            machine = f"{r['machine']['processor']}, {r['machine']['cores']} cores"
+            rows.append([r["date"][:10], r["fedtilt"], machine, *cells])
+        parts.append("Seconds per round; in brackets, the speed-up over the plain loop and the fastest simulator.\n")
         parts.append(_table(rows))
-    gpus = [r for r in found if r["kind"] == "gpu"]
+    gpus = [r for r in records if r["kind"] == "gpu"]
     if gpus:
         cases = list(dict.fromkeys((s["model"], s["models"], s["precision"]) for r in gpus for s in r["steps"]))
-        rows = [["date", "version", "GPU", *(f"{m.upper()} {jobs}, {p}" for m, jobs, p in cases)]]
+        rows = [["date", "version", "GPU", *(f"{model.upper()} {n}, {p}" for model, n, p in cases)]]
         for r in reversed(gpus):
-            us = {(s["model"], s["models"], s["precision"]): s["microseconds_per_step"] for s in r["steps"]}
-            cells = [f"{us[case]:,.0f}" if case in us else "" for case in cases]
+            microseconds = {(s["model"], s["models"], s["precision"]): s["microseconds_per_step"] for s in r["steps"]}
+            cells = [f"{microseconds[case]:,.0f}" if case in microseconds else "" for case in cases]
             rows.append([r["date"][:10], r["fedtilt"], r["machine"]["gpu"], *cells])
-        parts.append("Microseconds a step.\n")
+        parts.append("Microseconds per step.\n")
         parts.append(_table(rows))
     return "\n".join(parts) or "Nothing recorded yet.\n"
 
 
 def _has(record: Record, task: str, name: str) -> bool:
-    return task in record["tasks"] and name in engines(record["tasks"][task]["contenders"])
+    return task in record["tasks"] and name in our_names(record["tasks"][task]["implementations"])
 
 
-def _cell(contenders: Record, engine: str) -> str:
-    seconds = typical(contenders)
-    peers = [s for name, s in seconds.items() if not name.startswith(("fedtilt: ", "plain"))]
+def _speed_ups(implementations: Record, our_name: str) -> str:
+    seconds = median_seconds(implementations)
+    simulators = [s for name, s in seconds.items() if not name.startswith((PREFIX, "plain"))]
     plain = [s for name, s in seconds.items() if name.startswith("plain")]
-    ratios = [f"{min(group) / seconds[engine]:.1f} ×" if group else "–" for group in (plain, peers)]
-    return f"{seconds[engine]:.3f} ({', '.join(ratios)})"
+    speed_ups = [f"{min(group) / seconds[our_name]:.1f} ×" if group else "–" for group in (plain, simulators)]
+    return f"{seconds[our_name]:.3f} ({', '.join(speed_ups)})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", nargs="+", type=Path, default=[], help="results to keep")
-    for path in keep(parser.parse_args().record):
-        print(f"kept {path.relative_to(DOCS.parent)}")
-    found = records()
-    (DOCS / "performance.md").write_text(text(found))
-    KEPT.mkdir(exist_ok=True)
-    for old in KEPT.glob("*.svg"):
-        old.unlink()
-    for name, drawing in figures(found).items():
-        (KEPT / name).write_text(drawing)
+    parser.add_argument("--record", nargs="+", type=Path, default=[], help="result files to add to the records")
+    for path in add_records(parser.parse_args().record):
+        print(f"recorded {path.relative_to(DOCS.parent)}")
+    records = read_records()
+    (DOCS / "performance.md").write_text(render_page(records))
+    RECORDS.mkdir(exist_ok=True)
+    for path in RECORDS.glob("*.svg"):
+        path.unlink()
+    for name, svg in render_figures(records).items():
+        (RECORDS / name).write_text(svg)
 
 
 if __name__ == "__main__":

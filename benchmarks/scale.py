@@ -1,8 +1,8 @@
-"""What a round costs as it grows: more clients, more settings in one call, a wider model. FedTilt, w and v trained.
+"""The cost of a round as it grows: more clients, more settings in one call, a wider model. FedTilt trains w and v.
 
-Every size is trained for a few rounds after a warm-up and the best counts. On a CPU, sizes take turns, so that a slow
-moment hits all alike; on a GPU, which keeps the graphs of few sizes at a time, each has its turns in a row. The cost of
-a step (one mini-batch of one model) is the thing to watch: flat means that nothing is wasted.
+Every size trains for a few rounds after a warm-up, and the best round counts. On a CPU the sizes alternate, so that a
+slow moment affects all of them; on a GPU, which keeps the CUDA graphs of few sizes at a time, the rounds of one size
+follow each other. A constant cost per step (one mini-batch of one model) means that cost grows with the work alone.
 """
 
 import argparse
@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import cores, step_operations, timed, write
 
 import fedtilt as ft
+from benchmarks.measure import available_cores, step_operations, time_call, write_result
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
     """One point of a curve."""
 
-    clients: int = 10  # clients of a round
+    clients: int = 10  # per round
     settings: int = 1
     width: int = 200  # of both hidden layers
     samples: int = 200
@@ -41,8 +41,8 @@ CURVES: dict[str, tuple[str, list[Size]]] = {
 
 
 @functools.cache
-def federation(clients: int, samples: int) -> ft.Federation:
-    """Random images: what they show does not change the cost."""
+def random_federation(clients: int, samples: int) -> ft.Federation:
+    """Clients with random images: the content does not change the cost."""
     rng = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (clients * samples, 1, 28, 28), generator=rng, dtype=torch.uint8)
     y = torch.arange(clients * samples) % 10
@@ -52,36 +52,36 @@ def federation(clients: int, samples: int) -> ft.Federation:
     return ft.Federation.build(data, clients=clients, partition="iid")
 
 
-def rounds(size: Size, device: str) -> Iterator[ft.Round]:
-    """One round after the other; settings differ in tau, so that no lane is the twin of another."""
+def rounds_of(size: Size, device: str) -> Iterator[ft.Round]:
+    """Rounds of one size; the settings differ in tau, so that no two models are identical and trained once."""
     methods = [ft.fedtilt(tau=1 + i / 8, lam=1, name=f"tau {1 + i / 8:g}") for i in range(size.settings)]
 
     def net(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
         return ft.models.mlp(input_shape, classes, hidden=(size.width, size.width))
 
     return ft.simulate(
-        methods, federation(size.clients, size.samples), net, rounds=10**6, participation=1.0, epochs=1,
+        methods, random_federation(size.clients, size.samples), net, rounds=10**6, participation=1.0, epochs=1,
         eval_every=10**6, device=device,
     )  # fmt: skip
 
 
-def curve(sizes: list[Size], turns: int, device: str) -> list[dict[str, Any]]:
-    """Seconds a round and microseconds a step of every size."""
+def measure_curve(sizes: list[Size], repeats: int, device: str) -> list[dict[str, Any]]:
+    """Seconds per round and microseconds per step of every size."""
     best = dict.fromkeys(sizes, float("inf"))
-    running = {size: rounds(size, device) for size in sizes}
+    rounds = {size: rounds_of(size, device) for size in sizes}
 
-    def once(size: Size) -> None:
-        next(running[size])
+    def train_round(size: Size) -> None:
+        next(rounds[size])
         if device == "cuda":
             torch.cuda.synchronize()
 
     for group in [[size] for size in sizes] if device == "cuda" else [sizes]:
         for size in group:
-            once(size)  # warm-up: workers, compilation
-        for size in group * turns:
-            best[size] = min(best[size], timed(lambda size=size: once(size)))
+            train_round(size)  # warm-up: start workers, compile
+        for size in group * repeats:
+            best[size] = min(best[size], time_call(lambda size=size: train_round(size)))
         for size in group:
-            running[size].close()
+            rounds[size].close()
     return [
         {
             "clients": size.clients, "settings": size.settings, "width": size.width, "steps": size.steps,
@@ -95,25 +95,25 @@ def curve(sizes: list[Size], turns: int, device: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=3)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3, help="timed rounds of every size")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--quick", action="store_true", help="three small sizes a curve, one turn: does it run?")
+    parser.add_argument("--quick", action="store_true", help="three small sizes per curve, timed once: a smoke test")
     parser.add_argument("--out", type=Path, help="the JSON file to write, instead of one in bench-results/")
     arguments = parser.parse_args()
-    torch.set_num_threads(cores())
-    results = {}
+    torch.set_num_threads(available_cores())
+    curves = {}
     for name, (label, sizes) in CURVES.items():
         if arguments.quick:
             sizes = [replace(size, samples=20) for size in sizes[:3]]
-        points = curve(sizes, 1 if arguments.quick else arguments.turns, arguments.device)
-        results[name] = {"label": label, "points": points}
+        points = measure_curve(sizes, 1 if arguments.quick else arguments.repeats, arguments.device)
+        curves[name] = {"label": label, "points": points}
         print(f"{label} ({arguments.device}):")
         for point in points:
-            step = f"{point['microseconds_per_step']:9.1f} us a step"
-            print(f"  {point[name]:5d}  {point['seconds']:8.3f} s a round  {step}")
+            per_step = f"{point['microseconds_per_step']:9.1f} us per step"
+            print(f"  {point[name]:5d}  {point['seconds']:8.3f} s per round  {per_step}")
     kind = "scale" if arguments.device == "cpu" else "scale-cuda"
-    write("quick" if arguments.quick else kind, {"curves": results}, device=arguments.device, out=arguments.out)
+    write_result("quick" if arguments.quick else kind, {"curves": curves}, device=arguments.device, out=arguments.out)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
-"""The two models and the plain training step in PyTorch, for the contenders that are written in it."""
+"""The two models and the plain training step in PyTorch, for the implementations that use it."""
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from protocol import Weights
 from torch import Tensor, nn
-from turns import Weights
-
-SAMPLE = {"mlp": (1, 28, 28), "cnn": (3, 32, 32)}
 
 
-def network(model: str) -> nn.Sequential:
+def build_model(model: str) -> nn.Sequential:
     """784-200-200-10, or three blocks of convolution, ReLU and pooling with 32, 64 and 128 channels."""
     if model == "mlp":
         return nn.Sequential(
@@ -21,39 +19,39 @@ def network(model: str) -> nn.Sequential:
     return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(2048, 10))
 
 
-def load(net: nn.Module, weights: Weights) -> None:
-    """Put the weights into the network."""
+def load_weights(net: nn.Module, weights: Weights) -> None:
+    """Copy the weights into the network."""
     net.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
 
 
-def weights_of(net: nn.Module) -> dict[str, np.ndarray]:
+def copy_weights(net: nn.Module) -> dict[str, np.ndarray]:
     """A copy of the network's weights."""
     return {name: value.numpy().copy() for name, value in net.state_dict().items()}
 
 
 @torch.no_grad()
-def prox(net: nn.Module, anchor: list[Tensor], mu: float) -> None:
-    """Add the slope of mu/2 · ‖θ − anchor‖² to the gradient."""
+def add_prox_gradient(net: nn.Module, anchor: list[Tensor], mu: float) -> None:
+    """Add the gradient of mu/2 · ‖θ − anchor‖²."""
     for p, a in zip(net.parameters(), anchor, strict=True):
         assert p.grad is not None
         p.grad.add_(p, alpha=mu).add_(a, alpha=-mu)
 
 
 def train_locally(
-    net: nn.Module, x: Tensor, y: Tensor, *, epochs: int, size: int, lr: float, mu: float, anchor: list[Tensor]
+    net: nn.Module, x: Tensor, y: Tensor, *, epochs: int, batch_size: int, lr: float, mu: float, anchor: list[Tensor]
 ) -> int:
-    """Train with autograd and torch.optim; the steps made.
+    """Train with autograd and torch.optim; return the number of steps.
 
-    The proximal term goes into the gradient, not into the loss: the same step, without a graph over all parameters.
+    The proximal term is added to the gradient, not to the loss: the same step, without a graph over all parameters.
     """
     optimizer = torch.optim.SGD(net.parameters(), lr=lr)
     steps = 0
     for _ in range(epochs):
-        for rows in torch.randperm(len(y)).split(size):
+        for rows in torch.randperm(len(y)).split(batch_size):
             optimizer.zero_grad()
             F.cross_entropy(net(x[rows]), y[rows]).backward()
             if mu:
-                prox(net, anchor, mu)
+                add_prox_gradient(net, anchor, mu)
             optimizer.step()
             steps += 1
     return steps

@@ -1,7 +1,7 @@
-"""pfl (PyTorch): one process per core, its own FederatedAveraging; Ditto written in its terms.
+"""pfl (PyTorch): one process per core, its FederatedAveraging, and Ditto built on it.
 
-pfl brings no Ditto. It is federated averaging whose client also trains a personal model, kept between rounds in pfl's
-own storage of user states: on disk, since any process may draw any client.
+pfl has no Ditto. Here it is federated averaging whose clients also train a personal model, stored between rounds in
+pfl's user states: on disk, since any process may train any client.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from itertools import chain
 import numpy as np
 import torch
 import torch.nn.functional as F
-from nets import load, network, prox, weights_of
-from turns import Turns, work_of
+from protocol import RoundRequests, Workload
+from torch_models import add_prox_gradient, build_model, copy_weights, load_weights
 
 
-def launch(path: str, processes: int) -> list[subprocess.Popen[bytes]]:
-    """Start the other processes and tell each who it is; pfl reads that when it is imported."""
+def start_workers(path: str, processes: int) -> list[subprocess.Popen[bytes]]:
+    """Start the other processes, each with its rank; pfl reads the rank on import."""
     if processes == 1 or "PFL_WORKER_RANK" in os.environ:
         return []
     with socket.socket() as probe:
@@ -41,12 +41,12 @@ def launch(path: str, processes: int) -> list[subprocess.Popen[bytes]]:
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("work")
+parser.add_argument("workload")
 arguments = parser.parse_args()
-work = work_of(arguments.work)
+workload = Workload.read(arguments.workload)
 os.environ.setdefault("PFL_STATES", tempfile.mkdtemp(prefix="pfl-states-"))
-others = launch(arguments.work, work.workers)
-first = os.environ.get("PFL_WORKER_RANK", "0") == "0"
+workers = start_workers(arguments.workload, workload.workers)
+is_first = os.environ.get("PFL_WORKER_RANK", "0") == "0"
 
 from pfl.aggregate.simulate import SimulatedBackend  # noqa: E402
 from pfl.algorithm.base import NNAlgorithmParams  # noqa: E402
@@ -62,31 +62,31 @@ from pfl.model.pytorch import PyTorchModel  # noqa: E402
 
 
 class Net(torch.nn.Module):
-    """The network with the methods pfl asks for."""
+    """The network with the methods that pfl requires."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = network(work.model)
+        self.net = build_model(workload.model)
         self.steps = 0
 
     def loss(self, x, y):
         self.steps += 1
         return F.cross_entropy(self.net(x), y)
 
-    def metrics(self, x, y):  # asked for, never called: nothing is judged here
+    def metrics(self, x, y):  # required, never called: this run does not evaluate
         return {}
 
 
-def pulled_step(net, optimizer, batch, train_kwargs, train_step_args, *, anchor, mu):
-    """A step of the personal model."""
+def prox_step(net, optimizer, batch, train_kwargs, train_step_args, *, anchor, mu):
+    """A step of the personal model, with the proximal term."""
     optimizer.zero_grad()
     net.loss(*batch).backward()
-    prox(net, anchor, mu)
+    add_prox_gradient(net, anchor, mu)
     optimizer.step()
 
 
 class Ditto(FederatedAveraging):
-    """Federated averaging, and a personal model beside it."""
+    """Federated averaging, and a personal model per client."""
 
     def __init__(self, storage: DiskUserStateStorage) -> None:
         super().__init__()
@@ -95,26 +95,26 @@ class Ditto(FederatedAveraging):
     def train_one_user(self, initial_model_state, model, user_dataset, central_context):
         user = str(user_dataset.user_id)
         try:
-            own = self.storage.load_state(user)
+            personal = self.storage.load_state(user)
         except UserNotFoundError:
-            own = dict(initial_model_state.items())
+            personal = dict(initial_model_state.items())
         anchor = [initial_model_state[name] for name in model.variable_map]
-        model.set_parameters(own)
+        model.set_parameters(personal)
         model.do_multiple_epochs_of(
-            user_dataset, central_context.model_train_params, pulled_step, anchor=anchor, mu=work.mu
+            user_dataset, central_context.model_train_params, prox_step, anchor=anchor, mu=workload.mu
         )
         self.storage.save_state(dict(model.get_parameters().items()), user)
         model.set_parameters(initial_model_state)
         return super().train_one_user(initial_model_state, model, user_dataset, central_context)
 
 
-class Gate(TrainingProcessCallback):
-    """Holds all processes between rounds until the benchmark asks for the next one."""
+class RoundGate(TrainingProcessCallback):
+    """Blocks all processes between rounds until the benchmark requests the next one."""
 
     def __init__(self, net: Net) -> None:
         self.net = net
-        self.turns = Turns(work) if first else None
-        self.asked = iter(self.turns) if first else None
+        self.requests = RoundRequests(workload) if is_first else None
+        self.rounds = iter(self.requests) if is_first else None
 
     def on_train_begin(self, *, model):
         self._wait()
@@ -122,54 +122,54 @@ class Gate(TrainingProcessCallback):
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         steps = torch.tensor([self.net.steps])
-        if work.workers > 1:
+        if workload.workers > 1:
             torch.distributed.all_reduce(steps)
-        if first:
-            self.turns.steps = int(steps)
+        if is_first:
+            self.requests.steps = int(steps)
         self.net.steps = 0
         self._wait()
         return False, Metrics()
 
     def _wait(self) -> None:
-        if first:
-            next(self.asked, None)
-        if work.workers > 1:
+        if is_first:
+            next(self.rounds, None)
+        if workload.workers > 1:
             torch.distributed.barrier()
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    np.random.seed(0)  # noqa: NPY002 - pfl draws the seeds that all processes must agree on from here
-    data = {c: [torch.from_numpy(x), torch.from_numpy(y)] for c, (x, y) in work.every().items()}
-    draws = chain.from_iterable(work.schedule)
-    users = FederatedDataset(lambda user: Dataset(data[user], user_id=user), lambda: next(draws))
+    np.random.seed(0)  # noqa: NPY002 - pfl derives the seeds that all processes share from this
+    data = {c: [torch.from_numpy(x), torch.from_numpy(y)] for c, (x, y) in workload.all_samples().items()}
+    clients = chain.from_iterable(workload.schedule)
+    users = FederatedDataset(lambda user: Dataset(data[user], user_id=user), lambda: next(clients))
     net = Net()
-    load(net.net, work.start())
+    load_weights(net.net, workload.initial_weights())
     model = PyTorchModel(net, torch.optim.SGD, central_optimizer=torch.optim.SGD(net.parameters(), lr=1.0))
     storage = DiskUserStateStorage(os.environ["PFL_STATES"])
-    algorithm = FederatedAveraging() if work.mu is None else Ditto(storage)
-    gate = Gate(net)
+    algorithm = FederatedAveraging() if workload.mu is None else Ditto(storage)
+    gate = RoundGate(net)
     algorithm.run(
         NNAlgorithmParams(
-            central_num_iterations=len(work.schedule), evaluation_frequency=10**9,
-            train_cohort_size=len(work.schedule[0]), val_cohort_size=None,
+            central_num_iterations=len(workload.schedule), evaluation_frequency=10**9,
+            train_cohort_size=len(workload.schedule[0]), val_cohort_size=None,
         ),
         SimulatedBackend(users, users),
         model,
         NNTrainHyperParams(
-            local_num_epochs=work.epochs, local_learning_rate=work.lr, local_batch_size=work.batch_size
+            local_num_epochs=workload.epochs, local_learning_rate=workload.lr, local_batch_size=workload.batch_size
         ),
         callbacks=[gate],
         send_metrics_to_platform=False,
     )  # fmt: skip
-    if first:
+    if is_first:
         personal = {}
-        for client in data if work.mu is not None else ():
-            own = storage.load_state(str(client))
-            personal[client] = {name.removeprefix("net."): value.numpy() for name, value in own.items()}
-        gate.turns.finish(weights_of(net.net), personal, pfl=version("pfl"), torch=torch.__version__)
-        for other in others:
-            other.wait()
+        for client in data if workload.mu is not None else ():
+            weights = storage.load_state(str(client))
+            personal[client] = {name.removeprefix("net."): value.numpy() for name, value in weights.items()}
+        gate.requests.finish(copy_weights(net.net), personal, pfl=version("pfl"), torch=torch.__version__)
+        for worker in workers:
+            worker.wait()
         storage.clear_states()
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks of the simulator; run one with `python -m benchmarks.rounds`."""
