@@ -1,4 +1,4 @@
-"""`fedtilt reproduce` as a person meets it."""
+"""The command `fedtilt reproduce`."""
 
 import json
 from pathlib import Path
@@ -13,26 +13,26 @@ def _no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_quick_comparison_from_start_to_page(fedtilt, tmp_path: Path) -> None:
-    said = fedtilt("reproduce", "flips", "--quick", "--device", "cpu")
-    assert said.code == 0, said.err
-    assert "flips: Persistent label flips, 2 cases (1 to run, 1 without data)" in said.err
-    assert "FedTilt mu 0.01, tau 0, 10 × lam -2, 10" in said.err
-    assert "data set 'mnist' is not here, and flips/mnist-seed-0 waits for it; fedtilt data get mnist" in said.err
+    output = fedtilt("reproduce", "flips", "--quick", "--device", "cpu")
+    assert output.code == 0, output.err
+    assert "flips: Persistent label flips, 2 cases (1 to run, 1 without data)" in output.err
+    assert "FedTilt mu 0.01, tau 0, 10 × lam -2, 10" in output.err
+    assert "data set 'mnist' is missing, flips/mnist-seed-0 skipped; run fedtilt data get mnist" in output.err
     folder = tmp_path / "runs" / "reproduction-quick"
     entry = json.loads((folder / "flips" / "digits-seed-0.json").read_text())
     accuracy = entry["result"]["methods"]["ditto mu=0.01"]["test"]["personal"]["accuracy"]
-    (row,) = [line for line in said.out.splitlines() if "Ditto (mu 0.01)" in line]
+    (row,) = [line for line in output.out.splitlines() if "Ditto (mu 0.01)" in line]
     assert f" {accuracy:.2f} " in row
-    assert "one seed: Under wrong labels FedTilt is better" in said.out  # one seed decides nothing
-    assert "page:    runs/reproduction-quick/index.html" in said.out
+    assert "one seed: Under wrong labels FedTilt is better" in output.out  # one seed decides nothing
+    assert "page:    runs/reproduction-quick/index.html" in output.out
     assert f"{accuracy:.2f}" in (folder / "index.html").read_text()
 
     again = fedtilt("reproduce", "flips", "--quick", "--json")
-    told = json.loads(again.out)
-    assert told["measured"] == []
-    assert told["kept"] == ["flips/digits-seed-0"]
-    assert told["missing"] == {"mnist": ["flips/mnist-seed-0"]}
-    assert told["chapters"]["flips"]["tables"][0]["columns"][:2] == ["data", "method"]
+    report = json.loads(again.out)
+    assert report["measured"] == []
+    assert report["kept"] == ["flips/digits-seed-0"]
+    assert report["missing"] == {"mnist": ["flips/mnist-seed-0"]}
+    assert report["chapters"]["flips"]["tables"][0]["columns"][:2] == ["data", "method"]
     assert "round" not in again.err
 
     page = fedtilt("reproduce", "page", "--out", "runs/reproduction-quick")
@@ -40,45 +40,45 @@ def test_a_quick_comparison_from_start_to_page(fedtilt, tmp_path: Path) -> None:
     assert "index.html" in page.out
 
 
-def test_cells_are_listed_and_a_page_names_what_is_damaged(fedtilt, tmp_path: Path) -> None:
+def test_cases_are_listed_and_a_damaged_result_is_named(fedtilt, tmp_path: Path) -> None:
     assert fedtilt("reproduce", "propositions", "--quick", "--only", "large-mu").code == 0
     listed = fedtilt(
         "reproduce", "all", "--quick", "--only", "large-mu", "--only", "mnist", "--only", "ditto", "--list"
     )
     assert listed.code == 0
-    states = dict(line.split(maxsplit=1) for line in listed.out.splitlines())
-    assert states["propositions/large-mu-seed-0"] == "done"
-    assert states["propositions/ditto-seed-0"] == "to run"
-    assert states["clean/mnist-seed-0"] == "to run, without data set mnist"
+    status = dict(line.split(maxsplit=1) for line in listed.out.splitlines())
+    assert status["propositions/large-mu-seed-0"] == "done"
+    assert status["propositions/ditto-seed-0"] == "to run"
+    assert status["clean/mnist-seed-0"] == "to run, data set mnist missing"
     path = tmp_path / "runs" / "reproduction-quick" / "propositions" / "large-mu-seed-0.json"
     path.write_text(path.read_text()[:100])
     again = fedtilt("reproduce", "propositions", "--quick", "--only", "large-mu", "--list")
     assert "propositions/large-mu-seed-0  to run again: its file is damaged (" in again.out
     page = fedtilt("reproduce", "page", "--out", "runs/reproduction-quick")
     assert page.code == 2
-    assert "large-mu-seed-0.json cannot be told of, its file is damaged" in page.err
+    assert "large-mu-seed-0.json cannot be read, its file is damaged" in page.err
     assert "fedtilt reproduce propositions" in page.err
     assert "Traceback" not in page.err
 
 
-def test_nothing_could_run(fedtilt) -> None:
-    said = fedtilt("reproduce", "flips", "--quick", "--only", "mnist")
-    assert said.code == 2
-    assert "fedtilt data get mnist" in said.err
+def test_nothing_to_run_is_an_error(fedtilt) -> None:
+    output = fedtilt("reproduce", "flips", "--quick", "--only", "mnist")
+    assert output.code == 2
+    assert "fedtilt data get mnist" in output.err
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["cleam"], "unknown experiment 'cleam'"),
-        (["page"], "runs/reproduction holds no results"),
-        (["clean", "--to", "docs"], "--to goes with page"),
-        (["clean", "--quick", "--seeds", "0"], "seeds = 0 leaves nothing to run"),
-        (["clean", "--quick", "--only", "x"], "no case is named like x"),
+        (["page"], "runs/reproduction has no results"),
+        (["clean", "--to", "docs"], "--to needs page"),
+        (["clean", "--quick", "--seeds", "0"], "seeds = 0 runs nothing"),
+        (["clean", "--quick", "--only", "x"], "no case matches x"),
     ],
 )
-def test_bad_words_are_one_line(fedtilt, arguments: list[str], sentence: str) -> None:
-    said = fedtilt("reproduce", *arguments)
-    assert said.code == 2
-    assert sentence in said.err
-    assert "Traceback" not in said.err
+def test_a_bad_argument_is_one_line(fedtilt, arguments: list[str], sentence: str) -> None:
+    output = fedtilt("reproduce", *arguments)
+    assert output.code == 2
+    assert sentence in output.err
+    assert "Traceback" not in output.err

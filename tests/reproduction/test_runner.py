@@ -1,4 +1,4 @@
-"""The results folder: what is done is not run again, what changed is, what is missing is named."""
+"""The results folder: finished cases are not run again, changed ones are, missing data is listed."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import fedtilt as ft
 from fedtilt.reproduction import Case, Options, reproduce
 from fedtilt.reproduction.comparison import experiment
 from fedtilt.reproduction.results_folder import ResultsFolder
-from fedtilt.reproduction.runner import case_statuses, damaged
+from fedtilt.reproduction.runner import case_statuses, damaged_results
 from tests.helpers.handmade_results import compared, metrics
 
 QUICK = Options(quick=True, device="cpu")
@@ -23,7 +23,7 @@ def no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The cases that were measured; training itself is tested elsewhere."""
+    """The names of the measured cases; training is tested elsewhere."""
     names: list[str] = []
 
     def measure(case: Case, options: Options, on_progress: Any) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_what_is_done_is_not_run_again(measured: list[str], tmp_path: Path) -> None:
+def test_finished_cases_are_not_run_again(measured: list[str], tmp_path: Path) -> None:
     first = reproduce("clean", tmp_path / "out", options=QUICK, only=["digits"])
     again = reproduce("clean", tmp_path / "out", options=QUICK, only=["digits"])
     assert measured == ["digits-seed-0"]
@@ -46,23 +46,23 @@ def test_what_is_done_is_not_run_again(measured: list[str], tmp_path: Path) -> N
     assert "3 seeds" in more.chapters["clean"].parts[0].notes
 
 
-def test_interrupted_it_goes_on(measured: list[str], tmp_path: Path) -> None:
+def test_an_interrupted_run_continues(measured: list[str], tmp_path: Path) -> None:
     options = Options(quick=True, device="cpu", seeds=3)
 
-    def stop(job: Any) -> None:
-        if job.case.name == "digits-seed-1":
+    def stop(status: Any) -> None:
+        if status.case.name == "digits-seed-1":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         reproduce("clean", tmp_path, options=options, only=["digits"], on_case=stop)
     assert [path.name for path in (tmp_path / "clean").glob("*.json")] == ["digits-seed-0.json"]
-    outcome = reproduce("clean", tmp_path, options=options, only=["digits"])
+    result = reproduce("clean", tmp_path, options=options, only=["digits"])
     assert measured == ["digits-seed-0", "digits-seed-1", "digits-seed-2"]
-    assert outcome.measured == ["clean/digits-seed-1", "clean/digits-seed-2"]
+    assert result.measured == ["clean/digits-seed-1", "clean/digits-seed-2"]
 
 
-def test_a_changed_setting_makes_a_cell_stale(measured: list[str], tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_changed_setting_makes_a_result_stale(measured: list[str], tmp_path: Path) -> None:
+    notices: list[str] = []
     reproduce("clean", tmp_path, options=QUICK, only=["digits"])
     path = tmp_path / "clean" / "digits-seed-0.json"
     content = json.loads(path.read_text())
@@ -70,20 +70,20 @@ def test_a_changed_setting_makes_a_cell_stale(measured: list[str], tmp_path: Pat
     path.write_text(json.dumps(content))
     assert not reproduce("clean", tmp_path, options=QUICK, only=["mnist"]).chapters["clean"].parts[:-1]  # left out
     reproduce(
-        "clean", tmp_path, options=Options(quick=True, device="cpu", notice=said.append), only=["digits"]
+        "clean", tmp_path, options=Options(quick=True, device="cpu", notice=notices.append), only=["digits"]
     )  # fmt: skip
     assert measured == ["digits-seed-0", "digits-seed-0"]
-    assert said == ["clean/digits-seed-0 is run again: train.lr was 0.5 and is 0.1"]
+    assert notices == ["clean/digits-seed-0 is run again: train.lr was 0.5 and is 0.1"]
     assert json.loads(path.read_text())["settings"]["train"]["lr"] == 0.1
 
 
-def test_a_missing_data_set_is_named_and_the_rest_runs(measured: list[str], tmp_path: Path) -> None:
-    outcome = reproduce("clean", tmp_path, options=QUICK)
+def test_a_missing_data_set_is_listed_and_the_rest_runs(measured: list[str], tmp_path: Path) -> None:
+    result = reproduce("clean", tmp_path, options=QUICK)
     assert measured == ["digits-seed-0"]
-    assert outcome.missing == {"mnist": ["clean/mnist-seed-0"]}
+    assert result.missing == {"mnist": ["clean/mnist-seed-0"]}
 
 
-def test_a_quick_look_never_replaces_a_full_result(measured: list[str], tmp_path: Path) -> None:
+def test_a_quick_run_never_replaces_a_full_result(measured: list[str], tmp_path: Path) -> None:
     reproduce("clean", tmp_path, options=QUICK, only=["digits"])
     path = tmp_path / "clean" / "digits-seed-0.json"
     path.write_text(path.read_text().replace('"quick": true', '"quick": false'))
@@ -91,7 +91,7 @@ def test_a_quick_look_never_replaces_a_full_result(measured: list[str], tmp_path
         reproduce("clean", tmp_path, options=QUICK, only=["digits"])
 
 
-def test_a_foreign_file_is_refused(measured: list[str], tmp_path: Path) -> None:
+def test_a_file_of_another_program_is_an_error(measured: list[str], tmp_path: Path) -> None:
     path = tmp_path / "clean" / "digits-seed-0.json"
     path.parent.mkdir()
     path.write_text('{"a": 1}')
@@ -100,64 +100,64 @@ def test_a_foreign_file_is_refused(measured: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "why"),
+    ("damage", "reason"),
     [
         (lambda text: text[: len(text) // 2], "its file is damaged ("),
         (lambda text: text.replace('"methods"', '"mathods"'), "its file lacks methods"),
         (lambda text: text.replace('"quick": true,\n', ""), "its file is incomplete"),
     ],
 )
-def test_a_damaged_result_is_run_again(measured: list[str], tmp_path: Path, damage: Any, why: str) -> None:
-    said: list[str] = []
+def test_a_damaged_result_is_run_again(measured: list[str], tmp_path: Path, damage: Any, reason: str) -> None:
+    notices: list[str] = []
     reproduce("clean", tmp_path, options=QUICK, only=["digits"])
     path = tmp_path / "clean" / "digits-seed-0.json"
     whole = path.read_text()
     path.write_text(damage(whole))
-    assert reproduce("flips", tmp_path, options=QUICK, only=["digits"]).measured  # others are not in its way
-    (told,) = damaged(ResultsFolder(tmp_path))
-    assert told.startswith(f"{path} cannot be told of, {why}")
-    assert told.endswith(f"; fedtilt reproduce clean --quick --out {tmp_path} runs it again")
-    reproduce("clean", tmp_path, options=Options(quick=True, device="cpu", notice=said.append), only=["digits"])
-    assert [line.startswith(f"clean/digits-seed-0 is run again: {why}") for line in said] == [True]
+    assert reproduce("flips", tmp_path, options=QUICK, only=["digits"]).measured  # other experiments still run
+    (problem,) = damaged_results(ResultsFolder(tmp_path))
+    assert problem.startswith(f"{path} cannot be read, {reason}")
+    assert problem.endswith(f"; fedtilt reproduce clean --quick --out {tmp_path} runs it again")
+    reproduce("clean", tmp_path, options=Options(quick=True, device="cpu", notice=notices.append), only=["digits"])
+    assert [line.startswith(f"clean/digits-seed-0 is run again: {reason}") for line in notices] == [True]
     assert json.loads(path.read_text())["result"] == json.loads(whole)["result"]
-    assert damaged(ResultsFolder(tmp_path)) == []
+    assert damaged_results(ResultsFolder(tmp_path)) == []
 
 
-def test_the_results_in_docs_are_whole() -> None:
-    assert damaged(ResultsFolder(Path(__file__).parents[2] / "docs" / "reproduction" / "results")) == []
+def test_the_results_in_docs_are_complete() -> None:
+    assert damaged_results(ResultsFolder(Path(__file__).parents[2] / "docs" / "reproduction" / "results")) == []
 
 
-def test_only_takes_whole_parts_of_a_name(tmp_path: Path) -> None:
-    def named(*words: str, what: str = "clean") -> list[str]:
-        return [job.case.name for job in case_statuses([what], ResultsFolder(tmp_path), Options(), words)]
+def test_only_matches_whole_words_of_a_name(tmp_path: Path) -> None:
+    def matches(*words: str, what: str = "clean") -> list[str]:
+        return [status.case.name for status in case_statuses([what], ResultsFolder(tmp_path), Options(), words)]
 
-    assert named("mnist-seed-0") == ["mnist-seed-0"]
-    assert named("fashion-mnist-seed-1", "cifar10-seed-2") == ["fashion-mnist-seed-1", "cifar10-seed-2"]
-    assert named("mnist") == [f"mnist-seed-{seed}" for seed in range(5)]
-    assert named("clean/cifar10") == [f"cifar10-seed-{seed}" for seed in range(3)]
-    assert named("seed-1", what="toy") == [f"toy-{n}-seed-1" for n in ("1", "2", "3", "3-far")]
-    assert len(named("tau-1", what="convergence")) == 4  # and not tau-10
-    with pytest.raises(ft.InputError, match="no case is named like cifar; near to it: cifar10"):
-        named("cifar")
+    assert matches("mnist-seed-0") == ["mnist-seed-0"]
+    assert matches("fashion-mnist-seed-1", "cifar10-seed-2") == ["fashion-mnist-seed-1", "cifar10-seed-2"]
+    assert matches("mnist") == [f"mnist-seed-{seed}" for seed in range(5)]
+    assert matches("clean/cifar10") == [f"cifar10-seed-{seed}" for seed in range(3)]
+    assert matches("seed-1", what="toy") == [f"toy-{n}-seed-1" for n in ("1", "2", "3", "3-far")]
+    assert len(matches("tau-1", what="convergence")) == 4  # and not tau-10
+    with pytest.raises(ft.InputError, match="no case matches cifar; similar: cifar10"):
+        matches("cifar")
     with pytest.raises(ft.InputError, match=r"--list shows all 13, from clean/mnist-seed-0 to clean/cifar10-seed-2"):
-        named("x")
+        matches("x")
 
 
 def test_only_and_several_experiments(measured: list[str], tmp_path: Path) -> None:
-    outcome = reproduce(["clean", "flips"], tmp_path, options=QUICK, only=["digits"])
-    assert outcome.measured == ["clean/digits-seed-0", "flips/digits-seed-0"]
-    assert list(outcome.chapters) == ["clean", "flips"]
-    with pytest.raises(ft.InputError, match="no case is named like cifer"):
+    result = reproduce(["clean", "flips"], tmp_path, options=QUICK, only=["digits"])
+    assert result.measured == ["clean/digits-seed-0", "flips/digits-seed-0"]
+    assert list(result.chapters) == ["clean", "flips"]
+    with pytest.raises(ft.InputError, match="no case matches cifer"):
         reproduce("clean", tmp_path, options=QUICK, only=["cifer"])
     with pytest.raises(ft.InputError, match="seeds = 0"):
         Options(seeds=0)
 
 
-def test_files_are_small_and_tell_where_they_come_from(measured: list[str], tmp_path: Path) -> None:
+def test_results_record_settings_and_environment(measured: list[str], tmp_path: Path) -> None:
     reproduce("clean", tmp_path, options=QUICK, only=["digits"])
-    (entry,) = ResultsFolder(tmp_path).entries("clean")
-    assert entry.quick
-    assert entry.environment["device"].startswith("cpu")
-    assert {"fedtilt", "torch", "python"} <= set(entry.environment)
-    assert entry.settings["outliers"] == "none"
+    (stored,) = ResultsFolder(tmp_path).results("clean")
+    assert stored.quick
+    assert stored.environment["device"].startswith("cpu")
+    assert {"fedtilt", "torch", "python"} <= set(stored.environment)
+    assert stored.settings["outliers"] == "none"
     assert not (tmp_path / "clean" / "unfinished").exists()

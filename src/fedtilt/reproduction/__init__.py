@@ -1,4 +1,4 @@
-"""Every table and figure of the paper as data, and what runs and tells them; `fedtilt reproduce` is its command."""
+"""The paper's tables and figures as data, and the code that runs and reports them (`fedtilt reproduce`)."""
 
 from fedtilt.reproduction.experiment import NAMES, Case, Experiment, Options, load
 from fedtilt.reproduction.published import published_for

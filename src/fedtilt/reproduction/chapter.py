@@ -1,4 +1,4 @@
-"""What an experiment has to say: text, tables, figures and a verdict on every claim, before anything is drawn."""
+"""The report of one experiment as data: text, tables, figures and a verdict on every claim."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fedtilt.reproduction.experiment import Claim
 
-Holds = Literal["holds", "holds partly", "does not hold", "one seed", "not measured"]  # one seed: too few to say
+Holds = Literal["holds", "holds partly", "does not hold", "one seed", "not measured"]  # one seed: too few to decide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,21 +19,21 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table; floats are shown with two decimals, strings are Markdown and shown as they are."""
+    """A table; floats are shown with two decimals, strings are Markdown."""
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str | float]]
     notes: str = ""
-    folded: bool = False  # on a page it opens on demand, and the terminal leaves it out
+    folded: bool = False  # collapsed on the page, and not printed in the terminal
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionedFigure:
-    """What plotly draws, as its plain JSON: {"data": [traces], "layout": {…}}; plotly itself is not needed to make one.
+    """A Plotly figure as plain JSON, {"data": [traces], "layout": {…}}; building one does not import plotly.
 
-    Text, grid and background take the page's colours (light and dark), so traces alone carry colours; `layout` should
-    give a height. See `fedtilt.report.figures` for the house's look.
+    The page sets the colours of text, grid and background (light and dark), so only traces have colours; `layout`
+    should give a height. `fedtilt.report.style` has the colours of methods.
     """
 
     name: str  # of its file, unique on the page
@@ -43,27 +43,27 @@ class CaptionedFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether a claim holds in the numbers at hand."""
+    """Whether a claim holds in the results."""
 
     claim: str
     holds: Holds
     why: str  # the numbers that decide, then our guess at the reason
-    ours: bool = False  # the paper does not say it
+    ours: bool = False  # our claim, not the paper's
 
 
 def verdict_on(claim: Claim, holds: Holds, numbers: str = "") -> Verdict:
-    """A claim with what was found; our guess stands only beside a claim that fails, in full or in part.
+    """The verdict on a claim, with its numbers; our guess is added only where the claim fails, in full or in part.
 
-    >>> claim = Claim(text="It is so.", guess="Our guess: it rained.")
+    >>> claim = Claim(text="Tilts help.", guess="Our guess: too few rounds.")
     >>> [verdict_on(claim, holds, "2 of 3.").why for holds in ("holds", "holds partly", "not measured")]
-    ['2 of 3.', '2 of 3. Our guess: it rained.', '2 of 3.']
+    ['2 of 3.', '2 of 3. Our guess: too few rounds.', '2 of 3.']
     """
-    told = [numbers]
+    sentences = [numbers]
     if holds in ("holds partly", "does not hold"):
-        told.append(claim.guess)
+        sentences.append(claim.guess)
     if holds == "not measured":
-        told.append(claim.unmeasured)
-    return Verdict(claim=claim.text, holds=holds, why=" ".join(filter(None, told)), ours=claim.ours)
+        sentences.append(claim.unmeasured)
+    return Verdict(claim=claim.text, holds=holds, why=" ".join(filter(None, sentences)), ours=claim.ours)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,26 +77,26 @@ class Chapter:
 
 
 def verdicts_by_author(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """Who says it → the verdicts: the paper's claims and ours are told apart."""
-    both = {"the paper says": [v for v in verdicts if not v.ours], "we say": [v for v in verdicts if v.ours]}
-    return {who: own for who, own in both.items() if own}
+    """The verdicts on the paper's claims and on ours, under a heading each; a heading without verdicts is left out."""
+    groups = {"the paper says": [v for v in verdicts if not v.ours], "we say": [v for v in verdicts if v.ours]}
+    return {heading: group for heading, group in groups.items() if group}
 
 
-def shown(cell: str | float) -> str:
-    """A cell as text."""
+def format_cell(cell: str | float) -> str:
+    """A table cell as text."""
     return f"{cell:.2f}" if isinstance(cell, float) else cell
 
 
-def value(cell: str) -> float | None:
-    """The number that a cell begins with.
+def leading_number(cell: str) -> float | None:
+    """The number at the start of a cell.
 
-    >>> value("**98.50 ± 0.10**<br>98.53 (−0.03)"), value("FedAvg")
+    >>> leading_number("**98.50 ± 0.10**<br>98.53 (−0.03)"), leading_number("FedAvg")
     (98.5, None)
     """
-    found = re.match(r"[*\s]*([−-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?![\w.+-])", cell)
-    return float(found[1].replace("−", "-")) if found else None
+    match = re.match(r"[*\s]*([−-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?![\w.+-])", cell)
+    return float(match[1].replace("−", "-")) if match else None
 
 
-def numeric(cells: Sequence[str]) -> bool:
-    """Whether a column holds numbers, and stands to the right."""
-    return bool(cells) and all(value(cell) is not None for cell in cells if cell)
+def is_numeric(column: Sequence[str]) -> bool:
+    """Whether all filled cells of a column start with a number; such a column is right-aligned."""
+    return bool(column) and all(leading_number(cell) is not None for cell in column if cell)

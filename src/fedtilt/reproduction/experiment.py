@@ -1,4 +1,4 @@
-"""A table or figure of the paper as data: what to run, what was published, what was claimed."""
+"""A table or figure of the paper as data: settings, published numbers, claims."""
 
 import tomllib
 from collections.abc import Callable, Mapping
@@ -14,74 +14,74 @@ NAMES = (
 )  # fmt: skip
 
 Results = dict[str, dict[str, Any]]  # by case name
-OnProgress = Callable[[int, int, str], None]  # done, of how many, what is seen so far
+OnProgress = Callable[[int, int, str], None]  # steps done, steps in total, the latest result in a few words
 
 
-def _silent(*_: object) -> None:
+def _no_notice(_: str) -> None:
     pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What the paper says, or we do, in our words, and how numbers decide on it."""
+    """A statement of the paper, or of ours, in our words, and how the results decide on it."""
 
     text: str
-    key: str = ""  # by which a kind finds it
-    rule: str = ""  # the name of the rule that decides; none: the kind knows, or nothing can be measured
-    check: Mapping[str, Any] = field(default_factory=dict)  # what the rule is to look at
-    guess: str = ""  # why it may not hold: no numbers, no outcomes, those come from the results at hand
-    unmeasured: str = ""  # why no rule decides
-    ours: bool = False  # the paper does not say it
+    key: str = ""  # selects the check, for kinds with one check per claim
+    rule: str = ""  # selects the check, for kinds whose checks serve several claims
+    check: Mapping[str, Any] = field(default_factory=dict)  # parameters of the check
+    guess: str = ""  # why the claim may fail; contains no numbers, those come from the results
+    unmeasured: str = ""  # why the claim cannot be checked
+    ours: bool = False  # our claim, not the paper's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One table or figure of the paper, as `data/NAME.toml` tells it."""
+    """One table or figure of the paper, read from `data/NAME.toml`."""
 
     name: str
     title: str
-    source: str  # which table or figure of the paper; empty where it has none
-    kind: str  # the module of this package that measures and tells it
-    reference: str = ""  # another experiment of its kind, whose results its rules look at as well
+    source: str  # the table or figure of the paper; empty if it is not in the paper
+    kind: str  # the module that runs and reports it, a key of `runner.KINDS`
+    reference: str = ""  # another experiment of the same kind, to compare with
     about: str = ""  # a paragraph for the page, Markdown
     settings: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, Any] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
-    quick: Mapping[str, Any] = field(default_factory=dict)  # settings of a quick look, over the others
+    quick: Mapping[str, Any] = field(default_factory=dict)  # overrides `settings` in a quick run
 
     def quickened(self) -> "Experiment":
-        """The same with the settings of a quick look: minutes on two cores, and no result to cite or to guess about."""
+        """The experiment with the settings of a quick run: minutes on two cores, results not to be cited."""
         claims = tuple(replace(claim, guess="") for claim in self.claims)
-        return replace(self, settings=_merged(self.settings, self.quick), claims=claims)
+        return replace(self, settings=_merge(self.settings, self.quick), claims=claims)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How the one who asks wants it run; none of it but `seeds` and `quick` changes what a case is."""
+    """How to run an experiment; only `seeds` and `quick` change what its cases are."""
 
-    seeds: int | None = None  # None: as many as the experiment says
-    quick: bool = False  # the experiment handed to a kind is then already quickened
+    seeds: int | None = None  # None: the experiment's own number
+    quick: bool = False  # kinds then receive `experiment.quickened()`
     device: str = "auto"
     data_dir: str | None = None
-    work: Path | None = None  # where a long case may keep checkpoints while it is measured
-    checkpoint_seconds: float = 600.0
-    notice: Callable[[str], None] = _silent
+    work: Path | None = None  # folder for the checkpoints of a long case
+    checkpoint_seconds: float = 600.0  # a case that runs longer writes checkpoints, this far apart
+    notice: Callable[[str], None] = _no_notice  # receives warnings, one sentence each
 
     def __post_init__(self) -> None:
         if self.seeds is not None and self.seeds < 1:
-            raise InputError(f"seeds = {self.seeds} leaves nothing to run; choose 1 or more")
+            raise InputError(f"seeds = {self.seeds} runs nothing; choose 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One unit of work: measured in one go, kept in one file."""
+    """A unit of work with a result file of its own."""
 
     name: str  # of its file: letters, digits, dashes and dots
-    what: str  # for people
-    settings: dict[str, Any]  # all that decides its result, as JSON; a change makes a stored result stale
-    needs: str | None = None  # the data set that has to be there
-    parts: tuple[str, ...] = ()  # what its result has at least; one that lacks any is damaged
-    grid: str = ""  # the settings it goes through, where there are many, in one line
+    what: str  # a description for people
+    settings: dict[str, Any]  # everything its result depends on, as JSON; a change makes a stored result stale
+    needs: str | None = None  # the data set it reads from disk
+    parts: tuple[str, ...] = ()  # required keys of its result; a result without one of them is damaged
+    grid: str = ""  # the searched settings in one line, if there are many
 
 
 def load(name: str) -> Experiment:
@@ -97,31 +97,31 @@ def load(name: str) -> Experiment:
 
 
 def parse(name: str, text: str) -> Experiment:
-    """An experiment from TOML; a key that is not known is refused."""
+    """An experiment from TOML; unknown keys are errors."""
     values = tomllib.loads(text)
-    _check(name, values, Experiment, without=("name",))
+    _check_keys(name, values, Experiment, without=("name",))
     claims = []
     for claim in values.pop("claims", []):
-        _check(f"{name}.claims", claim, Claim)
+        _check_keys(f"{name}.claims", claim, Claim)
         claims.append(Claim(**claim))
     experiment = Experiment(name=name, claims=tuple(claims), **values)
     unknown = sorted(set(experiment.quick) - set(experiment.settings))
     if unknown:
-        raise InputError(f"{name}.quick.{unknown[0]} overrides nothing: settings has no such key")
+        raise InputError(f"{name}.quick.{unknown[0]} overrides nothing; settings has no such key")
     return experiment
 
 
-def _check(where: str, values: Mapping[str, Any], kind: type, without: tuple[str, ...] = ()) -> None:
-    known = [f.name for f in fields(kind) if f.name not in without]
+def _check_keys(where: str, values: Mapping[str, Any], schema: type, without: tuple[str, ...] = ()) -> None:
+    known = [f.name for f in fields(schema) if f.name not in without]
     for key in values:
         if key not in known:
-            raise InputError(f"{where} has the unknown key {key!r}; known are {', '.join(known)}")
+            raise InputError(f"{where} has the unknown key {key!r}; known keys are {', '.join(known)}")
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Tables are merged key by key, everything else is replaced."""
-    out = dict(below)
-    for key, value in above.items():
-        old = out.get(key)
-        out[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return out
+    merged = dict(base)
+    for key, value in overrides.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged

@@ -1,4 +1,4 @@
-"""Galleries: the same images clean and with each outlier, drawn by the code that experiments train with."""
+"""Example images, clean and with each kind of outlier, from the code that training uses."""
 
 import base64
 from typing import Any
@@ -30,47 +30,47 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
 
 
 def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
-    """The pixels, 0 to 255, as base64 of (images, channels, height, width) for every outlier."""
+    """The pixels (images, channels, height, width), 0 to 255, in base64, for every kind of outlier."""
     dataset = data.load(case.settings["data"], options.data_dir)
-    rows = _one_of_each(dataset.y_train, case.settings["images"])
+    rows = _first_of_each_class(dataset.y_train, case.settings["images"])
     device = pick_device(options.device)
     x, y = dataset.x_train[rows].to(device), dataset.y_train[rows].to(device)
     x = x.float() / 255 if x.dtype == torch.uint8 else x
     pixels = {}
     for i, kind in enumerate(case.settings["outliers"]):
-        drawn, _ = apply(
+        noisy, _ = apply(
             Outliers(kind=kind, rate=1.0), x, y, y.unique(), seed=case.settings["seed"], round=1, client=0,
         )  # fmt: skip
-        grey = (drawn.clamp(0, 1) * 255).round().to(torch.uint8)
-        pixels[kind] = base64.b64encode(grey.contiguous().cpu().numpy().tobytes()).decode()
+        levels = (noisy.clamp(0, 1) * 255).round().to(torch.uint8)
+        pixels[kind] = base64.b64encode(levels.contiguous().cpu().numpy().tobytes()).decode()
         on_progress(i + 1, len(case.settings["outliers"]), kind)
     return {"shape": list(x.shape), "labels": [dataset.class_names[k] for k in y], "pixels": pixels}
 
 
-def _one_of_each(labels: Tensor, count: int) -> Tensor:
-    """The first sample of every class, up to a number."""
+def _first_of_each_class(labels: Tensor, count: int) -> Tensor:
+    """The index of the first sample of each of the first `count` classes."""
     return torch.stack([(labels == label).nonzero()[0, 0] for label in labels.unique()[:count]])
 
 
 def chapter(experiment: Experiment, results: dict[str, dict[str, Any]]) -> Chapter:
-    """A sheet of images per data set."""
+    """One figure of images per data set."""
     names = experiment.settings["names"]
     parts: list[Text | CaptionedFigure] = []
     for name in experiment.settings["data"]:
         if name not in results:
-            parts.append(Text(markdown=f"Not drawn yet: {name}."))
+            parts.append(Text(markdown=f"Not measured yet: {name}."))
             continue
         result = results[name]
-        rows = {names[kind]: _images(pixels, result["shape"]) for kind, pixels in result["pixels"].items()}
+        rows = {names[kind]: _decode(pixels, result["shape"]) for kind, pixels in result["pixels"].items()}
         parts.append(
             CaptionedFigure(
                 name=f"outliers-{name}",
                 caption=f"{name}: {', '.join(result['labels'])}",
-                figure=plots.sheet(rows),
+                figure=plots.image_sheet(rows),
             )
         )
     return Chapter(title=experiment.title, lead=experiment.about.strip(), parts=parts)
 
 
-def _images(pixels: str, shape: list[int]) -> Tensor:
+def _decode(pixels: str, shape: list[int]) -> Tensor:
     return torch.frombuffer(bytearray(base64.b64decode(pixels)), dtype=torch.uint8).reshape(shape)

@@ -1,10 +1,7 @@
-"""Figures of experiments as plotly's plain JSON; the colours of text and grid are the page's."""
+"""Figures of experiments as Plotly JSON, built without plotly; the page sets the colours of text and grid."""
 
 import base64
-import hashlib
 import math
-import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +11,7 @@ from torch import Tensor
 from fedtilt.report.compare import SeedValues
 from fedtilt.report.style import Style
 
-_BLUE, _ORANGE, _GREY = "#1a7fc4", "#d55e00", "#7f858d"  # FedTilt, Ditto, FedAvg, as in `report.look`
+_BLUE, _ORANGE, _GREY = "#1a7fc4", "#d55e00", "#7f858d"  # FedTilt, Ditto, FedAvg, as in `report.style`
 _ROWS = {
     "fedavg": Style(_GREY, "dot", "square"),
     "ditto": Style(_ORANGE, "dash", "diamond-open"),
@@ -22,31 +19,31 @@ _ROWS = {
     "fedtilt": Style(_BLUE, "dash", "circle-open"),
     "fedtilt-validated": Style(_BLUE, "solid", "circle"),
 }
-# from cool to warm, for a row of tilts from negative to positive
+# from cool to warm, for tilts from negative to positive
 _RAMP = ("#3b4cc0", "#1a7fc4", "#5aa7b5", "#9a7b00", "#d98032", "#c0392b")
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "triangle-down", "x")
 _LEGEND = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left", "tracegroupgap": 0}
 
 
 def layout(height: int, **parts: Any) -> dict[str, Any]:
-    """The frame of a figure."""
-    frame = {"height": height, "margin": {"l": 52, "r": 12, "t": 12, "b": 44}, "legend": _LEGEND}
-    return frame | {"hovermode": "closest"} | parts
+    """The layout of a figure: what all figures share, and its own parts."""
+    shared = {"height": height, "margin": {"l": 52, "r": 12, "t": 12, "b": 44}, "legend": _LEGEND}
+    return shared | {"hovermode": "closest"} | parts
 
 
 def curves(
     rounds: Sequence[int], lines: Mapping[str, Sequence[SeedValues]], titles: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Accuracy over rounds, a line per method, in a band of one standard deviation where there are seeds for one."""
+    """Accuracy over rounds, a line per method, in a band of one standard deviation where there are several seeds."""
     data: list[dict[str, Any]] = []
     for row, values in lines.items():
         style = _ROWS[row]
         if all(value.std is not None for value in values):
-            edges = [[round(v.mean + way * (v.std or 0.0), 2) for v in values] for way in (1, -1)]
+            upper, lower = ([round(v.mean + sign * (v.std or 0.0), 2) for v in values] for sign in (1, -1))
             data.append(
                 {
                     "type": "scatter", "mode": "lines", "name": titles[row], "legendgroup": row, "showlegend": False,
-                    "x": [*rounds, *reversed(rounds)], "y": [*edges[0], *reversed(edges[1])], "hoverinfo": "skip",
+                    "x": [*rounds, *reversed(rounds)], "y": [*upper, *reversed(lower)], "hoverinfo": "skip",
                     "fill": "toself", "fillcolor": style.faint(0.14), "line": {"width": 0},
                 }
             )  # fmt: skip
@@ -66,18 +63,18 @@ def curves(
 
 
 def tilt_axis(values: Sequence[float]) -> tuple[dict[float, float], dict[str, Any]]:
-    """A symmetric-log axis for tilts: where each value lies, and the axis that says so.
+    """A symmetric-log axis for tilts: value → position, and the axis with the values as tick labels.
 
-    Plotly has no such scale, so points are placed by sign and magnitude and ticks carry the values.
+    Plotly has no such scale.
 
     >>> tilt_axis([-10.0, 0.0, 10.0])[0]
     {-10.0: -3.0, 0.0: 0.0, 10.0: 3.0}
     """
     low = min((math.floor(math.log10(abs(v))) for v in values if v), default=0)
-    low = min(low, -1)  # one decade below 0.1 stands for zero
-    places = {v: 0.0 if v == 0 else math.copysign(math.log10(abs(v)) - low + 1, v) for v in values}
-    axis = {"tickvals": [places[v] for v in values], "ticktext": [f"{v:g}" for v in values], "zeroline": True}
-    return places, axis
+    low = min(low, -1)  # 0 is one decade below the smallest magnitude, at most below 0.1
+    positions = {v: 0.0 if v == 0 else math.copysign(math.log10(abs(v)) - low + 1, v) for v in values}
+    axis = {"tickvals": [positions[v] for v in values], "ticktext": [f"{v:g}" for v in values], "zeroline": True}
+    return positions, axis
 
 
 Lines = Mapping[float, Sequence[float | None]]  # value of the other tilt → the metric along this one
@@ -86,21 +83,25 @@ Lines = Mapping[float, Sequence[float | None]]  # value of the other tilt → th
 def against(
     values: Sequence[float], rows: Mapping[str, Mapping[str, Lines]], *, across: str, along: str
 ) -> dict[str, Any]:
-    """Metrics (columns) against one tilt, `across`, with a line for each value of the other, `along`."""
-    places, ticks = tilt_axis(values)
+    """Metrics (columns of panels) against one tilt, `across`, with a line for each value of the other, `along`.
+
+    Args:
+        values: the values of `across`.
+        rows: title of a row of panels → metric → its lines.
+        across: the tilt on the x axes, "tau" or "lam".
+        along: the other tilt.
+    """
+    positions, ticks = tilt_axis(values)
     data: list[dict[str, Any]] = []
     axes: dict[str, Any] = {}
     columns = len(next(iter(rows.values())))
     for r, (title, metrics) in enumerate(rows.items()):
-        top, height = 1 - r / len(rows), 1 / len(rows)
         for c, (metric, lines) in enumerate(metrics.items()):
-            n = str(r * columns + c + 1) if r or c else ""
-            side = [c / columns + 0.06 * (c > 0), (c + 1) / columns - 0.01]
-            axes[f"xaxis{n}"] = {"domain": side, "anchor": f"y{n}", "title": _small(across)} | ticks
-            named = f"{metric} ({'%' if metric == 'accuracy' else 'points'})"
+            n = axis_suffix(r * columns + c)
+            metric_title = f"{metric} ({'%' if metric == 'accuracy' else 'points'})"
+            axes[f"xaxis{n}"] = {"anchor": f"y{n}", "title": _small(across)} | ticks
             axes[f"yaxis{n}"] = {
-                "domain": [top - height + (0.14 if r < len(rows) - 1 else 0), top], "anchor": f"x{n}",
-                "title": _small(f"{title}<br>{named}" if c == 0 else named),
+                "anchor": f"x{n}", "title": _small(f"{title}<br>{metric_title}" if c == 0 else metric_title)
             }  # fmt: skip
             for i, (tilt, line) in enumerate(lines.items()):
                 color = _RAMP[round(i * (len(_RAMP) - 1) / max(1, len(lines) - 1))]
@@ -108,63 +109,66 @@ def against(
                     {
                         "type": "scatter", "mode": "lines+markers", "name": f"{along} {tilt:g}",
                         "legendgroup": f"{tilt:g}", "showlegend": not (r or c), "xaxis": f"x{n}", "yaxis": f"y{n}",
-                        "x": [places[v] for v in values], "y": [None if y is None else round(y, 2) for y in line],
+                        "x": [positions[v] for v in values], "y": [None if y is None else round(y, 2) for y in line],
                         "text": [f"{across} {v:g}" for v in values], "line": {"color": color, "width": 1.6},
                         "marker": {"color": color, "size": 6, "symbol": _SYMBOLS[i % len(_SYMBOLS)]},
                         "hovertemplate": "%{text}: %{y:.2f}<extra>%{fullData.name}</extra>",
                     }
                 )  # fmt: skip
-    return {"data": data, "layout": layout(60 + 270 * len(rows), **axes)}
+    return {"data": data, "layout": layout(60 + 270 * len(rows), grid=panels(len(rows), columns), **axes)}
+
+
+def panels(rows: int, columns: int) -> dict[str, Any]:
+    """The `grid` of a layout: panels row by row, each with axes of its own."""
+    return {"rows": rows, "columns": columns, "pattern": "independent", "xgap": 0.2, "ygap": 0.3}
+
+
+def axis_suffix(panel: int) -> str:
+    """The number in the names of a panel's axes.
+
+    >>> [f"xaxis{axis_suffix(panel)}" for panel in range(3)]
+    ['xaxis', 'xaxis2', 'xaxis3']
+    """
+    return str(panel + 1) if panel else ""
 
 
 def _small(text: str) -> dict[str, Any]:
     return {"text": text, "font": {"size": 11}, "standoff": 6}
 
 
-def sheet(rows: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Images (N, channels, height, width) in rows with a name each, as one picture inside the figure."""
+def image_sheet(rows: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Images (N, channels, height, width) in titled rows, as one image trace."""
     gap = 2
-    lines = [_row(images, gap) for images in rows.values()]
-    pixels = torch.cat([torch.nn.functional.pad(line, (0, 0, 0, 0, 0, gap)) for line in lines])  # (H, W, 4)
-    height, width = pixels.shape[0] - gap, pixels.shape[1]
-    step = height / len(rows)
+    lines = [torch.nn.functional.pad(_side_by_side(images, gap), (0, 0, 0, 0, 0, gap)) for images in rows.values()]
+    pixels = torch.cat(lines)[:-gap].contiguous()  # (H, W, 4)
+    height, width, _ = pixels.shape
+    row_height = height / len(rows)
     axis = {"showgrid": False, "zeroline": False, "constrain": "domain"}
     return {
         "data": [
             {
-                "type": "image", "source": f"data:image/png;base64,{_png(pixels[:height])}", "hoverinfo": "skip",
-                # what a digest of the figure goes by: compressed bytes differ from one zlib to the next
-                "meta": {"pixels": hashlib.sha256(pixels.contiguous().numpy().tobytes()).hexdigest()},
+                "type": "image", "colormodel": "rgba256", "hoverinfo": "skip",
+                "z": {  # Plotly's encoding of a typed array
+                    "dtype": "u1", "shape": ", ".join(map(str, pixels.shape)),
+                    "bdata": base64.b64encode(pixels.numpy().tobytes()).decode(),
+                },
             },
         ],
         "layout": layout(
             40 + 86 * len(rows), margin={"l": 110, "r": 8, "t": 8, "b": 8},
             xaxis=axis | {"visible": False, "range": [-0.5, width - 0.5]},
             yaxis=axis | {
-                "tickvals": [step * (i + 0.5) for i in range(len(rows))], "ticktext": list(rows),
+                "tickvals": [row_height * (i + 0.5) for i in range(len(rows))], "ticktext": list(rows),
                 "range": [height - 0.5, -0.5], "scaleanchor": "x",
             },
         ),
     }  # fmt: skip
 
 
-def _row(images: Tensor, gap: int) -> Tensor:
-    """Images side by side as red, green, blue, alpha (height, width, 4); gaps are see-through."""
+def _side_by_side(images: Tensor, gap: int) -> Tensor:
+    """Images in a row as red, green, blue, alpha (height, width, 4); gaps are transparent."""
     count, channels, height, width = images.shape
     colored = images.expand(count, 3, height, width) if channels == 1 else images
     opaque = torch.cat([colored, torch.full((count, 1, height, width), 255, dtype=torch.uint8)], dim=1)
     spaced = torch.nn.functional.pad(opaque, (0, gap))
     return spaced.permute(2, 0, 3, 1).reshape(height, count * (width + gap), 4)
-
-
-def _png(pixels: Tensor) -> str:
-    """(height, width, 4) bytes as a PNG, base64: the standard library alone can write one."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    height, width, _ = pixels.shape
-    lines = b"".join(b"\0" + row.contiguous().numpy().tobytes() for row in pixels)
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0))
-    content = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(lines, 9)) + chunk(b"IEND", b"")
-    return base64.b64encode(content).decode()

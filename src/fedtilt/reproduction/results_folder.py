@@ -1,4 +1,4 @@
-"""The results folder: one small JSON file per case, OUT/NAME/CASE.json, whole or not there."""
+"""The results folder: one small JSON file per case, OUT/NAME/CASE.json, written whole or not at all."""
 
 import json
 from collections.abc import Iterator
@@ -15,20 +15,20 @@ _KEYS = {"case", "what", "quick", "seeds", "settings", "environment", "seconds",
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """A measured case as it lies in the folder."""
+    """The stored result of a case."""
 
     case: str
     what: str
     quick: bool
-    seeds: int | None  # as asked for, None where the experiment's own number was taken
+    seeds: int | None  # Options.seeds: None if the experiment's own number was used
     settings: dict[str, Any]
     environment: dict[str, Any]  # versions and device
     seconds: float
     result: dict[str, Any]
 
 
-class DamagedError(InputError):
-    """A result whose file is cut short or lacks a part."""
+class DamagedResultError(InputError):
+    """A result file that is truncated or lacks a part."""
 
 
 class ResultsFolder:
@@ -39,57 +39,61 @@ class ResultsFolder:
 
     @property
     def notes(self) -> str:
-        """What those who ran it have to say: notes.md, Markdown for the page; empty where there is none."""
+        """Notes on the runs, shown on the page: the Markdown in notes.md, or an empty string."""
         path = self.folder / "notes.md"
         return path.read_text("utf-8").strip() if path.exists() else ""
 
     def path(self, experiment: str, case: str) -> Path:
-        """The file of a case."""
+        """The result file of a case."""
         return self.folder / experiment / f"{case}.json"
 
     def work(self, experiment: str, case: str) -> Path:
-        """Where a long case keeps its checkpoints until it is done."""
+        """The folder for the checkpoints of an unfinished case."""
         return self.folder / experiment / "unfinished" / case
 
-    def find(self, experiment: str, case: Case) -> CaseResult | None:
-        """What lies there under a case's name, with these settings or others; see `stale`. May raise DamagedError."""
+    def read(self, experiment: str, case: Case) -> CaseResult | None:
+        """The stored result of a case, None if there is none; its settings may differ, see `stale_reason`.
+
+        Raises DamagedResultError.
+        """
         path = self.path(experiment, case.name)
         return _read(path) if path.exists() else None
 
-    def entries(self, experiment: str) -> list[CaseResult]:
-        """Every case of an experiment that lies here whole, by name."""
-        return [found for _, found in self._files(experiment) if isinstance(found, CaseResult)]
+    def results(self, experiment: str) -> list[CaseResult]:
+        """Every readable result of an experiment, by name."""
+        return [content for _, content in self._files(experiment) if isinstance(content, CaseResult)]
 
-    def damaged(self, experiment: str) -> dict[Path, str]:
-        """The files of an experiment that cannot be read, and why."""
-        return {path: str(found) for path, found in self._files(experiment) if isinstance(found, DamagedError)}
+    def damaged_files(self, experiment: str) -> dict[Path, str]:
+        """The result files of an experiment that cannot be read → the reason."""
+        files = self._files(experiment)
+        return {path: str(content) for path, content in files if isinstance(content, DamagedResultError)}
 
-    def _files(self, experiment: str) -> Iterator[tuple[Path, CaseResult | DamagedError]]:
+    def _files(self, experiment: str) -> Iterator[tuple[Path, CaseResult | DamagedResultError]]:
         for path in sorted((self.folder / experiment).glob("*.json")):
             try:
                 yield path, _read(path)
-            except DamagedError as error:
+            except DamagedResultError as error:
                 yield path, error
 
-    def write(self, experiment: str, entry: CaseResult) -> Path:
-        """Keep a case, in the place of what was there."""
-        path = self.path(experiment, entry.case)
-        content = {key: getattr(entry, key) for key in CaseResult.__dataclass_fields__}
-        write_bytes(path, (_lines(content, 3) + "\n").encode())
+    def write(self, experiment: str, result: CaseResult) -> Path:
+        """Write the result of a case, replacing an older one."""
+        path = self.path(experiment, result.case)
+        content = {key: getattr(result, key) for key in CaseResult.__dataclass_fields__}
+        write_bytes(path, (_to_json(content, 3) + "\n").encode())
         return path
 
 
-def stale(entry: CaseResult, case: Case) -> str | None:
-    """Why a stored result cannot be taken: a part it lacks, or a setting, in dots, that it was not made with."""
-    missing = [part for part in case.parts if part not in entry.result]
+def stale_reason(stored: CaseResult, case: Case) -> str | None:
+    """Why a stored result is not that of the case: a part it lacks, or a setting (dotted) that differs; else None."""
+    missing = [part for part in case.parts if part not in stored.result]
     if missing:
         return f"its file lacks {missing[0]}"
-    found = first_difference(entry.settings, json.loads(json.dumps(case.settings)))
-    return found and "{} was {} and is {}".format(found[0], *map(json.dumps, found[1:]))
+    difference = first_difference(stored.settings, json.loads(json.dumps(case.settings)))
+    return difference and "{} was {} and is {}".format(difference[0], *map(json.dumps, difference[1:]))
 
 
 def rounded(value: Any, digits: int = 4) -> Any:
-    """JSON with short numbers: what follows the fourth decimal of a percentage is noise."""
+    """A JSON value with rounded numbers: digits after the fourth decimal of a percentage are noise."""
     if isinstance(value, float):
         return round(value, digits)
     if isinstance(value, dict):
@@ -103,20 +107,20 @@ def _read(path: Path) -> CaseResult:
     try:
         content = json.loads(path.read_bytes())
     except ValueError as error:
-        raise DamagedError(f"its file is damaged ({error})") from error
+        raise DamagedResultError(f"its file is damaged ({error})") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})") from error
     if not isinstance(content, dict) or not _KEYS & set(content):
-        raise InputError(f"{path} is not a result of this command; delete it, or name another folder")
-    tables = all(isinstance(content.get(key), dict) for key in ("settings", "environment", "result"))
-    if set(content) != _KEYS or not tables:
-        raise DamagedError("its file is incomplete")
+        raise InputError(f"{path} is not a result of this command; delete it, or choose another folder")
+    has_tables = all(isinstance(content.get(key), dict) for key in ("settings", "environment", "result"))
+    if set(content) != _KEYS or not has_tables:
+        raise DamagedResultError("its file is incomplete")
     return CaseResult(**content)
 
 
-def _lines(value: Any, depth: int) -> str:
-    """Compact JSON that still differs line by line: tables open up to a depth, everything below is on one line."""
+def _to_json(value: Any, depth: int) -> str:
+    """Compact JSON with useful line diffs: one line per key down to `depth`, one line for everything below."""
     if depth and isinstance(value, dict) and value:
-        parts = [f"{json.dumps(key)}: {_lines(part, depth - 1)}" for key, part in value.items()]
+        parts = [f"{json.dumps(key)}: {_to_json(part, depth - 1)}" for key, part in value.items()]
         return "{\n" + ",\n".join(parts) + "\n}"
     return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)

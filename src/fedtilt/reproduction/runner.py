@@ -1,4 +1,4 @@
-"""Run experiments case by case into a results folder: what is finished is not run again."""
+"""Run experiments case by case into a results folder; finished cases are not run again."""
 
 import contextlib
 import re
@@ -20,7 +20,7 @@ from fedtilt.reproduction.chapter import Chapter
 from fedtilt.reproduction.comparison import experiment as comparison
 from fedtilt.reproduction.convergence import experiment as convergence
 from fedtilt.reproduction.experiment import NAMES, Case, Experiment, OnProgress, Options, Results, load
-from fedtilt.reproduction.results_folder import CaseResult, DamagedError, ResultsFolder, stale
+from fedtilt.reproduction.results_folder import CaseResult, DamagedResultError, ResultsFolder, stale_reason
 from fedtilt.reproduction.signs import experiment as signs
 from fedtilt.reproduction.sweep import experiment as sweep
 from fedtilt.reproduction.toy import experiment as toy
@@ -28,16 +28,19 @@ from fedtilt.storage.provenance import environment
 
 
 class Kind(Protocol):
-    """What a module must have to be the kind of an experiment."""
+    """What a module needs to be the kind of an experiment."""
 
     def cases(self, experiment: Experiment, options: Options) -> list[Case]:
         """The units of work."""
 
     def measure(self, case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
-        """The JSON result of one."""
+        """Run one case; its result as JSON."""
 
     def chapter(self, experiment: Experiment, results: Results, *reference: tuple[Experiment, Results]) -> Chapter:
-        """What the results, perhaps not all of them, have to say; with another experiment `reference` it, if any."""
+        """The report on the results of all cases or some.
+
+        `reference` is the experiment to compare with; only a kind whose experiments name one has the parameter.
+        """
 
 
 KINDS: dict[str, ModuleType] = {
@@ -52,100 +55,107 @@ KINDS: dict[str, ModuleType] = {
 
 
 def kind_of(experiment: Experiment) -> Kind:
-    """The module that measures and tells an experiment."""
+    """The module that runs and reports an experiment."""
     return cast(Kind, KINDS[experiment.kind])
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseStatus:
-    """A case, and what lies in the folder under its name."""
+    """A case and its stored result."""
 
     experiment: Experiment
     case: Case
-    entry: CaseResult | None
-    changed: str | None = None  # why the entry cannot be taken, in words
-    missing: bool = False  # its data set is not here
+    stored: CaseResult | None
+    stale: str | None = None  # why the stored result cannot be used
+    missing_data: bool = False  # its data set is not on this machine
+
+    @property
+    def label(self) -> str:
+        """NAME/CASE."""
+        return f"{self.experiment.name}/{self.case.name}"
 
     @property
     def done(self) -> bool:
-        """Whether the stored result is the one wanted."""
-        return self.entry is not None and self.changed is None
+        """Whether the stored result can be used."""
+        return self.stored is not None and self.stale is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReproductionResult:
-    """What a reproduction came to."""
+    """What `reproduce` ran, skipped and reports."""
 
     chapters: dict[str, Chapter]
-    measured: list[str]  # cases that were run now, as NAME/CASE
-    kept: list[str]  # cases that lay there
-    missing: dict[str, list[str]] = field(default_factory=dict)  # data set → cases that wait for it
+    measured: list[str]  # cases run by this call, as NAME/CASE
+    kept: list[str]  # cases with a stored result
+    missing: dict[str, list[str]] = field(default_factory=dict)  # data set → cases that need it
 
 
-def chosen(what: str) -> list[str]:
-    """The experiments that a word stands for.
+def experiment_names(what: str) -> list[str]:
+    """The experiments that the command's argument selects: one of them, or all.
 
-    >>> chosen("clean")
+    >>> experiment_names("clean")
     ['clean']
     """
     return list(NAMES) if what == "all" else [load(what).name]
 
 
 def case_statuses(
-    names: Sequence[str], book: ResultsFolder, options: Options, only: Sequence[str] = ()
+    names: Sequence[str], folder: ResultsFolder, options: Options, only: Sequence[str] = ()
 ) -> list[CaseStatus]:
-    """Every case of the experiments, in order; with `only`, those whose NAME/CASE has one of the words."""
-    jobs = []
-    labels: dict[str, Case] = {}
+    """Every case of the experiments, in order; with `only`, those whose NAME/CASE contains one of the words."""
+    statuses = []
+    every_case: dict[str, Case] = {}
     for name in names:
-        experiment = load(name).quickened() if options.quick else load(name)
+        experiment = _load(name, quick=options.quick)
         for case in kind_of(experiment).cases(experiment, options):
-            labels[f"{name}/{case.name}"] = case
-            if only and not any(_named(word, name, case) for word in only):
+            every_case[f"{name}/{case.name}"] = case
+            if only and not any(_matches(word, f"{name}/{case.name}") for word in only):
                 continue
-            entry, damage = None, None
+            stored, damage = None, None
             try:
-                entry = book.find(name, case)
-            except DamagedError as error:
+                stored = folder.read(name, case)
+            except DamagedResultError as error:
                 damage = str(error)
-            if entry is not None and options.quick and not entry.quick:
-                raise InputError(
-                    f"{book.path(name, case.name)} is a full result, which --quick would replace; choose another --out"
-                )
-            jobs.append(
+            if stored is not None and options.quick and not stored.quick:
+                path = folder.path(name, case.name)
+                raise InputError(f"{path} is a full result, which --quick would replace; choose another --out")
+            statuses.append(
                 CaseStatus(
                     experiment=experiment,
                     case=case,
-                    entry=entry,
-                    changed=damage if entry is None else stale(entry, case),
-                    missing=not _available(case.needs, options.data_dir),
+                    stored=stored,
+                    stale=damage if stored is None else stale_reason(stored, case),
+                    missing_data=not _available(case.needs, options.data_dir),
                 )
             )
-    if not jobs:
-        raise InputError(f"no case is named like {' or '.join(only)}; {_possible(only, labels)}")
-    return jobs
+    if not statuses:
+        raise InputError(f"no case matches {' or '.join(only)}; {_suggestion(only, every_case)}")
+    return statuses
 
 
-def _named(word: str, experiment: str, case: Case) -> bool:
-    """Whether NAME/CASE has a word, from the border of one of its parts to another; a data set's name is one part."""
-    label, looked_for = f"{experiment}/{case.name}", word
+def _load(name: str, *, quick: bool) -> Experiment:
+    return load(name).quickened() if quick else load(name)
+
+
+def _matches(word: str, label: str) -> bool:
+    """Whether NAME/CASE contains a word, between boundaries; the name of a data set counts as one word."""
     for data in sorted(catalog.names(), key=len, reverse=True):
-        label, looked_for = (text.replace(data, data.replace("-", "_")) for text in (label, looked_for))
-    return re.search(rf"(?<![\w.]){re.escape(looked_for)}(?![\w.])", label) is not None
+        label, word = (text.replace(data, data.replace("-", "_")) for text in (label, word))
+    return re.search(rf"(?<![\w.]){re.escape(word)}(?![\w.])", label) is not None
 
 
-def _possible(words: Sequence[str], labels: Mapping[str, Case]) -> str:
-    """What could have been meant: names that are close, or else what there is to choose from."""
-    known = list(dict.fromkeys([*(str(case.needs) for case in labels.values() if case.needs), *labels]))
-    known += [label.partition("/")[2] for label in labels]
-    close = list(dict.fromkeys(found for word in words for found in get_close_matches(word, known, n=3)))
+def _suggestion(words: Sequence[str], every_case: Mapping[str, Case]) -> str:
+    """Similar names, or else how to list all."""
+    known = list(dict.fromkeys([*(str(case.needs) for case in every_case.values() if case.needs), *every_case]))
+    known += [label.partition("/")[2] for label in every_case]
+    close = list(dict.fromkeys(match for word in words for match in get_close_matches(word, known, n=3)))
     if close:
-        return f"near to it: {', '.join(close)}"
-    return f"--list shows all {len(labels)}, from {next(iter(labels))} to {list(labels)[-1]}"
+        return f"similar: {', '.join(close)}"
+    return f"--list shows all {len(every_case)}, from {next(iter(every_case))} to {list(every_case)[-1]}"
 
 
-def _available(data: str | None, folder: str | None) -> bool:
-    return data is None or not catalog.entry(data).files or catalog.where(data, folder) is not None
+def _available(data: str | None, data_dir: str | None) -> bool:
+    return data is None or not catalog.entry(data).files or catalog.where(data, data_dir) is not None
 
 
 def reproduce(
@@ -154,115 +164,124 @@ def reproduce(
     *,
     options: Options | None = None,
     only: Sequence[str] = (),
-    on_plan: Callable[[Sequence[CaseStatus]], None] = lambda _: None,
+    on_start: Callable[[Sequence[CaseStatus]], None] = lambda _: None,
     on_case: Callable[[CaseStatus], None] = lambda _: None,
     on_progress: OnProgress = lambda *_: None,
 ) -> ReproductionResult:
-    """Run an experiment (or `all`, or several) and tell what was found; cases that lie in `out` are not run again.
+    """Run experiments and report their results; cases with a result in `out` are not run again.
 
-    A case whose settings have changed since is run again, with a notice. A case whose data set is not here is left
-    out and listed. Interrupted at any moment, the same call goes on.
+    A case whose settings have changed is run again, with a notice. A case whose data set is missing is skipped and
+    listed. After an interruption, the same call continues.
+
+    Args:
+        what: an experiment, several, or "all".
+        out: the results folder.
+        options: seeds, device, data folder and the like.
+        only: run only cases whose NAME/CASE contains one of these words.
+        on_start: called once, with all selected cases.
+        on_case: called before a case is run.
+        on_progress: called while a case runs: steps done, steps in total, the latest result in a few words.
     """
     options = options or Options()
-    names = chosen(what) if isinstance(what, str) else [load(name).name for name in what]
-    book = ResultsFolder(Path(out))
-    jobs = case_statuses(names, book, options, only)
-    on_plan(jobs)
+    names = experiment_names(what) if isinstance(what, str) else [load(name).name for name in what]
+    folder = ResultsFolder(Path(out))
+    statuses = case_statuses(names, folder, options, only)
+    on_start(statuses)
     measured, kept = [], []
     missing: dict[str, list[str]] = {}
-    for job in jobs:
-        label = f"{job.experiment.name}/{job.case.name}"
-        if job.done:
-            kept.append(label)
-        elif job.missing:
-            missing.setdefault(str(job.case.needs), []).append(label)
+    for status in statuses:
+        if status.done:
+            kept.append(status.label)
+        elif status.missing_data:
+            missing.setdefault(str(status.case.needs), []).append(status.label)
         else:
-            on_case(job)
-            if job.changed:
-                options.notice(f"{label} is run again: {job.changed}")
-            with locked(book.folder / job.experiment.name):
-                _run(job, book, options, on_progress)
-            measured.append(label)
-    by_name = {experiment.name: chapter for experiment, chapter in chapters(book, names)}
+            on_case(status)
+            if status.stale:
+                options.notice(f"{status.label} is run again: {status.stale}")
+            with locked(folder.folder / status.experiment.name):
+                _run(status, folder, options, on_progress)
+            measured.append(status.label)
+    by_name = {experiment.name: chapter for experiment, chapter in chapters(folder, names)}
     return ReproductionResult(chapters=by_name, measured=measured, kept=kept, missing=missing)
 
 
-def _run(job: CaseStatus, book: ResultsFolder, options: Options, on_progress: OnProgress) -> None:
-    name, work = job.experiment.name, book.work(job.experiment.name, job.case.name)
-    begun = time.monotonic()
-    result = kind_of(job.experiment).measure(job.case, replace(options, work=work), on_progress)
-    entry = CaseResult(
-        case=job.case.name,
-        what=job.case.what,
-        quick=options.quick,
-        seeds=options.seeds,
-        settings=job.case.settings,
-        environment=environment(options.device),
-        seconds=round(time.monotonic() - begun, 2),
-        result=result,
+def _run(status: CaseStatus, folder: ResultsFolder, options: Options, on_progress: OnProgress) -> None:
+    name, case = status.experiment.name, status.case
+    work = folder.work(name, case.name)
+    start = time.monotonic()
+    result = kind_of(status.experiment).measure(case, replace(options, work=work), on_progress)
+    folder.write(
+        name,
+        CaseResult(
+            case=case.name,
+            what=case.what,
+            quick=options.quick,
+            seeds=options.seeds,
+            settings=case.settings,
+            environment=environment(options.device),
+            seconds=round(time.monotonic() - start, 2),
+            result=result,
+        ),
     )
-    book.write(name, entry)
     if work.exists():
         shutil.rmtree(work)
         with contextlib.suppress(OSError):  # another case may be unfinished
             work.parent.rmdir()
 
 
-def chapters(book: ResultsFolder, names: Sequence[str]) -> Iterator[tuple[Experiment, Chapter]]:
-    """The chapter of every experiment, from what lies in the folder and was made with today's settings."""
-    quick = quick_only(book)
+def chapters(folder: ResultsFolder, names: Sequence[str]) -> Iterator[tuple[Experiment, Chapter]]:
+    """The chapter of every experiment, from the stored results that match today's settings."""
+    quick = quick_only(folder)
     for name in names:
-        experiment, results = readable(book, name, quick=quick)
-        yield experiment, chapter_of(book, experiment, results, quick=quick)
+        experiment, results = load_results(folder, name, quick=quick)
+        yield experiment, chapter_of(folder, experiment, results, quick=quick)
 
 
-def chapter_of(book: ResultsFolder, experiment: Experiment, results: Results, *, quick: bool) -> Chapter:
-    """The chapter of an experiment, with what it is held against."""
-    reference = [readable(book, experiment.reference, quick=quick)] if experiment.reference else []
+def chapter_of(folder: ResultsFolder, experiment: Experiment, results: Results, *, quick: bool) -> Chapter:
+    """The chapter of an experiment, with its reference experiment if it has one."""
+    reference = [load_results(folder, experiment.reference, quick=quick)] if experiment.reference else []
     return kind_of(experiment).chapter(experiment, results, *reference)
 
 
-def quick_only(book: ResultsFolder) -> bool:
-    """Whether all that lies in a folder is quick looks; beside a full result, those do not count."""
-    entries = [entry for name in NAMES for entry in book.entries(name)]
-    return bool(entries) and all(entry.quick for entry in entries)
+def quick_only(folder: ResultsFolder) -> bool:
+    """Whether all results in a folder are quick ones; next to a full result, quick ones are ignored."""
+    stored = [result for name in NAMES for result in folder.results(name)]
+    return bool(stored) and all(result.quick for result in stored)
 
 
-def readable(book: ResultsFolder, name: str, *, quick: bool) -> tuple[Experiment, Results]:
-    """An experiment, full or as a quick look, and the stored results that were made with its settings."""
-    experiment = load(name).quickened() if quick else load(name)
-    return experiment, {
-        entry.case: entry.result for entry, case in _known(book, experiment, quick) if stale(entry, case) is None
-    }
+def load_results(folder: ResultsFolder, name: str, *, quick: bool) -> tuple[Experiment, Results]:
+    """An experiment, full or quick, and its stored results that match its settings."""
+    experiment = _load(name, quick=quick)
+    pairs = _stored_cases(folder, experiment, quick)
+    return experiment, {stored.case: stored.result for stored, case in pairs if stale_reason(stored, case) is None}
 
 
-def damaged(book: ResultsFolder) -> list[str]:
-    """A sentence, with its remedy, on every result of the folder that is cut short or lacks a part."""
-    quick, found = quick_only(book), {}
+def damaged_results(folder: ResultsFolder) -> list[str]:
+    """One sentence, with the remedy, per result file that is truncated or lacks a part."""
+    quick = quick_only(folder)
+    damage: dict[Path, tuple[str, str]] = {}
     for name in NAMES:
-        experiment = load(name).quickened() if quick else load(name)
-        found.update({path: (name, why) for path, why in book.damaged(name).items()})
-        for entry, case in _known(book, experiment, quick):
-            if any(part not in entry.result for part in case.parts):
-                found[book.path(name, entry.case)] = name, str(stale(entry, case))
+        damage.update({path: (name, reason) for path, reason in folder.damaged_files(name).items()})
+        for stored, case in _stored_cases(folder, _load(name, quick=quick), quick):
+            if any(part not in stored.result for part in case.parts):
+                damage[folder.path(name, stored.case)] = name, str(stale_reason(stored, case))
     return [
-        f"{path} cannot be told of, {why}; fedtilt reproduce {name}{' --quick' * quick} --out {book.folder} runs it "
-        "again"
-        for path, (name, why) in found.items()
+        f"{path} cannot be read, {reason}; fedtilt reproduce {name}{' --quick' * quick} --out {folder.folder} "
+        "runs it again"
+        for path, (name, reason) in damage.items()
     ]
 
 
-def _known(book: ResultsFolder, experiment: Experiment, quick: bool) -> Iterator[tuple[CaseResult, Case]]:
-    """What lies in the folder of cases that the experiment has today."""
-    wanted: dict[int | None, dict[str, Case]] = {}
-    for entry in book.entries(experiment.name):
-        if entry.quick != quick:
+def _stored_cases(folder: ResultsFolder, experiment: Experiment, quick: bool) -> Iterator[tuple[CaseResult, Case]]:
+    """The stored results of cases that the experiment still has."""
+    cases_by_seeds: dict[int | None, dict[str, Case]] = {}
+    for stored in folder.results(experiment.name):
+        if stored.quick != quick:
             continue
-        if entry.seeds not in wanted:
-            # device: what a GPU measured is told wherever the page is made
-            options = Options(seeds=entry.seeds, quick=quick, device="cuda")
-            every = kind_of(experiment).cases(experiment, options)
-            wanted[entry.seeds] = {case.name: case for case in every}
-        case = wanted[entry.seeds].get(entry.case)
+        if stored.seeds not in cases_by_seeds:
+            # device: results measured on a GPU are reported wherever the page is built
+            options = Options(seeds=stored.seeds, quick=quick, device="cuda")
+            cases_by_seeds[stored.seeds] = {c.name: c for c in kind_of(experiment).cases(experiment, options)}
+        case = cases_by_seeds[stored.seeds].get(stored.case)
         if case is not None:
-            yield entry, case
+            yield stored, case

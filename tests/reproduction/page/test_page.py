@@ -1,4 +1,4 @@
-"""The page: from results alone, whole or in part; the one in docs is what the results there give."""
+"""The page is built from stored results, all or some; the one in docs is up to date."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from fedtilt.reproduction.chapter import CaptionedFigure
 from fedtilt.reproduction.page.build import build_page, digest
 from fedtilt.reproduction.page.html import as_html, prose
 from fedtilt.reproduction.page.markdown import as_markdown
-from fedtilt.reproduction.page.svg import up_to_date, write_pictures
+from fedtilt.reproduction.page.svg import up_to_date, write_svgs
 from fedtilt.reproduction.results_folder import CaseResult, ResultsFolder
 from fedtilt.reproduction.runner import kind_of
 from tests.helpers.handmade_results import compared, metrics
@@ -19,103 +19,102 @@ DOCS = Path(__file__).parents[3] / "docs" / "reproduction"
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> ResultsFolder:
+def folder(tmp_path: Path) -> ResultsFolder:
     """Clean MNIST with two seeds, as if measured in full."""
-    book, experiment = ResultsFolder(tmp_path), load("clean")
+    folder, experiment = ResultsFolder(tmp_path), load("clean")
     for case in kind_of(experiment).cases(experiment, Options(seeds=2))[:2]:
         seed = case.settings["seed"]
-        found = compared(metrics(95.0 + seed), metrics(97.0 + seed), metrics(98.5 + seed, 1.0))
-        entry = CaseResult(
-            case=case.name, what=case.what, quick=False, seeds=2, settings=case.settings, seconds=60.0, result=found,
+        result = compared(metrics(95.0 + seed), metrics(97.0 + seed), metrics(98.5 + seed, 1.0))
+        stored = CaseResult(
+            case=case.name, what=case.what, quick=False, seeds=2, settings=case.settings, seconds=60.0, result=result,
             environment={"device": "NVIDIA H200", "torch": "2.11.0", "fedtilt": "0.1.0"},
         )  # fmt: skip
-        book.write("clean", entry)
-    return book
+        folder.write("clean", stored)
+    return folder
 
 
-def test_markdown_holds_the_numbers(book: ResultsFolder) -> None:
-    page = as_markdown(build_page(book))
+def test_markdown_shows_the_numbers(folder: ResultsFolder) -> None:
+    page = as_markdown(build_page(folder))
     assert "| mnist | FedTilt (paper’s tilts) | **99.00 ± 0.71**<br>98.53 (+0.47) |" in page
     assert "| mnist | FedAvg | w | 95.50 ± 0.71 |" in page
     assert "| Ditto (validated) | accuracy | 1 | 0 | 0 | 11 |" in page
-    assert "In how many of 12 cells" in page
+    assert "FedTilt (validated) against the others in 12 comparisons" in page
     assert "| against | metric | better | tied | worse | not measured |" in page
-    assert "by chance, in 50 % of the cells with 2 seeds. FedAvg" in page
+    assert "by chance, in 50 % of the comparisons with 2 seeds. FedAvg" in page
     assert "| FedAvg | client data fairness, std | 0 | 1 | 0 | 11 |" in page
     assert "Not measured yet: fashion-mnist, cifar10." in page
     assert "## Not measured yet" in page
     assert "| clean | 2 | NVIDIA H200 | 2.11.0 | 0.1.0 | 2.0 |" in page
-    assert "quick look" not in page
-    (figure,) = build_page(book).figures
+    assert "quick run" not in page
+    (figure,) = build_page(folder).figures
     assert f"<!-- clean-mnist-curves sha256:{digest(figure)} -->\n![" in page
     assert "tau 50, lam 100 (2)" in page
     bands = [trace for trace in figure.figure["data"] if "fill" in trace]
     assert len(bands) * 2 == len(figure.figure["data"]) == 10
     assert bands[0]["y"] == [95.21, 96.21, 94.79, 93.79]  # 94.5 and 95.5 ± 0.71, there and back
-    assert as_markdown(build_page(book)) == page
+    assert as_markdown(build_page(folder)) == page
 
 
-def test_notes_beside_the_results_are_on_the_page(book: ResultsFolder) -> None:
-    assert "It rained" not in as_markdown(build_page(book))
-    (book.folder / "notes.md").write_text("**About these runs.** It rained.\n")
-    assert "\n**About these runs.** It rained.\n" in as_markdown(build_page(book))
-    assert "<strong>About these runs.</strong> It rained." in as_html(build_page(book), plots=False).replace(
-        "b>", "strong>"
-    )
+def test_notes_are_on_the_page(folder: ResultsFolder) -> None:
+    assert "It rained" not in as_markdown(build_page(folder))
+    (folder.folder / "notes.md").write_text("**About these runs.** It rained.\n")
+    assert "\n**About these runs.** It rained.\n" in as_markdown(build_page(folder))
+    assert "<strong>About these runs.</strong> It rained." in as_html(build_page(folder), plots=False)
 
 
-def test_html_is_one_file_without_plotly_too(book: ResultsFolder) -> None:
-    page = as_html(build_page(book), plots=False)
-    assert '<td class="number" data-value="99.0"><b>99.00 ± 0.71</b><br>98.53 (+0.47)</td>' in page
+def test_html_is_one_file_without_plotly_too(folder: ResultsFolder) -> None:
+    page = as_html(build_page(folder), plots=False)
+    assert '<td class="number" data-value="99.0"><strong>99.00 ± 0.71</strong><br>\n98.53 (+0.47)</td>' in page
     assert "Without figures" in page
     assert not re.search(r"(?:src|href)=\"(?!#|https://arxiv)", page)
     pytest.importorskip("plotly")
-    full = as_html(build_page(book), plots=True)
+    full = as_html(build_page(folder), plots=True)
     assert '<figure id="clean-mnist-curves">' in full
     assert full.count("FedAvg,1,") == 1  # as CSV: the line, and not the outline of its band
 
 
-def test_quick_results_say_so(book: ResultsFolder) -> None:
-    for path in (book.folder / "clean").glob("*.json"):
+def test_quick_results_are_marked(folder: ResultsFolder) -> None:
+    for path in (folder.folder / "clean").glob("*.json"):
         path.unlink()
     experiment = load("flips").quickened()
     case = kind_of(experiment).cases(experiment, Options(quick=True))[0]
-    found = compared(metrics(80.0), metrics(90.0), metrics(95.0), tilts=(0.0, -2.0))
+    result = compared(metrics(80.0), metrics(90.0), metrics(95.0), tilts=(0.0, -2.0))
     environment = {"device": "cpu", "torch": "2", "fedtilt": "0"}
-    book.write(
+    folder.write(
         "flips",
         CaseResult(
-            case=case.name, what="", quick=True, seeds=None, settings=case.settings, seconds=1.0, result=found,
+            case=case.name, what="", quick=True, seeds=None, settings=case.settings, seconds=1.0, result=result,
             environment=environment,
         ),
     )  # fmt: skip
-    page = as_markdown(build_page(book))
+    page = as_markdown(build_page(folder))
     assert "Nothing here is a result" in page
     assert "FedTilt (ours, from earlier trials)" in page
     assert "*Not in the paper.*" in page
 
 
-def test_nothing_measured_is_a_page_too(tmp_path: Path) -> None:
+def test_a_page_without_results(tmp_path: Path) -> None:
     page = as_markdown(build_page(ResultsFolder(tmp_path)))
-    assert "No claim is judged yet" in page
+    assert "No claim is checked yet" in page
     assert "Clean data (`clean`)" in page
 
 
-def test_the_page_in_docs_is_what_its_results_give() -> None:
-    told = build_page(ResultsFolder(DOCS / "results"))
-    assert (DOCS / "README.md").read_text("utf-8") == as_markdown(told)
-    late = [figure.name for figure in told.figures if not up_to_date(figure, DOCS / "figures")]
-    assert not late, "run: fedtilt reproduce page --out docs/reproduction/results --to docs/reproduction"
+def test_the_page_in_docs_is_up_to_date() -> None:
+    page = build_page(ResultsFolder(DOCS / "results"))
+    assert (DOCS / "README.md").read_text("utf-8") == as_markdown(page)
+    outdated = [figure.name for figure in page.figures if not up_to_date(figure, DOCS / "figures")]
+    assert not outdated, "run: fedtilt reproduce page --out docs/reproduction/results --to docs/reproduction"
     drawn = {path.stem for path in (DOCS / "figures").glob("*.svg")}
-    assert drawn == {figure.name for figure in told.figures}
+    assert drawn == {figure.name for figure in page.figures}
 
 
 def test_prose() -> None:
-    assert prose("- one\n  more\n- two") == "<ul><li>one\n  more</li><li>two</li></ul>"
-    assert prose("a < b\n\n- one\n- *two*") == "<p>a &lt; b</p><ul><li>one</li><li><i>two</i></li></ul>"
+    assert prose("- one\n  more\n- two") == "<ul>\n<li>one\nmore</li>\n<li>two</li>\n</ul>\n"
+    assert prose("a < b\n\n- *two*") == "<p>a &lt; b</p>\n<ul>\n<li><em>two</em></li>\n</ul>\n"
+    assert prose("<script>1</script>") == "<p>&lt;script&gt;1&lt;/script&gt;</p>\n"
 
 
-def test_pictures_are_drawn_once(tmp_path: Path) -> None:
+def test_figures_are_drawn_once(tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     line = {"type": "scatter", "x": [1, 2], "y": [3.0, 4.0], "name": "a − b"}
     figure = CaptionedFigure(name="one", caption="c", figure={"data": [line], "layout": {"height": 200}})
@@ -124,8 +123,8 @@ def test_pictures_are_drawn_once(tmp_path: Path) -> None:
 
     if not shutil.which("chromium"):
         pytest.skip("no browser: apt-get install chromium")
-    assert write_pictures([figure], tmp_path) == ["one"]
-    assert write_pictures([figure], tmp_path) == []
+    assert write_svgs([figure], tmp_path) == ["one"]
+    assert write_svgs([figure], tmp_path) == []
     svg = (tmp_path / "one.svg").read_text("utf-8")
     assert svg.startswith("<svg")
     assert up_to_date(figure, tmp_path)

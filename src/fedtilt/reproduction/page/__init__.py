@@ -1,1 +1,1 @@
-"""The page of the reproduction: Markdown, HTML and SVG."""
+"""The page on all experiments, as Markdown, HTML and SVG."""

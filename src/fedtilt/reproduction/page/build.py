@@ -1,4 +1,4 @@
-"""The page: what all the results in a folder have to say, before `markdown` or `web` writes it."""
+"""The content of the reproduction page, from all results in a folder; `markdown` and `html` write it."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from fedtilt.reproduction.comparison.dataset_comparison import (
 )
 from fedtilt.reproduction.experiment import NAMES, Experiment
 from fedtilt.reproduction.results_folder import CaseResult, ResultsFolder
-from fedtilt.reproduction.runner import chapter_of, quick_only, readable
+from fedtilt.reproduction.runner import chapter_of, load_results, quick_only
 from fedtilt.reproduction.statistics import false_positive_rate
 
 RIVALS = ("ditto-validated", "ditto", "fedavg")
@@ -27,18 +27,17 @@ OUTCOMES: dict[Outcome, str] = {
     "better": "better", "tied": "tied", "worse": "worse", "ahead": "one seed: ahead", "not ahead": "one seed: not",
     "not measured": "not measured",
 }  # fmt: skip
-QUICK_LOOK = "A quick look: few rounds, one seed, small grids. Nothing here is a result."
+QUICK_RUN = "A quick run: few rounds, one seed, small grids. Nothing here is a result."
 VERDICTS: tuple[Holds, ...] = ("holds", "holds partly", "does not hold", "one seed", "not measured")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """All that is to be told."""
+    """The content of the page."""
 
     chapters: list[tuple[Experiment, Chapter]]
-    waiting: list[Experiment]  # nothing of them is measured yet
-    quick: bool  # some of it is a quick look
-    preamble: list[Text | Table]  # what comes before the chapters
+    not_measured: list[Experiment]  # experiments without any result
+    preamble: list[Text | Table]  # comes before the chapters
 
     @property
     def figures(self) -> list[CaptionedFigure]:
@@ -46,114 +45,114 @@ class Page:
         return [part for _, chapter in self.chapters for part in chapter.parts if isinstance(part, CaptionedFigure)]
 
 
-def build_page(book: ResultsFolder) -> Page:
-    """Everything that a results folder has to say."""
-    chapters, waiting, entries = [], [], {}
-    compared: list[DatasetComparison] = []
-    names: dict[str, str] = {}
-    quick = quick_only(book)
+def build_page(folder: ResultsFolder) -> Page:
+    """The page on all results of a folder."""
+    chapters, not_measured, results_of = [], [], {}
+    comparisons: list[DatasetComparison] = []
+    titles: dict[str, str] = {}
+    quick = quick_only(folder)
     for name in NAMES:
-        experiment, results = readable(book, name, quick=quick)
+        experiment, results = load_results(folder, name, quick=quick)
         if experiment.kind == "comparison":
-            compared += compare_datasets(experiment, results).values()
-            names = names or row_titles(experiment)
+            comparisons += compare_datasets(experiment, results).values()
+            titles = titles or row_titles(experiment)
         if not results:
-            waiting.append(experiment)
+            not_measured.append(experiment)
             continue
-        chapters.append((experiment, chapter_of(book, experiment, results, quick=quick)))
-        entries[name] = [entry for entry in book.entries(name) if entry.case in results]
+        chapters.append((experiment, chapter_of(folder, experiment, results, quick=quick)))
+        results_of[name] = [stored for stored in folder.results(name) if stored.case in results]
     preamble: list[Text | Table] = [Text(markdown=_preface())]
     if quick:
-        preamble.insert(0, Text(markdown=f"**{QUICK_LOOK}** The settings told below are those of full runs."))
-    if book.notes:
-        preamble.append(Text(markdown=book.notes))
-    preamble.append(_verdict_count([verdict for _, chapter in chapters for verdict in chapter.verdicts]))
-    if any(standing.seeds for standing in compared):
-        preamble.append(_score(compared, names))
-    if entries:
-        preamble.append(_origin(entries))
-    return Page(chapters=chapters, waiting=waiting, quick=quick, preamble=preamble)
+        preamble.insert(0, Text(markdown=f"**{QUICK_RUN}** The settings described below are those of full runs."))
+    if folder.notes:
+        preamble.append(Text(markdown=folder.notes))
+    preamble.append(_count_verdicts([verdict for _, chapter in chapters for verdict in chapter.verdicts]))
+    if any(comparison.seeds for comparison in comparisons):
+        preamble.append(_outcome_table(comparisons, titles))
+    if results_of:
+        preamble.append(_environment_table(results_of))
+    return Page(chapters=chapters, not_measured=not_measured, preamble=preamble)
 
 
 def _preface() -> str:
     return (resources.files("fedtilt.reproduction") / "preface.md").read_text("utf-8").strip()
 
 
-def _verdict_count(verdicts: Sequence[Verdict]) -> Text:
+def _count_verdicts(verdicts: Sequence[Verdict]) -> Text:
     if not verdicts:
-        return Text(markdown="**No claim is judged yet.**")
-    lines = []
-    for whose, ours in (("the paper’s", False), ("our own", True)):
-        own = [verdict.holds for verdict in verdicts if verdict.ours == ours]
-        counts = Counter(own)
-        told = ", ".join(f"{counts[kind]} {_plural(kind, counts[kind])}" for kind in VERDICTS if counts[kind])
-        if own:
-            claims = "1 claim" if len(own) == 1 else f"{len(own)} claims"
-            lines.append(f"Of {whose} {claims}, {told}.")
-    return Text(markdown=f"**{' '.join(lines)}**")
+        return Text(markdown="**No claim is checked yet.**")
+    sentences = []
+    for author, ours in (("the paper’s", False), ("our own", True)):
+        counts = Counter(verdict.holds for verdict in verdicts if verdict.ours == ours)
+        listed = ", ".join(f"{counts[holds]} {_verb(holds, counts[holds])}" for holds in VERDICTS if counts[holds])
+        if counts:
+            claims = "1 claim" if counts.total() == 1 else f"{counts.total()} claims"
+            sentences.append(f"Of {author} {claims}, {listed}.")
+    return Text(markdown=f"**{' '.join(sentences)}**")
 
 
-def _plural(kind: Holds, count: int) -> str:
+def _verb(holds: Holds, count: int) -> str:
     """A verdict as a verb.
 
-    >>> _plural("holds partly", 2), _plural("does not hold", 1)
+    >>> _verb("holds partly", 2), _verb("does not hold", 1)
     ('hold partly', 'does not hold')
     """
-    one, many = {
+    singular, plural = {
         "holds": ("holds", "hold"),
         "holds partly": ("holds partly", "hold partly"),
         "does not hold": ("does not hold", "do not hold"),
         "one seed": ("rests on one seed", "rest on one seed"),
         "not measured": ("is not measured", "are not measured"),
-    }[kind]
-    return one if count == 1 else many
+    }[holds]
+    return singular if count == 1 else plural
 
 
-def _score(compared: list[DatasetComparison], names: dict[str, str]) -> Table:
-    rows: list[list[str | float]] = []
-    against = [(rival, "evaluated", names[rival]) for rival in RIVALS]
-    against.append(("fedavg", "shared", f"{names['fedavg']}, w against w"))
+def _outcome_table(comparisons: list[DatasetComparison], titles: dict[str, str]) -> Table:
+    """How often FedTilt (validated) is better than each rival, tied, or worse."""
+    rivals = [(rival, "evaluated", titles[rival]) for rival in RIVALS]
+    rivals.append(("fedavg", "shared", f"{titles['fedavg']}, w against w"))
     counts = {
-        (title, TITLES[metric.key]): count_outcomes(compared, rival, metric, view)
-        for rival, view, title in against
+        (title, TITLES[metric.key]): count_outcomes(comparisons, rival, metric, view)
+        for rival, view, title in rivals
         for metric in COMPARED_METRICS
     }
-    # of what need not be there, columns stand only where something is in them
-    kept = [o for o in OUTCOMES if o in ("better", "tied", "worse") or any(count[o] for count in counts.values())]
-    rows += [[*names, *(str(count[outcome]) for outcome in kept)] for names, count in counts.items()]
-    alone = any(count["ahead"] + count["not ahead"] for count in counts.values())
+    always = ("better", "tied", "worse")  # other columns only where they are not empty
+    outcomes = [o for o in OUTCOMES if o in always or any(count[o] for count in counts.values())]
+    rows: list[list[str | float]] = [
+        [*row, *(str(count[outcome]) for outcome in outcomes)] for row, count in counts.items()
+    ]
+    single_seed = any(count["ahead"] + count["not ahead"] for count in counts.values())
     return Table(
-        caption=f"In how many of {len(compared)} cells FedTilt (validated) is better than the others, tied, or worse",
-        columns=["against", "metric", *(OUTCOMES[outcome] for outcome in kept)],
+        caption=f"FedTilt (validated) against the others in {len(comparisons)} comparisons: how often it is better, "
+        "tied or worse",
+        columns=["against", "metric", *(OUTCOMES[outcome] for outcome in outcomes)],
         rows=rows,
-        notes="A cell is a data set under a condition (clean, corruptions, Gaussian noise, label flips). Better and "
-        f"worse: beyond one standard error of the paired difference over seeds{_told_apart(compared)}. FedAvg has no "
-        "personal models, so its rows tell above all what those are worth to clients of two classes; what the tilts do "
-        "to the shared model is told w against w."
-        + (" One seed has no standard error; there, the better figure alone is told." if alone else ""),
+        notes="A comparison is one data set under one condition (clean, corruptions, Gaussian noise, label flips). "
+        "Better and worse mean: by more than one standard error of the paired difference over "
+        f"seeds{_by_chance(comparisons)}. FedAvg has no personal models, so its rows mostly show what personal models "
+        "are worth to clients of two classes; “w against w” shows what the tilts do to the shared model."
+        + (" One seed has no standard error; it only shows which method is ahead." if single_seed else ""),
     )
 
 
-def _told_apart(compared: list[DatasetComparison]) -> str:
-    """How often chance alone would tell two equal methods apart, with as many seeds as the cells have."""
-    counts = sorted({len(standing.seeds) for standing in compared} - {0, 1}, reverse=True)
-    shares = [
-        f"{2 * false_positive_rate(count):.0%} of the cells with {count} seeds".replace("%", " %") for count in counts
-    ]
-    return f"; two equal methods would be told apart so, by chance, in {', in '.join(shares)}" if shares else ""
+def _by_chance(comparisons: list[DatasetComparison]) -> str:
+    """How often two equal methods differ by more than one standard error, for the numbers of seeds in use."""
+    counts = sorted({len(comparison.seeds) for comparison in comparisons} - {0, 1}, reverse=True)
+    shares = [f"{2 * false_positive_rate(n):.0%} of the comparisons with {n} seeds".replace("%", " %") for n in counts]
+    return f"; two equal methods differ by that much, by chance, in {', in '.join(shares)}" if shares else ""
 
 
-def _origin(entries: dict[str, list[CaseResult]]) -> Table:
+def _environment_table(results_of: dict[str, list[CaseResult]]) -> Table:
     rows: list[list[str | float]] = []
-    for name, own in entries.items():
-        machines: dict[tuple[str, str, str], list[float]] = {}
-        for e in own:
-            key = e.environment["device"], e.environment["torch"], e.environment["fedtilt"]
-            machines.setdefault(key, []).append(e.seconds)
-        for machine, seconds in sorted(machines.items()):
+    for name, results in results_of.items():
+        seconds_on: dict[tuple[str, str, str], list[float]] = {}
+        for result in results:
+            machine = tuple(result.environment[key] for key in ("device", "torch", "fedtilt"))
+            seconds_on.setdefault(machine, []).append(result.seconds)
+        for machine, seconds in sorted(seconds_on.items()):
             rows.append([name, str(len(seconds)), *machine, f"{sum(seconds) / 60:.1f}"])
     return Table(
-        caption="What ran where",
+        caption="Where the experiments ran",
         columns=["experiment", "cases", "device", "torch", "fedtilt", "minutes"],
         rows=rows,
         folded=True,
@@ -161,14 +160,10 @@ def _origin(entries: dict[str, list[CaseResult]]) -> Table:
 
 
 def digest(figure: CaptionedFigure) -> str:
-    """A figure's content in 64 letters, so that a page and its pictures can be held against the results."""
-    bare = {
-        "layout": figure.figure["layout"],
-        "data": [{key: value for key, value in trace.items() if key != "source"} for trace in figure.figure["data"]],
-    }
-    return hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()
+    """The SHA-256 of a figure's JSON, which shows whether its SVG file is up to date."""
+    return hashlib.sha256(json.dumps(figure.figure, sort_keys=True).encode()).hexdigest()
 
 
 def source(experiment: Experiment) -> str:
-    """Where the paper has it."""
+    """Where the paper has the experiment."""
     return f"Paper: {experiment.source}." if experiment.source else "Not in the paper."

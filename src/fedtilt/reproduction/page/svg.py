@@ -1,4 +1,4 @@
-"""Figures as SVG files: plotly draws them in a headless browser, for pages that cannot run a script."""
+"""Figures as SVG files, drawn by plotly in a headless browser, for pages that cannot run scripts."""
 
 import re
 import shutil
@@ -15,9 +15,9 @@ from fedtilt.reproduction.chapter import CaptionedFigure
 from fedtilt.reproduction.page.build import digest
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_WIDTHS = (560, 1000)  # of a plain figure, and of one with several panels
+_WIDTHS = (560, 1000)  # of a figure with one panel, and with several
 _AXIS = {"gridcolor": "#eceef1", "linecolor": "#e2e5e9", "zerolinecolor": "#e2e5e9", "automargin": True}
-# the page's light theme; the background is painted, because a repository may be shown on black
+# the page's light theme; the background is opaque, because a repository may be shown on black
 _TEMPLATE = {
     "layout": {
         "paper_bgcolor": "#ffffff",
@@ -43,30 +43,30 @@ _SCRIPT = """
 
 
 def up_to_date(figure: CaptionedFigure, folder: Path) -> bool:
-    """Whether the picture that lies in the folder is this figure's."""
+    """Whether the folder has the SVG file of this figure as it is now."""
     path = folder / f"{figure.name}.svg"
     return path.exists() and f"sha256:{digest(figure)}" in path.read_text("utf-8")
 
 
-def write_pictures(figures: Sequence[CaptionedFigure], folder: Path) -> list[str]:
-    """Draw the figures that are not yet in the folder as they are now, and delete those that are no longer wanted."""
-    due = [figure for figure in figures if not up_to_date(figure, folder)]
-    for figure, drawn in zip(due, _drawn(due), strict=True):
-        write_bytes(folder / f"{figure.name}.svg", f"{drawn}\n<!-- sha256:{digest(figure)} -->\n".encode())
-    wanted = {f"{figure.name}.svg" for figure in figures}
+def write_svgs(figures: Sequence[CaptionedFigure], folder: Path) -> list[str]:
+    """Draw the figures whose SVG file is missing or outdated, delete other SVG files; the names of those drawn."""
+    outdated = [figure for figure in figures if not up_to_date(figure, folder)]
+    for figure, svg in zip(outdated, _draw(outdated), strict=True):
+        write_bytes(folder / f"{figure.name}.svg", f"{svg}\n<!-- sha256:{digest(figure)} -->\n".encode())
+    names = {f"{figure.name}.svg" for figure in figures}
     for path in folder.glob("*.svg"):
-        if path.name not in wanted:
+        if path.name not in names:
             path.unlink()
-    return [figure.name for figure in due]
+    return [figure.name for figure in outdated]
 
 
-def _drawn(figures: Sequence[CaptionedFigure]) -> list[str]:
+def _draw(figures: Sequence[CaptionedFigure]) -> list[str]:
     if not figures:
         return []
     browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if browser is None:
-        raise InputError("pictures are drawn by a browser, and none is here; install chromium")
-    content = {figure.name: _framed(figure) for figure in figures}
+        raise InputError("SVG figures are drawn by a browser, and none is installed; install chromium")
+    content = {figure.name: _with_template(figure) for figure in figures}
     with tempfile.TemporaryDirectory(prefix="fedtilt-") as folder:
         page = Path(folder, "figures.html")
         page.write_text(
@@ -76,28 +76,28 @@ def _drawn(figures: Sequence[CaptionedFigure]) -> list[str]:
             "utf-8",
         )
         arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile"]
-        # virtual time: the page is taken when all of it has been drawn, however long that takes
+        # virtual time: the page is read when everything is drawn, however long that takes
         command = [browser, *arguments, "--virtual-time-budget=600000", "--dump-dom", page.as_uri()]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+            process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
         except (OSError, subprocess.SubprocessError) as error:
-            raise InputError(f"{browser} could not draw the figures ({error}); try it by hand") from error
-    out = []
+            raise InputError(f"{browser} could not draw the figures ({error}); check that it starts") from error
+    svgs = []
     for figure in figures:
-        found = re.search(f'<pre id="{figure.name}">data:image/svg\\+xml,([^<]*)</pre>', done.stdout)
-        if found is None:
+        match = re.search(f'<pre id="{figure.name}">data:image/svg\\+xml,([^<]*)</pre>', process.stdout)
+        if match is None:
             raise InputError(f"plotly could not draw figure {figure.name!r}; open it in the HTML page to see why")
-        out.append(_settled(unquote(found[1])))
-    return out
+        svgs.append(_replace_random_id(unquote(match[1])))
+    return svgs
 
 
-def _framed(figure: CaptionedFigure) -> dict[str, object]:
+def _with_template(figure: CaptionedFigure) -> dict[str, object]:
     layout = {"height": 360} | figure.figure["layout"]
     width = _WIDTHS["xaxis2" in layout]
     return {"data": figure.figure["data"], "layout": layout | {"width": width, "template": _TEMPLATE}}
 
 
-def _settled(svg: str) -> str:
-    """The same for the same figure: plotly puts a random word into the names of clips and gradients."""
-    found = re.search(r'id="(?:topdefs|defs)-([0-9a-f]{6})"', svg)
-    return svg.replace(found[1], "figure") if found else svg
+def _replace_random_id(svg: str) -> str:
+    """The same text for the same figure: plotly puts a random word into the names of clips and gradients."""
+    match = re.search(r'id="(?:topdefs|defs)-([0-9a-f]{6})"', svg)
+    return svg.replace(match[1], "figure") if match else svg

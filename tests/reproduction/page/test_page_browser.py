@@ -1,4 +1,4 @@
-"""The page of the reproduction in a real browser."""
+"""The reproduction page in a real browser."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from fedtilt.reproduction.page.html import as_html
 from fedtilt.reproduction.results_folder import ResultsFolder
 from tests.helpers.chromium import Browser
 
-RESULTS = Path(__file__).parents[2] / "docs" / "reproduction" / "results"
+RESULTS = Path(__file__).parents[3] / "docs" / "reproduction" / "results"
 TABLES = """return [...document.querySelectorAll('table')]
     .filter((t) => t.offsetWidth && t.scrollWidth > t.parentElement.clientWidth)
     .map((t) => [t.className, t.parentElement.getAttribute('aria-label')])"""
@@ -24,7 +24,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_table_fits_a_desk_and_every_verdict_a_phone(window: Browser, page: Path, theme: str) -> None:
+def test_tables_fit_a_desktop_and_verdicts_a_phone(window: Browser, page: Path, theme: str) -> None:
     window.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
     for width in (1280, 390):
         window.size(width, 1000)
@@ -40,7 +40,7 @@ def test_every_table_fits_a_desk_and_every_verdict_a_phone(window: Browser, page
     assert window.script("return performance.getEntriesByType('resource').map((entry) => entry.name)") == []
 
 
-def test_what_is_said_by_whom_stays_in_sight(window: Browser, page: Path) -> None:
+def test_headings_of_verdicts_stay_visible_on_a_phone(window: Browser, page: Path) -> None:
     window.size(390, 1000)
     window.open(page)
     heads = window.script(
