@@ -1,4 +1,4 @@
-"""Results written by hand, as small as a test needs them."""
+"""Small results of cases, written by hand."""
 
 from typing import Any
 
@@ -15,20 +15,20 @@ def metrics(accuracy: float, client: float = 5.0, mean: float = 4.0, std: float 
 def part(
     test: dict[str, float], validation: dict[str, float] | None = None, *, personal: bool = True
 ) -> dict[str, Any]:
-    """One method's part of a result; without `validation`, it is as good there as on test data."""
+    """One method's part of a result; `validation` metrics equal those on test data by default."""
 
-    def split(evaluated: dict[str, float]) -> dict[str, Any]:
-        return {"shared": evaluated, "personal": evaluated if personal else None, "never_selected": 0}
+    def split(values: dict[str, float]) -> dict[str, Any]:
+        return {"shared": values, "personal": values if personal else None, "never_selected": 0}
 
     curve = [test["accuracy"] - 1, test["accuracy"]]
     return {"test": split(test), "validation": split(validation or test), "curve": curve}
 
 
-def cell(*entries: tuple[tuple[str, Setting], dict[str, Any]]) -> dict[str, Any]:
-    """A cell's result from (named setting, its part)."""
+def case_result(*entries: tuple[tuple[str, Setting], dict[str, Any]]) -> dict[str, Any]:
+    """A case's result from pairs: (name, setting) and the method's part."""
     return {
         "rounds": [1, 2],
-        "methods": {name: found for (name, _), found in entries},
+        "methods": {name: method for (name, _), method in entries},
         "settings": {name: setting for (name, setting), _ in entries},
         "diverged": {},
         "train_seconds": 1.0,
@@ -39,8 +39,8 @@ def compared(
     fedavg_test: dict[str, float], ditto_test: dict[str, float], fedtilt_test: dict[str, float],
     tilts: tuple[float, float] = (50.0, 100.0),
 ) -> dict[str, Any]:  # fmt: skip
-    """A comparison's cell with one setting of each method."""
-    return cell(
+    """The result of a comparison's case with one setting of each method."""
+    return case_result(
         (fedavg(), part(fedavg_test, personal=False)),
         (ditto(0.01), part(ditto_test)),
         (fedtilt(*tilts, 0.01), part(fedtilt_test)),

@@ -32,19 +32,19 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_experiment_has_cells_with_names_of_their_own(name: str, quick: bool) -> None:
+def test_the_cases_of_an_experiment_have_unique_names(name: str, quick: bool) -> None:
     experiment = load(name).quickened() if quick else load(name)
-    cells = kind_of(experiment).cells(experiment, Options(quick=quick))
-    names = [cell.name for cell in cells]
+    cases = kind_of(experiment).cases(experiment, Options(quick=quick))
+    names = [case.name for case in cases]
     assert names
     assert len(set(names)) == len(names)
-    for cell in cells:
-        assert cell.name == cell.name.strip("./ ")
-        assert "/" not in cell.name
-        assert json.loads(json.dumps(cell.settings, allow_nan=False)) == cell.settings
-        assert cell.needs is None or cell.needs in ft.data.names()
-    told = kind_of(experiment).chapter(experiment, {})
-    assert [verdict.holds for verdict in told.verdicts] == ["not measured"] * len(told.verdicts)
+    for case in cases:
+        assert case.name == case.name.strip("./ ")
+        assert "/" not in case.name
+        assert json.loads(json.dumps(case.settings, allow_nan=False)) == case.settings
+        assert case.needs is None or case.needs in ft.data.names()
+    chapter = kind_of(experiment).chapter(experiment, {})
+    assert [verdict.holds for verdict in chapter.verdicts] == ["not measured"] * len(chapter.verdicts)
 
 
 def test_published_numbers_are_the_papers() -> None:
@@ -57,15 +57,15 @@ def test_published_numbers_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize("name", ["corruptions", "gaussian"])
-def test_what_counts_as_stable_is_the_most_that_the_papers_own_rows_lose(name: str) -> None:
+def test_the_limit_of_stable_is_the_largest_loss_in_the_papers_rows(name: str) -> None:
     (check,) = [claim.check for claim in load(name).claims if claim.rule == "stable"]
-    here, before = load(name).published, load(load(name).beside).published
-    lost = [before[data][row][0] - here[data][row][0] for data in check.get("data", DATA) for row in check["rows"]]
-    assert check["points"] == pytest.approx(max(lost))
+    noisy, clean = load(name).published, load(load(name).reference).published
+    losses = [clean[data][row][0] - noisy[data][row][0] for data in check.get("data", DATA) for row in check["rows"]]
+    assert check["points"] == pytest.approx(max(losses))
 
 
-def test_a_guess_holds_no_number_and_names_no_data() -> None:
-    """It stands on the page of every run, whatever that run has found."""
+def test_a_guess_contains_no_number_and_no_data_set() -> None:
+    """It is printed for every run, whatever the results."""
     guesses = [claim.guess for name in NAMES for claim in load(name).claims if claim.guess]
     assert guesses
     for guess in guesses:
@@ -89,42 +89,42 @@ def test_the_papers_tilts() -> None:
 def test_comparisons_share_federation_and_grids() -> None:
     def shared(name: str) -> dict[str, object]:
         settings = load(name).settings
-        apart = "paper", "seeds"
-        own = {data: {k: v for k, v in settings[data].items() if k not in apart} for data in settings["data"]}
-        return own | {key: settings[key] for key in ("data", "seeds", "mu", "clients", "train")}
+        differing = "paper", "seeds"
+        by_data = {data: {k: v for k, v in settings[data].items() if k not in differing} for data in settings["data"]}
+        return by_data | {key: settings[key] for key in ("data", "seeds", "mu", "clients", "train")}
 
     assert all(shared(name) == shared("clean") for name in COMPARISONS)
-    assert all(load(name).settings["cifar10"]["seeds"] > 1 for name in COMPARISONS)  # an error bar in every cell
+    assert all(load(name).settings["cifar10"]["seeds"] > 1 for name in COMPARISONS)  # error bars everywhere
 
 
 def test_the_grid_of_a_comparison() -> None:
     experiment = load("clean")
-    cells = kind_of(experiment).cells(experiment, Options(seeds=2))
-    assert [cell.name for cell in cells] == [
+    cases = kind_of(experiment).cases(experiment, Options(seeds=2))
+    assert [case.name for case in cases] == [
         f"{data}-seed-{seed}" for data in ("mnist", "fashion-mnist", "cifar10") for seed in (0, 1)
     ]
-    own, methods = experiment.settings["mnist"], cells[0].settings["methods"]
-    assert 0 in own["tau"]
-    assert 0 in own["lam"]
+    mnist, methods = experiment.settings["mnist"], cases[0].settings["methods"]
+    assert 0 in mnist["tau"]
+    assert 0 in mnist["lam"]
     assert "fedtilt tau=0 lam=0" not in methods  # that is Ditto
     tilts = {(s["tau"], s["lam"]) for s in methods.values() if s["preset"] == "fedtilt"}
-    assert tilts == ({(tau, lam) for tau in own["tau"] for lam in own["lam"]} - {(0, 0)}) | {(50, 100)}
-    assert [name for name in methods if name.startswith("ditto")] == [f"ditto mu={m:g}" for m in own["ditto_mu"]]
-    corrupted = kind_of(experiment).cells(load("corruptions"), Options(seeds=1))[0].settings["methods"]
+    assert tilts == ({(tau, lam) for tau in mnist["tau"] for lam in mnist["lam"]} - {(0, 0)}) | {(50, 100)}
+    assert [name for name in methods if name.startswith("ditto")] == [f"ditto mu={m:g}" for m in mnist["ditto_mu"]]
+    corrupted = kind_of(experiment).cases(load("corruptions"), Options(seeds=1))[0].settings["methods"]
     assert "fedtilt tau=-0.5 lam=1" in corrupted
 
 
 def test_sweeps_name_data_condition_and_clients() -> None:
     experiment = load("tilts")
-    cells = kind_of(experiment).cells(experiment, Options())
-    assert len(cells) == 3 * 3 * 2
-    assert cells[0].name == "mnist-clean-10-seed-0"
-    assert cells[-1].name == "cifar10-gaussian-20-seed-0"
-    assert len(cells[0].settings["methods"]) == 20
-    assert cells[-1].settings["train"]["rounds"] == 100
+    cases = kind_of(experiment).cases(experiment, Options())
+    assert len(cases) == 3 * 3 * 2
+    assert cases[0].name == "mnist-clean-10-seed-0"
+    assert cases[-1].name == "cifar10-gaussian-20-seed-0"
+    assert len(cases[0].settings["methods"]) == 20
+    assert cases[-1].settings["train"]["rounds"] == 100
 
 
-def test_a_quick_look_overrides_key_by_key() -> None:
+def test_quick_settings_override_key_by_key() -> None:
     text = """
         title = "t"
         source = "s"
@@ -141,18 +141,18 @@ def test_a_quick_look_overrides_key_by_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("colour = 1", "unknown key 'colour'"),
         ("claims = [{ text = 'x', rule = 'best', of = 1 }]", "unknown key 'of'"),
         ("quick = { rounds = 1 }", "quick.rounds overrides nothing"),
     ],
 )
-def test_what_is_not_known_is_refused(line: str, said: str) -> None:
-    with pytest.raises(ft.InputError, match=said):
+def test_unknown_keys_are_rejected(line: str, message: str) -> None:
+    with pytest.raises(ft.InputError, match=message):
         parse("x", f"title = 't'\nsource = 's'\nkind = 'comparison'\n{line}\n")
 
 
-def test_unknown_experiment() -> None:
+def test_an_unknown_experiment_is_rejected() -> None:
     with pytest.raises(ft.InputError, match="unknown experiment 'cleam'; choose one of clean, "):
         load("cleam")

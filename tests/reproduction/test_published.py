@@ -1,4 +1,4 @@
-"""The paper's figures beside those of a run that trained as the paper did, and beside no other."""
+"""The paper's published metrics for runs with the paper's settings, and for no others."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ METHODS = [ft.fedavg(), ft.ditto(0.01, name="mine"), ft.fedtilt(50, 100, mu=0.01
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with the paper's settings on few samples of the size of MNIST's, one epoch of ten for the time it takes."""
+    """A run with the paper's settings on few images of MNIST's size; one epoch instead of ten, to save time."""
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randint(0, 256, (800, 1, 28, 28), generator=rng, dtype=torch.uint8), torch.arange(800) % 10
     data = ft.data.Dataset(
@@ -32,23 +32,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def change(folder: Path, **job: object) -> None:
-    """Let a run folder tell that other settings were run."""
+def change(folder: Path, **settings: object) -> None:
+    """Change the settings that a run folder records."""
     path = folder / "seed-0/fingerprint.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | job))
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
-def test_a_run_with_the_papers_settings(folder: Path, fedtilt, tmp_path: Path) -> None:
-    known = published_for(folder)
-    assert list(known) == ["fedavg", "mine", "fedtilt"]
-    assert list(known["mine"].values()) == [99.25, 1.27, 4.37, 4.23]
-    said = fedtilt("report", str(folder), "--out", "page.html", "--csv")
-    assert said.code == 0, said.err
+def test_a_run_with_the_papers_settings_has_published_metrics(folder: Path, fedtilt, tmp_path: Path) -> None:
+    published = published_for(folder)
+    assert list(published) == ["fedavg", "mine", "fedtilt"]
+    assert list(published["mine"].values()) == [99.25, 1.27, 4.37, 4.23]
+    result = fedtilt("report", str(folder), "--out", "page.html", "--csv")
+    assert result.code == 0, result.err
     assert '<div class="published">98.53 (' in Path("page.html").read_text()
     with Path("page.csv").open() as file:
         rows = {row["method"]: row for row in csv.DictReader(file) if row["models"] == "evaluated"}
     for metric in METRICS[:4]:
-        assert rows["fedavg"][f"{metric.key}_published"] == str(known["fedavg"][metric.key])
+        assert rows["fedavg"][f"{metric.key}_published"] == str(published["fedavg"][metric.key])
     assert rows["other tilts"]["accuracy_published"] == ""
 
 
@@ -64,7 +64,7 @@ def test_a_run_with_the_papers_settings(folder: Path, fedtilt, tmp_path: Path) -
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_any_other_run(folder: Path, tmp_path: Path, other: dict) -> None:
+def test_a_run_with_other_settings_has_none(folder: Path, tmp_path: Path, other: dict) -> None:
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     change(copy, **other)
     assert published_for(copy) == {}

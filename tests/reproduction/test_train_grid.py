@@ -1,4 +1,4 @@
-"""A cell of a comparison: many settings trained together, on real data."""
+"""A case: many settings trained together on one federation."""
 
 import dataclasses
 from pathlib import Path
@@ -29,15 +29,15 @@ def _silent(*_: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def case_result() -> dict[str, Any]:
     return train_grid.train_grid(SETTINGS, CPU, _silent)
 
 
-def _timeless(result: dict[str, Any]) -> dict[str, Any]:
+def _without_time(result: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in result.items() if key != "train_seconds"}
 
 
-def test_a_cell_tells_what_the_simulator_finds(found: dict[str, Any]) -> None:
+def test_a_case_has_the_metrics_of_the_simulation(case_result: dict[str, Any]) -> None:
     federation = ft.Federation.build(
         ft.data.load("digits"), clients=6, classes_per_client=2, validation=0.2, max_train=40, outliers="flips", seed=3
     )
@@ -48,7 +48,7 @@ def test_a_cell_tells_what_the_simulator_finds(found: dict[str, Any]) -> None:
     assert last.counts is not None
     assert last.validation is not None
     assert last.validation_total is not None
-    part = found["methods"]["fedtilt tau=0 lam=-2"]
+    part = case_result["methods"]["fedtilt tau=0 lam=-2"]
     for split, counts, total in (
         ("test", last.counts["fedtilt"], last.total),
         ("validation", last.validation["fedtilt"], last.validation_total),
@@ -56,32 +56,32 @@ def test_a_cell_tells_what_the_simulator_finds(found: dict[str, Any]) -> None:
         summary = summarise(counts, total, federation.has_outliers)
         assert summary.personal is not None
         for view, expected in (("shared", summary.shared), ("personal", summary.personal)):
-            told = part[split][view]
-            assert told["accuracy"] == pytest.approx(expected.accuracy, abs=1e-4)
-            assert told["client_fairness"] == pytest.approx(expected.client_fairness, abs=1e-4)
-            assert told["client_data_fairness_mean"] == pytest.approx(expected.client_data_fairness[0], abs=1e-4)
-            assert told["minimum"] == pytest.approx(expected.minimum, abs=1e-4)
+            measured = part[split][view]
+            assert measured["accuracy"] == pytest.approx(expected.accuracy, abs=1e-4)
+            assert measured["client_fairness"] == pytest.approx(expected.client_fairness, abs=1e-4)
+            assert measured["client_data_fairness_mean"] == pytest.approx(expected.client_data_fairness[0], abs=1e-4)
+            assert measured["minimum"] == pytest.approx(expected.minimum, abs=1e-4)
     assert train_grid.evaluated(part)["accuracy"] == part["curve"][-1]
 
 
-def test_a_cell_has_curves_and_both_models(found: dict[str, Any]) -> None:
-    assert found["rounds"] == [1, 2, 3, 4]
-    assert set(found["methods"]) == set(SETTINGS["methods"]) == set(found["settings"])
-    assert found["methods"]["fedavg"]["test"]["personal"] is None
-    assert all(len(part["curve"]) == 4 for part in found["methods"].values())
-    assert found["diverged"] == {}
+def test_a_case_has_curves_and_both_models(case_result: dict[str, Any]) -> None:
+    assert case_result["rounds"] == [1, 2, 3, 4]
+    assert set(case_result["methods"]) == set(SETTINGS["methods"]) == set(case_result["settings"])
+    assert case_result["methods"]["fedavg"]["test"]["personal"] is None
+    assert all(len(part["curve"]) == 4 for part in case_result["methods"].values())
+    assert case_result["diverged"] == {}
 
 
-def test_long_curves_are_thin() -> None:
-    rounds = 2 * train_grid.POINTS - 1  # judged in every other round, and in the last
+def test_long_curves_are_thinned() -> None:
+    rounds = 2 * train_grid.MAX_CURVE_POINTS - 1  # evaluated in every other round, and in the last
     train = SETTINGS["train"] | {"rounds": rounds}
     result = train_grid.train_grid(SETTINGS | {"train": train, "methods": dict([train_grid.fedavg()])}, CPU, _silent)
     assert result["rounds"] == [*range(2, rounds, 2), rounds]
-    assert len(result["rounds"]) == train_grid.POINTS
+    assert len(result["rounds"]) == train_grid.MAX_CURVE_POINTS
 
 
-def test_a_setting_that_diverges_is_named_and_the_others_go_on(
-    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_a_setting_that_diverges_is_listed_and_the_others_continue(
+    case_result: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = train_grid.simulate_prepared
 
@@ -91,32 +91,32 @@ def test_a_setting_that_diverges_is_named_and_the_others_go_on(
         return real(work, **rest)
 
     monkeypatch.setattr(train_grid, "simulate_prepared", simulate_prepared)
-    said: list[str] = []
-    result = train_grid.train_grid(SETTINGS, dataclasses.replace(CPU, notice=said.append), _silent)
+    notices: list[str] = []
+    result = train_grid.train_grid(SETTINGS, dataclasses.replace(CPU, notice=notices.append), _silent)
     assert result["diverged"] == {"ditto mu=0.1": "method 'ditto mu=0.1' diverged in round 2"}
     assert set(result["methods"]) == {"fedavg", "fedtilt tau=0 lam=-2"}
     for name, part in result["methods"].items():
-        assert part == found["methods"][name]
-    assert len(said) == 1
+        assert part == case_result["methods"][name]
+    assert len(notices) == 1
 
 
-def test_a_cell_steps_over_a_damaged_checkpoint(found: dict[str, Any], tmp_path: Path) -> None:
-    said: list[str] = []
-    options = dataclasses.replace(CPU, work=tmp_path / "work", checkpoint_seconds=0.0, notice=said.append)
+def test_a_case_skips_a_damaged_checkpoint(case_result: dict[str, Any], tmp_path: Path) -> None:
+    notices: list[str] = []
+    options = dataclasses.replace(CPU, work=tmp_path / "work", checkpoint_seconds=0.0, notice=notices.append)
 
-    def interrupt(done: int, total: int, seen: str) -> None:
+    def interrupt(done: int, total: int, message: str) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train_grid.train_grid(SETTINGS, options, interrupt)
     (tmp_path / "work/checkpoints/round-00002/manifest.json").write_text("{")
-    assert train_grid.train_grid(SETTINGS, options, _silent)["methods"] == found["methods"]
-    assert "going back to the one before" in said[0]
-    assert said[1:] == ["goes on after round 1"]
+    assert train_grid.train_grid(SETTINGS, options, _silent)["methods"] == case_result["methods"]
+    assert "going back to the one before" in notices[0]
+    assert notices[1:] == ["resumes after round 1"]
 
 
-def test_where_every_setting_diverges_there_is_no_result_but_all_are_named() -> None:
+def test_if_every_setting_diverges_all_are_listed() -> None:
     settings = SETTINGS | {"train": SETTINGS["train"] | {"lr": 1e30}}
     settings["methods"] = dict([train_grid.fedavg(), train_grid.fedtilt(0.0, -2.0, 0.0)])
     result = train_grid.train_grid(settings, CPU, _silent)
@@ -124,12 +124,12 @@ def test_where_every_setting_diverges_there_is_no_result_but_all_are_named() -> 
     assert set(result["diverged"]) == set(settings["methods"])
 
 
-def test_an_interrupted_cell_goes_on_to_the_same_numbers(found: dict[str, Any], tmp_path: Path) -> None:
-    said: list[str] = []
+def test_an_interrupted_case_resumes_to_the_same_metrics(case_result: dict[str, Any], tmp_path: Path) -> None:
+    notices: list[str] = []
     work = tmp_path / "work"
-    options = dataclasses.replace(CPU, work=work, checkpoint_seconds=0.0, notice=said.append)
+    options = dataclasses.replace(CPU, work=work, checkpoint_seconds=0.0, notice=notices.append)
 
-    def interrupt(done: int, total: int, seen: str) -> None:
+    def interrupt(done: int, total: int, message: str) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
@@ -138,21 +138,21 @@ def test_an_interrupted_cell_goes_on_to_the_same_numbers(found: dict[str, Any], 
     rounds: list[int] = []
     result = train_grid.train_grid(SETTINGS, options, lambda done, *_: rounds.append(done))
     assert rounds == [3, 4]
-    assert said == ["goes on after round 2"]
-    assert _timeless(result) == _timeless(found)
+    assert notices == ["resumes after round 2"]
+    assert _without_time(result) == _without_time(case_result)
 
 
-def test_checkpoints_of_other_settings_are_not_taken(found: dict[str, Any], tmp_path: Path) -> None:
+def test_checkpoints_of_other_settings_are_not_used(case_result: dict[str, Any], tmp_path: Path) -> None:
     options = dataclasses.replace(CPU, work=tmp_path / "work", checkpoint_seconds=0.0)
     train_grid.train_grid(SETTINGS | {"seed": 4}, options, _silent)
     assert (tmp_path / "work").exists()
     rounds: list[int] = []
     result = train_grid.train_grid(SETTINGS, options, lambda done, *_: rounds.append(done))
     assert rounds == [1, 2, 3, 4]
-    assert _timeless(result) == _timeless(found)
+    assert _without_time(result) == _without_time(case_result)
 
 
-def test_a_short_cell_writes_nothing(tmp_path: Path) -> None:
+def test_a_short_case_writes_no_checkpoint(tmp_path: Path) -> None:
     options = dataclasses.replace(CPU, work=tmp_path / "work")
     train_grid.train_grid(SETTINGS | {"methods": dict([train_grid.fedavg()])}, options, _silent)
     assert not (tmp_path / "work").exists()

@@ -1,4 +1,4 @@
-"""The paper's figures for a run that trained as the paper did, to stand beside ours in a report."""
+"""The paper's published metrics for runs with the paper's settings, shown next to ours in a report."""
 
 from dataclasses import asdict
 from os import PathLike
@@ -6,57 +6,57 @@ from pathlib import Path
 
 from fedtilt.data.outliers import Outliers
 from fedtilt.report import Published
-from fedtilt.report.read_run import Run, read_run
-from fedtilt.reproduction.comparison.standings import METRICS
+from fedtilt.report.run_reader import Run, read_run
+from fedtilt.reproduction.comparison.dataset_comparison import COMPARED_METRICS
 from fedtilt.reproduction.experiment import NAMES, Experiment, load
 from fedtilt.reproduction.train_grid import ditto, fedavg, federation_settings, fedtilt, method_of
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.storage.provenance import settings_of
 
-_MODELS = {"mlp": [200, 200, 10], "cnn": [32, 64, 128, 10]}  # outputs of the layers
+_LAYER_OUTPUTS = {"mlp": [200, 200, 10], "cnn": [32, 64, 128, 10]}
 
 
 def published_for(folder: str | PathLike[str]) -> Published:
-    """Method → metric → the paper's figure, for the methods of a run folder that have the paper's settings.
+    """Method → metric → the paper's value, for the methods of a run folder that have the paper's settings.
 
-    Empty where the data set, the outliers, the clients, the model or the training are others, or not all rounds are in.
+    Empty if data set, outliers, clients, model or training settings differ, or if the run is not finished.
     """
     run = read_run(Path(folder))
     for name in NAMES:
         experiment = load(name)
-        comparison = experiment.kind == "comparison" and run.job["data"] in experiment.published
+        comparison = experiment.kind == "comparison" and run.fingerprint["data"] in experiment.published
         if comparison and _same_federation(run, experiment):
-            return _figures(run, experiment)
+            return _published_metrics(run, experiment)
     return {}
 
 
 def _same_federation(run: Run, experiment: Experiment) -> bool:
-    job, data = run.job, run.job["data"]
+    fingerprint, data = run.fingerprint, run.fingerprint["data"]
     paper = federation_settings(experiment.settings, data, experiment.settings["outliers"])
     outliers = asdict(Outliers(kind=paper["outliers"]))
     train = {key: value for key, value in paper["train"].items() if key != "precision"}
-    outputs = [shape[0] for name, shape in job["model"].items() if name.endswith("weight")]
-    held = (run.compared[0].total > 0).sum(1)
+    outputs = [shape[0] for name, shape in fingerprint["model"].items() if name.endswith("weight")]
+    classes_per_client = (run.compared[0].total > 0).sum(1)  # (N,)
     return (
         run.round == run.rounds
-        and job["clients"] == paper["clients"]["count"]
-        and bool((held == paper["clients"]["classes_per_client"]).all())
-        and (job["outliers"] == outliers or job["outliers"]["kind"] == paper["outliers"] == "none")
-        and outputs == _MODELS[paper["model"]]
-        and all(job["train"].get(key) == value for key, value in train.items())
+        and fingerprint["clients"] == paper["clients"]["count"]
+        and bool((classes_per_client == paper["clients"]["classes_per_client"]).all())
+        and (fingerprint["outliers"] == outliers or fingerprint["outliers"]["kind"] == paper["outliers"] == "none")
+        and outputs == _LAYER_OUTPUTS[paper["model"]]
+        and all(fingerprint["train"].get(key) == value for key, value in train.items())
     )
 
 
-def _figures(run: Run, experiment: Experiment) -> Published:
-    settings, data = experiment.settings, run.job["data"]
-    asked = {
+def _published_metrics(run: Run, experiment: Experiment) -> Published:
+    settings, data = experiment.settings, run.fingerprint["data"]
+    paper = {
         "fedavg": fedavg(),
         "ditto": ditto(settings["mu"]),
         "fedtilt": fedtilt(**settings[data]["paper"], mu=settings["mu"]),
     }
     return {
-        name: dict(zip((metric.key for metric in METRICS), experiment.published[data][row], strict=True))
-        for name, recorded in run.job["methods"].items()
-        for row, (_, setting) in asked.items()
-        if settings_of([method_of(name, setting)], TrainSettings())["methods"][name] == recorded
+        name: dict(zip((metric.key for metric in COMPARED_METRICS), experiment.published[data][row], strict=True))
+        for name, method_settings in run.fingerprint["methods"].items()
+        for row, (_, setting) in paper.items()
+        if settings_of([method_of(name, setting)], TrainSettings())["methods"][name] == method_settings
     }

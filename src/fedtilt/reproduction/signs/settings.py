@@ -1,23 +1,18 @@
-"""The settings by the signs of their tilts, and what was measured of each."""
+"""The settings by the signs of their tilts, and the metrics of each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fedtilt.reproduction.comparison.experiment import told
-from fedtilt.reproduction.experiment import Experiment
+from fedtilt.reproduction.comparison.dataset_comparison import TITLES
+from fedtilt.reproduction.comparison.experiment import condition_name
+from fedtilt.reproduction.experiment import Experiment, Results
 
-COLLAPSE = 20.0  # points of accuracy below (0, 0): a client has given up a class, and its spreads mean nothing
-_MINUS = "−"
+COLLAPSE = 20.0  # points of accuracy below no tilt: clients lose a class, and fairness means nothing
 
 Values = dict[str, dict[str, list[float]]]  # condition → setting → one value per seed
-METRICS = {
-    "accuracy": "accuracy (%)",
-    "client_fairness": "client spread",
-    "client_data_fairness_mean": "class spread",
-    "client_data_fairness_std": "std of it",
-}
+SIGN_METRICS = TITLES | {"accuracy": "accuracy (%)"}
 
 
 def sign(value: float) -> int:
@@ -25,9 +20,13 @@ def sign(value: float) -> int:
     return (value > 0) - (value < 0)
 
 
-def signed(value: float) -> str:
-    """A number with a true minus."""
-    return f"{value:g}".replace("-", _MINUS)
+def format_number(value: float) -> str:
+    """A number with a typographic minus sign.
+
+    >>> format_number(-10.0)
+    '−10'
+    """
+    return f"{value:g}".replace("-", "−")
 
 
 class Tilts(NamedTuple):
@@ -39,10 +38,10 @@ class Tilts(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As the tables have it."""
+        """Name of the setting in results and tables."""
         if self.q:
-            return f"q = {signed(self.q)}"
-        return f"tau = {signed(self.tau)}, lam = {signed(self.lam)}"
+            return f"q = {format_number(self.q)}"
+        return f"tau = {format_number(self.tau)}, lam = {format_number(self.lam)}"
 
     @property
     def signs(self) -> tuple[int, int]:
@@ -50,19 +49,19 @@ class Tilts(NamedTuple):
         return sign(self.tau), sign(self.lam)
 
 
-PLAIN = Tilts(0.0, 0.0, 0.0)
+NO_TILT = Tilts(0.0, 0.0, 0.0)
 
 
 def grid(settings: Mapping[str, Any]) -> list[Tilts]:
-    """(0, 0), every other combination of signs in both sizes, and the tilts of the server."""
+    """No tilt, every combination of signs of tau and lam in both sizes, and the server's tilts q."""
     signs = [pair for pair in product((1, 0, -1), repeat=2) if pair != (0, 0)]
     sizes = (settings["small"], settings["large"])
     tilted = [Tilts(tau * size, lam * size, 0.0) for tau, lam in signs for size in sizes]
-    return [PLAIN, *tilted, *(Tilts(0.0, 0.0, q) for q in settings["q"])]
+    return [NO_TILT, *tilted, *(Tilts(0.0, 0.0, q) for q in settings["q"])]
 
 
-class Measured(NamedTuple):
-    """One data set's numbers, metric by metric."""
+class DatasetResults(NamedTuple):
+    """Metrics on one data set, by metric."""
 
     personal: dict[str, Values]
     shared: dict[str, Values]
@@ -73,50 +72,54 @@ class Measured(NamedTuple):
         return list(self.personal["accuracy"])
 
     @property
-    def compared(self) -> list[str]:
-        """The conditions with an error bar: one seed has none, and decides nothing."""
-        return [c for c in self.conditions if len(self.personal["accuracy"][c][PLAIN.name]) > 1]
+    def conditions_with_error(self) -> list[str]:
+        """The conditions with several seeds; one seed has no standard error and decides nothing."""
+        return [c for c in self.conditions if len(self.personal["accuracy"][c][NO_TILT.name]) > 1]
 
     def diverged(self, setting: str, condition: str) -> bool:
-        """Whether a setting's models became infinite in any seed there."""
+        """Whether the setting diverged in any seed."""
         return setting not in self.personal["accuracy"][condition]
 
     def collapsed(self, setting: str, condition: str) -> bool:
-        """Whether a setting has given up classes there, or diverged."""
+        """Whether the setting diverged, or is so inaccurate that clients must have lost a class."""
         if self.diverged(setting, condition):
             return True
-        here = self.personal["accuracy"][condition]
-        return fmean(here[setting]) < fmean(here[PLAIN.name]) - COLLAPSE
+        accuracy = self.personal["accuracy"][condition]
+        return fmean(accuracy[setting]) < fmean(accuracy[NO_TILT.name]) - COLLAPSE
 
 
-def collected(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> dict[str, Measured]:
-    """Data set → its numbers, from the cells that are there; what diverged in a seed is left out of that condition."""
-    settings, found = experiment.settings, {}
-    for name in [*settings["data"], *settings["gpu_data"]]:
-        by_condition = {
-            told(outliers): [
-                results[k]["methods"] for k in sorted(results) if k.startswith(f"{name}-{told(outliers)}-seed-")
-            ]
-            for outliers in settings["outliers"]
+def collect(experiment: Experiment, results: Results) -> dict[str, DatasetResults]:
+    """Data set → its metrics, where there are results on clean data and with outliers."""
+    settings, by_data = experiment.settings, {}
+    names = [tilts.name for tilts in grid(settings)]
+    for data in [*settings["data"], *settings["gpu_data"]]:
+        by_condition = {}
+        for condition in map(condition_name, settings["outliers"]):
+            runs = [results[key]["methods"] for key in sorted(results) if key.startswith(f"{data}-{condition}-seed-")]
+            if runs:
+                by_condition[condition] = runs
+        if "clean" in by_condition and len(by_condition) > 1:
+            by_data[data] = DatasetResults(*(_values(by_condition, names, models) for models in ("personal", "shared")))
+    return by_data
+
+
+def _values(by_condition: Mapping[str, Sequence[Any]], names: Sequence[str], models: str) -> dict[str, Values]:
+    """Metric → values; a setting that diverged in any seed is left out of that condition."""
+    finished = {c: [name for name in names if all(name in run for run in runs)] for c, runs in by_condition.items()}
+    return {
+        metric: {
+            c: {name: [run[name]["test"][models][metric] for run in runs] for name in finished[c]}
+            for c, runs in by_condition.items()
         }
-        by_condition = {condition: runs for condition, runs in by_condition.items() if runs}
-        if "clean" not in by_condition or len(by_condition) < 2:
-            continue
-        names = [t.name for t in grid(settings)]
-        kept = {c: [s for s in names if all(s in run for run in runs)] for c, runs in by_condition.items()}
-
-        def values(of: str, metric: str, by: dict[str, Any] = by_condition, kept: dict[str, Any] = kept) -> Values:
-            return {c: {s: [run[s]["test"][of][metric] for run in runs] for s in kept[c]} for c, runs in by.items()}
-
-        found[name] = Measured(*({metric: values(of, metric) for metric in METRICS} for of in ("personal", "shared")))
-    return found
+        for metric in SIGN_METRICS
+    }
 
 
-def words(experiment: Experiment, t: Tilts) -> tuple[str, str]:
-    """The paper's words on a combination of signs: client data fairness, robustness."""
-    if t == PLAIN:
+def paper_words(experiment: Experiment, tilts: Tilts) -> tuple[str, str]:
+    """The paper's words for a combination of signs: client data fairness, robustness."""
+    if tilts == NO_TILT:
         return "medium", "medium"
     for claim in experiment.claims:
-        if (claim.check.get("tau"), claim.check.get("lam")) == t.signs:
+        if (claim.check.get("tau"), claim.check.get("lam")) == tilts.signs:
             return claim.check["fairness"], claim.check["robustness"]
     return "", ""

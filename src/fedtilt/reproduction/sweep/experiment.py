@@ -1,119 +1,122 @@
-"""Sweeps: accuracy and fairness against one tilt while the other stands, for 10 and 20 clients a round."""
+"""Sweeps: accuracy and fairness against one tilt while the other is fixed, for 10 and 20 clients per round."""
 
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 from fedtilt.reproduction import plots
-from fedtilt.reproduction.chapter import Chapter, Figure, Table, Text
-from fedtilt.reproduction.comparison.experiment import numbers, told
-from fedtilt.reproduction.comparison.standings import METRICS, TITLES
-from fedtilt.reproduction.experiment import Cell, Experiment, OnProgress, Options
-from fedtilt.reproduction.sweep.claims import SHOWN, WITHIN, Panel, panels, verdicts
+from fedtilt.reproduction.chapter import CaptionedFigure, Chapter, Table, Text
+from fedtilt.reproduction.comparison.dataset_comparison import COMPARED_METRICS, TITLES
+from fedtilt.reproduction.comparison.experiment import condition_name, join_numbers
+from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options, Results
+from fedtilt.reproduction.sweep.claims import MAX_LOSS, PANEL_METRICS, Panel, panels, verdicts
 from fedtilt.reproduction.train_grid import PARTS, federation_settings, fedtilt, train_grid
 
 
-def cells(experiment: Experiment, options: Options) -> list[Cell]:
-    """One cell per data set, condition, clients a round and seed; the whole grid is trained in it, all together."""
-    settings, found = experiment.settings, []
-    for name, outliers, share in product(settings["data"], settings["outliers"], settings["participation"]):
-        own = settings[name]
-        methods = dict(fedtilt(tau, lam, settings["mu"]) for tau, lam in product(own["tau"], own["lam"]))
-        federation = federation_settings(settings, name, outliers, participation=share)
-        clients = round(share * federation["clients"]["count"])
-        for seed in range(options.seeds or own.get("seeds") or settings["seeds"]):
-            found.append(
-                Cell(
-                    name=f"{name}-{told(outliers)}-{clients}-seed-{seed}",
-                    what=f"{name}, {told(outliers)}, {clients} clients a round, seed {seed}: {len(methods)} settings, "
+def cases(experiment: Experiment, options: Options) -> list[Case]:
+    """One case per data set, condition, number of clients per round and seed; it trains the whole grid together."""
+    settings, result = experiment.settings, []
+    for name, outliers, participation in product(settings["data"], settings["outliers"], settings["participation"]):
+        data_settings, condition = settings[name], condition_name(outliers)
+        tilts = product(data_settings["tau"], data_settings["lam"])
+        methods = dict(fedtilt(tau, lam, settings["mu"]) for tau, lam in tilts)
+        federation = federation_settings(settings, name, outliers, participation=participation)
+        clients = round(participation * federation["clients"]["count"])
+        for seed in range(options.seeds or data_settings.get("seeds") or settings["seeds"]):
+            result.append(
+                Case(
+                    name=f"{name}-{condition}-{clients}-seed-{seed}",
+                    what=f"{name}, {condition}, {clients} clients per round, seed {seed}: {len(methods)} settings, "
                     f"{federation['train']['rounds']} rounds",
                     settings=federation | {"seed": seed, "methods": methods},
                     needs=name,
                     parts=PARTS,
-                    grid=_grid(experiment, name),
+                    grid=_describe_grid(experiment, name),
                 )
             )
-    return found
+    return result
 
 
-def measure(cell: Cell, options: Options, on_progress: OnProgress) -> dict[str, Any]:
-    """Train one cell's grid."""
-    return train_grid(cell.settings, options, on_progress)
+def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
+    """Train the grid of one case."""
+    return train_grid(case.settings, options, on_progress)
 
 
-def _grid(experiment: Experiment, data: str) -> str:
-    own = experiment.settings[data]
-    return f"FedTilt mu {experiment.settings['mu']:g}, tau {numbers(own['tau'])} × lam {numbers(own['lam'])}"
+def _describe_grid(experiment: Experiment, data: str) -> str:
+    tau, lam = (join_numbers(experiment.settings[data][key]) for key in ("tau", "lam"))
+    return f"FedTilt mu {experiment.settings['mu']:g}, tau {tau} × lam {lam}"
 
 
 # -- the chapter -------------------------------------------------------------------------------------------------------
 
 
-def chapter(experiment: Experiment, results: dict[str, dict[str, Any]]) -> Chapter:
-    """Metrics against lam for every tau and the other way, the best tilts of every panel, verdicts."""
+def chapter(experiment: Experiment, results: Results) -> Chapter:
+    """The best tilts of every panel, metrics against lam for every tau and against tau for every lam, verdicts."""
     settings = experiment.settings
-    found = panels(results)
-    parts: list[Text | Table | Figure] = []
-    if found:
-        parts.append(_best(found))
-    late = []
+    measured = panels(results)
+    parts: list[Text | Table | CaptionedFigure] = []
+    if measured:
+        parts.append(_best_tilts_table(measured))
+    missing = []
     for data, outliers in product(settings["data"], settings["outliers"]):
-        own = [panel for panel in found if (panel.data, panel.condition) == (data, told(outliers))]
-        if own:
-            parts += [_figure(experiment, own, "lam", "tau"), _figure(experiment, own, "tau", "lam")]
+        condition = condition_name(outliers)
+        matching = [panel for panel in measured if (panel.data, panel.condition) == (data, condition)]
+        if matching:
+            parts += [_figure(experiment, matching, "lam", "tau"), _figure(experiment, matching, "tau", "lam")]
         count = settings[data].get("count", settings["clients"]["count"])
-        missing = {round(share * count) for share in settings["participation"]} - {panel.clients for panel in own}
-        late += [f"{data} {told(outliers)} with {clients} clients a round" for clients in sorted(missing)]
-    if late:
-        parts.append(Text(markdown=f"Not measured yet: {'; '.join(late)}."))
-    grids = " ".join(f"{data}: {_grid(experiment, data)}." for data in settings["data"])
+        planned = {round(participation * count) for participation in settings["participation"]}
+        late = planned - {panel.clients for panel in matching}
+        missing += [f"{data} {condition} with {clients} clients per round" for clients in sorted(late)]
+    if missing:
+        parts.append(Text(markdown=f"Not measured yet: {'; '.join(missing)}."))
+    grids = " ".join(f"{data}: {_describe_grid(experiment, data)}." for data in settings["data"])
     return Chapter(
         title=experiment.title,
         lead=f"{experiment.about} Settings, fixed before these runs. {grids}",
         parts=parts,
-        verdicts=verdicts(experiment.claims, found),
+        verdicts=verdicts(experiment.claims, measured),
     )
 
 
-def _best(found: Sequence[Panel]) -> Table:
+def _best_tilts_table(measured: Sequence[Panel]) -> Table:
     rows: list[list[str | float]] = []
-    for panel in found:
-        for metric in SHOWN:
+    for panel in measured:
+        for metric in PANEL_METRICS:
             tau, lam = panel.best(metric.key)
             metrics = panel.grid[tau, lam]
             rows.append(
                 [panel.data, panel.condition, str(panel.clients), TITLES[metric.key], f"{tau:g}", f"{lam:g}"]
-                + [metrics[m.key] for m in METRICS]
+                + [metrics[m.key] for m in COMPARED_METRICS]
             )
     return Table(
-        caption="The best tilts of every panel, and all they come to",
-        columns=["data", "condition", "clients a round", "best on", "tau", "lam", *TITLES.values()],
+        caption="The best tilts of every panel, and all their metrics",
+        columns=["data", "condition", "clients per round", "best on", "tau", "lam", *TITLES.values()],
         rows=rows,
-        notes="On test data, as the paper reads its figures. Fairness is compared among settings whose accuracy is "
-        f"within {WITHIN:g} points of the best: a strongly negative tau puts clients on one of their classes, which "
-        "looks fair.",
+        notes="On test data, like the paper’s figures. Fairness is compared among settings whose accuracy is within "
+        f"{MAX_LOSS:g} points of the best: with a strongly negative tau a client’s model predicts only one of its "
+        "classes, which looks fair.",
     )
 
 
-def _figure(experiment: Experiment, own: Sequence[Panel], across: str, along: str) -> Figure:
-    """Rows: clients a round; columns: metrics."""
-    settings = experiment.settings[own[0].data]
-    own = sorted(own, key=lambda panel: panel.clients)
+def _figure(experiment: Experiment, matching: Sequence[Panel], across: str, along: str) -> CaptionedFigure:
+    """Metrics (columns) by clients per round (rows) against one tilt, `across`, a line for every value of the other."""
+    settings = experiment.settings[matching[0].data]
+    matching = sorted(matching, key=lambda panel: panel.clients)
 
     def line(panel: Panel, key: str, fixed: float) -> list[float | None]:
-        places = [(v, fixed) if across == "tau" else (fixed, v) for v in settings[across]]
-        return [panel.grid[place][key] if place in panel.grid else None for place in places]
+        settings_on_line = [(v, fixed) if across == "tau" else (fixed, v) for v in settings[across]]
+        return [panel.grid[tilts][key] if tilts in panel.grid else None for tilts in settings_on_line]
 
     rows = {
-        f"{panel.clients} clients a round": {
-            TITLES[m.key]: {fixed: line(panel, m.key, fixed) for fixed in settings[along]} for m in SHOWN
+        f"{panel.clients} clients per round": {
+            TITLES[m.key]: {fixed: line(panel, m.key, fixed) for fixed in settings[along]} for m in PANEL_METRICS
         }
-        for panel in own
+        for panel in matching
     }
-    seeds = own[0].seeds
-    return Figure(
-        name=f"tilts-{own[0].data}-{own[0].condition}-{across}",
-        caption=f"{own[0].data}, {own[0].condition}: against {across}, a line for every {along}"
+    data, condition, seeds = matching[0].data, matching[0].condition, matching[0].seeds
+    return CaptionedFigure(
+        name=f"tilts-{data}-{condition}-{across}",
+        caption=f"{data}, {condition}: against {across}, a line for every {along}"
         + (f", mean of {seeds} seeds" if seeds > 1 else ", one seed"),
         figure=plots.against(settings[across], rows, across=across, along=along),
     )

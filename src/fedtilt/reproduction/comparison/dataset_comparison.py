@@ -1,0 +1,154 @@
+"""The methods of a comparison on one data set: results by seed, validated settings, paired outcomes."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fedtilt.report.compare import METRICS, Metric, SeedValues, sign_beyond_error
+from fedtilt.reproduction.experiment import Experiment
+from fedtilt.reproduction.train_grid import ditto, evaluated, fedtilt
+from fedtilt.runs.tune import choose
+
+COMPARED_METRICS = METRICS[:4]
+TITLES = {
+    "accuracy": "accuracy",
+    "client_fairness": "client fairness",
+    "client_data_fairness_mean": "client data fairness, mean",
+    "client_data_fairness_std": "client data fairness, std",
+}
+ROWS = ("fedavg", "ditto", "ditto-validated", "fedtilt", "fedtilt-validated")
+
+Outcome = Literal["better", "tied", "worse", "ahead", "not ahead", "not measured"]  # (not) ahead: on one seed
+BySeed = Mapping[int, Mapping[str, Any]]  # seed → a method's result
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetComparison:
+    """All methods on one data set under one condition."""
+
+    data: str
+    titles: Mapping[str, str]  # row → its title
+    rows: dict[str, dict[int, Mapping[str, Any]]] = field(default_factory=dict)  # row → seed → the method's result
+    choices: dict[str, Counter[str]] = field(default_factory=dict)  # validated row → setting → how many seeds chose it
+    settings: dict[str, dict[int, Mapping[str, Any]]] = field(default_factory=dict)  # FedTilt setting → seed → result
+    rounds: list[int] = field(default_factory=list)  # of the learning curves
+    diverged: dict[str, str] = field(default_factory=dict)  # setting → error
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds with results."""
+        return sorted({seed for row in self.rows.values() for seed in row})
+
+    def values(self, row: str, metric: str, view: str = "evaluated") -> SeedValues | None:
+        """A metric of one row over its seeds; None where the view has no models."""
+        by_seed = [_metrics(result, view) for _, result in sorted(self.rows.get(row, {}).items())]
+        values = tuple(metrics[metric] for metrics in by_seed if metrics is not None)
+        return SeedValues(values) if values else None
+
+    def compare(self, row: str, rival: str, metric: Metric, margin: float = 0.0, view: str = "evaluated") -> Outcome:
+        """Outcome of a row against a rival; see `compare_paired`."""
+        return compare_paired(self.rows.get(row, {}), self.rows.get(rival, {}), metric, margin, view)
+
+
+def _metrics(result: Mapping[str, Any], view: str) -> Mapping[str, float] | None:
+    return evaluated(result) if view == "evaluated" else result["test"][view]
+
+
+def compare_paired(
+    ours: BySeed, theirs: BySeed, metric: Metric, margin: float = 0.0, view: str = "evaluated"
+) -> Outcome:
+    """Compare two settings over their common seeds, which share clients, batches and outliers.
+
+    A difference of at most one standard error beyond the margin is a tie. One seed has no standard error: there, a
+    setting is ahead or not.
+
+    Args:
+        ours: Results of one setting by seed.
+        theirs: Results of the other setting by seed.
+        metric: What to compare.
+        margin: Points by which ours must be better.
+        view: "evaluated", "shared" or "personal" models.
+    """
+    return outcome(paired_differences(ours, theirs, metric, view), margin)
+
+
+def outcome(differences: SeedValues | None, margin: float = 0.0) -> Outcome:
+    """Outcome of paired differences, positive where ours is better."""
+    if differences is None:
+        return "not measured"
+    if len(differences.values) == 1:
+        return "ahead" if differences.mean > margin else "not ahead"
+    outcomes: dict[int, Outcome] = {1: "better", 0: "tied", -1: "worse"}
+    return outcomes[sign_beyond_error(differences, margin)]
+
+
+def paired_differences(ours: BySeed, theirs: BySeed, metric: Metric, view: str = "evaluated") -> SeedValues | None:
+    """By how much ours is better, for every common seed; None without any."""
+    sign = 1 if metric.higher_is_better else -1
+    pairs = [(_metrics(ours[s], view), _metrics(theirs[s], view)) for s in sorted(set(ours) & set(theirs))]
+    differences = tuple(sign * (a[metric.key] - b[metric.key]) for a, b in pairs if a and b)
+    return SeedValues(differences) if differences else None
+
+
+def row_titles(experiment: Experiment) -> dict[str, str]:
+    """Row → its title in this experiment."""
+    tilts = "paper’s tilts" if experiment.published else "ours, from earlier trials"
+    mu = f"{experiment.settings['mu']:g}"
+    names = ("FedAvg", f"Ditto (mu {mu})", "Ditto (validated)", f"FedTilt ({tilts})", "FedTilt (validated)")
+    return dict(zip(ROWS, names, strict=True))
+
+
+def compare_datasets(experiment: Experiment, results: Mapping[str, Mapping[str, Any]]) -> dict[str, DatasetComparison]:
+    """Data set → its comparison, from the cases that have results; empty for a data set without any."""
+    return {
+        data: _compare_dataset(experiment, data, _by_seed(data, results)) for data in experiment.settings["data"]
+    }  # fmt: skip
+
+
+def _by_seed(data: str, results: Mapping[str, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    by_seed = {}
+    for case, result in results.items():
+        name, _, seed = case.rpartition("-seed-")
+        if name == data:
+            by_seed[int(seed)] = result
+    return dict(sorted(by_seed.items()))
+
+
+def _compare_dataset(experiment: Experiment, data: str, by_seed: BySeed) -> DatasetComparison:
+    settings = experiment.settings
+    paper = settings[data]["paper"]
+    fixed = {
+        "fedavg": "fedavg",
+        "ditto": ditto(settings["mu"])[0],
+        "fedtilt": fedtilt(paper["tau"], paper["lam"], settings["mu"])[0],
+    }
+    comparison = DatasetComparison(data=data, titles=row_titles(experiment))
+    for seed, result in by_seed.items():
+        comparison.rounds[:] = result["rounds"]
+        comparison.diverged.update(result["diverged"])
+        names = dict(fixed)
+        for preset in ("ditto", "fedtilt"):
+            candidates = {
+                name: evaluated(method, "validation")
+                for name, method in result["methods"].items()
+                if result["settings"][name]["preset"] == preset
+            }
+            if candidates:
+                row = f"{preset}-validated"
+                names[row] = choose(candidates)
+                comparison.choices.setdefault(row, Counter())[names[row]] += 1
+        for row in ROWS:
+            if names.get(row) in result["methods"]:
+                comparison.rows.setdefault(row, {})[seed] = result["methods"][names[row]]
+        for name, method in result["methods"].items():
+            if result["settings"][name]["preset"] == "fedtilt":
+                comparison.settings.setdefault(name, {})[seed] = method
+    return comparison
+
+
+def count_outcomes(
+    comparisons: Sequence[DatasetComparison], rival: str, metric: Metric, view: str = "evaluated"
+) -> Counter[Outcome]:
+    """How many comparisons have each outcome of FedTilt (validated) against a rival."""
+    return Counter(comparison.compare("fedtilt-validated", rival, metric, view=view) for comparison in comparisons)

@@ -1,0 +1,116 @@
+"""Settings chosen on validation data, and outcomes of paired comparisons."""
+
+from collections import Counter
+
+import pytest
+
+from fedtilt.reproduction import load
+from fedtilt.reproduction.comparison.dataset_comparison import (
+    COMPARED_METRICS,
+    compare_datasets,
+    compare_paired,
+    count_outcomes,
+)
+from fedtilt.reproduction.train_grid import ditto, fedavg, fedtilt
+from tests.helpers.handmade_results import case_result, compared, metrics, part
+
+ACCURACY, CLIENT = COMPARED_METRICS[:2]
+
+
+def test_settings_are_chosen_on_validation_data_only() -> None:
+    result = case_result(
+        (fedavg(), part(metrics(80.0), personal=False)),
+        (ditto(0.01), part(metrics(90.0), metrics(91.0))),
+        (ditto(0.1), part(metrics(89.0), metrics(92.0))),  # better on validation, worse on test
+        (fedtilt(50.0, 100.0, 0.01), part(metrics(95.0), metrics(90.0))),
+        (fedtilt(1.0, 1.0, 0.01), part(metrics(93.0), metrics(94.0, 3.0))),
+        (fedtilt(1.0, 10.0, 0.01), part(metrics(92.0), metrics(94.0, 2.0))),  # a tie, and fairer to clients
+        (fedtilt(10.0, -10.0, 0.01), part(metrics(50.0), metrics(50.0, 0.0))),  # collapsed: perfectly fair
+    )
+    comparison = compare_datasets(load("clean"), {"mnist-seed-0": result})["mnist"]
+    assert comparison.choices["ditto-validated"] == Counter({"ditto mu=0.1": 1})
+    assert comparison.choices["fedtilt-validated"] == Counter({"fedtilt tau=1 lam=10": 1})
+    values = {row: comparison.values(row, "accuracy") for row in comparison.rows}
+    assert {row: v.mean for row, v in values.items() if v} == {
+        "fedavg": 80.0,
+        "ditto": 90.0,
+        "ditto-validated": 89.0,
+        "fedtilt": 95.0,
+        "fedtilt-validated": 92.0,
+    }
+    assert comparison.values("fedavg", "accuracy", "personal") is None
+    assert comparison.values("ditto", "accuracy", "personal") is not None
+
+
+def test_a_setting_that_diverged_is_not_in_its_row() -> None:
+    result = compared(metrics(80.0), metrics(90.0), metrics(95.0), tilts=(1.0, 1.0))  # the paper's tilts are missing
+    result["diverged"] = {"fedtilt tau=50 lam=100": "method 'fedtilt tau=50 lam=100' diverged in round 3"}
+    comparison = compare_datasets(load("clean"), {"mnist-seed-0": result})["mnist"]
+    assert "fedtilt" not in comparison.rows
+    assert set(comparison.rows["fedtilt-validated"]) == {0}
+    assert comparison.diverged == result["diverged"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ((91.0, 92.0, 93.0), (90.0, 91.0, 92.0), "better"),  # always one point above
+        ((90.0, 91.0, 92.0), (91.0, 92.0, 93.0), "worse"),
+        ((91.0, 90.0, 92.0), (90.0, 91.0, 91.9), "tied"),  # 0.03 ± 0.58
+        ((91.0,), (90.0,), "ahead"),
+        ((90.0,), (90.0,), "not ahead"),
+        ((), (90.0,), "not measured"),
+        ((90.0, 90.0), (90.0, 90.0), "tied"),
+    ],
+)
+def test_outcomes_of_paired_comparisons(ours: tuple[float, ...], theirs: tuple[float, ...], expected: str) -> None:
+    def by_seed(values: tuple[float, ...]) -> dict[int, dict]:
+        return {seed: part(metrics(value)) for seed, value in enumerate(values)}
+
+    assert compare_paired(by_seed(ours), by_seed(theirs), ACCURACY) == expected
+
+
+def test_lower_fairness_is_better_and_the_margin_counts() -> None:
+    fair = {seed: part(metrics(90.0, 1.0)) for seed in range(3)}
+    unfair = {seed: part(metrics(90.0, 4.0)) for seed in range(3)}
+    assert compare_paired(fair, unfair, CLIENT) == "better"
+    assert compare_paired(unfair, fair, CLIENT) == "worse"
+    assert compare_paired(fair, unfair, CLIENT, margin=2.5) == "better"
+    assert compare_paired(fair, unfair, CLIENT, margin=3.5) == "tied"
+    assert compare_paired(fair, unfair, ACCURACY) == "tied"
+
+
+def test_shared_models_can_be_compared_where_personal_ones_are_evaluated() -> None:
+    tilted = {s: {"test": {"shared": metrics(60.0 - s), "personal": metrics(95.0 + s)}} for s in range(3)}
+    plain = {s: {"test": {"shared": metrics(70.0), "personal": None}} for s in range(3)}
+    assert compare_paired(tilted, plain, ACCURACY) == "better"
+    assert compare_paired(tilted, plain, ACCURACY, view="shared") == "worse"
+
+
+def test_a_mean_difference_equal_to_its_standard_error_is_a_tie() -> None:
+    ours, theirs = ({s: part(metrics(v)) for s, v in enumerate(values)} for values in ((89.99, 89.59), (89.59, 89.59)))
+    assert compare_paired(ours, theirs, ACCURACY) == "tied"
+
+
+def test_only_common_seeds_are_paired() -> None:
+    ours = {0: part(metrics(10.0)), 1: part(metrics(91.0)), 2: part(metrics(92.0))}
+    theirs = {1: part(metrics(90.0)), 2: part(metrics(91.0)), 3: part(metrics(99.0))}
+    assert compare_paired(ours, theirs, ACCURACY) == "better"
+
+
+def test_outcomes_are_counted_over_data_sets_and_conditions() -> None:
+    better = [compared(metrics(80.0), metrics(90.0 + s), metrics(91.0 + s)) for s in range(2)]
+    worse = [compared(metrics(80.0), metrics(90.0 + s), metrics(89.0 + s)) for s in range(2)]
+    one = compared(metrics(80.0), metrics(90.0), metrics(99.0), tilts=(2.0, 1.0))
+    results = {f"mnist-seed-{s}": better[s] for s in range(2)} | {f"fashion-mnist-seed-{s}": worse[s] for s in range(2)}
+    clean = compare_datasets(load("clean"), results | {"cifar10-seed-0": one})
+    flips = compare_datasets(load("flips"), {})
+    every = [*clean.values(), *flips.values()]
+    assert count_outcomes(every, "ditto-validated", ACCURACY) == {
+        "better": 1,
+        "worse": 1,
+        "ahead": 1,
+        "not measured": 3,
+    }
+    assert count_outcomes(every, "fedavg", ACCURACY) == {"better": 2, "ahead": 1, "not measured": 3}
+    assert count_outcomes(every, "ditto", CLIENT) == {"tied": 2, "not ahead": 1, "not measured": 3}
