@@ -1,4 +1,4 @@
-"""`fedtilt data`: what it prints, and the picture at several widths."""
+"""`fedtilt data`: what it prints, and its chart at several widths."""
 
 import warnings
 
@@ -13,7 +13,7 @@ with warnings.catch_warnings():  # some typer releases warn at import with the n
     warnings.simplefilter("ignore", DeprecationWarning)
     from typer.testing import CliRunner
 
-    from fedtilt.cli.data import app, picture
+    from fedtilt.cli.data import ClassCountChart, app
 
 
 @pytest.fixture
@@ -23,39 +23,39 @@ def cli(monkeypatch, tmp_path):
     return lambda *args: CliRunner().invoke(app, list(args))
 
 
-def drawn(federation, width=80):
+def chart_lines(federation, width=80):
     console = Console(width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
-        console.print(picture(federation))
+        console.print(ClassCountChart(federation))
     return capture.get().splitlines()
 
 
-def test_list_names_every_data_set_and_the_remedy(cli, tmp_path):
+def test_list_shows_every_data_set_and_how_to_download_it(cli, tmp_path):
     out = cli("list").output
-    for word in ("digits", "built in", "not here", "fedtilt data get mnist fashion-mnist cifar10", str(tmp_path)):
+    for word in ("digits", "built in", "not downloaded", "fedtilt data get mnist fashion-mnist cifar10", str(tmp_path)):
         assert word in out
     assert max(len(line) for line in out.splitlines()[:12]) <= 80
 
 
 def test_get_of_built_in_and_unknown_names(cli):
-    assert "nothing to fetch" in cli("get", "digits").output
+    assert "nothing to download" in cli("get", "digits").output
     result = cli("get", "digits", "imagenet")
     assert isinstance(result.exception, InputError)
-    assert "nothing to fetch" not in result.output  # refused before the first download
+    assert "nothing to download" not in result.output  # refused before the first download
 
 
-def test_get_shows_what_was_fetched(cli, tmp_path, monkeypatch):
-    def fake(name, folder, *, force, progress):
+def test_get_shows_what_was_downloaded(cli, tmp_path, monkeypatch):
+    def fake_get(name, folder, *, force, progress):
         progress("cifar-10-binary.tar.gz", 170052171, 170052171)
         assert force
         return [tmp_path / "cifar10" / "cifar-10-binary.tar.gz"]
 
-    monkeypatch.setattr("fedtilt.cli.data.get", fake)
-    assert "cifar10: here, intact" in cli("get", "cifar10", "--force").output
+    monkeypatch.setattr("fedtilt.cli.data.get", fake_get)
+    assert "cifar10: checked, in" in cli("get", "cifar10", "--force").output
 
 
 def test_check(cli, tmp_path):
-    assert "No data set" in cli("check").output
+    assert "no data set is downloaded in" in cli("check").output
     assert "nothing to check" in cli("check", "digits").output
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "cifar-10-binary.tar.gz").write_bytes(b"half")
@@ -65,31 +65,31 @@ def test_check(cli, tmp_path):
     assert "fedtilt data get cifar10 --force" in str(result.exception)
 
 
-def test_the_picture_shows_every_cell():
+def test_the_chart_shows_every_class_of_every_client():
     fed = Federation.build(load("digits"), clients=20, outliers="flips", outlier_clients=0.5)
-    lines = drawn(fed)
+    lines = chart_lines(fed)
     assert max(len(line.rstrip()) for line in lines) <= 80
     assert "20 clients" in lines[0]
     rows = {line.split()[0]: line[10:].ljust(40) for line in lines if line.startswith(" " * 7)}
     for k in range(10):
-        held = [rows[str(k)][2 * n] != "·" for n in range(20)]
-        assert held == (fed.class_counts()[:, k] > 0).tolist()
+        has_samples = [rows[str(k)][2 * n] != "·" for n in range(20)]
+        assert has_samples == (fed.class_counts()[:, k] > 0).tolist()
     marks = next(line for line in lines if line.startswith("outliers"))[10:].ljust(40)
     assert [marks[2 * n] == "▲" for n in range(20)] == fed.has_outliers.tolist()
 
 
 @pytest.mark.parametrize("width", [24, 40, 80, 200])
 @pytest.mark.parametrize("clients", [1, 9, 100, 500])
-def test_the_picture_fits_any_width(width, clients):
+def test_the_chart_fits_any_width(width, clients):
     x, y = torch.zeros(5000, 1), torch.arange(5000) % 10
     data = Dataset(name="wide", x_train=x, y_train=y, x_test=x, y_test=y, classes=10)
     fed = Federation.build(data, clients=clients, partition="dirichlet", alpha=5.0)
-    lines = drawn(fed, width)
+    lines = chart_lines(fed, width)
     assert max(len(line.rstrip()) for line in lines) <= width
     cells = sum(len(line[10:].rstrip()) for line in lines if line.startswith(" samples  "))
     assert cells == min(clients, 300) * (2 if min(clients, 300) * 2 <= width - 10 else 1)
     assert ("first 300 of 500" in " ".join(lines[-5:])) == (clients == 500)
 
 
-def test_the_picture_names_the_clients_of_a_column():
-    assert "clients: 0 1, 1 2" in "\n".join(drawn(Federation.build(load("toy-2"), partition="column")))
+def test_the_chart_names_the_clients_of_a_column():
+    assert "clients: 0 = 1, 1 = 2" in "\n".join(chart_lines(Federation.build(load("toy-2"), partition="column")))

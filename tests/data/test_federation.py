@@ -1,4 +1,4 @@
-"""Federations: who holds what, model-ready samples, and nothing that depends on the order of asking."""
+"""Federations: which client has which samples, model inputs, and independence of the order of calls."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def bytes_dataset(train=4000, test=1000):
     )
 
 
-def test_samples_are_ready_for_the_model():
+def test_samples_are_model_inputs():
     data = bytes_dataset()
     fed = Federation.build(data, clients=20)
     x, y = fed.train(3, seed=0, round=1)
@@ -38,10 +38,10 @@ def test_samples_are_ready_for_the_model():
     assert float(x.max()) <= 1
 
 
-def test_tables_stay_as_they_are(tmp_path):
+def test_table_features_are_not_scaled(tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text("a,who,y\n" + "".join(f"{n},{'xyz'[n % 3]},{n % 2}\n" for n in range(60)))
-    data = table(path, target="y", client="who")
+    path.write_text("a,site,y\n" + "".join(f"{n},{'xyz'[n % 3]},{n % 2}\n" for n in range(60)))
+    data = table(path, target="y", client="site")
     fed = Federation.build(data, partition="column", clients=100, validation=0.2)
     assert fed.clients == 3
     assert fed.client_names == ("x", "y", "z")
@@ -59,7 +59,7 @@ def test_attributes(digits):
 
 
 @pytest.mark.parametrize("partition", ["classes", "dirichlet", "iid"])
-def test_splits_share_the_data_once(digits, partition):
+def test_train_and_validation_use_every_sample_once(digits, partition):
     fed = Federation.build(digits, clients=15, partition=partition, validation=0.25)
     rows = torch.cat([*fed.train_index, *fed.validation_index])
     assert rows.sort().values.tolist() == list(range(len(digits.y_train)))
@@ -72,19 +72,19 @@ def test_splits_share_the_data_once(digits, partition):
     assert min(len(rows) for rows in fed.validation_index) >= 1
 
 
-def test_evaluation_goes_client_by_client(digits):
+def test_evaluation_is_ordered_by_client(digits):
     fed = Federation.build(digits, clients=12, validation=0.2)
-    for split, one in (("test", fed.test), ("validation", fed.validation), ("train", fed.clean_train)):
+    for split, samples in (("test", fed.test), ("validation", fed.validation), ("train", fed.clean_train)):
         x, y, client = fed.evaluation(split)
         for n in (0, 7):
-            assert torch.equal(fed.model_ready(x[client == n]), one(n)[0])
-            assert torch.equal(y[client == n], one(n)[1])
+            assert torch.equal(fed.model_ready(x[client == n]), samples(n)[0])
+            assert torch.equal(y[client == n], samples(n)[1])
     assert fed.evaluation()[0].dtype == digits.x_test.dtype
     with pytest.raises(InputError, match="split = 'all'"):
         fed.evaluation("all")
 
 
-def test_max_train_keeps_the_classes_in_proportion(digits):
+def test_max_train_is_stratified(digits):
     fed = Federation.build(digits, clients=20, max_train=20)
     assert fed.train_sizes().tolist() == [20] * 20
     counts = fed.class_counts()
@@ -94,7 +94,7 @@ def test_max_train_keeps_the_classes_in_proportion(digits):
 
 
 @pytest.mark.parametrize("kind", ["corruptions", "gaussian", "flips"])
-def test_outliers_are_drawn_per_round_and_client_whatever_else_is_asked(digits, kind):
+def test_outliers_depend_on_round_and_client_only(digits, kind):
     fed = Federation.build(digits, clients=10, outliers=kind)
     first = fed.train(4, seed=0, round=1)
     fed.train(3, seed=0, round=9)
@@ -108,12 +108,12 @@ def test_outliers_are_drawn_per_round_and_client_whatever_else_is_asked(digits, 
     if kind == "corruptions":
         assert float(first[0].abs().max()) <= 1
     if kind == "gaussian":
-        hit = (first[0] != clean[0]).flatten(1).any(1)
-        noise = (first[0] - clean[0])[hit]
+        is_outlier = (first[0] != clean[0]).flatten(1).any(1)
+        noise = (first[0] - clean[0])[is_outlier]
         assert float(noise.std()) == pytest.approx(2.0, rel=0.1)  # 1 in [0, 1] units is 2 for the model
 
 
-def test_only_carriers_carry(digits):
+def test_only_the_chosen_clients_have_outliers(digits):
     fed = Federation.build(digits, clients=20, outliers="flips", outlier_clients=0.3, outlier_rate=1.0)
     assert int(fed.has_outliers.sum()) == 6
     for client in range(20):
@@ -124,14 +124,14 @@ def test_only_carriers_carry(digits):
     assert fed.outliers == Outliers(kind="flips", rate=1.0, clients=0.3)
 
 
-def test_the_partition_depends_on_the_seed_alone(digits):
+def test_the_partition_depends_on_the_seed_only(digits):
     a, b = (Federation.build(digits, clients=20, outliers=kind, seed=1) for kind in ("none", "flips"))
     assert all(torch.equal(x, y) for x, y in zip(a.train_index, b.train_index, strict=True))
     other = Federation.build(digits, clients=20, seed=2)
     assert not all(torch.equal(x, y) for x, y in zip(a.train_index, other.train_index, strict=True))
 
 
-def test_ten_thousand_clients_share_the_samples():
+def test_ten_thousand_clients_copy_no_samples():
     data = bytes_dataset(train=60_000, test=20_000)
     fed = Federation.build(data, clients=10_000)
     assert fed.class_counts().sum() == 60_000
@@ -140,11 +140,11 @@ def test_ten_thousand_clients_share_the_samples():
 
 def test_held_classes_are_those_of_the_training_samples():
     fed = Federation.build(bytes_dataset(train=600, test=100), clients=7, partition="dirichlet", validation=0.2)
-    for client, held in enumerate(fed.held_classes):
-        assert torch.equal(held, fed.clean_train(client)[1].unique())
+    for client, classes in enumerate(fed.held_classes):
+        assert torch.equal(classes, fed.clean_train(client)[1].unique())
 
 
-def lonely(client_train, client_test):
+def two_clients(client_train, client_test):
     return Dataset(
         name="wards",
         x_train=torch.zeros(4, 2),
@@ -160,17 +160,17 @@ def lonely(client_train, client_test):
 
 def test_clients_without_data():
     with pytest.raises(InputError, match=r"client 'B' has no training data"):
-        Federation.build(lonely([0, 0, 0, 0], [0, 1]), partition="column")
+        Federation.build(two_clients([0, 0, 0, 0], [0, 1]), partition="column")
     with pytest.raises(InputError, match=r"no client has test data"):
-        Federation.build(lonely([0, 0, 1, 1], []), partition="column")
-    fed = Federation.build(lonely([0, 0, 0, 1], [0]), partition="column", validation=0.01)
+        Federation.build(two_clients([0, 0, 1, 1], []), partition="column")
+    fed = Federation.build(two_clients([0, 0, 0, 1], [0]), partition="column", validation=0.01)
     assert fed.test(1)[0].shape == (0, 2)
-    assert fed.train_sizes().tolist() == [2, 1]  # one of three set aside, a single sample kept
+    assert fed.train_sizes().tolist() == [2, 1]  # one of three is for validation, a single sample is not
     assert [len(rows) for rows in fed.validation_index] == [1, 0]
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"clients": 2000}, "clients = 2000"),
         ({"partition": "random"}, "partition = 'random' .* classes, dirichlet, iid, column"),
@@ -197,23 +197,23 @@ def test_clients_without_data():
         ({"outliers": "flips", "outlier_clients": "all"}, "outlier_clients must be a number, got 'all'"),
         (
             {"outliers": None},
-            "outliers = None is not known; choose one of none, corruptions, gaussian, flips, or pass a ft.data.Outl",
+            "outliers = None is unknown; choose one of none, corruptions, gaussian, flips, or pass a ft.data.Outl",
         ),
-        ({"outliers": {"kind": "flips"}}, "outliers = {'kind': 'flips'} is not known; choose one of none"),
+        ({"outliers": {"kind": "flips"}}, "outliers = {'kind': 'flips'} is unknown; choose one of none"),
         (
             {"outliers": Outliers(kind="flips"), "outlier_rate": 0.5},
-            r"outlier_rate = 0.5 means nothing to Outliers\(kind='flips', .*\); give it as Outliers\(rate=0.5\)$",
+            r"outlier_rate = 0.5 does not apply to Outliers\(kind='flips', .*\); use Outliers\(rate=0.5\)$",
         ),
         (
             {"outliers": Outliers(kind="gaussian"), "outlier_strength": 2},
-            "outlier_strength = 2.0 means nothing to Outl",
+            "outlier_strength = 2.0 does not apply to Outl",
         ),
-        ({"outliers": Outliers(kind="flips"), "outlier_clients": 0.1}, "outlier_clients = 0.1 means nothing to Outl"),
+        ({"outliers": Outliers(kind="flips"), "outlier_clients": 0.1}, "outlier_clients = 0.1 does not apply to Outl"),
         ({"outliers": Outliers(kind="flips"), "outlier_rate": "x"}, "outlier_rate must be a number, got 'x'"),
     ],
 )
-def test_bad_settings_are_refused(digits, settings, says):
-    with pytest.raises(InputError, match=says):
+def test_bad_settings_are_refused(digits, settings, message):
+    with pytest.raises(InputError, match=message):
         Federation.build(digits, **settings)
 
 
@@ -222,12 +222,12 @@ def test_corruptions_need_images():
         Federation.build(load("toy-1"), partition="column", outliers="corruptions")
 
 
-def test_numpy_and_tensor_settings_are_the_plain_ones(digits):
+def test_numpy_and_tensor_settings_equal_python_numbers(digits):
     plain = {"clients": 12, "classes_per_client": 3, "alpha": 0.5, "validation": 0.25, "max_train": 20, "seed": 3}
-    odd = {"clients": np.int64(12), "classes_per_client": np.uint8(3), "alpha": np.float32(0.5),
+    arrays = {"clients": np.int64(12), "classes_per_client": np.uint8(3), "alpha": np.float32(0.5),
            "validation": torch.tensor(0.25), "max_train": torch.tensor(20), "seed": np.array(3)}  # fmt: skip
     for partition in ("classes", "dirichlet"):
-        a, b = (Federation.build(digits, partition=partition, outliers="flips", **s) for s in (plain, odd))
+        a, b = (Federation.build(digits, partition=partition, outliers="flips", **s) for s in (plain, arrays))
         for name in ("train_index", "validation_index", "test_index"):
             assert all(torch.equal(x, y) for x, y in zip(getattr(a, name), getattr(b, name), strict=True))
     fed = Federation.build(
@@ -237,26 +237,26 @@ def test_numpy_and_tensor_settings_are_the_plain_ones(digits):
     assert type(fed.outliers.rate) is float
 
 
-def test_outliers_with_the_default_settings_beside_them(digits):
-    given = Outliers(kind="flips", rate=0.1)
-    assert Federation.build(digits, outliers=given, outlier_rate=0.3, outlier_clients=1).outliers is given
+def test_outliers_accept_default_settings_beside_them(digits):
+    outliers = Outliers(kind="flips", rate=0.1)
+    assert Federation.build(digits, outliers=outliers, outlier_rate=0.3, outlier_clients=1).outliers is outliers
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
-        ("digits", r"dataset = 'digits' is a name; pass ft.data.load\('digits'\), or ft.data.table for a file"),
+        ("digits", r"dataset = 'digits' is a name; pass ft.data.load\('digits'\), or ft.data.table for your own file"),
         (None, r"dataset is a NoneType; pass a ft.data.Dataset, or ft.data.load\('digits'\)"),
         (torch.zeros(3), "dataset is a Tensor; pass a ft.data.Dataset"),
     ],
 )
-def test_what_is_no_dataset_is_refused(data, says):
-    with pytest.raises(InputError, match=says):
+def test_a_dataset_of_another_type_is_refused(data, message):
+    with pytest.raises(InputError, match=message):
         Federation.build(data)
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({}, "clients = 100 is not possible; choose 1 to 4, the number of training samples"),
         (
@@ -275,19 +275,19 @@ def test_what_is_no_dataset_is_refused(data, says):
         ),
     ],
 )
-def test_too_many_clients_for_data_that_names_its_own(settings, says):
-    data = lonely([0, 0, 1, 1], [0, 1])
+def test_too_many_clients_for_data_with_a_client_column(settings, message):
+    data = two_clients([0, 0, 1, 1], [0, 1])
     with pytest.raises(InputError) as error:
         Federation.build(data, **settings)
-    assert str(error.value) == f"{says}, or partition = 'column' for the data's own 2 clients"
-    without = replace(data, client_train=None, client_test=None, client_names=None)
+    assert str(error.value) == f"{message}, or partition = 'column' for the data's own 2 clients"
+    without_clients = replace(data, client_train=None, client_test=None, client_names=None)
     with pytest.raises(InputError) as error:
-        Federation.build(without, **settings)
-    assert str(error.value) == says
+        Federation.build(without_clients, **settings)
+    assert str(error.value) == message
 
 
-def test_other_mistakes_do_not_speak_of_columns():
-    data = lonely([0, 0, 1, 1], [0, 1])
+def test_other_errors_do_not_mention_columns():
+    data = two_clients([0, 0, 1, 1], [0, 1])
     for settings in ({"clients": 0}, {"clients": 2, "classes_per_client": 3}):
         with pytest.raises(InputError) as error:
             Federation.build(data, **settings)

@@ -1,4 +1,4 @@
-"""Outliers: rates, ranges, and draws that depend on seed, round and client alone."""
+"""Outliers: rates, ranges, and draws that depend on seed, round and client only."""
 
 import json
 from dataclasses import asdict
@@ -12,17 +12,17 @@ from fedtilt.data.outliers import apply
 from fedtilt.errors import InputError
 
 N, SHAPE = 3000, (3, 4, 4)
-X = torch.full((N, *SHAPE), 2.0)  # outside [0, 1], so every changed value shows
-HELD = torch.tensor([1, 4, 7])
-Y = HELD[torch.arange(N) % 3]
+X = torch.full((N, *SHAPE), 2.0)  # outside [0, 1], so every change is visible
+CLASSES = torch.tensor([1, 4, 7])
+Y = CLASSES[torch.arange(N) % 3]
 
 
 def near(count, total, share):
     return abs(count - total * share) < 4 * (total * share * (1 - share)) ** 0.5
 
 
-def draw(kind, held=HELD, x=X, y=Y, seed=0, round=1, client=2, **settings):
-    return apply(Outliers(kind=kind, **settings), x, y, held, seed=seed, round=round, client=client)
+def draw(kind, classes=CLASSES, x=X, y=Y, seed=0, round=1, client=2, **settings):
+    return apply(Outliers(kind=kind, **settings), x, y, classes, seed=seed, round=round, client=client)
 
 
 @pytest.mark.parametrize(("rate", "strength"), [(0.3, 0.3), (0.1, 0.7)])
@@ -38,7 +38,7 @@ def test_corruptions(rate, strength):
     assert float(values.min()) >= 0
     assert float(values.max()) < 1
     assert float(values.mean()) == pytest.approx(0.5, abs=4 * (1 / 12 / len(values)) ** 0.5)
-    assert not torch.equal(changed[rows][:, 0], changed[rows][:, 1])  # channels are drawn apart
+    assert not torch.equal(changed[rows][:, 0], changed[rows][:, 1])  # channels are drawn separately
 
 
 @pytest.mark.parametrize("strength", [None, 0.2])
@@ -54,25 +54,25 @@ def test_gaussian(strength):
     assert float(noise.abs().max()) > 3 * deviation  # unclipped
 
 
-def test_flips_move_to_the_other_held_classes_evenly():
+def test_flips_go_to_the_client_s_other_classes_evenly():
     x, y = draw("flips")
     changed = y != Y
     assert x is X
     assert near(int(changed.sum()), N, 0.3)
-    assert set(y.tolist()) == set(HELD.tolist())
-    for old in HELD.tolist():
-        moved = y[changed & Y.eq(old)]
-        for new in set(HELD.tolist()) - {old}:
-            assert near(int((moved == new).sum()), len(moved), 0.5)
+    assert set(y.tolist()) == set(CLASSES.tolist())
+    for old in CLASSES.tolist():
+        flipped = y[changed & Y.eq(old)]
+        for new in set(CLASSES.tolist()) - {old}:
+            assert near(int((flipped == new).sum()), len(flipped), 0.5)
 
 
-def test_flips_leave_clients_of_one_class_alone():
+def test_flips_do_not_change_clients_with_one_class():
     y = torch.full((N,), 4)
-    assert torch.equal(draw("flips", held=torch.tensor([4]), y=y, rate=1.0)[1], y)
+    assert torch.equal(draw("flips", classes=torch.tensor([4]), y=y, rate=1.0)[1], y)
 
 
 @pytest.mark.parametrize("kind", ["corruptions", "gaussian", "flips"])
-def test_draws_depend_on_seed_round_and_client_alone(kind):
+def test_draws_depend_on_seed_round_and_client_only(kind):
     x_before, y_before = X.clone(), Y.clone()
     first = draw(kind)
     torch.manual_seed(3)
@@ -85,13 +85,13 @@ def test_draws_depend_on_seed_round_and_client_alone(kind):
     assert torch.equal(Y, y_before)
 
 
-def test_the_same_samples_are_hit_by_every_kind():
+def test_every_kind_changes_the_same_samples():
     rows = [(draw(k)[0] != X).flatten(1).any(1) for k in ("corruptions", "gaussian")] + [draw("flips")[1] != Y]
     assert torch.equal(rows[0], rows[1])
     assert torch.equal(rows[0], rows[2])
 
 
-def test_none_and_the_ends_of_the_rate():
+def test_no_outliers_and_rates_of_0_and_1():
     assert draw("none") == (X, Y)
     assert torch.equal(draw("gaussian", rate=0.0)[0], X)
     assert (draw("flips", rate=1.0)[1] != Y).all()
@@ -99,7 +99,7 @@ def test_none_and_the_ends_of_the_rate():
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"kind": "noise"}, "outliers = 'noise' .* none, corruptions, gaussian, flips"),
         ({"kind": "flips", "rate": 1.5}, "outlier_rate = 1.5"),
@@ -109,19 +109,19 @@ def test_none_and_the_ends_of_the_rate():
         ({"kind": "flips", "clients": True}, "outlier_clients must be a number, got True"),
         ({"kind": "gaussian", "strength": [1.0]}, r"outlier_strength must be a number, got \[1.0\]"),
         ({"strength": "strong"}, "outlier_strength must be a number, got 'strong'"),
-        ({"kind": None}, "outliers = None is not known; choose one of none, corruptions, gaussian, flips"),
+        ({"kind": None}, "outliers = None is unknown; choose one of none, corruptions, gaussian, flips"),
         ({"kind": "flips", "clients": -0.1}, "outlier_clients = -0.1"),
         ({"kind": "corruptions", "strength": 2.0}, "outlier_strength = 2.0 .* pixels"),
         ({"kind": "gaussian", "strength": -1.0}, "outlier_strength = -1.0"),
-        ({"kind": "flips", "strength": 0.5}, "outlier_strength = 0.5 means nothing for flips"),
+        ({"kind": "flips", "strength": 0.5}, "outlier_strength = 0.5 does not apply to flips"),
     ],
 )
-def test_bad_settings_are_refused(settings, says):
-    with pytest.raises(InputError, match=says):
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
         Outliers(**settings)
 
 
-def test_numpy_and_tensor_settings_become_plain_numbers():
-    given = Outliers(kind="gaussian", rate=np.float32(0.5), strength=torch.tensor(2), clients=np.int64(1))
-    assert json.dumps(asdict(given)) == '{"kind": "gaussian", "rate": 0.5, "strength": 2.0, "clients": 1.0}'
-    assert given == Outliers(kind="gaussian", rate=0.5, strength=2.0, clients=1.0)
+def test_numpy_and_tensor_settings_become_python_numbers():
+    outliers = Outliers(kind="gaussian", rate=np.float32(0.5), strength=torch.tensor(2), clients=np.int64(1))
+    assert json.dumps(asdict(outliers)) == '{"kind": "gaussian", "rate": 0.5, "strength": 2.0, "clients": 1.0}'
+    assert outliers == Outliers(kind="gaussian", rate=0.5, strength=2.0, clients=1.0)

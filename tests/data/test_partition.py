@@ -1,4 +1,4 @@
-"""Partitions: each sample once, classes as asked, train and test alike."""
+"""Partitions: every sample once, the right classes, train and test alike."""
 
 import numpy as np
 import pytest
@@ -17,15 +17,15 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-def once(parts, total):
+def uses_each_once(parts, total):
     return torch.cat(parts).sort().values.tolist() == list(range(total))
 
 
-def held(y, parts):
+def classes_of(y, parts):
     return [tuple(y[rows].unique().tolist()) for rows in parts]
 
 
-MAKERS = {
+PARTITIONS = {
     "iid": lambda a, b, g: iid(a, b, 20, g),
     "classes": lambda a, b, g: by_classes(a, b, 20, 3, g),
     "dirichlet": lambda a, b, g: dirichlet(a, b, 20, 0.5, g),
@@ -33,12 +33,12 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_every_sample_is_used_once_and_draws_repeat(make):
+@pytest.mark.parametrize("make", PARTITIONS.values(), ids=PARTITIONS)
+def test_every_sample_is_used_once_and_draws_are_reproducible(make):
     y_train, y_test = labels(each=100), labels(each=30, seed=1)
     part = make(y_train, y_test, rng())
-    assert once(part.train, 1000)
-    assert once(part.test, 300)
+    assert uses_each_once(part.train, 1000)
+    assert uses_each_once(part.test, 300)
     assert all((rows.diff() > 0).all() for rows in part.train + part.test)
     again = make(y_train, y_test, rng())
     assert all(torch.equal(a, b) for a, b in zip(part.train + part.test, again.train + again.test, strict=True))
@@ -46,14 +46,14 @@ def test_every_sample_is_used_once_and_draws_repeat(make):
 
 @pytest.mark.parametrize("clients", [100, 37, 10])
 @pytest.mark.parametrize("k", [1, 2, 3, 10])
-def test_each_client_holds_k_classes_and_each_class_has_its_share_of_holders(clients, k):
+def test_each_client_has_k_classes_and_each_class_equally_many_clients(clients, k):
     y_train, y_test = labels(), labels(each=100, seed=1)
     part = by_classes(y_train, y_test, clients, k, rng())
-    sets = held(y_train, part.train)
+    sets = classes_of(y_train, part.train)
     assert all(len(classes) == k for classes in sets)
-    assert sets == held(y_test, part.test)
-    holders = np.bincount([c for classes in sets for c in classes], minlength=10)
-    assert holders.max() - holders.min() <= 1
+    assert sets == classes_of(y_test, part.test)
+    owners = np.bincount([c for classes in sets for c in classes], minlength=10)
+    assert owners.max() - owners.min() <= 1
     for y, parts in ((y_train, part.train), (y_test, part.test)):
         for label in range(10):
             sizes = [
@@ -65,17 +65,17 @@ def test_each_client_holds_k_classes_and_each_class_has_its_share_of_holders(cli
 @pytest.mark.parametrize("seed", range(5))
 def test_many_distinct_pairs(seed):
     part = by_classes(labels(), labels(seed=1), 100, 2, rng(seed))
-    assert len(set(held(labels(), part.train))) >= 30
+    assert len(set(classes_of(labels(), part.train))) >= 30
 
 
 @pytest.mark.parametrize(("clients", "classes", "k"), [(7, 5, 5), (50, 3, 2), (1, 10, 4), (13, 10, 9), (1000, 10, 2)])
-def test_class_sets_always_come_out(clients, classes, k):
+def test_class_sets_are_complete_and_balanced(clients, classes, k):
     for seed in range(10):
         sets = class_sets(clients, classes, k, rng(seed))
         assert sets.shape == (clients, k)
         assert (np.diff(np.sort(sets, axis=1), axis=1) > 0).all()
-        holders = np.bincount(sets.ravel(), minlength=classes)
-        assert holders.max() - holders.min() <= 1
+        owners = np.bincount(sets.ravel(), minlength=classes)
+        assert owners.max() - owners.min() <= 1
 
 
 def test_pairs_are_nearly_uniform():
@@ -88,9 +88,9 @@ def test_pairs_are_nearly_uniform():
     assert pairs.max() < 89 + 5 * 89**0.5
 
 
-def test_fewer_places_than_classes_leave_classes_out():
+def test_too_few_clients_leave_classes_unused():
     part = by_classes(labels(), labels(seed=1), 2, 2, rng())
-    assert all(len(classes) == 2 for classes in held(labels(), part.train))
+    assert all(len(classes) == 2 for classes in classes_of(labels(), part.train))
     assert len(set(torch.cat(part.train).tolist())) == 400
 
 
@@ -99,10 +99,10 @@ def test_dirichlet_gives_train_and_test_the_same_shares():
     part = dirichlet(y_train, y_test, 10, 0.5, rng())
     for train, test in zip(part.train, part.test, strict=True):
         a, b = y_train[train].bincount(minlength=10) / 3000, y_test[test].bincount(minlength=10) / 1000
-        assert float((a - b).abs().max()) < 0.0025  # cut at whole samples
+        assert float((a - b).abs().max()) < 0.0025  # rounded to whole samples
 
 
-def test_alpha_sets_the_inequality():
+def test_a_small_alpha_gives_unequal_clients():
     spread = [
         torch.tensor([len(rows) for rows in dirichlet(labels(), labels(), 20, alpha, rng()).train]).float().std()
         for alpha in (0.3, 3.0, 300.0)
@@ -110,7 +110,7 @@ def test_alpha_sets_the_inequality():
     assert spread[0] > spread[1] > spread[2]
 
 
-def test_a_class_without_training_data_belongs_to_nobody():
+def test_a_class_without_training_data_has_no_client():
     part = dirichlet(torch.tensor([0, 0, 1, 1]), torch.tensor([2, 0, 1]), 1, 1.0, rng())
     assert part.test[0].tolist() == [1, 2]
 
@@ -122,7 +122,7 @@ def test_column_keeps_clients_without_test_data():
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda y: iid(y, y, 0, rng()), "clients = 0 .* 1 to 1000"),
         (lambda y: iid(y, y, 1001, rng()), "clients = 1001 .* 1 to 1000"),
@@ -135,6 +135,6 @@ def test_column_keeps_clients_without_test_data():
         (lambda y: dirichlet(y, y, 500, 0.01, rng()), "alpha = 0.01 .* larger alpha or fewer clients"),
     ],
 )
-def test_impossible_partitions_are_refused(make, says):
-    with pytest.raises(InputError, match=says):
+def test_impossible_partitions_are_refused(make, message):
+    with pytest.raises(InputError, match=message):
         make(labels())

@@ -1,7 +1,8 @@
-"""A person's own table: what is read, and the row and column of what cannot be."""
+"""The user's own table: what is read, and errors that name the row and the column."""
 
 import io
 import itertools
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from fedtilt.data import Dataset, Features, rows, table
-from fedtilt.data.tables import _ordered
+from fedtilt.data.tables import _sort_names
 from fedtilt.errors import InputError
 
 CSV = "age,site,dose,well\n" + "".join(
@@ -57,16 +58,16 @@ def test_a_feature_that_is_constant_in_training_is_0_everywhere():
         x = np.full((40, 2), constant)
         x[:, 1] = np.arange(40)
         x[35, 0] = 2 * constant + 0.1  # a test row may differ
-        features = Features.of(("same", "n"), x[train])
-        found = features.standardised(x)
+        features = Features.fit(("same", "n"), x[train])
+        standardised = features.standardise(x)
         assert features.deviation[0] == np.inf
-        assert found[:, 0].tolist() == [0] * 40
-        assert found[train, 1].std(correction=0).item() == pytest.approx(1)
+        assert standardised[:, 0].tolist() == [0] * 40
+        assert standardised[train, 1].std(correction=0).item() == pytest.approx(1)
 
 
 def test_a_feature_that_barely_varies_is_still_standardised():
     x = 1000 + 1e-6 * np.arange(8.0)[:, None]
-    assert Features.of(("x",), x).standardised(x).std(correction=0).item() == pytest.approx(1)
+    assert Features.fit(("x",), x).standardise(x).std(correction=0).item() == pytest.approx(1)
 
 
 def test_a_constant_column_of_a_file(tmp_path):
@@ -76,7 +77,7 @@ def test_a_constant_column_of_a_file(tmp_path):
     assert data.x_test[:, 1].tolist() == [0] * 10
 
 
-def test_new_rows_are_standardised_as_the_data_was(tmp_path):
+def test_new_rows_are_standardised_like_the_training_rows(tmp_path):
     data = table(write(tmp_path, CSV), target="well", client="site")
     train = [n for n in range(16) if any(abs(20 + n - age) < 1e-3 for age in _ages(data))]
     assert data.features.names == ("age", "dose")
@@ -86,23 +87,25 @@ def test_new_rows_are_standardised_as_the_data_was(tmp_path):
     expected = [[(age - m) / d for age, m, d in zip(row, data.features.mean, data.features.deviation, strict=True)]
                 for row in ([21, 0.5], [20, 100])]  # fmt: skip
     assert torch.allclose(rows(new, like=data), torch.tensor(expected))
-    whole = rows(tmp_path / "sites.csv", like=data)
-    assert {tuple(row.tolist()) for row in whole} == {tuple(r.tolist()) for r in torch.cat([data.x_train, data.x_test])}
+    all_rows = rows(tmp_path / "sites.csv", like=data)
+    assert {tuple(row.tolist()) for row in all_rows} == {
+        tuple(r.tolist()) for r in torch.cat([data.x_train, data.x_test])
+    }
 
 
 def _ages(data):
     return (data.x_train[:, 0] * data.features.deviation[0] + data.features.mean[0]).tolist()
 
 
-def test_rows_that_cannot_be_made_alike(tmp_path):
+def test_rows_that_do_not_match_the_features_are_refused(tmp_path):
     data = table(write(tmp_path, CSV), target="well", client="site")
     with pytest.raises(InputError, match=r"has no column 'dose', which the model was trained on; its columns are age$"):
         rows(write(tmp_path, "age\n5\n", "new.csv"), like=data)
-    bare = Dataset(
+    without_features = Dataset(
         name="bare", x_train=data.x_train, y_train=data.y_train, x_test=data.x_test, y_test=data.y_test, classes=2
     )
-    with pytest.raises(InputError, match=r"'bare' does not say what its features are; give one of ft.data.table"):
-        rows(tmp_path / "sites.csv", like=bare)
+    with pytest.raises(InputError, match=r"'bare' has no features; give a data set that ft.data.table returned"):
+        rows(tmp_path / "sites.csv", like=without_features)
     with pytest.raises(InputError, match=r"like is a Features; give a data set, or the path of an exported model"):
         rows(tmp_path / "sites.csv", like=data.features)
     with pytest.raises(InputError, match=r"new.csv is not a safetensors file"):
@@ -111,7 +114,7 @@ def test_rows_that_cannot_be_made_alike(tmp_path):
         rows(tmp_path / "sites.csv", like=tmp_path / "no.safetensors")
     with pytest.raises(InputError, match=r"2 features have 1 values of mean; give one each"):
         Features(names=("a", "b"), mean=(1.0,), deviation=(1.0, 1.0))
-    with pytest.raises(InputError, match=r"deviation must be > 0, inf where it is constant"):
+    with pytest.raises(InputError, match=r"deviation must be > 0 \(inf if it is constant\)"):
         Features(names=("a",), mean=(1.0,), deviation=(0.0,))
     with pytest.raises(InputError, match=r"has 1 features for samples of shape \(2,\); give one per column"):
         replace(data, features=Features(names=("a",), mean=(1.0,), deviation=(1.0,)))
@@ -128,19 +131,19 @@ def test_rows_that_cannot_be_made_alike(tmp_path):
         (("b", "a", "2"), ("2", "a", "b")),
     ],
 )
-def test_names_are_ordered_whatever_order_they_come_in(names, order):
-    assert {_ordered(given) for given in itertools.permutations(names)} == {order}
+def test_names_are_sorted_independently_of_their_order(names, order):
+    assert {_sort_names(permuted) for permuted in itertools.permutations(names)} == {order}
 
 
 def test_labels_and_clients_called_nan(tmp_path):
-    text = "a,who,label\n" + "".join(f"{n},{['2', '10', 'nan'][n % 3]},{['3', 'nan'][n % 2]}\n" for n in range(48))
-    data = table(write(tmp_path, text), target="label", client="who")
+    text = "a,site,label\n" + "".join(f"{n},{['2', '10', 'nan'][n % 3]},{['3', 'nan'][n % 2]}\n" for n in range(48))
+    data = table(write(tmp_path, text), target="label", client="site")
     assert data.class_names == ("3", "nan")
     assert data.client_names == ("10", "2", "nan")
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (CSV.replace("23,B", "old,B"), r"'old' in row 5, column 'age'"),
         (CSV.replace("23,B", ",B"), r"an empty cell in row 5, column 'age'"),
@@ -156,8 +159,8 @@ def test_labels_and_clients_called_nan(tmp_path):
         ("", r"is empty"),
     ],
 )
-def test_bad_tables_name_row_and_column(tmp_path, text, says):
-    with pytest.raises(InputError, match=says):
+def test_bad_tables_name_row_and_column(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
         table(write(tmp_path, text), target="well", client="site")
 
 
@@ -166,7 +169,7 @@ def _labelled(labels):
 
 
 @pytest.mark.parametrize(
-    ("labels", "says"),
+    ("labels", "message"),
     [
         (
             [n % 5 / 2 for n in range(90)],
@@ -177,8 +180,8 @@ def _labelled(labels):
         ([0, 0, 1, 1, 2, 3, 4], r"has 5 classes in 7 rows of .*, 3 of them in one row"),
     ],
 )
-def test_a_target_that_is_no_class_is_refused(tmp_path, labels, says):
-    with pytest.raises(InputError, match=says):
+def test_a_target_without_classes_is_refused(tmp_path, labels, message):
+    with pytest.raises(InputError, match=message):
         table(write(tmp_path, _labelled(labels)), target="well")
 
 
@@ -192,7 +195,7 @@ def test_a_target_that_is_no_class_is_refused(tmp_path, labels, says):
         ([0, 0, 1, 1, 2, 3], 4),
     ],
 )
-def test_a_target_of_classes_is_taken(tmp_path, labels, classes):
+def test_a_target_of_classes_is_accepted(tmp_path, labels, classes):
     assert table(write(tmp_path, _labelled(labels)), target="well").classes == classes
 
 
@@ -200,7 +203,7 @@ def test_bad_table_arguments(tmp_path):
     path = write(tmp_path, CSV)
     with pytest.raises(InputError, match=r"does not exist"):
         table(tmp_path / "no.csv", target="well")
-    with pytest.raises(InputError, match=r"ending '.xlsx'"):
+    with pytest.raises(InputError, match=r"suffix '.xlsx'"):
         table(tmp_path / "no.xlsx", target="well")
     with pytest.raises(InputError, match=r"test_share = 1"):
         table(path, target="well", test_share=1)
@@ -215,27 +218,33 @@ def test_bad_table_arguments(tmp_path):
         table(path, target="well")
 
 
-def test_parquet_reads_like_csv(tmp_path, monkeypatch):
+def test_parquet_reads_like_csv(tmp_path):
     pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
     frame = pandas.read_csv(io.StringIO(CSV))
-    path = write(tmp_path, "", "sites.parquet")
-    monkeypatch.setattr(pandas, "read_parquet", lambda path: frame)
+    path = tmp_path / "sites.parquet"
+    frame.to_parquet(path)
     data, same = (table(p, target="well", client="site") for p in (path, write(tmp_path, CSV)))
-    assert torch.equal(data.x_train, same.x_train)
-    assert torch.equal(data.client_test, same.client_test)
+    for part in ("x_train", "y_train", "x_test", "y_test", "client_train", "client_test"):
+        assert torch.equal(getattr(data, part), getattr(same, part))
     frame.loc[3, "age"] = None
+    frame.to_parquet(path)
     with pytest.raises(InputError, match=r"empty cell in row 5, column 'age'"):
         table(path, target="well", client="site")
-
-    def no_engine(path):
-        raise ImportError("no engine")
-
-    monkeypatch.setattr(pandas, "read_parquet", no_engine)
-    with pytest.raises(InputError, match=r"pip install \"fedtilt\[report\]\""):
+    path.write_bytes(b"no Parquet")
+    with pytest.raises(InputError, match=r"sites.parquet is not a readable Parquet file"):
         table(path, target="well")
 
 
-def test_a_frame_in_memory_reads_like_its_file(tmp_path):
+def test_parquet_without_an_engine_names_what_to_install(tmp_path, monkeypatch):
+    pytest.importorskip("pandas")
+    for engine in ("pyarrow", "fastparquet"):
+        monkeypatch.setitem(sys.modules, engine, None)  # importing it fails
+    with pytest.raises(InputError, match=r"pip install \"fedtilt\[report\]\"$"):
+        table(write(tmp_path, "", "sites.parquet"), target="well")
+
+
+def test_a_data_frame_reads_like_its_file(tmp_path):
     pandas = pytest.importorskip("pandas")
     frame = pandas.read_csv(io.StringIO(CSV))
     data, same = table(frame, target="well", client="site"), table(write(tmp_path, CSV), target="well", client="site")
@@ -273,7 +282,7 @@ def test_semicolons_are_recognised(tmp_path):
     data = table(write(tmp_path, text, "semi.csv"), target="well", client="site")
     assert torch.equal(data.x_train, same.x_train)
     assert data.features.names == ("age", "dose, in mg, daily")
-    with pytest.raises(InputError, match=r"has '0,0' in row 2, column 'dose', where finite numbers belong"):
+    with pytest.raises(InputError, match=r"has '0,0' in row 2, column 'dose', but features are finite numbers"):
         table(write(tmp_path, CSV.replace(",", ";").replace(".", ",")), target="well", client="site")
 
 
@@ -283,7 +292,7 @@ def test_all_bad_columns_are_named_at_once(tmp_path):
         table(write(tmp_path, text), target="well")
     assert str(error.value) == (
         f"table {tmp_path / 'sites.csv'} has an empty cell in row 3, column 'age'; 'A' in row 2, column 'site'; "
-        "'some' in row 4, column 'dose', where finite numbers belong: fill the cells, encode them as numbers, or "
+        "'some' in row 4, column 'dose', but features are finite numbers: fill the cells, encode them as numbers, or "
         "leave these columns out: drop = ['age', 'site', 'dose'] (data.drop in a spec)"
     )
     data = table(write(tmp_path, CSV), target="well", client="site")
@@ -296,11 +305,11 @@ def test_columns_to_drop(tmp_path):
     data = table(path, target="well", client="site", drop=["dose"])
     assert data.features.names == ("age",)
     assert torch.equal(data.x_train, table(path, target="well", client="site").x_train[:, :1])
-    for drop, says in (
+    for drop, message in (
         ("dose", r"drop = 'dose' is text; give a list of columns, such as drop = \['dose'\]"),
         (["doze"], r"drop = 'doze' is not a column of .*; its columns are age, site, dose, well"),
-        (["site"], r"drop holds 'site', which is the client; leave it out"),
+        (["site"], r"drop contains 'site', which is the client; leave it out"),
         (["age", "dose"], r"no feature column"),
     ):
-        with pytest.raises(InputError, match=says):
+        with pytest.raises(InputError, match=message):
             table(path, target="well", client="site", drop=drop)

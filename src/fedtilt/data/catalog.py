@@ -1,42 +1,16 @@
-"""Which data sets exist, where they are published and where they lie on this machine."""
+"""The data sets that can be loaded by name. A new one is an entry here with its reader."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
+from fedtilt.data.dataset import Dataset
+from fedtilt.data.digits import read_digits
+from fedtilt.data.entry import Entry, PublishedFile, data_folder, find_archive, find_file
+from fedtilt.data.images import read_cifar10, read_idx
+from fedtilt.data.toy import read_toy
 from fedtilt.errors import InputError
 
-
-@dataclass(frozen=True, kw_only=True)
-class Published:
-    """One file as its authors publish it; `path` is where it goes below the data folder."""
-
-    path: str
-    size: int
-    md5: str
-    urls: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One data set of the catalog.
-
-    `files` is what is downloaded (nothing: built in), `contents` the unpacked files with their md5, and `places` the
-    folders below the data folder in which either may lie.
-    """
-
-    name: str
-    what: str
-    train: int
-    test: int
-    classes: int
-    class_names: tuple[str, ...] = ()
-    files: tuple[Published, ...] = ()
-    contents: tuple[tuple[str, str], ...] = ()
-    places: tuple[str, ...] = ()
-
-
-# name, size and md5 of the published .gz file, md5 of what it unpacks to
+# name, size and md5 of the published .gz file, md5 of the uncompressed file
 _MNIST = (
     ("train-images-idx3-ubyte", 9912422, "f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb"),
     ("train-labels-idx1-ubyte", 28881, "d53e105ee54ea40749a09fcbcd1e9432", "a25bea736e30d166cdddb491f175f624"),
@@ -61,9 +35,9 @@ _CIFAR10 = (
 
 def _idx_files(
     folder: str, rows: tuple[tuple[str, int, str, str], ...], mirrors: tuple[str, ...]
-) -> tuple[Published, ...]:
+) -> tuple[PublishedFile, ...]:
     return tuple(
-        Published(path=f"{folder}/{name}.gz", size=size, md5=md5, urls=tuple(f"{m}/{name}.gz" for m in mirrors))
+        PublishedFile(path=f"{folder}/{name}.gz", size=size, md5=md5, urls=tuple(f"{m}/{name}.gz" for m in mirrors))
         for name, size, md5, _ in rows
     )
 
@@ -71,10 +45,13 @@ def _idx_files(
 CATALOG: dict[str, Entry] = {
     entry.name: entry
     for entry in (
-        Entry(name="digits", what="handwritten digits, 8 × 8", train=1198, test=599, classes=10),
+        Entry(
+            name="digits", description="handwritten digits, 8 × 8", reader=read_digits, train=1198, test=599, classes=10
+        ),
         Entry(
             name="mnist",
-            what="handwritten digits, 28 × 28",
+            description="handwritten digits, 28 × 28",
+            reader=read_idx,
             train=60_000,
             test=10_000,
             classes=10,
@@ -87,11 +64,12 @@ CATALOG: dict[str, Entry] = {
                 ),
             ),
             contents=tuple((name, md5) for name, _, _, md5 in _MNIST),
-            places=("mnist", "MNIST/raw"),
+            folders=("mnist", "MNIST/raw"),
         ),
         Entry(
             name="fashion-mnist",
-            what="clothing, 28 × 28",
+            description="clothing, 28 × 28",
+            reader=read_idx,
             train=60_000,
             test=10_000,
             classes=10,
@@ -111,17 +89,18 @@ CATALOG: dict[str, Entry] = {
                 "fashion-mnist", _FASHION, ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",)
             ),
             contents=tuple((name, md5) for name, _, _, md5 in _FASHION),
-            places=("fashion-mnist", "FashionMNIST/raw"),
+            folders=("fashion-mnist", "FashionMNIST/raw"),
         ),
         Entry(
             name="cifar10",
-            what="colour photos, 32 × 32",
+            description="colour photos, 32 × 32",
+            reader=read_cifar10,
             train=50_000,
             test=10_000,
             classes=10,
             class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
             files=(
-                Published(
+                PublishedFile(
                     path="cifar10/cifar-10-binary.tar.gz",
                     size=170052171,
                     md5="c32a1d4ab5d03f1284b67883e8d87530",
@@ -129,17 +108,17 @@ CATALOG: dict[str, Entry] = {
                 ),
             ),
             contents=tuple((f"cifar-10-batches-bin/{name}.bin", md5) for name, md5 in _CIFAR10),
-            places=("cifar10", "."),
+            folders=("cifar10", "."),
         ),
-        Entry(name="toy-1", what="toy: two Gaussian classes", train=400, test=80, classes=2),
-        Entry(name="toy-2", what="toy: classes 3 to 1", train=400, test=80, classes=2),
-        Entry(name="toy-3", what="toy: 3 to 1 with outliers", train=400, test=80, classes=2),
+        Entry(name="toy-1", description="toy: two Gaussian classes", reader=read_toy, train=400, test=80, classes=2),
+        Entry(name="toy-2", description="toy: classes 3 to 1", reader=read_toy, train=400, test=80, classes=2),
+        Entry(name="toy-3", description="toy: 3 to 1 with outliers", reader=read_toy, train=400, test=80, classes=2),
     )
 }
 
 
 def names() -> tuple[str, ...]:
-    """The names `load` knows.
+    """The names that `load` takes.
 
     >>> names()
     ('digits', 'mnist', 'fashion-mnist', 'cifar10', 'toy-1', 'toy-2', 'toy-3')
@@ -148,38 +127,32 @@ def names() -> tuple[str, ...]:
 
 
 def entry(name: str) -> Entry:
-    """The catalog's entry of that name."""
+    """The entry of that name."""
     if name not in CATALOG:
         raise InputError(f"unknown data set {name!r}; choose one of {', '.join(CATALOG)}")
     return CATALOG[name]
 
 
-def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
-    """The folder with the data: the argument, else FEDTILT_DATA, else ~/.cache/fedtilt."""
-    return Path(folder or os.environ.get("FEDTILT_DATA") or "~/.cache/fedtilt").expanduser()
+def load(name: str, folder: str | os.PathLike[str] | None = None, *, seed: int = 0) -> Dataset:
+    """Read a data set of the catalogue.
 
+    Args:
+        name: One of `names()`; `digits` and the toys need no files.
+        folder: The data folder; left out: FEDTILT_DATA, else ~/.cache/fedtilt.
+        seed: The seed that generates a toy; the other data sets ignore it.
 
-def find(entry: Entry, file: str, folder: Path) -> Path | None:
-    """Where `file` (plain or with .gz) of a data set lies, if anywhere."""
-    for place in entry.places:
-        for candidate in (folder / place / file, folder / place / f"{file}.gz"):
-            if candidate.is_file():
-                return candidate
-    return None
-
-
-def archive(entry: Entry, folder: Path) -> Path | None:
-    """The data set's published archive, where it is one archive and lies here."""
-    if len(entry.files) != 1:
-        return None
-    return find(entry, Path(entry.files[0].path).name, folder)
+    >>> load("toy-1").input_shape
+    (2,)
+    """
+    known = entry(name)
+    return known.reader(known, data_folder(folder), seed)
 
 
 def where(name: str, folder: str | os.PathLike[str] | None = None) -> Path | None:
-    """The folder that holds all of a data set's files, or None; nothing is read."""
-    known, home = entry(name), data_folder(folder)
-    found = [find(known, file, home) for file, _ in known.contents]
-    if known.contents and all(found):
-        return found[0].parent if found[0] else None
-    packed = archive(known, home)
-    return packed.parent if packed else None
+    """The folder with all files of a data set, or None; no file is opened."""
+    known, root = entry(name), data_folder(folder)
+    paths = [find_file(known, file, root) for file, _ in known.contents]
+    if known.contents and all(paths):
+        return paths[0].parent if paths[0] else None
+    archive = find_archive(known, root)
+    return archive.parent if archive else None

@@ -1,4 +1,4 @@
-"""One data set in memory, as published: training and test samples, their labels and, where known, their clients."""
+"""A data set in memory: training and test samples, their labels and, optionally, their clients."""
 
 import copy
 from collections.abc import Iterable
@@ -15,11 +15,22 @@ from fedtilt.errors import InputError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Samples, labels and what they mean.
+    """Training and test samples with their labels.
 
-    Images are uint8 in 0..255 or float32 in [0, 1], shape (N, channels, height, width); everything else is float32,
-    shape (N, features). Labels are int64 in [0, classes). `client_train` and `client_test` number the
-    client of every sample. `features` says what the columns are called and what they were standardised with.
+    Args:
+        name: The name of the data set.
+        x_train: Training samples: images, uint8 in 0..255 or float32 in [0, 1], shape (N, channels, height, width);
+            anything else as float32, shape (N, features).
+        y_train: Training labels, int64 in [0, classes).
+        x_test: Test samples, of the shape and dtype of the training samples.
+        y_test: Test labels.
+        classes: The number of classes.
+        class_names: A name for each class; left out: their numbers.
+        image: Whether the samples are images; these are scaled to [-1, 1] for the model.
+        client_train: The number of each training sample's client, int64; left out: a partition makes the clients.
+        client_test: The number of each test sample's client.
+        client_names: A name for each client.
+        features: The names of the columns and how they were standardised; left out: unknown.
 
     >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
     >>> Dataset(name="mine", x_train=x, y_train=y, x_test=x, y_test=y, classes=2)
@@ -45,7 +56,7 @@ class Dataset:
         object.__setattr__(self, "classes", classes)
         for key in ("class_names", "client_names"):
             if getattr(self, key) is not None:
-                object.__setattr__(self, key, _texts(self.name, key, getattr(self, key)))
+                object.__setattr__(self, key, _as_names(self.name, key, getattr(self, key)))
         if not self.class_names:
             object.__setattr__(self, "class_names", tuple(str(k) for k in range(classes)))
         if len(self.class_names) != self.classes:
@@ -59,17 +70,17 @@ class Dataset:
             raise InputError(f"data set {self.name!r} has 0 training samples; give it at least one")
         if self.x_train.shape[1:] != self.x_test.shape[1:] or self.x_train.dtype != self.x_test.dtype:
             raise InputError(
-                f"data set {self.name!r} has x_train of {_kind(self.x_train)} but x_test of {_kind(self.x_test)}; "
+                f"data set {self.name!r} has x_train of {_format(self.x_train)} but x_test of {_format(self.x_test)}; "
                 "give both the same shape and dtype"
             )
         if self.image and (self.x_train.dim() != 4 or _outside_unit(self.x_train) or _outside_unit(self.x_test)):
             raise InputError(
-                f"data set {self.name!r} has image = True with x_train of {_kind(self.x_train)}; images have shape "
+                f"data set {self.name!r} has image = True and x_train of {_format(self.x_train)}; images have shape "
                 "(N, channels, height, width) and are uint8, or float32 between 0 and 1"
             )
         if not self.image and self.x_train.dtype == torch.uint8:
             raise InputError(
-                f"data set {self.name!r} has image = False with x_train of {_kind(self.x_train)}; convert it to float32"
+                f"data set {self.name!r} has image = False and x_train of {_format(self.x_train)}; make it float32"
             )
         _check_clients(self)
         if self.features is not None and (len(self.features.names),) != self.input_shape:
@@ -80,7 +91,7 @@ class Dataset:
 
     def to(self, device: torch.device) -> "Dataset":
         """The same data on another device."""
-        moved = copy.copy(self)  # it was checked when it was made
+        moved = copy.copy(self)  # copied, so that it is not checked again
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
@@ -99,7 +110,7 @@ class Dataset:
         return tuple(self.x_train.shape[1:])
 
 
-def _kind(x: Tensor) -> str:
+def _format(x: Tensor) -> str:
     return f"shape {tuple(x.shape)} and dtype {str(x.dtype).removeprefix('torch.')}"
 
 
@@ -108,20 +119,20 @@ def _outside_unit(x: Tensor) -> bool:
 
 
 def _check_tensors(data: Dataset) -> None:
-    """Refuse arrays, lists and whatever else is not a tensor in this machine's memory."""
+    """Refuse everything that is not a tensor on the CPU, such as arrays and lists."""
     for key in ("x_train", "y_train", "x_test", "y_test", "client_train", "client_test"):
         value = getattr(data, key)
         if isinstance(value, Tensor) and value.device.type != "cpu":
-            raise InputError(f"data set {data.name!r} has {key} on {value.device}; give {key}.cpu(), runs move it")
+            raise InputError(f"data set {data.name!r} has {key} on {value.device}; give {key}.cpu(); a run moves it")
         if isinstance(value, Tensor) or (value is None and key.startswith("client")):
             continue
         kind = "numpy.ndarray" if isinstance(value, np.ndarray) else type(value).__name__
-        way = "torch.tensor" if isinstance(value, list | tuple) else "torch.from_numpy"
-        raise InputError(f"data set {data.name!r} has {key} of type {kind}; make it a tensor with {way}")
+        function = "torch.tensor" if isinstance(value, list | tuple) else "torch.from_numpy"
+        raise InputError(f"data set {data.name!r} has {key} of type {kind}; make it a tensor with {function}")
 
 
-def _texts(name: str, key: str, values: object) -> tuple[str, ...]:
-    """Names as plain text: results are written as JSON, which knows no np.int64."""
+def _as_names(name: str, key: str, values: object) -> tuple[str, ...]:
+    """Names as text: results are written as JSON, which has no np.int64."""
     if not isinstance(values, Iterable):
         raise InputError(f"data set {name!r} has {key} = {values!r}; give a tuple of names")
     values = tuple(values)
@@ -132,24 +143,25 @@ def _texts(name: str, key: str, values: object) -> tuple[str, ...]:
 
 
 def _check_samples(name: str, split: str, x: Tensor, y: Tensor, classes: int) -> None:
-    """Refuse samples and labels of one split that do not fit together."""
+    """Refuse samples and labels of one split that do not match."""
     if x.dtype not in (torch.uint8, torch.float32):
-        raise InputError(f"data set {name!r} has x_{split} of {_kind(x)}; convert it to uint8 or float32")
+        raise InputError(f"data set {name!r} has x_{split} of {_format(x)}; convert it to uint8 or float32")
     if y.dtype != torch.int64 or y.dim() != 1:
-        raise InputError(f"data set {name!r} has y_{split} of {_kind(y)}; give one int64 label per sample")
+        raise InputError(f"data set {name!r} has y_{split} of {_format(y)}; give one int64 label per sample")
     if len(x) != len(y):
-        raise InputError(f"data set {name!r} has {len(x)} samples in x_{split} but {len(y)} labels; they must agree")
+        raise InputError(
+            f"data set {name!r} has {len(x)} samples in x_{split} but {len(y)} labels; give one label each"
+        )
     if len(y) and (y.min() < 0 or y.max() >= classes):
-        bad = int(y.min()) if y.min() < 0 else int(y.max())
-        raise InputError(f"data set {name!r} has the label {bad} in y_{split}; labels go from 0 to {classes - 1}")
+        label = int(y.min()) if y.min() < 0 else int(y.max())
+        raise InputError(f"data set {name!r} has the label {label} in y_{split}; labels go from 0 to {classes - 1}")
     if x.dtype == torch.float32 and not torch.isfinite(x).all():
         raise InputError(f"data set {name!r} has NaN or infinite values in x_{split}; replace them")
 
 
 def _check_clients(data: Dataset) -> None:
-    """Refuse client numbers that do not fit the samples."""
-    given = [data.client_train, data.client_test, data.client_names]
-    if all(part is None for part in given):
+    """Refuse client numbers that do not match the samples or the names."""
+    if data.client_train is None and data.client_test is None and data.client_names is None:
         return
     if data.client_train is None or data.client_test is None or data.client_names is None:
         raise InputError(
@@ -158,7 +170,7 @@ def _check_clients(data: Dataset) -> None:
     for split, client, y in [("train", data.client_train, data.y_train), ("test", data.client_test, data.y_test)]:
         if client.dtype != torch.int64 or client.shape != y.shape:
             raise InputError(
-                f"data set {data.name!r} has client_{split} of {_kind(client)}; give {len(y)} int64 numbers"
+                f"data set {data.name!r} has client_{split} of {_format(client)}; give {len(y)} int64 numbers"
             )
         if len(client) and (client.min() < 0 or client.max() >= len(data.client_names)):
             raise InputError(

@@ -1,4 +1,4 @@
-"""Fetch published files: resumed where they stopped, checked by md5, and never half under their final name."""
+"""Download published files: resumed, checked by md5, and under their final name only when complete."""
 
 import gzip
 import hashlib
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtilt.data import catalog
-from fedtilt.data.catalog import Published
+from fedtilt.data.entry import PublishedFile, data_folder, find_archive, find_file
 from fedtilt.errors import InputError
 
 try:
@@ -21,17 +21,17 @@ try:
 except ImportError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]
 
-Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
+Progress = Callable[[str, int, int], None]  # file, bytes downloaded, bytes in total
 _CHUNK = 1 << 16
 
 
 class MirrorError(Exception):
-    """One mirror did not deliver; the next one may."""
+    """A download from one mirror failed; the next mirror may work."""
 
 
 @dataclass(frozen=True)
 class FileStatus:
-    """How one file of a data set is: state is 'ok', 'missing' or 'damaged'."""
+    """The state of one file: 'ok', 'missing' or 'damaged'."""
 
     path: Path
     state: str
@@ -44,37 +44,43 @@ def get(
     *,
     force: bool = False,
     progress: Progress | None = None,
-    files: Sequence[Published] | None = None,
+    files: Sequence[PublishedFile] | None = None,
     timeout: float = 30.0,
 ) -> list[Path]:
-    """Download a data set's files into the data folder and return their paths; intact ones stay unless `force`.
+    """Download a data set's files into the data folder and return their paths.
 
-    `files` replaces the published files, for a mirror of one's own.
+    Args:
+        name: A data set of the catalogue.
+        folder: The data folder; left out: FEDTILT_DATA, else ~/.cache/fedtilt.
+        force: Download intact files again.
+        progress: Called with a file's name, the bytes downloaded and the bytes in total.
+        files: What to download instead of the published files, such as from your own mirror.
+        timeout: Seconds to wait for a server.
     """
-    home = catalog.data_folder(folder)
+    root = data_folder(folder)
     published = catalog.entry(name).files if files is None else files
-    return [_get_file(file, home / file.path, force, progress, timeout) for file in published]
+    return [_get_file(file, root / file.path, force, progress, timeout) for file in published]
 
 
 def check(name: str, folder: str | os.PathLike[str] | None = None) -> list[FileStatus]:
-    """Read a data set's files and compare their md5; nothing for a built-in data set."""
-    entry, home = catalog.entry(name), catalog.data_folder(folder)
-    packed = catalog.archive(entry, home)
-    found = [(file, md5, catalog.find(entry, file, home)) for file, md5 in entry.contents]
-    if packed is not None or (len(entry.files) == 1 and not any(path for _, _, path in found)):
+    """Compare the md5 sums of a data set's files with the published ones; empty for a built-in data set."""
+    entry, root = catalog.entry(name), data_folder(folder)
+    archive = find_archive(entry, root)
+    contents = [(file, md5, find_file(entry, file, root)) for file, md5 in entry.contents]
+    if archive is not None or (len(entry.files) == 1 and not any(path for _, _, path in contents)):
         file = entry.files[0]
-        return [_status(packed or home / file.path, packed is not None, file.md5, unpack=False)]
+        return [_status(archive or root / file.path, archive is not None, file.md5, decompress=False)]
     return [
-        _status(path or home / entry.places[0] / f"{file}.gz", path is not None, md5, unpack=True)
-        for file, md5, path in found
+        _status(path or root / entry.folders[0] / f"{file}.gz", path is not None, md5, decompress=True)
+        for file, md5, path in contents
     ]
 
 
-def _status(path: Path, here: bool, md5: str, *, unpack: bool) -> FileStatus:
-    if not here:
+def _status(path: Path, exists: bool, md5: str, *, decompress: bool) -> FileStatus:
+    if not exists:
         return FileStatus(path, "missing")
     try:
-        actual = _md5(path, unpack=unpack and path.suffix == ".gz")
+        actual = _md5(path, decompress=decompress and path.suffix == ".gz")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         return FileStatus(path, "damaged", str(error))
     except OSError as error:
@@ -82,29 +88,29 @@ def _status(path: Path, here: bool, md5: str, *, unpack: bool) -> FileStatus:
     return FileStatus(path, "ok") if actual == md5 else FileStatus(path, "damaged", f"md5 {actual}, not {md5}")
 
 
-def _md5(path: Path, *, unpack: bool = False) -> str:
-    with gzip.open(path) if unpack else path.open("rb") as file:
+def _md5(path: Path, *, decompress: bool = False) -> str:
+    with gzip.open(path) if decompress else path.open("rb") as file:
         digest = hashlib.md5(usedforsecurity=False)
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
 
 
-def _get_file(file: Published, path: Path, force: bool, progress: Progress | None, timeout: float) -> Path:
+def _get_file(file: PublishedFile, path: Path, force: bool, progress: Progress | None, timeout: float) -> Path:
     report = progress or (lambda name, done, total: None)
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone_in(path.parent) as folder:
+        with _lock_folder(path.parent) as folder:
             if not force and path.is_file() and _md5(path) == file.md5:
                 report(path.name, file.size, file.size)
                 return path
             if force:
                 part.unlink(missing_ok=True)
-            _from_mirrors(file, path, part, report, timeout)
+            _download(file, path, part, report, timeout)
             os.replace(part, path)
             if folder is not None:
-                os.fsync(folder)  # makes the rename itself durable
+                os.fsync(folder)  # makes the rename durable
     except OSError as error:
         raise InputError(
             f"{part} cannot be written: {error.strerror or error}; choose another folder with --data-dir"
@@ -113,8 +119,8 @@ def _get_file(file: Published, path: Path, force: bool, progress: Progress | Non
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[int | None]:
-    """Wait until no other process downloads into the folder: two writers would spoil each other's .part file."""
+def _lock_folder(folder: Path) -> Iterator[int | None]:
+    """Wait until no other process downloads into the folder: two writers would corrupt each other's .part file."""
     if fcntl is None:
         yield None
         return
@@ -127,15 +133,15 @@ def _alone_in(folder: Path) -> Iterator[int | None]:
         os.close(handle)
 
 
-def _from_mirrors(file: Published, path: Path, part: Path, report: Progress, timeout: float) -> None:
-    """Fill `part` with the right content from the first mirror that has it."""
+def _download(file: PublishedFile, path: Path, part: Path, report: Progress, timeout: float) -> None:
+    """Write the right content to `part`, from the first mirror that has it."""
     failures = []
     for url in file.urls:
         resumed = part.exists() and part.stat().st_size > 0
-        # a wrong beginning spoils a good rest: a failed resume is tried once more from the start
+        # the bytes before a resume may be wrong: if it fails, try once more from the start
         for _ in range(2 if resumed else 1):
             try:
-                _fetch(url, part, file.size, report, timeout)
+                _download_from(url, part, file.size, report, timeout)
                 _verify(part, file.md5)
                 return
             except MirrorError as failure:
@@ -155,8 +161,8 @@ def _verify(part: Path, md5: str) -> None:
         raise MirrorError(f"wrong content, md5 {actual} instead of {md5}, removed")
 
 
-def _fetch(url: str, part: Path, size: int, report: Progress, timeout: float) -> None:
-    """Download `url` to `part`, going on where an earlier attempt stopped if the server can."""
+def _download_from(url: str, part: Path, size: int, report: Progress, timeout: float) -> None:
+    """Download `url` to `part`; resume an earlier attempt if the server supports it."""
     done = part.stat().st_size if part.exists() else 0
     if done > size:
         part.unlink()
@@ -169,10 +175,10 @@ def _fetch(url: str, part: Path, size: int, report: Progress, timeout: float) ->
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise MirrorError(_reason(error)) from error
     with response:
-        if done and not _continues(response, done):
+        if done and not _resumes(response, done):
             done = 0  # the server sends the whole file again
         with part.open("ab" if done else "wb") as out:
-            while chunk := _chunk(response):
+            while chunk := _read_chunk(response):
                 out.write(chunk)
                 done += len(chunk)
                 report(part.name.removesuffix(".part"), done, size)
@@ -187,12 +193,12 @@ def _fetch(url: str, part: Path, size: int, report: Progress, timeout: float) ->
         raise MirrorError(f"the connection closed after {done} of {size} bytes")
 
 
-def _continues(response: http.client.HTTPResponse, done: int) -> bool:
+def _resumes(response: http.client.HTTPResponse, done: int) -> bool:
     return response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {done}-")
 
 
-def _chunk(response: http.client.HTTPResponse) -> bytes:
-    """The next bytes; nothing when the connection breaks, so that what came is kept for a resume."""
+def _read_chunk(response: http.client.HTTPResponse) -> bytes:
+    """The next bytes; empty if the connection breaks, so that the bytes before it stay for a resume."""
     try:
         return response.read(_CHUNK)
     except (OSError, http.client.HTTPException):

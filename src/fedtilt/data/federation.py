@@ -1,4 +1,4 @@
-"""A data set divided among clients, by index: nothing is copied until a client's samples are asked for."""
+"""A data set divided among clients, by index: samples are copied only when a client's data is read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedtilt import checks, seeds
-from fedtilt.data import partition as parts
+from fedtilt.data import partition as partitions
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.outliers import Outliers, apply, outliers_of
+from fedtilt.data.outliers import Outliers, apply, resolve_outliers
 from fedtilt.data.partition import Partition, TooManyClients
-from fedtilt.data.strata import held_out, stratified
+from fedtilt.data.sampling import holdout_size, stratified_mask
 from fedtilt.errors import InputError
 
 PARTITIONS = ("classes", "dirichlet", "iid", "column")
@@ -22,9 +22,9 @@ Device = torch.device | str
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Federation:
-    """Clients and their samples; `build` makes one.
+    """Clients and their samples; `Federation.build` creates one.
 
-    Samples come out ready for the model: images scaled from [0, 1] to [-1, 1], everything else as it is.
+    `train`, `validation` and `test` return model inputs: images scaled from [0, 1] to [-1, 1], other data unchanged.
     """
 
     dataset: Dataset
@@ -33,8 +33,8 @@ class Federation:
     train_index: Sequence[Tensor]
     validation_index: Sequence[Tensor]
     test_index: Sequence[Tensor]
-    held_classes: Sequence[Tensor]  # the classes each client trains on, ascending
-    has_outliers: Tensor  # (clients,) bool: who carries outliers
+    held_classes: Sequence[Tensor]  # the classes of each client's training samples, ascending
+    has_outliers: Tensor  # (clients,) bool
 
     @classmethod
     def build(
@@ -55,16 +55,28 @@ class Federation:
     ) -> Self:
         """Divide a data set among clients.
 
-        `partition` is 'classes' (`classes_per_client` each), 'dirichlet' (`alpha`), 'iid', or 'column' (the data's own
-        clients; `clients` is then ignored). `max_train` caps a client's training samples; `validation` is the share of
-        them set aside, with the classes in proportion.
+        Args:
+            dataset: The data, from `ft.data.load`, `ft.data.table` or `ft.data.Dataset`.
+            clients: The number of clients; ignored with partition 'column'.
+            partition: 'classes' (a few classes each), 'dirichlet' (unequal shares of every class), 'iid' (shuffled and
+                split evenly) or 'column' (the data's own clients).
+            classes_per_client: The number of classes of each client, with partition 'classes'.
+            alpha: How equal the shares are, with partition 'dirichlet'; small is unequal.
+            outliers: The kind of outliers in the training data, 'none', 'corruptions', 'gaussian' or 'flips', or an
+                `ft.data.Outliers`.
+            outlier_rate: The probability that a sample is an outlier.
+            outlier_strength: The share of pixels (corruptions) or the standard deviation (gaussian).
+            outlier_clients: The share of clients that have outliers.
+            validation: The share of each client's training samples used for validation, with the classes in proportion.
+            max_train: The largest number of training samples per client; left out: all.
+            seed: The seed of the partition and of the choice of clients with outliers.
 
         >>> from fedtilt.data import load
         >>> Federation.build(load("toy-2"), partition="column")
         Federation('toy-2': 2 clients, 400 training samples, 2 classes, outliers none)
         """
         _check_dataset(dataset)
-        outliers = outliers_of(outliers, outlier_rate, outlier_strength, outlier_clients)
+        outliers = resolve_outliers(outliers, outlier_rate, outlier_strength, outlier_clients)
         clients, seed = checks.whole(clients, "clients"), checks.whole(seed, "seed")
         classes_per_client = checks.whole(classes_per_client, "classes_per_client")
         alpha, validation = checks.number(alpha, "alpha"), checks.number(validation, "validation")
@@ -74,39 +86,37 @@ class Federation:
                 f"outliers = 'corruptions' needs images, and {dataset.name!r} has none; use gaussian or flips"
             )
         if not 0 <= validation < 1:
-            raise InputError(
-                f"validation = {validation} is not a share; choose a number from 0 up to, not including, 1"
-            )
+            raise InputError(f"validation = {validation} is not a share; choose a number ≥ 0 and < 1")
         if max_train is not None and max_train < 1:
             raise InputError(f"max_train = {max_train} leaves no training data; choose 1 or more, or leave it out")
-        divided = _divided(dataset, partition, clients, classes_per_client, alpha, seed)
-        names = _names(dataset, partition, len(divided.train))
-        _check_filled(divided, names, dataset.name)
-        train, held = _set_aside(dataset.y_train, divided.train, max_train, validation, seed)
+        indices = _partition(dataset, partition, clients, classes_per_client, alpha, seed)
+        names = _client_names(dataset, partition, len(indices.train))
+        _check_not_empty(indices, names, dataset.name)
+        train_index, validation_index = _split_validation(dataset.y_train, indices.train, max_train, validation, seed)
         return cls(
             dataset=dataset,
             outliers=outliers,
             client_names=names,
-            train_index=train,
-            validation_index=held,
-            test_index=divided.test,
-            held_classes=_held(dataset.y_train, train, dataset.classes),
-            has_outliers=_carriers(outliers, len(names), seed),
+            train_index=train_index,
+            validation_index=validation_index,
+            test_index=indices.test,
+            held_classes=_classes_by_client(dataset.y_train, train_index, dataset.classes),
+            has_outliers=_choose_clients_with_outliers(outliers, len(names), seed),
         )
 
     def to(self, device: torch.device) -> Self:
         """The same federation with its samples on another device, so that a round copies nothing to it."""
 
-        def moved(rows: Sequence[Tensor]) -> list[Tensor]:
-            return [part.to(device) for part in rows]
+        def move(index: Sequence[Tensor]) -> list[Tensor]:
+            return [rows.to(device) for rows in index]
 
         return replace(
             self,
             dataset=self.dataset.to(device),
-            train_index=moved(self.train_index),
-            validation_index=moved(self.validation_index),
-            test_index=moved(self.test_index),
-            held_classes=moved(self.held_classes),
+            train_index=move(self.train_index),
+            validation_index=move(self.validation_index),
+            test_index=move(self.test_index),
+            held_classes=move(self.held_classes),
         )
 
     def __repr__(self) -> str:
@@ -141,36 +151,35 @@ class Federation:
         return self.dataset.image
 
     def model_ready(self, x: Tensor) -> Tensor:
-        """Raw samples as float32 for the model."""
-        return self._scaled(_unit(x))
+        """Raw samples as a model's input, float32."""
+        return self._scale(_to_unit(x))
 
     def train(self, client: int, *, seed: int, round: int, device: Device = "cpu") -> tuple[Tensor, Tensor]:
-        """A client's training samples and labels in one round, with that round's outliers if it carries any."""
+        """A client's training samples and labels in one round, with that round's outliers if the client has any."""
         rows = self.train_index[client]
-        x, y = _unit(self.dataset.x_train[rows].to(device)), self.dataset.y_train[rows].to(device)
+        x, y = _to_unit(self.dataset.x_train[rows].to(device)), self.dataset.y_train[rows].to(device)
         if self.has_outliers[client]:
-            held = self.held_classes[client].to(device)
-            x, y = apply(self.outliers, x, y, held, seed=seed, round=round, client=client)
-        return self._scaled(x), y
+            classes = self.held_classes[client].to(device)
+            x, y = apply(self.outliers, x, y, classes, seed=seed, round=round, client=client)
+        return self._scale(x), y
 
     def clean_train(self, client: int, *, device: Device = "cpu") -> tuple[Tensor, Tensor]:
         """A client's training samples without outliers."""
-        return self._ready("train", client, device)
+        return self._samples("train", client, device)
 
     def validation(self, client: int, *, device: Device = "cpu") -> tuple[Tensor, Tensor]:
-        """A client's validation samples, which never carry outliers."""
-        return self._ready("validation", client, device)
+        """A client's validation samples, which have no outliers."""
+        return self._samples("validation", client, device)
 
     def test(self, client: int, *, device: Device = "cpu") -> tuple[Tensor, Tensor]:
-        """A client's test samples, which never carry outliers."""
-        return self._ready("test", client, device)
+        """A client's test samples, which have no outliers."""
+        return self._samples("test", client, device)
 
     def evaluation(self, split: str = "test") -> tuple[Tensor, Tensor, Tensor]:
-        """All clients' samples of a split, one client after the other: raw x (see `model_ready`), y and client."""
-        rows, x, y = self._split(split)
-        every = torch.cat(list(rows))
-        owner = torch.repeat_interleave(torch.arange(self.clients), _sizes(rows))
-        return x[every], y[every], owner
+        """All samples of a split, ordered by client: raw x (see `model_ready`), y and the number of the client."""
+        index, x, y = self._split(split)
+        rows = torch.cat(list(index))
+        return x[rows], y[rows], _owner(index)
 
     def train_sizes(self) -> Tensor:
         """The number of training samples of each client, int64."""
@@ -178,10 +187,9 @@ class Federation:
 
     def class_counts(self, split: str = "train") -> Tensor:
         """The number of samples per client and class, int64, shape (clients, classes)."""
-        rows, _, y = self._split(split)
-        owner = torch.repeat_interleave(torch.arange(self.clients), _sizes(rows))
-        cells = torch.bincount(owner * self.classes + y[torch.cat(list(rows))], minlength=self.clients * self.classes)
-        return cells.reshape(self.clients, self.classes)
+        index, _, y = self._split(split)
+        cell = _owner(index) * self.classes + y[torch.cat(list(index))]
+        return torch.bincount(cell, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
 
     def _split(self, split: str) -> tuple[Sequence[Tensor], Tensor, Tensor]:
         data = self.dataset
@@ -189,103 +197,109 @@ class Federation:
             return self.test_index, data.x_test, data.y_test
         if split in ("train", "validation"):
             return (self.train_index if split == "train" else self.validation_index), data.x_train, data.y_train
-        raise InputError(f"split = {split!r} is not known; choose train, validation or test")
+        raise InputError(f"split = {split!r} is unknown; choose train, validation or test")
 
-    def _ready(self, split: str, client: int, device: Device) -> tuple[Tensor, Tensor]:
-        rows, x, y = self._split(split)
-        return self.model_ready(x[rows[client]].to(device)), y[rows[client]].to(device)
+    def _samples(self, split: str, client: int, device: Device) -> tuple[Tensor, Tensor]:
+        index, x, y = self._split(split)
+        rows = index[client]
+        return self.model_ready(x[rows].to(device)), y[rows].to(device)
 
-    def _scaled(self, x: Tensor) -> Tensor:
+    def _scale(self, x: Tensor) -> Tensor:
         return x * 2 - 1 if self.image else x
 
 
-def _unit(x: Tensor) -> Tensor:
-    """Published pixels 0..255 in [0, 1] units; float samples as they are."""
+def _to_unit(x: Tensor) -> Tensor:
+    """Pixels 0..255 scaled to [0, 1]; float samples unchanged."""
     return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
-def _sizes(rows: Sequence[Tensor]) -> Tensor:
-    return torch.tensor([len(part) for part in rows], dtype=torch.int64)
+def _sizes(index: Sequence[Tensor]) -> Tensor:
+    return torch.tensor([len(rows) for rows in index], dtype=torch.int64)
 
 
-def _held(y: Tensor, rows: Sequence[Tensor], classes: int) -> list[Tensor]:
-    """The classes among each client's samples, ascending."""
-    owner = torch.repeat_interleave(torch.arange(len(rows)), _sizes(rows))
-    present = torch.zeros(len(rows), classes, dtype=torch.bool)
-    present[owner, y[torch.cat(list(rows))]] = True
+def _owner(index: Sequence[Tensor]) -> Tensor:
+    """The client of each sample, where samples are ordered by client."""
+    return torch.repeat_interleave(torch.arange(len(index)), _sizes(index))
+
+
+def _classes_by_client(y: Tensor, index: Sequence[Tensor], classes: int) -> list[Tensor]:
+    """The classes of each client's samples, ascending."""
+    present = torch.zeros(len(index), classes, dtype=torch.bool)
+    present[_owner(index), y[torch.cat(list(index))]] = True
     return list(present.nonzero()[:, 1].split(present.sum(1).tolist()))
 
 
 def _check_dataset(dataset: object) -> None:
     if isinstance(dataset, str):
         raise InputError(
-            f"dataset = {dataset!r} is a name; pass ft.data.load({dataset!r}), or ft.data.table for a file of your own"
+            f"dataset = {dataset!r} is a name; pass ft.data.load({dataset!r}), or ft.data.table for your own file"
         )
     if not isinstance(dataset, Dataset):
         raise InputError(f"dataset is a {type(dataset).__name__}; pass a ft.data.Dataset, or ft.data.load('digits')")
 
 
-def _divided(data: Dataset, partition: str, clients: int, per_client: int, alpha: float, seed: int) -> Partition:
+def _partition(data: Dataset, partition: str, clients: int, per_client: int, alpha: float, seed: int) -> Partition:
     rng = seeds.generator(seeds.key(seed, "partition"))
     try:
         if partition == "classes":
-            return parts.by_classes(data.y_train, data.y_test, clients, per_client, rng)
+            return partitions.by_classes(data.y_train, data.y_test, clients, per_client, rng)
         if partition == "dirichlet":
-            return parts.dirichlet(data.y_train, data.y_test, clients, alpha, rng)
+            return partitions.dirichlet(data.y_train, data.y_test, clients, alpha, rng)
         if partition == "iid":
-            return parts.iid(data.y_train, data.y_test, clients, rng)
+            return partitions.iid(data.y_train, data.y_test, clients, rng)
     except TooManyClients as error:
         if data.client_names is None:
             raise
-        own = len(data.client_names)
-        raise InputError(f"{error}, or partition = 'column' for the data's own {own} clients") from None
+        count = len(data.client_names)
+        raise InputError(f"{error}, or partition = 'column' for the data's own {count} clients") from None
     if partition != "column":
-        raise InputError(f"partition = {partition!r} is not known; choose one of {', '.join(PARTITIONS)}")
+        raise InputError(f"partition = {partition!r} is unknown; choose one of {', '.join(PARTITIONS)}")
     if data.client_train is None or data.client_test is None or data.client_names is None:
         raise InputError(
             f"partition = 'column' needs a client column, and {data.name!r} has none; use classes, dirichlet or iid"
         )
-    return parts.by_column(data.client_train, data.client_test, len(data.client_names))
+    return partitions.by_column(data.client_train, data.client_test, len(data.client_names))
 
 
-def _names(data: Dataset, partition: str, clients: int) -> tuple[str, ...]:
+def _client_names(data: Dataset, partition: str, clients: int) -> tuple[str, ...]:
     if partition == "column" and data.client_names is not None:
         return data.client_names
     return tuple(str(number) for number in range(clients))
 
 
-def _check_filled(divided: Partition, names: tuple[str, ...], name: str) -> None:
-    for client, rows in zip(names, divided.train, strict=True):
+def _check_not_empty(indices: Partition, names: tuple[str, ...], name: str) -> None:
+    for client, rows in zip(names, indices.train, strict=True):
         if not len(rows):
-            raise InputError(f"client {client!r} has no training data in {name!r}; give it some or leave it out")
-    if not any(len(rows) for rows in divided.test):
-        raise InputError(f"no client has test data in {name!r}, the first being {names[0]!r}; add test samples")
+            raise InputError(f"client {client!r} has no training data in {name!r}; add some or leave the client out")
+    if not any(len(rows) for rows in indices.test):
+        raise InputError(f"no client has test data in {name!r}; add test samples")
 
 
-def _set_aside(
-    y: Tensor, train: Sequence[Tensor], max_train: int | None, validation: float, seed: int
+def _split_validation(
+    y: Tensor, index: Sequence[Tensor], max_train: int | None, validation: float, seed: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Each client's training rows, capped, and the validation rows taken out of them."""
+    """Each client's training rows, at most `max_train`, and validation rows."""
     if max_train is None and not validation:
-        return list(train), [rows[:0] for rows in train]
+        return list(index), [rows[:0] for rows in index]
     labels = y.numpy()
-    kept, held = [], []
-    for client, rows in enumerate(train):
+    train_index, validation_index = [], []
+    for client, rows in enumerate(index):
         if max_train is not None and len(rows) > max_train:
-            rows = rows[_drawn(labels[rows.numpy()], max_train, seeds.key(seed, "max_train", client=client))]
-        count = held_out(len(rows), validation)
-        mask = _drawn(labels[rows.numpy()], count, seeds.key(seed, "validation", client=client))
-        kept.append(rows[~mask])
-        held.append(rows[mask])
-    return kept, held
+            rows = rows[_draw(labels[rows.numpy()], max_train, seeds.key(seed, "max_train", client=client))]
+        count = holdout_size(len(rows), validation)
+        mask = _draw(labels[rows.numpy()], count, seeds.key(seed, "validation", client=client))
+        train_index.append(rows[~mask])
+        validation_index.append(rows[mask])
+    return train_index, validation_index
 
 
-def _drawn(labels: np.ndarray, count: int, key: int) -> Tensor:
-    return torch.from_numpy(stratified(labels, count, seeds.generator(key)))
+def _draw(labels: np.ndarray, count: int, key: int) -> Tensor:
+    """A stratified mask of `count` samples."""
+    return torch.from_numpy(stratified_mask(labels, count, seeds.generator(key)))
 
 
-def _carriers(outliers: Outliers, clients: int, seed: int) -> Tensor:
-    """A mask of the clients that carry outliers: the asked share, and at least one if it is above 0."""
+def _choose_clients_with_outliers(outliers: Outliers, clients: int, seed: int) -> Tensor:
+    """A mask of the clients with outliers: their share, and at least one if the share is above 0."""
     has_outliers = torch.zeros(clients, dtype=torch.bool)
     if outliers.kind != "none" and outliers.clients > 0:
         count = max(1, round(outliers.clients * clients))

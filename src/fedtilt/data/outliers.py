@@ -1,4 +1,4 @@
-"""Persistent outliers: bad training data, drawn afresh for every client in every round."""
+"""Persistent outliers: corrupted training data, drawn anew for every client in every round."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,15 @@ _STRENGTH = {"corruptions": 0.3, "gaussian": 1.0}
 
 @dataclass(frozen=True, kw_only=True)
 class Outliers:
-    """Which outliers, on which share of the samples, how strong, and on which share of the clients.
+    """Which outliers clients have, how many and how strong.
 
-    `strength` is the share of a sample's pixels for corruptions (0.3 unless told), the deviation for gaussian (1.0).
+    Args:
+        kind: 'none', 'corruptions' (some pixels become uniform in [0, 1]), 'gaussian' (noise is added) or 'flips' (the
+            label becomes another class of the client).
+        rate: The probability that a sample is an outlier.
+        strength: For corruptions the share of a sample's pixels (default 0.3), for gaussian the standard deviation
+            (default 1.0).
+        clients: The share of clients that have outliers.
 
     >>> Outliers(kind="gaussian").strength
     1.0
@@ -29,7 +35,7 @@ class Outliers:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InputError(f"outliers = {self.kind!r} is not known; choose one of {', '.join(KINDS)}")
+            raise InputError(f"outliers = {self.kind!r} is unknown; choose one of {', '.join(KINDS)}")
         for key in ("rate", "clients"):
             value = checks.number(getattr(self, key), f"outlier_{key}")
             if not 0 <= value <= 1:
@@ -42,34 +48,42 @@ class Outliers:
         if self.kind == "corruptions" and not 0 <= self.strength <= 1:
             raise InputError(f"outlier_strength = {self.strength} is not a share of the pixels; choose 0 to 1")
         elif self.kind == "gaussian" and not 0 <= self.strength < float("inf"):
-            raise InputError(f"outlier_strength = {self.strength} is not a deviation; choose a finite number from 0 up")
+            raise InputError(f"outlier_strength = {self.strength} is not a standard deviation; choose a number ≥ 0")
         elif self.kind == "flips":
-            raise InputError(f"outlier_strength = {self.strength} means nothing for flips; leave it out")
+            raise InputError(f"outlier_strength = {self.strength} does not apply to flips; leave it out")
 
 
-def outliers_of(outliers: str | Outliers, rate: float, strength: float | None, clients: float) -> Outliers:
-    """The outliers asked for, by name and settings or as they are, but not both."""
+def resolve_outliers(outliers: str | Outliers, rate: float, strength: float | None, clients: float) -> Outliers:
+    """The outliers from a name and settings, or from an `Outliers`; settings beside an `Outliers` are refused."""
     if isinstance(outliers, str):
         return Outliers(kind=outliers, rate=rate, strength=strength, clients=clients)
     if not isinstance(outliers, Outliers):
         raise InputError(
-            f"outliers = {outliers!r} is not known; choose one of {', '.join(KINDS)}, or pass a ft.data.Outliers"
+            f"outliers = {outliers!r} is unknown; choose one of {', '.join(KINDS)}, or pass a ft.data.Outliers"
         )
     settings, default = Outliers(rate=rate, strength=strength, clients=clients), Outliers()
     for key in ("rate", "strength", "clients"):
         value = getattr(settings, key)
         if value != getattr(default, key):
-            raise InputError(f"outlier_{key} = {value} means nothing to {outliers}; give it as Outliers({key}={value})")
+            raise InputError(f"outlier_{key} = {value} does not apply to {outliers}; use Outliers({key}={value})")
     return outliers
 
 
 def apply(
-    outliers: Outliers, x: Tensor, y: Tensor, held_classes: Tensor, *, seed: int, round: int, client: int
+    outliers: Outliers, x: Tensor, y: Tensor, client_classes: Tensor, *, seed: int, round: int, client: int
 ) -> tuple[Tensor, Tensor]:
-    """One client's samples and labels in one round, with that round's outliers; the arguments stay as they are.
+    """Add one round's outliers to one client's samples; the arguments do not change.
 
-    `x` is in [0, 1] units. `held_classes` are the classes the client holds, ascending. The draws depend on seed, round,
-    client and the number of samples alone, and are the same integers on every device.
+    The result depends only on the seed, the round, the client and the samples, and is the same on every device.
+
+    Args:
+        outliers: The kind and its settings.
+        x: The samples, in [0, 1] units.
+        y: Their labels.
+        client_classes: The client's classes, ascending; a label flips to another of these.
+        seed: The seed of the run.
+        round: The number of the round.
+        client: The number of the client.
 
     >>> x, y = torch.zeros(4, 1), torch.tensor([3, 7, 3, 7])
     >>> apply(Outliers(kind="flips", rate=1.0), x, y, torch.tensor([3, 7]), seed=0, round=1, client=0)[1]
@@ -81,38 +95,38 @@ def apply(
 
     if outliers.kind == "none" or not len(y):
         return x, y
-    hit = seeds.uniform(key("samples"), (len(y),), y.device) < outliers.rate
-    rows, rank = _candidates(hit)
+    is_outlier = seeds.uniform(key("samples"), (len(y),), y.device) < outliers.rate
+    rows, rank = _candidates(is_outlier)
     if outliers.kind == "flips":
-        return x, _put(y, rows, hit, _flipped(y[rows], rank, held_classes, key("flips")))
-    chosen, strength = x[rows], float(outliers.strength or 0.0)
+        return x, _replace(y, rows, is_outlier, _flip(y[rows], rank, client_classes, key("flips")))
+    clean, strength = x[rows], float(outliers.strength or 0.0)
     if outliers.kind == "gaussian":
-        changed = chosen + seeds.normal(key("noise"), chosen.shape, x.device, rank) * strength
+        changed = clean + seeds.normal(key("noise"), clean.shape, x.device, rank) * strength
     else:
-        pixels = seeds.uniform(key("pixels"), chosen.shape, x.device, rank) < strength
-        changed = torch.where(pixels, seeds.uniform(key("values"), chosen.shape, x.device, rank), chosen)
-    return _put(x, rows, hit, changed), y
+        pixels = seeds.uniform(key("pixels"), clean.shape, x.device, rank) < strength
+        changed = torch.where(pixels, seeds.uniform(key("values"), clean.shape, x.device, rank), clean)
+    return _replace(x, rows, is_outlier, changed), y
 
 
-def _candidates(hit: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows to compute a changed version of, and the rank of each among those that were hit.
+def _candidates(is_outlier: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows to compute a changed version of, and the rank of each among the outliers.
 
-    On a CPU they are those that were hit; how many is not known on a GPU without waiting for it, and so it takes all.
+    On a CPU these are the outliers. On a GPU they are all rows: to count the outliers, the CPU would have to wait.
     """
-    if hit.device.type == "cpu":
-        rows = hit.nonzero()[:, 0]
+    if is_outlier.device.type == "cpu":
+        rows = is_outlier.nonzero()[:, 0]
         return rows, torch.arange(len(rows))
-    return torch.arange(len(hit), device=hit.device), hit.cumsum(0) - 1
+    return torch.arange(len(is_outlier), device=is_outlier.device), is_outlier.cumsum(0) - 1
 
 
-def _put(values: Tensor, rows: Tensor, hit: Tensor, changed: Tensor) -> Tensor:
-    taken = hit[rows].reshape(-1, *[1] * (values.dim() - 1))
-    return values.index_copy(0, rows, torch.where(taken, changed, values[rows]))
+def _replace(values: Tensor, rows: Tensor, is_outlier: Tensor, changed: Tensor) -> Tensor:
+    mask = is_outlier[rows].reshape(-1, *[1] * (values.dim() - 1))
+    return values.index_copy(0, rows, torch.where(mask, changed, values[rows]))
 
 
-def _flipped(y: Tensor, rank: Tensor, held: Tensor, key: int) -> Tensor:
-    """Labels moved to another held class, each of the others with equal chance."""
-    if len(held) < 2:
+def _flip(y: Tensor, rank: Tensor, classes: Tensor, key: int) -> Tensor:
+    """Change each label to another of the classes, all with equal probability."""
+    if len(classes) < 2:
         return y
-    step = 1 + seeds.integers(key, (len(y),), len(held) - 1, y.device, rank)
-    return held[(torch.searchsorted(held, y) + step) % len(held)]
+    step = 1 + seeds.integers(key, (len(y),), len(classes) - 1, y.device, rank)
+    return classes[(torch.searchsorted(classes, y) + step) % len(classes)]

@@ -1,6 +1,6 @@
-"""Who holds which samples: pure functions of labels and a generator.
+"""Which client has which samples: pure functions of labels and a generator.
 
-Every partition gives train and test data from the same draw, so a client is tested on what it is trained on.
+Every partition divides training and test data alike, so a client is tested on the distribution it trains on.
 """
 
 import math
@@ -12,22 +12,22 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 
-_DRAWS = 100
+_ATTEMPTS = 100
 
 
 class TooManyClients(InputError):
-    """More clients than the samples can fill."""
+    """There are not enough samples for so many clients."""
 
 
 class Partition(NamedTuple):
-    """Each client's sample numbers, ascending."""
+    """Each client's sample indices, ascending."""
 
     train: list[Tensor]
     test: list[Tensor]
 
 
 def iid(y_train: Tensor, y_test: Tensor, clients: int, rng: np.random.Generator) -> Partition:
-    """Shuffle the samples and deal them out evenly.
+    """Shuffle the samples and split them evenly.
 
     >>> part = iid(torch.zeros(7), torch.zeros(4), 2, np.random.default_rng(0))
     >>> [len(rows) for rows in part.train], [len(rows) for rows in part.test]
@@ -35,26 +35,27 @@ def iid(y_train: Tensor, y_test: Tensor, clients: int, rng: np.random.Generator)
     """
     _check_clients(clients, len(y_train))
     train, test = (np.array_split(rng.permutation(len(y)), clients) for y in (y_train, y_test))
-    return Partition(_tensors(train), _tensors(test))
+    return Partition(_sorted_tensors(train), _sorted_tensors(test))
 
 
 def by_column(client_train: Tensor, client_test: Tensor, clients: int | None = None) -> Partition:
-    """Take the clients as the data names them: numbers from 0.
+    """One client for each number in a column; numbers start at 0.
 
     >>> by_column(torch.tensor([1, 0, 1]), torch.tensor([0])).train
     [tensor([1]), tensor([0, 2])]
     """
     if clients is None:
         clients = 1 + max(int(column.max()) if len(column) else -1 for column in (client_train, client_test))
-    return Partition(_grouped(client_train, clients), _grouped(client_test, clients))
+    return Partition(_indices_by_owner(client_train, clients), _indices_by_owner(client_test, clients))
 
 
 def by_classes(
     y_train: Tensor, y_test: Tensor, clients: int, classes_per_client: int, rng: np.random.Generator
 ) -> Partition:
-    """Give each client `classes_per_client` classes, and split every class evenly over the clients that hold it.
+    """Give each client `classes_per_client` classes, and split every class evenly over the clients that have it.
 
-    Every class gets the same number of holders to within one. With fewer places than classes some classes go unused.
+    Every class goes to the same number of clients, to within one. If clients · classes_per_client is less than the
+    number of classes, some classes are unused.
     """
     _check_clients(clients, len(y_train))
     labels = y_train.unique()
@@ -63,93 +64,98 @@ def by_classes(
             f"classes_per_client = {classes_per_client} is not possible; choose 1 to {len(labels)}, "
             "the classes of the training data"
         )
-    held = class_sets(clients, len(labels), classes_per_client, rng)  # (clients, k) positions in labels
+    client_classes = class_sets(clients, len(labels), classes_per_client, rng)  # (clients, k) positions in labels
     pieces: tuple[list[list[np.ndarray]], list[list[np.ndarray]]] = (
         [[] for _ in range(clients)],
         [[] for _ in range(clients)],
     )
     for position, label in enumerate(labels.tolist()):
-        holders = rng.permutation(np.flatnonzero((held == position).any(axis=1)))  # who gets the odd sample
+        owners = rng.permutation(
+            np.flatnonzero((client_classes == position).any(axis=1))
+        )  # the first may get one sample more
         for split, y in zip(pieces, (y_train, y_test), strict=True):
             rows = rng.permutation(np.flatnonzero(y.numpy() == label))
-            if split is pieces[0] and len(rows) < len(holders):
+            if split is pieces[0] and len(rows) < len(owners):
                 raise TooManyClients(
                     f"clients = {clients} with classes_per_client = {classes_per_client} puts class {label} on "
-                    f"{len(holders)} clients, but it has {len(rows)} training samples; use fewer clients or classes"
+                    f"{len(owners)} clients, but it has {len(rows)} training samples; use fewer clients or classes"
                 )
-            if len(holders):
-                for holder, share in zip(holders, np.array_split(rows, len(holders)), strict=True):
-                    split[holder].append(share)
-    train, test = ([np.concatenate(shares) for shares in split] for split in pieces)
-    return Partition(_tensors(train), _tensors(test))
+            if len(owners):
+                for owner, piece in zip(owners, np.array_split(rows, len(owners)), strict=True):
+                    split[owner].append(piece)
+    train, test = ([np.concatenate(client_pieces) for client_pieces in split] for split in pieces)
+    return Partition(_sorted_tensors(train), _sorted_tensors(test))
 
 
 def class_sets(clients: int, classes: int, per_client: int, rng: np.random.Generator) -> np.ndarray:
-    """Random sets of `per_client` different classes, every class in nearly the same number of sets.
+    """Random sets of `per_client` different classes, with every class in the same number of sets to within one.
 
-    A shuffled deck dealt client by client, with places left as the weights; a class that has as many places left as
-    there are clients left must be taken, so the deal always comes out.
+    Clients choose one after the other, a class with a probability proportional to the number of times it is still to
+    be chosen. A class to be chosen as often as there are clients left is always chosen, so no client runs out.
 
     >>> sets = class_sets(100, 10, 2, np.random.default_rng(0))
     >>> np.bincount(sets.ravel()).tolist()
     [20, 20, 20, 20, 20, 20, 20, 20, 20, 20]
     """
-    left = np.full(classes, clients * per_client // classes)
-    left[rng.permutation(classes)[: clients * per_client % classes]] += 1
-    waiting = rng.exponential(size=(clients, classes))
+    remaining = np.full(classes, clients * per_client // classes)
+    remaining[rng.permutation(classes)[: clients * per_client % classes]] += 1
+    exponential = rng.exponential(size=(clients, classes))
     sets = np.empty((clients, per_client), np.int64)
-    for turn in range(clients):
-        # exponential times over their rates draw without replacement in proportion to the rates
-        time = waiting[turn] / np.where(left > 0, left, 1e-300)
-        time[left == clients - turn] = -1.0
-        sets[turn] = np.sort(np.argpartition(time, per_client - 1)[:per_client])
-        left[sets[turn]] -= 1
-    # the last clients dealt take the leftovers; shuffling keeps that from showing in the numbering
+    for client in range(clients):
+        # the smallest exponential variables, divided by weights, are a weighted draw without replacement
+        order = exponential[client] / np.where(remaining > 0, remaining, 1e-300)
+        order[remaining == clients - client] = -1.0
+        sets[client] = np.sort(np.argpartition(order, per_client - 1)[:per_client])
+        remaining[sets[client]] -= 1
+    # the last clients have less choice; shuffling makes that independent of a client's number
     return rng.permutation(sets, axis=0)
 
 
 def dirichlet(y_train: Tensor, y_test: Tensor, clients: int, alpha: float, rng: np.random.Generator) -> Partition:
-    """Split every class over the clients in proportions drawn from Dirichlet(alpha), the same for train and test."""
+    """Split every class over the clients in proportions drawn from Dirichlet(alpha), the same for train and test.
+
+    Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, arXiv:1905.12022.
+    """
     _check_clients(clients, len(y_train))
     if not (alpha > 0 and math.isfinite(alpha)):
         raise InputError(f"alpha = {alpha} must be a finite number above 0; 0.5 is usual, smaller is more unequal")
     labels = y_train.unique().numpy()
     counts = np.array([(y_train.numpy() == label).sum() for label in labels])
-    for _ in range(_DRAWS):
+    for _ in range(_ATTEMPTS):
         ends = rng.dirichlet(np.full(clients, alpha), len(labels)).cumsum(axis=1)
-        ends[:, -1] = 1.0  # against rounding: every sample has an owner
+        ends[:, -1] = 1.0  # despite rounding, every sample has an owner
         cuts = np.floor(ends * counts[:, None] + 1e-9).astype(np.int64)
         if (np.diff(cuts, axis=1, prepend=0).sum(axis=0) > 0).all():
-            return Partition(*(_cut(y, labels, ends, rng) for y in (y_train, y_test)))
+            return Partition(*(_split_classes(y, labels, ends, rng) for y in (y_train, y_test)))
     raise TooManyClients(
-        f"alpha = {alpha} left some of clients = {clients} without training data in each of {_DRAWS} draws; "
+        f"alpha = {alpha} left some of clients = {clients} without training data in each of {_ATTEMPTS} draws; "
         "use a larger alpha or fewer clients"
     )
 
 
-def _cut(y: Tensor, labels: np.ndarray, ends: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
-    """Cut every class's shuffled samples at the given shares and collect each client's pieces."""
+def _split_classes(y: Tensor, labels: np.ndarray, ends: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
+    """Each client's sample indices; `ends` are the cumulative shares of the clients, by class."""
     owner = np.empty(len(y), np.int64)
     for label, end in zip(labels, ends, strict=True):
         rows = rng.permutation(np.flatnonzero(y.numpy() == label))
         cuts = np.floor(end * len(rows) + 1e-9).astype(np.int64)
         owner[rows] = np.repeat(np.arange(len(end)), np.diff(cuts, prepend=0))
-    known = np.isin(y.numpy(), labels)  # a class without training data belongs to nobody
-    return _grouped(torch.from_numpy(np.where(known, owner, len(ends[0]))), len(ends[0]))
+    known = np.isin(y.numpy(), labels)  # a class without training data has no owner
+    return _indices_by_owner(torch.from_numpy(np.where(known, owner, len(ends[0]))), len(ends[0]))
 
 
-def _grouped(owner: Tensor, clients: int) -> list[Tensor]:
-    """Each client's sample numbers; samples of an owner beyond the last client are left out."""
+def _indices_by_owner(owner: Tensor, clients: int) -> list[Tensor]:
+    """Each client's sample indices; samples of an owner beyond the last client are left out."""
     order = torch.argsort(owner, stable=True)
     counts = torch.bincount(owner, minlength=clients)[:clients]
     return list(order[: int(counts.sum())].split(counts.tolist()))
 
 
-def _tensors(rows: list[np.ndarray]) -> list[Tensor]:
+def _sorted_tensors(rows: list[np.ndarray]) -> list[Tensor]:
     return [torch.from_numpy(np.sort(part)) for part in rows]
 
 
 def _check_clients(clients: int, samples: int) -> None:
     if not 1 <= clients <= samples:
-        kind = TooManyClients if clients > samples else InputError
-        raise kind(f"clients = {clients} is not possible; choose 1 to {samples}, the number of training samples")
+        error = TooManyClients if clients > samples else InputError
+        raise error(f"clients = {clients} is not possible; choose 1 to {samples}, the number of training samples")

@@ -1,17 +1,19 @@
 """The paper's three toy experiments: two clients, each with two Gaussian classes in the plane."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from fedtilt import seeds
+from fedtilt import checks, seeds
 from fedtilt.data.dataset import Dataset
+from fedtilt.data.entry import Entry
 
 
 @dataclass(frozen=True)
 class Group:
-    """One class of one client: a round Gaussian."""
+    """One class of one client: an isotropic Gaussian."""
 
     centre: tuple[float, float]
     deviation: float
@@ -19,7 +21,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """One experiment: `groups[client][class]`, samples per class, and the share and deviation of extra noise."""
+    """One experiment: `groups[client][class]`, samples per class, and the share and deviation of added noise."""
 
     groups: tuple[tuple[Group, Group], tuple[Group, Group]]
     train: tuple[int, int]
@@ -57,8 +59,13 @@ SETUPS = {
 }
 
 
+def read_toy(entry: Entry, folder: Path, seed: int) -> Dataset:
+    """The catalogue's reader of the toy experiments."""
+    return toy(entry.name, checks.whole(seed, "seed"))
+
+
 def toy(name: str, seed: int = 0) -> Dataset:
-    """One of the toy experiments, drawn from the seed.
+    """The data of one toy experiment, generated from the seed.
 
     >>> toy("toy-2").y_train.bincount().tolist()
     [300, 100]
@@ -85,16 +92,16 @@ def toy(name: str, seed: int = 0) -> Dataset:
 def _samples(
     setup: Setup, counts: tuple[int, int], rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Points, classes and clients, client by client and class by class."""
-    cells = [(client, k, group) for client, groups in enumerate(setup.groups) for k, group in enumerate(groups)]
-    x = [rng.normal(group.centre, group.deviation, (counts[k], 2)) for _, k, group in cells]
-    y = np.repeat([k for _, k, _ in cells], [counts[k] for _, k, _ in cells])
-    client = np.repeat([client for client, _, _ in cells], [counts[k] for _, k, _ in cells])
+    """Points, classes and clients, ordered by client and class."""
+    gaussians = [(client, k, group) for client, groups in enumerate(setup.groups) for k, group in enumerate(groups)]
+    x = [rng.normal(group.centre, group.deviation, (counts[k], 2)) for _, k, group in gaussians]
+    y = np.repeat([k for _, k, _ in gaussians], [counts[k] for _, k, _ in gaussians])
+    client = np.repeat([client for client, _, _ in gaussians], [counts[k] for _, k, _ in gaussians])
     return np.concatenate(x), y.astype(np.int64), client.astype(np.int64)
 
 
 def _add_noise(setup: Setup, x: np.ndarray, y: np.ndarray, client: np.ndarray, rng: np.random.Generator) -> None:
-    """Add Gaussian noise to a share of the first class of every client, in place."""
+    """Add Gaussian noise, in place, to a share of every client's first class."""
     for number in range(len(setup.groups)):
         first = np.flatnonzero((client == number) & (y == 0))
         noisy = rng.choice(first, round(setup.noisy_share * len(first)), replace=False)

@@ -1,4 +1,4 @@
-"""Readers: what comes out of files written here, and one sentence for whatever is wrong with them."""
+"""The catalogue and its readers: round trips through files, and errors that name the file and the problem."""
 
 import gzip
 import io
@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedtilt.data import Dataset, Federation, catalog, load, names
+from fedtilt.data import Dataset, Federation, catalog, check, data_folder, get, load, names
+from fedtilt.data.entry import Entry
 from fedtilt.data.images import read_cifar10
 from fedtilt.data.toy import SETUPS
 from fedtilt.errors import InputError
@@ -31,15 +32,15 @@ def arrays(train=6, test=4):
     return out
 
 
-def write_idx(folder, zipped=True):
+def write_idx(folder, compressed=True):
     folder.mkdir(parents=True)
     for name, array in zip(IDX, arrays(), strict=True):
         blob = idx(array)
-        (folder / (name + ".gz" * zipped)).write_bytes(gzip.compress(blob) if zipped else blob)
+        (folder / (name + ".gz" * compressed)).write_bytes(gzip.compress(blob) if compressed else blob)
 
 
 @pytest.mark.parametrize(
-    ("name", "place", "zipped"),
+    ("name", "folder", "compressed"),
     [
         ("mnist", "mnist", True),
         ("mnist", "mnist", False),
@@ -48,8 +49,8 @@ def write_idx(folder, zipped=True):
         ("fashion-mnist", "FashionMNIST/raw", True),
     ],
 )
-def test_idx_round_trip(tmp_path, name, place, zipped):
-    write_idx(tmp_path / place, zipped)
+def test_idx_round_trip(tmp_path, name, folder, compressed):
+    write_idx(tmp_path / folder, compressed)
     data = load(name, tmp_path)
     x_train, y_train, x_test, y_test = arrays()
     assert data.x_train.dtype == torch.uint8
@@ -62,14 +63,14 @@ def test_idx_round_trip(tmp_path, name, place, zipped):
 
 
 def test_folder_from_the_environment(tmp_path, monkeypatch):
-    write_idx(tmp_path / "here" / "mnist")
-    monkeypatch.setenv("FEDTILT_DATA", str(tmp_path / "here"))
+    write_idx(tmp_path / "data" / "mnist")
+    monkeypatch.setenv("FEDTILT_DATA", str(tmp_path / "data"))
     assert len(load("mnist").y_train) == 6
-    with pytest.raises(InputError, match="not here"):
-        load("mnist", tmp_path / "elsewhere")  # the argument goes before the environment
+    with pytest.raises(InputError, match="is not downloaded"):
+        load("mnist", tmp_path / "elsewhere")  # the argument takes precedence
     monkeypatch.delenv("FEDTILT_DATA")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert catalog.data_folder() == tmp_path / ".cache" / "fedtilt"
+    assert data_folder() == tmp_path / ".cache" / "fedtilt"
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
@@ -88,7 +89,7 @@ GOOD = idx(arrays()[1])
 
 
 @pytest.mark.parametrize(
-    ("blob", "says"),
+    ("blob", "message"),
     [
         (gzip.compress(GOOD)[:-12], "ends early"),
         (flip_last_byte_of_crc(gzip.compress(GOOD)), "CRC"),
@@ -96,19 +97,19 @@ GOOD = idx(arrays()[1])
         (gzip.compress(b"\0\0\x09\x01" + GOOD[4:]), "magic number is 0x00000901 instead of 0x00000801"),
         (gzip.compress(b""), "magic number"),
         (gzip.compress(GOOD[:6]), "header"),
-        (gzip.compress(GOOD[:-1]), "header announces 14"),
+        (gzip.compress(GOOD[:-1]), "header says 14"),
         (gzip.compress(idx(np.zeros(5, np.uint8))), "5 labels for 6 images"),
         (gzip.compress(idx(np.full(6, 11, np.uint8))), "label 11"),
     ],
 )
-def test_damaged_idx_files_are_named(tmp_path, blob, says):
+def test_damaged_idx_files_are_reported(tmp_path, blob, message):
     write_idx(tmp_path / "mnist")
     path = tmp_path / "mnist" / f"{IDX[1]}.gz"
     path.write_bytes(blob)
     with pytest.raises(InputError) as caught:
         load("mnist", tmp_path)
     assert str(path) in str(caught.value)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "fedtilt data get mnist --force" in str(caught.value)
 
 
@@ -143,8 +144,8 @@ def test_cifar_round_trip(tmp_path, layout):
     files = cifar_files()
     blobs = {file: rows.tobytes() for file, rows in files.items()}
     if "tar" in layout:
-        place = tmp_path if layout == "flat tar" else tmp_path / "cifar10"
-        write_tar(place / "cifar-10-binary.tar.gz", {"../../evil": b"x", **blobs})
+        folder = tmp_path if layout == "flat tar" else tmp_path / "cifar10"
+        write_tar(folder / "cifar-10-binary.tar.gz", {"../../evil": b"x", **blobs})
     for file, blob in blobs.items() if "tar" not in layout else ():
         path = tmp_path / ("cifar10" if layout == "below cifar10" else ".") / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +153,7 @@ def test_cifar_round_trip(tmp_path, layout):
             path.with_name(path.name + ".gz").write_bytes(gzip.compress(blob))
         else:
             path.write_bytes(blob)
-    data = read_cifar10(catalog.entry("cifar10"), tmp_path, records=3)
+    data = read_cifar10(catalog.entry("cifar10"), tmp_path, 0, records=3)
     rows = np.concatenate(list(files.values()))
     assert data.x_train.shape == (15, 3, 32, 32)
     assert (data.x_train.flatten(1).numpy() == rows[:15, 1:]).all()
@@ -161,23 +162,23 @@ def test_cifar_round_trip(tmp_path, layout):
     assert catalog.where("cifar10", tmp_path) is not None
 
 
-def test_damaged_cifar_archives_are_named(tmp_path):
+def test_damaged_cifar_archives_are_reported(tmp_path):
     entry, path = catalog.entry("cifar10"), tmp_path / "cifar10" / "cifar-10-binary.tar.gz"
     blobs = {file: rows.tobytes() for file, rows in cifar_files().items()}
     last = list(blobs)[-1]
-    for change, says in (({last: b"short"}, f"{last} has 5 bytes"), ({}, "not in it")):
+    for change, message in (({last: b"short"}, f"{last} has 5 bytes"), ({}, "not in it")):
         write_tar(path, {**{k: v for k, v in blobs.items() if k != last}, **change})
-        with pytest.raises(InputError, match=says):
-            read_cifar10(entry, tmp_path, records=3)
+        with pytest.raises(InputError, match=message):
+            read_cifar10(entry, tmp_path, 0, records=3)
     write_tar(path, blobs)
     whole = path.read_bytes()
     for broken in (whole[: len(whole) // 2], b"nonsense", whole[:5000] + b"\0" * 500 + whole[5500:]):
         path.write_bytes(broken)
         with pytest.raises(InputError, match=r"cifar-10-binary\.tar\.gz is damaged.*--force"):
-            read_cifar10(entry, tmp_path, records=3)
+            read_cifar10(entry, tmp_path, 0, records=3)
 
 
-def test_digits_are_embedded_and_split_by_class():
+def test_digits_are_built_in_and_split_by_class():
     data = load("digits")
     assert data.x_train.shape == (1198, 1, 8, 8)
     assert data.x_test.shape == (599, 1, 8, 8)
@@ -193,7 +194,7 @@ def test_digits_are_embedded_and_split_by_class():
     ("name", "train", "test"),
     [("toy-1", (100, 100), (20, 20)), ("toy-2", (150, 50), (30, 10)), ("toy-3", (150, 50), (30, 10))],
 )
-def test_toys_follow_the_table(name, train, test):
+def test_toys_have_the_paper_s_distributions(name, train, test):
     data = load(name)
     for client in (0, 1):
         for k in (0, 1):
@@ -220,14 +221,40 @@ def test_toy_noise_changes_a_tenth_of_the_first_class(monkeypatch):
     assert torch.equal(noisy.x_test, clean.x_test)
 
 
-def test_unknown_names_are_refused():
-    with pytest.raises(InputError, match=r"'imagenet'.*digits, mnist"):
-        load("imagenet")
-    assert "digits" in names()
+def test_every_entry_has_a_reader(tmp_path):
+    for name in names():
+        entry = catalog.entry(name)
+        assert entry.name == name
+        assert callable(entry.reader)
+        if entry.files:
+            assert catalog.where(name, tmp_path) is None
+            continue
+        data = load(name)
+        assert (len(data.y_train), len(data.y_test), data.classes) == (entry.train, entry.test, entry.classes)
+
+
+def test_a_new_entry_is_loaded_with_its_reader(tmp_path, monkeypatch):
+    calls = []
+
+    def reader(entry, folder, seed):
+        calls.append((entry.name, folder, seed))
+        return load("toy-1")
+
+    entry = Entry(name="mine", description="mine", reader=reader, train=400, test=80, classes=2)
+    monkeypatch.setitem(catalog.CATALOG, "mine", entry)
+    assert load("mine", tmp_path, seed=3).name == "toy-1"
+    assert calls == [("mine", tmp_path, 3)]
+
+
+def test_unknown_names_are_refused_with_the_list_of_names():
+    for use in (load, catalog.entry, catalog.where, get, check):
+        with pytest.raises(InputError) as caught:
+            use("imagenet")
+        assert str(caught.value) == f"unknown data set 'imagenet'; choose one of {', '.join(names())}"
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"y_train": torch.tensor([0, 1])}, "3 samples in x_train but 2 labels"),
         ({"y_train": torch.tensor([0, 1, 2])}, "label 2 in y_train"),
@@ -255,13 +282,13 @@ def test_unknown_names_are_refused():
         ({"client_names": [("A", 1)]}, r"has \('A', 1\) among its client_names"),
     ],
 )
-def test_datasets_are_checked(change, says):
+def test_datasets_are_checked(change, message):
     x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         Dataset(**{"name": "mine", "x_train": x, "y_train": y, "x_test": x, "y_test": y, "classes": 2, **change})
 
 
-def test_names_and_numbers_of_a_dataset_are_plain():
+def test_names_and_numbers_of_a_dataset_become_python_values():
     x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
     data = Dataset(
         name="mine", x_train=x, y_train=y, x_test=x, y_test=y, classes=np.int64(2),

@@ -1,0 +1,68 @@
+"""One entry of the catalogue: a data set's files, where they are published and where they are on this machine."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtilt.data.dataset import Dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedFile:
+    """One file as its authors publish it; `path` is relative to the data folder."""
+
+    path: str
+    size: int
+    md5: str
+    urls: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One data set of the catalogue, and how to read it.
+
+    Args:
+        name: What `load` calls it.
+        description: What the samples are, in a few words.
+        reader: Reads it: `reader(entry, data folder, seed)`. The seed matters for generated data only.
+        train: The number of training samples.
+        test: The number of test samples.
+        classes: The number of classes.
+        class_names: The classes' names; empty: their numbers.
+        files: The files to download; empty for a data set that is built in.
+        contents: The uncompressed files and their md5 sums.
+        folders: The folders, relative to the data folder, in which to look for either.
+    """
+
+    name: str
+    description: str
+    reader: Callable[["Entry", Path, int], Dataset]
+    train: int
+    test: int
+    classes: int
+    class_names: tuple[str, ...] = ()
+    files: tuple[PublishedFile, ...] = ()
+    contents: tuple[tuple[str, str], ...] = ()
+    folders: tuple[str, ...] = ()
+
+
+def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
+    """The data folder: the argument, else FEDTILT_DATA, else ~/.cache/fedtilt."""
+    return Path(folder or os.environ.get("FEDTILT_DATA") or "~/.cache/fedtilt").expanduser()
+
+
+def find_file(entry: Entry, file: str, folder: Path) -> Path | None:
+    """The path of one of a data set's files, with or without .gz; None if it does not exist."""
+    for subfolder in entry.folders:
+        for candidate in (folder / subfolder / file, folder / subfolder / f"{file}.gz"):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+def find_archive(entry: Entry, folder: Path) -> Path | None:
+    """The path of a data set's archive; None if it does not exist or the data set has several files."""
+    if len(entry.files) != 1:
+        return None
+    return find_file(entry, Path(entry.files[0].path).name, folder)

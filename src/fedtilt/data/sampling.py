@@ -1,0 +1,39 @@
+"""Stratified sampling: random subsets in which the classes keep their proportions."""
+
+import numpy as np
+
+
+def proportional_counts(counts: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
+    """Split `total` over groups in proportion to `counts`, by largest remainder with ties broken at random.
+
+    >>> proportional_counts(np.array([6, 3, 1]), 5, np.random.default_rng(0)).sum()
+    np.int64(5)
+    """
+    exact = counts * (total / counts.sum())
+    rounded = np.floor(exact).astype(np.int64)
+    remainder = exact - rounded + 1e-9 * rng.random(len(counts))
+    rounded[np.argsort(-remainder)[: total - rounded.sum()]] += 1
+    return rounded
+
+
+def stratified_mask(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """A mask of `count` random samples whose classes keep their proportions to within one sample.
+
+    >>> labels = np.array([0, 0, 0, 0, 1, 1])
+    >>> labels[stratified_mask(labels, 3, np.random.default_rng(0))].tolist()
+    [0, 0, 1]
+    """
+    _, group, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.lexsort((rng.random(len(labels)), group))
+    rank = np.empty(len(labels), np.int64)  # each sample's random rank within its class
+    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.asarray(rank < proportional_counts(counts, count, rng)[group])
+
+
+def holdout_size(size: int, share: float) -> int:
+    """The number of samples to hold out of `size`: at least one if there are two, and never all of them.
+
+    >>> holdout_size(10, 0.25), holdout_size(2, 0.01), holdout_size(1, 0.5), holdout_size(10, 0.0)
+    (2, 1, 0, 0)
+    """
+    return min(max(1, round(share * size)), size - 1) if share > 0 else 0
