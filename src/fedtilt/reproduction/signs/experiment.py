@@ -89,8 +89,8 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
 
 
 def _format_mean_std(values: Sequence[float]) -> str:
-    spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{fmean(values):.1f}{spread}"
+    std = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{fmean(values):.1f}{std}"
 
 
 def _tilts_table(experiment: Experiment, data: str, condition: str, results: DatasetResults) -> Table:
