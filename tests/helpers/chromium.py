@@ -1,4 +1,4 @@
-"""A real browser for tests: Debian's chromium, driven over WebDriver (W3C) with nothing but the standard library."""
+"""A real browser for tests: chromium over WebDriver (W3C), with the standard library only."""
 
 import base64
 import contextlib
@@ -18,7 +18,7 @@ DRIVER = shutil.which("chromedriver")
 
 
 class Browser:
-    """One window."""
+    """One browser window."""
 
     def __init__(self, address: str, downloads: Path) -> None:
         self.downloads = downloads
@@ -28,25 +28,25 @@ class Browser:
             "args": arguments,
             "prefs": {"download.default_directory": str(downloads), "download.prompt_for_download": False},
         }
-        wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
-        answer = _call("POST", f"{address}/session", {"capabilities": {"alwaysMatch": wanted}})
-        self._session = f"{address}/session/{answer['sessionId']}"
+        capabilities = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        response = _call("POST", f"{address}/session", {"capabilities": {"alwaysMatch": capabilities}})
+        self._session = f"{address}/session/{response['sessionId']}"
 
     def open(self, page: Path) -> None:
-        """Load a file and wait for it."""
+        """Load a file and wait until it is loaded."""
         _call("POST", f"{self._session}/url", {"url": page.resolve().as_uri()})
 
     def script(self, text: str, *arguments: Any) -> Any:
-        """What a function body returns; a promise is waited for."""
+        """Run the body of a JavaScript function and return its result; waits for a promise."""
         return _call("POST", f"{self._session}/execute/sync", {"script": text, "args": list(arguments)})
 
     def click(self, selector: str) -> None:
-        """A click of the mouse, which fails on what cannot be seen."""
-        found = _call("POST", f"{self._session}/element", {"using": "css selector", "value": selector})
-        _call("POST", f"{self._session}/element/{next(iter(found.values()))}/click", {})
+        """Click an element; fails if it is not visible."""
+        element = _call("POST", f"{self._session}/element", {"using": "css selector", "value": selector})
+        _call("POST", f"{self._session}/element/{next(iter(element.values()))}/click", {})
 
     def until(self, text: str, seconds: float = 10) -> None:
-        """Wait for a condition."""
+        """Wait until a JavaScript condition is true."""
         end = time.monotonic() + seconds
         while not self.script(f"return Boolean({text})"):
             assert time.monotonic() < end, f"not true within {seconds} s: {text}"
@@ -57,18 +57,18 @@ class Browser:
         return _call("POST", f"{self._session}/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def size(self, width: int, height: int) -> None:
-        """The size of the page as a screen of that size shows it."""
+        """Set the size of the screen."""
         self.devtools(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
 
     def complaints(self) -> list[str]:
-        """Warnings and errors of the console since the last call: uncaught errors and refused requests among them."""
+        """Console warnings and errors since the last call, with uncaught errors and blocked requests."""
         log = _call("POST", f"{self._session}/se/log", {"type": "browser"})
         return [entry["message"] for entry in log if entry["level"] in ("SEVERE", "WARNING")]
 
     def screenshot(self, path: Path) -> None:
-        """The whole page as PNG."""
+        """Save the whole page as PNG."""
         height = self.script("return document.documentElement.scrollHeight")
         width = self.script("return innerWidth")
         self.size(width, height)
@@ -77,13 +77,13 @@ class Browser:
         path.write_bytes(base64.b64decode(_call("GET", f"{self._session}/screenshot")))
 
     def close(self) -> None:
-        """End it."""
+        """End the session."""
         _call("DELETE", self._session)
 
 
 @contextlib.contextmanager
 def browser(downloads: Path) -> Iterator[Browser]:
-    """A browser for a while."""
+    """Start a browser and stop it at the end."""
     assert DRIVER is not None
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -113,11 +113,11 @@ def _wait(address: str) -> None:
 def _call(verb: str, url: str, content: Any = None) -> Any:
     body = None if content is None else json.dumps(content).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method=verb)
-    # The address is this machine's: a proxy of the environment is not for it.
+    # The address is local: ignore a proxy set in the environment.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=60) as answer:
-            return json.load(answer)["value"]
+        with opener.open(request, timeout=60) as response:
+            return json.load(response)["value"]
     except urllib.error.HTTPError as error:
         with error:
             raise RuntimeError(f"{verb} {url}: {error.read().decode()[:500]}") from error

@@ -1,4 +1,4 @@
-"""Names as a user may choose them: HTML in a method's and in a client's."""
+"""HTML as the name of a method and of a client: pages must escape it."""
 
 NASTY = "<b>x"
 CLIENT = "<img src=x onerror=alert(1)>"

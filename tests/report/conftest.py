@@ -13,7 +13,7 @@ from tests.helpers.hostile_names import CLIENT, NASTY
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real run: 8 clients, half with wrong labels, 2 seeds, a method whose name is HTML, clients that never come."""
+    """A real run: 8 clients, half with flipped labels, 2 seeds, HTML as a method name, clients never selected."""
     clients = ["clients.count=8", "clients.max_train=20", "outliers.clients=0.5"]
     train = ["train.rounds=3", "train.epochs=2", "train.participation=0.25", f'methods.fedtilt.name="{NASTY}"']
     spec = load("digits", overrides=clients + train, seeds=2, device="cpu")
@@ -32,9 +32,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Browser]:
-    """A browser for all tests that need one; its downloads land in `window.downloads`."""
+    """One browser for all tests; downloads are in `window.downloads`."""
     if not (chromium.CHROMIUM and chromium.DRIVER):
-        pytest.skip("no browser: apt-get install chromium chromium-driver")
+        pytest.skip("needs a browser: apt-get install chromium chromium-driver")
     with chromium.browser(tmp_path_factory.mktemp("downloads")) as opened:
         yield opened
 

@@ -1,8 +1,7 @@
-"""What a report says is what the run folder says."""
+"""The numbers of a report are those of the run folder."""
 
 import builtins
 import csv
-import html
 import io
 import json
 import re
@@ -12,16 +11,17 @@ from typing import Any
 import pytest
 import torch
 import typer
+from markupsafe import escape
 from typer.testing import CliRunner
 
 from fedtilt import report
 from fedtilt.cli.report import report as command
 from fedtilt.errors import InputError
 from fedtilt.report.compare import ACCURACY, CLIENT_FAIRNESS, METRICS, SeedValues, best_and_tied, worst_clients
-from fedtilt.report.figures import figures
+from fedtilt.report.figures import build_figures
 from fedtilt.report.run_reader import read_run
 from fedtilt.report.style import styles
-from fedtilt.report.summary import cautions, failures, headline
+from fedtilt.report.summary import cautions, headline, lowest_accuracies
 from tests.helpers.hostile_names import CLIENT, NASTY
 
 
@@ -37,7 +37,7 @@ def _figures(page: str) -> list[dict[str, Any]]:
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def test_csv_is_results_json(run_folder: Path) -> None:
+def test_csv_has_the_numbers_of_results_json(run_folder: Path) -> None:
     results = json.loads((run_folder / "results.json").read_text())["methods"]
     rows = list(csv.DictReader(io.StringIO(report.csv([run_folder]))))
     evaluated = {row["method"]: row for row in rows if row["models"] == "evaluated"}
@@ -53,14 +53,14 @@ def test_csv_is_results_json(run_folder: Path) -> None:
     assert {row["models"] for row in rows} == {"evaluated", "shared", "personal", "ever_selected", "clean"}
 
 
-def test_page_table_is_results_json(run_folder: Path, page: str) -> None:
+def test_page_table_has_the_numbers_of_results_json(run_folder: Path, page: str) -> None:
     results = json.loads((run_folder / "results.json").read_text())["methods"]
     evaluated = page[page.index('id="run-0-evaluated"') : page.index('id="run-0-shared"')]
-    found = [float(value) for value in re.findall(r'data-value="([^"]+)"', evaluated)]
-    assert found == [row[m.key]["mean"] for row in results.values() for m in METRICS]
+    values = [float(value) for value in re.findall(r'data-value="([^"]+)"', evaluated)]
+    assert values == [row[m.key]["mean"] for row in results.values() for m in METRICS]
 
 
-def test_curves_end_where_results_json_is(run_folder: Path, page: str) -> None:
+def test_curves_end_at_the_numbers_of_results_json(run_folder: Path, page: str) -> None:
     results = json.loads((run_folder / "results.json").read_text())["methods"]
     for figure, metric in zip(_figures(page)[:3], METRICS[:3], strict=True):
         lines = [trace for trace in figure["data"] if "method" in trace["meta"]]
@@ -72,48 +72,53 @@ def test_curves_end_where_results_json_is(run_folder: Path, page: str) -> None:
             assert trace["y"][-1] == pytest.approx(results[trace["meta"]["method"]][metric.key]["mean"], abs=1e-4)
 
 
-def test_strip_and_heat_map_hold_every_client(run_folder: Path) -> None:
+def test_sorted_clients_and_heat_map_include_every_client(run_folder: Path) -> None:
     run = read_run(run_folder)
-    drawn = figures(run, styles(run.methods))
-    for trace in drawn["clients"][0].data:
+    sections = build_figures(run, styles(run.methods))
+    for trace in sections["clients"][0].data:
         assert len(trace["y"]) == 16
         mean = sum(trace["y"]) / 16
-        evaluated = [part.last(trace["meta"]["method"]).evaluated.accuracy for part in run.compared]
+        evaluated = [seed_run.last(trace["meta"]["method"]).evaluated.accuracy for seed_run in run.compared]
         assert mean == pytest.approx(sum(evaluated) / 2, abs=1e-3)
-    cells = drawn["cells"][0]
-    assert len(cells.data) == 6
-    assert [trace["visible"] for trace in cells.data] == [True] + [False] * 5
-    for part in run.compared:
+    heat_map = sections["classes"][0]
+    assert len(heat_map.data) == 6
+    assert [trace["visible"] for trace in heat_map.data] == [True] + [False] * 5
+    for seed_run in run.compared:
         for method in run.methods:
-            rows = [row for row in cells.rows if row[:2] == (method, part.seed)]
-            assert sum(row[4] for row in rows) == int(part.correct(method).sum())
-            assert sum(row[5] for row in rows) == int(part.total.sum())
+            rows = [row for row in heat_map.rows if row[:2] == (method, seed_run.seed)]
+            assert sum(row[4] for row in rows) == int(seed_run.correct(method).sum())
+            assert sum(row[5] for row in rows) == int(seed_run.total.sum())
 
 
-def test_figures_are_what_plotly_knows(run_folder: Path) -> None:
+def test_plotly_accepts_every_key_of_the_figures(run_folder: Path) -> None:
     go = pytest.importorskip("plotly.graph_objects")
     run = read_run(run_folder)
-    for section in figures(run, styles(run.methods)).values():
+    for section in build_figures(run, styles(run.methods)).values():
         for figure in section:
-            go.Figure({"data": figure.data, "layout": figure.layout})
+            accepted = go.Figure({"data": figure.data, "layout": figure.layout}).to_plotly_json()
+            assert [trace.keys() for trace in accepted["data"]] == [trace.keys() for trace in figure.data]
+            assert [trace["meta"] for trace in accepted["data"]] == [trace["meta"] for trace in figure.data]
+            template = accepted["layout"].pop("template", None)  # plotly's own default
+            assert template is not None
+            assert accepted["layout"] == figure.layout
 
 
 def test_histogram_counts_every_client_once(run_folder: Path) -> None:
     run = read_run(run_folder)
-    histogram = figures(run, styles(run.methods))["clients"][1]
+    histogram = build_figures(run, styles(run.methods))["clients"][1]
     assert all(sum(trace["customdata"]) == 16 for trace in histogram.data)
 
 
-def test_published_numbers_stand_beside_ours(run_folder: Path, tmp_path: Path) -> None:
-    known = {"ditto": {"accuracy": 90.0}}
+def test_published_numbers_are_below_ours(run_folder: Path, tmp_path: Path) -> None:
+    published = {"ditto": {"accuracy": 90.0}}
     ours = json.loads((run_folder / "results.json").read_text())["methods"]["ditto"]["accuracy"]["mean"]
     gap = f"{ours - 90:+.2f}".replace("-", "−")
-    page = report.write([run_folder], tmp_path / "r.html", published=known).read_text()
+    page = report.write([run_folder], tmp_path / "r.html", published=published).read_text()
     assert f'<div class="published">90.00 ({gap})</div>' in page
-    text = report.markdown([run_folder], published=[known])
+    text = report.markdown([run_folder], published=[published])
     assert "| published | 90.00 |" in text
     assert f"| difference | {gap} |" in text
-    with pytest.raises(InputError, match="for 2 runs of 1"):
+    with pytest.raises(InputError, match="2 entries for 1 runs"):
         report.csv([run_folder], published=[None, None])
 
 
@@ -125,7 +130,7 @@ def test_several_runs_have_an_overview(run_folder: Path, copy: Path, tmp_path: P
     assert len(re.findall("^## ", report.markdown([run_folder, copy]), re.MULTILINE)) == 2
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
+# -- summary -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_tie_is_a_difference_within_one_standard_error() -> None:
@@ -135,14 +140,13 @@ def test_a_tie_is_a_difference_within_one_standard_error() -> None:
     assert best_and_tied(table((90.0, 92.0), (80.0, 82.0)), ACCURACY) == ["m0"]
     assert best_and_tied(table((90.0, 92.0), (80.0, 82.0)), CLIENT_FAIRNESS) == ["m1"]
     assert best_and_tied(table((90.0, 92.0), (91.0, 90.5)), ACCURACY) == ["m0", "m1"]  # differences −1 and 1.5
-    assert best_and_tied(table((90.0, 95.0), (89.0, 94.0)), ACCURACY) == [
-        "m0"
-    ]  # seeds differ more than methods, which is no tie
+    # differences 1 and 1: seeds differ more than methods, but differences are paired
+    assert best_and_tied(table((90.0, 95.0), (89.0, 94.0)), ACCURACY) == ["m0"]
     assert best_and_tied(table((90.0,), (89.9,)), ACCURACY) == ["m0"]
     assert best_and_tied(table((90.0,), (90.0,)), ACCURACY) == ["m0", "m1"]
 
 
-def test_the_headline_says_who_leads_with_the_numbers(run_folder: Path) -> None:
+def test_the_summary_names_the_best_method_and_the_lowest_accuracies(run_folder: Path) -> None:
     run = read_run(run_folder)
     results = json.loads((run_folder / "results.json").read_text())["methods"]
     top = max(results, key=lambda m: results[m]["accuracy"]["mean"])
@@ -150,42 +154,42 @@ def test_the_headline_says_who_leads_with_the_numbers(run_folder: Path) -> None:
     assert f"{results[top]['accuracy']['mean']:.1f} %" in headline(run)
     for method in run.methods:
         lowest = min(results[method]["minimum"]["seeds"])
-        assert re.search(rf"by {re.escape(method)}: client .+? \({lowest:.0f} %, seed [01]\)", failures(run))
-    assert any("never took part" in text for text in cautions(run))
+        assert re.search(rf"{re.escape(method)}, client .+? \({lowest:.0f} %, seed [01]\)", lowest_accuracies(run))
+    assert any("never selected" in text for text in cautions(run))
     assert min(min(s.accuracy.values()) for s in worst_clients(run, run.methods)) == pytest.approx(
         min(min(row["minimum"]["seeds"]) for row in results.values())
     )
 
 
-# -- a page of its own -------------------------------------------------------------------------------------------------
+# -- a self-contained page ---------------------------------------------------------------------------------------------
 
 
 def test_names_are_escaped(page: str, run_folder: Path) -> None:
-    body = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)  # without plotly.js and ours
+    body = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)  # without plotly.js and page.js
     assert NASTY not in body
     assert "<img" not in body
-    assert html.escape(NASTY) in body
-    assert html.escape(CLIENT) in body
+    assert escape(NASTY) in body
+    assert escape(CLIENT) in body
     assert any(NASTY in figure["csv"] for figure in _figures(page))
     assert NASTY not in report.markdown([run_folder])
 
 
-def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
+def test_the_page_loads_nothing(page: str) -> None:
     body = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
-    assert not re.search(r"""(src|href)=["'](?!#)""", body.replace(html.escape(CLIENT), ""))
+    assert not re.search(r"""(src|href)=["'](?!#)""", body.replace(escape(CLIENT), ""))
     assert "default-src 'none'" in body
 
 
-def test_the_settings_and_the_way_back_are_there(page: str, run_folder: Path) -> None:
-    assert html.escape((run_folder / "spec.toml").read_text()) in page
-    assert html.escape(f"fedtilt run '{run_folder / 'spec.toml'}' --out 'runs/a & b-again'") in page
+def test_the_page_has_the_settings_and_the_command_to_run_again(page: str, run_folder: Path) -> None:
+    assert escape((run_folder / "spec.toml").read_text()) in page
+    assert escape(f"fedtilt run '{run_folder / 'spec.toml'}' --out 'runs/a & b-again'") in page
     assert torch.__version__ in page
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_beside_the_run_and_prints_where(copy: Path) -> None:
+def test_the_command_writes_into_the_run_folder_and_prints_the_paths(copy: Path) -> None:
     app = typer.Typer()
     app.command()(command)
     answer = CliRunner().invoke(app, [str(copy), "--markdown", "--csv"])
@@ -195,7 +199,7 @@ def test_the_command_writes_beside_the_run_and_prints_where(copy: Path) -> None:
         assert (copy / f"report.{suffix}").stat().st_size > 500
 
 
-def test_without_plotly_it_says_what_to_install(
+def test_without_plotly_the_error_says_what_to_install(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = builtins.__import__
@@ -210,7 +214,7 @@ def test_without_plotly_it_says_what_to_install(
         report.write([run_folder], tmp_path / "r.html")
 
 
-def test_the_place_to_write_is_checked(run_folder: Path, tmp_path: Path) -> None:
+def test_the_output_path_is_checked(run_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a folder; name a file"):
         report.write([run_folder], tmp_path)
     with pytest.raises(InputError, match="one or more run folders"):

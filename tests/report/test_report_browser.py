@@ -17,9 +17,9 @@ PLOT = "document.querySelector('#run-0-{} .plot')"
 
 @pytest.fixture(scope="module")
 def opened(window: Browser, run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Browser:
-    """The page, opened once: a test leaves it as it found it."""
+    """The page, opened once; every test restores its state."""
     page = report.write([run_folder], tmp_path_factory.mktemp("page") / "report.html")
-    window.size(1280, 6000)  # tall: every figure comes near and is drawn
+    window.size(1280, 6000)  # tall: every figure is in view and drawn
     window.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
     window.open(page)
     window.until(DRAWN)
@@ -27,8 +27,8 @@ def opened(window: Browser, run_folder: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(autouse=True)
-def _no_complaint(opened: Browser) -> Iterator[None]:
-    """After every test: nothing went wrong in the page, nothing was asked of the network."""
+def _no_errors(opened: Browser) -> Iterator[None]:
+    """After every test: no errors or warnings in the console, no requests."""
     yield
     assert opened.complaints() == []
     assert opened.script("return performance.getEntriesByType('resource').map((entry) => entry.name)") == []
@@ -39,13 +39,13 @@ def test_figures_have_their_traces_and_points(opened: Browser) -> None:
         "return [...document.querySelectorAll('.plot')].map((plot) => plot.data.map((t) => (t.z || t.y).length))"
     )
     assert [len(traces) for traces in counts] == [6, 6, 6, 3, 3, 6]
-    assert counts[0] == [6, 3] * 3  # a band there and back, a line
+    assert counts[0] == [6, 3] * 3  # the outline of a band, a line
     assert counts[3] == [16] * 3
     assert opened.script(f"return {PLOT.format('clients')}.querySelectorAll('.points path').length") == 48
     assert opened.script(f"return {PLOT.format('histogram')}.querySelectorAll('.bars .point').length") == 60
 
 
-def test_a_name_is_shown_as_it_is(opened: Browser) -> None:
+def test_names_are_shown_literally(opened: Browser) -> None:
     legend = opened.script(
         f"return [...{PLOT.format('clients')}.querySelectorAll('.legendtext')].map((t) => t.textContent)"
     )
@@ -53,7 +53,7 @@ def test_a_name_is_shown_as_it_is(opened: Browser) -> None:
     assert opened.script("return document.querySelectorAll('img, main b').length") == 0
 
 
-def test_a_heading_sorts_by_click_and_by_key(opened: Browser) -> None:
+def test_a_heading_sorts_by_click_and_by_keyboard(opened: Browser) -> None:
     column = "[...document.querySelectorAll('#run-0-evaluated tbody tr')].map((r) => Number(r.cells[1].dataset.value))"
     before = opened.script(f"return {column}")
     head = "document.querySelectorAll('#run-0-evaluated thead button')[1]"
@@ -79,7 +79,7 @@ def test_one_view_of_the_table_at_a_time(opened: Browser) -> None:
 
 def test_dark_recolours_page_and_figures(opened: Browser) -> None:
     paper = f"{PLOT.format('clients')}._fullLayout.paper_bgcolor"
-    scale = f"{PLOT.format('cells')}._fullLayout.coloraxis.colorscale[0][1]"
+    scale = f"{PLOT.format('classes')}._fullLayout.coloraxis.colorscale[0][1]"
     colours = f"return [getComputedStyle(document.body).backgroundColor, {paper}, {scale}]"
     light = opened.script(colours)
     opened.click("#theme")
@@ -94,29 +94,27 @@ def test_dark_recolours_page_and_figures(opened: Browser) -> None:
 
 
 def test_the_heat_map_follows_its_selectors(opened: Browser) -> None:
-    shown = f"return {PLOT.format('cells')}._fullData.filter((t) => t.visible === true).map((t) => t.meta)"
-    assert opened.script(shown) == [{"method": "fedavg", "seed": "0"}]
-    for part, value in (("method", NASTY), ("seed", "1")):
+    visible = f"return {PLOT.format('classes')}._fullData.filter((t) => t.visible === true).map((t) => t.meta)"
+    assert opened.script(visible) == [{"method": "fedavg", "seed": "0"}]
+    for key, value in (("method", NASTY), ("seed", "1")):
         opened.script(
-            "const s = document.querySelector(`select[data-part=${arguments[0]}]`);"
+            "const s = document.querySelector(`select[data-key=${arguments[0]}]`);"
             "s.value = arguments[1]; s.dispatchEvent(new Event('change'))",
-            part,
+            key,
             value,
         )
-    assert opened.script(shown) == [{"method": NASTY, "seed": "1"}]
+    assert opened.script(visible) == [{"method": NASTY, "seed": "1"}]
 
 
-def test_no_sideways_scroll_on_a_phone(opened: Browser) -> None:
+def test_the_page_does_not_scroll_sideways_on_a_phone(opened: Browser) -> None:
     opened.size(390, 844)
     opened.until("document.documentElement.clientWidth === 390")
     opened.until(f"{PLOT.format('clients')}.querySelector('.main-svg').clientWidth < 390")
     assert opened.script("return document.documentElement.scrollWidth") == 390
-    assert (
-        opened.script("return document.querySelector('.scroll').scrollWidth") > 390
-    )  # the table does, inside its frame
+    assert opened.script("return document.querySelector('.scroll').scrollWidth") > 390  # only the table scrolls
 
 
-def test_figures_can_be_saved(opened: Browser) -> None:
+def test_figures_can_be_downloaded(opened: Browser) -> None:
     for kind in ("png", "csv"):
         opened.click(f"#run-0-clients [data-download={kind}]")
     end = time.monotonic() + 10

@@ -13,21 +13,21 @@ from fedtilt import report
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.results import summarise
-from fedtilt.report.figures import CLIENTS, METHODS, POINTS, figures
+from fedtilt.report.figures import MAX_CLIENTS, MAX_METHODS, MAX_POINTS, build_figures
 from fedtilt.report.run_reader import read_run
 from fedtilt.report.style import styles
 from fedtilt.report.summary import cautions
 from fedtilt.storage.run_folder import RunFolder
 
 
-def test_an_unfinished_run_is_reported_and_said_so(copy: Path) -> None:
+def test_an_unfinished_run_has_a_report_that_says_so(copy: Path) -> None:
     (copy / "results.json").unlink()
     metrics = copy / "seed-1" / "metrics.jsonl"
     lines = metrics.read_text().splitlines(keepends=True)
     metrics.write_text("".join(lines[:5]) + lines[5][:40])  # killed while it wrote the last line of round 2
     run = read_run(copy)
-    assert (run.round, [part.seed for part in run.compared], run.finished) == (3, [0], False)
-    assert run.parts[1].round == 1
+    assert (run.round, [seed_run.seed for seed_run in run.compared], run.finished) == (3, [0], False)
+    assert run.seed_runs[1].round == 1
     assert "Unfinished: compared after round 3 of 3, without seed 1" in cautions(run)[0]
     shutil.rmtree(copy / "seed-0")
     assert "compared after round 1 of 3, without seed 0" in report.markdown([copy])
@@ -55,7 +55,7 @@ def _break(folder: Path, file: str, content: bytes) -> None:
         ("seed-0/federation.json", b"{}", "federation.json is damaged"),
     ],
 )
-def test_a_damaged_folder_is_one_sentence(copy: Path, file: str, content: bytes, sentence: str) -> None:
+def test_a_damaged_folder_raises_a_one_line_error(copy: Path, file: str, content: bytes, sentence: str) -> None:
     _break(copy, file, content)
     with pytest.raises(InputError, match=re.escape(sentence)) as caught:
         report.write([copy], copy / "report.html")
@@ -63,10 +63,10 @@ def test_a_damaged_folder_is_one_sentence(copy: Path, file: str, content: bytes,
     assert not (copy / "report.html").exists()
 
 
-def test_a_run_without_a_judged_round_says_how_to_go_on(copy: Path) -> None:
+def test_a_run_without_an_evaluated_round_says_how_to_continue(copy: Path) -> None:
     for seed in (0, 1):
         (copy / f"seed-{seed}" / "metrics.jsonl").unlink()
-    with pytest.raises(InputError, match="no judged round yet; go on with: fedtilt resume"):
+    with pytest.raises(InputError, match="no evaluated round yet; continue with: fedtilt resume"):
         report.csv([copy])
 
 
@@ -78,48 +78,50 @@ def test_a_run_from_python(tmp_path: Path) -> None:
     assert "fedavg reaches" in page
 
 
-def _made_up(folder: Path, clients: int, methods: list[str]) -> Path:
-    """A run folder with drawn counts, method by method a little better."""
-    draw = torch.Generator().manual_seed(0)
+def _random_run(folder: Path, clients: int, methods: list[str]) -> Path:
+    """A run folder with random counts; each method is a little better than the one before."""
+    generator = torch.Generator().manual_seed(0)
     total = torch.full((clients, 10), 10)
-    absent = torch.zeros(clients, dtype=torch.bool)
+    nobody = torch.zeros(clients, dtype=torch.bool)
     counts = {}
     for i, name in enumerate(methods):
-        right = torch.randint(i // 3, 11, (clients, 10), generator=draw)
-        counts[name] = Counts(right, None, absent.clone())
-    summaries = {name: summarise(count, total, absent) for name, count in counts.items()}
+        correct = torch.randint(i // 3, 11, (clients, 10), generator=generator)
+        counts[name] = Counts(correct, None, nobody.clone())
+    summaries = {name: summarise(count, total, nobody) for name, count in counts.items()}
     RunFolder(folder / "seed-0").record(1, summaries, counts, total)
-    job = {"methods": {name: {} for name in methods}, "train": {"rounds": 1}, "data": "x", "clients": clients,
-           "outliers": {"kind": "none", "rate": 0.3, "clients": 1.0}}  # fmt: skip
-    (folder / "seed-0" / "fingerprint.json").write_text(json.dumps(job))
+    settings = {"methods": {name: {} for name in methods}, "train": {"rounds": 1}, "data": "x", "clients": clients,
+                "outliers": {"kind": "none", "rate": 0.3, "clients": 1.0}}  # fmt: skip
+    (folder / "seed-0" / "fingerprint.json").write_text(json.dumps(settings))
     (folder / "run.json").write_text(json.dumps({"started": "?", "seeds": [0], "environment": {}}))
     return folder
 
 
-def test_ten_thousand_clients_are_thinned_out_and_said_so(tmp_path: Path) -> None:
-    folder = _made_up(tmp_path, 10_000, ["fedavg"])
+def test_of_ten_thousand_clients_figures_show_a_sample_and_say_so(tmp_path: Path) -> None:
+    folder = _random_run(tmp_path, 10_000, ["fedavg"])
     run = read_run(folder)
-    drawn = figures(run, styles(run.methods))
-    strip, cells = drawn["clients"][0], drawn["cells"][0]
-    assert len(strip.data[0]["x"]) <= POINTS
-    assert len(cells.data[0]["x"]) <= CLIENTS
-    assert min(strip.data[0]["y"]) == pytest.approx(run.parts[0].last("fedavg").evaluated.minimum, abs=1e-3)
+    sections = build_figures(run, styles(run.methods))
+    sorted_clients, heat_map = sections["clients"][0], sections["classes"][0]
+    assert len(sorted_clients.data[0]["x"]) <= MAX_POINTS
+    assert len(heat_map.data[0]["x"]) <= MAX_CLIENTS
+    assert min(sorted_clients.data[0]["y"]) == pytest.approx(
+        run.seed_runs[0].last("fedavg").evaluated.minimum, abs=1e-3
+    )
     page = report.write([folder], tmp_path / "r.html").read_text()
-    assert f"{POINTS:,} of a method, are shown" in page
-    assert "Of 10,000 clients the 60 served worst and an even sample are shown" in page
+    assert f"Shows {MAX_POINTS:,} clients per method" in page
+    assert "Shows 120 of 10,000 clients: the 60 worst and a sample." in page
     assert len(page) < 5_500_000  # plotly.js is 4.8 million of it
 
 
-def test_of_many_methods_the_tables_hold_all_and_the_figures_the_most_accurate(tmp_path: Path) -> None:
+def test_of_many_methods_tables_have_all_and_figures_the_most_accurate(tmp_path: Path) -> None:
     methods = [f"tilt {i}" for i in range(20)]
-    folder = _made_up(tmp_path, 10, methods)
+    folder = _random_run(tmp_path, 10, methods)
     run = read_run(folder)
-    table = {name: run.parts[0].last(name).evaluated.accuracy for name in methods}
-    drawn = figures(run, styles(methods))
-    for figure in (*drawn["curves"], *drawn["clients"], *drawn["cells"]):
-        shown = [trace["meta"]["method"] for trace in figure.data]
-        assert len(shown) == METHODS
-        assert min(table[name] for name in shown) >= sorted(table.values())[-METHODS]
+    accuracy = {name: run.seed_runs[0].last(name).evaluated.accuracy for name in methods}
+    for section in build_figures(run, styles(methods)).values():
+        for figure in section:
+            in_figure = [trace["meta"]["method"] for trace in figure.data]
+            assert len(in_figure) == MAX_METHODS
+            assert min(accuracy[name] for name in in_figure) >= sorted(accuracy.values())[-MAX_METHODS]
     page = report.write([folder], tmp_path / "r.html").read_text()
-    assert "Figures show the 8 most accurate methods of 20" in page
+    assert "Figures show the 8 most accurate of 20 methods" in page
     assert report.csv([folder]).count(",evaluated,") == 20

@@ -1,6 +1,7 @@
-"""Tables and figures from run folders: one HTML page that opens offline, Markdown, CSV; nothing is trained.
+"""Tables and figures from run folders, as one HTML page that opens offline, as Markdown or as CSV; without training.
 
-The parts: `read` (folder → values), `compare` (methods side by side), `words`, `figures`, `tables`, `page`.
+The modules: `run_reader` reads a folder, `compare` compares its methods, `summary`, `tables` and `figures` present the
+comparison, `page` and `html` write the HTML.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,45 +17,46 @@ from fedtilt.report.tables import Published, as_csv, as_markdown
 __all__ = ["Published", "csv", "markdown", "read_run", "write"]
 
 Folders = Sequence[str | PathLike[str]]
-Beside = Published | Sequence[Published | None] | None
+PublishedPerRun = Published | Sequence[Published | None] | None
 
 
-def write(folders: Folders, out: str | PathLike[str], *, published: Beside = None) -> Path:
-    """Write the page about some run folders and return its path.
+def write(folders: Folders, out: str | PathLike[str], *, published: PublishedPerRun = None) -> Path:
+    """Write a page about run folders and return its path.
 
-    `published` is what a paper reports, method → metric (as in results.json) → value: one for all, or one per folder.
+    Args:
+        folders: One or more run folders, finished or not.
+        out: The HTML file to write.
+        published: Numbers from a paper, method → metric (as in results.json) → value: for all runs, or one per run.
     """
-    runs = _read(folders)
+    runs = _read_runs(folders)
     path = Path(out)
     if path.is_dir():
         raise InputError(f"{path} is a folder; name a file to write, such as {path / 'report.html'}")
-    write_bytes(path, build_page(runs, _beside(published, len(runs))).encode())
+    write_bytes(path, build_page(runs, _published_per_run(published, len(runs))).encode())
     return path
 
 
-def markdown(folders: Folders, *, published: Beside = None) -> str:
-    """The findings and tables as Markdown."""
-    runs = _read(folders)
-    return as_markdown(runs, _beside(published, len(runs)))
+def markdown(folders: Folders, *, published: PublishedPerRun = None) -> str:
+    """The summary and the tables as Markdown."""
+    runs = _read_runs(folders)
+    return as_markdown(runs, _published_per_run(published, len(runs)))
 
 
-def csv(folders: Folders, *, published: Beside = None) -> str:
+def csv(folders: Folders, *, published: PublishedPerRun = None) -> str:
     """The tables as CSV, unrounded: one row per run, method and kind of model."""
-    runs = _read(folders)
-    return as_csv(runs, _beside(published, len(runs)))
+    runs = _read_runs(folders)
+    return as_csv(runs, _published_per_run(published, len(runs)))
 
 
-def _read(folders: Folders) -> list[Run]:
+def _read_runs(folders: Folders) -> list[Run]:
     if isinstance(folders, str | PathLike) or not folders:
         raise InputError(f"a report takes a list of one or more run folders, got {folders!r}")
     return [read_run(Path(folder)) for folder in folders]
 
 
-def _beside(published: Beside, runs: int) -> list[Published]:
+def _published_per_run(published: PublishedPerRun, runs: int) -> list[Published]:
     if published is None or isinstance(published, Mapping):
         return [published or {}] * runs
     if len(published) != runs:
-        raise InputError(
-            f"published numbers are given for {len(published)} runs of {runs}; use None where there are none"
-        )
-    return [known or {} for known in published]
+        raise InputError(f"published has {len(published)} entries for {runs} runs; use None for a run without numbers")
+    return [numbers or {} for numbers in published]

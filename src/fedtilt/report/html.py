@@ -1,51 +1,67 @@
-"""The pieces of an HTML page that needs nothing but itself: style, script, plotly.js and data are all inside."""
+"""Components of a self-contained HTML page: style, script, plotly.js and data are inside it.
 
-import json
+The markup is in templates/, where Jinja escapes every value. The functions take and return HTML as `Markup`; a plain
+`str` is text, except for the parameters that are HTML.
+"""
+
 from collections.abc import Mapping, Sequence
-from html import escape
+from functools import cache
 from importlib import resources
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup, escape
+
 from fedtilt.errors import InputError
+from fedtilt.report.tables import format_mean_std
 from fedtilt.version import __version__
 
-# The page may load nothing from anywhere; plotly makes its PNGs from blobs and data.
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("fedtilt.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= {"text": text, "mean_std": format_mean_std}
+    return environment
+
+
+def render(template: str, **values: Any) -> Markup:
+    """Fill in a template of this package; text is escaped, `Markup` is not."""
+    return Markup(_environment().get_template(template).render(values))
+
+
+def _component(name: str, *arguments: Any, **options: Any) -> Markup:
+    return Markup(getattr(_environment().get_template("components.html.j2").module, name)(*arguments, **options))
 
 
 def document(*, title: str, what: str, main: str, footer: str, plots: bool = True) -> str:
-    """The whole page around its content; without `plots`, plotly is not needed."""
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="generator" content="fedtilt {escape(__version__)}">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>{escape(title)}</title>
-<style>{_asset("page.css")}</style>
-</head>
-<body>
-<header class="bar"><span class="brand">fedtilt</span><span class="what">{escape(what)}</span>
-<button type="button" id="theme" aria-pressed="false">Dark</button></header>
-<main>
-{main}
-</main>
-<footer>{escape(footer)}</footer>
-<script>{plotly() if plots else ""}</script>
-<script>{_asset("page.js")}</script>
-</body>
-</html>
-"""
+    """The whole page.
+
+    Args:
+        title: Title of the window.
+        what: The kind of page, next to the name of the package.
+        main: The content, as HTML.
+        footer: One line of text.
+        plots: Whether the page has figures; without them, plotly is not needed.
+    """
+    return render(
+        "document.html.j2", title=title, what=what, main=Markup(main), footer=footer, version=__version__,
+        css=_asset("page.css"), script=_asset("page.js"), plotly=Markup(plotly()) if plots else "",
+    )  # fmt: skip
 
 
-def _asset(name: str) -> str:
-    return (resources.files("fedtilt.report") / name).read_text("utf-8")
+def _asset(name: str) -> Markup:
+    return Markup((resources.files("fedtilt.report") / name).read_text("utf-8"))
 
 
 def plotly() -> str:
-    """plotly.js, fit to stand in a page."""
+    """The source of plotly.js, safe inside a script element."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
@@ -53,51 +69,56 @@ def plotly() -> str:
     return str(get_plotlyjs()).replace("</script", r"<\/script")
 
 
-def text(content: str) -> str:
-    """Escaped, with numbers and their units kept on one line."""
-    return escape(content).replace(" %", "\N{NO-BREAK SPACE}%").replace(" points", "\N{NO-BREAK SPACE}points")
+def text(content: str) -> Markup:
+    """Escaped text in which a number and its unit stay on one line."""
+    return escape(content.replace(" %", "\N{NO-BREAK SPACE}%").replace(" points", "\N{NO-BREAK SPACE}points"))
 
 
-def label(name: str) -> str:
-    """A name in a table: as wide as it is, up to a limit, then on several lines."""
-    return f'<span class="label">{escape(name)}</span>'
+def table(head: str, body: Sequence[str], title: str) -> Markup:
+    """A sortable table that scrolls sideways if it is wide.
+
+    Args:
+        head: The headings (see `head`), as HTML.
+        body: The rows, as HTML.
+        title: Describes the table to screen readers.
+    """
+    return _component("table", Markup(head), Markup("".join(body)), title)
 
 
-def table(head: str, body: Sequence[str], title: str) -> str:
-    """A table that sorts and, where it is wide, scrolls."""
-    return f"""<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}"><table class="sortable">
-<thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>"""
+def head(title: str, left: bool, *, hint: str = "", first: str = "ascending") -> Markup:
+    """A heading that sorts its column.
 
-
-def head(title: str, left: bool, *, hint: str = "", first: str = "ascending", swatch: str = "") -> str:
-    """A heading that sorts; `first` is the order that its first click gives."""
-    mark = f'<i class="swatch" style="background:{swatch}"></i>' if swatch else ""
-    side = "" if left else ' class="number"'
-    tip = f' title="{escape(hint)}"' if hint else ""
-    return f'<th scope="col"{side}><button type="button" data-first="{first}"{tip}>{mark}{text(title)}</button></th>'
+    Args:
+        title: Text of the heading.
+        left: Whether it is aligned to the left, as text is; numbers are aligned to the right.
+        hint: Text shown on hover.
+        first: The order after the first click, "ascending" or "descending".
+    """
+    return _component("head", title, left=left, hint=hint, first=first)
 
 
 def figure(
     key: str, *, title: str, note: str, data: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], csv: str,
     selectors: Mapping[str, Sequence[str]] | None = None,
-) -> str:  # fmt: skip
-    """A plot that the script draws when it comes near, with its choices and downloads."""
-    choices = "".join(
-        f'<label>{escape(part)} <select data-part="{escape(part)}">'
-        + "".join(f"<option>{escape(choice)}</option>" for choice in options)
-        + "</select></label>"
-        for part, options in (selectors or {}).items()
-    )
-    wide = ' class="wide"' if "xaxis2" in layout else ""  # several panels: a narrow page scrolls instead of squeezing
-    return f"""<figure id="{key}"{wide}><figcaption><h4>{escape(title)}</h4>
-<p class="note">{escape(note)}</p></figcaption>{f'<div class="choices">{choices}</div>' if choices else ""}
-<div class="plot" role="img" aria-label="{escape(title)}" style="height:{layout["height"]}px"></div>
-<div class="downloads"><button type="button" data-download="png" aria-label="{escape(title)} as PNG">PNG</button>
-<button type="button" data-download="csv" aria-label="Data of {escape(title)} as CSV">CSV</button></div>
-<script type="application/json">{inline_json({"data": data, "layout": layout, "csv": csv})}</script></figure>"""
+) -> Markup:  # fmt: skip
+    """A plot that the script draws just before it scrolls into view.
+
+    Args:
+        key: The id of the element and the name of downloaded files.
+        title: Heading of the figure.
+        note: One line of explanation below the heading.
+        data: Plotly's traces.
+        layout: Plotly's layout; needs a height.
+        csv: The data to download.
+        selectors: Key in a trace's meta → choices; the traces that match all choices are visible.
+    """
+    return _component(
+        "figure", key=key, title=title, note=note, height=layout["height"], selectors=selectors or {},
+        wide="xaxis2" in layout,  # several panels: a narrow page scrolls instead of squeezing them
+        json=inline_json({"data": data, "layout": layout, "csv": csv}),
+    )  # fmt: skip
 
 
-def inline_json(content: Any) -> str:
-    """JSON that cannot end the script it stands in."""
-    dumped = json.dumps(content, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    return dumped.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+def inline_json(content: Any) -> Markup:
+    """JSON that is safe inside a script element."""
+    return htmlsafe_json_dumps(content, allow_nan=False, separators=(",", ":"), ensure_ascii=False)

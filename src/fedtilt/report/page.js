@@ -27,33 +27,33 @@
     const stops = color("--heat").split(",").map((stop) => stop.trim());
     return stops.map((stop, i) => [i / (stops.length - 1), stop]);
   };
-  function look(layout) {
+  function themed(layout) {
     return layout.coloraxis ? { template: template(), "coloraxis.colorscale": heat() } : { template: template() };
   }
   function paint(dark) {
     root.dataset.theme = dark ? "dark" : "light";
     toggle.textContent = dark ? "Light" : "Dark";
     toggle.setAttribute("aria-pressed", String(dark));
-    for (const plot of all(".plot")) if (plot.layout) Plotly.relayout(plot, look(plot.layout));
+    for (const plot of all(".plot")) if (plot.layout) Plotly.relayout(plot, themed(plot.layout));
   }
   const dark = () => (chosen === null ? preference.matches : chosen);
   toggle.addEventListener("click", () => {
-    const wanted = !dark();
-    chosen = wanted === preference.matches ? null : wanted; // back at the system's choice, the page follows it again
-    paint(wanted);
+    const next = !dark();
+    chosen = next === preference.matches ? null : next; // null: follow the system
+    paint(next);
   });
   preference.addEventListener("change", () => paint(dark()));
   addEventListener("beforeprint", () => paint(false));
   addEventListener("afterprint", () => paint(dark()));
   paint(dark());
 
-  // -- figures: drawn when they come near, so that long pages open at once ---------------------------------------
+  // -- figures: drawn just before they scroll into view, so that long pages open at once --------------------------
   const contents = new Map();
   const content = (figure) => {
     if (!contents.has(figure)) contents.set(figure, JSON.parse(figure.querySelector("script").textContent));
     return contents.get(figure);
   };
-  const touch = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page, it does not zoom
+  const touch = matchMedia("(pointer: coarse)").matches; // on touch screens, dragging scrolls the page
   function draw(figure) {
     const plot = figure.querySelector(".plot");
     if (plot.layout) return;
@@ -87,13 +87,13 @@
       }
     });
   }
-  for (const select of all("select[data-part]")) {
+  for (const select of all("select[data-key]")) {
     select.addEventListener("change", () => {
       const figure = select.closest("figure");
       draw(figure);
       const plot = figure.querySelector(".plot");
-      const wanted = all("select[data-part]", figure).map((s) => [s.dataset.part, s.value]);
-      const visible = plot.data.map((trace) => wanted.every(([part, value]) => trace.meta[part] === value));
+      const choices = all("select[data-key]", figure).map((s) => [s.dataset.key, s.value]);
+      const visible = plot.data.map((trace) => choices.every(([key, value]) => trace.meta[key] === value));
       Plotly.restyle(plot, { visible });
     });
   }

@@ -1,7 +1,7 @@
-"""Read a run folder into plain values; nothing is trained, and the data set is not needed.
+"""Read a run folder into plain values, without training and without the data set.
 
-seed-0/federation.json, where there is one, names the clients and classes and lists who carries outliers:
-{"clients": ["north", …], "classes": ["cat", …], "has_outliers": [3, 7]}; otherwise they go by their numbers.
+seed-0/federation.json, if it exists, has the names of clients and classes and the clients with outliers:
+{"clients": ["north", …], "classes": ["cat", …], "has_outliers": [3, 7]}. Without it, names are numbers.
 """
 
 import json
@@ -24,34 +24,39 @@ from fedtilt.storage.run_folder import History, RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """What one seed of a run has found so far."""
+class SeedRun:
+    """The results of one seed so far."""
 
     seed: int
-    history: History  # method → (round, metrics) of every judged round, the same rounds for every method
-    counts: Mapping[str, Counts]  # of the last judged round
+    history: History  # method → (round, metrics) of every evaluated round, the same rounds for every method
+    counts: Mapping[str, Counts]  # of the last evaluated round
     total: Tensor  # (N, K) test samples
-    has_outliers: Tensor | None  # (N,) bool: who carries outliers; None where it is not known
+    has_outliers: Tensor | None  # (N,) bool; None: unknown
     client_names: tuple[str, ...]
     class_names: tuple[str, ...]
 
     @cached_property
     def round(self) -> int:
-        """The last judged round."""
+        """The last evaluated round."""
         return next(iter(self.history.values()))[-1][0]
 
     def last(self, method: str) -> Summary:
-        """The metrics after the last judged round."""
+        """The metrics after the last evaluated round."""
         return self.history[method][-1][1]
 
     def correct(self, method: str) -> Tensor:
-        """Right answers (N, K) of the models that count."""
+        """Correct predictions (N, K) of the evaluated models."""
         return evaluated_counts(self.counts[method])
+
+    @property
+    def some_have_outliers(self) -> bool:
+        """Whether some of the clients have outliers, and not all."""
+        return self.has_outliers is not None and 0 < int(self.has_outliers.sum()) < len(self.total)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run folder: what was asked, where it ran, and what every seed found."""
+    """A run folder: its settings, its environment and the results of every seed."""
 
     folder: Path
     name: str
@@ -59,111 +64,122 @@ class Run:
     environment: Mapping[str, Any]
     fingerprint: Mapping[str, Any]  # settings of the first seed: methods, train, data, outliers, clients, model
     spec: str | None  # spec.toml; None for a run started from Python
-    seeds: tuple[int, ...]  # all that were asked for
-    parts: tuple[Part, ...]  # those with a judged round
-    search: Mapping[str, Any] | None = None  # whose settings were searched, and which was chosen, once it is
+    seeds: tuple[int, ...]  # all seeds of the run, evaluated or not
+    seed_runs: tuple[SeedRun, ...]  # the seeds with an evaluated round
+    search: Mapping[str, Any] | None = None  # of a tuning run: the method, its settings and, at the end, the chosen one
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the methods, in the order of the run; of a search, without the settings that were not chosen."""
-        passed = {} if self.search is None else self.search["settings"].keys()
-        kept = () if self.search is None else (self.search["method"], self.search.get("chosen"))
-        return tuple(name for name in self.fingerprint["methods"] if name not in passed or name in kept)
+        """Names of the methods in the order of the run; a tuning run leaves out the settings it did not choose."""
+        if self.search is None:
+            return tuple(self.fingerprint["methods"])
+        settings, included = self.search["settings"], (self.search["method"], self.search.get("chosen"))
+        return tuple(name for name in self.fingerprint["methods"] if name not in settings or name in included)
 
     @property
     def rounds(self) -> int:
-        """How many rounds were asked for."""
+        """The number of rounds in the settings."""
         return int(self.fingerprint["train"]["rounds"])
 
     @property
     def round(self) -> int:
-        """The round the methods are compared at: the last that any seed has reached."""
-        return max(part.round for part in self.parts)
+        """The round at which methods are compared: the last that any seed has reached."""
+        return max(seed_run.round for seed_run in self.seed_runs)
 
     @property
-    def compared(self) -> tuple[Part, ...]:
+    def compared(self) -> tuple[SeedRun, ...]:
         """The seeds that have reached that round."""
-        return tuple(part for part in self.parts if part.round == self.round)
+        return tuple(seed_run for seed_run in self.seed_runs if seed_run.round == self.round)
 
     @property
     def finished(self) -> bool:
-        """Whether every seed has gone through all its rounds."""
+        """Whether every seed has finished all its rounds."""
         return len(self.compared) == len(self.seeds) and self.round >= self.rounds
 
 
-def _search(folder: Path, record: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a search found, or what it is after while it runs; None for any other run."""
-    if "tuning" not in record:
-        return None
-    results = folder / "results.json"
-    found = read_json(results).get("tuning") if results.exists() else None
-    return dict(found or record["tuning"])
-
-
 def read_run(folder: Path) -> Run:
-    """A run folder as it is now, finished or not; a damaged file is named."""
+    """Read a run folder, finished or not; an error names the damaged file."""
     if not (folder / "run.json").exists():
         raise InputError(f"{folder} is not a run folder: it has no run.json")
     record = read_json(folder / "run.json")
     try:
-        started, environment, asked = record["started"], dict(record["environment"]), set(record["seeds"])
-        asked |= {int(path.name[5:]) for path in folder.glob("seed-*") if path.name[5:].isdigit()}
+        started, environment, seeds = record["started"], dict(record["environment"]), set(record["seeds"])
+        seeds |= {int(path.name[5:]) for path in folder.glob("seed-*") if path.name[5:].isdigit()}
     except (TypeError, KeyError, ValueError) as error:
         raise InputError(f"{folder / 'run.json'} is damaged ({error!r})") from error
-    homes = {seed: folder / f"seed-{seed}" for seed in sorted(asked)}
-    jobs = {seed: _job(home) for seed, home in homes.items() if (home / "fingerprint.json").exists()}
-    parts = [part for seed, job in jobs.items() if (part := _part(homes[seed], seed, job)) is not None]
-    if not parts:
-        again = f"fedtilt resume {shlex.quote(str(folder))}"
-        way = again if (folder / "spec.toml").exists() else "fedtilt.run and the same arguments"
-        raise InputError(f"{folder} has no judged round yet; go on with: {way}")
+    seed_folders = {seed: folder / f"seed-{seed}" for seed in sorted(seeds)}
+    fingerprints = {
+        seed: _read_fingerprint(path / "fingerprint.json")
+        for seed, path in seed_folders.items()
+        if (path / "fingerprint.json").exists()
+    }
+    seed_runs = [
+        seed_run
+        for seed, fingerprint in fingerprints.items()
+        if (seed_run := _read_seed(seed_folders[seed], seed, fingerprint)) is not None
+    ]
+    if not seed_runs:
+        resume = f"fedtilt resume {shlex.quote(str(folder))}"
+        remedy = resume if (folder / "spec.toml").exists() else "fedtilt.run and the same arguments"
+        raise InputError(f"{folder} has no evaluated round yet; continue with: {remedy}")
     return Run(
         folder=folder,
         name=folder.resolve().name,
-        started=_readable(started),
+        started=_format_time(started),
         environment=environment,
-        fingerprint=jobs[parts[0].seed],
-        spec=_text(folder / "spec.toml"),
-        seeds=tuple(homes),
-        parts=tuple(parts),
-        search=_search(folder, record),
+        fingerprint=fingerprints[seed_runs[0].seed],
+        spec=_read_text(folder / "spec.toml"),
+        seeds=tuple(seed_folders),
+        seed_runs=tuple(seed_runs),
+        search=_read_search(folder, record),
     )
 
 
-def _job(home: Path) -> dict[str, Any]:
-    job = read_json(home / "fingerprint.json")
+def _read_search(folder: Path, record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The result of a tuning run, or its settings while it runs; None for any other run."""
+    if "tuning" not in record:
+        return None
+    results = folder / "results.json"
+    tuning = read_json(results).get("tuning") if results.exists() else None
+    return dict(tuning or record["tuning"])
+
+
+def _read_fingerprint(path: Path) -> dict[str, Any]:
+    fingerprint = read_json(path)
     try:
-        rounds, kind, methods = job["train"]["rounds"], job["outliers"]["kind"], dict(job["methods"])
-        job["outliers"]["clients"], job["data"], job["clients"]
+        rounds, kind = fingerprint["train"]["rounds"], fingerprint["outliers"]["kind"]
+        methods = dict(fingerprint["methods"])
+        fingerprint["outliers"]["clients"], fingerprint["data"], fingerprint["clients"]
     except (TypeError, KeyError, ValueError) as error:
-        raise InputError(f"{home / 'fingerprint.json'} is damaged ({error!r})") from error
+        raise InputError(f"{path} is damaged ({error!r})") from error
     if not isinstance(rounds, int) or not isinstance(kind, str) or not methods:
-        raise InputError(f"{home / 'fingerprint.json'} is damaged: it names no rounds, outliers or methods")
-    return dict(job)
+        raise InputError(f"{path} is damaged: it has no rounds, outliers or methods")
+    return dict(fingerprint)
 
 
-def _part(home: Path, seed: int, job: Mapping[str, Any]) -> Part | None:
-    history = _history(home / "metrics.jsonl", list(job["methods"]))
+def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedRun | None:
+    """One seed of a run; None before its first evaluated round."""
+    history = _read_history(folder / "metrics.jsonl", list(fingerprint["methods"]))
     if history is None:
         return None
     last = next(iter(history.values()))[-1][0]
     try:
-        counts, total = RunFolder(home).counts(last)
-        counts = {name: counts[name] for name in job["methods"]}
+        counts, total = RunFolder(folder).counts(last)
+        counts = {name: counts[name] for name in fingerprint["methods"]}
     except (KeyError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"the counts of round {last} in {home} are damaged ({error!r})") from error
-    clients, classes, has_outliers = _federation(home / "federation.json", job, *total.shape)
-    return Part(
+        raise InputError(f"the counts of round {last} in {folder} are damaged ({error!r})") from error
+    client_names, class_names, has_outliers = _read_federation(folder / "federation.json", fingerprint, *total.shape)
+    return SeedRun(
         seed=seed, history=history, counts=counts, total=total, has_outliers=has_outliers,
-        client_names=clients, class_names=classes,
+        client_names=client_names, class_names=class_names,
     )  # fmt: skip
 
 
-def _history(path: Path, methods: list[str]) -> History | None:
-    """Every round that was judged for all methods; the line that was being written when a run was killed is left."""
-    text = _text(path)
+def _read_history(path: Path, methods: list[str]) -> History | None:
+    """Every round with the metrics of all methods; ignores a last line that was cut off when a run was killed."""
+    text = _read_text(path)
     lines = text.splitlines() if text else []
     rounds: dict[int, dict[str, Summary]] = {}
     for number, line in enumerate(lines, 1):
@@ -174,39 +190,47 @@ def _history(path: Path, methods: list[str]) -> History | None:
             if number == len(lines):
                 break
             raise InputError(f"{path} is damaged in line {number} ({error!r})") from error
-    whole = sorted(number for number, found in rounds.items() if set(found) >= set(methods))
-    return {name: [(number, rounds[number][name]) for number in whole] for name in methods} if whole else None
+    complete = sorted(number for number, summaries in rounds.items() if set(summaries) >= set(methods))
+    return {name: [(number, rounds[number][name]) for number in complete] for name in methods} if complete else None
 
 
-def _federation(
-    path: Path, job: Mapping[str, Any], clients: int, classes: int
+def _read_federation(
+    path: Path, fingerprint: Mapping[str, Any], clients: int, classes: int
 ) -> tuple[tuple[str, ...], tuple[str, ...], Tensor | None]:
-    """Names of clients and classes, and who carries outliers."""
-    share = 0.0 if job["outliers"]["kind"] == "none" else float(job["outliers"]["clients"])
+    """Names of clients, names of classes, and which clients have outliers."""
+    outliers = fingerprint["outliers"]
+    share = 0.0 if outliers["kind"] == "none" else float(outliers["clients"])
     has_outliers = torch.full((clients,), share == 1) if share in (0, 1) else None
     if not path.exists():
         return tuple(map(str, range(clients))), tuple(map(str, range(classes))), has_outliers
     record = read_json(path)
     try:
-        names, labels = tuple(map(str, record["clients"])), tuple(map(str, record["classes"]))
+        client_names, class_names = tuple(map(str, record["clients"])), tuple(map(str, record["classes"]))
         has_outliers = torch.zeros(clients, dtype=torch.bool)
         has_outliers[torch.tensor(record["has_outliers"], dtype=torch.long)] = True
     except (TypeError, KeyError, ValueError, IndexError, RuntimeError) as error:
         raise InputError(f"{path} is damaged ({error!r})") from error
-    if (len(names), len(labels)) != (clients, classes):
-        raise InputError(f"{path} names {len(names)} clients and {len(labels)} classes for {clients} and {classes}")
-    return names, labels, has_outliers
+    if (len(client_names), len(class_names)) != (clients, classes):
+        raise InputError(
+            f"{path} names {len(client_names)} clients and {len(class_names)} classes, "
+            f"but the counts have {clients} and {classes}"
+        )
+    return client_names, class_names, has_outliers
 
 
-def _text(path: Path) -> str | None:
+def _read_text(path: Path) -> str | None:
     try:
         return path.read_text() if path.exists() else None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error})") from error
 
 
-def _readable(started: str) -> str:
-    """'2026-11-15T03:21:23+0000' as '15 November 2026, 03:21'."""
+def _format_time(started: str) -> str:
+    """Format a start time.
+
+    >>> _format_time("2026-11-15T03:21:23+0000")
+    '15 November 2026, 03:21'
+    """
     try:
         return time.strftime("%d %B %Y, %H:%M", time.strptime(str(started)[:19], "%Y-%m-%dT%H:%M:%S")).lstrip("0")
     except ValueError:

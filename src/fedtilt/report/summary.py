@@ -1,150 +1,158 @@
-"""What a run found, in words; every number comes from the run."""
+"""The results of a run in sentences; every number comes from the run."""
 
 import shlex
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedtilt.report.compare import ACCURACY, CLASS_FAIRNESS, CLIENT_FAIRNESS, Metric, Row, best_and_tied, leading, rows
+from fedtilt.report.compare import (
+    ACCURACY,
+    CLIENT_DATA_FAIRNESS,
+    CLIENT_FAIRNESS,
+    VIEWS,
+    Metric,
+    Row,
+    best_and_tied,
+    comparison_table,
+    most_accurate,
+)
 from fedtilt.report.run_reader import Run
 
-_SUPERLATIVES = ((ACCURACY, "the most accurate"), (CLIENT_FAIRNESS, "the fairest to clients"),
-                 (CLASS_FAIRNESS, "the fairest to classes"))  # fmt: skip
-_TIES = {"accuracy": "in accuracy", "client_fairness": "in fairness to clients",
-         "client_data_fairness_mean": "in fairness to classes"}  # fmt: skip
+_SUPERLATIVES = ((ACCURACY, "highest"), (CLIENT_FAIRNESS, "best"), (CLIENT_DATA_FAIRNESS, "best"))
 
 
 def headline(run: Run) -> str:
-    """The finding: who is most accurate and who is fairest, or who ties."""
-    table = rows(run, "evaluated")
+    """The main result: which methods are most accurate and fairest, or tie."""
+    table = comparison_table(run, "evaluated")
     if len(table) == 1:
         (name, row), = table.items()  # fmt: skip
         return (
-            f"{name} reaches {_amount(row, ACCURACY)}, with a spread of {_amount(row, CLIENT_FAIRNESS)} over clients "
-            f"and of {_amount(row, CLASS_FAIRNESS)} over the classes inside a client."
+            f"{name} reaches an accuracy of {_amount(row, ACCURACY)}, a client fairness of "
+            f"{_amount(row, CLIENT_FAIRNESS)} and a client data fairness of {_amount(row, CLIENT_DATA_FAIRNESS)}."
         )
-    wins: dict[str, list[str]] = {}  # the winner → what it is
-    ties: dict[tuple[str, ...], list[str]] = {}  # those that tie → in what
+    wins: dict[str, list[str]] = {}  # method → what it is best in
+    ties: dict[tuple[str, ...], list[str]] = {}  # methods that tie → in what
     for metric, superlative in _SUPERLATIVES:
         group = best_and_tied(table, metric)
         if len(group) == 1:
-            wins.setdefault(group[0], []).append(f"{superlative} ({_amount(table[group[0]], metric)})")
+            amount = _amount(table[group[0]], metric)
+            wins.setdefault(group[0], []).append(f"the {superlative} {metric.title} ({amount})")
         else:
-            order = tuple(m for m in table if m in group)
-            amounts = list(dict.fromkeys(_amount(table[m], metric) for m in order))
-            ties.setdefault(order, []).append(f"{_TIES[metric.key]} ({listed(amounts)})")
-    clauses = [f"{name} is {listed(what)}" for name, what in wins.items()]
-    clauses += [f"{_all(group, len(table))} tie {listed(what)}" for group, what in ties.items()]
+            tied = tuple(m for m in table if m in group)
+            amounts = list(dict.fromkeys(_amount(table[m], metric) for m in tied))
+            ties.setdefault(tied, []).append(f"in {metric.title} ({join_words(amounts)})")
+    clauses = [f"{name} has {join_words(what)}" for name, what in wins.items()]
+    clauses += [f"{_name_methods(group, len(table))} tie {join_words(what)}" for group, what in ties.items()]
     text = "; ".join(clauses) + "."
     return f"A{text[1:]}" if text.startswith("all ") else text
 
 
-def failures(run: Run) -> str:
-    """The client and the class that a method serves worst, for the most accurate methods of many."""
-    several = len(run.compared) > 1
+def lowest_accuracies(run: Run) -> str:
+    """The client and the class with the lowest accuracy under each of the most accurate methods."""
+    several_seeds = len(run.compared) > 1
     clauses = []
-    for method in leading(run, 5):
+    for method in most_accurate(run, 5):
         lowest = []
-        for part in run.compared:
-            share = _share(part.correct(method).sum(1), part.total.sum(1))
-            client = int(share.argmin())
-            where = f", seed {part.seed}" if several else ""
-            accuracy = float(share[client])
-            lowest.append((accuracy, f"client {part.client_names[client]} ({percent(accuracy)}{where})"))
-        right = sum(part.correct(method).sum(0) for part in run.compared)
-        total = sum(part.total.sum(0) for part in run.compared)
-        by_class = _share(right, total)  # type: ignore[arg-type]
+        for seed_run in run.compared:
+            by_client = _percent_correct(seed_run.correct(method).sum(1), seed_run.total.sum(1))
+            client = int(by_client.argmin())
+            accuracy = float(by_client[client])
+            seed = f", seed {seed_run.seed}" if several_seeds else ""
+            lowest.append((accuracy, f"client {seed_run.client_names[client]} ({format_percent(accuracy)}{seed})"))
+        correct = sum(seed_run.correct(method).sum(0) for seed_run in run.compared)
+        total = sum(seed_run.total.sum(0) for seed_run in run.compared)
+        by_class = _percent_correct(correct, total)  # type: ignore[arg-type]
         label = int(by_class.argmin())
-        names = run.compared[0].class_names
-        class_name = f"class {names[label]} ({percent(float(by_class[label]))})"
-        clauses.append(f"by {method}: {min(lowest)[1]} and {class_name}")
-    few = f" The {len(clauses)} most accurate of {len(run.methods)} methods." if len(clauses) < len(run.methods) else ""
-    return f"Served worst {'; '.join(clauses)}.{few}"
+        class_name = run.compared[0].class_names[label]
+        clauses.append(f"{method}, {min(lowest)[1]} and class {class_name} ({format_percent(float(by_class[label]))})")
+    shown = f" These are the {len(clauses)} most accurate of {len(run.methods)} methods."
+    return f"Lowest accuracy: {'; '.join(clauses)}.{shown if len(clauses) < len(run.methods) else ''}"
 
 
 def cautions(run: Run) -> list[str]:
-    """What a reader should know before believing the numbers."""
-    out = []
+    """What to know before trusting the numbers."""
+    sentences = []
     if not run.finished:
-        out.append(_unfinished(run))
+        sentences.append(_unfinished(run))
     if run.search is not None:
         chosen = run.search.get("chosen")
-        what = f"of which {chosen} was chosen" if chosen else "of which none is chosen yet"
-        out.append(
-            f"A search among {len(run.search['settings'])} settings of {run.search['method']}, {what} on validation "
-            "data; this page is about test data. The others are in results.json; "
-            f"fedtilt resume {shlex.quote(str(run.folder))} tells more."
+        choice = f"{chosen} was chosen" if chosen else "none is chosen yet"
+        sentences.append(
+            f"A search over {len(run.search['settings'])} settings of {run.search['method']}, of which {choice} on "
+            "validation data; this page shows test data. The other settings are in results.json; "
+            f"fedtilt resume {shlex.quote(str(run.folder))} lists them."
         )
     if len(run.compared) == 1:
-        out.append("One seed: small differences may be chance; more seeds give error bars.")
+        sentences.append("One seed: small differences may be chance; more seeds give error bars.")
     else:
-        out.append(
-            f"Over {len(run.compared)} seeds; a difference within one standard error, seed by seed, is called a tie."
+        sentences.append(
+            f"Over {len(run.compared)} seeds; a difference within one standard error, paired by seed, is a tie."
         )
-    summaries = [part.last(method) for part in run.compared for method in run.methods]
-    absent = [summary.never_selected for summary in summaries if summary.personal is not None]
-    low, high = min(absent, default=0), max(absent, default=0)
+    summaries = [seed_run.last(method) for seed_run in run.compared for method in run.methods]
+    never_selected = [summary.never_selected for summary in summaries if summary.personal is not None]
+    low, high = min(never_selected, default=0), max(never_selected, default=0)
     if high:
-        out.append(
-            f"{high if low == high else f'Up to {high}'} of {len(run.compared[0].total):,} clients never took part and "
-            "are judged on the shared model; the table gives the figures without them too."
+        count = high if low == high else f"Up to {high}"
+        sentences.append(
+            f"{count} of {len(run.compared[0].total):,} clients were never selected and are evaluated on the shared "
+            f"model; the table “{VIEWS['ever_selected'].title}” leaves them out."
         )
     if any(summary.clean for summary in summaries):
-        out.append("Only some clients carry outliers; the table gives the figures over the clean ones too.")
-    return out
+        sentences.append(f"Only some clients have outliers; the table “{VIEWS['clean'].title}” leaves them out.")
+    return sentences
 
 
 def _unfinished(run: Run) -> str:
     text = f"Unfinished: compared after round {run.round} of {run.rounds}"
-    behind = [seed for seed in run.seeds if seed not in [part.seed for part in run.compared]]
+    behind = [str(seed) for seed in run.seeds if seed not in [seed_run.seed for seed_run in run.compared]]
     if behind:
-        text += f", without seed{'s' if len(behind) > 1 else ''} {listed([str(s) for s in behind])}, not that far yet"
-    remedy = f"; go on with: fedtilt resume {shlex.quote(str(run.folder))}" if run.spec else ""
+        text += f", without seed{'s' if len(behind) > 1 else ''} {join_words(behind)}, not yet at this round"
+    remedy = f"; continue with: fedtilt resume {shlex.quote(str(run.folder))}" if run.spec else ""
     return f"{text}{remedy}."
 
 
 def facts(run: Run) -> str:
-    """What was run, in one line."""
-    job = run.fingerprint
-    outliers = job["outliers"]
+    """Data set, clients, outliers, rounds and seeds in one line."""
+    settings = run.fingerprint
+    outliers = settings["outliers"]
     if outliers["kind"] == "none":
-        harm = "clean data"
+        data = "clean data"
     else:
-        harm = f"{float(outliers['rate']):.0%} {outliers['kind']} every round".replace("%", " %")
+        data = f"{float(outliers['rate']):.0%} {outliers['kind']} every round".replace("%", " %")
         if float(outliers["clients"]) < 1:
-            harm += f" at {float(outliers['clients']):.0%} of the clients".replace("%", " %")
+            data += f" at {float(outliers['clients']):.0%} of the clients".replace("%", " %")
     seeds = f"{len(run.seeds)} seed{'s' if len(run.seeds) > 1 else ''}"
-    return f"{job['data']}, {job['clients']:,} clients, {harm}, {run.rounds} rounds, {seeds}"
+    return f"{settings['data']}, {settings['clients']:,} clients, {data}, {run.rounds} rounds, {seeds}"
 
 
-def listed(parts: Sequence[str]) -> str:
-    """'a', 'a and b', 'a, b and c'.
+def join_words(words: Sequence[str]) -> str:
+    """Join words with commas and "and".
 
-    >>> listed(["a", "b", "c"])
+    >>> join_words(["a", "b", "c"])
     'a, b and c'
     """
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def percent(value: float) -> str:
-    """A share in words: no rounding up to 100 %.
+def format_percent(value: float) -> str:
+    """A percentage without rounding up to 100 %.
 
-    >>> percent(99.7), percent(61.3)
+    >>> format_percent(99.7), format_percent(61.3)
     ('99.7 %', '61 %')
     """
     return f"{value:.0f} %" if value == 100 or round(value) < 100 else f"{min(value, 99.9):.1f} %"
 
 
 def _amount(row: Row, metric: Metric) -> str:
-    return f"{row[metric.key].mean:.1f} {'%' if metric.higher_is_better else 'points'}"
+    return f"{row[metric.key].mean:.1f} {metric.unit}"
 
 
-def _all(group: Sequence[str], methods: int) -> str:
+def _name_methods(group: Sequence[str], methods: int) -> str:
     if len(group) == methods and methods > 2:
         return f"all {methods} methods"
-    return listed(group)
+    return join_words(group)
 
 
-def _share(right: Tensor, total: Tensor) -> Tensor:
-    """Accuracy in percent; above 100 where there is no data."""
-    return (100 * right.double() / total.clamp(min=1).double()).where(total > 0, 101.0)
+def _percent_correct(correct: Tensor, total: Tensor) -> Tensor:
+    """Accuracy in percent; 101 where there is no data, so that it is never the lowest."""
+    return (100 * correct.double() / total.clamp(min=1).double()).where(total > 0, 101.0)
