@@ -1,3 +1,5 @@
+"""Toy experiments: closed-form accuracy, measured boundaries, verdicts."""
+
 import math
 from dataclasses import replace
 from typing import Any
@@ -10,35 +12,35 @@ from fedtilt.data.toy import SETUPS, Group, toy
 from fedtilt.reproduction import Options, load
 from fedtilt.reproduction.chapter import CaptionedFigure, Table
 from fedtilt.reproduction.toy.experiment import cases, chapter, dataset, measure
-from fedtilt.reproduction.toy.geometry import best_worst, expected
+from fedtilt.reproduction.toy.geometry import best_worst_class, expected_accuracy
 
 GROUPS = [groups for setup in SETUPS.values() for groups in setup.groups]
 
 
 @pytest.mark.parametrize("groups", GROUPS)
-def test_the_line_that_divides_by_the_deviations_is_as_good_as_any_for_the_worse_class(
+def test_no_line_beats_the_closed_form_for_the_worse_class(
     groups: tuple[Group, Group],
 ) -> None:
     first, second = groups
     normal = torch.tensor(second.centre, dtype=torch.float64) - torch.tensor(first.centre, dtype=torch.float64)
     part = first.deviation / (first.deviation + second.deviation)
     foot = torch.tensor(first.centre, dtype=torch.float64) + part * normal
-    shares = expected(normal, -float(normal @ foot), groups)
-    assert shares == pytest.approx([best_worst(groups)] * 2, abs=1e-12)
+    shares = expected_accuracy(normal, -float(normal @ foot), groups)
+    assert shares == pytest.approx([best_worst_class(groups)] * 2, abs=1e-12)
     for _ in range(500):
         direction, offset = torch.randn(2, dtype=torch.float64), float(torch.randn(()) * 3)
-        assert min(expected(direction, offset, groups)) <= best_worst(groups) + 1e-12
+        assert min(expected_accuracy(direction, offset, groups)) <= best_worst_class(groups) + 1e-12
 
 
-def test_expected_shares_are_those_of_many_samples() -> None:
+def test_expected_accuracy_matches_many_samples() -> None:
     group, normal, offset = Group((1.0, -2.0), 0.7), torch.tensor([0.4, 0.9], dtype=torch.float64), 1.1
     x = torch.tensor(group.centre, dtype=torch.float64) + 0.7 * torch.randn(200_000, 2, dtype=torch.float64)
     share = (x @ normal + offset > 0).double().mean().item()
-    assert expected(normal, offset, (group, group))[1] == pytest.approx(share, abs=0.005)
-    assert sum(expected(normal, offset, (group, group))) == pytest.approx(1.0)
+    assert expected_accuracy(normal, offset, (group, group))[1] == pytest.approx(share, abs=0.005)
+    assert sum(expected_accuracy(normal, offset, (group, group))) == pytest.approx(1.0)
 
 
-def test_far_noise_reaches_a_tenth_of_the_first_class_and_nothing_else() -> None:
+def test_extra_noise_moves_only_a_tenth_of_the_first_class() -> None:
     plain, far = toy("toy-3", 1), dataset("toy-3", 3.0, 1)
     moved = (plain.x_train != far.x_train).any(1)
     assert moved.sum() == 30  # a tenth of 150, on two clients
@@ -48,13 +50,13 @@ def test_far_noise_reaches_a_tenth_of_the_first_class_and_nothing_else() -> None
     assert 1.5 < (far.x_train - plain.x_train)[moved].std() < 4.5
 
 
-def test_cells_are_every_data_set_and_seed() -> None:
+def test_cases_are_every_data_set_and_seed() -> None:
     names = [case.name for case in cases(load("toy"), Options(seeds=2))]
     assert names[:3] == ["toy-1-seed-0", "toy-1-seed-1", "toy-2-seed-0"]
     assert len(set(names)) == len(names) == 8
 
 
-def test_a_measured_boundary_gives_the_answers_that_were_counted() -> None:
+def test_a_measured_boundary_has_the_counted_accuracy() -> None:
     experiment = replace(load("toy"), settings=dict(load("toy").settings) | {"data": ["toy-2"]})
     experiment.settings["train"]["rounds"] = 2
     (case,) = cases(experiment, Options(seeds=1, device="cpu"))
@@ -62,26 +64,28 @@ def test_a_measured_boundary_gives_the_answers_that_were_counted() -> None:
     federation = Federation.build(toy("toy-2", 0), partition="column", seed=0)
     assert list(result["boundaries"])[:2] == ["fedavg", "ditto"]
     for clients in result["boundaries"].values():
-        for client, at in enumerate(clients):
+        for client, boundary in enumerate(clients):
             x, y = federation.test(client)
-            second = x.double() @ torch.tensor(at["normal"], dtype=torch.float64) + at["offset"] > 0
+            second = x.double() @ torch.tensor(boundary["normal"], dtype=torch.float64) + boundary["offset"] > 0
             for k in (0, 1):
-                right = 100 * (second[y == k] == bool(k)).double().mean().item()
-                assert at["tested"][k] == pytest.approx(right, abs=1e-3)
+                accuracy = 100 * (second[y == k] == bool(k)).double().mean().item()
+                assert boundary["tested"][k] == pytest.approx(accuracy, abs=1e-3)
     assert [len(points) for points in result["points"]] == [200, 200]
-    told = chapter(experiment, {case.name: result})
-    table, figure = told.parts
+    report = chapter(experiment, {case.name: result})
+    table, figure = report.parts
     assert isinstance(table, Table)
     assert isinstance(figure, CaptionedFigure)
     assert len(figure.figure["data"]) == 2 * (2 + len(result["boundaries"]))
-    measured = {v.claim: v.holds for v in told.verdicts}
+    measured = {v.claim: v.holds for v in report.verdicts}
     assert [holds for claim, holds in measured.items() if "Third" in claim or "First" in claim] == ["not measured"] * 3
 
 
 def _handmade(shares: dict[str, tuple[float, float]]) -> dict[str, Any]:
-    """A result in which both clients have these shares of their two classes."""
-    at = {m: {"normal": [1.0, 0.0], "offset": 0.0, "expected": list(s), "tested": list(s)} for m, s in shares.items()}
-    return {"boundaries": {m: [a, a] for m, a in at.items()}, "points": None}
+    """A result where both clients have these accuracies of their two classes."""
+    boundaries = {
+        m: {"normal": [1.0, 0.0], "offset": 0.0, "expected": list(s), "tested": list(s)} for m, s in shares.items()
+    }
+    return {"boundaries": {m: [b, b] for m, b in boundaries.items()}, "points": None}
 
 
 def test_verdicts_follow_the_numbers() -> None:
@@ -92,19 +96,19 @@ def test_verdicts_follow_the_numbers() -> None:
 
     def verdicts(near: dict[str, Any], far: dict[str, Any], seeds: int = 2) -> list[str]:
         both = {"toy-3": _handmade(near), "toy-3-far": _handmade(far)}
-        results = {f"{name}-seed-{seed}": found for name, found in both.items() for seed in range(seeds)}
+        results = {f"{name}-seed-{seed}": result for name, result in both.items() for seed in range(seeds)}
         return [v.holds for v in chapter(experiment, results).verdicts[-2:]]
 
     assert verdicts(good, moved) == ["holds", "holds"]
     assert verdicts(good | {"tau 10, lam -100": (75.0, 99.0)}, moved) == ["holds partly", "holds partly"]
-    assert verdicts(good, good) == ["holds", "does not hold"]  # nothing moved anything: no more robust than FedAvg
+    assert verdicts(good, good) == ["holds", "does not hold"]  # no outlier moves a boundary: no more robust than FedAvg
     assert verdicts(good, moved, seeds=1) == ["one seed", "one seed"]
 
 
-def test_a_line_is_drawn_through_its_points() -> None:
-    from fedtilt.reproduction.toy.experiment import _ends
+def test_line_ends_are_on_the_line() -> None:
+    from fedtilt.reproduction.toy.experiment import _line_ends
 
-    x, y = _ends([3.0, -4.0], 2.0)
+    x, y = _line_ends([3.0, -4.0], 2.0)
     for a, b in zip(x, y, strict=True):
         assert 3 * a - 4 * b + 2 == pytest.approx(0, abs=1e-3)
     assert math.dist((x[0], y[0]), (x[1], y[1])) == pytest.approx(40, abs=1e-3)

@@ -1,1 +1,1 @@
-"""Convergence against its bounds."""
+"""Convergence compared with its bounds."""

@@ -1,13 +1,14 @@
-"""The curves of the convergence experiments: gaps, distances and bounds over iterations and rounds."""
+"""Figures of the convergence experiments: gaps, distances and bounds over iterations and rounds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtilt.report.style import Style
 from fedtilt.reproduction.chapter import CaptionedFigure
+from fedtilt.reproduction.plots import axis_suffix, panels
 
 
-def fixed_figure(fixed: Mapping[str, Any], look: Mapping[str, Style]) -> CaptionedFigure:
+def fixed_figure(fixed: Mapping[str, Any], styles: Mapping[str, Style]) -> CaptionedFigure:
     """The gap of the objective with w fixed, and Lemma 6's bound."""
     data = []
     for name, result in fixed.items():
@@ -15,8 +16,8 @@ def fixed_figure(fixed: Mapping[str, Any], look: Mapping[str, Style]) -> Caption
         curve = first["curve"]
         bound = [[t, curve[0][1] * first["allowed"] ** t] for t, _ in curve]
         data += [
-            _curve(curve, name, look[name], dash="solid"),
-            _curve(bound, f"{name}: bound", look[name], dash="dot", legend=False),
+            _curve(curve, name, styles[name], dash="solid"),
+            _curve(bound, f"{name}: bound", styles[name], dash="dot", legend=False),
         ]
     return CaptionedFigure(
         name="convergence-fixed",
@@ -25,14 +26,14 @@ def fixed_figure(fixed: Mapping[str, Any], look: Mapping[str, Style]) -> Caption
     )
 
 
-def rounds_figure(rounds: Mapping[str, Any], look: Mapping[str, Style]) -> CaptionedFigure:
+def rounds_figure(rounds: Mapping[str, Any], styles: Mapping[str, Style]) -> CaptionedFigure:
     """Distances of w and v to their limits, and our bound."""
     data = []
     for name, r in rounds.items():
         data += [
-            _curve(r["personal"], name, look[name], dash="solid"),
-            _curve(r["shared"], f"{name}: w", look[name], dash="dash", legend=False),
-            _curve(r["bound"], f"{name}: our bound on v", look[name], dash="dot", legend=False),
+            _curve(r["personal"], name, styles[name], dash="solid"),
+            _curve(r["shared"], f"{name}: w", styles[name], dash="dash", legend=False),
+            _curve(r["bound"], f"{name}: our bound on v", styles[name], dash="dot", legend=False),
         ]
     return CaptionedFigure(
         name="convergence-rounds",
@@ -41,13 +42,13 @@ def rounds_figure(rounds: Mapping[str, Any], look: Mapping[str, Style]) -> Capti
     )
 
 
-def bound_figure(rounds: Mapping[str, Any], look: Mapping[str, Style]) -> CaptionedFigure:
+def bound_figure(rounds: Mapping[str, Any], styles: Mapping[str, Style]) -> CaptionedFigure:
     """The gap of the objective over rounds, and the theorem's bound on it."""
     data = []
     for name, r in rounds.items():
         data += [
-            _curve([[t, abs(gap)] for t, gap in r["gap"]], name, look[name], dash="solid"),
-            _curve(r["printed"], f"{name}: the paper's bound", look[name], dash="dot", legend=False),
+            _curve([[t, abs(gap)] for t, gap in r["gap"]], name, styles[name], dash="solid"),
+            _curve(r["printed"], f"{name}: the paper's bound", styles[name], dash="dot", legend=False),
         ]
     return CaptionedFigure(
         name="convergence-bound",
@@ -57,42 +58,38 @@ def bound_figure(rounds: Mapping[str, Any], look: Mapping[str, Style]) -> Captio
 
 
 def special_figure(special: Mapping[str, Any]) -> CaptionedFigure:
-    """The two cases that tell w's rate and v's apart."""
-    look = {"gap": Style("#1a7fc4", "solid", "circle"), "w": Style("#7f858d", "dash", "square"),
-            "ours": Style("#009e73", "dot", "circle"), "printed": Style("#d55e00", "dot", "circle")}  # fmt: skip
-    data: list[dict[str, Any]] = []
-    layout = _layout("", "", -9)
+    """The two cases in which w and v converge at different rates."""
+    blue, grey = Style("#1a7fc4", "solid", "circle"), Style("#7f858d", "dash", "square")
+    green, orange = Style("#009e73", "dot", "circle"), Style("#d55e00", "dot", "circle")
     titles = {"from-the-limit": "w starts at its limit", "decaying": "w's step decays"}
-    layout["annotations"] = []
+    data: list[dict[str, Any]] = []
+    layout = _layout("", "", -9) | {"grid": panels(1, len(special)), "annotations": []}
     for i, (name, r) in enumerate(special.items()):
-        axis, span = ("", str(i + 1))[i > 0], 1 / len(special)
-        lines = [
-            _curve(r["shared"], "distance of w", look["w"], dash="dash", legend=i == 0),
-            _curve(r["personal"], "distance of v (mean)", look["gap"], dash="solid", legend=i == 0),
-            _curve(r["bound"], "our bound on it", look["ours"], dash="dot", legend=i == 0),
-            _curve(
-                [[t, abs(gap)] for t, gap in r["gap"]], "|gap of the objective|, one client", look["gap"],
-                dash="longdash", legend=i == 0,
-            ),
-            _curve(r["printed"], "the paper's bound on the gap", look["printed"], dash="dot", legend=i == 0),
-        ]  # fmt: skip
-        data += [line | {"xaxis": f"x{axis}", "yaxis": f"y{axis}"} for line in lines]
-        domain = [i * span, (i + 1) * span - (0.07 if i < len(special) - 1 else 0)]
-        layout[f"xaxis{axis}"] = {"title": {"text": "round"}, "domain": domain, "anchor": f"y{axis}"}
-        layout[f"yaxis{axis}"] = {
-            "type": "log", "range": [-9, 1.5], "exponentformat": "power", "dtick": 2, "anchor": f"x{axis}"
+        n = axis_suffix(i)
+        gap = [[t, abs(gap)] for t, gap in r["gap"]]
+        curves = [
+            _curve(r["shared"], "distance of w", grey, dash="dash", legend=i == 0),
+            _curve(r["personal"], "distance of v (mean)", blue, dash="solid", legend=i == 0),
+            _curve(r["bound"], "our bound on it", green, dash="dot", legend=i == 0),
+            _curve(gap, "|gap of the objective|, one client", blue, dash="longdash", legend=i == 0),
+            _curve(r["printed"], "the paper's bound on the gap", orange, dash="dot", legend=i == 0),
+        ]
+        data += [curve | {"xaxis": f"x{n}", "yaxis": f"y{n}"} for curve in curves]
+        layout[f"xaxis{n}"] = {"title": {"text": "round"}, "anchor": f"y{n}"}
+        layout[f"yaxis{n}"] = {
+            "type": "log", "range": [-9, 1.5], "exponentformat": "power", "dtick": 2, "anchor": f"x{n}"
         }  # fmt: skip
         layout["annotations"].append(
-            {"text": titles.get(name, name), "showarrow": False, "x": domain[0] + span / 2 - 0.03, "xref": "paper",
+            {"text": titles.get(name, name), "showarrow": False, "x": 0.5, "xref": f"x{n} domain",
              "xanchor": "center", "y": 1.0, "yref": "paper", "yanchor": "bottom"}
         )  # fmt: skip
     layout["margin"]["t"] = 70
     layout["legend"]["y"] = 1.1
     return CaptionedFigure(
         name="convergence-special",
-        caption="Two cases apart. Left: w stands at its limit, so g(t) = 0, and v still takes its time. Right: w "
-        "converges like 1 / round, and v follows it. The gap and the paper's bound on it are those of the client that "
-        "crosses it first.",
+        caption="Two cases. Left: w starts at its limit, so g(t) = 0, and v still needs many rounds. Right: w "
+        "converges like 1 / round, and v follows it. The gap, and the paper's bound on it, are those of the client "
+        "whose bound is violated first.",
         figure={"data": data, "layout": layout},
     )
 
@@ -100,19 +97,21 @@ def special_figure(special: Mapping[str, Any]) -> CaptionedFigure:
 def _curve(
     points: Sequence[Sequence[float]], name: str, style: Style, *, dash: str, legend: bool = True
 ) -> dict[str, Any]:
-    kept = [(x, y) for x, y in points if y > 0]
+    positive = [(x, y) for x, y in points if y > 0]  # the axis is logarithmic
     return {
         "type": "scatter", "mode": "lines", "name": name, "showlegend": legend, "legendgroup": name.split(":")[0],
-        "x": [x for x, _ in kept], "y": [y for _, y in kept],
+        "x": [x for x, _ in positive], "y": [y for _, y in positive],
         "line": {"color": style.color, "dash": dash, "width": 2 if dash == "solid" else 1.5},
         "hovertemplate": "%{x}: %{y:.2e}<extra>%{fullData.name}</extra>",
     }  # fmt: skip
 
 
-def _layout(across: str, up: str, low: float, **extra: Any) -> dict[str, Any]:
+def _layout(x_title: str, y_title: str, low: float) -> dict[str, Any]:
     return {
         "height": 400, "margin": {"l": 60, "r": 12, "t": 12, "b": 44}, "hovermode": "closest",
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"},
-        "xaxis": {"title": {"text": across}},
-        "yaxis": {"title": {"text": up}, "type": "log", "range": [low, 1.5], "exponentformat": "power", "dtick": 2},
-    } | extra  # fmt: skip
+        "xaxis": {"title": {"text": x_title}},
+        "yaxis": {
+            "title": {"text": y_title}, "type": "log", "range": [low, 1.5], "exponentformat": "power", "dtick": 2
+        },
+    }  # fmt: skip

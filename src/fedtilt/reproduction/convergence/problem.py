@@ -1,16 +1,16 @@
-"""Strongly convex tilted objectives in float64, with the constants that the convergence results speak of.
+"""Strongly convex tilted objectives in float64, with the constants of the convergence results.
 
-The loss is softmax regression with an L2 term, l(z; v) = cross-entropy + rho/2 · ||v||². The term may stand in the
-sample loss or in the objective: a tilted mean moves with its values, tilt(l + c) = tilt(l) + c, so it is the same
-function. For tau, lam > 0 the tilts of the convex cross-entropy are convex, hence R is rho-strongly convex.
+The loss is softmax regression with an L2 term, l(z; v) = cross-entropy + rho/2 · ||v||². The term may be part of the
+sample loss or of the objective: it is the same function, because tilt(l + c) = tilt(l) + c. For tau, lam > 0 the tilts
+of the convex cross-entropy are convex, hence R is rho-strongly convex.
 
-With shares p of the samples in their class and pi of the classes, whose products are the gradient of the tilts,
+With weights p of the samples in their class and pi of the classes, whose products are the gradient of the tilts,
 
     ∇²R = Σ_z pi_k p_z · ∇²l_z  +  lam · Σ_k pi_k · Cov_p(∇l | k)  +  tau · Cov_pi(g_k),     g_k = Σ_z p_z ∇l_z
 
-and the regulariser's gradient, the same for every sample, drops out of both covariances. What is left is bounded for
+and the regulariser's gradient, the same for every sample, drops out of both covariances. The rest is bounded for
 all v: the gradient of cross-entropy is (s − e_y) ⊗ x with s in the simplex, and a distribution on a set of diameter d
-has no variance beyond d²/4. So L_n is (B_1 + tau · B_2 + lam · B_3)-smooth everywhere, with constants from the data.
+has a variance of at most d²/4. So L_n is (B_1 + tau · B_2 + lam · B_3)-smooth everywhere, with constants from the data.
 """
 
 from collections.abc import Sequence
@@ -39,70 +39,69 @@ class Problem:
 
     @property
     def zero(self) -> Tensor:
-        """The model that is 0, (P,)."""
+        """The zero model, (P,)."""
         return self.x.new_zeros(self.size)
 
     def value(self, v: Tensor) -> Tensor:
         """R(v)."""
         logits = self._logits(v)
         losses = logits.logsumexp(1) - logits.gather(1, self.y[:, None])[:, 0]
-        worth, _ = self._tilted(losses)
-        total = (
-            (self.tau * worth + self._log_size).logsumexp(0) / self.tau if self.tau else worth @ self._log_size.exp()
-        )
+        class_risks, _ = self._tilt_samples(losses)
+        tilted = self.tau * class_risks + self._log_sizes
+        total = tilted.logsumexp(0) / self.tau if self.tau else class_risks @ self._log_sizes.exp()
         return total + self.rho / 2 * v @ v
 
     def gradient(self, v: Tensor) -> Tensor:
         """∇R(v), (P,)."""
-        pi, inside, guess = self._shares(v)
-        return (((pi @ inside)[:, None] * (guess - self._label)).T @ self.x).reshape(-1) + self.rho * v
+        pi, p, softmax = self._weights(v)
+        return (((pi @ p)[:, None] * (softmax - self._one_hot)).T @ self.x).reshape(-1) + self.rho * v
 
     def hessian(self, v: Tensor) -> Tensor:
         """∇²R(v), (P, P)."""
-        pi, inside, guess = self._shares(v)
-        share = pi @ inside  # (n,)
-        each = ((guess - self._label)[:, :, None] * self.x[:, None, :]).flatten(1)  # (n, P): gradients of the samples
-        spread = (guess[:, :, None] * self.x[:, None, :]).flatten(1)  # (n, P)
-        blocks = torch.einsum("n,nk,na,nb->kab", share, guess, self.x, self.x)
-        curved = torch.block_diag(*blocks) - (share[:, None] * spread).T @ spread
-        means = inside @ each  # (C, P): the gradients of the classes
-        total = pi @ means
-        within = (share[:, None] * each).T @ each - (pi[:, None] * means).T @ means
-        between = (pi[:, None] * means).T @ means - torch.outer(total, total)
-        return curved + self.lam * within + self.tau * between + self.rho * _identity(v)
+        pi, p, softmax = self._weights(v)
+        weights = pi @ p  # (n,)
+        gradients = ((softmax - self._one_hot)[:, :, None] * self.x[:, None, :]).flatten(1)  # (n, P): of the samples
+        outer = (softmax[:, :, None] * self.x[:, None, :]).flatten(1)  # (n, P)
+        blocks = torch.einsum("n,nk,na,nb->kab", weights, softmax, self.x, self.x)
+        mean_hessian = torch.block_diag(*blocks) - (weights[:, None] * outer).T @ outer
+        class_gradients = p @ gradients  # (C, P)
+        total = pi @ class_gradients
+        within = (weights[:, None] * gradients).T @ gradients - (pi[:, None] * class_gradients).T @ class_gradients
+        between = (pi[:, None] * class_gradients).T @ class_gradients - torch.outer(total, total)
+        return mean_hessian + self.lam * within + self.tau * between + self.rho * _identity(v)
 
     def _logits(self, v: Tensor) -> Tensor:
         return self.x @ v.reshape(self.classes, -1).T
 
-    def _shares(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What every class counts for (C,), what every sample counts for in its class (C, n), the softmax (n, K)."""
-        logs = self._logits(v).log_softmax(1)
-        worth, inside = self._tilted(-logs.gather(1, self.y[:, None])[:, 0])
-        return (self.tau * worth + self._log_size).softmax(0), inside, logs.exp()
+    def _weights(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The weights pi of the classes (C,) and p of the samples in their class (C, n), the softmax (n, K)."""
+        log_softmax = self._logits(v).log_softmax(1)
+        class_risks, p = self._tilt_samples(-log_softmax.gather(1, self.y[:, None])[:, 0])
+        return (self.tau * class_risks + self._log_sizes).softmax(0), p, log_softmax.exp()
 
-    def _tilted(self, losses: Tensor) -> tuple[Tensor, Tensor]:
-        """R_k of the classes held (C,), and what each sample counts for in its class (C, n).
+    def _tilt_samples(self, losses: Tensor) -> tuple[Tensor, Tensor]:
+        """R_k of the client's classes (C,), and the weight of each sample in its class (C, n).
 
-        `fedtilt.tilt` says the same for any tilt and any labels; ten thousand small steps want fewer calls.
+        `fedtilt.math.tilt` does this for any tilt and any labels; this is faster in ten thousand small steps.
         """
-        scores = self.lam * losses + self._member  # (C, n)
-        inside = scores.softmax(1)
-        return (scores.logsumexp(1) / self.lam if self.lam else inside @ losses), inside
+        scores = self.lam * losses + self._log_membership  # (C, n)
+        p = scores.softmax(1)
+        return (scores.logsumexp(1) / self.lam if self.lam else p @ losses), p
 
     @cached_property
-    def _member(self) -> Tensor:
+    def _log_membership(self) -> Tensor:
         """-log n_k where a sample is of class k, -inf elsewhere, (C, n)."""
-        own = self.y.unique()[:, None] == self.y
-        return torch.where(own, -own.sum(1, keepdim=True).double().log(), -torch.inf)
+        of_class = self.y.unique()[:, None] == self.y
+        return torch.where(of_class, -of_class.sum(1, keepdim=True).double().log(), -torch.inf)
 
     @cached_property
-    def _log_size(self) -> Tensor:
-        """The logarithms of n_k / n of the classes held, (C,)."""
+    def _log_sizes(self) -> Tensor:
+        """log(n_k / n) of the client's classes, (C,)."""
         return (self.y.unique(return_counts=True)[1].double() / len(self.y)).log()
 
     @cached_property
-    def _label(self) -> Tensor:
-        """Labels as rows of the identity, (n, K)."""
+    def _one_hot(self) -> Tensor:
+        """One-hot labels, (n, K)."""
         return torch.nn.functional.one_hot(self.y, self.classes).double()
 
 
@@ -112,7 +111,7 @@ def _identity(v: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """∇²R lies between rho and curvature + tau · between + lam · within, wherever v is."""
+    """For every v: rho ≤ ∇²R ≤ curvature + tau · between + lam · within."""
 
     curvature: float  # beta_max: the largest eigenvalue of a sample's Hessian, rho included
     between: float  # B_2
@@ -124,23 +123,23 @@ class Constants:
 
 
 def constants(problem: Problem) -> Constants:
-    """The constants of a client's data; tau and lam do not enter.
+    """The constants of a client's data; they do not depend on tau and lam.
 
     The gradients of class y are (s − e_y) ⊗ x. Squared distances are convex in s, so the farthest pairs have s at
     vertices: 0 ⊗ x, or (e_j − e_y) ⊗ x of squared length 2|x|². Between two of the latter the factor c of −2<x, x'> is
     the product of (e_j − e_y) and (e_i − e_y'), which ranges over 1 … 2 inside a class and −2 … 1 between classes.
     """
     inner = problem.x @ problem.x.T  # (n, n)
-    square = inner.diagonal()
+    squares = inner.diagonal()
     same = problem.y[:, None] == problem.y[None, :]
-    lengths = 2 * square[:, None] + 2 * square[None, :]
+    lengths = 2 * squares[:, None] + 2 * squares[None, :]
     within = torch.maximum(lengths - 2 * inner, lengths - 4 * inner)
     between = torch.maximum(lengths - 2 * inner, lengths + 4 * inner)
-    alone = 2 * square.max()  # one gradient at its longest, the other 0
+    single = 2 * squares.max()  # the longest gradient, and 0
     return Constants(
-        curvature=square.max().item() / 2 + problem.rho,  # diag(s) − ss' has no eigenvalue above 1/2
-        within=torch.maximum(alone, within[same].max()).item() / 4,
-        between=(torch.maximum(alone, between[~same].max()).item() if not same.all() else 0.0) / 4,
+        curvature=squares.max().item() / 2 + problem.rho,  # diag(s) − ss' has no eigenvalue above 1/2
+        within=torch.maximum(single, within[same].max()).item() / 4,
+        between=(torch.maximum(single, between[~same].max()).item() if not same.all() else 0.0) / 4,
     )
 
 
@@ -150,49 +149,49 @@ def personal_optimum(problem: Problem, mu: float, anchor: Tensor) -> Tensor:
 
 
 def shared_optimum(problems: Sequence[Problem], mu: float = 0.0, anchor: Tensor | None = None) -> Tensor:
-    """The minimiser of the mean of the clients' R, plus a pull towards an anchor."""
+    """The minimiser of the mean of the clients' R, plus mu/2 · ||v − anchor||² if there is an anchor."""
     v = problems[0].zero if anchor is None else anchor.clone()
-    at = torch.zeros_like(v) if anchor is None else anchor
+    centre = torch.zeros_like(v) if anchor is None else anchor
     eye = _identity(v)
 
     def value(v: Tensor) -> float:
-        return float(sum(p.value(v) for p in problems) / len(problems) + mu / 2 * (v - at).square().sum())
+        return float(sum(p.value(v) for p in problems) / len(problems) + mu / 2 * (v - centre).square().sum())
 
     for _ in range(100):
-        slope = sum((p.gradient(v) for p in problems), torch.zeros_like(v)) / len(problems) + mu * (v - at)
-        if slope.norm() < 1e-13:
+        gradient = sum((p.gradient(v) for p in problems), torch.zeros_like(v)) / len(problems) + mu * (v - centre)
+        if gradient.norm() < 1e-13:
             break
-        bend = sum((p.hessian(v) for p in problems), torch.zeros_like(eye)) / len(problems) + mu * eye
-        step, size = torch.linalg.solve(bend, slope), 1.0
-        promise = float(slope @ step)  # below 1e-9 rounding hides the decrease, and Newton is at home
-        while promise > 1e-9 and value(v - size * step) > value(v) - 1e-4 * size * promise:
+        hessian = sum((p.hessian(v) for p in problems), torch.zeros_like(eye)) / len(problems) + mu * eye
+        step, size = torch.linalg.solve(hessian, gradient), 1.0
+        decrease = float(gradient @ step)  # below 1e-9 rounding hides it, and full Newton steps converge
+        while decrease > 1e-9 and value(v - size * step) > value(v) - 1e-4 * size * decrease:
             size /= 2
         v = v - size * step
     return v
 
 
-def descended(problem: Problem, start: Tensor, steps: int, lr: float, pull: float, anchor: Tensor) -> Tensor:
-    """`steps` full-batch gradient steps on R(v) + pull/2 · ||v − anchor||²."""
+def gradient_descent(problem: Problem, start: Tensor, steps: int, lr: float, prox: float, anchor: Tensor) -> Tensor:
+    """`steps` full-batch gradient steps on R(v) + prox/2 · ||v − anchor||²."""
     v = start
     for _ in range(steps):
-        v = v - lr * (problem.gradient(v) + pull * (v - anchor))
+        v = v - lr * (problem.gradient(v) + prox * (v - anchor))
     return v
 
 
-def resting_point(problems: Sequence[Problem], steps: int, lr: float, start: Tensor) -> Tensor:
-    """The w that a round of the mean of the clients' descents leaves where it is, by Newton on that map.
+def fixed_point(problems: Sequence[Problem], steps: int, lr: float, start: Tensor) -> Tensor:
+    """The w that a round does not change, by Newton steps; a round averages the clients' descents from w.
 
     With one step it is the minimiser of the mean of R; with several the clients drift, and it is another point.
     """
     w, eye = start, _identity(start)
     for _ in range(50):
-        ends, turn = torch.zeros_like(w), torch.zeros_like(eye)
+        after, mean_jacobian = torch.zeros_like(w), torch.zeros_like(eye)
         for p in problems:
             v, jacobian = w, eye
             for _ in range(steps):
                 v, jacobian = v - lr * p.gradient(v), jacobian - lr * p.hessian(v) @ jacobian
-            ends, turn = ends + v / len(problems), turn + jacobian / len(problems)
-        if (ends - w).norm() < 1e-14:
+            after, mean_jacobian = after + v / len(problems), mean_jacobian + jacobian / len(problems)
+        if (after - w).norm() < 1e-14:
             break
-        w = w + torch.linalg.solve(eye - turn, ends - w)
+        w = w + torch.linalg.solve(eye - mean_jacobian, after - w)
     return w

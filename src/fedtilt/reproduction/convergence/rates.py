@@ -1,4 +1,4 @@
-"""Descents against their bounds: with the shared model fixed, and over the rounds of the algorithm itself."""
+"""Gradient descent compared with its bounds: with the shared model fixed, and over the rounds of the algorithm."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,89 +13,89 @@ from fedtilt.methods import fedtilt
 from fedtilt.reproduction.convergence.problem import (
     Problem,
     constants,
-    descended,
+    fixed_point,
+    gradient_descent,
     personal_optimum,
-    resting_point,
     shared_optimum,
 )
 from fedtilt.reproduction.experiment import OnProgress
 from fedtilt.rounds.round import plan, server_update
 
-FLOOR = 1e-11  # below it, rounding is what a gap consists of
-SOLVED = 1e-6  # of the first gap: where we stop counting iterations
+FLOOR = 1e-11  # smaller gaps are rounding errors
+SOLVED = 1e-6  # of the first gap: counts as converged
 ROUND_PARTS = (
     "forget", "follow", "drift", "tightest", "shared", "personal", "bound", "shared_factor", "personal_factor",
     "shared_power", "personal_power", "client", "gap", "printed", "crossed",
-)  # of the result of `over_rounds`  # fmt: skip
-_POINTS = 80  # of a curve, no more
+)  # keys of the result of `over_rounds`  # fmt: skip
+_POINTS = 80  # of a stored curve, at most
 
 
 def with_w_fixed(problems: Sequence[Problem], settings: Mapping[str, Any], on_progress: OnProgress) -> dict[str, Any]:
-    """Gradient descent on L_n(·, 0) from a random start, step 1 / smoothness; every iteration against the bound."""
-    mu, found = settings["mu"], []
+    """Gradient descent on L_n(·, 0) from a random start, step 1 / smoothness; contraction and bound."""
+    mu, clients = settings["mu"], []
     for client, p in enumerate(problems):
         smoothness = constants(p).smoothness(p.tau, p.lam, mu)
         w = p.zero
         v = seeds.normal(seeds.key(settings["seed"], "convergence/start", client=client), (p.size,)).to(w)
-        best = personal_optimum(p, mu, w)
-        least = _objective(p, mu, best, w)
-        gaps = [_objective(p, mu, v, w) - least]
+        optimum = personal_optimum(p, mu, w)
+        minimum = _objective(p, mu, optimum, w)
+        gaps = [_objective(p, mu, v, w) - minimum]
         while len(gaps) <= settings["iterations"] and gaps[-1] > FLOOR:
-            v = descended(p, v, 1, 1 / smoothness, mu, w)
-            gaps.append(_objective(p, mu, v, w) - least)
+            v = gradient_descent(p, v, 1, 1 / smoothness, mu, w)
+            gaps.append(_objective(p, mu, v, w) - minimum)
         ratios = [b / a for a, b in pairwise(gaps) if a > FLOOR]
         solved = next((i for i, gap in enumerate(gaps) if gap <= SOLVED * gaps[0]), None)
-        steepest = float(torch.linalg.eigvalsh(p.hessian(best))[-1]) + mu
-        found.append(
+        steepest = float(torch.linalg.eigvalsh(p.hessian(optimum))[-1]) + mu
+        clients.append(
             {
                 "smoothness": smoothness, "steepest": steepest, "allowed": 1 - (p.rho + mu) / smoothness,
                 "worst": max(ratios), "solved": solved, "curve": _thin(gaps) if client == 0 else None,
             }
         )  # fmt: skip
         on_progress(client + 1, len(problems), "")
-    return {"clients": found}
+    return {"clients": clients}
 
 
 def over_rounds(problems: Sequence[Problem], settings: Mapping[str, Any], on_progress: OnProgress) -> dict[str, Any]:
-    """The algorithm itself (`plan`, full-batch descent, `settle`): distances of w and every v_n to their limits."""
+    """The algorithm (`plan`, full-batch descent, `server_update`): distances of w and every v_n to their limits."""
     mu, steps, decay = settings["mu"], settings["steps"], settings["decay"]
     method = fedtilt(problems[0].tau, problems[0].lam, mu=mu)
     smoothness = max(constants(p).smoothness(p.tau, p.lam, mu) for p in problems)
     eta = 1 / smoothness
     mean_optimum = shared_optimum(problems)
-    limit = mean_optimum if decay else resting_point(problems, steps, eta, mean_optimum)
-    goals = [personal_optimum(p, mu, limit) for p in problems]
+    limit = mean_optimum if decay else fixed_point(problems, steps, eta, mean_optimum)
+    optima = [personal_optimum(p, mu, limit) for p in problems]
     w = limit.clone() if settings["start"] == "limit" else problems[0].zero
-    start, last = w, list[Tensor | None]([None] * len(problems))
-    errors = [[float((w - goal).norm()) for goal in goals]]  # v starts at the w it receives
-    gaps = [[_gap(p, mu, w, w, goal, limit) for p, goal in zip(problems, goals, strict=True)]]
+    start, personal_models = w, list[Tensor | None]([None] * len(problems))
+    errors = [[float((w - optimum).norm()) for optimum in optima]]  # v starts at the w it receives
+    gaps = [[_gap(p, mu, w, w, optimum, limit) for p, optimum in zip(problems, optima, strict=True)]]
     shared = [float((w - limit).norm())]
-    lengths = [float(w @ w)]
+    squared_norms = [float(w @ w)]
     for t in range(settings["rounds"]):
-        rate = eta / (1 + t / decay) if decay else eta
+        lr = eta / (1 + t / decay) if decay else eta
         updates: dict[int, Tensor] = {}
         for n, p in enumerate(problems):
-            planned = plan(method, w, last[n], lr=rate, lr_personal=eta)
-            updates[n], last[n] = (
-                descended(p, lane.start, steps, lane.lr, lane.prox, lane.anchor) for lane in planned.jobs
+            planned = plan(method, w, personal_models[n], lr=lr, lr_personal=eta)
+            updates[n], personal_models[n] = (
+                gradient_descent(p, job.start, steps, job.lr, job.prox, job.anchor) for job in planned.jobs
             )
         w = server_update(method, w, updates, dict.fromkeys(updates, 1)).shared
-        own = [v for v in last if v is not None]
-        errors.append([float((v - g).norm()) for v, g in zip(own, goals, strict=True)])
-        gaps.append([_gap(p, mu, v, w, g, limit) for p, v, g in zip(problems, own, goals, strict=True)])
+        personal_now = [v for v in personal_models if v is not None]
+        errors.append([float((v - g).norm()) for v, g in zip(personal_now, optima, strict=True)])
+        gaps.append([_gap(p, mu, v, w, g, limit) for p, v, g in zip(problems, personal_now, optima, strict=True)])
         shared.append(float((w - limit).norm()))
-        lengths.append(float(w @ w))
+        squared_norms.append(float(w @ w))
         on_progress(t + 1, settings["rounds"], "")
     forget = (1 - eta * (problems[0].rho + mu)) ** steps
     follow = mu / (problems[0].rho + mu)
     personal = [sum(row) / len(row) for row in errors]
     printed = [
-        _printed_bound(p, mu, goal, limit, start, shared, lengths, steps, smoothness)
-        for p, goal in zip(problems, goals, strict=True)
+        _printed_bound(p, mu, optimum, limit, start, shared, squared_norms, steps, smoothness)
+        for p, optimum in zip(problems, optima, strict=True)
     ]
-    broken = [_broken([row[n] for row in gaps], printed[n]) for n in range(len(problems))]
-    firsts = [found["first"] if found else math.inf for found in broken]
-    shown = firsts.index(min(firsts))  # the first one broken, if any
+    violations = [_violations([row[n] for row in gaps], printed[n]) for n in range(len(problems))]
+    firsts = [v["first"] if v else math.inf for v in violations]
+    client = firsts.index(min(firsts))  # whose bound is violated first, if any
     return {
         "forget": forget, "follow": follow, "drift": float((limit - mean_optimum).norm()),
         "tightest": _tightest(errors, shared, forget, follow),
@@ -104,8 +104,8 @@ def over_rounds(problems: Sequence[Problem], settings: Mapping[str, Any], on_pro
         "shared_factor": factor(shared), "personal_factor": factor(personal),
         "shared_power": power(shared) if decay else None,
         "personal_power": power(personal) if decay else None,
-        "client": shown, "gap": _thin([row[shown] for row in gaps]), "printed": _thin(printed[shown]),
-        "crossed": broken,
+        "client": client, "gap": _thin([row[client] for row in gaps]), "printed": _thin(printed[client]),
+        "crossed": violations,
     }  # fmt: skip
 
 
@@ -113,63 +113,67 @@ def _objective(p: Problem, mu: float, v: Tensor, w: Tensor) -> float:
     return float(p.value(v) + mu / 2 * (v - w).square().sum())
 
 
-def _gap(p: Problem, mu: float, v: Tensor, w: Tensor, goal: Tensor, limit: Tensor) -> float:
-    return _objective(p, mu, v, w) - _objective(p, mu, goal, limit)
+def _gap(p: Problem, mu: float, v: Tensor, w: Tensor, optimum: Tensor, limit: Tensor) -> float:
+    return _objective(p, mu, v, w) - _objective(p, mu, optimum, limit)
 
 
 def _tightest(errors: Sequence[Sequence[float]], shared: Sequence[float], forget: float, follow: float) -> float:
-    """The largest share of our own bound that any client used up in any round: at most 1."""
+    """The largest ratio of an error to our bound on it, over clients and rounds; at most 1 if the bound holds."""
     return max(
-        now / (forget * before + (1 - forget) * follow * away)
-        for (row, after), away in zip(pairwise(errors), shared, strict=False)
+        now / (forget * before + (1 - forget) * follow * distance)
+        for (row, after), distance in zip(pairwise(errors), shared, strict=False)
         for before, now in zip(row, after, strict=True) if now > FLOOR
     )  # fmt: skip
 
 
 def _recursion(first: float, shared: Sequence[float], forget: float, follow: float) -> list[float]:
-    """Our bound from the first error on, given how far w was in every round."""
+    """Our bound on the error of v, from the first error and the distance of w in every round."""
     bound = [first]
-    for away in shared[:-1]:
-        bound.append(forget * bound[-1] + (1 - forget) * follow * away)
+    for distance in shared[:-1]:
+        bound.append(forget * bound[-1] + (1 - forget) * follow * distance)
     return bound
 
 
 def _printed_bound(
-    p: Problem, mu: float, goal: Tensor, limit: Tensor, start: Tensor, shared: Sequence[float],
-    lengths: Sequence[float], steps: int, smoothness: float,
+    p: Problem, mu: float, optimum: Tensor, limit: Tensor, start: Tensor, shared: Sequence[float],
+    squared_norms: Sequence[float], steps: int, smoothness: float,
 ) -> list[float]:  # fmt: skip
     """(D + mu/2 · g(t)) · Lambda^t + E · Gamma^t after every round, with the paper's D and E and t counting iterations.
 
-    Gamma is taken with the smoothness of v's objective, the largest that makes sense: L_n(v, ·) itself is mu-smooth,
-    which would give Gamma = 0.
+    Gamma uses the smoothness of v's objective, the largest that makes sense: L_n(v, ·) itself is mu-smooth, which
+    would give Gamma = 0.
     """
-    away_at_first = float((start - limit).square().sum())
-    d = float(p.value(start) - p.value(goal)) + mu / 2 * (away_at_first + max(lengths) - float(goal @ goal))
-    e = max(0.0, float((goal - start).square().sum() - (goal - limit).square().sum()))
-    fast, slow = 1 - (p.rho + mu) / smoothness, 1 - mu / smoothness
-    return [(d + mu / 2 * away**2) * fast ** (steps * t) + e * slow ** (steps * t) for t, away in enumerate(shared)]
+    start_distance = float((start - limit).square().sum())
+    optimum_norm = float(optimum @ optimum)
+    d = float(p.value(start) - p.value(optimum)) + mu / 2 * (start_distance + max(squared_norms) - optimum_norm)
+    e = max(0.0, float((optimum - start).square().sum() - (optimum - limit).square().sum()))
+    big_lambda, big_gamma = 1 - (p.rho + mu) / smoothness, 1 - mu / smoothness
+    return [
+        (d + mu / 2 * distance**2) * big_lambda ** (steps * t) + e * big_gamma ** (steps * t)
+        for t, distance in enumerate(shared)
+    ]
 
 
-def _broken(gaps: Sequence[float], bound: Sequence[float]) -> dict[str, Any] | None:
-    """The rounds in which a gap is above the bound by more than rounding: how often, from when to when, how far.
+def _violations(gaps: Sequence[float], bound: Sequence[float]) -> dict[str, Any] | None:
+    """The rounds where a gap is above the bound by more than rounding: first and last, how many, how far.
 
-    `times` is the largest ratio of the two. A larger constant in the bound makes up for a ratio that stays finite; one
-    that is largest `at` the last round has not stopped growing.
+    `times` is the largest ratio of the two, `at` its round. A larger constant in the bound compensates for a finite
+    ratio; a ratio that is largest in the last round is still growing.
 
-    >>> _broken([4.0, 2.0, 1.0], [3.0, 2.5, 1.0])
+    >>> _violations([4.0, 2.0, 1.0], [3.0, 2.5, 1.0])
     {'first': 0, 'last': 0, 'rounds': 1, 'times': 1.3333333333333333, 'at': 0}
     """
-    both = enumerate(zip(gaps, bound, strict=True))
-    over = {t: gap / most if most > 0 else math.inf for t, (gap, most) in both if gap > most + 1e-12}
-    if not over:
+    pairs = enumerate(zip(gaps, bound, strict=True))
+    ratios = {t: gap / most if most > 0 else math.inf for t, (gap, most) in pairs if gap > most + 1e-12}
+    if not ratios:
         return None
-    worst = max(over, key=lambda t: over[t])
-    times = over[worst] if over[worst] < math.inf else None  # None: the bound is not even positive
-    return {"first": min(over), "last": max(over), "rounds": len(over), "times": times, "at": worst}
+    worst = max(ratios, key=lambda t: ratios[t])
+    times = ratios[worst] if ratios[worst] < math.inf else None  # None: the bound is not positive
+    return {"first": min(ratios), "last": max(ratios), "rounds": len(ratios), "times": times, "at": worst}
 
 
 def factor(errors: Sequence[float]) -> float | None:
-    """By how much an error shrinks per round, fitted to the second half of what is above the floor.
+    """The factor by which an error shrinks per round, fitted to the second half of the values above the floor.
 
     >>> round(factor([0.5**t for t in range(20)]), 6)
     0.5
@@ -179,7 +183,7 @@ def factor(errors: Sequence[float]) -> float | None:
 
 
 def power(errors: Sequence[float]) -> float | None:
-    """The exponent of an error that falls like a power of the round, fitted to the second half.
+    """The exponent of an error that falls like a power of the round, fitted in the same way.
 
     >>> round(power([1.0] + [t**-2.0 for t in range(1, 20)]), 6)
     -2.0
@@ -194,7 +198,7 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def _thin(values: Sequence[float]) -> list[list[float]]:
-    """(index, value) at evenly spread places, the first and the last among them."""
+    """(index, value) at evenly spaced indices, including the first and the last."""
     count = min(_POINTS, len(values))
-    places = sorted({round(i * (len(values) - 1) / max(1, count - 1)) for i in range(count)})
-    return [[i, values[i]] for i in places]
+    indices = sorted({round(i * (len(values) - 1) / max(1, count - 1)) for i in range(count)})
+    return [[i, values[i]] for i in indices]
