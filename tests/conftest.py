@@ -1,3 +1,5 @@
+"""Fixtures for all tests."""
+
 import os
 import sys
 from collections.abc import Callable
@@ -9,19 +11,19 @@ import torch
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests run on the CPU, and `auto` is the CPU, on machines that have more too; `-m cuda` runs those of CUDA."""
+    """Hide CUDA devices, so that `auto` is the CPU on every machine; `-m cuda` runs the CUDA tests."""
     if "cuda" not in config.getoption("markexpr").replace("not cuda", ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """Tests that draw from torch's global generator draw the same every time."""
+    """Seed torch's global generator, which some tests draw from."""
     torch.manual_seed(0)
 
 
-class Said(NamedTuple):
-    """Exit code and output of one call of the command line."""
+class CommandResult(NamedTuple):
+    """Exit code and output of one command."""
 
     code: int
     out: str
@@ -29,18 +31,20 @@ class Said(NamedTuple):
 
 
 @pytest.fixture
-def fedtilt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Said]:
-    """The command line, in an empty folder and on a terminal of 100 columns."""
+def fedtilt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., CommandResult]:
+    """Run the command line in an empty folder, with 100 columns."""
     from fedtilt import cli
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 
-    def call(*arguments: str) -> Said:
+    def call(*arguments: str) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["fedtilt", *arguments])
-        with pytest.raises(SystemExit) as end:
+        with pytest.raises(SystemExit) as exit_:
             cli.main()
         printed = capsys.readouterr()
-        return Said(int(end.value.code or 0), printed.out, printed.err)
+        return CommandResult(int(exit_.value.code or 0), printed.out, printed.err)
 
     return call

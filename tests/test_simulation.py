@@ -1,4 +1,4 @@
-"""Whole federations: the special cases of the paper, independence of everything that must not matter."""
+"""Simulations: the special cases of the paper, and the same bits whatever the executor, threads or global settings."""
 
 import gc
 import math
@@ -37,7 +37,7 @@ def small(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return ft.models.mlp(input_shape, classes, hidden=(12,))
 
 
-def last(methods: Sequence[ft.Method], federation: ft.Federation, model=small, **settings) -> FederationState:
+def train(methods: Sequence[ft.Method], federation: ft.Federation, model=small, **settings) -> FederationState:
     for r in ft.simulate(methods, federation, model, **(TRAIN | settings)):
         state = r.state
     return state
@@ -52,14 +52,19 @@ def same(a: FederationState, b: FederationState, name: str, other: str | None = 
 
 
 def test_special_cases_are_the_same_bits(federation: ft.Federation) -> None:
-    avg = last([ft.fedavg()], federation)
+    avg = train([ft.fedavg()], federation)
     for method in (ft.fedprox(0.0, name="x"), ft.fedtilt(0, 0, mu=math.inf, name="x"), ft.term(0.0, name="x")):
-        assert same(avg, last([method], federation), "fedavg", "x")
+        assert same(avg, train([method], federation), "fedavg", "x")
     for mu in (0.0, 0.01, 3.0):  # the shared model of fedtilt(0, 0, 0, any mu) is FedAvg's
-        assert torch.equal(last([ft.fedtilt(0, 0, mu=mu)], federation).shared["fedtilt"], avg.shared["fedavg"])
-    assert same(last([ft.ditto(0.3)], federation), last([ft.fedtilt(0, 0, mu=0.3)], federation), "ditto", "fedtilt")
-    one_level = last([ft.fedtilt(2.0, 2.0, mu=math.inf)], federation)
-    assert same(last([ft.term(2.0)], federation), one_level, "term", "fedtilt")
+        assert torch.equal(train([ft.fedtilt(0, 0, mu=mu)], federation).shared["fedtilt"], avg.shared["fedavg"])
+    assert same(
+        train([ft.ditto(0.3)], federation),
+        train([ft.fedtilt(0, 0, mu=0.3)], federation),
+        "ditto",
+        "fedtilt",
+    )
+    one_level = train([ft.fedtilt(2.0, 2.0, mu=math.inf)], federation)
+    assert same(train([ft.term(2.0)], federation), one_level, "term", "fedtilt")
 
 
 def test_ditto_is_an_independent_loop_with_torch_optim(federation: ft.Federation) -> None:
@@ -77,24 +82,24 @@ def test_ditto_is_an_independent_loop_with_torch_optim(federation: ft.Federation
             for rows in (batch for epoch in order for batch in epoch.split(10)):
                 for model, optimizer, prox in zip(models, optimizers, (0.0, mu), strict=True):
                     optimizer.zero_grad()
-                    away = sum((p - a).square().sum() for p, a in zip(model.parameters(), anchor, strict=True))
-                    (F.cross_entropy(model(x[rows]), y[rows]) + prox / 2 * away).backward()
+                    sq_dist = sum((p - a).square().sum() for p, a in zip(model.parameters(), anchor, strict=True))
+                    (F.cross_entropy(model(x[rows]), y[rows]) + prox / 2 * sq_dist).backward()
                     optimizer.step()
             received.append(flat(models[0]))
             personal[client] = flat(models[1])
         w = torch.stack(received).mean(0)
-    state = last([ft.ditto(mu)], federation)
+    state = train([ft.ditto(mu)], federation)
     torch.testing.assert_close(state.shared["ditto"], w, rtol=1e-4, atol=1e-5)
     assert sorted(n for _, n in state.client_states.owners()) == sorted(personal)
-    for client, own in personal.items():
-        torch.testing.assert_close(state.client_states.get(("ditto", client)), own, rtol=1e-4, atol=1e-5)
+    for client, expected in personal.items():
+        torch.testing.assert_close(state.client_states.get(("ditto", client)), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_ditto_without_pull_is_local_training(federation: ft.Federation) -> None:
-    """With mu = 0 the personal models depend on the shared one only where they start."""
+def test_ditto_without_proximal_term_is_local_training(federation: ft.Federation) -> None:
+    """With mu = 0, the personal models depend on the shared one only through their start."""
     full = {"participation": 1.0}
-    alone = last([ft.ditto(0.0)], federation, **full)
-    other_server = last([ft.ditto(0.0, q=-math.inf)], federation, **full)
+    alone = train([ft.ditto(0.0)], federation, **full)
+    other_server = train([ft.ditto(0.0, q=-math.inf)], federation, **full)
     assert not torch.equal(alone.shared["ditto"], other_server.shared["ditto"])
     for client in range(6):
         assert torch.equal(
@@ -105,26 +110,26 @@ def test_ditto_without_pull_is_local_training(federation: ft.Federation) -> None
 METHODS = [ft.fedavg(), ft.ditto(0.1), ft.fedtilt(tau=5, lam=-2, q=1.0, mu=0.1)]
 
 
-def test_methods_run_together_or_alone_in_workers_or_here(federation: ft.Federation) -> None:
-    together = last(METHODS, federation, workers=2)
-    here = last(METHODS, federation, workers=0)
-    three = last(METHODS[::-1], federation, workers=3)
+def test_methods_give_the_same_bits_together_or_alone_and_with_any_executor(federation: ft.Federation) -> None:
+    together = train(METHODS, federation, workers=2)
+    in_process = train(METHODS, federation, workers=0)
+    three_workers = train(METHODS[::-1], federation, workers=3)
     for method in METHODS:
-        alone = last([method], federation, workers=0)
+        alone = train([method], federation, workers=0)
         assert same(together, alone, method.name)
-        assert same(together, here, method.name)
-        assert same(together, three, method.name)
+        assert same(together, in_process, method.name)
+        assert same(together, three_workers, method.name)
 
 
 @pytest.mark.parametrize("backend", ["autograd", "stacked"])
-def test_ways_agree_over_rounds(federation: ft.Federation, backend: str) -> None:
-    fused, other = last(METHODS, federation, backend="fused"), last(METHODS, federation, backend=backend)
+def test_backends_agree_over_rounds(federation: ft.Federation, backend: str) -> None:
+    fused, other = train(METHODS, federation, backend="fused"), train(METHODS, federation, backend=backend)
     for method in METHODS:
         torch.testing.assert_close(fused.shared[method.name], other.shared[method.name], rtol=1e-3, atol=2e-5)
 
 
 class Recurrent(nn.Module):
-    """An LSTM with dropout: only the loop can train it."""
+    """An LSTM with dropout: only the autograd backend supports it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,82 +139,82 @@ class Recurrent(nn.Module):
         return self.head(self.drop(self.lstm(x.squeeze(1))[0][:, -1]))
 
 
-def test_any_module_trains_and_gives_the_same_bits_anywhere(federation: ft.Federation) -> None:
-    here, there = (last([ft.ditto()], federation, model=Recurrent, workers=n, rounds=2) for n in (0, 2))
-    assert same(here, there, "ditto")
+def test_any_module_trains_and_gives_the_same_bits_with_any_executor(federation: ft.Federation) -> None:
+    in_process, forked = (train([ft.ditto()], federation, model=Recurrent, workers=n, rounds=2) for n in (0, 2))
+    assert same(in_process, forked, "ditto")
 
 
-def test_nothing_depends_on_or_moves_a_global_generator(federation: ft.Federation) -> None:
+def test_nothing_reads_or_changes_the_global_random_state(federation: ft.Federation) -> None:
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    first = last(METHODS[1:2], federation, workers=0)
+    first = train(METHODS[1:2], federation, workers=0)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(2)
-    assert same(first, last(METHODS[1:2], federation, workers=0), "ditto")
-    assert not torch.equal(first.shared["ditto"], last(METHODS[1:2], federation, workers=0, seed=5).shared["ditto"])
+    assert same(first, train(METHODS[1:2], federation, workers=0), "ditto")
+    assert not torch.equal(first.shared["ditto"], train(METHODS[1:2], federation, workers=0, seed=5).shared["ditto"])
 
 
-def test_a_round_tells_what_happened(federation: ft.Federation) -> None:
+def test_a_round_has_its_clients_and_counts(federation: ft.Federation) -> None:
     rounds = list(ft.simulate([ft.fedavg(), ft.ditto()], federation, small, **(TRAIN | {"rounds": 5, "eval_every": 2})))
     assert [r.number for r in rounds] == [1, 2, 3, 4, 5]
     assert [r.counts is not None for r in rounds] == [False, True, False, True, True]  # the last always
     assert all(len(r.selected) == 3 for r in rounds)
-    seen = {n for r in rounds for n in r.selected}
+    ever_selected = {n for r in rounds for n in r.selected}
     counts = rounds[-1].counts["ditto"]
-    assert counts.never_selected.nonzero()[:, 0].tolist() == [n for n in range(6) if n not in seen]
+    assert counts.never_selected.nonzero()[:, 0].tolist() == [n for n in range(6) if n not in ever_selected]
     assert (counts.personal <= rounds[-1].total).all()
     assert rounds[-1].counts["fedavg"].personal is None
 
 
-def test_evaluation_is_the_plain_one(federation: ft.Federation) -> None:
+def test_counts_agree_with_a_plain_evaluation(federation: ft.Federation) -> None:
     for r in ft.simulate([ft.ditto()], federation, small, **TRAIN):
         state, counts = r.state, r.counts
     net = ft.models.build(small, federation.input_shape, federation.classes, 0)
     for client in range(federation.clients):
         x, y = federation.test(client)
-        own = state.client_states.get(("ditto", client))
-        for weights, table in ((state.shared["ditto"], counts["ditto"].shared), (own, counts["ditto"].personal)):
+        personal = state.client_states.get(("ditto", client))
+        for weights, table in ((state.shared["ditto"], counts["ditto"].shared), (personal, counts["ditto"].personal)):
             model = ft.models.with_weights(net, state.shared["ditto"] if weights is None else weights)
-            right = (model(x).argmax(1) == y).long()
-            expected = torch.zeros(10, dtype=torch.long).index_add_(0, y, right)
+            correct = (model(x).argmax(1) == y).long()
+            expected = torch.zeros(10, dtype=torch.long).index_add_(0, y, correct)
             assert torch.equal(table[client], expected)
 
 
 def test_threads_do_not_disturb_each_other(federation: ft.Federation) -> None:
-    alone = last([ft.ditto()], federation, model=Recurrent, workers=0, rounds=2)
+    alone = train([ft.ditto()], federation, model=Recurrent, workers=0, rounds=2)
     with ThreadPoolExecutor(4) as pool:
-        work = [pool.submit(last, [ft.ditto()], federation, model=Recurrent, workers=0, rounds=2) for _ in range(4)]
-        assert all(same(done.result(), alone, "ditto") for done in work)
+        futures = [pool.submit(train, [ft.ditto()], federation, model=Recurrent, workers=0, rounds=2) for _ in range(4)]
+        assert all(same(future.result(), alone, "ditto") for future in futures)
 
 
 @pytest.mark.parametrize("backend", ["autograd", "native", "fused", "stacked"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_the_program_around_has_switched_on_does_not_matter(
+def test_results_are_independent_of_global_torch_settings(
     federation: ft.Federation, backend: str, workers: int
 ) -> None:
-    alone = last([ft.ditto()], federation, backend=backend, workers=workers, rounds=2)
+    alone = train([ft.ditto()], federation, backend=backend, workers=workers, rounds=2)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        assert same(last([ft.ditto()], federation, backend=backend, workers=workers, rounds=2), alone, "ditto")
-    with torch.inference_mode(), pytest.raises(ft.InputError, match=r"a run trains, which torch.inference_mode\(\)"):
-        last([ft.ditto()], federation, backend=backend)
+        assert same(train([ft.ditto()], federation, backend=backend, workers=workers, rounds=2), alone, "ditto")
+    with torch.inference_mode(), pytest.raises(ft.InputError, match=r"not possible in torch.inference_mode\(\)"):
+        train([ft.ditto()], federation, backend=backend)
 
 
-def test_workers_need_a_fork_that_autograd_stands(monkeypatch: pytest.MonkeyPatch, federation: ft.Federation) -> None:
+def test_workers_need_autograd_to_work_after_a_fork(monkeypatch: pytest.MonkeyPatch, federation: ft.Federation) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert executors.can_fork("autograd")  # tried in a child: without a GPU autograd keeps no threads
-    monkeypatch.setattr(executors, "_autograd_stands_a_fork", lambda: False)
+    assert executors.can_fork("autograd")  # tested in a child: without a GPU autograd starts no threads
+    monkeypatch.setattr(executors, "_autograd_works_after_fork", lambda: False)
     assert executors.can_fork("fused")
     assert not executors.can_fork("autograd")
     with pytest.raises(ft.InputError, match="workers = 2 cannot be forked here"):
-        last([ft.ditto()], federation, device="cpu", backend="autograd", workers=2)
+        train([ft.ditto()], federation, device="cpu", backend="autograd", workers=2)
     assert same(
-        last([ft.ditto()], federation, device="cpu", backend="autograd"),
-        last([ft.ditto()], federation, device="cpu", backend="autograd", workers=0),
+        train([ft.ditto()], federation, device="cpu", backend="autograd"),
+        train([ft.ditto()], federation, device="cpu", backend="autograd", workers=0),
         "ditto",
     )
 
 
-def test_an_early_stop_is_a_break_and_leaves_no_worker_behind(federation: ft.Federation) -> None:
+def test_an_early_stop_ends_the_workers(federation: ft.Federation) -> None:
     import multiprocessing
 
     rounds = ft.simulate([ft.fedavg()], federation, small, **(TRAIN | {"rounds": 100, "workers": 2}))
@@ -220,31 +225,30 @@ def test_an_early_stop_is_a_break_and_leaves_no_worker_behind(federation: ft.Fed
     assert not multiprocessing.active_children()
 
 
-def test_a_round_knows_metrics_and_models() -> None:
+def test_a_round_has_metrics_and_models() -> None:
     federation = ft.Federation.build(ft.data.load("digits"), clients=6, max_train=50, validation=0.2)
     methods = [ft.fedavg(), ft.ditto()]
-    kept = {}
+    copies = {}
     for r in ft.simulate(methods, federation, small, **(TRAIN | {"eval_every": 3})):
         if r.number == 1:
-            kept = {client: r.model("ditto", client) for client in (None, *r.selected)}
-            with pytest.raises(ft.InputError, match="round 1 was not judged; eval_every = 1 judges every round"):
+            copies = {client: r.model("ditto", client) for client in (None, *r.selected)}
+            with pytest.raises(ft.InputError, match="round 1 was not evaluated; use eval_every = 1"):
                 r.metrics("ditto")
     result = ft.run(methods, federation, small, **TRAIN)
     for name in result:
         assert r.metrics(name) == result[name].metrics
         assert r.metrics(name, validation=True) == result[name].validation
         for client in (0, "3"):
-            mine, theirs = r.model(name, client), result[name].personal(client)
-            assert all(torch.equal(p, q) for p, q in zip(mine.parameters(), theirs.parameters(), strict=True))
+            assert same_weights(r.model(name, client), result[name].personal(client))
     first = ft.run(methods, federation, small, **(TRAIN | {"rounds": 1}))["ditto"]
-    for client, model in kept.items():  # copies: two rounds have gone by
-        then = first.shared if client is None else first.personal(client)
-        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), then.parameters(), strict=True))
+    for client, model in copies.items():  # two rounds later, they have not changed
+        expected = first.shared if client is None else first.personal(client)
+        assert same_weights(model, expected)
     with pytest.raises(ft.InputError, match="there is no method 'other' in this run; it has fedavg, ditto"):
         r.model("other")
 
 
-def test_results_know_models_and_clients(federation: ft.Federation) -> None:
+def test_results_have_models_and_clients(federation: ft.Federation) -> None:
     result = ft.run([ft.fedavg(), ft.ditto()], federation, small, **TRAIN)
     assert list(result) == ["fedavg", "ditto"]
     table = result.to_pandas()
@@ -255,24 +259,24 @@ def test_results_know_models_and_clients(federation: ft.Federation) -> None:
         by_client = table[table.method == name].groupby("client")[["correct", "samples"]].sum()
         assert r.accuracy == pytest.approx((100 * by_client.correct / by_client.samples).mean())
         x, y = federation.test(2)
-        right = (r.personal(2)(x).argmax(1) == y).sum()
-        assert right == r.correct[2].sum()
+        correct = (r.personal(2)(x).argmax(1) == y).sum()
+        assert correct == r.correct[2].sum()
     with pytest.raises(KeyError, match="it has fedavg, ditto"):
         result["fedprox"]
-    own = result["ditto"]
-    ever_selected = next(i for i in range(6) if not same_weights(own.personal(i), own.shared))
+    ditto = result["ditto"]
+    selected = next(i for i in range(6) if not same_weights(ditto.personal(i), ditto.shared))
     for client in (
-        torch.tensor(ever_selected),
-        np.int64(ever_selected),
-        str(ever_selected),
-        federation.client_names[ever_selected],
+        torch.tensor(selected),
+        np.int64(selected),
+        str(selected),
+        federation.client_names[selected],
     ):
-        assert same_weights(own.personal(client), own.personal(ever_selected))
-    for client, words in ((6, "clients are 0 to 5"), (-1, "client -1 does not exist"), (2.5, "whole number, got 2.5"),
+        assert same_weights(ditto.personal(client), ditto.personal(selected))
+    for client, message in ((6, "clients are 0 to 5"), (-1, "client -1 does not exist"), (2.5, "whole number, got 2.5"),
                           ("bob", "client bob does not exist; the clients are 0 to 5")):  # fmt: skip
-        with pytest.raises(ft.InputError, match=words):
-            own.personal(client)
-    assert own.validation is None
+        with pytest.raises(ft.InputError, match=message):
+            ditto.personal(client)
+    assert ditto.validation is None
 
 
 def same_weights(a: nn.Module, b: nn.Module) -> bool:
@@ -280,28 +284,28 @@ def same_weights(a: nn.Module, b: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("limit", [0, 10**9])
-def test_a_result_travels_to_another_process(federation: ft.Federation, limit: int) -> None:
+def test_a_result_can_be_pickled(federation: ft.Federation, limit: int) -> None:
     result = ft.run([ft.ditto()], federation, small, memory_limit=limit, **TRAIN)
-    twin = pickle.loads(pickle.dumps(result))
-    own = [ft.models.flat(result["ditto"].personal(n)) for n in range(6)]
-    del result  # and with it the files of a shelf that holds little in memory
+    unpickled = pickle.loads(pickle.dumps(result))
+    personal = [ft.models.flat(result["ditto"].personal(n)) for n in range(6)]
+    del result  # and with it its temporary files
     gc.collect()
-    assert all(torch.equal(ft.models.flat(twin["ditto"].personal(n)), own[n]) for n in range(6))
+    assert all(torch.equal(ft.models.flat(unpickled["ditto"].personal(n)), personal[n]) for n in range(6))
 
 
 def test_a_result_has_the_metrics_on_validation_data(tmp_path: Path) -> None:
     fed = ft.Federation.build(ft.data.load("digits"), clients=5, validation=0.2)
-    train = {"rounds": 2, "participation": 0.4, "epochs": 1, "workers": 0}
-    *_, last = ft.simulate([ft.ditto()], fed, small, **train)
+    settings = {"rounds": 2, "participation": 0.4, "epochs": 1, "workers": 0}
+    *_, last = ft.simulate([ft.ditto()], fed, small, **settings)
     counts, total = last.validation["ditto"].personal, last.validation_total
-    result = ft.run([ft.ditto()], fed, small, out=tmp_path / "run", **train)
+    result = ft.run([ft.ditto()], fed, small, out=tmp_path / "run", **settings)
     assert result["ditto"].validation == measure(counts, total)
-    again = ft.run([ft.ditto()], fed, small, out=tmp_path / "run", **train)  # finished: read, not trained
+    again = ft.run([ft.ditto()], fed, small, out=tmp_path / "run", **settings)  # finished: read, not trained
     assert again["ditto"].validation == result["ditto"].validation
-    assert ft.run([ft.ditto()], fed, small, **train)["ditto"].validation == result["ditto"].validation
+    assert ft.run([ft.ditto()], fed, small, **settings)["ditto"].validation == result["ditto"].validation
 
 
-def test_numbers_may_be_numpys_and_methods_any_iterable(federation: ft.Federation) -> None:
+def test_numbers_may_be_numpy_scalars_and_methods_any_iterable(federation: ft.Federation) -> None:
     settings = {"rounds": np.int64(1), "lr": np.float32(0.5), "seed": torch.tensor(3), "participation": np.float64(0.5)}
     methods = (ft.fedtilt(tau=tau, lam=np.float32(1), name=f"tau {tau}") for tau in np.arange(2))
     result = ft.run(methods, federation, small, epochs=1, workers=0, **settings)
@@ -310,7 +314,7 @@ def test_numbers_may_be_numpys_and_methods_any_iterable(federation: ft.Federatio
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({"rounds": 0}, "rounds must be a whole number ≥ 1, got 0"),
         ({"epochs": 1.5}, "epochs must be a whole number ≥ 1, got 1.5"),
@@ -328,20 +332,20 @@ def test_numbers_may_be_numpys_and_methods_any_iterable(federation: ft.Federatio
         ({"lr": 1e30}, "lower lr (train.lr in a spec) or the tilts"),
     ],
 )
-def test_bad_settings_are_one_sentence(federation: ft.Federation, settings: dict, words: str) -> None:
+def test_bad_settings_are_refused_in_one_line(federation: ft.Federation, settings: dict, message: str) -> None:
     with pytest.raises(ft.InputError) as error:
-        last([ft.fedavg()], federation, **settings)
-    assert words in str(error.value)
+        train([ft.fedavg()], federation, **settings)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_cuda_that_is_not_there_is_refused(federation: ft.Federation) -> None:
-    with pytest.raises(ft.InputError, match="device 'cuda' is not there"):
-        last([ft.fedavg()], federation, device="cuda")
+def test_cuda_that_is_not_available_is_refused(federation: ft.Federation) -> None:
+    with pytest.raises(ft.InputError, match="device 'cuda' is not available"):
+        train([ft.fedavg()], federation, device="cuda")
 
 
 class Squeezing(nn.Linear):
-    """Forgets that a batch of one is a batch."""
+    """Drops the batch dimension of a batch of one."""
 
     def __init__(self) -> None:
         super().__init__(64, 10)
@@ -350,8 +354,8 @@ class Squeezing(nn.Linear):
         return super().forward(x.flatten(1)).squeeze()
 
 
-class Restless(nn.Linear):
-    """Drops out when it is judged, too."""
+class AlwaysDropout(nn.Linear):
+    """Applies dropout in evaluation mode, too."""
 
     def __init__(self) -> None:
         super().__init__(64, 10)
@@ -360,8 +364,8 @@ class Restless(nn.Linear):
         return super().forward(F.dropout(x.flatten(1)))
 
 
-class Recurring(nn.LSTM):
-    """Returns its memory too."""
+class WithHiddenState(nn.LSTM):
+    """Returns its hidden state too."""
 
     def __init__(self) -> None:
         super().__init__(8, 10)
@@ -371,16 +375,16 @@ class Recurring(nn.LSTM):
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "message"),
     [(lambda: nn.Linear(3, 10), "does not take samples of shape"), (lambda: nn.Flatten(0), "has no parameters"),
      (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), r"expected \(2, 10 or more\)"),
-     (Restless, "answers the same sample differently each time"),
+     (AlwaysDropout, "gives different outputs for the same sample in evaluation mode"),
      (Squeezing, r"returns \(10,\) for 1 samples; expected \(1, 10 or more\)"),
-     (Recurring, "the model returns a tuple")],
+     (WithHiddenState, "the model returns a tuple")],
 )  # fmt: skip
-def test_a_model_that_does_not_fit_the_data_is_refused(federation: ft.Federation, model, words: str) -> None:
-    with pytest.raises(ft.InputError, match=words):
-        last([ft.fedavg()], federation, model=model)
+def test_a_model_that_does_not_fit_the_data_is_refused(federation: ft.Federation, model, message: str) -> None:
+    with pytest.raises(ft.InputError, match=message):
+        train([ft.fedavg()], federation, model=model)
 
 
 def test_arguments_of_the_wrong_kind_are_refused(federation: ft.Federation) -> None:
@@ -394,7 +398,7 @@ def test_arguments_of_the_wrong_kind_are_refused(federation: ft.Federation) -> N
     assert list(last_round.state.shared) == ["fedavg"]
 
 
-def test_validation_data_is_judged_beside_test_data() -> None:
+def test_models_are_evaluated_on_validation_data_too() -> None:
     fed = ft.Federation.build(ft.data.load("digits"), clients=5, validation=0.2)
     *_, last = ft.simulate([ft.ditto()], fed, ft.models.logistic, rounds=2, participation=0.4, epochs=1, workers=0)
     assert last.validation is not None
@@ -404,30 +408,30 @@ def test_validation_data_is_judged_beside_test_data() -> None:
     assert personal is not None
     assert (personal <= last.validation_total).all()
     assert personal.sum() > 0
-    for client in last.selected:  # each by hand
+    for client in last.selected:
         x, y = fed.validation(client)
-        own = last.state.client_states.get(("ditto", client))
-        assert own is not None
-        right = ft.models.with_weights(ft.models.logistic(fed.input_shape, 10), own)(x).argmax(1) == y
-        assert torch.equal(torch.bincount(y[right], minlength=10), personal[client])
+        weights = last.state.client_states.get(("ditto", client))
+        assert weights is not None
+        correct = ft.models.with_weights(ft.models.logistic(fed.input_shape, 10), weights)(x).argmax(1) == y
+        assert torch.equal(torch.bincount(y[correct], minlength=10), personal[client])
 
 
-def test_without_validation_data_there_are_no_counts_of_it() -> None:
+def test_without_validation_data_there_are_no_validation_counts() -> None:
     fed = ft.Federation.build(ft.data.load("digits"), clients=5)
     *_, last = ft.simulate([ft.fedavg()], fed, ft.models.logistic, rounds=1, participation=0.4, epochs=1, workers=0)
     assert last.validation is None
     assert last.validation_total is None
 
 
-def test_personal_models_judged_together_and_one_by_one_count_the_same(federation: ft.Federation) -> None:
+def test_stacked_and_single_evaluation_of_personal_models_agree(federation: ft.Federation) -> None:
     *_, last = ft.simulate([ft.ditto(), ft.fedtilt(tau=1, lam=1)], federation, ft.models.mlp, **TRAIN, workers=0)
     model = initial_model(federation, ft.models.mlp, 0)
-    one_by_one = Evaluator(federation, model, torch.device("cpu"))
-    together = Evaluator(federation, model, torch.device("cpu"))
-    together._together = True  # as on a GPU
+    single = Evaluator(federation, model, torch.device("cpu"))
+    stacked = Evaluator(federation, model, torch.device("cpu"))
+    stacked._use_stack = True  # as on a GPU
     methods = [ft.ditto(), ft.fedtilt(tau=1, lam=1)]
     for a, b in zip(
-        one_by_one.all_counts(methods, last.state).values(), together.all_counts(methods, last.state).values(),
+        single.all_counts(methods, last.state).values(), stacked.all_counts(methods, last.state).values(),
         strict=True,
     ):  # fmt: skip
         assert a.personal is not None

@@ -1,3 +1,5 @@
+"""Metrics against a plain NumPy reference."""
+
 import dataclasses
 import math
 
@@ -11,10 +13,10 @@ from fedtilt.evaluation.metrics import measure
 
 def by_numpy(correct: np.ndarray, total: np.ndarray) -> list[float]:
     accuracy, spread = [], []
-    for right, n in zip(correct, total, strict=True):
+    for c, n in zip(correct, total, strict=True):
         if n.sum():
-            accuracy.append(100 * right.sum() / n.sum())
-            spread.append(np.std([100 * r / m for r, m in zip(right, n, strict=True) if m]))
+            accuracy.append(100 * c.sum() / n.sum())
+            spread.append(np.std([100 * c_k / n_k for c_k, n_k in zip(c, n, strict=True) if n_k]))
     accuracy.sort()
     tenth = math.ceil(len(accuracy) / 10)
     return [
@@ -31,10 +33,10 @@ def test_against_numpy_with_clients_that_lack_classes_or_data(clients: int, clas
     total[0, 0] = 7  # at least one
     correct = rng.integers(0, total + 1)
     m = measure(torch.tensor(correct), torch.tensor(total))
-    ours = [m.accuracy, m.client_fairness, *m.client_data_fairness, m.worst, m.best, m.minimum]
-    np.testing.assert_allclose(ours, by_numpy(correct, total), rtol=1e-12, atol=1e-9)
+    values = [m.accuracy, m.client_fairness, *m.client_data_fairness, m.worst, m.best, m.minimum]
+    np.testing.assert_allclose(values, by_numpy(correct, total), rtol=1e-12, atol=1e-9)
     assert m.clients == (total.sum(1) > 0).sum()
-    assert not any(math.isnan(v) for v in ours)
+    assert not any(math.isnan(v) for v in values)
 
 
 def test_one_client_and_one_class() -> None:
@@ -43,14 +45,14 @@ def test_one_client_and_one_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("correct", "total", "words"),
+    ("correct", "total", "message"),
     [
         (torch.zeros(2, 3), torch.zeros(3, 2), "got (2, 3) and (3, 2)"),
         (torch.zeros(2, 3), torch.zeros(2, 3), "no client has any test data"),
-        (torch.ones(2, 3), torch.zeros(2, 3), "more right answers than samples"),
+        (torch.ones(2, 3), torch.zeros(2, 3), "more correct predictions than samples"),
     ],
 )
-def test_bad_tables_are_one_sentence(correct: torch.Tensor, total: torch.Tensor, words: str) -> None:
+def test_bad_tables_are_refused(correct: torch.Tensor, total: torch.Tensor, message: str) -> None:
     with pytest.raises(InputError) as error:
         measure(correct, total)
-    assert words in str(error.value)
+    assert message in str(error.value)

@@ -1,9 +1,9 @@
-"""Kill a run again and again, and print the hashes of what it ends with. Run by test_store.py in a process of its own.
+"""Kill and resume a run many times, and compare its final state with an uninterrupted run. Used by test_run_folder.py.
 
-    python tests/interrupted.py FOLDER KILLS
+    python tests/helpers/kill_and_resume.py FOLDER KILLS
 
 The process forks a child for every attempt, so that torch is imported once; the child is killed with SIGKILL after a
-random time. Attempts go on from what the last one left; a run that finished is compared and begun anew.
+random time. Every attempt resumes the last one; a run that finishes is compared, and a new one is started.
 """
 
 import hashlib
@@ -34,28 +34,28 @@ def model(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
 def train(folder: Path, workers: int) -> None:
     methods = [ft.ditto(0.1), ft.fedtilt(tau=1, lam=-2, mu=0.1)]
     settings = {"rounds": 15, "participation": 0.5, "epochs": 1, "lr": 0.1, "eval_every": 2}
-    # a memory limit of three models: most of them live on disk
+    # a memory limit of three models: most of them are on disk
     ft.run(
         methods, FEDERATION, model, out=folder, checkpoint_seconds=0, memory_limit=3 * 2500, workers=workers, **settings
     )
 
 
-def fingerprint(folder: Path) -> dict[str, str]:
+def hashes_of(folder: Path) -> dict[str, str]:
     """Hashes of the shared models, every personal model, the counts and the metrics."""
-    home = folder / "seed-0"
-    state = RunFolder(home).latest()
+    seed = folder / "seed-0"
+    state = RunFolder(seed).latest()
     assert state is not None
     assert state.round == 15
-    bits = {f"shared {name}": w for name, w in state.shared.items()}
-    bits |= {f"personal {m} {n}": state.client_states.get((m, n)) for m, n in state.client_states.owners()}
-    hashes = {key: hashlib.sha256(value.numpy().tobytes()).hexdigest() for key, value in bits.items()}
-    for file in [home / "metrics.jsonl", *sorted((home / "counts").iterdir())]:
+    tensors = {f"shared {name}": w for name, w in state.shared.items()}
+    tensors |= {f"personal {m} {n}": state.client_states.get((m, n)) for m, n in state.client_states.owners()}
+    hashes = {key: hashlib.sha256(value.numpy().tobytes()).hexdigest() for key, value in tensors.items()}
+    for file in [seed / "metrics.jsonl", *sorted((seed / "counts").iterdir())]:
         hashes[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
     return hashes
 
 
 def attempt(folder: Path, workers: int, seconds: float) -> bool:
-    """Start or go on with a run, kill it after so long; whether it finished first."""
+    """Start or resume a run, and kill it after so many seconds; whether it finished before."""
     child = os.fork()
     if not child:
         code = 1
@@ -66,9 +66,9 @@ def attempt(folder: Path, workers: int, seconds: float) -> bool:
             os._exit(code)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            assert os.waitstatus_to_exitcode(status) == 0, "the run failed by itself"
+        finished, status = os.waitpid(child, os.WNOHANG)
+        if finished:
+            assert os.waitstatus_to_exitcode(status) == 0, "the run failed"
             return True
         time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
@@ -76,18 +76,18 @@ def attempt(folder: Path, workers: int, seconds: float) -> bool:
     return os.waitstatus_to_exitcode(status) == 0
 
 
-def main(folder: Path, wanted: int) -> None:
+def main(folder: Path, kills_wanted: int) -> None:
     reference = folder / "reference"
     assert attempt(reference, 0, 60.0)
-    expected = fingerprint(reference)
+    expected = hashes_of(reference)
     rng = random.Random(0)
     kills = finished = 0
     run = folder / "run"
-    while kills < wanted or not finished:
-        patience = rng.uniform(0.01, 0.3) if kills < wanted else 60.0
-        if attempt(run, kills % 3, patience):
+    while kills < kills_wanted or not finished:
+        seconds = rng.uniform(0.01, 0.3) if kills < kills_wanted else 60.0
+        if attempt(run, kills % 3, seconds):
             finished += 1
-            assert fingerprint(run) == expected, "a resumed run differs from an uninterrupted one"
+            assert hashes_of(run) == expected, "a resumed run differs from an uninterrupted one"
             shutil.rmtree(run)
         else:
             kills += 1

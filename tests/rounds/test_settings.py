@@ -1,4 +1,4 @@
-"""The training settings: one list, which Python, specs and documents share."""
+"""The training settings: one list for Python, specs and docs."""
 
 import dataclasses
 import inspect
@@ -20,13 +20,13 @@ def test_functions_list_every_setting_with_its_default_and_meaning(function) -> 
         assert f"        {setting.name}: {setting.metadata['meaning']}" in function.__doc__
 
 
-def test_a_spec_has_every_setting_but_those_at_its_top() -> None:
+def test_the_train_table_of_a_spec_has_every_setting_but_seed_and_device() -> None:
     assert list(TrainSpec.model_fields) == [name for name in NAMES if name not in ("seed", "device")]
     assert TrainSettings(**TrainSpec().model_dump()) == TrainSettings()
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "message"),
     [
         ({"round": 3}, "round is not a training setting; did you mean rounds?"),
         ({"optimiser": "adam"}, "optimiser is not a training setting; choose from rounds, participation, "),
@@ -38,6 +38,6 @@ def test_a_spec_has_every_setting_but_those_at_its_top() -> None:
         ({"precision": "fp8"}, "unknown precision 'fp8'; choose one of float32, tf32, bfloat16"),
     ],
 )
-def test_bad_settings_are_one_sentence(settings: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ft.InputError, match=sentence):
+def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ft.InputError, match=message):
         train_settings(settings)

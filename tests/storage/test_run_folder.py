@@ -1,4 +1,4 @@
-"""The run folder: killed at any moment, damaged, changed or in use."""
+"""Run folders of runs that are killed at any moment, damaged, changed or in use."""
 
 import json
 import os
@@ -14,8 +14,8 @@ import torch
 
 import fedtilt as ft
 from fedtilt.locks import locked
-from fedtilt.rounds.client_states import ClientStates, FederationState, file_of
-from fedtilt.runs.export import exported
+from fedtilt.rounds.client_states import ClientStates, FederationState, file_name
+from fedtilt.runs.export import state_dict
 from fedtilt.storage.run_folder import RunFolder
 
 METHODS = [ft.ditto(0.1), ft.fedtilt(tau=1, lam=-2, mu=0.1)]
@@ -43,29 +43,29 @@ def copy(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
-def again(federation: ft.Federation, folder: Path, **changed) -> tuple[ft.Result, list[str]]:
+def run_again(federation: ft.Federation, folder: Path, **changed) -> tuple[ft.Result, list[str]]:
     notes: list[str] = []
     arguments = {"out": folder, "notice": notes.append, "checkpoint_seconds": 0} | SETTINGS | changed
     return ft.run(arguments.pop("methods", METHODS), federation, model, **arguments), notes
 
 
-def test_killed_fifty_times_a_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_run_killed_fifty_times_ends_with_the_same_bits(tmp_path: Path) -> None:
     script = Path(__file__).parents[1] / "helpers" / "kill_and_resume.py"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "error", str(script), str(tmp_path), "50"], capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr
+    summary = json.loads(process.stdout)
     assert summary["kills"] == 50
     assert summary["finished"] >= 1
     assert summary["hashes"] >= 2 + 6 + 8  # shared, personal, counts and metrics
 
 
 def test_a_finished_run_is_read_not_trained(federation: ft.Federation, copy: Path) -> None:
-    seen: list[int] = []
-    result, notes = again(federation, copy, on_round=lambda r, _: seen.append(r.number))
+    trained: list[int] = []
+    result, notes = run_again(federation, copy, on_round=lambda r, _: trained.append(r.number))
     fresh = ft.run(METHODS, federation, model, **SETTINGS)
-    assert seen == []
+    assert trained == []
     assert notes == []
     assert repr(result) == repr(fresh)
     for name in result:
@@ -87,7 +87,7 @@ def alter(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
-def an_own(folder: Path, round: int) -> Path:
+def personal_model(folder: Path, round: int) -> Path:
     """A personal model that was trained in this round."""
     return next((folder / "seed-0" / "personal").glob(f"*/*.round-{round:05d}.safetensors"))
 
@@ -98,35 +98,33 @@ def an_own(folder: Path, round: int) -> Path:
     [
         lambda f: checkpoint(f, 4) / "shared.safetensors",
         lambda f: checkpoint(f, 4) / "manifest.json",
-        lambda f: an_own(f, 4),
+        lambda f: personal_model(f, 4),
     ],
 )
-def test_a_damaged_checkpoint_is_stepped_over(
-    federation: ft.Federation, finished: Path, copy: Path, file, damage
-) -> None:
+def test_a_damaged_checkpoint_is_skipped(federation: ft.Federation, finished: Path, copy: Path, file, damage) -> None:
     damage(file(copy))
-    result, notes = again(federation, copy)
+    result, notes = run_again(federation, copy)
     assert len(notes) == 1
     assert notes[0].startswith("the checkpoint of round 4 is damaged")
-    whole, _ = again(federation, finished)
-    assert repr(result) == repr(whole)
+    undamaged, _ = run_again(federation, finished)
+    assert repr(result) == repr(undamaged)
     for name in result:
         for client in range(6):
-            a, b = result[name].personal(client), whole[name].personal(client)
+            a, b = result[name].personal(client), undamaged[name].personal(client)
             assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
     metrics = "seed-0/metrics.jsonl"
     assert (copy / metrics).read_bytes() == (finished / metrics).read_bytes()
 
 
-def test_without_any_intact_checkpoint_it_refuses(federation: ft.Federation, copy: Path) -> None:
+def test_a_run_without_an_intact_checkpoint_is_refused(federation: ft.Federation, copy: Path) -> None:
     for round in (3, 4):
         alter(checkpoint(copy, round) / "shared.safetensors")
     with pytest.raises(ft.InputError, match="no checkpoint in .* is intact; start again in another folder"):
-        again(federation, copy)
+        run_again(federation, copy)
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "message"),
     [
         ({"lr": 0.2}, "was begun with train.lr = 0.1, and now it is 0.2"),
         ({"rounds": 9}, "was begun with train.rounds = 4, and now it is 9"),
@@ -137,28 +135,28 @@ def test_without_any_intact_checkpoint_it_refuses(federation: ft.Federation, cop
         ({"methods": METHODS[:1]}, "methods.fedtilt"),
     ],
 )
-def test_a_changed_job_is_refused(federation: ft.Federation, copy: Path, changed: dict, words: str) -> None:
+def test_changed_settings_are_refused(federation: ft.Federation, copy: Path, changed: dict, message: str) -> None:
     before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
     with pytest.raises(ft.InputError) as error:
-        again(federation, copy, **changed)
-    assert words in str(error.value)
+        run_again(federation, copy, **changed)
+    assert message in str(error.value)
     assert {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()} == before
 
 
 def test_other_data_is_refused(copy: Path) -> None:
     other = ft.Federation.build(ft.data.load("digits"), clients=6, max_train=20, seed=9)
     with pytest.raises(ft.InputError, match="was begun with partition"):
-        again(other, copy)
+        run_again(other, copy)
 
 
-def test_the_same_samples_divided_otherwise_are_refused(tmp_path: Path) -> None:
+def test_another_partition_of_the_same_samples_is_refused(tmp_path: Path) -> None:
     x, y = torch.rand(8, 4), torch.arange(8) % 2
     names = {"class_names": ("a", "b"), "client_names": ("left", "right")}
 
     def federation(split: int) -> ft.Federation:
         owner = (torch.arange(8) >= split).long()
         data = ft.data.Dataset(
-            name="own", x_train=x, y_train=y, x_test=x, y_test=y, classes=2, image=False,
+            name="halves", x_train=x, y_train=y, x_test=x, y_test=y, classes=2, image=False,
             client_train=owner, client_test=owner, **names,
         )  # fmt: skip
         return ft.Federation.build(data, partition="column")
@@ -168,23 +166,34 @@ def test_the_same_samples_divided_otherwise_are_refused(tmp_path: Path) -> None:
         ft.run(METHODS, federation(2), model, out=tmp_path / "run", **SETTINGS)
 
 
-def test_a_folder_begun_before_a_key_was_written_down_goes_on(federation: ft.Federation, copy: Path) -> None:
-    written = copy / "seed-0/fingerprint.json"
-    job = json.loads(written.read_text())
+def test_a_folder_of_an_older_version_without_some_keys_is_accepted(
+    federation: ft.Federation, finished: Path, copy: Path
+) -> None:
+    path = copy / "seed-0/fingerprint.json"
+    fingerprint = json.loads(path.read_text())
     for key in ("sizes", "tied"):
-        del job[key]
-    written.write_text(json.dumps(job))
-    again(federation, copy)
-    again(federation, copy, seed=1)
+        del fingerprint[key]
+    path.write_text(json.dumps(fingerprint))
+    trained: list[int] = []
+    result, _ = run_again(federation, copy, on_round=lambda r, _: trained.append(r.number))
+    assert trained == []  # finished: read, not trained
+    assert repr(result) == repr(run_again(federation, finished)[0])
+    other_seed, _ = run_again(federation, copy, seed=1)
+    assert repr(other_seed) == repr(ft.run(METHODS, federation, model, **SETTINGS, seed=1))
+    assert json.loads((copy / "run.json").read_text())["seeds"] == [0, 1]
 
 
-def test_seeds_may_draw_their_samples(tmp_path: Path) -> None:
+def test_the_seeds_of_a_run_may_have_different_samples(tmp_path: Path) -> None:
     for seed in (0, 1):
         federation = ft.Federation.build(ft.data.load("toy-1", seed=seed), partition="column", seed=seed)
         ft.run([ft.fedavg()], federation, ft.models.logistic, out=tmp_path / "run", seed=seed, **SETTINGS)
+    first, second = (json.loads((tmp_path / f"run/seed-{seed}/fingerprint.json").read_text()) for seed in (0, 1))
+    assert first["samples"] != second["samples"]
+    assert first["methods"] == second["methods"]
+    assert json.loads((tmp_path / "run/run.json").read_text())["seeds"] == [0, 1]
 
 
-def test_what_is_refused_leaves_no_folder(federation: ft.Federation, tmp_path: Path) -> None:
+def test_a_refused_run_leaves_no_folder(federation: ft.Federation, tmp_path: Path) -> None:
     for bad in ({"precision": "tf32"}, {"backend": "Autograd"}):
         with pytest.raises(ft.InputError):
             ft.run(METHODS, federation, model, out=tmp_path / "run", **SETTINGS | bad)
@@ -194,32 +203,33 @@ def test_what_is_refused_leaves_no_folder(federation: ft.Federation, tmp_path: P
 
 
 def test_seeds_of_different_runs_do_not_share_a_folder(federation: ft.Federation, copy: Path) -> None:
-    with pytest.raises(ft.InputError, match=r"holds seed-0 of a run with methods\.fedtilt = .*; choose another folder"):
-        again(federation, copy, seed=1, methods=METHODS[:1])
+    with pytest.raises(ft.InputError, match=r"has seed-0 of a run with methods\.fedtilt = .*; choose another folder"):
+        run_again(federation, copy, seed=1, methods=METHODS[:1])
     assert not (copy / "seed-1").exists()
-    again(federation, copy, seed=1)
+    run_again(federation, copy, seed=1)
     assert json.loads((copy / "run.json").read_text())["seeds"] == [0, 1]
 
 
-def test_another_machine_is_told(federation: ft.Federation, copy: Path) -> None:
+def test_a_changed_environment_is_reported(federation: ft.Federation, copy: Path) -> None:
     run = json.loads((copy / "run.json").read_text())
     run["environment"]["torch"] = "1.0"
     (copy / "run.json").write_text(json.dumps(run))
-    _, notes = again(federation, copy)
+    _, notes = run_again(federation, copy)
     assert [note for note in notes if note.startswith("torch was 1.0 and is ")]
 
 
 def test_rounds_beyond_five_digits_keep_their_order(tmp_path: Path) -> None:
-    store = RunFolder(tmp_path)
+    run_folder = RunFolder(tmp_path)
     for round in (99_998, 99_999, 100_000):
-        store.checkpoint(FederationState(round, {"fedavg": torch.tensor([float(round)])}, store.client_states))
+        state = FederationState(round, {"fedavg": torch.tensor([float(round)])}, run_folder.client_states)
+        run_folder.checkpoint(state)
     latest = RunFolder(tmp_path).latest()
     assert latest is not None
     assert (latest.round, latest.shared["fedavg"].item()) == (100_000, 100_000.0)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["round-100000", "round-99999"]
 
 
-def test_an_export_is_a_whole_state(federation: ft.Federation, tmp_path: Path) -> None:
+def test_an_export_has_tied_parameters_and_buffers(federation: ft.Federation, tmp_path: Path) -> None:
     class Tied(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -235,14 +245,14 @@ def test_an_export_is_a_whole_state(federation: ft.Federation, tmp_path: Path) -
             return self.head(self.second(self.scale * self.first(x.flatten(1))))
 
     result = ft.run(METHODS, federation, Tied, out=tmp_path, **SETTINGS)
-    twin = Tied()
-    twin.scale.zero_()
-    twin.load_state_dict(exported(tmp_path, "ditto"))
+    loaded = Tied()
+    loaded.scale.zero_()
+    loaded.load_state_dict(state_dict(tmp_path, "ditto"))
     x, _ = federation.test(0)
-    assert torch.equal(twin(x), result["ditto"].shared(x))
+    assert torch.equal(loaded(x), result["ditto"].shared(x))
 
 
-def test_a_folder_with_something_else_in_it_is_refused(federation: ft.Federation, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(federation: ft.Federation, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ft.InputError, match="is not empty; choose another folder$"):
         ft.run(METHODS, federation, model, out=tmp_path, **SETTINGS)
@@ -255,7 +265,7 @@ def test_a_folder_with_something_else_in_it_is_refused(federation: ft.Federation
     assert (tmp_path / "run.json").exists()
 
 
-def test_another_start_is_refused(federation: ft.Federation, copy: Path) -> None:
+def test_another_initial_model_is_refused(federation: ft.Federation, copy: Path) -> None:
     def shifted(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
         net = model(input_shape, classes)
         with torch.no_grad():
@@ -266,23 +276,23 @@ def test_another_start_is_refused(federation: ft.Federation, copy: Path) -> None
         ft.run(METHODS, federation, shifted, out=copy, **SETTINGS)
 
 
-def test_two_checkpoints_are_kept_and_nothing_that_they_do_not_need(copy: Path) -> None:
+def test_two_checkpoints_and_their_personal_models_are_kept(copy: Path) -> None:
     home = copy / "seed-0"
     assert [p.name for p in sorted((home / "checkpoints").iterdir())] == ["round-00003", "round-00004"]
     needed = set()
     for round in (3, 4):
         manifest = json.loads((checkpoint(copy, round) / "manifest.json").read_text())
-        needed |= {file_of((method, client), trained) for method, client, trained, _ in manifest["personal"]}
+        needed |= {file_name((method, client), trained) for method, client, trained, _ in manifest["personal"]}
     assert {str(p.relative_to(home / "personal")) for p in (home / "personal").rglob("*.safetensors")} == needed
 
 
-def in_a_child(work) -> int:
+def run_in_child(function) -> int:
     """Run in a forked process; its exit code."""
     child = os.fork()
     if not child:
         code = 1
         try:
-            work()
+            function()
             code = 0
         except ft.InputError as error:
             sys.stderr.write(str(error))
@@ -293,30 +303,30 @@ def in_a_child(work) -> int:
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    def take() -> None:
+    def lock() -> None:
         with locked(tmp_path):
             pass
 
     with locked(tmp_path):
-        assert in_a_child(take) == 2
+        assert run_in_child(lock) == 2
         with pytest.raises(ft.InputError, match="in use by a run of this process"):
-            take()
-        assert in_a_child(take) == 2  # the lock is still held
-    take()
-    assert in_a_child(take) == 0
+            lock()
+        assert run_in_child(lock) == 2  # the folder is still locked
+    lock()
+    assert run_in_child(lock) == 0
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint(
+def test_a_full_disk_is_reported_and_leaves_the_last_checkpoint(
     federation: ft.Federation, copy: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.rmtree(checkpoint(copy, 4))  # there is a round to train
+    shutil.rmtree(checkpoint(copy, 4))  # one round is left to train
 
     def write() -> None:
         torch.set_num_threads(1)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-        again(federation, copy)
+        run_again(federation, copy)
 
-    assert in_a_child(write) == 2
+    assert run_in_child(write) == 2
     message = capfd.readouterr().err
     assert "cannot write" in message
     assert "File too large" in message
@@ -324,18 +334,18 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint(
     assert state is not None
     assert state.round == 3
     assert not list(copy.rglob("*.part"))
-    result, _ = again(federation, copy)
+    result, _ = run_again(federation, copy)
     assert len(result["ditto"].history) == 4
 
 
-def test_a_folder_that_cannot_be_made_is_refused(federation: ft.Federation, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(federation: ft.Federation, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ft.InputError, match="cannot write into .*Not a directory"):
-        again(federation, tmp_path / "file" / "run")
+        run_again(federation, tmp_path / "file" / "run")
 
 
 @pytest.mark.parametrize("limit", [0, 250, 10**9])
-def test_a_shelf_keeps_models_in_memory_or_on_disk(tmp_path: Path, limit: int) -> None:
+def test_client_states_are_in_memory_or_on_disk(tmp_path: Path, limit: int) -> None:
     client_states = ClientStates(tmp_path, limit_bytes=limit)
     models = {("m", n): torch.randn(20) for n in range(10)}
     for round in (1, 2):
@@ -349,21 +359,21 @@ def test_a_shelf_keeps_models_in_memory_or_on_disk(tmp_path: Path, limit: int) -
     for owner, value in models.items():
         assert torch.equal(client_states.get(owner), value + 2)
         assert client_states.round_of(owner) == 2
-    assert {owner: stored_state.round for owner, stored_state in client_states.stored().items()} == dict.fromkeys(
+    assert {owner: stored_state.round for owner, stored_state in client_states.save_all().items()} == dict.fromkeys(
         models, 2
     )
 
 
-@pytest.mark.parametrize("lasting", [True, False])
-def test_a_copied_shelf_keeps_to_its_limit(tmp_path: Path, lasting: bool) -> None:
-    client_states = ClientStates(tmp_path if lasting else None, limit_bytes=240)
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_copy_of_client_states_respects_its_limit(tmp_path: Path, persistent: bool) -> None:
+    client_states = ClientStates(tmp_path if persistent else None, limit_bytes=240)
     models = {("m", n): torch.randn(20) for n in range(10)}
     for owner, value in models.items():
         client_states.put(owner, 10 - owner[1], value)
-    twin = deepcopy(client_states)
-    assert all(torch.equal(twin.get(owner), value) for owner, value in models.items())
+    copied = deepcopy(client_states)
+    assert all(torch.equal(copied.get(owner), value) for owner, value in models.items())
     for n in range(3):
-        twin.put(("m", 20 + n), 11 + n, torch.randn(20))
-    assert list(twin._hot) == [("m", 20), ("m", 21), ("m", 22)]
-    assert twin._hot_bytes == 240
-    assert all(torch.equal(twin.get(owner), value) for owner, value in models.items())
+        copied.put(("m", 20 + n), 11 + n, torch.randn(20))
+    assert list(copied._in_memory) == [("m", 20), ("m", 21), ("m", 22)]
+    assert copied._bytes_in_memory == 240
+    assert all(torch.equal(copied.get(owner), value) for owner, value in models.items())

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fedtilt.errors import InputError
 from fedtilt.files import write_tensors
-from fedtilt.runs.export import about, exported
+from fedtilt.runs.export import metadata, state_dict
 
 
 def export(
@@ -25,8 +25,8 @@ def export(
     if to.exists() and not force:
         raise InputError(f"{to} exists; use --force to replace it")
     notes = Console(stderr=True)
-    tensors = exported(folder, method, client, seed, notice=lambda text: notes.print(f"note: {text}", markup=False))
-    write_tensors(to, tensors, about(folder, method, client, seed))
+    tensors = state_dict(folder, method, client, seed, notice=lambda text: notes.print(f"note: {text}", markup=False))
+    write_tensors(to, tensors, metadata(folder, method, client, seed))
     whose = "shared model" if client is None else f"personal model of client {client}"
     count = sum(t.numel() for t in tensors.values())
     print(f"wrote the {whose} of {method} ({count:,} parameters) to {to}")

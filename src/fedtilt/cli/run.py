@@ -97,7 +97,7 @@ def show(
     table = over_seeds(results)
     record = read_json(folder / "run.json")
     if "tuning" in record:
-        table["tuning"] = Tuning.from_json(record["tuning"]).verdict(table)
+        table["tuning"] = Tuning.from_json(record["tuning"]).recommendation(table)
         write_json(folder / "results.json", table)
     page = report_of(folder)
     if as_json:

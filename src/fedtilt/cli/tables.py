@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from fedtilt.evaluation.results import MethodResult, Result, Summary
-from fedtilt.runs.tune import WITHIN
+from fedtilt.runs.tune import MAX_ACCURACY_LOSS
 
 # column, key in `over_seeds`, whether more is better
 COLUMNS = [
@@ -135,10 +135,10 @@ def tell_tuning(console: Console, table: Mapping[str, Any], samples: int) -> dic
     settings, chosen, lost = tuning["settings"], tuning["chosen"], tuning["diverged"]
     named = escape(tuning["method"])
     console.print(
-        f"\n[bold]On validation data[/], of {len(settings)} settings of {named}, those within {WITHIN:g} points of the "
-        "best that no other beats in accuracy and both kinds of fairness:"
+        f"\n[bold]On validation data[/], of {len(settings)} settings of {named}, those within {MAX_ACCURACY_LOSS:g} "
+        "points of the best that no other beats in accuracy and both kinds of fairness:"
     )
-    console.print(_front(methods, settings, tuning["front"]))
+    console.print(_front(methods, settings, tuning["pareto_front"]))
     if lost:
         console.print(f"{len(lost)} diverged and had to be left out: {escape(', '.join(lost))}")
     share = methods[chosen]["validation"]["accuracy"]["mean"] / 100

@@ -26,7 +26,7 @@ from fedtilt.cli.run import (
 )
 from fedtilt.cli.watch import Watch
 from fedtilt.evaluation.results import Result, Summary, summarised
-from fedtilt.runs.tune import SHARE, Tuning, axes_of, check_validation, grid_of, search
+from fedtilt.runs.tune import VALIDATION_SHARE, Tuning, axes_of, check_validation, grid_of, search
 from fedtilt.simulation import Round
 from fedtilt.spec import Spec, load
 
@@ -69,7 +69,9 @@ def tune(
 
     def job(watch: Watch) -> dict[int, Result]:
         if not base.clients.validation:
-            watch.notice(f"clients.validation is 0: {SHARE:.0%} of every client's training samples are set aside")
+            watch.notice(
+                f"clients.validation is 0: {VALIDATION_SHARE:.0%} of every client's training samples are set aside"
+            )
         return searched(grid, tuning, folder, watch)
 
     show(grid, folder, job, quiet=quiet, verbose=verbose, as_json=as_json)

@@ -1,1 +1,1 @@
-"""How good and how fair models are: counts, metrics, results."""
+"""How accurate and how fair models are: counts, metrics, results."""

@@ -11,7 +11,7 @@ from fedtilt.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """How accurate and how fair one set of models is over the clients that have test data."""
+    """Accuracy and fairness of one set of models, over the clients that have test data."""
 
     accuracy: float  # mean over clients
     client_fairness: float  # population std over clients: 0 is perfectly fair
@@ -19,10 +19,10 @@ class Metrics:
     worst: float  # mean of the worst tenth of the clients (at least one)
     best: float  # mean of the best tenth
     minimum: float
-    clients: int  # how many had test data
+    clients: int  # with test data
 
     def by_name(self) -> dict[str, float]:
-        """Every figure under the name it has in tables and files."""
+        """Every metric under its name in tables and files."""
         mean, std = self.client_data_fairness
         return {
             "accuracy": self.accuracy,
@@ -36,28 +36,28 @@ class Metrics:
 
 
 class Counts(NamedTuple):
-    """Right answers (clients, classes) of one method's models."""
+    """Correct predictions of one method's models, each (clients, classes)."""
 
     shared: Tensor
-    personal: Tensor | None  # a client that never took part is judged on the shared model
-    never_selected: Tensor  # (clients,) bool: those clients
+    personal: Tensor | None  # None: no personal models; a client never selected is evaluated on the shared model
+    never_selected: Tensor  # (clients,) bool
 
 
 def client_accuracy(correct: Tensor, total: Tensor) -> Tensor:
-    """Percentage of right answers of every client that has test data, shape (clients with data,)."""
+    """Accuracy in percent of every client that has test data, shape (clients with data,)."""
     samples = total.sum(1)
-    held = samples > 0
-    return 100 * correct.sum(1)[held].double() / samples[held].double()
+    has_samples = samples > 0
+    return 100 * correct.sum(1)[has_samples].double() / samples[has_samples].double()
 
 
 def class_spread(correct: Tensor, total: Tensor) -> Tensor:
-    """Population std of per-class accuracy inside every client with data, over the classes the client has."""
-    held = total > 0  # (N, K)
+    """Population std of per-class accuracy within every client that has test data, over the classes it has."""
+    present = total > 0  # (N, K)
     accuracy = 100 * correct.double() / total.clamp(min=1).double()
-    count = held.sum(1).clamp(min=1).double()
-    mean = (accuracy * held).sum(1) / count
-    variance = ((accuracy - mean[:, None]).square() * held).sum(1) / count
-    return variance.sqrt()[held.any(1)]
+    count = present.sum(1).clamp(min=1).double()
+    mean = (accuracy * present).sum(1) / count
+    variance = ((accuracy - mean[:, None]).square() * present).sum(1) / count
+    return variance.sqrt()[present.any(1)]
 
 
 def measure(correct: Tensor, total: Tensor) -> Metrics:
@@ -70,13 +70,14 @@ def measure(correct: Tensor, total: Tensor) -> Metrics:
     """
     if correct.dim() != 2 or correct.shape != total.shape:
         raise InputError(
-            f"counts are two tables (clients, classes) alike, got {tuple(correct.shape)} and {tuple(total.shape)}"
+            "counts must be two tables of one shape (clients, classes), "
+            f"got {tuple(correct.shape)} and {tuple(total.shape)}"
         )
     if (correct < 0).any() or (correct > total).any():
-        raise InputError("a client has more right answers than samples in a class, or a negative count")
+        raise InputError("a client has more correct predictions than samples in a class, or a negative count")
     accuracy = client_accuracy(correct, total)
     if not len(accuracy):
-        raise InputError("no client has any test data to be judged on")
+        raise InputError("no client has any test data to evaluate on")
     spread = class_spread(correct, total)
     ordered = accuracy.sort().values
     tenth = math.ceil(len(ordered) / 10)

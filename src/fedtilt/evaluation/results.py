@@ -1,4 +1,4 @@
-"""What a run found: metrics, counts and models of every method."""
+"""The results of a run: metrics, counts and models of every method."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,27 +15,27 @@ from fedtilt.rounds.client_states import ClientStates
 
 
 class Summary(NamedTuple):
-    """Metrics of one method after one round. Both models are always measured; `evaluated` is the one that counts."""
+    """Metrics of one method after one round, of its shared and its personal models."""
 
     shared: Metrics
     personal: Metrics | None  # None: the method has no personal models
-    ever_selected: Metrics | None  # personal, without the clients that never took part; None where there are none such
-    clean: Metrics | None  # judged, over the clients without outliers; None unless only some carry them
-    never_selected: int
+    ever_selected: Metrics | None  # personal, without clients never selected; None: all were selected
+    clean: Metrics | None  # evaluated, over clients without outliers; None unless only some have outliers
+    never_selected: int  # how many clients
 
     @property
     def evaluated(self) -> Metrics:
-        """The personal models where the method has them, otherwise the shared one."""
+        """The metrics of the personal models if the method has them, otherwise of the shared model."""
         return self.personal or self.shared
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """As JSON values."""
         parts = {key: value and asdict(value) for key, value in self._asdict().items() if key != "never_selected"}
         return parts | {"never_selected": self.never_selected}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Summary":
-        """Back from plain values."""
+        """From JSON values."""
 
         def metrics(part: dict[str, Any] | None) -> Metrics | None:
             if part is None:
@@ -54,7 +54,7 @@ class Summary(NamedTuple):
 
 
 def evaluated_counts(counts: Counts) -> Tensor:
-    """Right answers (N, K) of the models that count."""
+    """Correct predictions (N, K) of the personal models if the method has them, otherwise of the shared model."""
     return counts.shared if counts.personal is None else counts.personal
 
 
@@ -64,21 +64,21 @@ def summarise(counts: Counts, total: Tensor, has_outliers: Tensor) -> Summary:
     ever_selected = None
     if counts.personal is not None and counts.never_selected.any() and total[~counts.never_selected].any():
         ever_selected = measure(counts.personal[~counts.never_selected], total[~counts.never_selected])
-    some = has_outliers.any() and not has_outliers.all() and total[~has_outliers].any()
+    only_some = has_outliers.any() and not has_outliers.all() and total[~has_outliers].any()
     return Summary(
         shared=measure(counts.shared, total),
         personal=None if counts.personal is None else measure(counts.personal, total),
         ever_selected=ever_selected,
-        clean=measure(evaluated[~has_outliers], total[~has_outliers]) if some else None,
+        clean=measure(evaluated[~has_outliers], total[~has_outliers]) if only_some else None,
         never_selected=int(counts.never_selected.sum()),
     )
 
 
 def summarised(counts: Mapping[str, Counts] | None, total: Tensor | None, has_outliers: Tensor) -> dict[str, Summary]:
-    """The metrics of every method that was judged on these samples; none where there are none."""
+    """`summarise` for every method; empty if the round was not evaluated."""
     if counts is None or total is None:
         return {}
-    return {name: summarise(own, total, has_outliers) for name, own in counts.items()}
+    return {name: summarise(method_counts, total, has_outliers) for name, method_counts in counts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +86,15 @@ class MethodResult:
     """One method at the end of a run."""
 
     method: Method
-    history: list[tuple[int, Summary]]  # (round, metrics) of every judged round
-    correct: Tensor  # (N, K) right answers of the judged models
+    history: list[tuple[int, Summary]]  # (round, metrics) of every evaluated round
+    correct: Tensor  # (N, K) correct predictions of the evaluated models
     total: Tensor  # (N, K) test samples
-    validation: Metrics | None = None  # of the judged models on the data set aside, if any: to choose settings by
+    validation: Metrics | None = None  # of the evaluated models on validation data, if there is any
     client_names: tuple[str, ...]
-    class_names: tuple[str, ...] = ()  # empty: classes go by their numbers
+    class_names: tuple[str, ...] = ()  # empty: classes are named by their numbers
     _net: nn.Module
     _shared: Tensor
-    _client_states: ClientStates | None = None  # None: personal models are elsewhere
+    _client_states: ClientStates | None = None  # None: personal models are not on this machine
 
     @property
     def summary(self) -> Summary:
@@ -103,7 +103,7 @@ class MethodResult:
 
     @property
     def metrics(self) -> Metrics:
-        """The metrics of the judged models after the last round."""
+        """The metrics of the evaluated models after the last round."""
         return self.summary.evaluated
 
     @property
@@ -113,12 +113,12 @@ class MethodResult:
 
     @property
     def client_fairness(self) -> float:
-        """Standard deviation of accuracy over clients: lower is fairer."""
+        """Standard deviation of accuracy over clients, in points: lower is fairer."""
         return self.metrics.client_fairness
 
     @property
     def client_data_fairness(self) -> tuple[float, float]:
-        """Mean and standard deviation over clients of the spread of accuracy over a client's classes."""
+        """Mean and standard deviation over clients of the std of a client's per-class accuracy: lower is fairer."""
         return self.metrics.client_data_fairness
 
     @property
@@ -127,14 +127,14 @@ class MethodResult:
         return with_weights(self._net, self._shared).cpu()
 
     def personal(self, client: int | str) -> nn.Module:
-        """A client's model, by its number or name: its personal one, or the shared one if it has none."""
-        owner = self.method.name, number_of(client, self.client_names)
-        own = self._client_states.get(owner) if self._client_states is not None and self.method.personal else None
-        return with_weights(self._net, self._shared if own is None else own).cpu()
+        """The personal model of a client, by number or name; the shared model if it has none."""
+        owner = self.method.name, client_number(client, self.client_names)
+        weights = self._client_states.get(owner) if self._client_states is not None and self.method.personal else None
+        return with_weights(self._net, self._shared if weights is None else weights).cpu()
 
 
-def number_of(client: int | str, names: Sequence[str]) -> int:
-    """The number of a client that is given by it or by its name."""
+def client_number(client: int | str, names: Sequence[str]) -> int:
+    """The number of a client, from its number or its name."""
     number = names.index(client) if client in names else client
     if isinstance(number, str) and number.isdecimal():
         number = int(number)
@@ -147,34 +147,33 @@ def number_of(client: int | str, names: Sequence[str]) -> int:
 
 
 def over_seeds(results: Mapping[int, "Result"]) -> dict[str, Any]:
-    """The comparison table as plain values: every metric of every method, its mean and std over the seeds.
+    """The comparison table as JSON values: every metric of every method, its mean and std over the seeds.
 
-    Where data is set aside, `validation` has the same of it.
+    If there is validation data, `validation` has the same metrics on it.
     """
     methods = {}
     for name in next(iter(results.values())):
-        own = [result[name] for result in results.values()]
-        held = [r.validation for r in own if r.validation is not None]
+        by_seed = [result[name] for result in results.values()]
+        validation = [r.validation for r in by_seed if r.validation is not None]
         methods[name] = (
-            _columns([r.metrics for r in own])
-            | ({"validation": _columns(held)} if held else {})
-            | {"evaluated": _evaluated(own[0].method), "last": [r.summary.to_json() for r in own]}
+            _mean_and_std([r.metrics for r in by_seed])
+            | ({"validation": _mean_and_std(validation)} if validation else {})
+            | {"evaluated": "personal" if by_seed[0].method.personal else "shared"}
+            | {"last": [r.summary.to_json() for r in by_seed]}
         )
     return {"seeds": list(results), "methods": methods}
 
 
-def _columns(seeds: Sequence[Metrics]) -> dict[str, Any]:
+def _mean_and_std(by_seed: Sequence[Metrics]) -> dict[str, Any]:
+    """Mean and sample std over the seeds of every metric, and its values."""
     columns = {}
-    for key in seeds[0].by_name():
-        values = [metrics.by_name()[key] for metrics in seeds]
+    for key in by_seed[0].by_name():
+        values = [metrics.by_name()[key] for metrics in by_seed]
+        # not `statistics`: its exact sums would change the last bits of results.json
         mean = sum(values) / len(values)
-        spread = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5 if len(values) > 1 else None
-        columns[key] = {"mean": mean, "std": spread, "seeds": values}
+        std = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5 if len(values) > 1 else None
+        columns[key] = {"mean": mean, "std": std, "seeds": values}
     return columns
-
-
-def _evaluated(method: Method) -> str:
-    return "personal" if method.personal else "shared"
 
 
 class Result(Mapping[str, MethodResult]):
@@ -195,7 +194,7 @@ class Result(Mapping[str, MethodResult]):
         return len(self._methods)
 
     def only(self, names: Iterable[str]) -> "Result":
-        """These methods alone."""
+        """The results of these methods only."""
         return Result({name: self[name] for name in names})
 
     def __repr__(self) -> str:
@@ -207,7 +206,7 @@ class Result(Mapping[str, MethodResult]):
         return f"Result(\n{rows}\n)"
 
     def to_pandas(self) -> Any:
-        """A table with one row per method, client and class: right answers, samples and accuracy in percent.
+        """A table with one row per method, client and class: correct predictions, samples and accuracy in percent.
 
         Clients and classes have their numbers and, in `client_name` and `class_name`, their names.
         """
@@ -218,8 +217,8 @@ class Result(Mapping[str, MethodResult]):
         rows = []
         for name, result in self._methods.items():
             for client, label in (result.total > 0).nonzero().tolist():
-                right, samples = int(result.correct[client, label]), int(result.total[client, label])
-                named = result.client_names[client], result.class_names[label] if result.class_names else str(label)
-                rows.append((name, client, label, *named, right, samples, 100 * right / samples))
-        titles = ["method", "client", "class", "client_name", "class_name", "correct", "samples", "accuracy"]
-        return pandas.DataFrame(rows, columns=titles)
+                correct, samples = int(result.correct[client, label]), int(result.total[client, label])
+                names = result.client_names[client], result.class_names[label] if result.class_names else str(label)
+                rows.append((name, client, label, *names, correct, samples, 100 * correct / samples))
+        columns = ["method", "client", "class", "client_name", "class_name", "correct", "samples", "accuracy"]
+        return pandas.DataFrame(rows, columns=columns)

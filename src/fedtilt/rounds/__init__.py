@@ -1,1 +1,1 @@
-"""One round of the algorithm, whoever runs it: settings, plans, executors, what clients keep."""
+"""One round of the algorithm, for the simulator and Flower alike: plans, server updates, executors, client states."""

@@ -1,7 +1,7 @@
-"""What a federation remembers: above all personal models, in memory while they are few, in files beyond a size.
+"""The state of a federation between rounds: shared models, and personal models in memory or, beyond a limit, in files.
 
-A file belongs to one (method, client, round it was trained in) and is never written twice, so a kill cannot tear one
-that a checkpoint refers to.
+A file belongs to one (method, client, round of training) and is never overwritten, so a killed process cannot damage a
+file that a checkpoint refers to.
 """
 
 import shutil
@@ -23,37 +23,42 @@ Owner = tuple[str, int]  # method, client
 class StoredState(NamedTuple):
     """A personal model on disk."""
 
-    round: int
+    round: int  # in which it was trained
     sha256: str
 
 
-def file_of(owner: Owner, round: int) -> str:
-    """The file of a personal model, relative to the shelf's folder."""
+def file_name(owner: Owner, round: int) -> str:
+    """The file of a personal model, relative to the folder of `ClientStates`."""
     method, client = owner
     return f"{method}/client-{client:05d}.round-{round:05d}.safetensors"
 
 
 class ClientStates:
-    """`(method, client) → personal model`, with the round each was trained in."""
+    """`(method, client) → personal model`, with the round in which each was trained.
+
+    Args:
+        folder: where models are stored; None: a temporary folder, created when needed
+        limit_bytes: size of the models in memory, beyond which the oldest are moved to files
+    """
 
     def __init__(self, folder: Path | None = None, limit_bytes: int = 2 * 2**30) -> None:
-        self._lasting = folder is not None  # files of a run folder outlive the process: they are synced
+        self._persistent = folder is not None  # files of a run folder outlive the process: they are synced
         self._folder = folder
         self._limit = limit_bytes
-        self._hot: OrderedDict[Owner, Tensor] = OrderedDict()  # oldest first
-        self._hot_bytes = 0
+        self._in_memory: OrderedDict[Owner, Tensor] = OrderedDict()  # oldest first
+        self._bytes_in_memory = 0
         self._rounds: dict[Owner, int] = {}
-        self._volumes: dict[Owner, StoredState] = {}
+        self._on_disk: dict[Owner, StoredState] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a copy elsewhere, maybe without a GPU: files that end with this process come along in memory."""
-        kept = self.__dict__.copy()
-        owners = list(self._hot)
-        if not self._lasting:
-            kept |= {"_folder": None, "_volumes": {}}
+        """For a copy in another process, maybe without a GPU: models in temporary files are copied into memory."""
+        attributes = self.__dict__.copy()
+        owners = list(self._in_memory)
+        if not self._persistent:
+            attributes |= {"_folder": None, "_on_disk": {}}
             owners = sorted(self._rounds, key=self.round_of)
-        hot = OrderedDict((o, model.cpu()) for o in owners if (model := self.get(o)) is not None)
-        return kept | {"_hot": hot, "_hot_bytes": sum(model.nbytes for model in hot.values())}
+        models = OrderedDict((o, model.cpu()) for o in owners if (model := self.get(o)) is not None)
+        return attributes | {"_in_memory": models, "_bytes_in_memory": sum(model.nbytes for model in models.values())}
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -62,66 +67,66 @@ class ClientStates:
         return owner in self._rounds
 
     def owners(self) -> list[Owner]:
-        """Who has a personal model, sorted."""
+        """Every (method, client) with a personal model, sorted."""
         return sorted(self._rounds)
 
     def round_of(self, owner: Owner) -> int:
-        """The round this model was trained in; 0 for a client that never took part."""
+        """The round in which this model was trained; 0 for a client that was never selected."""
         return self._rounds.get(owner, 0)
 
     def get(self, owner: Owner) -> Tensor | None:
-        """The model, or None for a client that never took part."""
-        if owner in self._hot:
-            return self._hot[owner]
-        if owner in self._volumes:
-            return read_tensors(self._home() / file_of(owner, self._volumes[owner].round))["model"]
+        """The model, or None for a client that was never selected."""
+        if owner in self._in_memory:
+            return self._in_memory[owner]
+        if owner in self._on_disk:
+            return read_tensors(self._get_folder() / file_name(owner, self._on_disk[owner].round))["model"]
         return None
 
     def put(self, owner: Owner, round: int, model: Tensor) -> None:
-        """Keep a client's new model; over the limit, the oldest in memory move to files."""
-        self._forget(owner)
-        self._hot[owner] = model
-        self._hot_bytes += model.nbytes
+        """Set a client's new model; over the limit, the oldest models in memory are moved to files."""
+        self._remove(owner)
+        self._in_memory[owner] = model
+        self._bytes_in_memory += model.nbytes
         self._rounds[owner] = round
-        while self._hot_bytes > self._limit and len(self._hot) > 1:
-            oldest = next(iter(self._hot))
+        while self._bytes_in_memory > self._limit and len(self._in_memory) > 1:
+            oldest = next(iter(self._in_memory))
             self._write(oldest)
-            self._hot_bytes -= self._hot.pop(oldest).nbytes
+            self._bytes_in_memory -= self._in_memory.pop(oldest).nbytes
 
-    def stored(self) -> dict[Owner, StoredState]:
-        """Every model as a file; those that were only in memory are written now."""
-        for owner in list(self._hot):
+    def save_all(self) -> dict[Owner, StoredState]:
+        """Write the models that are only in memory; all models as files."""
+        for owner in list(self._in_memory):
             self._write(owner)
-        return dict(self._volumes)
+        return dict(self._on_disk)
 
     def restore(self, stored: dict[Owner, StoredState]) -> None:
-        """Take over the files of a checkpoint."""
+        """Use the files of a checkpoint."""
         for owner, stored_state in stored.items():
-            self._rounds[owner], self._volumes[owner] = stored_state.round, stored_state
+            self._rounds[owner], self._on_disk[owner] = stored_state.round, stored_state
 
     def prune(self, needed: Iterable[str]) -> None:
-        """Delete the files that neither the shelf nor anyone else needs any more."""
-        kept = {file_of(owner, stored_state.round) for owner, stored_state in self._volumes.items()} | set(needed)
-        for path in self._home().glob("*/*.safetensors*"):
-            if str(path.relative_to(self._home())) not in kept:
+        """Delete all files but those of the current models and those in `needed`."""
+        keep = {file_name(owner, stored_state.round) for owner, stored_state in self._on_disk.items()} | set(needed)
+        for path in self._get_folder().glob("*/*.safetensors*"):
+            if str(path.relative_to(self._get_folder())) not in keep:
                 path.unlink()
 
-    def _forget(self, owner: Owner) -> None:
-        if owner in self._hot:
-            self._hot_bytes -= self._hot.pop(owner).nbytes
-        stale = self._volumes.pop(owner, None)
-        if stale and not self._lasting:  # a checkpoint may still need a lasting one: `prune` decides
-            (self._home() / file_of(owner, stale.round)).unlink()
+    def _remove(self, owner: Owner) -> None:
+        if owner in self._in_memory:
+            self._bytes_in_memory -= self._in_memory.pop(owner).nbytes
+        old = self._on_disk.pop(owner, None)
+        if old and not self._persistent:  # a checkpoint may still need a persistent file: `prune` deletes it later
+            (self._get_folder() / file_name(owner, old.round)).unlink()
 
     def _write(self, owner: Owner) -> None:
         round = self._rounds[owner]
-        if owner in self._volumes and self._volumes[owner].round == round:
+        if owner in self._on_disk and self._on_disk[owner].round == round:
             return
-        file = self._home() / file_of(owner, round)
-        digest = write_tensors(file, {"model": self._hot[owner]}, sync=self._lasting)
-        self._volumes[owner] = StoredState(round, digest if self._lasting else "")
+        path = self._get_folder() / file_name(owner, round)
+        digest = write_tensors(path, {"model": self._in_memory[owner]}, sync=self._persistent)
+        self._on_disk[owner] = StoredState(round, digest if self._persistent else "")
 
-    def _home(self) -> Path:
+    def _get_folder(self) -> Path:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="fedtilt-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -130,7 +135,7 @@ class ClientStates:
 
 @dataclass
 class FederationState:
-    """All that a federation remembers between two rounds."""
+    """The whole state of a federation between two rounds."""
 
     round: int
     shared: dict[str, Tensor]  # method → (P,)

@@ -1,8 +1,8 @@
-"""Where lanes are trained: in this process, or one worker process per core, a client at a time.
+"""Executors train the local jobs of many clients: in this process, or in one forked worker process per core.
 
-On a CPU a small model is fastest one client per core with one thread each: two threads on a product of ten rows are
-slower than one. Workers are forked, so they see the federation without a copy; models pass through a shared block of
-memory, tasks and answers as JSON. Whatever the placement, a lane's result has the same bits.
+On a CPU, small models train fastest with one client per core and one thread each: two threads are slower than one on
+a product of ten rows. Workers are forked, so they read the federation without a copy. Models are exchanged through
+shared memory, tasks and replies as JSON. Every executor gives the same bits.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ from fedtilt.training import BACKENDS, Backend, Batches, LocalJob, make_batches,
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSchedule:
-    """What every client is fed in every round."""
+    """The batches of every client in every round."""
 
     seed: int
     epochs: int
     batch_size: int
 
     def batches(self, federation: Federation, round: int, client: int, device: torch.device) -> Batches:
-        """A client's batches of one round, outliers included."""
+        """The batches of one client in one round, with outliers."""
         x, y = federation.train(client, seed=self.seed, round=round, device=device)
         return make_batches(
             x, y, seed=self.seed, round=round, client=client, epochs=self.epochs, batch_size=self.batch_size
@@ -44,31 +44,40 @@ class BatchSchedule:
 
 
 class Executor(Protocol):
-    """Trains the lanes of several clients; yields each client with its trained lanes, in any order."""
+    """Trains the local jobs of several clients; yields each client with its trained models, in any order."""
 
     def train(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Tensor]]]:
-        """Train the lanes of these clients."""
+        """Train the jobs of these clients in this round."""
         ...
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release memory and processes."""
         ...
 
 
 @contextlib.contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
     """One thread for small CPU products: faster, and the same bits as in a worker."""
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
 class InProcessExecutor:
-    """In this process; with the stacked way, all clients in one step."""
+    """Trains in this process; with the stacked backend, all clients together.
+
+    Args:
+        federation: the clients' data
+        model: the architecture
+        backend: the name of a backend
+        batch_schedule: the batches of every client
+        device: where to train
+        precision: of matrix products on CUDA
+    """
 
     def __init__(
         self,
@@ -79,41 +88,43 @@ class InProcessExecutor:
         device: torch.device,
         precision: str,
     ) -> None:
-        self._federation, self._model, self._diet, self._device = federation.to(device), model, batch_schedule, device
-        self._together = backend == "stacked"
-        self._train: Backend = partial(stacked.train, precision=precision) if self._together else BACKENDS[backend]
+        self._federation, self._model, self._device = federation.to(device), model, device
+        self._batch_schedule = batch_schedule
+        self._stacked = backend == "stacked"
+        self._train: Backend = partial(stacked.train, precision=precision) if self._stacked else BACKENDS[backend]
 
     def train(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Tensor]]]:
-        """Train all lanes; a stack yields at its end, otherwise each client when it is done."""
-        waves = [list(jobs)] if self._together else [[client] for client in jobs]
-        for wave in waves:
-            flat, feeds = [], []
-            for client in wave:
-                batches = self._diet.batches(self._federation, round, client, self._device)
-                flat += jobs[client]
-                feeds += [batches] * len(jobs[client])
+        """Train all jobs; with the stacked backend, all clients are yielded at the end."""
+        groups = [list(jobs)] if self._stacked else [[client] for client in jobs]  # clients trained together
+        for clients in groups:
+            group_jobs, group_batches = [], []
+            for client in clients:
+                batches = self._batch_schedule.batches(self._federation, round, client, self._device)
+                group_jobs += jobs[client]
+                group_batches += [batches] * len(jobs[client])
             with one_thread(self._device):
-                trained = iter(self._train(self._model, flat, feeds))
-            for client in wave:
+                trained = iter(self._train(self._model, group_jobs, group_batches))
+            for client in clients:
                 yield client, [next(trained) for _ in jobs[client]]
 
     def close(self) -> None:
-        """Let go of the memory that stacks hold."""
+        """Release the buffers of the stacked backend."""
         stacked.forget()
 
 
 def can_fork(backend: str) -> bool:
-    """Whether workers that train this way can be forked.
+    """Whether workers with this backend can be forked.
 
-    They cannot on macOS, whose frameworks do not stand it, nor by a daemon, nor for autograd where it has threads.
+    They cannot on macOS, whose frameworks are unsafe after a fork, in a daemon process, or with autograd if it has
+    started threads.
     """
     possible = sys.platform.startswith("linux") and not multiprocessing.current_process().daemon
-    return possible and (backend != "autograd" or not torch.cuda.is_available() or _autograd_stands_a_fork())
+    return possible and (backend != "autograd" or not torch.cuda.is_available() or _autograd_works_after_fork())
 
 
-def _autograd_stands_a_fork() -> bool:
-    """Try it: beside a CUDA device autograd starts threads when it is first used, and then refuses in a child."""
-    with _forking_is_meant():
+def _autograd_works_after_fork() -> bool:
+    """Test it: with a CUDA device, autograd starts threads on first use, and then fails in a forked child."""
+    with _no_fork_warning():
         child = os.fork()
     if not child:
         code = 1
@@ -126,20 +137,29 @@ def _autograd_stands_a_fork() -> bool:
 
 
 @contextlib.contextmanager
-def _forking_is_meant() -> Iterator[None]:
-    """Python warns of forking beside threads; our children use one thread and none of the parent's locks."""
+def _no_fork_warning() -> Iterator[None]:
+    """Silence Python's warning about forks with threads: our children use one thread and no lock of the parent."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
 
 
 def cores() -> int:
-    """The cores this process may use."""
+    """The number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class ForkedExecutor:
-    """One forked worker per core."""
+    """Trains in forked worker processes, one client at a time in each.
+
+    Args:
+        federation: the clients' data
+        model: the architecture
+        backend: the name of a backend
+        batch_schedule: the batches of every client
+        workers: the number of processes
+        jobs_per_client: at most so many jobs of one client in a round
+    """
 
     def __init__(
         self,
@@ -150,70 +170,71 @@ class ForkedExecutor:
         workers: int,
         jobs_per_client: int,
     ) -> None:
-        self._parameters = sum(p.numel() for p in model.parameters())
-        self._desks = 2 * workers  # one client in work and one waiting, for each worker
-        self._lanes_per_client = jobs_per_client
-        # rows: the anchors of a round (at most one per lane of a client), then the lanes of every desk
-        rows = jobs_per_client * (1 + self._desks)
-        self._block = mmap.mmap(-1, max(1, rows * self._parameters * 4))
-        self._models = torch.frombuffer(self._block, dtype=torch.float32).reshape(rows, self._parameters)
+        parameters = sum(p.numel() for p in model.parameters())
+        self._slots = 2 * workers  # a slot has the models of one client; per worker, one in training and one queued
+        self._jobs_per_client = jobs_per_client
+        # rows: the anchors of a round (at most one per job of a client), then the jobs of every slot
+        rows = jobs_per_client * (1 + self._slots)
+        shared_memory = mmap.mmap(-1, max(1, rows * parameters * 4))
+        self._models = torch.frombuffer(shared_memory, dtype=torch.float32).reshape(rows, parameters)
         context = multiprocessing.get_context("fork")
         pipes = [context.Pipe() for _ in range(workers)]
-        self._ends = [ours for ours, _ in pipes]
-        self._workers = []
+        self._connections = [parent_end for parent_end, _ in pipes]
+        self._processes = []
         for i in range(workers):
-            task = _Worker(federation, model, BACKENDS[backend], batch_schedule, self._models, pipes, i)
-            process = context.Process(target=task.serve, daemon=True, name=f"fedtilt-worker-{i}")
-            with _forking_is_meant():
+            worker = _Worker(federation, model, BACKENDS[backend], batch_schedule, self._models, pipes, i)
+            process = context.Process(target=worker.serve, daemon=True, name=f"fedtilt-worker-{i}")
+            with _no_fork_warning():
                 process.start()
-            self._workers.append(process)
-        for _, theirs in pipes:
-            theirs.close()
+            self._processes.append(process)
+        for _, worker_end in pipes:
+            worker_end.close()
 
     def train(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Tensor]]]:
-        """Hand clients to workers as they become free."""
-        anchors = {id(job.anchor): job.anchor for members in jobs.values() for job in members}
+        """Send clients to workers as they become free."""
+        anchors = {id(job.anchor): job.anchor for client_jobs in jobs.values() for job in client_jobs}
         row_of = {key: row for row, key in enumerate(anchors)}
         for key, row in row_of.items():
             self._models[row] = anchors[key]
         waiting = list(jobs)[::-1]
-        slots = list(range(self._desks))
-        load = dict.fromkeys(range(len(self._ends)), 0)
-        client_of_slot: dict[int, int] = {}  # desk → client
+        free_slots = list(range(self._slots))
+        load = dict.fromkeys(range(len(self._connections)), 0)  # worker → clients sent and not finished
+        client_of_slot: dict[int, int] = {}
         while waiting or client_of_slot:
-            while waiting and slots:
+            while waiting and free_slots:
                 worker = min(load, key=lambda i: (load[i], i))
                 if load[worker] == 2:
                     break
-                client, slot = waiting.pop(), slots.pop()
-                self._ends[worker].send_bytes(self._task(round, client, slot, jobs[client], row_of))
+                client, slot = waiting.pop(), free_slots.pop()
+                self._connections[worker].send_bytes(self._task(round, client, slot, jobs[client], row_of))
                 load[worker] += 1
                 client_of_slot[slot] = client
-            for end in multiprocessing.connection.wait(self._ends):
-                worker = self._ends.index(end)  # type: ignore[arg-type]
-                answer = self._answer(worker)
+            for connection in multiprocessing.connection.wait(self._connections):
+                worker = self._connections.index(connection)  # type: ignore[arg-type]
+                reply = self._receive(worker)
                 load[worker] -= 1
-                slot = answer["slot"]
+                slot = reply["slot"]
                 client = client_of_slot.pop(slot)
                 first = self._first_row(slot)
                 trained = [self._models[first + i].clone() for i in range(len(jobs[client]))]
-                slots.append(slot)
+                free_slots.append(slot)
                 yield client, trained
 
     def close(self) -> None:
-        """Send the workers home; they also leave by themselves when this process dies."""
-        for end in self._ends:
-            end.close()
-        for process in self._workers:
+        """Stop the workers; they also exit when this process dies."""
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
             process.join(timeout=5)
             if process.is_alive():
                 process.kill()
                 process.join()
 
     def _first_row(self, slot: int) -> int:
-        return self._lanes_per_client * (1 + slot)
+        return self._jobs_per_client * (1 + slot)
 
     def _task(self, round: int, client: int, slot: int, jobs: Sequence[LocalJob], row_of: dict[int, int]) -> bytes:
+        """Write the start models into the slot; the rest of the jobs as JSON."""
         first = self._first_row(slot)
         settings = []
         for i, job in enumerate(jobs):
@@ -224,51 +245,51 @@ class ForkedExecutor:
             )  # fmt: skip
         return json.dumps({"round": round, "client": client, "slot": slot, "jobs": settings}).encode()
 
-    def _answer(self, worker: int) -> dict[str, Any]:
+    def _receive(self, worker: int) -> dict[str, Any]:
         try:
-            answer = json.loads(self._ends[worker].recv_bytes())
+            reply = json.loads(self._connections[worker].recv_bytes())
         except (EOFError, ConnectionResetError):
-            self._workers[worker].join(timeout=1)
-            code = self._workers[worker].exitcode
+            self._processes[worker].join(timeout=1)
+            code = self._processes[worker].exitcode
             raise RuntimeError(f"worker {worker} died with exit code {code} (out of memory?)") from None
-        if "error" in answer:
-            raise RuntimeError(f"worker {worker} failed:\n{answer['error']}")
-        return answer
+        if "error" in reply:
+            raise RuntimeError(f"worker {worker} failed:\n{reply['error']}")
+        return reply
 
 
 @dataclass
 class _Worker:
-    """The other side of the crew: reads tasks until its pipe closes."""
+    """The worker's side of `ForkedExecutor`: runs tasks until its pipe closes."""
 
     federation: Federation
     model: nn.Module
-    train: Backend
+    backend: Backend
     batch_schedule: BatchSchedule
-    models: Tensor
-    pipes: list[tuple[Any, Any]]
+    models: Tensor  # (rows, P), shared with the parent
+    pipes: list[tuple[Any, Any]]  # (parent's end, worker's end) of every worker
     number: int
 
     def serve(self) -> None:
-        """Train client after client."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; the pipe tells when to go
+        """Train one client after another."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then closes the pipe
         torch.set_num_threads(1)
-        for i, (theirs, ours) in enumerate(self.pipes):
-            theirs.close()  # else the pipe would not close when the parent dies
+        for i, (parent_end, worker_end) in enumerate(self.pipes):
+            parent_end.close()  # otherwise the pipe would stay open when the parent dies
             if i != self.number:
-                ours.close()
-        end = self.pipes[self.number][1]
+                worker_end.close()
+        connection = self.pipes[self.number][1]
         while True:
             try:
-                task = json.loads(end.recv_bytes())
+                task = json.loads(connection.recv_bytes())
             except (EOFError, ConnectionResetError):
                 return
             try:
                 self._train(task)
-                answer = {"slot": task["slot"]}
+                reply = {"slot": task["slot"]}
             except Exception:
-                answer = {"error": traceback.format_exc()}
+                reply = {"error": traceback.format_exc()}
             try:
-                end.send_bytes(json.dumps(answer).encode())
+                connection.send_bytes(json.dumps(reply).encode())
             except (BrokenPipeError, ConnectionResetError):
                 return
 
@@ -281,6 +302,6 @@ class _Worker:
             )
             for job in task["jobs"]
         ]  # fmt: skip
-        trained = self.train(self.model, jobs, [batches] * len(jobs))
-        for job, result in zip(task["jobs"], trained, strict=True):
-            self.models[job["row"]] = result
+        trained = self.backend(self.model, jobs, [batches] * len(jobs))
+        for job, model in zip(task["jobs"], trained, strict=True):
+            self.models[job["row"]] = model

@@ -1,10 +1,8 @@
-"""One round of the algorithm, whoever runs it: plan what a client trains, settle what the clients have trained.
+"""One round of the algorithm, for the simulator and Flower alike.
 
-    plan      method, received w, last v  →  lanes            on every selected client
-    descend   lanes, batches              →  trained lanes    on every selected client (`fedtilt.descend`)
-    settle    method, received w, w_n     →  new w            on the server
-
-The simulator and the Flower runner both go through these and nothing else.
+plan           method, received w, last v  →  local jobs        on every selected client
+train          local jobs, batches         →  trained models    on every selected client (`fedtilt.training`)
+server_update  method, received w, all w_n →  new w             on the server
 """
 
 from collections.abc import Mapping
@@ -18,25 +16,28 @@ from fedtilt.math.aggregate import AGGREGATORS, tilted
 from fedtilt.methods import Method
 from fedtilt.training import LocalJob
 
-_NOT_FINITE = "is not finite"
-
 
 class Plan(NamedTuple):
-    """The lanes of one client's round; without a personal model there is one."""
+    """The local jobs of one client in one round."""
 
     shared: LocalJob
-    personal: LocalJob | None
+    personal: LocalJob | None  # None: the method has no personal models
 
     @property
     def jobs(self) -> list[LocalJob]:
-        """The lanes to train, shared first."""
+        """The jobs to train, shared first."""
         return [self.shared] if self.personal is None else [self.shared, self.personal]
 
 
 def plan(method: Method, received: Tensor, last: Tensor | None, *, lr: float, lr_personal: float) -> Plan:
-    """What a client trains that received w and whose personal model was `last` (None: it takes part the first time).
+    """The local jobs of a client; both have the received w as their anchor, so they are independent of each other.
 
-    The anchor is the received w, so the lanes never meet inside a round.
+    Args:
+        method: tilts and weights of the proximal terms
+        received: the shared model w, (P,)
+        last: the client's personal model v, (P,); None: the client is selected for the first time, and v starts at w
+        lr: learning rate of the shared model
+        lr_personal: learning rate of the personal model
     """
     tilts = {"tau": method.tau, "lam": method.lam}
     shared = LocalJob(start=received, anchor=received, prox=method.prox, lr=lr, **tilts)
@@ -47,49 +48,55 @@ def plan(method: Method, received: Tensor, last: Tensor | None, *, lr: float, lr
 
 
 class ServerUpdate(NamedTuple):
-    """The new shared model, and why which clients did not enter it."""
+    """The new shared model, and the clients that were left out of it."""
 
     shared: Tensor
-    rejected: dict[int, str]
+    rejected: dict[int, str]  # client → reason
 
 
-def invalid_reason(update: Tensor, like: Tensor) -> str | None:
-    """What is wrong with a trained model, or None: nothing flawed may enter an average or be kept."""
-    return invalid_reasons({0: update}, like).get(0)
+def invalid_reason(update: Tensor, reference: Tensor) -> str | None:
+    """Why a trained model may not be averaged or stored, or None if it is valid."""
+    return invalid_reasons({0: update}, reference).get(0)
 
 
-def _mismatch(update: Tensor, like: Tensor) -> str | None:
-    if update.shape != like.shape:
-        return f"has shape {tuple(update.shape)} instead of {tuple(like.shape)}"
-    if update.dtype != like.dtype:
-        return f"has type {update.dtype} instead of {like.dtype}"
+def _mismatch(update: Tensor, reference: Tensor) -> str | None:
+    if update.shape != reference.shape:
+        return f"has shape {tuple(update.shape)} instead of {tuple(reference.shape)}"
+    if update.dtype != reference.dtype:
+        return f"has type {update.dtype} instead of {reference.dtype}"
     return None
 
 
-def invalid_reasons(updates: Mapping[int, Tensor], like: Tensor) -> dict[int, str]:
-    """What is wrong with which of these models; on a GPU, one look at all of them."""
-    found = {client: why for client, update in updates.items() if (why := _mismatch(update, like))}
-    rest = [client for client in updates if client not in found]
-    if rest:
-        # 0 · inf and 0 · NaN are NaN: a fifth of what isfinite takes
-        finite = ((torch.stack([updates[client] for client in rest]) * 0).sum(1) == 0).tolist()
-        found |= {client: _NOT_FINITE for client, well in zip(rest, finite, strict=True) if not well}
-    return {client: found[client] for client in sorted(found)}
+def invalid_reasons(updates: Mapping[int, Tensor], reference: Tensor) -> dict[int, str]:
+    """`invalid_reason` by client, for the invalid models only; on a GPU, one synchronisation for all of them."""
+    reasons = {client: reason for client, update in updates.items() if (reason := _mismatch(update, reference))}
+    comparable = [client for client in updates if client not in reasons]
+    if comparable:
+        # 0 · inf and 0 · NaN are NaN: five times as fast as isfinite
+        finite = ((torch.stack([updates[client] for client in comparable]) * 0).sum(1) == 0).tolist()
+        reasons |= {client: "is not finite" for client, ok in zip(comparable, finite, strict=True) if not ok}
+    return {client: reasons[client] for client in sorted(reasons)}
 
 
 def server_update(
     method: Method, received: Tensor, updates: Mapping[int, Tensor], samples: Mapping[int, int]
 ) -> ServerUpdate:
-    """Aggregate the clients' w_n into the next w; flawed ones are left out and named.
+    """Aggregate the clients' w_n into the next w; invalid models are left out and reported.
 
-    Clients enter in the order of their numbers, so the order of arrival does not matter.
+    Clients are aggregated in the order of their numbers, so the order of arrival does not matter.
+
+    Args:
+        method: the aggregation rule and its settings
+        received: the w that the clients started from, (P,)
+        updates: client → w_n, (P,)
+        samples: client → number of training samples; used with weighting="samples" only
     """
     rejected = invalid_reasons(updates, received)
     accepted = [client for client in sorted(updates) if client not in rejected]
     if not accepted:
-        reasons = "; ".join(f"client {client} {why}" for client, why in rejected.items())
+        reasons = "; ".join(f"client {client} {reason}" for client, reason in rejected.items())
         raise InputError(f"method {method.name!r} has no client model to aggregate ({reasons or 'none arrived'})")
-    models = torch.stack([updates[client] for client in accepted])
+    models = torch.stack([updates[client] for client in accepted])  # (C, P)
     weights = None
     if method.weighting == "samples":
         weights = torch.tensor([samples[client] for client in accepted], dtype=torch.float64)
@@ -97,14 +104,11 @@ def server_update(
         shared = AGGREGATORS[method.aggregator].apply(models, weights, received, method.bad_share)
     else:
         shared = tilted(models, method.q, method.distance, weights=weights, start=received, steps=method.steps)
-    if why := invalid_reason(shared, received):
+    if reason := invalid_reason(shared, received):
+        rule = method.aggregator if method.aggregator != "tilted" else f"tilted, q = {method.q:g}"
         raise Diverged(
-            f"method {method.name!r} diverged on the server: what it made of the clients' models {why}; "
-            + (f"lower the size in steps = {method.steps}" if method.steps else f"look at its rule {_rule(method)!r}"),
+            f"method {method.name!r} diverged on the server: what it made of the clients' models {reason}; "
+            + (f"lower the size in steps = {method.steps}" if method.steps else f"check its aggregation rule {rule!r}"),
             methods=[method.name],
         )
     return ServerUpdate(shared, rejected)
-
-
-def _rule(method: Method) -> str:
-    return method.aggregator if method.aggregator != "tilted" else f"tilted, q = {method.q:g}"

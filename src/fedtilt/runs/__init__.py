@@ -1,1 +1,1 @@
-"""A run from start to end: run, resume, tune, export."""
+"""Runs from start to end: run, resume, tune, export."""

@@ -1,4 +1,4 @@
-"""A run from start to end: simulate, store, resume."""
+"""Train to the last round: simulate, record, checkpoint, resume."""
 
 import copy
 import dataclasses
@@ -46,54 +46,54 @@ def run(
     memory_limit: int = 2 * 2**30,
     **settings: Any,
 ) -> Result:
-    """Train every method to the end; the defaults are the paper's setting.
+    """Train every method to the last round; the defaults are the setting of the paper.
 
-    With `out`, metrics, counts, checkpoints and models go into that folder; called again with the same arguments, an
-    interrupted run continues from its last checkpoint to the same bits.
+    With `out`, metrics, counts, checkpoints and models are written into that folder. Called again with the same
+    arguments, an interrupted run continues from its last checkpoint, with the same bits as an uninterrupted run.
 
     Args:
         methods: the methods to compare, with unique names
         federation: the clients and their data
         model: an `nn.Module`, or a function of `input_shape` and `classes` that returns one
         out: the run folder; None: nothing is written
-        on_round: called after every round with the `Round` and, where it was evaluated, the metrics by method
-        notice: called with sentences a person should read
-        checkpoint_seconds: at least so many seconds between checkpoints; 0: every round
-        memory_limit: bytes of personal models in memory, beyond which they are kept in files
+        on_round: called after every round with the `Round` and, if it was evaluated, the metrics by method
+        notice: called with messages for the user, such as a damaged checkpoint
+        checkpoint_seconds: the least time between two checkpoints; 0: a checkpoint every round
+        memory_limit: bytes of personal models in memory, beyond which they are stored in files
         **settings: the training settings:
     """
-    chosen = train_settings(settings)
+    train = train_settings(settings)
     if out is not None:
-        check_free(Path(out), going_on=True)
-    work = prepare(methods, federation, model, chosen)
+        check_out_folder(Path(out), may_resume=True)
+    prepared = prepare(methods, federation, model, train)
+    fingerprint = fingerprint_of(prepared)
     if out is None:
-        return train_to_end(work, fingerprint_of(work), InMemoryRun(memory_limit), checkpoint_seconds, on_round, notice)
+        return train_to_end(prepared, fingerprint, InMemoryRun(memory_limit), checkpoint_seconds, on_round, notice)
     folder = Path(out)
     with locked(folder):
-        store = RunFolder(seed_folder(folder, chosen.seed), memory_limit)
-        job = fingerprint_of(work)
-        store.check_siblings(job)
-        record_environment(folder, chosen.device, [chosen.seed])
-        compare_environment(folder, chosen.device, notice)
-        return train_to_end(work, job, store, checkpoint_seconds, on_round, notice)
+        run_folder = RunFolder(seed_folder(folder, train.seed), memory_limit)
+        run_folder.check_other_seeds(fingerprint)
+        record_environment(folder, train.device, [train.seed])
+        compare_environment(folder, train.device, notice)
+        return train_to_end(prepared, fingerprint, run_folder, checkpoint_seconds, on_round, notice)
 
 
-def check_free(folder: Path, *, going_on: bool) -> None:
-    """Refuse a file, and a folder that holds anything but, where it may go on, a run."""
+def check_out_folder(folder: Path, *, may_resume: bool) -> None:
+    """Refuse a file, and a folder that is not empty unless it is a run that may be resumed."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; choose another folder")
-    begun = (folder / "run.json").exists()
-    if not folder.exists() or (begun and going_on):
+    is_run = (folder / "run.json").exists()
+    if not folder.exists() or (is_run and may_resume):
         return
     # a run that is killed before it writes run.json leaves these
-    held = [path for path in folder.iterdir() if path.name != ".lock" and path.suffix != ".part"]
-    if held:
+    others = [path for path in folder.iterdir() if path.name != ".lock" and path.suffix != ".part"]
+    if others:
         resume = f"use fedtilt resume {shlex.quote(str(folder))}, or another folder"
-        raise InputError(f"{folder} is not empty; {resume if begun else 'choose another folder'}")
+        raise InputError(f"{folder} is not empty; {resume if is_run else 'choose another folder'}")
 
 
 def compare_environment(folder: Path, device: str, notice: Notice) -> None:
-    """Say what is not as it was when the run began."""
+    """Report what has changed since the run was started."""
     before, now = read_json(folder / "run.json")["environment"], environment(device)
     for key, was in before.items():
         if now.get(key) != was:
@@ -101,105 +101,105 @@ def compare_environment(folder: Path, device: str, notice: Notice) -> None:
 
 
 def train_to_end(
-    work: PreparedRun,
+    prepared: PreparedRun,
     fingerprint: Mapping[str, Any],
-    keeper: RunFolder | InMemoryRun,
+    recorder: RunFolder | InMemoryRun,
     checkpoint_seconds: float,
     on_round: OnRound,
     notice: Notice,
 ) -> Result:
     """Train one seed from its last checkpoint, or from the start, to the last round."""
-    federation = work.federation
-    state = keeper.begin(fingerprint, notice)
-    keeper.describe(
+    federation = prepared.federation
+    state = recorder.begin(fingerprint, notice)
+    recorder.describe(
         clients=federation.client_names,
         classes=federation.class_names,
         has_outliers=federation.has_outliers.nonzero()[:, 0].tolist(),
-        extras=_extras(work.net),
-        model=_use(work),
+        buffers=_buffers(prepared.net),
+        model=_model_description(prepared),
     )
-    saved, kept = time.monotonic(), 0
-    for r in simulate_prepared(work, state=state, client_states=keeper.client_states):
+    saved_at, saved_round = time.monotonic(), 0
+    for r in simulate_prepared(prepared, state=state, client_states=recorder.client_states):
         state, summaries = r.state, None
         if r.counts is not None:
             summaries = summarised(r.counts, r.total, federation.has_outliers)
             validation = summarised(r.validation, r.validation_total, federation.has_outliers)
-            keeper.record(r.number, summaries, r.counts, r.total, validation)
-        if time.monotonic() - saved >= checkpoint_seconds or r.number == work.settings.rounds:
-            keeper.checkpoint(r.state)
-            saved, kept = time.monotonic(), r.number
+            recorder.record(r.number, summaries, r.counts, r.total, validation)
+        if time.monotonic() - saved_at >= checkpoint_seconds or r.number == prepared.settings.rounds:
+            recorder.checkpoint(r.state)
+            saved_at, saved_round = time.monotonic(), r.number
         try:
             on_round(r, summaries)
-        except BaseException:  # whoever stops a run between two rounds can go on from there
-            if kept < r.number:
-                keeper.checkpoint(r.state)
+        except BaseException:  # a run that is stopped between two rounds can be resumed from here
+            if saved_round < r.number:
+                recorder.checkpoint(r.state)
             raise
     assert state is not None  # there is at least one round, trained now or before
-    return _result(work, keeper, state)
+    return _result(prepared, recorder, state)
 
 
-def _result(work: PreparedRun, keeper: RunFolder | InMemoryRun, state: FederationState) -> Result:
-    counts, total = keeper.counts(state.round)
-    net = copy.deepcopy(work.net).cpu()
+def _result(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: FederationState) -> Result:
+    counts, total = recorder.counts(state.round)
+    net = copy.deepcopy(prepared.net).cpu()
     return Result(
         {
             m.name: MethodResult(
                 method=m,
-                history=keeper.history[m.name],
+                history=recorder.history[m.name],
                 correct=evaluated_counts(counts[m.name]),
                 total=total,
-                validation=keeper.validation[m.name].evaluated if m.name in keeper.validation else None,
-                client_names=work.federation.client_names,
-                class_names=work.federation.class_names,
+                validation=recorder.validation[m.name].evaluated if m.name in recorder.validation else None,
+                client_names=prepared.federation.client_names,
+                class_names=prepared.federation.class_names,
                 _net=net,
                 _shared=state.shared[m.name].cpu(),
                 _client_states=state.client_states,
             )
-            for m in work.methods
+            for m in prepared.methods
         }
     )
 
 
-def fingerprint_of(work: PreparedRun) -> dict[str, Any]:
-    """What is run, as JSON: everything that determines its results but the machine."""
-    data, federation = work.federation.dataset, work.federation
+def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:
+    """Everything that determines the results of a run, except the machine, as JSON values."""
+    data, federation = prepared.federation.dataset, prepared.federation
     index = [*federation.train_index, *federation.test_index]
     return {
-        **settings_of(work.methods, work.settings),
+        **settings_of(prepared.methods, prepared.settings),
         "data": data.name,
         "samples": _digest([data.x_train, data.y_train, data.x_test, data.y_test]),
         "outliers": dataclasses.asdict(federation.outliers),
         "clients": federation.clients,
         "partition": _digest([*index, federation.has_outliers]),
-        "sizes": _digest([torch.tensor([len(rows) for rows in index])]),  # the same rows, divided otherwise
-        "model": {name: list(p.shape) for name, p in work.net.named_parameters()},
-        "tied": _tied(work.net),
-        "architecture": repr(work.net),
-        "start": _digest([flat(work.net)]),
+        "sizes": _digest([torch.tensor([len(rows) for rows in index])]),  # tells apart two partitions of the same rows
+        "model": {name: list(p.shape) for name, p in prepared.net.named_parameters()},
+        "tied": _tied_parameters(prepared.net),
+        "architecture": repr(prepared.net),
+        "start": _digest([flat(prepared.net)]),
     }
 
 
-def _tied(net: torch.nn.Module) -> dict[str, str]:
-    """The other names of parameters that have several, and the first one of each."""
-    first = {id(p): name for name, p in net.named_parameters()}
-    every = net.named_parameters(remove_duplicate=False)
-    return {name: first[id(p)] for name, p in every if first[id(p)] != name}
+def _tied_parameters(net: torch.nn.Module) -> dict[str, str]:
+    """Tied parameters: every further name of a parameter, with its first name."""
+    first_name = {id(p): name for name, p in net.named_parameters()}
+    all_names = net.named_parameters(remove_duplicate=False)
+    return {name: first_name[id(p)] for name, p in all_names if first_name[id(p)] != name}
 
 
-def _extras(net: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What a model's state holds besides its parameters; training leaves it alone."""
-    trained = dict(net.named_parameters(remove_duplicate=False))
-    held = {name: value for name, value in net.state_dict().items() if name not in trained}
-    return {name: value.detach().clone() for name, value in held.items() if isinstance(value, torch.Tensor)}
+def _buffers(net: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The state of a model without its parameters; training does not change it."""
+    parameters = dict(net.named_parameters(remove_duplicate=False))
+    buffers = {name: value for name, value in net.state_dict().items() if name not in parameters}
+    return {name: value.detach().clone() for name, value in buffers.items() if isinstance(value, torch.Tensor)}
 
 
-def _use(work: PreparedRun) -> dict[str, Any]:
-    """What it takes to use a model elsewhere: how it is made, and that it takes (x − mean) / deviation."""
-    data = work.federation.dataset
-    found: dict[str, Any] = {} if work.recipe is None else {"model": work.recipe}
+def _model_description(prepared: PreparedRun) -> dict[str, Any]:
+    """How to build the model, and how to standardise its input: (x − mean) / deviation."""
+    data = prepared.federation.dataset
+    description: dict[str, Any] = {} if prepared.recipe is None else {"model": prepared.recipe}
     if data.image:
-        return found | {"mean": [0.5], "deviation": [0.5]}  # pixels in [0, 1] become [-1, 1]
-    return found | ({} if data.features is None else data.features.to_json())
+        return description | {"mean": [0.5], "deviation": [0.5]}  # pixels in [0, 1] become [-1, 1]
+    return description | ({} if data.features is None else data.features.to_json())
 
 
 def _digest(tensors: Sequence[torch.Tensor]) -> str:

@@ -1,7 +1,7 @@
-"""Choose a method's settings on validation data: a grid, the front that nothing in it beats, and the setting to take.
+"""Choose a method's settings on validation data: a grid, its Pareto front, and a recommendation.
 
-Test data is never looked at. A grid is an ordinary run in which every setting is a method of its own: all are trained
-together, what they have in common once, and an interrupted one is resumed.
+Test data is not used. A grid is an ordinary run in which every setting is a method with its own name: all are trained
+together, identical jobs once, and an interrupted search can be resumed.
 """
 
 import shlex
@@ -22,66 +22,66 @@ from fedtilt.runs.spec_run import resume, run_spec
 if TYPE_CHECKING:
     from fedtilt.spec import Spec
 
-USUAL: dict[str, tuple[float, ...]] = {"tau": (0.0, 1.0, 10.0, 50.0), "lam": (-2.0, 0.0, 1.0, 10.0)}
-WITHIN = 5.0  # points below the best accuracy, beyond which a setting is no choice
-SHARE = 0.1  # of a client's training samples, set aside where the spec sets none aside
+DEFAULT_AXES: dict[str, tuple[float, ...]] = {"tau": (0.0, 1.0, 10.0, 50.0), "lam": (-2.0, 0.0, 1.0, 10.0)}
+MAX_ACCURACY_LOSS = 5.0  # points below the best accuracy; settings below that are not on the Pareto front
+VALIDATION_SHARE = 0.1  # of a client's training samples, if the spec has no validation data
 
-_LESS_IS_BETTER = ("client_fairness", "client_data_fairness_mean")
+_LOWER_IS_BETTER = ("client_fairness", "client_data_fairness_mean")
 
 
 class Tuning(NamedTuple):
-    """The candidates of a grid: methods of a run that are one method of a spec with other settings."""
+    """The candidates of a search: one method of a spec with different settings."""
 
     method: str  # its name in the spec
-    settings: dict[str, dict[str, float]]  # of every candidate, by its name in the run
-    command: str = ""  # that runs the spec as it was given
-    diverged: tuple[str, ...] = ()  # candidates that had to be left out
+    settings: dict[str, dict[str, float]]  # name of the candidate in the run → its settings
+    command: str = ""  # to run the spec without the search
+    diverged: tuple[str, ...] = ()  # names of candidates that diverged and were left out
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; JSON has no infinities."""
-        told = {name: {key: str(value) for key, value in own.items()} for name, own in self.settings.items()}
-        return {"method": self.method, "settings": told, "command": self.command, "diverged": list(self.diverged)}
+        """As JSON values, numbers as text: JSON has no infinities."""
+        settings = {name: {key: str(value) for key, value in values.items()} for name, values in self.settings.items()}
+        return {"method": self.method, "settings": settings, "command": self.command, "diverged": list(self.diverged)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Tuning":
-        """Back from plain values."""
-        told = values["settings"].items()
-        settings = {name: {key: float(text) for key, text in own.items()} for name, own in told}
+        """From JSON values."""
+        settings = {
+            name: {key: float(text) for key, text in texts.items()} for name, texts in values["settings"].items()
+        }
         return cls(values["method"], settings, values["command"], tuple(values["diverged"]))
 
-    def verdict(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        """What `over_seeds` says of the candidates: the one to take, how to run it, and the front."""
-        held = {name: table["methods"][name]["validation"] for name in self.settings if name not in self.diverged}
-        means = {name: {key: column["mean"] for key, column in columns.items()} for name, columns in held.items()}
+    def recommendation(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """The candidate to use, the command that runs it, and the Pareto front, from the table of `over_seeds`."""
+        columns = {name: table["methods"][name]["validation"] for name in self.settings if name not in self.diverged}
+        means = {name: {key: column["mean"] for key, column in metrics.items()} for name, metrics in columns.items()}
         chosen = choose(means)
         options = "".join(f" --set {self._option(key, value)}" for key, value in self.settings[chosen].items())
         return {
             "method": self.method,
             "chosen": chosen,
             "run": self.command + options,
-            "front": [chosen, *(name for name in front(means) if name != chosen)],
+            "pareto_front": [chosen, *(name for name in pareto_front(means) if name != chosen)],
             "settings": self.to_json()["settings"],
             "diverged": list(self.diverged),
         }
 
     def _option(self, key: str, value: float) -> str:
-        return shlex.quote(f"methods.{self.method}.{key}={_written(value)}")
+        return shlex.quote(f"methods.{self.method}.{key}={_format_number(value)}")
 
 
-def _written(value: float) -> str:
-    """A number as short as it can be written without losing a digit.
+def _format_number(value: float) -> str:
+    """The shortest text that keeps every digit.
 
-    >>> _written(10.0), _written(0.0123456789), _written(float("-inf"))
+    >>> _format_number(10.0), _format_number(0.0123456789), _format_number(float("-inf"))
     ('10', '0.0123456789', '-inf')
     """
     return repr(float(value)).removesuffix(".0")
 
 
 def choose(candidates: Mapping[str, Mapping[str, float]]) -> str:
-    """The setting with the highest validation accuracy (mean over clients); among equals, the fairer to clients.
+    """The candidate with the highest accuracy (mean over clients); among equals, the one with the best client fairness.
 
-    Accuracy comes first because a setting that collapsed onto one class per client has equal clients and classes: it
-    would win on any fairness alone.
+    Accuracy comes first: a model that predicts one class per client is perfectly fair, and would win on fairness alone.
 
     >>> choose({
     ...     "good": {"accuracy": 97.0, "client_fairness": 3.0},
@@ -91,16 +91,16 @@ def choose(candidates: Mapping[str, Mapping[str, float]]) -> str:
     'fairer'
     """
     if not candidates:
-        raise InputError("there is no setting to choose from; give at least one")
+        raise InputError("there is no candidate to choose from; give at least one")
     return min(candidates, key=lambda name: (-candidates[name]["accuracy"], candidates[name]["client_fairness"]))
 
 
-def front(candidates: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """The settings that no other beats in accuracy, client fairness and client data fairness, the most accurate first.
+def pareto_front(candidates: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The Pareto front of accuracy, client fairness and client data fairness, the most accurate candidate first.
 
-    Far below the best accuracy, fairness is no merit: a model that collapsed is fair.
+    Candidates more than `MAX_ACCURACY_LOSS` below the best accuracy are left out: a collapsed model is fair.
 
-    >>> front({
+    >>> pareto_front({
     ...     "fair": {"accuracy": 96.0, "client_fairness": 1.0, "client_data_fairness_mean": 2.0},
     ...     "accurate": {"accuracy": 97.0, "client_fairness": 3.0, "client_data_fairness_mean": 2.0},
     ...     "neither": {"accuracy": 95.0, "client_fairness": 3.0, "client_data_fairness_mean": 2.0},
@@ -108,61 +108,64 @@ def front(candidates: Mapping[str, Mapping[str, float]]) -> list[str]:
     ... })
     ['accurate', 'fair']
     """
-    costs = {name: (-m["accuracy"], *(m[key] for key in _LESS_IS_BETTER)) for name, m in candidates.items()}
+    costs = {name: (-m["accuracy"], *(m[key] for key in _LOWER_IS_BETTER)) for name, m in candidates.items()}
 
-    def beaten(name: str) -> bool:
+    def dominated(name: str) -> bool:
         return any(
             other != costs[name] and all(a <= b for a, b in zip(other, costs[name], strict=True))
             for other in costs.values()
         )
 
-    enough = max(m["accuracy"] for m in candidates.values()) - WITHIN
-    shown = [name for name, m in candidates.items() if m["accuracy"] >= enough and not beaten(name)]
-    return sorted(shown, key=lambda name: costs[name])
+    least = max(m["accuracy"] for m in candidates.values()) - MAX_ACCURACY_LOSS
+    front = [name for name, m in candidates.items() if m["accuracy"] >= least and not dominated(name)]
+    return sorted(front, key=lambda name: costs[name])
 
 
 def axes_of(texts: Iterable[str]) -> dict[str, tuple[float, ...]]:
-    """What to vary, from texts such as "tau=0,1,10"; without any, the usual tilts.
+    """The axes of the grid from texts such as "tau=0,1,10"; without any, `DEFAULT_AXES`.
 
     >>> axes_of(["mu=0.01,1", "lam=-inf"])
     {'mu': (0.01, 1.0), 'lam': (-inf,)}
     """
     axes: dict[str, tuple[float, ...]] = {}
     for text in texts:
-        key, _, written = (part.strip() for part in text.partition("="))
+        key, _, numbers = (part.strip() for part in text.partition("="))
         try:
-            values = tuple(dict.fromkeys(float(part) for part in written.split(",")))
+            values = tuple(dict.fromkeys(float(part) for part in numbers.split(",")))
         except ValueError:
             raise InputError(f"--over {text!r} is not KEY=NUMBER,…; write for example --over tau=0,1,10") from None
         if key in axes:
             raise InputError(f"--over {key} is given twice; write all its values in one, such as --over {key}=0,1,10")
         axes[key] = values
-    return axes or dict(USUAL)
+    return axes or dict(DEFAULT_AXES)
 
 
 def grid_of(spec: "Spec", method: str | None, axes: Mapping[str, Sequence[float]]) -> tuple["Spec", Tuning]:
-    """A spec in which one method stands with every combination of these settings, beside all others as they are.
+    """A spec with every combination of settings of one method, next to its other methods.
 
-    Without a name, it is the first method that takes these settings. The spec's own setting is a candidate too.
+    Args:
+        spec: the spec; its own setting of the method is a candidate too
+        method: the name of the method; None: the first that takes all these settings
+        axes: setting → values
     """
     from fedtilt.spec import dump, parse
     from fedtilt.spec.method import settings_of
 
     raw = tomllib.loads(dump(spec))
-    place = _place(spec, method, axes)
-    own, name = raw["methods"][place], spec.methods[place].name
-    defaults = settings_of(spec.methods[place].preset)
-    settings = {name: {key: own.get(key, defaults[key].default) for key in axes}}
+    index = _index_of(spec, method, axes)
+    base, name = raw["methods"][index], spec.methods[index].name
+    defaults = settings_of(spec.methods[index].preset)
+    settings = {name: {key: base.get(key, defaults[key].default) for key in axes}}
     grid = []
     for values in product(*axes.values()):
         setting = dict(zip(axes, values, strict=True))
         if setting not in settings.values():
-            called = " ".join([name, *(f"{key}={_written(value)}" for key, value in setting.items())])
-            settings[called] = setting
-            grid.append(own | setting | {"name": called})
-    raw["methods"][place + 1 : place + 1] = grid
+            candidate = " ".join([name, *(f"{key}={_format_number(value)}" for key, value in setting.items())])
+            settings[candidate] = setting
+            grid.append(base | setting | {"name": candidate})
+    raw["methods"][index + 1 : index + 1] = grid
     if not spec.clients.validation:
-        raw.setdefault("clients", {})["validation"] = SHARE
+        raw.setdefault("clients", {})["validation"] = VALIDATION_SHARE
     return parse(raw), Tuning(name, settings)
 
 
@@ -176,66 +179,75 @@ def search(
     on_round: OnRound,
     notice: Notice,
 ) -> dict[int, Result]:
-    """Train a grid in a new folder, or go on in the one where it was begun; run.json has the `Tuning`.
+    """Train a grid in a new folder, or resume it; the results by seed.
 
-    A setting that diverges is left out, and the others start again: they come to the same without it.
+    A candidate that diverges is left out, and the others start again; their results do not depend on it.
+
+    Args:
+        spec: the grid
+        tuning: its candidates; written into run.json
+        folder: the run folder
+        resuming: whether to continue in an existing folder
+        on_seed: called before every seed
+        on_round: called after every round
+        notice: called with messages for the user
     """
     from fedtilt.spec import dump
 
     while True:
         try:
             if resuming:
-                _drop_stale(folder, spec)
+                _delete_outdated_seeds(folder, spec)
                 return resume(folder, on_seed=on_seed, on_round=on_round, notice=notice)
             note = {"tuning": tuning.to_json()}
             return run_spec(spec, folder, on_seed=on_seed, on_round=on_round, notice=notice, note=note)
         except Diverged as error:
-            left = tuple(m for m in spec.methods if m.name not in error.methods)
-            if not set(error.methods) <= set(tuning.settings) or not any(m.name in tuning.settings for m in left):
+            methods = tuple(m for m in spec.methods if m.name not in error.methods)
+            if not set(error.methods) <= set(tuning.settings) or not any(m.name in tuning.settings for m in methods):
                 raise
             notice(f"{error}; starting again without {'it' if len(error.methods) == 1 else 'them'}")
-            spec, resuming = spec.model_copy(update={"methods": left}), True
+            spec, resuming = spec.model_copy(update={"methods": methods}), True
             tuning = tuning._replace(diverged=tuple(dict.fromkeys([*tuning.diverged, *error.methods])))
-            # in this order, so that a kill in between is mended by the next resumption
+            # in this order, so that after a kill in between, the next resume completes it
             write_json(folder / "run.json", read_json(folder / "run.json") | {"tuning": tuning.to_json()})
             write_bytes(folder / "spec.toml", dump(spec).encode())
 
 
-def _drop_stale(folder: Path, spec: "Spec") -> None:
-    """Remove the seeds that were begun with settings which are left out by now."""
+def _delete_outdated_seeds(folder: Path, spec: "Spec") -> None:
+    """Delete the seeds that were started with candidates which are now left out."""
     names = [m.name for m in spec.methods]
     with locked(folder):
-        for job in folder.glob("seed-*/fingerprint.json"):
-            if list(read_json(job)["methods"]) != names:
-                shutil.rmtree(job.parent)
+        for path in folder.glob("seed-*/fingerprint.json"):
+            if list(read_json(path)["methods"]) != names:
+                shutil.rmtree(path.parent)
 
 
 def check_validation(spec: "Spec") -> None:
-    """Refuse to search where nothing would decide."""
+    """Refuse a search without validation samples."""
     from fedtilt.spec import federation_of
 
     federation = federation_of(spec, spec.seed)
     if not any(map(len, federation.validation_index)):
         largest = int(federation.train_sizes().max())
         raise InputError(
-            f"clients.validation = {spec.clients.validation:g} sets no sample aside at any client, the largest having "
-            f"{largest}; choose a larger share"
+            f"clients.validation = {spec.clients.validation:g} gives no client a validation sample (the largest has "
+            f"{largest} training samples); choose a larger share"
         )
 
 
-def _place(spec: "Spec", method: str | None, axes: Mapping[str, object]) -> int:
-    """Where the method to tune stands in the spec."""
+def _index_of(spec: "Spec", method: str | None, axes: Mapping[str, object]) -> int:
+    """The index of the method to tune in the spec."""
     from fedtilt.spec.method import MethodSpec, settings_of
 
-    numbers = [key for key, field in MethodSpec.model_fields.items() if field.annotation == float | None]
-    takes = {i: [key for key in settings_of(m.preset) if key in numbers] for i, m in enumerate(spec.methods)}
+    numeric = [key for key, field in MethodSpec.model_fields.items() if field.annotation == float | None]
+    settings = {i: [key for key in settings_of(m.preset) if key in numeric] for i, m in enumerate(spec.methods)}
     names = [m.name for m in spec.methods]
     if method is not None and method not in names:
         raise InputError(f"method {method!r} is not in the spec; choose from {', '.join(names)}")
-    asked = [i for i in takes if method in (None, names[i])]
-    for i in asked:
-        if all(key in takes[i] for key in axes):
+    candidates = [i for i in settings if method in (None, names[i])]
+    for i in candidates:
+        if all(key in settings[i] for key in axes):
             return i
-    wanted = " and ".join(axes)
-    told = "; ".join(f"{names[i]} takes {', '.join(takes[i])}" for i in asked)
-    raise InputError(f"no method to tune takes {wanted} ({told}); add one to the spec, or choose others with --over")
+    keys = " and ".join(axes)
+    possible = "; ".join(f"{names[i]} takes {', '.join(settings[i])}" for i in candidates)
+    raise InputError(f"no method to tune takes {keys} ({possible}); add one to the spec, or choose others with --over")

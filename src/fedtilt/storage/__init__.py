@@ -1,1 +1,1 @@
-"""Run folders: what a run writes, and what it was."""
+"""Run folders, and the record of settings and environment in them."""

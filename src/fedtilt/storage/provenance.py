@@ -1,4 +1,4 @@
-"""What a run was: its settings as JSON, where it ran, and where its seeds lie."""
+"""The record of a run: its settings as JSON, its environment, and the folders of its seeds."""
 
 import dataclasses
 import math
@@ -18,16 +18,16 @@ from fedtilt.training import native
 from fedtilt.version import __version__
 
 
-def settings_of(methods: Sequence[Method], training: TrainSettings) -> dict[str, Any]:
-    """Methods and training as JSON, without the device and the number of workers: a run may go on elsewhere."""
-    train = {k: v for k, v in dataclasses.asdict(training).items() if k not in ("device", "workers")}
+def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str, Any]:
+    """Methods and training settings as JSON, without device and workers: a run may be resumed on another machine."""
+    train = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("device", "workers")}
     return {
-        "methods": {m.name: {k: _plain(v) for k, v in dataclasses.asdict(m).items()} for m in methods},
+        "methods": {m.name: {k: _to_json(v) for k, v in dataclasses.asdict(m).items()} for m in methods},
         "train": train,
     }
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """JSON has no infinities and no tuples."""
     if isinstance(value, float) and math.isinf(value):
         return str(value)
@@ -35,27 +35,27 @@ def _plain(value: Any) -> Any:
 
 
 def environment(device: str) -> dict[str, Any]:
-    """What else the bits of a run depend on, to be recorded with it."""
-    chosen = pick_device(device)
-    found = {
+    """Versions and hardware that the bits of a run depend on."""
+    picked = pick_device(device)
+    record = {
         "fedtilt": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "device": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"cpu ({platform.machine()})",
+        "device": torch.cuda.get_device_name(picked) if picked.type == "cuda" else f"cpu ({platform.machine()})",
         "threads": torch.get_num_threads(),
         "system": platform.system(),
     }
-    return found if chosen.type == "cuda" else found | {"native kernel": native.made_by()}
+    return record if picked.type == "cuda" else record | {"native kernel": native.made_by()}
 
 
 def seed_folder(folder: Path, seed: int) -> Path:
-    """Where one seed of a run lies."""
+    """The folder of one seed of a run."""
     return folder / f"seed-{seed}"
 
 
 def record_environment(folder: Path, device: str, seeds: Sequence[int], **extra: Any) -> None:
-    """Write run.json at the beginning, and add the seeds that come later."""
+    """Write run.json for a new run; in an existing one, add the seeds."""
     path = folder / "run.json"
     if path.exists():
         content = read_json(path)

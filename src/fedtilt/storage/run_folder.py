@@ -1,13 +1,13 @@
 """The run folder: metrics, counts and checkpoints of one seed, written so that a kill at any moment loses nothing.
 
-fingerprint.json                                       what is run, to refuse a folder begun with something else
-federation.json                                names of the clients and classes, and who carries outliers
-model.json                                     how to make the model again, and what its input is standardised with
-extras.safetensors                             what a model's state holds besides its parameters, if anything
-metrics.jsonl                                  one line per judged round and method
-counts/round-00040.safetensors                 right answers per client and class
-checkpoints/round-00040/                       shared models and a manifest with hashes; two are kept
-personal/METHOD/client-00003.round-00038.…     personal models, by client and the round they were trained in
+fingerprint.json                               methods, settings, data and model: a folder with others is refused
+federation.json                                names of clients and classes, and the clients with outliers
+model.json                                     how to build the model, and how to standardise its input
+buffers.safetensors                            the buffers of the model, if it has any
+metrics.jsonl                                  one line per evaluated round and method
+counts/round-00040.safetensors                 correct predictions per client and class
+checkpoints/round-00040/                       shared models and a manifest with hashes; the last two
+personal/METHOD/client-00003.round-00038.…     personal models, by client and the round of their training
 """
 
 import hashlib
@@ -24,10 +24,10 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.results import Summary
 from fedtilt.files import first_difference, read_json, read_tensors, sync_folder, write_bytes, write_json, write_tensors
-from fedtilt.rounds.client_states import ClientStates, FederationState, StoredState, file_of
+from fedtilt.rounds.client_states import ClientStates, FederationState, StoredState, file_name
 
 History = dict[str, list[tuple[int, Summary]]]  # method → (round, metrics)
-_KEPT = 2
+_CHECKPOINTS = 2  # how many are kept
 
 
 class RunFolder:
@@ -37,24 +37,23 @@ class RunFolder:
         self.folder = folder
         self.client_states = ClientStates(folder / "personal", memory_limit)
         self.history: History = {}
-        self.validation: dict[str, Summary] = {}  # of the last judged round
+        self.validation: dict[str, Summary] = {}  # of the last evaluated round
 
-    # -- what is run -------------------------------------------------------------------------------------------------
+    # -- fingerprint and description ---------------------------------------------------------------------------------
 
-    def begin(self, job: Mapping[str, Any], notice: Callable[[str], None]) -> FederationState | None:
-        """Claim the folder for this job; the state to go on from, or None to start.
+    def begin(self, fingerprint: Mapping[str, Any], notice: Callable[[str], None]) -> FederationState | None:
+        """Start or resume a run in this folder: the state of the last checkpoint, or None for a new run.
 
-        Refuses a folder that was begun with another job; a damaged checkpoint is told to `notice`, and the one before
-        it taken.
+        A folder with another fingerprint is refused. A damaged checkpoint is reported to `notice` and skipped.
         """
-        written = self.folder / "fingerprint.json"
-        if not written.exists():
-            write_json(written, job)
+        path = self.folder / "fingerprint.json"
+        if not path.exists():
+            write_json(path, fingerprint)
             return None
-        before = read_json(written)
-        differing = first_difference(before, _known(job, before))
-        if differing:
-            key, was, now = differing
+        before = read_json(path)
+        difference = first_difference(before, _with_keys_of(before, fingerprint))
+        if difference:
+            key, was, now = difference
             raise InputError(
                 f"{self.folder} was begun with {key} = {was}, and now it is {now}; "
                 "restore it, or start a new run in another folder (--out, or out= in Python)"
@@ -62,49 +61,57 @@ class RunFolder:
         return self.resume(notice)
 
     def resume(self, notice: Callable[[str], None]) -> FederationState | None:
-        """The state of the newest intact checkpoint, and nothing left of what came after it."""
+        """The state of the newest intact checkpoint; everything that was written after it is deleted."""
         state = self.latest(notice)
-        self._rewind(state.round if state else 0)
+        self._delete_after(state.round if state else 0)
         return state
 
-    def check_siblings(self, job: Mapping[str, Any]) -> None:
-        """Refuse to lay a seed beside those of another job: they would be reported as one experiment."""
-        for other in sorted(self.folder.parent.glob("seed-*/fingerprint.json")):
-            if other.parent == self.folder:
+    def check_other_seeds(self, fingerprint: Mapping[str, Any]) -> None:
+        """Refuse a folder with seeds of another run: reports would mix them."""
+        for path in sorted(self.folder.parent.glob("seed-*/fingerprint.json")):
+            if path.parent == self.folder:
                 continue
-            theirs = read_json(other)
-            differing = first_difference(_seedless(theirs), _seedless(_known(job, theirs)))
-            if differing:
-                key, was, now = differing
+            other = read_json(path)
+            difference = first_difference(_without_seed(other), _without_seed(_with_keys_of(other, fingerprint)))
+            if difference:
+                key, was, now = difference
                 raise InputError(
-                    f"{self.folder.parent} holds {other.parent.name} of a run with {key} = {was}, and now it is {now}; "
+                    f"{self.folder.parent} has {path.parent.name} of a run with {key} = {was}, and now it is {now}; "
                     "choose another folder"
                 )
 
     def describe(
         self, *, clients: Sequence[str], classes: Sequence[str], has_outliers: Sequence[int],
-        extras: Mapping[str, Tensor] | None = None, model: Mapping[str, Any] | None = None,
+        buffers: Mapping[str, Tensor] | None = None, model: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Note what the clients and classes are called, who carries outliers and what the model is, for readers."""
+        """Write names and model for reports and exports.
+
+        Args:
+            clients: names of the clients
+            classes: names of the classes
+            has_outliers: numbers of the clients with outliers
+            buffers: the buffers of the model
+            model: how to build the model, and how to standardise its input
+        """
         names = {"clients": list(clients), "classes": list(classes), "has_outliers": list(has_outliers)}
         write_json(self.folder / "federation.json", names, sync=False)
         if model is not None:
             write_json(self.folder / "model.json", model, sync=False)
-        if extras:
-            write_tensors(self._extras_file, extras)
+        if buffers:
+            write_tensors(self._buffers_file, buffers)
 
-    def described(self) -> dict[str, Any]:
-        """What `describe` noted, without what an older version did not write."""
+    def description(self) -> dict[str, Any]:
+        """What `describe` wrote, without the buffers."""
         paths = [self.folder / "federation.json", self.folder / "model.json"]
         return {key: value for path in paths if path.exists() for key, value in read_json(path).items()}
 
-    def extras(self) -> dict[str, Tensor]:
-        """What the model's state holds besides its parameters."""
-        return read_tensors(self._extras_file) if self._extras_file.exists() else {}
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers of the model."""
+        return read_tensors(self._buffers_file) if self._buffers_file.exists() else {}
 
     @property
-    def _extras_file(self) -> Path:
-        return self.folder / "extras.safetensors"
+    def _buffers_file(self) -> Path:
+        return self.folder / "buffers.safetensors"
 
     # -- metrics and counts ------------------------------------------------------------------------------------------
 
@@ -112,7 +119,7 @@ class RunFolder:
         self, round: int, summaries: Mapping[str, Summary], counts: Mapping[str, Counts], total: Tensor,
         validation: Mapping[str, Summary] | None = None,
     ) -> None:  # fmt: skip
-        """Add a judged round."""
+        """Add an evaluated round."""
         lines = ""
         self.validation = dict(validation or {})
         for name, summary in summaries.items():
@@ -135,17 +142,16 @@ class RunFolder:
             raise InputError(f"cannot write {self._metrics_file}: {error.strerror}; free some space") from error
 
     def counts(self, round: int) -> tuple[dict[str, Counts], Tensor]:
-        """The counts of a judged round by method, and the samples."""
+        """The counts of an evaluated round by method, and the number of samples."""
         tensors = read_tensors(self._counts_file(round))
         total = tensors.pop("total").long()
         counts = {}
         for key in tensors:
             name, part = key.rsplit("/", 1)
             if part == "shared":
-                own = tensors.get(f"{name}/personal")
-                counts[name] = Counts(
-                    tensors[key].long(), None if own is None else own.long(), tensors[f"{name}/never_selected"]
-                )
+                personal = tensors.get(f"{name}/personal")
+                personal = None if personal is None else personal.long()
+                counts[name] = Counts(tensors[key].long(), personal, tensors[f"{name}/never_selected"])
         return counts, total
 
     @property
@@ -155,10 +161,10 @@ class RunFolder:
     def _counts_file(self, round: int) -> Path:
         return self.folder / "counts" / f"round-{round:05d}.safetensors"
 
-    def _rewind(self, round: int) -> None:
-        """Forget what came after the checkpoint: it comes again, the same."""
+    def _delete_after(self, round: int) -> None:
+        """Read the history up to this round, and delete what later rounds have written."""
         self.history, self.validation = {}, {}
-        kept = []
+        lines = []
         if self._metrics_file.exists():
             for line in self._metrics_file.read_text().splitlines():
                 try:
@@ -166,30 +172,30 @@ class RunFolder:
                 except ValueError:
                     break  # the line that was being written when the process was killed
                 if entry["round"] <= round:
-                    kept.append(line)
+                    lines.append(line)
                     self.history.setdefault(entry["method"], []).append((entry["round"], Summary.from_json(entry)))
                     if "validation" in entry:
                         self.validation[entry["method"]] = Summary.from_json(entry["validation"])
-            write_bytes(self._metrics_file, "".join(line + "\n" for line in kept).encode())
+            write_bytes(self._metrics_file, "".join(line + "\n" for line in lines).encode())
         for path in (self.folder / "counts").glob("round-*"):
             if _round_of(path) > round:
                 path.unlink()
         for folder in self._checkpoints():
-            if _round_of(folder) > round:  # a damaged one that was passed over
+            if _round_of(folder) > round:  # a damaged one that was skipped
                 shutil.rmtree(folder)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def checkpoint(self, state: FederationState) -> None:
-        """Make the state last: whole under its final name, or not there."""
+        """Write a checkpoint: complete under its final name, or absent."""
         if self._metrics_file.exists():
             with self._metrics_file.open("rb") as file:
                 os.fsync(file.fileno())
         final = self._checkpoint_folder(state.round)
         partial = final.with_name(f".{final.name}.part")
-        for stale in (partial, final):
-            shutil.rmtree(stale, ignore_errors=True)
-        stored = self.client_states.stored()
+        for old in (partial, final):
+            shutil.rmtree(old, ignore_errors=True)
+        stored = self.client_states.save_all()
         digest = write_tensors(partial / "shared.safetensors", state.shared)
         manifest = {
             "round": state.round,
@@ -200,23 +206,23 @@ class RunFolder:
         sync_folder(partial)
         partial.rename(final)
         sync_folder(final.parent)
-        self._tidy()
+        self._delete_old_checkpoints()
 
-    def _tidy(self) -> None:
-        """Keep two checkpoints, and the personal models that either refers to."""
+    def _delete_old_checkpoints(self) -> None:
+        """Delete all but the last checkpoints, and the personal models that none of these refers to."""
         folders = self._checkpoints()
-        for old in folders[:-_KEPT]:
+        for old in folders[:-_CHECKPOINTS]:
             shutil.rmtree(old)
-        manifests = [read_json(folder / "manifest.json") for folder in folders[-_KEPT:]]
-        needed = [file_of((method, client), round) for m in manifests for method, client, round, _ in m["personal"]]
+        manifests = [read_json(folder / "manifest.json") for folder in folders[-_CHECKPOINTS:]]
+        needed = [file_name((method, client), round) for m in manifests for method, client, round, _ in m["personal"]]
         self.client_states.prune(needed)
 
     def latest(self, notice: Callable[[str], None] = lambda _: None) -> FederationState | None:
-        """The state of the newest checkpoint that is intact, or None where there is none at all."""
+        """The state of the newest intact checkpoint, or None if there is no checkpoint at all."""
         damaged = []
         for folder in reversed(self._checkpoints()):
             try:
-                state = self._read(folder)
+                state = self._read_checkpoint(folder)
             except InputError as error:
                 damaged.append(folder)
                 notice(
@@ -228,14 +234,14 @@ class RunFolder:
             raise InputError(f"no checkpoint in {self.folder} is intact; start again in another folder")
         return None
 
-    def _read(self, folder: Path) -> FederationState:
+    def _read_checkpoint(self, folder: Path) -> FederationState:
         manifest = read_json(folder / "manifest.json")
         if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _digest(manifest):
-            raise InputError(f"{folder / 'manifest.json'} is not what was written")
+            raise InputError(f"{folder / 'manifest.json'} was changed after it was written")
         shared = read_tensors(folder / "shared.safetensors", manifest["shared"])
         stored = {(method, client): StoredState(*rest) for method, client, *rest in manifest["personal"]}
         for owner, stored_state in stored.items():
-            read_tensors(self.folder / "personal" / file_of(owner, stored_state.round), stored_state.sha256)
+            read_tensors(self.folder / "personal" / file_name(owner, stored_state.round), stored_state.sha256)
         self.client_states.restore(stored)
         return FederationState(manifest["round"], shared, self.client_states)
 
@@ -247,7 +253,7 @@ class RunFolder:
 
 
 class InMemoryRun:
-    """What a run that is not stored remembers of itself: the same calls, and no file but those of a full shelf."""
+    """The interface of `RunFolder` for a run without a folder; only personal models over the limit are in files."""
 
     def __init__(self, memory_limit: int) -> None:
         self.client_states = ClientStates(None, memory_limit)
@@ -255,29 +261,29 @@ class InMemoryRun:
         self.validation: dict[str, Summary] = {}
         self._last: tuple[dict[str, Counts], Tensor] | None = None
 
-    def begin(self, job: Mapping[str, Any], notice: Callable[[str], None]) -> None:
-        """There is nothing to go on from."""
+    def begin(self, fingerprint: Mapping[str, Any], notice: Callable[[str], None]) -> None:
+        """No-op: there is no earlier state."""
 
     def describe(self, **names: object) -> None:
-        """There is nobody to tell."""
+        """No-op."""
 
     def record(
         self, round: int, summaries: Mapping[str, Summary], counts: Mapping[str, Counts], total: Tensor,
         validation: Mapping[str, Summary] | None = None,
     ) -> None:  # fmt: skip
-        """Add a judged round."""
+        """Add an evaluated round."""
         self.validation = dict(validation or {})
         for name, summary in summaries.items():
             self.history.setdefault(name, []).append((round, summary))
         self._last = dict(counts), total
 
     def counts(self, round: int) -> tuple[dict[str, Counts], Tensor]:
-        """The counts of the last judged round, and the samples."""
+        """The counts of the last evaluated round by method, and the number of samples."""
         assert self._last is not None
         return self._last
 
     def checkpoint(self, state: FederationState) -> None:
-        """Nothing lasts."""
+        """No-op."""
 
 
 def _round_of(path: Path) -> int:
@@ -289,16 +295,16 @@ def _round_of(path: Path) -> int:
     return int(path.name.split(".")[0].removeprefix("round-"))
 
 
-def _known(job: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """A job as JSON gives it back, without what was not written down yet when another was begun."""
-    return {key: value for key, value in json.loads(json.dumps(job)).items() if key in before}
+def _with_keys_of(before: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """A fingerprint as JSON values, without keys that an earlier version did not write."""
+    return {key: value for key, value in json.loads(json.dumps(fingerprint)).items() if key in before}
 
 
-def _seedless(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What the seeds of one run have in common; samples of toys and tables, the partition and the model are drawn."""
-    drawn = ("samples", "partition", "sizes", "start")
-    common = {key: value for key, value in job.items() if key not in drawn}
-    return common | {"train": {key: value for key, value in job["train"].items() if key != "seed"}}
+def _without_seed(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a fingerprint that the seeds of one run share; a seed may change samples, partition and model."""
+    by_seed = ("samples", "partition", "sizes", "start")
+    common = {key: value for key, value in fingerprint.items() if key not in by_seed}
+    return common | {"train": {key: value for key, value in fingerprint["train"].items() if key != "seed"}}
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
