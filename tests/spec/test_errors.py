@@ -1,4 +1,4 @@
-"""Whatever is wrong with a spec is one sentence: the key, its value and what would be right."""
+"""Every error in a spec is one sentence: the key, its value and what is allowed."""
 
 import re
 
@@ -20,7 +20,7 @@ def file(tmp_path):
     return write
 
 
-WRONG = [
+WRONG_VALUES = [
     (["train.rounds=0"], r"train.rounds = 0 is not possible; give a whole number ≥ 1"),
     (["train.rounds=2.5"], r"train.rounds = 2.5 is not possible; give a whole number"),
     (["train.rounds=true"], r"train.rounds = True is not possible; give a whole number"),
@@ -43,7 +43,7 @@ WRONG = [
     (["clients.partition=shards"], r"clients.partition = 'shards' is not possible; give one of classes, dirichlet"),
     (["outliers.kind=flip"], r"outliers.kind = 'flip' is not possible; give one of none, corruptions, gaussian, flips"),
     (["outliers.rate=2"], r"outliers.rate = 2 "),
-    (["outliers.strength=1"], r"outliers.strength = 1.0 means nothing for flips; leave it out"),
+    (["outliers.strength=1"], r"outliers.strength = 1.0 does not apply to flips; leave it out"),
     (["outliers.kind=corruptions", "outliers.strength=2"], r"outliers.strength = 2.0 is not a share"),
     (["model.name=resnet"], r"model.name = 'resnet' is not possible; give one of logistic, mlp, cnn"),
     (["model.hidden=[8, 0]"], r"model.hidden = \[8, 0\] is not possible; give a list of whole numbers ≥ 1"),
@@ -54,11 +54,11 @@ WRONG = [
     (["data.target=y"], r"data.target = 'y' needs data.file"),
     (
         ["data.file=/a.csv", "data.target=y", "data.client=site"],
-        r"data.client = 'site' is not heeded with clients.partition = 'classes'; set clients.partition = \"column\"",
+        r"data.client = 'site' is ignored when clients.partition = 'classes'; set clients.partition = \"column\"",
     ),
     (
         ["data.file=/a.csv", "data.target=y", "data.client=site", "clients.partition=iid"],
-        r"data.client = 'site' is not heeded with clients.partition = 'iid'; ",
+        r"data.client = 'site' is ignored when clients.partition = 'iid'; ",
     ),
     (["data.drop=['id']"], r"data.drop = \('id',\) needs data.file; name the table it is in"),
     (["data.drop=id"], r"data.drop = 'id' is not possible; give a list of columns of file, such as \[\"id\"\]"),
@@ -76,8 +76,11 @@ WRONG = [
     (["methods.ditto.steps=[0, 1.0]"], r"steps of method 'ditto'"),
     (["methods.ditto.q=nan"], r"q of method 'ditto' must be a number, got nan"),
     (["methods.ditto.name=fedavg"], r"two methods are named 'fedavg'"),
-    (["methods.fedavg.tau=1"], r"methods.fedavg.tau = 1.0 is no setting of preset 'fedavg', which takes q, distance"),
-    (["methods.fedavg.mu=1"], r"methods.fedavg.mu = 1.0 is no setting"),
+    (
+        ["methods.fedavg.tau=1"],
+        r"methods.fedavg.tau = 1.0 is not a setting of preset 'fedavg', which takes q, distance",
+    ),
+    (["methods.fedavg.mu=1"], r"methods.fedavg.mu = 1.0 is not a setting"),
     (["methods.fedtilt.lam="], r"methods.fedtilt.lam is missing; preset 'fedtilt' needs tau and lam"),
     (["methods.fedtilt.preset=fedtlt"], r"methods.fedtilt.preset = 'fedtlt' is not possible; give one of fedtilt"),
     (["train.round=5"], r"train.round = 5 is not a key of a spec; did you mean train.rounds\?"),
@@ -88,16 +91,16 @@ WRONG = [
         ["methods.fedtilt.lamb=5"],
         r"methods.fedtilt.lamb = 5 is not a key of a spec; did you mean methods.fedtilt.lam\?",
     ),
-    (["methods.krum.q=5"], r"'methods.krum.q=5' names no method of the run; its methods are fedavg, ditto, fedtilt"),
-    (["training.rounds=5"], r"'training.rounds=5' names no table of a spec; the tables are data, clients"),
-    (["train=5"], r"'train=5' names a whole table; set one of its keys"),
-    (["methods=5"], r"'methods=5' names a whole table"),
+    (["methods.krum.q=5"], r"'methods.krum.q=5' is in no method of the run; its methods are fedavg, ditto, fedtilt"),
+    (["training.rounds=5"], r"'training.rounds=5' is in no table of the spec; the tables are data, clients"),
+    (["train=5"], r"'train=5' is a whole table; set one of its keys"),
+    (["methods=5"], r"'methods=5' is a whole table"),
     (["train.rounds"], r"'train.rounds' is not KEY=VALUE; write for example --set train.rounds=5"),
     (["=5"], r"'=5' is not KEY=VALUE"),
 ]
 
 
-def sentence(make):
+def error_message(make):
     with pytest.raises(InputError) as caught:
         make()
     text = str(caught.value)
@@ -108,17 +111,17 @@ def sentence(make):
     return text
 
 
-@pytest.mark.parametrize(("overrides", "said"), WRONG)
-def test_a_wrong_value_is_one_sentence(overrides, said):
-    assert re.match(f"(--set )?{said}", sentence(lambda: spec.load("digits", overrides=overrides)))
+@pytest.mark.parametrize(("overrides", "message"), WRONG_VALUES)
+def test_a_wrong_value_is_one_error_message(overrides, message):
+    assert re.match(f"(--set )?{message}", error_message(lambda: spec.load("digits", overrides=overrides)))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("seed = \n" + ONE, "mine.toml is not valid TOML at line 1, column 8: invalid value; mend it there"),
-        ("[train", "is not valid TOML at end of document"),
-        ("seed = 1\nseed = 2\n", "is not valid TOML at line 2"),
+        ("seed = \n" + ONE, "mine.toml is not valid TOML: line 1, column 8: invalid value; fix it there"),
+        ("[train", "is not valid TOML: end of document"),
+        ("seed = 1\nseed = 2\n", "is not valid TOML: line 2"),
         ("seed = 1\n", "methods is empty; add [[methods]]"),
         ("train = 5\n" + ONE, "train = 5 is not a table; write [train]"),
         ('[methods]\npreset = "fedavg"\n', "is not a list of tables; write [[methods]]"),
@@ -136,20 +139,20 @@ def test_a_wrong_value_is_one_sentence(overrides, said):
         ),
     ],
 )
-def test_a_wrong_file_is_one_sentence(text, said, file):
-    assert said in sentence(lambda: spec.load(file(text)))
+def test_a_wrong_file_is_one_error_message(text, message, file):
+    assert message in error_message(lambda: spec.load(file(text)))
 
 
-def test_a_source_that_is_not_there_and_one_that_is_no_text(tmp_path):
-    assert "did you mean digits?" in sentence(lambda: spec.load("digit"))
-    assert "`fedtilt init` writes one" in sentence(lambda: spec.load(tmp_path / "no.toml"))
-    assert "cannot be read: Is a directory" in sentence(lambda: spec.load(tmp_path))
+def test_a_missing_file_and_one_that_is_not_text(tmp_path):
+    assert "did you mean digits?" in error_message(lambda: spec.load("digit"))
+    assert "`fedtilt init` writes an example" in error_message(lambda: spec.load(tmp_path / "no.toml"))
+    assert "cannot be read: Is a directory" in error_message(lambda: spec.load(tmp_path))
     (tmp_path / "bad.toml").write_bytes(b"a = '\xff'")
-    assert "is not UTF-8 text (byte 5)" in sentence(lambda: spec.load(tmp_path / "bad.toml"))
+    assert "is not UTF-8 text (byte 5)" in error_message(lambda: spec.load(tmp_path / "bad.toml"))
 
 
-def test_a_method_that_cannot_be_added_is_one_sentence():
-    said = sentence(lambda: spec.load("digits", methods=["term"]))
-    assert said == (
+def test_a_method_that_cannot_be_added_is_one_error_message():
+    message = error_message(lambda: spec.load("digits", methods=["term"]))
+    assert message == (
         "method 'term' is not in the spec; choose from fedavg, ditto, fedtilt, fedprox, or add it as [[methods]]"
     )

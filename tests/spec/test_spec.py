@@ -1,4 +1,4 @@
-"""The spec: round trips, overrides, and documents that cannot go stale."""
+"""The spec: round trips, overrides, and generated documents that are up to date."""
 
 import inspect
 import math
@@ -14,9 +14,9 @@ from fedtilt import spec
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.methods import PRESETS, Method, ditto, fedavg, fedprox, fedtilt, term
+from fedtilt.spec.error_messages import allowed_values
 from fedtilt.spec.fields import TABLES
-from fedtilt.spec.method import MAKERS, settings_of
-from fedtilt.spec.sentences import allowed
+from fedtilt.spec.method import METHOD_FACTORIES, settings_of
 
 with warnings.catch_warnings():  # some typer releases warn at import with the newest click
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -50,7 +50,7 @@ def cli():
 
 
 @pytest.mark.parametrize("name", spec.builtin_names())
-def test_a_built_in_loads_builds_its_methods_and_survives_a_round_trip(name, file):
+def test_a_built_in_spec_loads_and_survives_a_round_trip(name, file):
     loaded = spec.load(name)
     assert loaded.name == name
     assert [m.to_method().name for m in loaded.methods] == ["fedavg", "ditto", "fedtilt"]
@@ -78,18 +78,20 @@ def test_the_paper_s_settings():
         assert [m.to_method() for m in loaded.methods] == [fedavg(), ditto(0.01), fedtilt(tau=tau, lam=lam, mu=0.01)]
 
 
-def test_every_example_in_the_built_ins_comments_loads():
-    folder = Path(inspect.getfile(spec)).parents[1] / "specs"
-    for path in folder.glob("*.toml"):
+def test_every_example_in_the_comments_of_built_in_specs_loads():
+    paths = sorted((Path(inspect.getfile(spec)).parent / "builtin").glob("*.toml"))
+    assert [path.stem for path in paths] == spec.builtin_names()
+    for path in paths:
         lines = [line.split() for line in path.read_text().splitlines() if line.startswith("#   fedtilt run")]
         assert len(lines) >= 2
         for _, _, _, name, *words in lines:
             options = list(pairwise(words))
-            sets = [value for option, value in options if option == "--set"]
-            spec.load(name, overrides=sets, methods=[value for option, value in options if option == "--method"])
+            overrides = [value for option, value in options if option == "--set"]
+            methods = [value for option, value in options if option == "--method"]
+            assert spec.load(name, overrides=overrides, methods=methods).name == path.stem
 
 
-def test_awkward_values_survive_a_round_trip(file):
+def test_unusual_values_survive_a_round_trip(file):
     raw = {
         "name": 'a "b" \t ü 😀 \x7f',
         "train": {"lr": 1e-17, "lr_personal": 0.1 + 0.2},
@@ -119,10 +121,10 @@ def test_paths_are_relative_to_the_file_and_in_overrides_to_the_working_folder(f
     assert spec.load(path, overrides=["data.file=b.csv"]).data.file == str(tmp_path / "elsewhere" / "b.csv")
 
 
-# Defaults are those of the library
+# Defaults equal those of the library
 
 
-def test_defaults_are_those_of_the_federation():
+def test_defaults_equal_those_of_the_federation():
     build = {key: p.default for key, p in inspect.signature(Federation.build).parameters.items()}
     clients, outliers = spec.ClientsSpec(), spec.OutliersSpec()
     for key in ("partition", "classes_per_client", "alpha", "max_train", "validation"):
@@ -133,8 +135,8 @@ def test_defaults_are_those_of_the_federation():
 
 
 def test_a_method_has_every_setting_of_the_library():
-    own = {key for preset in PRESETS for key in settings_of(preset)}
-    assert set(spec.MethodSpec.model_fields) == {field.name for field in fields(Method)} | own | {"preset"}
+    parameters = {key for preset in PRESETS for key in settings_of(preset)}
+    assert set(spec.MethodSpec.model_fields) == {field.name for field in fields(Method)} | parameters | {"preset"}
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_a_method_has_every_setting_of_the_library():
         ({"preset": "custom", "tau": 3, "prox": 0.5, "mu": 0.1}, Method(name="custom", tau=3, prox=0.5, mu=0.1)),
     ],
 )
-def test_methods_are_the_library_s(raw, method):
+def test_methods_equal_those_of_the_library(raw, method):
     assert spec.parse({"name": "a", "methods": [raw]}).methods[0].to_method() == method
 
 
@@ -178,23 +180,23 @@ def test_overrides(override, get, value):
     assert get(spec.load("digits", overrides=[override])) == value
 
 
-def test_overrides_reach_a_method_whose_name_has_equals_signs(file):
+def test_overrides_of_a_method_whose_name_has_equals_signs(file):
     path = file('[[methods]]\nname = "a=b"\npreset = "ditto"\n[[methods]]\nname = "a"\npreset = "ditto"')
-    found = spec.load(path, overrides=["methods.a=b.mu=2", " methods.a.mu = 3"])
-    assert [m.mu for m in found.methods] == [2, 3]
+    loaded = spec.load(path, overrides=["methods.a=b.mu=2", " methods.a.mu = 3"])
+    assert [m.mu for m in loaded.methods] == [2, 3]
 
 
-def test_overrides_reach_a_method_whose_name_has_dots(file):
+def test_overrides_of_a_method_whose_name_has_dots(file):
     path = file('[[methods]]\npreset = "ditto"\nname = "mu 0.1"\n')
     assert spec.load(path, overrides=["methods.mu 0.1.mu=0.1"]).methods[0].mu == 0.1
 
 
-def test_arguments_set_the_keys_of_their_names():
+def test_arguments_set_the_keys_of_the_same_name():
     loaded = spec.load("digits", seed=7, seeds=2, device="cpu", overrides=["seed=1"])
     assert (loaded.seed, loaded.seeds, loaded.device) == (7, 2, "cpu")
 
 
-def test_methods_are_kept_in_the_order_asked_and_free_presets_added():
+def test_methods_are_selected_in_order_and_presets_added():
     loaded = spec.load(
         "digits", methods=["fedtilt", "fedprox", "fedavg", "fedtilt"], overrides=["methods.fedprox.mu=1"]
     )
@@ -205,11 +207,11 @@ def test_methods_are_kept_in_the_order_asked_and_free_presets_added():
 # Documents
 
 
-def test_every_key_has_a_meaning_and_says_what_it_may_be():
+def test_every_key_has_a_meaning_and_allowed_values():
     for name, table in ALL_TABLES.items():
         for key, field in table.model_fields.items():
             assert field.description, f"{name}.{key} needs Field(description=...)"
-            assert allowed(field), f"{name}.{key}"
+            assert allowed_values(field), f"{name}.{key}"
             if field.default is None and table is not spec.MethodSpec:
                 assert field.examples, f"{name}.{key} has no default: it needs Field(examples=[...]) for `fedtilt init`"
 
@@ -227,21 +229,23 @@ def test_the_annotated_spec_is_the_digits_spec_with_every_key(file):
         assert f"\n# {key} " in text
 
 
-def test_the_examples_in_the_annotated_spec_are_possible(file):
+def test_the_examples_in_the_annotated_spec_are_valid(file):
     lines = spec.annotated().splitlines()
     keys = {key for table in TABLES.values() for key in table.model_fields}
-    opened = [line[2:] if line.startswith("# ") and line[2:].partition(" = ")[0] in keys else line for line in lines]
-    loaded = spec.load(file("\n".join(opened)), overrides=["outliers.kind=gaussian", "clients.partition=column"])
+    uncommented = [
+        line[2:] if line.startswith("# ") and line[2:].partition(" = ")[0] in keys else line for line in lines
+    ]
+    loaded = spec.load(file("\n".join(uncommented)), overrides=["outliers.kind=gaussian", "clients.partition=column"])
     assert all(value is not None for name in TABLES for value in dict(getattr(loaded, name)).values())
 
 
-def test_the_reference_names_every_key_and_preset():
+def test_the_reference_lists_every_key_and_preset():
     text = spec.reference()
     for name, table in TABLES.items():
         section = text.partition(f"## `[{name}]`")[2].partition("\n## ")[0]
         assert all(f"\n| `{key}` |" in section for key in table.model_fields)
     methods = text.partition("## `[[methods]]`")[2]
-    assert all(f"\n| `{key}` |" in methods for key in (*MAKERS, *spec.MethodSpec.model_fields))
+    assert all(f"\n| `{key}` |" in methods for key in (*METHOD_FACTORIES, *spec.MethodSpec.model_fields))
     assert {len(line.split(" | ")) for line in text.splitlines() if line.startswith("| ")} == {3, 4}
 
 
@@ -255,7 +259,7 @@ def test_the_reference_page_is_up_to_date():
 # fedtilt init
 
 
-def test_init_writes_a_spec_that_loads_and_says_what_comes_next(cli, tmp_path):
+def test_init_writes_a_spec_that_loads_and_prints_the_next_command(cli, tmp_path):
     path = tmp_path / "new" / "mine.toml"
     result = cli(path)
     assert result.exit_code == 0
@@ -265,17 +269,17 @@ def test_init_writes_a_spec_that_loads_and_says_what_comes_next(cli, tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["mine.toml"]
 
 
-def test_init_writes_over_nothing_unless_told(cli, tmp_path):
+def test_init_overwrites_a_file_only_with_force(cli, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("seed = 1\n")
     error = cli(path).exception
     assert isinstance(error, InputError)
-    assert "already there" in str(error)
+    assert "already exists" in str(error)
     assert path.read_text() == "seed = 1\n"
     assert cli(path, "--force").exit_code == 0
     assert tomllib.loads(path.read_text())["name"] == "mine"
-    for bad in (tmp_path, path / "below.toml"):
-        assert isinstance(cli(bad).exception, InputError)
+    for invalid in (tmp_path, path / "below.toml"):
+        assert isinstance(cli(invalid).exception, InputError)
 
 
 def test_init_prints_the_reference(cli):

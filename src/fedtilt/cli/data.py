@@ -72,9 +72,7 @@ def get_(
                 force=force,
                 progress=lambda file, done, total, bars=bars, tasks=tasks: bars.update(tasks[file], completed=done),  # type: ignore[misc]
             )
-        console.print(
-            Text(f"{entry.name}: checked, in {paths[0].parent}", style="green"), soft_wrap=True
-        )
+        console.print(Text(f"{entry.name}: checked, in {paths[0].parent}", style="green"), soft_wrap=True)
 
 
 def _download_bars(console: Console) -> Progress:

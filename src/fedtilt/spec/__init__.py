@@ -1,4 +1,4 @@
-"""The TOML spec of a run: what it may say (`fields`), reading it (`read`) and writing it (`write`)."""
+"""The TOML spec of a run: its keys (`fields`, `method`), how to read it (`read`) and how to write it (`write`)."""
 
 from fedtilt.spec.build import dataset_of, federation_of, model_of, train_settings_of
 from fedtilt.spec.fields import ClientsSpec, DataSpec, ModelSpec, OutliersSpec, Spec, StorageSpec, TrainSpec

@@ -1,4 +1,4 @@
-"""From a spec to the things it describes: data, clients, model, settings."""
+"""Build what a spec describes: data, federation, model, training settings."""
 
 import functools
 
@@ -9,7 +9,7 @@ from fedtilt.spec.fields import TABLES, Spec
 
 
 def federation_of(spec: Spec, seed: int) -> Federation:
-    """The clients and their data that a spec describes."""
+    """The federation that a spec describes."""
     c = spec.clients
     return Federation.build(
         dataset_of(spec, seed),
@@ -25,7 +25,7 @@ def federation_of(spec: Spec, seed: int) -> Federation:
 
 
 def dataset_of(spec: Spec, seed: int) -> Dataset:
-    """The data a spec names, read from disk."""
+    """The data set that a spec names, read from disk."""
     d = spec.data
     if d.file:
         return table(
@@ -35,13 +35,13 @@ def dataset_of(spec: Spec, seed: int) -> Dataset:
 
 
 def model_of(spec: Spec) -> ModelSource:
-    """The model a spec names, as a function of the data's shape."""
+    """The model that a spec names, as a function of the input shape and the number of classes."""
     m = spec.model
-    own = {"mlp": {"hidden": tuple(m.hidden)}, "cnn": {"channels": tuple(m.channels)}}.get(m.name, {})
-    return functools.partial(MODELS[m.name], **own)
+    settings = {"mlp": {"hidden": tuple(m.hidden)}, "cnn": {"channels": tuple(m.channels)}}.get(m.name, {})
+    return functools.partial(MODELS[m.name], **settings)
 
 
 def train_settings_of(spec: Spec, seed: int) -> TrainSettings:
-    """How a spec trains, with one of its seeds."""
-    chosen = {key: getattr(spec.train, key) for key in TABLES["train"].model_fields}
-    return TrainSettings(**chosen, seed=seed, device=spec.device)
+    """The training settings of a spec, with one of its seeds."""
+    settings = {key: getattr(spec.train, key) for key in TABLES["train"].model_fields}
+    return TrainSettings(**settings, seed=seed, device=spec.device)

@@ -10,93 +10,100 @@ from fedtilt.errors import InputError
 from fedtilt.math.aggregate import AGGREGATORS
 from fedtilt.math.distances import DISTANCES
 from fedtilt.methods import CLIENT_SETTINGS, PRESETS, Method
-from fedtilt.spec.table import Table, one_of, says
+from fedtilt.spec.table import Table, allowed_text, one_of
 
-MAKERS: dict[str, Callable[..., Method]] = {**cast(Any, PRESETS), "custom": Method}
+METHOD_FACTORIES: dict[str, Callable[..., Method]] = {**cast(Any, PRESETS), "custom": Method}
 
 
 def settings_of(preset: str) -> dict[str, inspect.Parameter]:
-    """The settings that a preset takes, its own first.
+    """The settings of a preset: its parameters, then the server settings.
 
     >>> list(settings_of("term"))[:3]
     ['t', 'q', 'distance']
     """
-    own = inspect.signature(MAKERS[preset]).parameters
-    server = {key: p for key, p in inspect.signature(Method).parameters.items() if key not in (*CLIENT_SETTINGS, *own)}
-    return {key: p for key, p in {**own, **server}.items() if key not in ("name", "settings")}
+    parameters = inspect.signature(METHOD_FACTORIES[preset]).parameters
+    excluded = (*CLIENT_SETTINGS, *parameters)
+    server = {key: p for key, p in inspect.signature(Method).parameters.items() if key not in excluded}
+    return {key: p for key, p in {**parameters, **server}.items() if key not in ("name", "settings")}
 
 
-def needs(preset: str) -> list[str]:
-    """The settings that a preset cannot do without.
+def required_settings(preset: str) -> list[str]:
+    """The settings of a preset that have no default.
 
-    >>> needs("fedtilt")
+    >>> required_settings("fedtilt")
     ['tau', 'lam']
     """
     return [key for key, p in settings_of(preset).items() if p.default is p.empty]
 
 
 class MethodSpec(Table):
-    """One `[[methods]]`; a setting that is left out is the preset's."""
+    """One `[[methods]]`; a setting left out has the preset's default."""
 
-    preset: Annotated[str, one_of(MAKERS)] = Field(description="the method to start from")
+    preset: Annotated[str, one_of(METHOD_FACTORIES)] = Field(description="the method to start from")
     name: str = Field(
-        default="", description="what it is called in the run; no two alike", json_schema_extra=says("a plain name")
+        default="", description="the name in the run, which is unique", json_schema_extra=allowed_text("a plain name")
     )
     tau: float | None = Field(default=None, description="tilt over the classes of a client")
     lam: float | None = Field(default=None, description="tilt over the samples of a class")
     t: float | None = Field(default=None, description="TERM's one tilt: tau = lam = t")
     mu: float | None = Field(
-        default=None, ge=0, description="pull of the personal model (fedprox: of the shared one) to the model received"
+        default=None,
+        ge=0,
+        description="weight of the personal (fedprox: shared) model's proximal term; inf: no personal model",
     )
     prox: float | None = Field(
         default=None,
         ge=0,
         allow_inf_nan=False,
-        description="pull of the shared model to the model received; custom only",
+        description="weight of the proximal term of the shared model; custom only",
     )
-    q: float | None = Field(default=None, description="tilt over the clients' distances, on the server")
+    q: float | None = Field(default=None, description="tilt over the clients, on the server")
     distance: Annotated[str, one_of(DISTANCES)] | None = Field(
-        default=None, description="distance of models on the server"
+        default=None, description="distance between models, on the server"
     )
     steps: tuple[int, float] | None = Field(
         default=None,
         strict=False,
-        description="gradient steps on the server; left out: its optimum",
-        json_schema_extra=says("[count ≥ 1, size > 0]"),
+        description="gradient steps on the server; left out: the exact optimum",
+        json_schema_extra=allowed_text("[count ≥ 1, size > 0]"),
     )
     aggregator: Annotated[str, one_of(("tilted", *AGGREGATORS))] | None = Field(
-        default=None, description="how the server combines models; tilted is the paper's"
+        default=None, description="how the server aggregates models; tilted is FedTilt's"
     )
     bad_share: float | None = Field(
-        default=None, ge=0, lt=0.5, allow_inf_nan=False, description="share of bad clients trimmed_mean and krum stand"
+        default=None,
+        ge=0,
+        lt=0.5,
+        allow_inf_nan=False,
+        description="share of bad clients that trimmed_mean, krum and multi_krum tolerate",
     )
     weighting: Annotated[str, one_of(("equal", "samples"))] | None = Field(
-        default=None, description="how much a client counts on the server"
+        default=None, description="weights of the clients, on the server: equal, or their numbers of samples"
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _named_after_its_preset(cls, raw: Any) -> Any:
+    def _default_name(cls, raw: Any) -> Any:
         return {"name": raw["preset"], **raw} if isinstance(raw, dict) and "preset" in raw else raw
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _check_settings(self) -> Self:
         self.to_method()
         return self
 
     def to_method(self) -> Method:
-        """The method, with the preset's defaults."""
-        given = self.model_dump(exclude={"preset", "name"}, exclude_none=True)
-        takes, needed = settings_of(self.preset), needs(self.preset)
-        for key, value in given.items():
-            if key not in takes:
+        """The method that this table describes."""
+        settings = self.model_dump(exclude={"preset", "name"}, exclude_none=True)
+        allowed, required = settings_of(self.preset), required_settings(self.preset)
+        for key, value in settings.items():
+            if key not in allowed:
                 raise InputError(
-                    f"methods.{self.name}.{key} = {value!r} is no setting of preset {self.preset!r}, "
-                    f'which takes {", ".join(takes)}; leave it out or use preset = "custom"'
+                    f"methods.{self.name}.{key} = {value!r} is not a setting of preset {self.preset!r}, "
+                    f'which takes {", ".join(allowed)}; leave it out or use preset = "custom"'
                 )
-        for key in needed:
-            if key not in given:
+        for key in required:
+            if key not in settings:
                 raise InputError(
-                    f"methods.{self.name}.{key} is missing; preset {self.preset!r} needs {' and '.join(needed)}"
+                    f"methods.{self.name}.{key} is missing; preset {self.preset!r} needs {' and '.join(required)}"
                 )
-        return MAKERS[self.preset](name=self.name, **given)
+        return METHOD_FACTORIES[self.preset](name=self.name, **settings)

@@ -1,4 +1,4 @@
-"""What every table of a spec is, and the marks on its keys that sentences and documents are made from."""
+"""The base of all tables of a spec, and annotations of keys that error messages and docs are written from."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,29 +8,29 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 
 class Table(BaseModel):
-    """One table of a spec: frozen, and no key that it does not know."""
+    """One table of a spec: frozen, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """Refuses every text but these."""
+    """A validator that accepts only these values."""
 
     choices: tuple[str, ...]
 
     def __call__(self, value: str) -> str:
-        """The value, if it is one of them."""
+        """Return the value, or raise."""
         if value not in self.choices:
-            raise ValueError("not one of the choices")  # becomes a sentence that lists them
+            raise ValueError("not one of the choices")  # the error message lists them
         return value
 
 
 def one_of(choices: Iterable[str]) -> AfterValidator:
-    """A check that `sentences.allowed` can read back."""
+    """A validator from which `allowed_values` lists the choices."""
     return AfterValidator(OneOf(tuple(choices)))
 
 
-def says(allowed: str) -> dict[str, Any]:
-    """The allowed values in words, where type and limits do not say it all."""
-    return {"allowed": allowed}
+def allowed_text(text: str) -> dict[str, Any]:
+    """The allowed values in words, for a key whose type and limits are not enough."""
+    return {"allowed": text}

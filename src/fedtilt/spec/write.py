@@ -9,17 +9,17 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from fedtilt.spec.error_messages import allowed_values
 from fedtilt.spec.fields import TABLES, Spec
-from fedtilt.spec.method import MAKERS, MethodSpec, needs, settings_of
+from fedtilt.spec.method import METHOD_FACTORIES, MethodSpec, required_settings, settings_of
 from fedtilt.spec.read import builtin_names, load
-from fedtilt.spec.sentences import allowed
 from fedtilt.spec.table import Table
 
 _TOP = [key for key in Spec.model_fields if key not in (*TABLES, "methods")]
 
 
 def dump(spec: Spec) -> str:
-    """The spec as TOML with every key that has a value; `load` of it gives the same spec."""
+    """The spec as TOML, with every key that has a value; `load` reads the same spec back."""
     blocks = [_pairs(spec, _TOP)]
     blocks += [[f"[{key}]", *_pairs(getattr(spec, key))] for key in TABLES]
     blocks += [["[[methods]]", *_pairs(method)] for method in spec.methods]
@@ -27,25 +27,25 @@ def dump(spec: Spec) -> str:
 
 
 def annotated(file: str = "fedtilt.toml") -> str:
-    """The digits spec with every key, its meaning, what it may be and its default; `file` is where it will be."""
+    """The digits spec with every key, its meaning, allowed values and default; `file` is where it is written."""
     spec = load("digits").model_copy(update={"name": Path(file).stem})
-    blocks = [_ANNOTATED.format(file=file), *_explained(spec, _TOP)]
+    blocks = [_ANNOTATED.format(file=file), *_commented_pairs(spec, _TOP)]
     for key, table in TABLES.items():
         blocks += [f"# {_sentence(Spec.model_fields[key])}\n[{key}]"]
-        blocks += _explained(getattr(spec, key), table.model_fields)
-    blocks.append(_explained_methods())
+        blocks += _commented_pairs(getattr(spec, key), table.model_fields)
+    blocks.append(_method_comments())
     blocks += ["\n".join(["[[methods]]", *_pairs(method)]) for method in spec.methods]
     return "\n\n".join(blocks) + "\n"
 
 
 def reference() -> str:
-    """The text of docs/spec.md: every key of a spec."""
+    """The text of docs/spec.md: a reference of all keys."""
     blocks = [_INTRODUCTION.format(builtins=", ".join(f"`{name}`" for name in builtin_names()))]
     blocks += ["## The run", _rows(Spec, _TOP)]
     for key, table in TABLES.items():
         blocks += [f"## `[{key}]`", _sentence(Spec.model_fields[key]), _rows(table, table.model_fields)]
     blocks += ["## `[[methods]]`", _sentence(Spec.model_fields["methods"]), _METHODS, _presets()]
-    blocks += ["Their keys:", _rows(MethodSpec, MethodSpec.model_fields)]
+    blocks += ["The keys of a method:", _rows(MethodSpec, MethodSpec.model_fields)]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -73,23 +73,23 @@ def _sentence(field: FieldInfo) -> str:
 
 
 def _default(table: type[Table], key: str) -> str:
-    """A key's default: a value in backquotes, or words."""
+    """A key's default: a value in backquotes, or a description."""
     field = table.model_fields[key]
     if field.is_required():
-        return "the file's name" if table is Spec else "needed"
+        return "the name of the file" if table is Spec else "required"
     if table is MethodSpec:
         return _method_default(key)
     return "left out" if field.default is None else f"`{toml(field.default)}`"
 
 
 def _method_default(key: str) -> str:
-    """A setting's default, where all presets that take it agree."""
+    """A setting's default, if it is the same for all presets."""
     if key == "name":
-        return "the preset's name"
-    defaults = {settings_of(preset)[key].default for preset in MAKERS if key in settings_of(preset)}
+        return "the name of the preset"
+    defaults = {settings_of(preset)[key].default for preset in METHOD_FACTORIES if key in settings_of(preset)}
     value = defaults.pop()
     if defaults or value is inspect.Parameter.empty:
-        return "the preset's"
+        return "depends on the preset"
     return "left out" if value is None else f"`{toml(value)}`"
 
 
@@ -98,13 +98,15 @@ def _comment(text: str, indent: str = "") -> str:
 
 
 def _meaning(table: type[Table], key: str) -> str:
-    """A key in one line: 'passes of a client over its data (a whole number ≥ 1; default: 10)'."""
+    """A key in one line: 'samples per step (a whole number ≥ 1; default: 10)'."""
     field, default = table.model_fields[key], _default(table, key).replace("`", "")
-    return f"{field.description} ({allowed(field)}; {default if default == 'needed' else f'default: {default}'})"
+    return (
+        f"{field.description} ({allowed_values(field)}; {default if default == 'required' else f'default: {default}'})"
+    )
 
 
-def _explained(table: Table, keys: Iterable[str]) -> list[str]:
-    """For every key a comment and the pair; a key without a value is commented out, with an example."""
+def _commented_pairs(table: Table, keys: Iterable[str]) -> list[str]:
+    """A comment and the pair for every key; a key without a value is a comment with an example."""
     blocks = []
     for key in keys:
         field, value = type(table).model_fields[key], getattr(table, key)
@@ -113,37 +115,44 @@ def _explained(table: Table, keys: Iterable[str]) -> list[str]:
     return blocks
 
 
-def _explained_methods() -> str:
+def _method_comments() -> str:
     lines = [f"# {_sentence(Spec.model_fields['methods'])} The keys of each:", "#"]
     lines += [_comment(f"{key:<11} {_meaning(MethodSpec, key)}", " " * 12) for key in MethodSpec.model_fields]
-    lines += ["#", "# A preset takes these settings, those without a value being needed, and all from q on:", "#"]
-    lines += [f"# {preset:<11} {_own(preset)}" for preset in MAKERS]
+    lines += [
+        "#",
+        "# The parameters of each preset; those without a value are required. All presets take the keys from q on.",
+        "#",
+    ]
+    lines += [f"# {preset:<11} {_parameters_text(preset)}" for preset in METHOD_FACTORIES]
     return "\n".join(lines)
 
 
-def _own(preset: str) -> str:
-    """What a preset names itself: 'tau, lam, q = 0.0, mu = 0.01'."""
-    own = inspect.signature(MAKERS[preset]).parameters
-    settings = {key: p.default for key, p in settings_of(preset).items() if key in own}
+def _parameters_text(preset: str) -> str:
+    """The parameters of a preset: 'tau, lam, q = 0.0, mu = 0.01'."""
+    parameters = inspect.signature(METHOD_FACTORIES[preset]).parameters
+    defaults = {key: p.default for key, p in settings_of(preset).items() if key in parameters}
     if preset == "custom":
-        return "every setting but t"
-    texts = [key if key in needs(preset) else f"{key} = {toml(default)}" for key, default in settings.items()]
-    return ", ".join(texts) or "nothing of its own"
+        return "all settings except t"
+    texts = [
+        key if key in required_settings(preset) else f"{key} = {toml(default)}" for key, default in defaults.items()
+    ]
+    return ", ".join(texts) or "none"
 
 
 def _rows(table: type[Table], keys: Iterable[str]) -> str:
-    rows = [("key", "what it may be", "default", "meaning")]
+    rows = [("key", "allowed values", "default", "meaning")]
     for key in keys:
         field = table.model_fields[key]
-        rows.append((f"`{key}`", allowed(field), _default(table, key), str(field.description)))
+        rows.append((f"`{key}`", allowed_values(field), _default(table, key), str(field.description)))
     return _table(rows)
 
 
 def _presets() -> str:
-    rows = [("preset", "its own settings", "what it is")]
-    for preset, make in MAKERS.items():
-        what = "The bare `Method`." if preset == "custom" else (inspect.getdoc(make) or "").partition("\n")[0]
-        rows.append((f"`{preset}`", _own(preset), what))
+    rows = [("preset", "parameters", "description")]
+    for preset, factory in METHOD_FACTORIES.items():
+        summary = (inspect.getdoc(factory) or "").partition("\n")[0]
+        description = "`ft.Method` with any settings." if preset == "custom" else summary
+        rows.append((f"`{preset}`", _parameters_text(preset), description))
     return _table(rows)
 
 
@@ -153,22 +162,22 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 _ANNOTATED = """\
-# A spec for `fedtilt run`: FedAvg, Ditto and FedTilt on 20 clients whose labels are often wrong.
+# A spec for `fedtilt run`: FedAvg, Ditto and FedTilt on 20 clients with 30 % wrong labels.
 #
-# Every key is here, with what it means, what it may be and its default; a key left out takes its default.
-# Change it here, or for one run:  fedtilt run {file} --set train.rounds=5 --set methods.fedtilt.lam=-3"""
+# It lists every key with its meaning, its allowed values and its default. A key that you leave out has its default.
+# Change a key here, or for one run:  fedtilt run {file} --set train.rounds=5 --set methods.fedtilt.lam=-3"""
 
 _INTRODUCTION = """\
 # The spec
 
-A spec is one TOML file that says all about a run: the data, how it is divided among clients, what is wrong with it,
-the model, the training and the methods to compare. `fedtilt run SPEC` trains it; `fedtilt init` writes one to start
-from, with every key explained. Every key but `methods` may be left out and then takes its default.
+A spec is one TOML file that describes a run: the data, how it is divided among clients, its outliers, the model, the
+training and the methods to compare. `fedtilt run SPEC` runs it; `fedtilt init` writes an example that explains every
+key. Only `methods` is required; every other key has a default.
 
-These come with the package and go by their names: {builtins}.
+The built-in specs are {builtins}; use the name in place of a file.
 `digits` and `toy` need no download.
 
-`--set` overrides a key for one run; a method goes by its name. An empty value goes back to the default:
+`--set` overrides a key for one run. A method's keys follow its name. An empty value is the default:
 
 ```
 fedtilt run digits --set train.rounds=5 --set methods.fedtilt.lam=-3
@@ -176,16 +185,17 @@ fedtilt run mnist --set outliers.kind=flips --set methods.fedtilt.tau=0 --set me
 fedtilt run digits --set clients.max_train=
 ```
 
-Numbers may be `inf` and `-inf` where the tables say so. Paths in a spec are relative to it, paths after `--set` to the
-working folder. `--method NAME` keeps only the methods named, in that order, and adds `fedavg`, `fedprox` or `ditto`
-with its defaults. `--seed`, `--seeds` and `--device` set the keys of that name.
+A number may be `inf` or `-inf` where the tables below say so. Paths in a spec are relative to the spec, paths after
+`--set` to the working folder. `--method NAME` selects methods by name, in the order given, and can add `fedavg`,
+`fedprox` or `ditto` with the defaults. `--seed`, `--seeds` and `--device` set the keys of the same name.
 
-The features of a table of your own are standardised with the training rows' mean and deviation. Both stay with the
-run (`model.json`) and with what `fedtilt export` writes; `ft.data.rows("new.csv", like="exported.safetensors")` does
-the same to new rows, and the README shows how to predict on them.
+The features of your own table are standardised with the mean and standard deviation of the training rows. Both are
+stored in the run folder (`model.json`) and in the files of `fedtilt export`.
+`ft.data.rows("new.csv", like="exported.safetensors")` standardises new rows in the same way; the README shows how to
+predict on them.
 
-This page is made from the code: `fedtilt init --reference > docs/spec.md`."""
+This page is generated: `fedtilt init --reference > docs/spec.md`."""
 
 _METHODS = """\
-A preset is a method by its usual name. It takes its own settings and those of the server (`q`, `distance`, `steps`,
-`aggregator`, `bad_share`, `weighting`), and refuses the others. A setting shown without a value is needed."""
+A preset is a method of the literature. It takes its parameters and the server settings (`q`, `distance`, `steps`,
+`aggregator`, `bad_share`, `weighting`), and no others. A parameter without a value is required."""

@@ -1,4 +1,4 @@
-"""One sentence for whatever is wrong with a spec: the key, its value and what would be right."""
+"""Error messages about a spec: one sentence with the key, its value and what is allowed."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -15,15 +15,15 @@ from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.table import OneOf, Table
 
 
-def allowed(field: FieldInfo) -> str:
-    """What a key may be, in words.
+def allowed_values(field: FieldInfo) -> str:
+    """The allowed values of a key, in words.
 
-    >>> allowed(TABLES["train"].model_fields["participation"])
+    >>> allowed_values(TABLES["train"].model_fields["participation"])
     'a number in (0, 1]'
     """
     if isinstance(field.json_schema_extra, dict):
         return str(field.json_schema_extra["allowed"])
-    for part in _parts(field):
+    for part in _annotations(field):
         if isinstance(part, AfterValidator) and isinstance(part.func, OneOf):
             return f"one of {', '.join(part.func.choices)}"
     kinds = {field.annotation, *get_args(field.annotation)}
@@ -32,8 +32,8 @@ def allowed(field: FieldInfo) -> str:
     return f"a whole number{_limits(field)}" if int in kinds else "text"
 
 
-def _parts(field: FieldInfo) -> list[Any]:
-    """What is attached to a field's type; an optional field keeps it one level down."""
+def _annotations(field: FieldInfo) -> list[Any]:
+    """The annotations of a field's type; those of an optional field are one level down."""
     return [*field.metadata, *(part for kind in get_args(field.annotation) for part in get_args(kind)[1:])]
 
 
@@ -56,27 +56,27 @@ def _limits(field: FieldInfo) -> str:
     return f" {low}" if low else ""
 
 
-def label(method: Mapping[str, Any], place: int) -> str:
-    """What a raw method is called: its name, else its preset, else its place in the spec."""
-    return str(method.get("name") or method.get("preset") or place + 1)
+def method_label(method: Mapping[str, Any], position: int) -> str:
+    """The name of a raw method, else its preset, else its number in the spec."""
+    return str(method.get("name") or method.get("preset") or position + 1)
 
 
-def unknown(path: Iterable[str], key: str, value: object, table: type[Table]) -> InputError:
-    """A key that a table does not have, with the key that was probably meant."""
+def unknown_key(path: Iterable[str], key: str, value: object, table: type[Table]) -> InputError:
+    """The error about a key that a table does not have, with the key that was probably meant."""
     path = tuple(path)
-    heads = [(name, other) for name, other in TABLES.items() if key in other.model_fields]
+    tables = [name for name, other in TABLES.items() if key in other.model_fields]
     close = difflib.get_close_matches(key, table.model_fields, n=1)
     if close:
         remedy = f"did you mean {'.'.join([*path, close[0]])}?"
-    elif heads or (key in MethodSpec.model_fields and table is not MethodSpec):
-        remedy = f"did you mean {f'{heads[0][0]}.{key}' if heads else f'methods.NAME.{key}'}?"
+    elif tables or (key in MethodSpec.model_fields and table is not MethodSpec):
+        remedy = f"did you mean {f'{tables[0]}.{key}' if tables else f'methods.NAME.{key}'}?"
     else:
         remedy = f"choose one of {', '.join(table.model_fields)}"
-    return InputError(f"{'.'.join([*path, key])} = {_shown(value)} is not a key of a spec; {remedy}")
+    return InputError(f"{'.'.join([*path, key])} = {_format_value(value)} is not a key of a spec; {remedy}")
 
 
-def complaint(error: ValidationError, raw: Mapping[str, Any]) -> InputError:
-    """The first thing that is wrong with `raw`, as a sentence."""
+def first_error(error: ValidationError, raw: Mapping[str, Any]) -> InputError:
+    """The first of pydantic's errors about `raw`, as one sentence."""
     first = error.errors(include_url=False)[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InputError):
@@ -87,28 +87,28 @@ def complaint(error: ValidationError, raw: Mapping[str, Any]) -> InputError:
     value: Any = raw
     if loc[0] == "methods":
         value = raw["methods"][int(loc[1])]
-        table, path, loc = MethodSpec, ["methods", label(value, int(loc[1]))], loc[2:]
+        table, path, loc = MethodSpec, ["methods", method_label(value, int(loc[1]))], loc[2:]
     elif loc[0] in TABLES:
         table, path, value, loc = TABLES[str(loc[0])], [str(loc[0])], raw[str(loc[0])], loc[1:]
     key = str(loc[0])
     if key not in table.model_fields:
-        return unknown(path, key, value[key], table)
-    dotted, right = ".".join([*path, key]), allowed(table.model_fields[key])
+        return unknown_key(path, key, value[key], table)
+    dotted, allowed = ".".join([*path, key]), allowed_values(table.model_fields[key])
     if key not in value:
-        return InputError(f"{dotted} is missing; give {right}")
-    return InputError(f"{dotted} = {_shown(value[key])} is not possible; give {right}")
+        return InputError(f"{dotted} is missing; give {allowed}")
+    return InputError(f"{dotted} = {_format_value(value[key])} is not possible; give {allowed}")
 
 
-def check_shape(raw: Mapping[str, Any]) -> None:
-    """Tables where tables belong, before anything looks into them."""
+def check_tables(raw: Mapping[str, Any]) -> None:
+    """Refuse tables that are not tables, before their keys are read."""
     for key in TABLES:
         if not isinstance(raw.get(key, {}), dict):
-            raise InputError(f"{key} = {_shown(raw[key])} is not a table; write [{key}] and its keys below it")
+            raise InputError(f"{key} = {_format_value(raw[key])} is not a table; write [{key}] and its keys below it")
     methods = raw.get("methods", [])
     if not isinstance(methods, list) or not all(isinstance(method, dict) for method in methods):
-        raise InputError(f"methods = {_shown(methods)} is not a list of tables; write [[methods]] for each method")
+        raise InputError(f"methods = {_format_value(methods)} is not a list of tables; write [[methods]] for each")
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
