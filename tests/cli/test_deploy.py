@@ -1,4 +1,4 @@
-"""`fedtilt deploy`: from nothing to two trained sites, and one sentence for whatever is wrong."""
+"""`fedtilt deploy`: from a new project to two trained sites, and one line for every error."""
 
 import json
 import os
@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+pytest.importorskip("flwr")
+
 import fedtilt as ft
 from fedtilt.cli.deploy import app
 from fedtilt.flower.deploy import processes
-from fedtilt.flower.deploy.local_cluster import Trial
+from fedtilt.flower.deploy.local_cluster import LocalCluster
 
 
 def deploy(*arguments: object) -> str:
@@ -29,8 +31,8 @@ def test_a_new_project_is_complete_and_trains(tmp_path: Path) -> None:
     deploy("new", tmp_path / "Mine 2", "--sites", 3)
     code = (
         "from federation.task import TASK; from federation import client, server\n"
-        "job = TASK.job({}); print(job.method.name, TASK.frame(job).sites, job.spec.name)\n"
-        "data = TASK.federation(job, 1, {'partition-id': 1}); print(int(data.train_sizes()[1]) > 100)"
+        "task = TASK.resolve({}); print(task.method.name, TASK.federation_info(task).sites, task.spec.name)\n"
+        "data = TASK.site_federation(task, 1, {'partition-id': 1}); print(int(data.train_sizes()[1]) > 100)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "Mine 2", capture_output=True, text=True)
     assert done.stdout.split() == ["fedtilt", "3", "mine-2", "True"], done.stderr
@@ -41,8 +43,8 @@ def test_a_project_reads_a_sites_own_table(tmp_path: Path) -> None:
     rows = [",".join([*(["0.5"] * 64), str(n % 3)]) for n in range(40)]
     (tmp_path / "table.csv").write_text("\n".join([",".join([*(f"f{n}" for n in range(64)), "label"]), *rows]))
     code = (
-        "from federation.task import TASK; job = TASK.job({})\n"
-        f"data = TASK.federation(job, 0, {{'partition-id': 0, 'data': {str(tmp_path / 'table.csv')!r}}})\n"
+        "from federation.task import TASK; task = TASK.resolve({})\n"
+        f"data = TASK.site_federation(task, 0, {{'partition-id': 0, 'data': {str(tmp_path / 'table.csv')!r}}})\n"
         "print(data.train_sizes().tolist(), data.class_counts('test')[0].tolist())"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "mine", capture_output=True, text=True)
@@ -50,21 +52,21 @@ def test_a_project_reads_a_sites_own_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["new", "full"], "full is not empty"),
-        (["new", "1st"], "'1st' gives the project no name"),
+        (["new", "1st"], "'1st' is not a valid project name"),
         (["new", "mine", "--sites", "0"], "needs at least one site, got 0"),
-        (["up", "full"], "full is no Flower project"),
-        (["run", "project"], "no trial was started"),
-        (["down", "project"], "no trial was started"),
-        (["status", "project"], "no trial was started"),
+        (["up", "full"], "full is not a Flower project"),
+        (["run", "project"], "no local cluster was started"),
+        (["down", "project"], "no local cluster was started"),
+        (["status", "project"], "no local cluster was started"),
         (["up", "project", "--node-config", "data=1"], "is not SITE:KEY=VALUE"),
-        (["key", "full/file"], "is already there"),
+        (["key", "full/file"], "already exists"),
     ],
 )
-def test_bad_input_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+def test_bad_input_gives_a_one_line_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
@@ -72,11 +74,11 @@ def test_bad_input_is_one_sentence(
     deploy("new", "project")
     with pytest.raises(ft.InputError) as error:
         deploy(*arguments)
-    assert words in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_certificates_and_keys_are_usable_and_secrets_are_secret(tmp_path: Path) -> None:
+def test_certificates_and_keys_are_usable_and_private_keys_are_private(tmp_path: Path) -> None:
     deploy("certificate", tmp_path, "--host", "fl.example.org", "--host", "10.0.0.1")
     authority = (tmp_path / "ca.crt").read_bytes()
     deploy("certificate", tmp_path, "--host", "fl.example.org")
@@ -89,20 +91,20 @@ def test_certificates_and_keys_are_usable_and_secrets_are_secret(tmp_path: Path)
     assert (tmp_path / "site.key.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
 
 
-def test_every_process_and_its_children_are_ended(tmp_path: Path) -> None:
-    mark = f"test-{os.getpid()}-{time.time_ns()}"
+def test_every_process_and_its_children_are_stopped(tmp_path: Path) -> None:
+    cluster_id = f"test-{os.getpid()}-{time.time_ns()}"
     child = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'], "
     child += "start_new_session=True); time.sleep(99)"
-    env = processes.environment(mark, tmp_path)
+    env = processes.environment(cluster_id, tmp_path)
     pid = processes.start([Path(sys.executable).name, "-c", child], env, tmp_path / "log", tmp_path)
-    while len(processes.marked(mark)) < 2:
+    while len(processes.running(cluster_id)) < 2:
         time.sleep(0.05)
-    assert pid in processes.stop(mark, [pid], patience=0.5)
-    assert processes.marked(mark) == []
+    assert pid in processes.stop(cluster_id, [pid], timeout=0.5)
+    assert processes.running(cluster_id) == []
     assert not processes.is_alive(pid)
 
 
-def test_without_flower_there_is_a_hint(tmp_path: Path) -> None:
+def test_without_flower_the_error_says_how_to_install_it(tmp_path: Path) -> None:
     code = "import sys; sys.modules['flwr'] = None; from fedtilt.cli.deploy import app; app(['new', 'mine'])"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert 'which is not installed; pip install "fedtilt[flower]"' in " ".join(done.stderr.split())
@@ -110,30 +112,30 @@ def test_without_flower_there_is_a_hint(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_from_nothing_to_two_trained_sites_over_tls(tmp_path: Path) -> None:
+def test_from_a_new_project_to_two_trained_sites_over_tls(tmp_path: Path) -> None:
     project = tmp_path / "mine"
     deploy("new", project)
     assert "over TLS, with registered keys" in deploy("up", project)
     try:
-        with pytest.raises(ft.InputError, match="a trial is running"):
+        with pytest.raises(ft.InputError, match="a local cluster is running"):
             deploy("up", project)
         assert "2 of 2 sites are connected" in deploy("status", project)
-        said = deploy("run", project, "--set", "train.rounds=2")
-        assert "accuracy" in said
+        output = deploy("run", project, "--set", "train.rounds=2")
+        assert "accuracy" in output
         assert (project / ".fedtilt/link/runs/mine-fedtilt/report.html").stat().st_size > 10_000
     finally:
         deploy("down", project)
-    assert Trial.find(project / ".fedtilt").alive() == []
+    assert LocalCluster.load(project / ".fedtilt").running() == []
     assert "down" in deploy("status", project)
     for site in (0, 1):
         (report,) = (project / f".fedtilt/site-{site}/state").rglob("report.json")
         assert Path(json.loads(report.read_text())["personal_model"]).exists()
     with pytest.raises(ft.InputError, match="is down; start it"):
         deploy("run", project)
-    deploy("up", project)  # with the keys that are known
+    deploy("up", project)  # with the registered keys
     try:
-        finished, again = deploy("run", project, "--set", "train.rounds=2").split("\n", 1)
-        assert "was trained to the end before" in finished
-        assert said.endswith(again)
+        finished, second = deploy("run", project, "--set", "train.rounds=2").split("\n", 1)
+        assert "was already finished" in finished
+        assert output.endswith(second)
     finally:
         deploy("down", project)

@@ -1,4 +1,4 @@
-"""What the tests of real deployments share; without Flower there is nothing to test."""
+"""Fixtures of the deployment tests, which need Flower."""
 
 import importlib.util
 from pathlib import Path

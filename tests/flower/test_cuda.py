@@ -1,4 +1,4 @@
-"""Sites that have a GPU train on it, to the models that the simulator has."""
+"""Sites with a GPU train on it, and get the simulator's models."""
 
 from pathlib import Path
 
@@ -17,30 +17,32 @@ from tests.helpers.loopback import Deployment
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")]
 
 
-class Dropping(nn.Module):
-    """Dropout that no layer tells of: models of this kind do not train side by side."""
+class FunctionalDropout(nn.Module):
+    """Dropout without a layer: models of this kind cannot be stacked."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        self.inner, self.head = nn.Linear(*input_shape, 16), nn.Linear(16, classes)
+        self.hidden, self.head = nn.Linear(*input_shape, 16), nn.Linear(16, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(nn.functional.dropout(self.inner(x).relu(), 0.2, self.training))
+        return self.head(nn.functional.dropout(self.hidden(x).relu(), 0.2, self.training))
 
 
-@pytest.mark.parametrize("model", [None, Dropping])
+@pytest.mark.parametrize("model", [None, FunctionalDropout])
 def test_sites_train_on_the_gpu(model: ModelSource | None, spec: Path, tmp_path: Path) -> None:
     assert torch.cuda.is_available(), "this test needs a CUDA device"
     Deployment(Task(spec=spec, model=model), tmp_path).run()
-    ours, settings = RunFolder(tmp_path / "run/seed-0").latest(), load(spec)
-    *_, there = ft.simulate(
-        [m.to_method() for m in settings.methods], federation_of(settings, 0),
+    deployed, loaded = RunFolder(tmp_path / "run/seed-0").latest(), load(spec)
+    *_, simulated = ft.simulate(
+        [m.to_method() for m in loaded.methods], federation_of(loaded, 0),
         model or (lambda input_shape, classes: ft.models.mlp(input_shape, classes, hidden=(8,))),
         device="cuda", rounds=2, participation=1.0, epochs=2, lr=0.1,
     )  # fmt: skip
-    assert ours is not None
-    torch.testing.assert_close(ours.shared["fedtilt"], there.state.shared["fedtilt"].cpu(), rtol=1e-4, atol=1e-6)
+    assert deployed is not None
+    torch.testing.assert_close(
+        deployed.shared["fedtilt"], simulated.state.shared["fedtilt"].cpu(), rtol=1e-4, atol=1e-6
+    )
     for site in (0, 1):
         (path,) = (tmp_path / "state" / str(site)).rglob("round-00002.safetensors")
-        own = there.state.client_states.get(("fedtilt", site))
-        torch.testing.assert_close(load_file(path)["model"], own.cpu(), rtol=1e-4, atol=1e-6)
+        personal = simulated.state.client_states.get(("fedtilt", site))
+        torch.testing.assert_close(load_file(path)["model"], personal.cpu(), rtol=1e-4, atol=1e-6)

@@ -1,4 +1,4 @@
-"""A federation without a network: messages go straight to the sites' apps, and a test may spoil what comes back."""
+"""A federation without a network: messages go straight to the sites' apps, and a test may tamper with the replies."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -10,19 +10,21 @@ from flwr.serverapp import Grid
 from fedtilt.flower import Task, client_app
 from fedtilt.flower.server import serve
 
-Spoil = Callable[[Message, int, int], list[Message]]  # reply, site, round → what arrives instead
-Run = dict[str, bool | float | int | str]
+Tamper = Callable[[Message, int, int], list[Message]]  # reply, site, round → what arrives instead
+Config = dict[str, bool | float | int | str]
 
 
-class Loopback(Grid):
-    """A grid that answers by calling the sites; node 100 + n is site n modulo their number."""
+class LoopbackGrid(Grid):
+    """A grid that calls the sites' app; node 100 + n is site n modulo the number of sites."""
 
-    def __init__(self, task: Task, sites: int, state: Path, run: Run, spoil: Spoil | None = None) -> None:
-        self._task, self._sites, self._state, self._run, self.spoil = task, sites, state, run, spoil
+    def __init__(
+        self, task: Task, sites: int, state_dir: Path, run_config: Config, tamper: Tamper | None = None
+    ) -> None:
+        self._sites, self._state_dir, self._run_config, self._tamper = sites, state_dir, run_config, tamper
         self._app = client_app(task)
-        self.node_config: dict[int, Run] = {}
-        self.sent: list[tuple[Message, Message]] = []
-        self.patience: set[float | None] = set()
+        self.node_config: dict[int, Config] = {}
+        self.sent: list[tuple[Message, Message]] = []  # (message, reply)
+        self.timeouts: set[float | None] = set()
 
     def set_run(self, run: object) -> None:
         pass
@@ -45,33 +47,35 @@ class Loopback(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         replies = []
-        self.patience.add(timeout)
+        self.timeouts.add(timeout)
         for message in messages:
             site = (message.metadata.dst_node_id - 100) % self._sites
-            node: Run = {
+            node_config: Config = {
                 "partition-id": site,
-                "state-dir": str(self._state / str(site)),
+                "state-dir": str(self._state_dir / str(site)),
                 **self.node_config.get(site, {}),
             }
-            context = Context(1, message.metadata.dst_node_id, node, RecordDict(), dict(self._run))
+            context = Context(1, message.metadata.dst_node_id, node_config, RecordDict(), dict(self._run_config))
             reply = self._app(message, context)
             self.sent.append((message, reply))
-            asked = message.metadata.group_id
-            replies += [reply] if self.spoil is None else self.spoil(reply, site, int(asked or 0))
+            round = int(message.metadata.group_id or 0)
+            replies += [reply] if self._tamper is None else self._tamper(reply, site, round)
         return replies[::-1]  # the order of arrival must not matter
 
 
 @dataclasses.dataclass
 class Deployment:
-    """One federation's server and sites on disk; `run` is a new `flwr run`."""
+    """The server and the sites of one federation on disk; `run` is a new `flwr run`."""
 
     task: Task
     home: Path
     sites: int = 2
 
-    def run(self, spoil: Spoil | None = None, node_config: dict[int, Run] | None = None, **config: object) -> Loopback:
-        settings: Run = {"out": str(self.home / "run"), "wait": 1.0, **config}  # type: ignore[dict-item]
-        grid = Loopback(self.task, self.sites, self.home / "state", settings, spoil)
+    def run(
+        self, tamper: Tamper | None = None, node_config: dict[int, Config] | None = None, **config: object
+    ) -> LoopbackGrid:
+        run_config: Config = {"out": str(self.home / "run"), "wait": 1.0, **config}  # type: ignore[dict-item]
+        grid = LoopbackGrid(self.task, self.sites, self.home / "state", run_config, tamper)
         grid.node_config = node_config or {}
-        serve(self.task, grid, settings)
+        serve(self.task, grid, run_config)
         return grid

@@ -1,4 +1,4 @@
-"""Real federations for the tests of the network: a spec over the toy data, and waiting for what a server wrote."""
+"""Flower projects for the tests that start a real SuperLink and SuperNodes, and a way to wait for their files."""
 
 import time
 from collections.abc import Callable
@@ -15,16 +15,16 @@ TASK = Task(spec=Path(__file__).parent.parent / "spec.toml")
 
 
 def write_app(folder: Path, spec: str = SPEC, task: str = TASK) -> Path:
-    """A Flower project whose sites share the spec's own data, as in the simulator."""
+    """A Flower project that divides the spec's data set among its sites, as in the simulator."""
     write_project(folder)
     (folder / "spec.toml").write_text(spec)
     (folder / "federation/task.py").write_text(task)
     return folder
 
 
-def wait_until(done: Callable[[], object], seconds: float = 240) -> None:
-    """Wait for a sign; only a very busy machine comes near the limit."""
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end, "it took too long"
+def wait_until(condition: Callable[[], object], timeout: float = 240) -> None:
+    """Wait for a condition; only a very busy machine comes near the timeout."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"not true after {timeout} s"
         time.sleep(0.2)

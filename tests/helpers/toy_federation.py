@@ -1,4 +1,4 @@
-"""The federation that the tests of deployments train: two sites of unequal size, a method with two lanes."""
+"""The federation of the deployment tests: two sites of unequal size, a method with two local jobs."""
 
 SPEC = """
 name = "parity"

@@ -1,4 +1,4 @@
-"""`fedtilt deploy`: the same method on a real Flower federation, from a new project to a trial on this machine."""
+"""`fedtilt deploy`: the same method on a real Flower federation, from a new project to a local cluster."""
 
 import json
 import time
@@ -15,29 +15,29 @@ from fedtilt.errors import InputError
 
 if TYPE_CHECKING:
     from fedtilt.evaluation.results import MethodResult
-    from fedtilt.flower.deploy.local_cluster import Trial
-    from fedtilt.flower.task import Job
+    from fedtilt.flower.deploy.local_cluster import LocalCluster
+    from fedtilt.flower.task import ResolvedTask
 
 app = typer.Typer(no_args_is_help=True, help="Train on a real Flower federation.")
 
 Project = Annotated[Path, typer.Argument(metavar="[DIR]", help="The project's folder.")]
 
 
-def _home(project: Path) -> Path:
-    """Where a project's trial on this machine lies."""
+def _cluster_home(project: Path) -> Path:
+    """The folder of a project's local cluster."""
     return project / ".fedtilt"
 
 
 @app.command()
 def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
-    sites: Annotated[int, typer.Option(help="How many sites the federation has.")] = 2,
+    sites: Annotated[int, typer.Option(help="The number of sites.")] = 2,
 ) -> None:
-    """Write a small Flower project for your own data and model."""
+    """Write a small Flower project for your data and model."""
     from fedtilt.flower.deploy.project import write_project
 
     write_project(folder, sites)
-    typer.echo(f"wrote  {folder}: your data and model go into {folder / 'federation/task.py'}, the rest into spec.toml")
+    typer.echo(f"wrote  {folder}: put your data and model in {folder / 'federation/task.py'}, the rest in spec.toml")
     typer.echo(f"next   fedtilt deploy up {folder}")
 
 
@@ -46,39 +46,38 @@ def up(
     project: Project = Path("."),
     node_config: Annotated[
         list[str] | None,
-        typer.Option(metavar="SITE:KEY=VALUE", help="More for a site's --node-config, such as 0:data='\"/a.csv\"'."),
+        typer.Option(metavar="SITE:KEY=VALUE", help="Add to a site's --node-config, such as 0:data='\"/a.csv\"'."),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys.")] = False,
 ) -> None:
-    """Start a SuperLink and a SuperNode for every site on this machine, over TLS and with registered keys."""
-    from fedtilt.flower.deploy.local_cluster import Trial
+    """Start a local cluster: a SuperLink and a SuperNode per site on this machine, over TLS, with registered keys."""
+    from fedtilt.flower.deploy.local_cluster import LocalCluster
     from fedtilt.flower.deploy.project import check_project
     from fedtilt.spec import load
 
     check_project(project)
     sites = load(project / "spec.toml").clients.count
-    trial = Trial(home=_home(project), tls=not insecure, sites=sites)
-    with Console(stderr=True).status(f"starting a SuperLink and {_many(sites, 'SuperNode')}"):
-        trial.up(node_config=_node_configs(node_config or []))
-    how = "without TLS" if insecure else "over TLS, with registered keys"
-    typer.echo(
-        f"up     {_many(sites, 'site')} {'is' if sites == 1 else 'are'} connected to 127.0.0.1:{trial.port} {how}"
-    )
+    cluster = LocalCluster(home=_cluster_home(project), tls=not insecure, sites=sites)
+    with Console(stderr=True).status(f"starting a SuperLink and {_plural(sites, 'SuperNode')}"):
+        cluster.up(node_config=_node_configs(node_config or []))
+    security = "without TLS" if insecure else "over TLS, with registered keys"
+    verb = "is" if sites == 1 else "are"
+    typer.echo(f"up     {_plural(sites, 'site')} {verb} connected to 127.0.0.1:{cluster.port} {security}")
     typer.echo(f"next   fedtilt deploy run {project}")
 
 
-def _node_configs(given: Sequence[str]) -> dict[int, dict[str, object]]:
+def _node_configs(options: Sequence[str]) -> dict[int, dict[str, object]]:
     import tomllib
 
     configs: dict[int, dict[str, object]] = {}
-    for text in given:
-        site, colon, setting = text.partition(":")
+    for option in options:
+        site, colon, setting = option.partition(":")
         try:
             values = tomllib.loads(setting)
         except tomllib.TOMLDecodeError:
             values = {}
         if not colon or not site.strip().isdigit() or not values:
-            raise InputError(f"--node-config {text!r} is not SITE:KEY=VALUE; write for example 0:data='\"/a.csv\"'")
+            raise InputError(f"--node-config {option!r} is not SITE:KEY=VALUE; write for example 0:data='\"/a.csv\"'")
         configs.setdefault(int(site), {}).update(values)
     return configs
 
@@ -86,7 +85,7 @@ def _node_configs(given: Sequence[str]) -> dict[int, dict[str, object]]:
 @app.command()
 def run(
     project: Project = Path("."),
-    method: Annotated[str, typer.Option(metavar="NAME", help="Which method of spec.toml, if it has several.")] = "",
+    method: Annotated[str, typer.Option(metavar="NAME", help="The method of spec.toml, if it has several.")] = "",
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.rounds=5.")
     ] = None,
@@ -97,207 +96,212 @@ def run(
     ] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds a site has for a round.")] = None,
 ) -> None:
-    """Train the project on the sites that are up; a run that was stopped goes on where it stopped."""
-    from fedtilt.flower import Rules, Task
-    from fedtilt.flower.deploy.local_cluster import Trial
-    from fedtilt.flower.deploy.project import check_project, run_settings
+    """Train the project on its local cluster; a stopped run resumes where it stopped."""
+    from fedtilt.flower import RoundPolicy, Task
+    from fedtilt.flower.deploy.local_cluster import LocalCluster
+    from fedtilt.flower.deploy.project import check_project, default_run_config
 
     check_project(project)
-    trial = _running(Trial.find(_home(project)))
+    cluster = _require_running(LocalCluster.load(_cluster_home(project)))
     config: dict[str, object] = {"method": method, "set": "\n".join(settings or [])}
-    config |= {key: given for key, given in (("quorum", quorum), ("deadline", deadline)) if given is not None}
-    if quorum is None and run_settings(project).get("join-quorum") == 0:
-        config["join-quorum"] = 1.0  # all sites are this machine's: one that cannot join is a mistake to mend
-    Rules.read(config)
-    job = Task(spec=project / "spec.toml").job(config)
-    folder = (out or trial.home / "link" / "runs" / f"{job.spec.name}-{job.method.name}").resolve()
-    watch = _Watch(trial, folder, job.spec.seed, job.spec.train.rounds)
-    number = trial.submit(project, config | {"out": str(folder)})
+    config |= {key: value for key, value in (("quorum", quorum), ("deadline", deadline)) if value is not None}
+    if quorum is None and default_run_config(project).get("join-quorum") == 0:
+        config["join-quorum"] = 1.0  # all sites are on this machine: one that cannot join is an error to fix
+    RoundPolicy.from_config(config)
+    task = Task(spec=project / "spec.toml").resolve(config)
+    folder = (out or cluster.home / "link" / "runs" / f"{task.spec.name}-{task.method.name}").resolve()
+    progress = _Progress(cluster, folder, task.spec.seed, task.spec.train.rounds)
+    number = cluster.submit(project, config | {"out": str(folder)})
     try:
-        status = trial.wait_run(number, sign=watch.look)
+        status = cluster.wait_for_run(number, is_done=progress.update)
     except KeyboardInterrupt:
-        typer.echo(f"run {number} goes on; see fedtilt deploy status {project}", err=True)
+        typer.echo(f"run {number} continues; see fedtilt deploy status {project}", err=True)
         raise typer.Exit(130) from None
-    watch.look()
+    progress.update()
     if status != "finished:completed":
-        raise InputError(watch.why_not(status))
-    if watch.was_finished:
-        typer.echo(f"finished     {folder} was trained to the end before; for a new run name another folder with --out")
-    _show(folder, job, trial)
+        raise InputError(progress.failure_message(status))
+    if progress.was_finished:
+        typer.echo(f"finished     {folder} was already finished; for a new run choose another folder with --out")
+    _print_result(folder, task, cluster)
 
 
-def _running(trial: "Trial") -> "Trial":
-    if not trial.alive():
-        raise InputError(f"the trial in {trial.home} is down; start it with fedtilt deploy up")
-    return trial
+def _require_running(cluster: "LocalCluster") -> "LocalCluster":
+    if not cluster.running():
+        raise InputError(f"the local cluster in {cluster.home} is down; start it with fedtilt deploy up")
+    return cluster
 
 
-class _Watch:
-    """Prints a line for every round that the server writes down from now on, and once where a lost site's log is."""
+class _Progress:
+    """Prints a line for every new round that the server records, and once the log file of a site that is lost."""
 
-    def __init__(self, trial: "Trial", folder: Path, seed: int, rounds: int) -> None:
-        self._trial, self._folder, self._rounds = trial, folder, rounds
-        self._faults = folder / f"seed-{seed}" / "faults.json"
-        self._begun, self._shown = time.time(), set[int]()
-        self._before = set(_read(self._faults).get("rounds", {}))
-        self._seen, self._results = set(self._before), (folder / "results.json").exists()
+    def __init__(self, cluster: "LocalCluster", folder: Path, seed: int, rounds: int) -> None:
+        self._cluster, self._folder, self._rounds = cluster, folder, rounds
+        self._participation_file = folder / f"seed-{seed}" / "participation.json"
+        self._start_time = time.time()
+        self._logs_printed: set[int] = set()  # sites
+        self._rounds_before = set(self._recorded_rounds())
+        self._rounds_printed = set(self._rounds_before)
+        self._had_results = (folder / "results.json").exists()
 
-    def look(self) -> bool:
-        """Print what is new; whether the run has written how it ended."""
-        for number, entry in _read(self._faults).get("rounds", {}).items():
-            if number not in self._seen:
-                self._seen.add(number)
-                lost = {int(site): why for site, why in (entry["refused"] | entry["silent"]).items()}
-                note = "; ".join(f"site {site} {why}" for site, why in sorted(lost.items()))
-                sites = _many(len(entry["entered"]), "site")
-                typer.echo(f"round {number}/{self._rounds}: {sites}{f' ({note})' if note else ''}", err=True)
-                for site in sorted(lost.keys() - self._shown):
-                    typer.echo(f"log of site {site}: {self._trial.log(site)}", err=True)
-                self._shown |= lost.keys()
+    def _recorded_rounds(self) -> dict[str, Any]:
+        rounds: dict[str, Any] = _read_json(self._participation_file).get("rounds", {})
+        return rounds
+
+    def update(self) -> bool:
+        """Print new rounds; whether the run has recorded how it ended."""
+        for number, entry in self._recorded_rounds().items():
+            if number not in self._rounds_printed:
+                self._rounds_printed.add(number)
+                lost = {int(site): reason for site, reason in (entry["rejected"] | entry["missing"]).items()}
+                reasons = "; ".join(f"site {site} {reason}" for site, reason in sorted(lost.items()))
+                sites = _plural(len(entry["accepted"]), "site")
+                typer.echo(f"round {number}/{self._rounds}: {sites}{f' ({reasons})' if reasons else ''}", err=True)
+                for site in sorted(lost.keys() - self._logs_printed):
+                    typer.echo(f"log of site {site}: {self._cluster.log_file(site)}", err=True)
+                self._logs_printed |= lost.keys()
         return self._is_new("results.json") or self._is_new("stopped.json")
 
     def _is_new(self, name: str) -> bool:
         path = self._folder / name
-        return path.exists() and path.stat().st_mtime >= self._begun
+        return path.exists() and path.stat().st_mtime >= self._start_time
 
     @property
     def was_finished(self) -> bool:
-        """Whether the results were there before and no round has come since."""
-        return self._results and self._seen == self._before
+        """Whether the run was finished before, so that no round was trained now."""
+        return self._had_results and self._rounds_printed == self._rounds_before
 
-    def why_not(self, status: str) -> str:
-        """Why the run is not finished, in one sentence, and where to look."""
-        from fedtilt.flower.deploy.local_cluster import in_words
+    def failure_message(self, status: str) -> str:
+        """Why the run is not finished, and which log to read."""
+        from fedtilt.flower.deploy.local_cluster import status_text
 
-        stopped = _read(self._folder / "stopped.json") if self._is_new("stopped.json") else {}
-        if "why" not in stopped:
-            return f"the run in {self._folder} is {in_words(status)}; see {self._trial.home / 'link/log.txt'}"
-        why = str(stopped["why"])
-        if not (lost := stopped.get("sites")):
-            return f"the run stopped: {why}"
-        logs = ", ".join(str(self._trial.log(site)) for site in lost)
-        return f"the run stopped: {why}, or let fewer do with --quorum; see {logs}"
-
-
-def _many(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}{'es' if thing.endswith('s') else 's'}"
+        stopped = _read_json(self._folder / "stopped.json") if self._is_new("stopped.json") else {}
+        if "reason" not in stopped:
+            return f"the run in {self._folder} is {status_text(status)}; see {self._cluster.server_log_file}"
+        if not (missing := stopped.get("sites")):
+            return f"the run stopped: {stopped['reason']}"
+        logs = ", ".join(str(self._cluster.log_file(site)) for site in missing)
+        return f"the run stopped: {stopped['reason']}, or accept fewer sites with --quorum; see {logs}"
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        values: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError):  # not written yet
         return {}
-    return found
+    return values
 
 
-def _show(folder: Path, job: "Job", trial: "Trial") -> None:
+def _print_result(folder: Path, task: "ResolvedTask", cluster: "LocalCluster") -> None:
     from fedtilt.storage.provenance import seed_folder
 
-    method, home = job.method.name, seed_folder(folder, job.spec.seed)
-    values = json.loads((folder / "results.json").read_text())["methods"][method]
-    round, result = _last_judged(home, job)
-    evaluated = (result.total.sum(1) > 0).tolist()
-    shown = {
+    method, seed = task.method.name, seed_folder(folder, task.spec.seed)
+    metrics = json.loads((folder / "results.json").read_text())["methods"][method]
+    round, result = _last_evaluation(seed, task)
+    is_evaluated = (result.total.sum(1) > 0).tolist()
+    titles = {
         "accuracy": "accuracy",
         "client_fairness": "client fairness",
-        "client_data_fairness_mean": "class fairness",
+        "client_data_fairness_mean": "client data fairness",
         "worst": "worst 10 %",
     }
-    if sum(evaluated) == 1:
-        del shown["client_fairness"]  # the spread over one site is 0 whatever it does
-    metrics = "  ".join(f"{title} {values[key]['mean']:.2f}" for key, title in shown.items())
-    lost = [name for name, told in zip(result.client_names, evaluated, strict=True) if not told]
-    without = f"without site{'' if len(lost) == 1 else 's'} {', '.join(lost)}"
-    typer.echo(metrics + (f"  ({sum(evaluated)} of {len(evaluated)} sites judged, {without})" if lost else ""))
-    _tell_failures(result, _read(home / "federation.json")["classes"], sum(evaluated))
-    history = _read(home / "history.json")["history"]
-    for report in sorted(trial.home.glob(f"site-*/state/*/{method}/seed-*/site-*/report.json")):
-        found = _read(report)
-        if (found.get("history"), found.get("round")) == (history, round):  # of this run, not of one before
-            typer.echo(f"site report  {report.with_suffix('.txt')}")
+    if sum(is_evaluated) == 1:
+        del titles["client_fairness"]  # the spread over one site is always 0
+    text = "  ".join(f"{title} {metrics[key]['mean']:.2f}" for key, title in titles.items())
+    missing = [name for name, evaluated in zip(result.client_names, is_evaluated, strict=True) if not evaluated]
+    without = f"without site{'' if len(missing) == 1 else 's'} {', '.join(missing)}"
+    typer.echo(text + (f"  ({sum(is_evaluated)} of {len(is_evaluated)} sites evaluated, {without})" if missing else ""))
+    _print_failures(result, _read_json(seed / "federation.json")["classes"], sum(is_evaluated))
+    history = _read_json(seed / "history.json")["history"]
+    for path in sorted(cluster.home.glob(f"site-*/state/*/{method}/seed-*/site-*/report.json")):
+        report = _read_json(path)
+        if (report.get("history"), report.get("round")) == (history, round):  # of this run, not of an earlier one
+            typer.echo(f"site report  {path.with_suffix('.txt')}")
     typer.echo(f"run folder   {folder}")
     typer.echo(f"report       {report_of(folder)}")
 
 
-def _last_judged(home: Path, job: "Job") -> tuple[int, "MethodResult"]:
-    """The last round that the sites judged, and what they found."""
+def _last_evaluation(folder: Path, task: "ResolvedTask") -> tuple[int, "MethodResult"]:
+    """The last evaluated round, and its result."""
     from torch import nn
 
     from fedtilt.evaluation.results import MethodResult, evaluated_counts
     from fedtilt.storage.run_folder import RunFolder
 
-    store = RunFolder(home)
-    state = store.latest()
+    run_folder = RunFolder(folder)
+    state = run_folder.latest()
     assert state is not None
-    counts, total = store.counts(state.round)
+    counts, total = run_folder.counts(state.round)
     result = MethodResult(
-        method=job.method,
+        method=task.method,
         history=[],
-        correct=evaluated_counts(counts[job.method.name]),
+        correct=evaluated_counts(counts[task.method.name]),
         total=total,
-        client_names=tuple(_read(home / "federation.json")["clients"]),
-        _net=nn.Identity(),  # the counts are all that is asked for
-        _shared=state.shared[job.method.name],
+        client_names=tuple(_read_json(folder / "federation.json")["clients"]),
+        _net=nn.Identity(),  # only the counts are used
+        _shared=state.shared[task.method.name],
     )
     return state.round, result
 
 
-def _tell_failures(result: "MethodResult", class_names: Sequence[str], evaluated: int) -> None:
-    """Who fails most: of several sites, and of several classes unless a site withholds them."""
-    site, label = failures({0: result}, result.client_names, class_names)
-    told = ([f"site {site}"] if evaluated > 1 else []) + ([f"class {label}"] if len(class_names) > 1 else [])
-    if told:
-        Console(highlight=False, soft_wrap=True).print(f"fails most   {', '.join(told)}")
+def _print_failures(result: "MethodResult", class_names: Sequence[str], evaluated: int) -> None:
+    """The site and the class with the lowest accuracy; no site of only one, no class if a site withholds them."""
+    site, class_ = failures({0: result}, result.client_names, class_names)
+    worst = ([f"site {site}"] if evaluated > 1 else []) + ([f"class {class_}"] if len(class_names) > 1 else [])
+    if worst:
+        Console(highlight=False, soft_wrap=True).print(f"fails most   {', '.join(worst)}")
 
 
 @app.command()
 def status(project: Project = Path(".")) -> None:
-    """Show what is running."""
-    from fedtilt.flower.deploy.local_cluster import Trial, in_words
+    """Show the sites, processes and runs of the local cluster."""
+    from fedtilt.flower.deploy.local_cluster import LocalCluster, status_text
 
-    trial = Trial.find(_home(project))
-    alive = trial.alive()
-    if not alive:
+    cluster = LocalCluster.load(_cluster_home(project))
+    pids = cluster.running()
+    if not pids:
         typer.echo("down: no process is running")
         return
-    typer.echo(f"up: {trial.online()} of {trial.sites} sites are connected to 127.0.0.1:{trial.port}")
-    typer.echo(f"processes: {' '.join(map(str, alive))}")
-    for one in trial.runs():
-        typer.echo(f"run {one['run-id']}: {in_words(one['status'])}")
+    typer.echo(f"up: {cluster.connected_sites()} of {cluster.sites} sites are connected to 127.0.0.1:{cluster.port}")
+    typer.echo(f"processes: {' '.join(map(str, pids))}")
+    for entry in cluster.runs():
+        typer.echo(f"run {entry['run-id']}: {status_text(entry['status'])}")
 
 
 @app.command()
 def down(project: Project = Path(".")) -> None:
     """Stop every process that `up` started; runs and personal models stay."""
-    from fedtilt.flower.deploy.local_cluster import Trial
+    from fedtilt.flower.deploy.local_cluster import LocalCluster
 
-    ended = Trial.find(_home(project)).down()
-    typer.echo(f"down: {_many(len(ended), 'process')} ended" if ended else "down: no process was running")
+    pids = LocalCluster.load(_cluster_home(project)).down()
+    typer.echo(f"down: stopped {_plural(len(pids), 'process')}" if pids else "down: no process was running")
 
 
 @app.command()
 def certificate(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where ca.crt and ca.key are, or will be.")],
-    host: Annotated[list[str], typer.Option(help="A name or address by which sites reach the SuperLink.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of ca.crt and ca.key.")],
+    host: Annotated[list[str], typer.Option(help="A host name or address of the SuperLink.")],
     days: Annotated[int, typer.Option(help="How long the SuperLink's certificate is valid.")] = 365,
 ) -> None:
-    """Make the SuperLink's certificate, and the authority that signs it where there is none yet."""
+    """Create the SuperLink's certificate and, if there is none yet, the authority that signs it."""
     from fedtilt.flower.deploy.certificates import make_authority, make_server_certificate
 
     if not (folder / "ca.crt").exists():
         make_authority(folder)
-        typer.echo(f"wrote  {folder / 'ca.crt'} for every machine; keep ca.key to yourself")
+        typer.echo(f"wrote  {folder / 'ca.crt'} for every machine; keep ca.key secret")
     make_server_certificate(folder, host, days=days)
-    typer.echo(f"wrote  {folder / 'server.crt'} and server.key for {', '.join(host)}, valid {days} days")
+    typer.echo(f"wrote  {folder / 'server.crt'} and server.key for {', '.join(host)}, valid for {days} days")
 
 
 @app.command()
 def key(path: Annotated[Path, typer.Argument(metavar="FILE", help="The private key to write.")]) -> None:
-    """Make a SuperNode's key pair on its own machine; only FILE.pub is handed out."""
+    """Create a SuperNode's key pair on its machine; give only FILE.pub to the server."""
     from fedtilt.flower.deploy.certificates import make_site_key
 
     if path.exists():
-        raise InputError(f"{path} is already there; a new key would lock its site out: name another file")
+        raise InputError(f"{path} already exists; a new key would lock its site out: choose another file")
     make_site_key(path)
     typer.echo(f"wrote  {path}, which stays here, and {path}.pub for the server: flwr supernode register {path}.pub")

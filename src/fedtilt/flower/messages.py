@@ -1,14 +1,13 @@
-"""All that travels, and the checks of what arrives: a reply is read into plain values or refused with a reason.
+"""All messages, and the checks of what arrives: a reply is decoded into plain values or rejected with a reason.
 
 server → site   join       nothing
-                train      w; round, base (the round w came from), history
-                evaluate   w; round, history
-site → server   join       its number, the number of classes and parameters
+                train      w; round, base round (the round w came from), history id
+                evaluate   w; round, history id
+site → server   join       site number, number of classes, number of parameters
                 train      w_n; round, training samples
-                evaluate   round, whether it has a personal model, right answers and test samples of the shared and the
-                           personal model: by class or, where the site withholds those, in total and the spread over
-                           its classes
-                where it fails, a number for what kind of failure it was, and which site it is
+                evaluate   round; correct predictions of the shared and, if there is one, the personal model, and test
+                           samples: by class or, if the site withholds those, in total and the spread over its classes
+                a failure  Flower's error code, and the site number
 """
 
 import io
@@ -26,245 +25,250 @@ from fedtilt.evaluation.metrics import class_spread
 from fedtilt.models import unflat
 
 Shapes = Mapping[str, tuple[int, ...]]
-ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+ARRAYS_RECORD, CONFIG_RECORD, METRICS_RECORD = "arrays", "config", "metrics"
 
-_FAILED = 2  # Flower's code for a ClientApp that raised an exception
-_FAILURES = {  # Flower's codes in words; 3 to 5 are the SuperLink's own
-    1: "could not load the project, and its own log says why",
-    _FAILED: "failed, and its own log says why",
-    3: "did not answer in time",
-    4: "did not answer in time",
+_CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
+_FAILURES = {  # by Flower's error code; 3 to 5 come from the SuperLink
+    1: "could not load the project; see its log",
+    _CLIENT_APP_RAISED: "failed; see its log",
+    3: "did not reply in time",
+    4: "did not reply in time",
     5: "is no longer connected",
-    7: "could not load the project, and its own log says why",
-    8: "crashed, and its own log says why",
+    7: "could not load the project; see its log",
+    8: "crashed; see its log",
 }
 
 
-class Refused(Exception):
-    """A reply that must not be used; the text says why."""
+class RejectedReply(Exception):
+    """A reply that must not be used; the text is the reason."""
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
 
 
-def shapes_of(model: nn.Module) -> Shapes:
-    """The parameters' names and shapes, in their order."""
+def parameter_shapes(model: nn.Module) -> Shapes:
+    """The parameters' names and shapes, in order."""
     return {name: tuple(p.shape) for name, p in model.named_parameters()}
 
 
 def to_arrays(model: nn.Module, vector: Tensor) -> ArrayRecord:
     """A vector (P,) as Flower arrays by parameter name."""
-    return ArrayRecord({name: piece.detach().cpu().contiguous() for name, piece in unflat(model, vector).items()})
+    return ArrayRecord({name: part.detach().cpu().contiguous() for name, part in unflat(model, vector).items()})
 
 
 def from_arrays(record: ArrayRecord, shapes: Shapes) -> Tensor:
-    """Flower arrays as one vector (P,); refuses other names, shapes and types before a byte of them is used.
+    """Flower arrays as one vector (P,); rejects other names, shapes and types before it uses any of their bytes.
 
-    A header from outside is never parsed, only compared with the one that the expected array has.
+    A received array header is never parsed, only compared with the expected one.
     """
-    missing, surplus = shapes.keys() - record.keys(), record.keys() - shapes.keys()
-    if missing or surplus:
-        raise Refused(f"has other parameters: {len(missing)} are missing and {len(surplus)} are unknown")
-    pieces = []
+    missing, unknown = shapes.keys() - record.keys(), record.keys() - shapes.keys()
+    if missing or unknown:
+        raise RejectedReply(f"has other parameters: {len(missing)} are missing and {len(unknown)} are unknown")
+    parts = []
     for name, shape in shapes.items():
         array, header = record[name], _header(shape)
         if array.shape != shape:
-            raise Refused(f"has shape {_short(array.shape)} instead of {shape} in {name!r}")
+            raise RejectedReply(f"has shape {_shorten(array.shape)} instead of {shape} in {name!r}")
         if array.dtype != "float32":
-            raise Refused(f"has type {_short(array.dtype)} instead of float32 in {name!r}")
-        sound = array.stype == "numpy.ndarray" and len(array.data) == len(header) + 4 * math.prod(shape)
-        if not sound or not array.data.startswith(header):
-            raise Refused("has a parameter that cannot be read")
-        pieces.append(np.frombuffer(array.data, "<f4", offset=len(header)))
-    return torch.from_numpy(np.concatenate(pieces))
+            raise RejectedReply(f"has type {_shorten(array.dtype)} instead of float32 in {name!r}")
+        right_size = array.stype == "numpy.ndarray" and len(array.data) == len(header) + 4 * math.prod(shape)
+        if not right_size or not array.data.startswith(header):
+            raise RejectedReply("has a parameter that cannot be read")
+        parts.append(np.frombuffer(array.data, "<f4", offset=len(header)))
+    return torch.from_numpy(np.concatenate(parts))
 
 
 def _header(shape: tuple[int, ...]) -> bytes:
-    """How `np.save`, which Flower sends arrays with, begins a float32 array of this shape."""
+    """The first bytes that `np.save`, which Flower uses, writes for a float32 array of this shape."""
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": shape})
     return buffer.getvalue()
 
 
-def _short(said: object) -> str:
-    """What a site said of an array, fit for a sentence."""
-    text = ascii(said).strip("'")
+def _shorten(value: object) -> str:
+    """A value from a reply as at most 40 printable characters."""
+    text = ascii(value).strip("'")
     return text if len(text) <= 40 else text[:39] + "…"
 
 
-# -- what the server says --------------------------------------------------------------------------------------------
-
-
-def instruct(model: nn.Module, w: Tensor, config: Mapping[str, ConfigRecordValues]) -> RecordDict:
-    """The content of a message to a site."""
-    return RecordDict({ARRAYS: to_arrays(model, w), CONFIG: ConfigRecord(dict(config))})
+# -- server → site ---------------------------------------------------------------------------------------------------
 
 
 class Instruction(NamedTuple):
-    """What a site is told."""
+    """What the server sends to a site."""
 
     w: Tensor
     round: int
-    base: int
-    history: str
+    base_round: int  # the round w came from: the round before to train, the round itself to evaluate
+    history_id: str
 
 
-def instruction(message: Message, shapes: Shapes) -> Instruction:
-    """Read what the server said; to train, w came from the round before, to judge, from the round itself."""
-    config, arrays = message.content.config_records[CONFIG], message.content.array_records[ARRAYS]
-    number = _told(config["round"])
-    return Instruction(from_arrays(arrays, shapes), number, _told(config.get("base", number)), str(config["history"]))
+def encode_instruction(model: nn.Module, w: Tensor, config: Mapping[str, ConfigRecordValues]) -> RecordDict:
+    """The content of a message to a site."""
+    return RecordDict({ARRAYS_RECORD: to_arrays(model, w), CONFIG_RECORD: ConfigRecord(dict(config))})
 
 
-def _told(value: object) -> int:
+def decode_instruction(message: Message, shapes: Shapes) -> Instruction:
+    """Decode a message to `train` or `evaluate`."""
+    config, arrays = message.content.config_records[CONFIG_RECORD], message.content.array_records[ARRAYS_RECORD]
+    round = _check_int(config["round"])
+    base_round = _check_int(config.get("base-round", round))
+    return Instruction(from_arrays(arrays, shapes), round, base_round, str(config["history"]))
+
+
+def _check_int(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Refused(f"has a round that is not a whole number: {value!r}")
+        raise RejectedReply(f"has a round that is not a whole number: {value!r}")
     return value
 
 
-# -- what a site says ------------------------------------------------------------------------------------------------
+# -- site → server: encode -------------------------------------------------------------------------------------------
 
 
-class Update(NamedTuple):
-    """What a site has trained."""
+class TrainReply(NamedTuple):
+    """A site's trained shared model, and how many samples it has."""
 
     w: Tensor
     samples: int
 
 
-class Verdict(NamedTuple):
-    """How a site judged the models on its own test data: right answers and samples, by class or as one total."""
+class EvaluationReply(NamedTuple):
+    """Correct predictions and samples on a site's test data, by class or as one total."""
 
     shared: Tensor  # (K,) or (1,)
-    personal: Tensor | None  # None: the method has none, or the site never took part
+    personal: Tensor | None  # None: the method has no personal model, or the site was never selected
     total: Tensor  # like shared
-    spread: tuple[float, float]  # over the site's classes, of the shared and the personal model
+    class_spreads: tuple[float, float]  # std over the site's classes, of the shared and of the personal model
 
 
-def say_joined(number: int, classes: int, parameters: int) -> RecordDict:
-    """A site's answer to `join`."""
-    return RecordDict({METRICS: MetricRecord({"site": number, "classes": classes, "parameters": parameters})})
+def encode_join_reply(site: int, classes: int, parameters: int) -> RecordDict:
+    """A site's reply to `join`."""
+    metrics = MetricRecord({"site": site, "classes": classes, "parameters": parameters})
+    return RecordDict({METRICS_RECORD: metrics})
 
 
-def say_update(model: nn.Module, update: Update, round: int) -> RecordDict:
-    """A site's answer to `train`."""
-    metrics = MetricRecord({"round": round, "num-examples": update.samples})
-    return RecordDict({ARRAYS: to_arrays(model, update.w), METRICS: metrics})
+def encode_train_reply(model: nn.Module, reply: TrainReply, round: int) -> RecordDict:
+    """A site's reply to `train`."""
+    metrics = MetricRecord({"round": round, "num-examples": reply.samples})
+    return RecordDict({ARRAYS_RECORD: to_arrays(model, reply.w), METRICS_RECORD: metrics})
 
 
-def say_verdict(verdict: Verdict, round: int, by_class: bool) -> RecordDict:
-    """A site's answer to `evaluate`; without `by_class`, only totals and the spread."""
+def encode_evaluation_reply(reply: EvaluationReply, round: int, by_class: bool) -> RecordDict:
+    """A site's reply to `evaluate`; without `by_class`, only totals and spreads."""
 
     def counts(values: Tensor) -> list[int]:
         return [int(v) for v in (values if by_class else values.sum()[None])]
 
     values: dict[str, int | float | list[int] | list[float]] = {"round": round, "by-class": int(by_class)}
-    values |= {"shared": counts(verdict.shared), "total": counts(verdict.total)}
-    values |= {"personal": counts(verdict.personal)} if verdict.personal is not None else {}
+    values |= {"shared": counts(reply.shared), "total": counts(reply.total)}
+    values |= {"personal": counts(reply.personal)} if reply.personal is not None else {}
     if not by_class:
-        values |= {"shared-spread": verdict.spread[0], "personal-spread": verdict.spread[1]}
-    return RecordDict({METRICS: MetricRecord(values)})
+        values |= {"shared-spread": reply.class_spreads[0], "personal-spread": reply.class_spreads[1]}
+    return RecordDict({METRICS_RECORD: MetricRecord(values)})
 
 
-def say_failed(number: object) -> Error:
-    """A site's answer where it cannot do what it was asked; what went wrong, which may quote the data, is not in it."""
-    known = isinstance(number, int) and not isinstance(number, bool)
-    return Error(code=_FAILED, reason=f"site {number}" if known else "a site without a number")
+def encode_failure(site: object) -> Error:
+    """A site's reply when it fails; without the exception, which may quote the data."""
+    is_number = isinstance(site, int) and not isinstance(site, bool)
+    return Error(code=_CLIENT_APP_RAISED, reason=f"site {site}" if is_number else "a site without a number")
 
 
-def claimed(reply: Message, sites: int) -> int | None:
-    """The site that a reply says it comes from, for a sentence about it; not to be relied upon."""
+def class_spreads(shared: Tensor, personal: Tensor | None, total: Tensor) -> tuple[float, float]:
+    """The std of accuracy over a site's classes, in points, of the shared and of the personal model."""
+    return _class_spread(shared, total), _class_spread(shared if personal is None else personal, total)
+
+
+def _class_spread(correct: Tensor, total: Tensor) -> float:
+    spread = class_spread(correct[None], total[None])  # empty without test data
+    return float(spread[0]) if len(spread) else 0.0
+
+
+# -- site → server: decode -------------------------------------------------------------------------------------------
+
+
+def claimed_site(reply: Message, sites: int) -> int | None:
+    """The site number in a reply, valid or not; for messages only, not to be trusted."""
     if reply.has_error():
-        said = re.fullmatch(r"site (\d{1,9})", reply.error.reason or "")
-        number: object = int(said[1]) if said else None
+        match = re.fullmatch(r"site (\d{1,9})", reply.error.reason or "")
+        site: object = int(match[1]) if match else None
     else:
-        metrics = reply.content.get(METRICS)
-        number = metrics.get("site") if isinstance(metrics, MetricRecord) else None
-    return number if type(number) is int and 0 <= number < sites else None
+        metrics = reply.content.get(METRICS_RECORD)
+        site = metrics.get("site") if isinstance(metrics, MetricRecord) else None
+    return site if type(site) is int and 0 <= site < sites else None
 
 
-def hear_joined(reply: Message, *, sites: int, classes: int, parameters: int) -> int:
-    """Read an answer to `join`: the site's number."""
+def decode_join_reply(reply: Message, *, sites: int, classes: int, parameters: int) -> int:
+    """Decode a reply to `join` into the site number."""
     metrics = _metrics(reply)
-    number = _whole(metrics, "site", 0, sites - 1)
-    for key, ours in (("classes", classes), ("parameters", parameters)):
-        if (theirs := _whole(metrics, key, 0, 2**62)) != ours:
-            raise Refused(f"has {theirs} {key} instead of {ours}")
-    return number
+    site = _int_in(metrics, "site", 0, sites - 1)
+    for key, expected in (("classes", classes), ("parameters", parameters)):
+        if (value := _int_in(metrics, key, 0, 2**62)) != expected:
+            raise RejectedReply(f"has {value} {key} instead of {expected}")
+    return site
 
 
-def hear_update(reply: Message, round: int, shapes: Shapes, max_samples: int) -> Update:
-    """Read an answer to `train`; whether the numbers are finite is for `settle` to see."""
+def decode_train_reply(reply: Message, round: int, shapes: Shapes, max_samples: int) -> TrainReply:
+    """Decode a reply to `train`; `invalid_reason` checks afterwards that the model is finite."""
     metrics = _metrics(reply)
     _check_round(metrics, round)
-    samples = _whole(metrics, "num-examples", 1, max_samples)
-    arrays = reply.content.get(ARRAYS)
+    samples = _int_in(metrics, "num-examples", 1, max_samples)
+    arrays = reply.content.get(ARRAYS_RECORD)
     if not isinstance(arrays, ArrayRecord):
-        raise Refused("has no model")
-    return Update(from_arrays(arrays, shapes), samples)
+        raise RejectedReply("has no model")
+    return TrainReply(from_arrays(arrays, shapes), samples)
 
 
-def hear_verdict(reply: Message, round: int, classes: int, max_samples: int) -> Verdict:
-    """Read an answer to `evaluate`."""
+def decode_evaluation_reply(reply: Message, round: int, classes: int, max_samples: int) -> EvaluationReply:
+    """Decode a reply to `evaluate`."""
     metrics = _metrics(reply)
     _check_round(metrics, round)
-    by_class = _whole(metrics, "by-class", 0, 1) == 1
+    by_class = _int_in(metrics, "by-class", 0, 1) == 1
     size = classes if by_class else 1
     total = _counts(metrics, "total", torch.full((size,), max_samples))
     shared = _counts(metrics, "shared", total)
     personal = _counts(metrics, "personal", total) if "personal" in metrics else None
     if by_class:
-        spread = spreads(shared, personal, total)
+        spreads = class_spreads(shared, personal, total)
     else:
-        spread = (_points(metrics, "shared-spread"), _points(metrics, "personal-spread"))
-    return Verdict(shared, personal, total, spread)
-
-
-def spreads(shared: Tensor, personal: Tensor | None, total: Tensor) -> tuple[float, float]:
-    """How uneven each model is over the site's classes, in points."""
-    return _spread(shared, total), _spread(shared if personal is None else personal, total)
-
-
-def _spread(correct: Tensor, total: Tensor) -> float:
-    found = class_spread(correct[None], total[None])  # empty where there is no test data
-    return float(found[0]) if len(found) else 0.0
+        spreads = (_points(metrics, "shared-spread"), _points(metrics, "personal-spread"))
+    return EvaluationReply(shared, personal, total, spreads)
 
 
 def _metrics(reply: Message) -> MetricRecord:
     if reply.has_error():
         code = reply.error.code
-        raise Refused(_FAILURES.get(code, f"failed with Flower's error {code}, and its own log may say why"))
-    metrics = reply.content.get(METRICS)
+        raise RejectedReply(_FAILURES.get(code, f"failed with Flower's error {code}; see its log"))
+    metrics = reply.content.get(METRICS_RECORD)
     if not isinstance(metrics, MetricRecord):
-        raise Refused("has no metrics")
+        raise RejectedReply("has no metrics")
     return metrics
 
 
-def _whole(metrics: MetricRecord, key: str, low: int, high: int) -> int:
+def _int_in(metrics: MetricRecord, key: str, low: int, high: int) -> int:
     value = metrics.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Refused(f"says {key} is not a whole number")
+        raise RejectedReply(f"has a value of {key} that is not a whole number")
     if not low <= value <= high:
-        raise Refused(f"says {key} = {value}, outside {low} to {high}")
+        raise RejectedReply(f"has {key} = {value}, outside {low} to {high}")
     return value
 
 
 def _points(metrics: MetricRecord, key: str) -> float:
     value = metrics.get(key)
     if not isinstance(value, float) or not 0 <= value <= 50:  # the largest population std of numbers in [0, 100]
-        raise Refused(f"says {key} is not a number of points in 0 to 50")
+        raise RejectedReply(f"has a value of {key} that is not a number in 0 to 50")
     return value
 
 
 def _check_round(metrics: MetricRecord, round: int) -> None:
-    if (theirs := _whole(metrics, "round", 0, 2**62)) != round:
-        raise Refused(f"is of round {theirs} instead of {round}")
+    if (value := _int_in(metrics, "round", 0, 2**62)) != round:
+        raise RejectedReply(f"is of round {value} instead of {round}")
 
 
 def _counts(metrics: MetricRecord, key: str, limit: Tensor) -> Tensor:
     values = metrics.get(key)
     if not isinstance(values, list) or len(values) != len(limit) or not all(type(v) is int for v in values):
-        raise Refused(f"has no {len(limit)} whole numbers in {key!r}")
+        raise RejectedReply(f"does not have {len(limit)} whole numbers in {key!r}")
     if any(not 0 <= v <= most for v, most in zip(values, limit.tolist(), strict=True)):
-        raise Refused(f"has impossible counts in {key!r}")
+        raise RejectedReply(f"has impossible counts in {key!r}")
     return torch.tensor(values, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""What the server insists on in every round."""
+"""What the server requires in every round."""
 
 import math
 from collections.abc import Mapping
@@ -9,18 +9,25 @@ from fedtilt.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
-    """Quorum, deadline and the limits of what a site may say.
+class RoundPolicy:
+    """Quorum, deadlines and limits.
 
-    >>> Rules(quorum=0.5).needed(3)
+    Args:
+        quorum: the share of a round's selected sites whose models must arrive and be valid
+        join_quorum: the share of all sites that must join before a run starts or resumes
+        deadline: seconds a site has for a round's training, or for its evaluation
+        wait: seconds to wait at the start until all sites are connected
+        max_samples: a reply that claims more samples is rejected
+
+    >>> RoundPolicy(quorum=0.5).required_models(3)
     2
     """
 
-    quorum: float = 0.5  # the share of a round's selected sites whose models must arrive and be sound
-    join_quorum: float = 0.0  # the share of all sites that must have joined before a run begins or goes on
-    deadline: float = 600.0  # seconds a site has for a round's training, or for judging
-    wait: float = 60.0  # seconds to wait at the start until all sites are connected
-    max_samples: int = 10_000_000  # a site that says it has more is not believed
+    quorum: float = 0.5
+    join_quorum: float = 0.0
+    deadline: float = 600.0
+    wait: float = 60.0
+    max_samples: int = 10_000_000
 
     def __post_init__(self) -> None:
         if not 0 < self.quorum <= 1:
@@ -31,25 +38,26 @@ class Rules:
             if not 0 < getattr(self, key) < math.inf:
                 raise InputError(f"{key} must be a number of seconds > 0, got {getattr(self, key)!r}")
         if self.max_samples < 1:
-            raise InputError(f"max_samples must be ≥ 1, got {self.max_samples!r}")
+            raise InputError(f"max-samples must be ≥ 1, got {self.max_samples!r}")
 
     @classmethod
-    def read(cls, config: Mapping[str, object]) -> Self:
-        """The rules in a Flower run configuration; a key that is not there takes its default."""
-        given = {}
+    def from_config(cls, config: Mapping[str, object]) -> Self:
+        """The policy in a Flower run configuration; a missing key takes its default."""
+        values = {}
         for field in fields(cls):
-            value = config.get(field.name.replace("_", "-"))
+            key = field.name.replace("_", "-")
+            value = config.get(key)
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise InputError(f"{field.name} must be a number, got {value!r}")
-            given[field.name] = int(value) if field.name == "max_samples" else float(value)
-        return cls(**given)  # type: ignore[arg-type]
+                raise InputError(f"{key} must be a number, got {value!r}")
+            values[field.name] = int(value) if field.name == "max_samples" else float(value)
+        return cls(**values)  # type: ignore[arg-type]
 
-    def needed(self, selected: int) -> int:
-        """How many sound models a round of so many sites needs."""
+    def required_models(self, selected: int) -> int:
+        """How many valid models a round of `selected` sites needs."""
         return max(1, math.ceil(self.quorum * selected - 1e-9))
 
-    def needed_to_join(self, sites: int) -> int:
-        """How many of all sites must have joined."""
+    def required_to_join(self, sites: int) -> int:
+        """How many of all sites must join."""
         return math.ceil(self.join_quorum * sites - 1e-9)

@@ -1,8 +1,10 @@
-"""The server's run folder, laid out as the simulator's: spec, metrics, counts, checkpoints of the shared model.
+"""The server's run folder, with the simulator's layout: spec, metrics, counts, checkpoints of the shared model.
 
-It adds, under seed-N, history.json (the name of this training history, which sites file their personal models under)
-and faults.json (who took part in which round, and what was refused of which site); stopped.json says why a run stopped,
-and which sites it lacked. There is no personal model.
+It has no personal models. It adds:
+
+seed-N/history.json        the id of this training history; sites store their personal models under it
+seed-N/participation.json  which sites took part in each round, and rejection counts by sender and reason
+stopped.json               why a run stopped, and the sites that were missing
 """
 
 import dataclasses
@@ -17,9 +19,9 @@ from torch import Tensor, nn
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.results import MethodResult, Result, Summary, evaluated_counts, over_seeds
 from fedtilt.files import read_json, write_bytes, write_json
-from fedtilt.flower.membership import Missing
-from fedtilt.flower.messages import shapes_of
-from fedtilt.flower.task import Frame, Job
+from fedtilt.flower.membership import MissingSitesError
+from fedtilt.flower.messages import parameter_shapes
+from fedtilt.flower.task import FederationInfo, ResolvedTask
 from fedtilt.locks import locked
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.spec import dump
@@ -27,112 +29,123 @@ from fedtilt.storage.provenance import record_environment, seed_folder, settings
 from fedtilt.storage.run_folder import RunFolder
 
 
-class Ledger:
-    """What the server writes down."""
+class ServerRunFolder:
+    """The run folder of one training run on the server.
 
-    def __init__(self, folder: Path, job: Job, frame: Frame, model: nn.Module) -> None:
-        self.folder, self._job, self._frame, self._model = folder, job, frame, model
-        self._home = seed_folder(folder, job.spec.seed)
-        self._store = RunFolder(self._home)
-        self._name = job.method.name
-        self.history = ""
-        self._faults: dict[str, Any] = {"refused": {}, "rounds": {}}
+    Args:
+        folder: the run folder
+        task: the spec, the method and the training settings
+        info: names of the sites and classes
+        model: the model, for its parameter names and shapes
+    """
+
+    def __init__(self, folder: Path, task: ResolvedTask, info: FederationInfo, model: nn.Module) -> None:
+        self.folder, self._task, self._info, self._model = folder, task, info, model
+        self._seed_folder = seed_folder(folder, task.spec.seed)
+        self._run_folder = RunFolder(self._seed_folder)
+        self._method = task.method.name
+        self.history_id = ""
+        self._participation: dict[str, Any] = {"rejected": {}, "rounds": {}}
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Hold the folder for this run alone; what stops the run is written into stopped.json."""
-        stopped = self.folder / "stopped.json"
+        """Lock the folder for this run; an exception is recorded in stopped.json."""
+        stopped_file = self.folder / "stopped.json"
         with locked(self.folder):
-            stopped.unlink(missing_ok=True)
+            stopped_file.unlink(missing_ok=True)
             try:
                 yield
             except Exception as error:
-                lost = {"sites": error.sites} if isinstance(error, Missing) else {}
-                write_json(stopped, {"why": str(error)} | lost)
+                missing = {"sites": error.sites} if isinstance(error, MissingSitesError) else {}
+                write_json(stopped_file, {"reason": str(error)} | missing)
                 raise
 
-    def is_begun(self) -> bool:
-        """Whether the folder holds a run, to go on with or to refuse."""
-        return (self._home / "fingerprint.json").exists()
+    def has_run(self) -> bool:
+        """Whether the folder contains a run, to resume or to reject."""
+        return (self._seed_folder / "fingerprint.json").exists()
 
     def begin(self, w: Tensor, notice: Callable[[str], None]) -> tuple[int, Tensor]:
-        """Claim the folder: the round to go on from and its shared model, or round 0 and the given one."""
-        state = self._store.begin(self._description(), notice)
+        """The last checkpoint's round and shared model, or round 0 and `w`; rejects the folder of another run."""
+        state = self._run_folder.begin(self._fingerprint(), notice)
         if not (self.folder / "run.json").exists():
-            write_bytes(self.folder / "spec.toml", dump(self._job.spec).encode())
-            record_environment(self.folder, "cpu", [self._job.spec.seed], runner="flower")
-        named = self._home / "history.json"
-        if not named.exists():
-            write_json(named, {"history": secrets.token_hex(8)})
-        self.history = read_json(named)["history"]
-        if (self._home / "faults.json").exists():
-            self._faults = read_json(self._home / "faults.json")
+            write_bytes(self.folder / "spec.toml", dump(self._task.spec).encode())
+            record_environment(self.folder, "cpu", [self._task.spec.seed], runner="flower")
+        history_file = self._seed_folder / "history.json"
+        if not history_file.exists():
+            write_json(history_file, {"history": secrets.token_hex(8)})
+        self.history_id = read_json(history_file)["history"]
+        if self._participation_file.exists():
+            self._participation = read_json(self._participation_file)
         if state is None:
-            self.settled(0, w)
+            self.save_checkpoint(0, w)
             return 0, w
-        return state.round, state.shared[self._name]
+        return state.round, state.shared[self._method]
 
-    def settled(self, round: int, w: Tensor) -> None:
-        """Make the shared model of a round last."""
-        self._store.checkpoint(FederationState(round, {self._name: w}, self._store.client_states))
+    def save_checkpoint(self, round: int, w: Tensor) -> None:
+        """Save the shared model of a round."""
+        self._run_folder.checkpoint(FederationState(round, {self._method: w}, self._run_folder.client_states))
 
     def is_evaluated(self, round: int) -> bool:
-        """Whether the metrics of a round are here."""
-        return any(number == round for number, _ in self._store.history.get(self._name, []))
+        """Whether the metrics of a round are recorded."""
+        return any(evaluated == round for evaluated, _ in self._run_folder.history.get(self._method, []))
 
-    def evaluated(self, round: int, summary: Summary, counts: Counts, total: Tensor) -> None:
-        """Add the metrics of a round, and what its rows and columns are called."""
-        names = self._frame.class_names
-        self._store.describe(
-            clients=self._frame.site_names,
-            classes=names if total.shape[1] == len(names) else ["all classes"],  # some site withholds its classes
-            has_outliers=self._frame.has_outliers.nonzero()[:, 0].tolist(),
+    def record_evaluation(self, round: int, summary: Summary, counts: Counts, total: Tensor) -> None:
+        """Add the metrics of a round, and the names of its rows and columns."""
+        class_names = self._info.class_names
+        self._run_folder.describe(
+            clients=self._info.site_names,
+            classes=class_names if total.shape[1] == len(class_names) else ["all classes"],  # some site withholds them
+            has_outliers=self._info.has_outliers.nonzero()[:, 0].tolist(),
         )
-        self._store.record(round, {self._name: summary}, {self._name: counts}, total)
+        self._run_folder.record(round, {self._method: summary}, {self._method: counts}, total)
 
-    def took_part(self, round: int, entry: Mapping[str, Any]) -> None:
-        """Remember who took part in a round; `refused` writes it down."""
-        self._faults["rounds"][str(round)] = dict(entry)
+    def record_participation(self, round: int, entry: Mapping[str, Any]) -> None:
+        """Add which sites took part in a round; `record_rejections` writes it to disk."""
+        self._participation["rounds"][str(round)] = dict(entry)
 
-    def refused(self, refusals: Mapping[str, Mapping[str, int]]) -> None:
-        """Write down who took part, and how often what was refused of whom."""
-        self._faults["refused"] = {who: dict(reasons) for who, reasons in refusals.items()}
-        write_json(self._home / "faults.json", self._faults)
+    def record_rejections(self, rejections: Mapping[str, Mapping[str, int]]) -> None:
+        """Write participation and the rejection counts by sender and reason."""
+        self._participation["rejected"] = {sender: dict(reasons) for sender, reasons in rejections.items()}
+        write_json(self._participation_file, self._participation)
 
-    def known_refusals(self) -> dict[str, dict[str, int]]:
-        """What was refused in earlier runs of this history."""
-        found: dict[str, dict[str, int]] = self._faults["refused"]
-        return found
+    def rejections(self) -> dict[str, dict[str, int]]:
+        """Rejection counts of earlier runs of this training history."""
+        counts: dict[str, dict[str, int]] = self._participation["rejected"]
+        return counts
 
-    def finish(self) -> Result:
+    def write_results(self) -> Result:
         """The results of the finished run, written as the simulator writes them."""
-        state = self._store.latest()
+        state = self._run_folder.latest()
         assert state is not None
-        counts, total = self._store.counts(state.round)
+        counts, total = self._run_folder.counts(state.round)
         result = Result(
             {
-                self._name: MethodResult(
-                    method=self._job.method,
-                    history=self._store.history[self._name],
-                    correct=evaluated_counts(counts[self._name]),
+                self._method: MethodResult(
+                    method=self._task.method,
+                    history=self._run_folder.history[self._method],
+                    correct=evaluated_counts(counts[self._method]),
                     total=total,
-                    client_names=tuple(self._frame.site_names),
+                    client_names=tuple(self._info.site_names),
                     _net=self._model,
-                    _shared=state.shared[self._name],  # personal models are on their sites
+                    _shared=state.shared[self._method],  # personal models are on their sites
                 )
             }
         )
-        write_json(self.folder / "results.json", over_seeds({self._job.spec.seed: result}))
+        write_json(self.folder / "results.json", over_seeds({self._task.spec.seed: result}))
         return result
 
-    def _description(self) -> dict[str, Any]:
-        """What must not change between a run and its resumption."""
+    @property
+    def _participation_file(self) -> Path:
+        return self._seed_folder / "participation.json"
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """Everything that must stay the same when a run resumes."""
         return {
             "runner": "flower",
-            **settings_of([self._job.method], self._job.training),
-            "data": self._frame.data,
-            "outliers": dataclasses.asdict(self._job.spec.outliers.to_outliers()),
-            "clients": self._frame.sites,
-            "classes": list(self._frame.class_names),
-            "model": {name: list(shape) for name, shape in shapes_of(self._model).items()},
+            **settings_of([self._task.method], self._task.settings),
+            "data": self._info.data,
+            "outliers": dataclasses.asdict(self._task.spec.outliers.to_outliers()),
+            "clients": self._info.sites,
+            "classes": list(self._info.class_names),
+            "model": {name: list(shape) for name, shape in parameter_shapes(self._model).items()},
         }

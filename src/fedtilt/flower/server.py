@@ -1,4 +1,4 @@
-"""A Flower ServerApp around the strategy: a run from start to end, or on from its last checkpoint."""
+"""A Flower ServerApp around the strategy: trains a run from start to end, or from its last checkpoint."""
 
 import os
 from collections.abc import Mapping
@@ -8,17 +8,17 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedtilt.evaluation.results import Result
-from fedtilt.flower.policy import Rules
-from fedtilt.flower.run_folder import Ledger
+from fedtilt.flower.policy import RoundPolicy
+from fedtilt.flower.run_folder import ServerRunFolder
 from fedtilt.flower.strategy import FedTiltStrategy
-from fedtilt.flower.task import Job, Task
+from fedtilt.flower.task import ResolvedTask, Task
 
 
 def server_app(task: Task) -> ServerApp:
     """The app that the SuperLink runs.
 
-    Its run configuration may say `method`, `set` (overrides of the spec, one a line), `out` (the run folder), `quorum`,
-    `join-quorum`, `deadline`, `wait` and `max-samples`.
+    Its run configuration may contain `method`, `set` (overrides of the spec, one per line), `out` (the run folder) and
+    the settings of `RoundPolicy`: `quorum`, `join-quorum`, `deadline`, `wait` and `max-samples`.
     """
     app = ServerApp()
 
@@ -30,19 +30,21 @@ def server_app(task: Task) -> ServerApp:
 
 
 def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
-    """Train to the end; a run that cannot go on raises, so that Flower never calls it completed."""
-    job, rules = task.job(config), Rules.read(config)
-    frame = task.frame(job)
-    model = task.initial(job, frame)
-    ledger = Ledger(run_folder(job, config), job, frame, model)
-    strategy = FedTiltStrategy(job.method, model, frame, training=job.training, rules=rules, ledger=ledger)
-    with ledger.open():
+    """Train to the last round; a run that cannot continue raises, so that Flower does not report it as completed."""
+    resolved, policy = task.resolve(config), RoundPolicy.from_config(config)
+    info = task.federation_info(resolved)
+    model = task.initial_model(resolved, info)
+    run_folder = ServerRunFolder(run_path(resolved, config), resolved, info, model)
+    strategy = FedTiltStrategy(
+        resolved.method, model, info, settings=resolved.settings, policy=policy, run_folder=run_folder
+    )
+    with run_folder.open():
         strategy.start(grid)
-        return ledger.finish()
+        return run_folder.write_results()
 
 
-def run_folder(job: Job, config: Mapping[str, object]) -> Path:
-    """Where the run lies: `out`, else NAME-METHOD under FEDTILT_RUNS or runs/ where the SuperLink was started."""
+def run_path(task: ResolvedTask, config: Mapping[str, object]) -> Path:
+    """The run folder: `out`, or NAME-METHOD under FEDTILT_RUNS or runs/ in the SuperLink's working directory."""
     out = str(config.get("out") or "")
-    home = Path(os.environ.get("FEDTILT_RUNS", "runs"))
-    return Path(out) if out else home / f"{job.spec.name}-{job.method.name}"
+    runs = Path(os.environ.get("FEDTILT_RUNS", "runs"))
+    return Path(out) if out else runs / f"{task.spec.name}-{task.method.name}"

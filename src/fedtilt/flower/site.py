@@ -1,4 +1,4 @@
-"""One site of a federation: it trains on its own data, judges on its own data, and keeps its personal model."""
+"""One site of a federation: it trains and evaluates on its own data, and stores its personal model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
-from fedtilt.flower.messages import Update, Verdict, spreads
+from fedtilt.flower.messages import EvaluationReply, TrainReply, class_spreads
 from fedtilt.flower.site_report import write_report
-from fedtilt.flower.site_states import Locker
-from fedtilt.flower.task import Job, NodeConfig, Task, site_model
+from fedtilt.flower.site_states import SiteStates
+from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, build_site_model
 from fedtilt.locks import locked
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import BatchSchedule, InProcessExecutor
@@ -24,37 +24,37 @@ from fedtilt.training import choose_backend
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Site:
-    """Everything a site has at hand while it answers one message."""
+    """Everything a site needs to reply to one message."""
 
     number: int
-    job: Job
-    federation: Federation  # all rows but this site's are empty
+    task: ResolvedTask
+    federation: Federation  # the rows of all other sites are empty
     model: nn.Module
-    home: Path  # where the site's personal models and report lie
-    by_class: bool  # whether the server is told right answers by class
+    folder: Path  # of the site's personal models and report
+    declare_classes: bool  # whether the server receives counts by class
 
     @classmethod
-    def open(cls, task: Task, run: NodeConfig, node: NodeConfig) -> "Site":
+    def open(cls, task: Task, run_config: NodeConfig, node_config: NodeConfig) -> "Site":
         """The site that a SuperNode's `--node-config` describes."""
-        number = node.get("partition-id")
+        number = node_config.get("partition-id")
         if isinstance(number, bool) or not isinstance(number, int):
             raise InputError(f"--node-config needs partition-id, the site's number from 0 up; got {number!r}")
-        state = node.get("state-dir")
-        if not isinstance(state, str) or not state:
-            raise InputError(f"--node-config needs state-dir, a folder for the personal models; got {state!r}")
-        by_class = node.get("declare-classes", True)
-        if not isinstance(by_class, bool):
-            raise InputError(f"declare-classes in --node-config must be true or false, got {by_class!r}")
-        job = task.job(run)
-        federation = task.federation(job, number, node)
-        home = Path(state) / job.spec.name / job.method.name / f"seed-{job.spec.seed}" / f"site-{number:05d}"
+        state_dir = node_config.get("state-dir")
+        if not isinstance(state_dir, str) or not state_dir:
+            raise InputError(f"--node-config needs state-dir, a folder for the personal models; got {state_dir!r}")
+        declare_classes = node_config.get("declare-classes", True)
+        if not isinstance(declare_classes, bool):
+            raise InputError(f"declare-classes in --node-config must be true or false, got {declare_classes!r}")
+        resolved = task.resolve(run_config)
+        spec = resolved.spec
+        federation = task.site_federation(resolved, number, node_config)
         return cls(
             number=number,
-            job=job,
+            task=resolved,
             federation=federation,
-            model=site_model(federation, number, task.source(job), job.spec.seed),
-            home=home,
-            by_class=by_class,
+            model=build_site_model(federation, number, task.model_source(resolved), spec.seed),
+            folder=Path(state_dir) / spec.name / resolved.method.name / f"seed-{spec.seed}" / f"site-{number:05d}",
+            declare_classes=declare_classes,
         )
 
     @property
@@ -63,52 +63,63 @@ class Site:
         return len(self.federation.train_index[self.number])
 
     @contextmanager
-    def _locker(self, history: str) -> Iterator[Locker]:
-        """The site's personal models, for this process alone."""
-        with locked(self.home):
-            yield Locker(self.home, history)
+    def _states(self, history_id: str) -> Iterator[SiteStates]:
+        """The site's personal models, locked for this process."""
+        with locked(self.folder):
+            yield SiteStates(self.folder, history_id)
 
-    def train(self, received: Tensor, *, round: int, base: int, history: str) -> Update:
-        """One round: the trained shared model goes out, the trained personal one stays."""
-        method, training = self.job.method, self.job.training
-        device = pick_device(training.device)
+    def train(self, received: Tensor, *, round: int, base_round: int, history_id: str) -> TrainReply:
+        """Train one round: return the shared model, store the personal one.
+
+        Args:
+            received: the server's w
+            round: the round to train
+            base_round: the round w came from
+            history_id: the id of the server's training history
+        """
+        method, settings = self.task.method, self.task.settings
+        device = pick_device(settings.device)
         w = received.to(device)
-        with self._locker(history) as locker:
-            last = locker.last(base) if method.personal else None
-            steps = plan(
-                method, w, None if last is None else last.to(device), lr=training.lr, lr_personal=training.personal_rate
-            )
+        with self._states(history_id) as states:
+            last = states.personal_model(base_round) if method.personal else None
+            jobs = plan(
+                method, w, None if last is None else last.to(device), lr=settings.lr, lr_personal=settings.personal_rate
+            ).jobs
             sample = self.federation.clean_train(self.number)[0][:1]
-            backend = choose_backend(self.model, device.type, training.backend, sample, training.precision)
-            diet = BatchSchedule(seed=training.seed, epochs=training.epochs, batch_size=training.batch_size)
-            here = InProcessExecutor(self.federation, self.model.to(device), backend, diet, device, training.precision)
+            backend = choose_backend(self.model, device.type, settings.backend, sample, settings.precision)
+            schedule = BatchSchedule(seed=settings.seed, epochs=settings.epochs, batch_size=settings.batch_size)
+            executor = InProcessExecutor(
+                self.federation, self.model.to(device), backend, schedule, device, settings.precision
+            )
             try:
-                ((_, trained),) = here.train(round, {self.number: steps.jobs})
+                ((_, trained),) = executor.train(round, {self.number: jobs})
             finally:
-                here.close()
-            for job in trained:
-                if why := invalid_reason(job, w):
+                executor.close()
+            for model in trained:
+                if reason := invalid_reason(model, w):
                     raise InputError(
-                        f"training diverged in round {round}: the model {why}; lower train.lr or the tilts"
+                        f"training diverged in round {round}: the model {reason}; lower train.lr or the tilts"
                     )
             if method.personal:
-                locker.keep(round, base, trained[1].cpu())
-        return Update(trained[0].cpu(), self.samples)
+                states.save(round, base_round, trained[1].cpu())
+        return TrainReply(trained[0].cpu(), self.samples)
 
-    def judge(self, w: Tensor, *, round: int, history: str) -> Verdict:
-        """Right answers of the shared and the personal model on the site's test data; the report is written here."""
-        method, device = self.job.method, pick_device(self.job.training.device)
+    def evaluate(self, w: Tensor, *, round: int, history_id: str) -> EvaluationReply:
+        """Evaluate the shared and the personal model on the site's test data, and write the site's report."""
+        method, device = self.task.method, pick_device(self.task.settings.device)
         client_states = ClientStates()
-        with self._locker(history) as locker:
-            standing = locker.standing(round) if method.personal else None
-            if standing is not None:
-                client_states.put((method.name, self.number), standing, locker.last(round))  # type: ignore[arg-type]
+        with self._states(history_id) as states:
+            trained_in = states.current_round(round) if method.personal else None
+            if trained_in is not None:
+                model = states.personal_model(round)
+                client_states.put((method.name, self.number), trained_in, model)  # type: ignore[arg-type]
             evaluator = Evaluator(self.federation, self.model.to(device), device)
-            counts = evaluator.all_counts([method], FederationState(round, {method.name: w.to(device)}, client_states))[
-                method.name
-            ]
+            state = FederationState(round, {method.name: w.to(device)}, client_states)
+            counts = evaluator.all_counts([method], state)[method.name]
             shared, total = counts.shared[self.number], evaluator.total[self.number]
-            own = None if standing is None or counts.personal is None else counts.personal[self.number]
-            model_file = None if standing is None else locker.path(standing)
-            write_report(self.home, round, self.federation.class_names, shared, own, total, model_file, history)
-        return Verdict(shared, own, total, spreads(shared, own, total))
+            personal = None if trained_in is None or counts.personal is None else counts.personal[self.number]
+            model_file = None if trained_in is None else states.path(trained_in)
+            write_report(
+                self.folder, round, self.federation.class_names, shared, personal, total, model_file, history_id
+            )
+        return EvaluationReply(shared, personal, total, class_spreads(shared, personal, total))

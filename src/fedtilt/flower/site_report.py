@@ -1,4 +1,4 @@
-"""The site's own report: accuracy per class, shared against personal. It is written on the site and stays there."""
+"""A site's report: accuracy by class of the shared and the personal model. It never leaves the site."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +11,19 @@ from fedtilt.files import write_bytes, write_json
 
 def write_report(
     folder: Path, round: int, class_names: Sequence[str], shared: Tensor, personal: Tensor | None, total: Tensor,
-    model_file: Path | None, history: str,
+    model_file: Path | None, history_id: str,
 ) -> None:  # fmt: skip
-    """Write report.json and report.txt about one round; `shared`, `personal` and `total` are counts (K,).
+    """Write report.json and report.txt of one round.
 
-    `history` is the name of the training history, by which a report is known to be of one run and not of another.
+    Args:
+        folder: where to write them
+        round: the evaluated round
+        class_names: K names
+        shared: (K,) correct predictions of the shared model
+        personal: (K,) correct predictions of the personal model, or None if there is none
+        total: (K,) test samples
+        model_file: the file of the personal model, or None if there is none
+        history_id: the id of the training history, which tells the reports of different runs apart
     """
     rows = [
         {
@@ -27,32 +35,32 @@ def write_report(
         for k in range(len(total))
         if total[k]
     ]
-    whole = {
+    all_classes = {
         "class": "all",
         "samples": int(total.sum()),
         "shared": _percent(shared.sum(), total.sum()),
         "personal": None if personal is None else _percent(personal.sum(), total.sum()),
     }
     model = None if model_file is None else str(model_file)
-    found = {"round": round, "history": history, "accuracy": whole, "classes": rows, "personal_model": model}
-    write_json(folder / "report.json", found)
-    write_bytes(folder / "report.txt", _text(round, [*rows, whole], model).encode())
+    report = {"round": round, "history": history_id, "accuracy": all_classes, "classes": rows, "personal_model": model}
+    write_json(folder / "report.json", report)
+    write_bytes(folder / "report.txt", _text(round, [*rows, all_classes], model).encode())
 
 
-def _percent(right: Tensor, samples: Tensor) -> float | None:
-    return 100 * int(right) / int(samples) if samples else None
+def _percent(correct: Tensor, samples: Tensor) -> float | None:
+    return 100 * int(correct) / int(samples) if samples else None
 
 
 def _text(round: int, rows: Sequence[dict[str, Any]], model: str | None) -> str:
     width = max(len("class"), *(len(str(row["class"])) for row in rows))
-    lines = [f"round {round}: accuracy in % on this site's own test data", ""]
+    lines = [f"round {round}: accuracy in % on this site's test data", ""]
     lines += [f"{'class':<{width}}  {'samples':>8}  {'shared':>7}  {'personal':>8}"]
     for row in rows:
-        shared, personal = (_cell(row[key]) for key in ("shared", "personal"))
+        shared, personal = (_format_percent(row[key]) for key in ("shared", "personal"))
         lines.append(f"{row['class']:<{width}}  {row['samples']:>8}  {shared:>7}  {personal:>8}")
     lines += ["", f"personal model: {model or 'none yet'}", ""]
     return "\n".join(lines)
 
 
-def _cell(value: float | None) -> str:
+def _format_percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"

@@ -1,9 +1,9 @@
-"""Personal models on their site: one file a round, of which the last two are kept, and none ever travels.
+"""Personal models on their site: one file per round, the last two are kept, none is ever sent.
 
 STATE/FEDERATION/METHOD/seed-0/site-00003/1f0c…/round-00007.safetensors
 
-A file is whole or not there. The folder `1f0c…` is the server's training history: a new run that resumes goes on in it,
-a federation that starts over gets another one, and what was there before is left alone.
+Files are written atomically. The folder `1f0c…` is the id of the server's training history: a resumed run continues in
+it, a federation that starts over gets a new one, and older folders are left alone.
 """
 
 import re
@@ -15,16 +15,19 @@ from fedtilt.errors import InputError
 from fedtilt.files import read_tensors, write_tensors
 
 
-class Locker:
-    """One site's personal models of one training history."""
+class SiteStates:
+    """One site's personal models of one training history.
 
-    def __init__(self, folder: Path, history: str) -> None:
-        if not re.fullmatch(r"[0-9a-f]{16}", history):
-            raise InputError(f"the server's history must be 16 hexadecimal digits, got {history[:40]!r}")
-        self.folder = folder / history
+    `base_round` is the round that the server's w came from.
+    """
+
+    def __init__(self, folder: Path, history_id: str) -> None:
+        if not re.fullmatch(r"[0-9a-f]{16}", history_id):
+            raise InputError(f"the server's history id must be 16 hexadecimal digits, got {history_id[:40]!r}")
+        self.folder = folder / history_id
 
     def rounds(self) -> list[int]:
-        """The rounds whose models are here, oldest first."""
+        """The rounds with a stored model, oldest first."""
         numbers = (path.stem.removeprefix("round-") for path in self.folder.glob("round-*.safetensors"))
         return sorted(int(number) for number in numbers if number.isdecimal())
 
@@ -32,30 +35,30 @@ class Locker:
         """The file of one round."""
         return self.folder / f"round-{round:05d}.safetensors"
 
-    def standing(self, base: int) -> int | None:
-        """The round of the model that stands when the server's w is of round `base`; None before the first.
+    def current_round(self, base_round: int) -> int | None:
+        """The round in which the current model was trained; None before the first.
 
-        A model trained in a round that the server never aggregated (it was killed, and began that round again) does not
-        stand: the one before it does.
+        A model of a round that the server never aggregated (it was killed and repeats that round) is not current: the
+        model before it is.
         """
         rounds = self.rounds()
-        standing = [r for r in rounds if r <= base]
-        if not standing and len(rounds) > 1:
+        aggregated = [round for round in rounds if round <= base_round]
+        if not aggregated and len(rounds) > 1:
             raise InputError(
-                f"the server went back to round {base}, and the personal models in {self.folder} are of rounds "
+                f"the server went back to round {base_round}, and the personal models in {self.folder} are of rounds "
                 f"{rounds[0]} and {rounds[-1]}: restore the server's checkpoint, or move that folder away to start over"
             )
-        return standing[-1] if standing else None
+        return aggregated[-1] if aggregated else None
 
-    def last(self, base: int) -> Tensor | None:
-        """The personal model that stands, or None before the first."""
-        round = self.standing(base)
+    def personal_model(self, base_round: int) -> Tensor | None:
+        """The current personal model; None before the first."""
+        round = self.current_round(base_round)
         return None if round is None else read_tensors(self.path(round))["model"]
 
-    def keep(self, round: int, base: int, model: Tensor) -> None:
-        """Keep the model of a round, and the one to go back to if the server never aggregates it."""
-        before = self.standing(base)
+    def save(self, round: int, base_round: int, model: Tensor) -> None:
+        """Save the model of a round, and keep the one to go back to if the server never aggregates it."""
+        previous = self.current_round(base_round)
         write_tensors(self.path(round), {"model": model})
-        for old in self.rounds():
-            if old not in (before, round):
-                self.path(old).unlink()
+        for stored in self.rounds():
+            if stored not in (previous, round):
+                self.path(stored).unlink()

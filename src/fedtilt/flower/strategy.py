@@ -1,8 +1,8 @@
-"""FedTilt as a Flower Strategy: the server's side of `plan → descend → settle`."""
+"""FedTilt as a Flower Strategy: the server's side of a round."""
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -11,21 +11,22 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
 from fedtilt.evaluation.results import Summary
-from fedtilt.flower.combine_metrics import combine
-from fedtilt.flower.membership import Missing, Roster
+from fedtilt.flower.combine_metrics import combine_replies
+from fedtilt.flower.membership import Membership, MissingSitesError
 from fedtilt.flower.messages import (
-    Refused,
-    Verdict,
+    EvaluationReply,
+    RejectedReply,
+    TrainReply,
+    decode_evaluation_reply,
+    decode_train_reply,
+    encode_instruction,
     from_arrays,
-    hear_update,
-    hear_verdict,
-    instruct,
-    shapes_of,
+    parameter_shapes,
     to_arrays,
 )
-from fedtilt.flower.policy import Rules
-from fedtilt.flower.run_folder import Ledger
-from fedtilt.flower.task import Frame
+from fedtilt.flower.policy import RoundPolicy
+from fedtilt.flower.run_folder import ServerRunFolder
+from fedtilt.flower.task import FederationInfo
 from fedtilt.methods import Method, check_methods
 from fedtilt.models import flat
 from fedtilt.rounds.round import invalid_reason, server_update
@@ -37,30 +38,39 @@ _log = logging.getLogger("flwr")
 class FedTiltStrategy(Strategy):
     """Any `Method` on a Flower federation; works with the sites of `client_app`.
 
-    Sites are numbered 0 to N - 1 and chosen by number as in the simulator. Every reply is checked; one that does not
-    fit is refused with a reason, counted by site, and the round goes on as if it had not come. With a `ledger`, every
-    round is checkpointed and a new run goes on from there.
+    Sites are numbered 0 to N - 1 and selected by number as in the simulator. Every reply is checked; an invalid one is
+    rejected with a reason and counted, and the round continues without it.
+
+    Args:
+        method: the method to train
+        model: the model with its initial weights
+        info: what the server knows about the sites
+        settings: the training settings
+        policy: quorum, deadlines and limits
+        run_folder: where to checkpoint every round and resume from; None: nowhere
     """
 
     def __init__(
         self,
         method: Method,
         model: nn.Module,
-        frame: Frame,
+        info: FederationInfo,
         *,
-        training: TrainSettings,
-        rules: Rules | None = None,
-        ledger: Ledger | None = None,
+        settings: TrainSettings,
+        policy: RoundPolicy | None = None,
+        run_folder: ServerRunFolder | None = None,
     ) -> None:
-        check_methods([method], training.lr, training.personal_rate)
-        self.method, self.training, self.rules, self.ledger = method, training, rules or Rules(), ledger
-        self._model, self._frame, self._shapes = model, frame, shapes_of(model)
-        self._history = secrets.token_hex(8)
-        self._begun = 0  # rounds done before this run
-        self._asked: dict[int, int] = {}  # site → node, of the phase under way
+        check_methods([method], settings.lr, settings.personal_rate)
+        self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
+        self._model, self._info, self._shapes = model, info, parameter_shapes(model)
+        self._history_id = secrets.token_hex(8)
+        self._rounds_before = 0  # rounds done before this run
+        self._requested: dict[int, int] = {}  # site → node, of the requests in flight
         self._received = flat(model)
         parameters = sum(p.numel() for p in model.parameters())
-        self.roster = Roster(sites=frame.sites, classes=len(frame.class_names), parameters=parameters, rules=self.rules)
+        self.membership = Membership(
+            sites=info.sites, classes=len(info.class_names), parameters=parameters, policy=self.policy
+        )
         self.summaries: list[tuple[int, Summary]] = []
 
     # -- a run -------------------------------------------------------------------------------------------------------
@@ -75,188 +85,194 @@ class FedTiltStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Train to the last round, from the model's own weights or from the ledger's last checkpoint."""
+        """Train to the last round, from the model's weights or from the last checkpoint of the run folder."""
         w = flat(self._model) if initial_arrays is None else from_arrays(initial_arrays, self._shapes)
-        new = self.ledger is None or not self.ledger.is_begun()
-        if new:  # where too few sites join, the folder is left to whatever is run after
-            self._gather(grid)
-        if self.ledger is not None:
-            self._begun, w = self.ledger.begin(w, _log.warning)
-            self._history = self.ledger.history
-            self._recall(self.ledger.known_refusals())
-        rounds = num_rounds or self.training.rounds
-        if self.ledger is not None and self._begun >= rounds and self.ledger.is_evaluated(self._begun):
-            return Result()  # nothing is left to do
-        if not new:
-            self._gather(grid)
-        arrays, seconds = to_arrays(self._model, w), timeout or self.rules.deadline
-        self._judge_what_was_left(grid, arrays, seconds)
+        is_new = self.run_folder is None or not self.run_folder.has_run()
+        if is_new:  # before the folder is written: if too few sites join, another run can still use it
+            self._wait_for_sites(grid)
+        if self.run_folder is not None:
+            self._rounds_before, w = self.run_folder.begin(w, _log.warning)
+            self._history_id = self.run_folder.history_id
+            self.membership.add_rejections(self.run_folder.rejections())
+        rounds = num_rounds or self.settings.rounds
+        if (
+            self.run_folder is not None
+            and self._rounds_before >= rounds
+            and self.run_folder.is_evaluated(self._rounds_before)
+        ):
+            return Result()  # the run is finished
+        if not is_new:
+            self._wait_for_sites(grid)
+        arrays, seconds = to_arrays(self._model, w), timeout or self.policy.deadline
+        self._finish_evaluation(grid, arrays, seconds)
         return super().start(
-            grid, arrays, max(0, rounds - self._begun), seconds, train_config, evaluate_config, evaluate_fn
+            grid, arrays, max(0, rounds - self._rounds_before), seconds, train_config, evaluate_config, evaluate_fn
         )
 
-    def _gather(self, grid: Grid) -> None:
-        """Ask the sites to join; where fewer do than the rules want, stop."""
-        self.roster.gather(grid)
-        sites, joined = self._frame.sites, self.roster.nodes()
-        if len(joined) < (needed := self.rules.needed_to_join(sites)):
-            lost = {site: self.roster.absence(site) for site in range(sites) if site not in joined}
-            raise Missing(
-                f"{len(joined)} of {sites} sites joined and {'all' if needed == sites else needed} must "
-                f"({_told(lost)}); nothing was trained: mend the sites and run it again",
-                sites=lost,
+    def _wait_for_sites(self, grid: Grid) -> None:
+        """Ask the sites to join; stop if fewer join than the policy requires."""
+        self.membership.wait_and_join(grid)
+        sites, joined = self._info.sites, self.membership.nodes()
+        if len(joined) < (required := self.policy.required_to_join(sites)):
+            missing = {site: self.membership.absence_reason(site) for site in range(sites) if site not in joined}
+            raise MissingSitesError(
+                f"{len(joined)} of {sites} sites joined and {'all' if required == sites else required} must "
+                f"({_list_reasons(missing)}); nothing was trained: fix the sites and run it again",
+                sites=missing,
             )
 
-    def _recall(self, refusals: dict[str, dict[str, int]]) -> None:
-        for who, reasons in refusals.items():
-            for why, count in reasons.items():
-                self.roster.refused[who, why] += count
-
-    def _judge_what_was_left(self, grid: Grid, arrays: ArrayRecord, seconds: float) -> None:
-        """A run that was stopped between training and judging a round is judged first."""
-        if self.ledger is None or not self._begun or self.ledger.is_evaluated(self._begun):
+    def _finish_evaluation(self, grid: Grid, arrays: ArrayRecord, seconds: float) -> None:
+        """Evaluate the last round if the previous run stopped between its training and its evaluation."""
+        if self.run_folder is None or not self._rounds_before or self.run_folder.is_evaluated(self._rounds_before):
             return
-        if self.training.evaluates(self._begun):
-            replies = grid.send_and_receive(self._questions(self._begun, arrays), timeout=seconds)
-            self._judge(self._begun, replies)
+        if self.settings.evaluates(self._rounds_before):
+            replies = grid.send_and_receive(self._evaluation_requests(self._rounds_before, arrays), timeout=seconds)
+            self._record_evaluation(self._rounds_before, replies)
 
     def summary(self) -> None:
         """Log the settings."""
         _log.info("\t├── method: %s", self.method)
-        _log.info("\t├── sites: %d, of which %d are here", self._frame.sites, len(self.roster.nodes()))
-        _log.info("\t└── rounds done before: %d of %d", self._begun, self.training.rounds)
+        _log.info("\t├── sites: %d, of which %d have joined", self._info.sites, len(self.membership.nodes()))
+        _log.info("\t└── rounds done before: %d of %d", self._rounds_before, self.settings.rounds)
 
     # -- training ----------------------------------------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask the round's sites to train: those of the simulator's selection that are connected."""
-        number = self._begun + server_round
-        self.roster.update(grid)
+        """Ask the selected sites that are connected to train."""
+        round = self._rounds_before + server_round
+        self.membership.refresh(grid)
         self._received = from_arrays(arrays, self._shapes)
-        nodes = self.roster.nodes()
-        selected = self.training.selected(number, self._frame.sites)
-        self._asked = {site: nodes[site] for site in selected if site in nodes}
-        told = {**dict(config), "round": number, "base": number - 1, "history": self._history}
-        content = instruct(self._model, self._received, told)
-        return [_message(content, node, MessageType.TRAIN, number) for node in self._asked.values()]
+        nodes = self.membership.nodes()
+        selected = self.settings.selected(round, self._info.sites)
+        self._requested = {site: nodes[site] for site in selected if site in nodes}
+        values = {**dict(config), "round": round, "base-round": round - 1, "history": self._history_id}
+        content = encode_instruction(self._model, self._received, values)
+        return [_message(content, node, MessageType.TRAIN, round) for node in self._requested.values()]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Settle what arrived and is sound; below the quorum, stop."""
-        number = self._begun + server_round
-        limit = self.rules.max_samples
-        updates, refused = self._read(replies, lambda reply: hear_update(reply, number, self._shapes, limit))
-        for site, update in list(updates.items()):
-            if why := invalid_reason(update.w, self._received):
-                refused[site] = why
-                self.roster.refuse(f"site {site}", why)
-                del updates[site]
-        self._note(number, updates, refused)
-        samples = {site: update.samples for site, update in updates.items()}
-        models = {site: update.w for site, update in updates.items()}
+        """Aggregate the valid models; below the quorum, stop."""
+        round = self._rounds_before + server_round
+        limit = self.policy.max_samples
+        accepted: dict[int, TrainReply]
+        accepted, rejected = self._decode(replies, lambda reply: decode_train_reply(reply, round, self._shapes, limit))
+        for site, reply in list(accepted.items()):
+            if reason := invalid_reason(reply.w, self._received):
+                rejected[site] = reason
+                self.membership.reject(f"site {site}", reason)
+                del accepted[site]
+        self._record_participation(round, accepted, rejected)
+        samples = {site: reply.samples for site, reply in accepted.items()}
+        models = {site: reply.w for site, reply in accepted.items()}
         w = server_update(self.method, self._received, models, samples).shared
-        if self.ledger is not None:
-            self.ledger.settled(number, w)
-        return to_arrays(self._model, w), MetricRecord({"sites": len(updates), "refused": len(refused)})
+        if self.run_folder is not None:
+            self.run_folder.save_checkpoint(round, w)
+        return to_arrays(self._model, w), MetricRecord({"sites": len(accepted), "rejected": len(rejected)})
 
-    def _note(self, number: int, updates: dict[int, Any], refused: dict[int, str]) -> None:
-        """Write down who took part; below the quorum, stop."""
-        selected = self.training.selected(number, self._frame.sites)
-        silent = {
-            site: "did not answer in time" if site in self._asked else self.roster.absence(site)
+    def _record_participation(self, round: int, accepted: Collection[int], rejected: Mapping[int, str]) -> None:
+        """Record which sites took part; below the quorum, stop."""
+        selected = self.settings.selected(round, self._info.sites)
+        missing = {
+            site: "did not reply in time" if site in self._requested else self.membership.absence_reason(site)
             for site in selected
-            if site not in updates and site not in refused
+            if site not in accepted and site not in rejected
         }
-        for site, why in silent.items():
-            self.roster.refuse(f"site {site}", why)
-        if self.ledger is not None:
+        for site, reason in missing.items():
+            self.membership.reject(f"site {site}", reason)
+        if self.run_folder is not None:
             entry = {
                 "selected": selected,
-                "entered": sorted(updates),
-                "silent": {str(site): why for site, why in sorted(silent.items())},
-                "refused": {str(site): why for site, why in sorted(refused.items())},
+                "accepted": sorted(accepted),
+                "missing": {str(site): reason for site, reason in sorted(missing.items())},
+                "rejected": {str(site): reason for site, reason in sorted(rejected.items())},
             }
-            self.ledger.took_part(number, entry)
-            self.ledger.refused(self.roster.refusals())
-        needed = self.rules.needed(len(selected))
-        if len(updates) < needed:
-            models = "1 sound model" if len(updates) == 1 else f"{len(updates)} sound models"
-            raise Missing(
-                f"round {number} has {models} of {len(selected)} and needs {needed} ({_told(refused | silent)}); "
-                f"the run stops after round {number - 1}: mend the sites and run it again",
-                sites=refused | silent,
+            self.run_folder.record_participation(round, entry)
+            self.run_folder.record_rejections(self.membership.rejections())
+        required = self.policy.required_models(len(selected))
+        if len(accepted) < required:
+            models = "1 valid model" if len(accepted) == 1 else f"{len(accepted)} valid models"
+            reasons = {**rejected, **missing}
+            raise MissingSitesError(
+                f"round {round} has {models} of {len(selected)} and needs {required} ({_list_reasons(reasons)}); "
+                f"the run stops after round {round - 1}: fix the sites and run it again",
+                sites=reasons,
             )
 
-    # -- judging -----------------------------------------------------------------------------------------------------
+    # -- evaluation --------------------------------------------------------------------------------------------------
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask all connected sites to judge the models, in the rounds that are judged."""
-        number = self._begun + server_round
-        return self._questions(number, arrays) if self.training.evaluates(number) else []
+        """Ask all connected sites to evaluate, in the rounds that are evaluated."""
+        round = self._rounds_before + server_round
+        return self._evaluation_requests(round, arrays) if self.settings.evaluates(round) else []
 
-    def _questions(self, number: int, arrays: ArrayRecord) -> list[Message]:
-        self._asked = self.roster.nodes()
-        told: dict[str, int | str] = {"round": number, "history": self._history}
-        content = instruct(self._model, from_arrays(arrays, self._shapes), told)
-        return [_message(content, node, MessageType.EVALUATE, number) for node in self._asked.values()]
+    def _evaluation_requests(self, round: int, arrays: ArrayRecord) -> list[Message]:
+        self._requested = self.membership.nodes()
+        values: dict[str, int | str] = {"round": round, "history": self._history_id}
+        content = encode_instruction(self._model, from_arrays(arrays, self._shapes), values)
+        return [_message(content, node, MessageType.EVALUATE, round) for node in self._requested.values()]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The metrics of the round, from the sites' counts."""
-        number = self._begun + server_round
-        return self._judge(number, replies) if self.training.evaluates(number) else None
+        round = self._rounds_before + server_round
+        return self._record_evaluation(round, replies) if self.settings.evaluates(round) else None
 
-    def _judge(self, number: int, replies: Iterable[Message]) -> MetricRecord:
-        classes, limit = len(self._frame.class_names), self.rules.max_samples
-        verdicts: dict[int, Verdict]
-        verdicts, refused = self._read(replies, lambda reply: hear_verdict(reply, number, classes, limit))
-        for site in self._asked:
-            if site not in verdicts and site not in refused:
-                self.roster.refuse(f"site {site}", "did not judge in time")
-        counts, total, summary = combine(verdicts, self._frame.has_outliers, self.method.personal, classes)
-        self.summaries.append((number, summary))
-        if self.ledger is not None:
-            self.ledger.evaluated(number, summary, counts, total)
-            self.ledger.refused(self.roster.refusals())
-        m = summary.evaluated
+    def _record_evaluation(self, round: int, replies: Iterable[Message]) -> MetricRecord:
+        classes, limit = len(self._info.class_names), self.policy.max_samples
+        accepted: dict[int, EvaluationReply]
+        accepted, rejected = self._decode(replies, lambda reply: decode_evaluation_reply(reply, round, classes, limit))
+        for site in self._requested:
+            if site not in accepted and site not in rejected:
+                self.membership.reject(f"site {site}", "did not evaluate in time")
+        counts, total, summary = combine_replies(accepted, self._info.has_outliers, self.method.personal, classes)
+        self.summaries.append((round, summary))
+        if self.run_folder is not None:
+            self.run_folder.record_evaluation(round, summary, counts, total)
+            self.run_folder.record_rejections(self.membership.rejections())
+        metrics = summary.evaluated
         return MetricRecord(
-            {"accuracy": m.accuracy, "client-fairness": m.client_fairness, "worst": m.worst, "sites": m.clients,
-             "client-data-fairness": list(m.client_data_fairness)}
-        )  # fmt: skip
+            {
+                "accuracy": metrics.accuracy,
+                "client-fairness": metrics.client_fairness,
+                "client-data-fairness": list(metrics.client_data_fairness),
+                "worst": metrics.worst,
+                "sites": metrics.clients,
+            }
+        )
 
     # -- replies -----------------------------------------------------------------------------------------------------
 
-    def _read(
-        self, replies: Iterable[Message], hear: Callable[[Message], Any]
+    def _decode(
+        self, replies: Iterable[Message], decode: Callable[[Message], Any]
     ) -> tuple[dict[int, Any], dict[int, str]]:
-        """What each site said, or why it is refused; a site that answers twice is not believed at all."""
+        """Decoded replies by site, and reasons for rejection by site; a site that replies twice is rejected."""
         by_site: dict[int, list[Message]] = {}
         for reply in replies:
-            site = self.roster.site(reply.metadata.src_node_id)
-            if site is not None and site in self._asked:
+            node = reply.metadata.src_node_id
+            site = self.membership.site_of(node)
+            if site is not None and site in self._requested:
                 by_site.setdefault(site, []).append(reply)
-            elif site is not None or not reply.has_error():  # the SuperLink's own errors tell of silent sites
-                who = f"node {reply.metadata.src_node_id}" if site is None else f"site {site}"
-                self.roster.refuse(who, "was not asked")
-        heard, refused = {}, {}
+            elif site is not None or not reply.has_error():  # an error without a site is the SuperLink's timeout
+                self.membership.reject(f"node {node}" if site is None else f"site {site}", "replied without a request")
+        accepted, rejected = {}, {}
         for site, messages in sorted(by_site.items()):
             try:
                 if len(messages) > 1:
-                    raise Refused(f"answered {len(messages)} times")
-                heard[site] = hear(messages[0])
-            except Refused as why:
-                refused[site] = str(why)
-                self.roster.refuse(f"site {site}", str(why))
-        return heard, refused
+                    raise RejectedReply(f"replied {len(messages)} times")
+                accepted[site] = decode(messages[0])
+            except RejectedReply as reason:
+                rejected[site] = str(reason)
+                self.membership.reject(f"site {site}", str(reason))
+        return accepted, rejected
 
 
-def _told(lost: Mapping[int, str]) -> str:
-    return "; ".join(f"site {site} {why}" for site, why in sorted(lost.items()))
+def _list_reasons(reasons: Mapping[int, str]) -> str:
+    return "; ".join(f"site {site} {reason}" for site, reason in sorted(reasons.items()))
 
 
-def _message(content: RecordDict, node: int, kind: str, number: int) -> Message:
-    return Message(content, dst_node_id=node, message_type=kind, group_id=str(number))
+def _message(content: RecordDict, node: int, kind: str, round: int) -> Message:
+    return Message(content, dst_node_id=node, message_type=kind, group_id=str(round))

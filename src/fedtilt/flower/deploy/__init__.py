@@ -1,1 +1,1 @@
-"""What `fedtilt deploy` needs around the apps: projects, certificates, processes, a cluster on one machine."""
+"""What `fedtilt deploy` needs besides the apps: projects, certificates, processes, a cluster on one machine."""

@@ -1,6 +1,6 @@
-"""Certificates and keys of a federation, made with the `cryptography` package that Flower brings.
+"""Certificates and keys of a federation: a certificate authority, a SuperLink certificate, a key pair per SuperNode.
 
-A certificate authority of the federation's own, a certificate of its SuperLink, and a key pair for every SuperNode.
+They are made with the `cryptography` package, a dependency of Flower.
 """
 
 import datetime
@@ -21,39 +21,39 @@ _PEM, _NO_PASSWORD = serialization.Encoding.PEM, serialization.NoEncryption()
 
 
 def make_authority(folder: Path, *, days: int = 3650) -> None:
-    """Write ca.crt, which every machine needs, and ca.key, which stays where it is made."""
+    """Write ca.crt, which every machine needs, and ca.key, which must stay on this machine."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("fedtilt federation CA")
     certificate = (
-        _certificate(name, name, key.public_key(), days)
+        _certificate_builder(name, name, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(_key_usage(is_authority=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    write_secret(folder / "ca.key", _private(key))
+    write_secret(folder / "ca.key", _pem(key))
     write_bytes(folder / "ca.crt", certificate.public_bytes(_PEM))
 
 
 def make_server_certificate(folder: Path, hosts: Sequence[str], *, days: int = 365) -> None:
-    """Write server.crt and server.key for a SuperLink that is reached by these names and addresses."""
-    authority, signing = _authority(folder)
+    """Write server.crt and server.key for a SuperLink with these host names and addresses."""
+    authority, authority_key = _load_authority(folder)
     key = ec.generate_private_key(ec.SECP384R1())
     certificate = (
-        _certificate(_name(hosts[0]), authority.subject, key.public_key(), days)
+        _certificate_builder(_name(hosts[0]), authority.subject, key.public_key(), days)
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(_key_usage(is_authority=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
-        .sign(signing, hashes.SHA384())
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA384())
     )
-    write_secret(folder / "server.key", _private(key))
+    write_secret(folder / "server.key", _pem(key))
     write_bytes(folder / "server.crt", certificate.public_bytes(_PEM))
 
 
 def make_site_key(path: Path) -> None:
-    """Write a SuperNode's private key to `path`, and its public key beside it with .pub added."""
+    """Write a SuperNode's private key to `path`, and its public key to `path`.pub."""
     key = ec.generate_private_key(ec.SECP384R1())
     write_secret(path, key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _NO_PASSWORD))
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
@@ -61,7 +61,7 @@ def make_site_key(path: Path) -> None:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, from its first byte on."""
+    """Write a file that only its owner can read at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
     partial.unlink(missing_ok=True)
@@ -69,17 +69,19 @@ def write_secret(path: Path, content: bytes) -> None:
     write_bytes(path, content)
 
 
-def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     try:
         certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder} has no usable ca.crt and ca.key ({error}); make them first") from error
+        raise InputError(
+            f"{folder} has no usable ca.crt and ca.key ({error}); create them with fedtilt deploy certificate"
+        ) from error
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return certificate, key
 
 
-def _certificate(
+def _certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
@@ -88,10 +90,11 @@ def _certificate(
     return builder.not_valid_before(now - _DAY).not_valid_after(now + days * _DAY)
 
 
-def _usage(*, signs: bool) -> x509.KeyUsage:
+def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
-        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+        digital_signature=not is_authority, key_cert_sign=is_authority, crl_sign=is_authority,
+        content_commitment=False, key_encipherment=False, data_encipherment=False, key_agreement=False,
+        encipher_only=False, decipher_only=False,
     )  # fmt: skip
 
 
@@ -106,5 +109,5 @@ def _host(text: str) -> x509.GeneralName:
         return x509.DNSName(text)
 
 
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, _NO_PASSWORD)

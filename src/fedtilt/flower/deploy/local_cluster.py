@@ -1,9 +1,9 @@
-"""A federation on one machine: a SuperLink and its SuperNodes over TLS, with registered keys.
+"""A local cluster: a SuperLink and its SuperNodes on one machine, over TLS and with registered keys.
 
-HOME/trial.json           ports, process ids and the mark they carry
-HOME/certificates/        the authority's and the SuperLink's certificate, a key for every site
-HOME/link/, HOME/site-N/  what belongs to the SuperLink and to each site: its Flower home, its log, and its state:
-                          runs/ of the server, state/ with the personal models of a site
+HOME/cluster.json         ports, process ids and the cluster id in their environment
+HOME/certificates/        the certificates of the authority and the SuperLink, a key per site
+HOME/link/, HOME/site-N/  of the SuperLink and of each site: Flower home, log.txt, and runs/ of the server or state/
+                          with the personal models of a site
 """
 
 import json
@@ -27,222 +27,245 @@ from fedtilt.flower.deploy import processes
 from fedtilt.flower.deploy.certificates import make_authority, make_server_certificate, make_site_key
 from fedtilt.spec.write import toml
 
-NAME = "trial"
+CONNECTION = "cluster"  # the name of the SuperLink in Flower's configuration
 _HOST = "127.0.0.1"
 
 
 @dataclass
-class Trial:
-    """A trial and where its processes are; `up` starts one, `find` finds one that was started before."""
+class LocalCluster:
+    """A local cluster and its processes; `up` starts one, `load` loads one that was started before."""
 
     home: Path
     tls: bool = True
     sites: int = 2
     port: int = 0
-    mark: str = ""
-    link: int = 0  # process ids
-    nodes: dict[int, int] = field(default_factory=dict)  # site → process
+    id: str = ""
+    superlink: int = 0  # process id
+    supernodes: dict[int, int] = field(default_factory=dict)  # site → process id
 
     @classmethod
-    def find(cls, home: Path) -> "Trial":
-        """The trial that was started in a folder."""
-        if not (home / "trial.json").exists():
-            raise InputError(f"no trial was started in {home}; start one with fedtilt deploy up")
-        values = read_json(home / "trial.json")
-        nodes = {int(site): pid for site, pid in values.pop("nodes").items()}
-        return cls(home=home.resolve(), nodes=nodes, **values)
+    def load(cls, home: Path) -> "LocalCluster":
+        """The cluster that was started in a folder."""
+        if not (home / "cluster.json").exists():
+            raise InputError(f"no local cluster was started in {home}; start one with fedtilt deploy up")
+        values = read_json(home / "cluster.json")
+        supernodes = {int(site): pid for site, pid in values.pop("supernodes").items()}
+        return cls(home=home.resolve(), supernodes=supernodes, **values)
 
-    def _write(self) -> None:
+    def _save(self) -> None:
         values = {key: value for key, value in asdict(self).items() if key != "home"}
-        write_json(self.home / "trial.json", values)
+        write_json(self.home / "cluster.json", values)
 
     # -- up and down -------------------------------------------------------------------------------------------------
 
-    def up(self, *, node_config: Mapping[int, Mapping[str, object]] | None = None, patience: float = 60) -> None:
-        """Start everything and, with some patience, wait until all sites are connected."""
-        if (self.home / "trial.json").exists() and Trial.find(self.home).alive():
-            raise InputError(f"a trial is running in {self.home}; stop it with fedtilt deploy down")
+    def up(self, *, node_config: Mapping[int, Mapping[str, object]] | None = None, timeout: float = 60) -> None:
+        """Start all processes and wait until all sites are connected.
+
+        Args:
+            node_config: more keys for the `--node-config` of some sites
+            timeout: seconds to wait; 0: do not wait
+        """
+        if (self.home / "cluster.json").exists() and LocalCluster.load(self.home).running():
+            raise InputError(f"a local cluster is running in {self.home}; stop it with fedtilt deploy down")
         self.home = self.home.resolve()
-        self.mark, self.port = secrets.token_hex(8), free_port()
-        self._write()
+        self.id, self.port = secrets.token_hex(8), free_port()
+        self._save()
         try:
             if self.tls:
-                self._certify()
-            self.start_link()
+                self._make_certificates()
+            self.start_superlink()
             for site in range(self.sites):
                 if self.tls:
-                    self.register(self.key(site))
-                self.start_node(site, (node_config or {}).get(site, {}))
-            if patience:
-                self.wait_for(self.sites, patience)
+                    self.register_key(self.key_file(site))
+                self.start_supernode(site, (node_config or {}).get(site, {}))
+            if timeout:
+                self.wait_for_sites(self.sites, timeout)
         except BaseException:
             self.down()
             raise
 
     def down(self) -> list[int]:
-        """Stop every process of the trial; those that were there."""
-        return processes.stop(self.mark, self._known())
+        """Stop every process of the cluster; returns the stopped ones."""
+        return processes.stop(self.id, self._started())
 
-    def alive(self) -> list[int]:
-        """The trial's processes."""
-        return processes.marked(self.mark, self._known())
+    def running(self) -> list[int]:
+        """The running processes of the cluster."""
+        return processes.running(self.id, self._started())
 
-    def _known(self) -> list[int]:
-        return [pid for pid in (*self.nodes.values(), self.link) if pid]
+    def _started(self) -> list[int]:
+        return [pid for pid in (*self.supernodes.values(), self.superlink) if pid]
 
-    def _certify(self) -> None:
+    def _make_certificates(self) -> None:
         folder = self.home / "certificates"
         if not (folder / "ca.crt").exists():
             make_authority(folder)
         make_server_certificate(folder, [_HOST, "localhost"])
         for site in range(self.sites):
-            if not self.key(site).exists():
-                make_site_key(self.key(site))
+            if not self.key_file(site).exists():
+                make_site_key(self.key_file(site))
 
-    def key(self, site: int) -> Path:
-        """A site's private key."""
+    def key_file(self, site: int) -> Path:
+        """The private key of a site."""
         return self.home / "certificates" / f"site-{site}"
 
-    def log(self, site: int) -> Path:
-        """What a site's SuperNode and the project on it have to say."""
+    def log_file(self, site: int) -> Path:
+        """The log of a site's SuperNode, which includes the output of the project."""
         return self.home / f"site-{site}" / "log.txt"
+
+    @property
+    def server_log_file(self) -> Path:
+        """The log of the SuperLink."""
+        return self.home / "link" / "log.txt"
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    def start_link(self) -> None:
-        """Start the SuperLink, and wait until it answers."""
-        folder, place = self.home / "certificates", self.home / "link"
-        secure = ["--insecure"]
+    def start_superlink(self) -> None:
+        """Start the SuperLink and wait until it responds."""
+        certificates, folder = self.home / "certificates", self.home / "link"
+        security = ["--insecure"]
         if self.tls:
-            secure = ["--ssl-ca-certfile", f"{folder / 'ca.crt'}", "--ssl-certfile", f"{folder / 'server.crt'}"]
-            secure += ["--ssl-keyfile", f"{folder / 'server.key'}", "--enable-supernode-auth"]
-        command = ["flower-superlink", *secure, "--host", _HOST, "--port", str(self.port), "--database", "link.db"]
-        self._configure()
-        env = processes.environment(self.mark, place / "flwr")
-        self.link = processes.start(command, env, place / "log.txt", place)
-        self._write()
-        self._until(self._healthy, 60, lambda: f"the SuperLink does not answer; see {place / 'log.txt'}")
+            security = ["--ssl-ca-certfile", f"{certificates / 'ca.crt'}"]
+            security += ["--ssl-certfile", f"{certificates / 'server.crt'}"]
+            security += ["--ssl-keyfile", f"{certificates / 'server.key'}", "--enable-supernode-auth"]
+        command = ["flower-superlink", *security, "--host", _HOST, "--port", str(self.port), "--database", "link.db"]
+        self._write_flwr_config()
+        env = processes.environment(self.id, folder / "flwr")
+        self.superlink = processes.start(command, env, self.server_log_file, folder)
+        self._save()
+        self._wait_until(self._is_healthy, 60, lambda: f"the SuperLink does not respond; see {self.server_log_file}")
 
-    def start_node(self, site: int, more: Mapping[str, object] | None = None) -> None:
-        """Start one site's SuperNode."""
-        place = self.home / f"site-{site}"
-        config = {"partition-id": site, "state-dir": str(place / "state"), **(more or {})}
-        text = " ".join(f"{key}={_value(value)}" for key, value in config.items())
-        command = ["flower-supernode", *self.credentials(self.key(site)), "--superlink", f"{_HOST}:{self.port}"]
+    def start_supernode(self, site: int, node_config: Mapping[str, object] | None = None) -> None:
+        """Start the SuperNode of a site."""
+        folder = self.home / f"site-{site}"
+        config = {"partition-id": site, "state-dir": str(folder / "state"), **(node_config or {})}
+        text = " ".join(f"{key}={_toml_value(value)}" for key, value in config.items())
+        command = ["flower-supernode", *self.credentials(self.key_file(site)), "--superlink", f"{_HOST}:{self.port}"]
         command += ["--host", _HOST, "--port", str(free_port()), "--node-config", text]
-        env = processes.environment(self.mark, place / "flwr")
-        self.nodes[site] = processes.start(command, env, self.log(site), place)
-        self._write()
+        env = processes.environment(self.id, folder / "flwr")
+        self.supernodes[site] = processes.start(command, env, self.log_file(site), folder)
+        self._save()
 
-    def register(self, key: Path) -> None:
-        """Let the SuperNode with this key in; the SuperLink remembers it from one `up` to the next."""
+    def register_key(self, key: Path) -> None:
+        """Register a SuperNode's key; the SuperLink remembers it from one `up` to the next."""
         try:
-            self.flwr("supernode", "register", f"{key}.pub", NAME)
+            self.flwr("supernode", "register", f"{key}.pub", CONNECTION)
         except InputError as error:
             if "already in use" not in str(error):
                 raise
 
     def credentials(self, key: Path) -> list[str]:
-        """How a SuperNode shows who it is and knows whom it talks to."""
+        """The options with which a SuperNode authenticates itself and the SuperLink."""
         if not self.tls:
             return ["--insecure"]
         ca = self.home / "certificates" / "ca.crt"
         return ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
 
-    def _configure(self) -> None:
-        """Flower's own configuration of whom `flwr` talks to."""
-        secure = (
-            f"root-certificates = {toml(str(self.home / 'certificates/ca.crt'))}" if self.tls else "insecure = true"
-        )
-        text = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{_HOST}:{self.port}"\n{secure}\n'
+    def _write_flwr_config(self) -> None:
+        """Write Flower's configuration with the address of the SuperLink."""
+        ca = self.home / "certificates" / "ca.crt"
+        security = f"root-certificates = {toml(str(ca))}" if self.tls else "insecure = true"
+        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n'
+        text += f'[superlink.{CONNECTION}]\naddress = "{_HOST}:{self.port}"\n{security}\n'
         write_bytes(self.home / "flwr" / "config.toml", text.encode())
 
-    def _healthy(self) -> bool:
+    def _is_healthy(self) -> bool:
         context = ssl.create_default_context(cafile=self.home / "certificates/ca.crt") if self.tls else None
         url = f"{'https' if self.tls else 'http'}://{_HOST}:{self.port}/health"
         try:
-            with urllib.request.urlopen(url, timeout=5, context=context) as answer:
-                return bool(answer.status == 200)
+            with urllib.request.urlopen(url, timeout=5, context=context) as response:
+                return bool(response.status == 200)
         except (urllib.error.URLError, OSError):
             return False
 
-    # -- talking to it -----------------------------------------------------------------------------------------------
+    # -- runs --------------------------------------------------------------------------------------------------------
 
     def flwr(self, *arguments: str) -> str:
-        """Run Flower's own command line; what it printed."""
+        """Run Flower's command line; returns its output."""
         program = Path(sys.executable).parent / "flwr"
-        env = processes.environment(self.mark, self.home / "flwr")
+        env = processes.environment(self.id, self.home / "flwr")
         done = subprocess.run([str(program), *arguments], env=env, capture_output=True, text=True, timeout=120)
         if done.returncode:
-            said = " ".join(re.sub("[╭╮╰╯─│]", " ", done.stderr or done.stdout).split())
-            raise InputError(f"flwr {arguments[0]} failed: {said[-400:]}")
+            message = " ".join(re.sub("[╭╮╰╯─│]", " ", done.stderr or done.stdout).split())
+            raise InputError(f"flwr {arguments[0]} failed: {message[-400:]}")
         return done.stdout
 
-    def ask(self, *arguments: str) -> Any:
-        """Run Flower's own command line for an answer in JSON."""
-        said = self.flwr(*arguments, "--format", "json")
+    def flwr_json(self, *arguments: str) -> Any:
+        """Run Flower's command line; returns its JSON output."""
+        output = self.flwr(*arguments, "--format", "json")
         try:
-            return json.loads(said[said.index("{") :])
+            return json.loads(output[output.index("{") :])
         except ValueError:
-            raise InputError(f"flwr {arguments[0]} did not answer in JSON: {said[-200:]!r}") from None
+            raise InputError(f"flwr {arguments[0]} did not print JSON: {output[-200:]!r}") from None
 
     def runs(self) -> list[dict[str, Any]]:
-        """The runs that were submitted, newest first."""
-        found: list[dict[str, Any]] = self.ask("list", NAME).get("runs", [])
-        return found
+        """The submitted runs, newest first."""
+        runs: list[dict[str, Any]] = self.flwr_json("list", CONNECTION).get("runs", [])
+        return runs
 
-    def online(self) -> int:
+    def connected_sites(self) -> int:
         """How many sites are connected."""
-        nodes = self.ask("supernode", "list", NAME).get("nodes", [])
+        nodes = self.flwr_json("supernode", "list", CONNECTION).get("nodes", [])
         return sum(node.get("status") == "online" for node in nodes)
 
-    def wait_for(self, sites: int, patience: float = 60) -> None:
-        """Wait until so many sites are connected."""
-        self._until(
-            lambda: self.online() >= sites, patience, lambda: f"only {self.online()} of {sites} sites are connected"
+    def wait_for_sites(self, sites: int, timeout: float = 60) -> None:
+        """Wait until this many sites are connected."""
+        self._wait_until(
+            lambda: self.connected_sites() >= sites,
+            timeout,
+            lambda: f"only {self.connected_sites()} of {sites} sites are connected",
         )
 
     def submit(self, app: Path, config: Mapping[str, object]) -> int:
-        """Submit a run of a Flower app; its number."""
+        """Submit a run of a Flower app; returns the run's number."""
         file = self.home / "run-config.toml"
-        write_bytes(file, "".join(f"{key} = {_value(value)}\n" for key, value in config.items()).encode())
-        return int(self.ask("run", str(app), NAME, "--run-config", str(file))["run-id"])
+        write_bytes(file, "".join(f"{key} = {_toml_value(value)}\n" for key, value in config.items()).encode())
+        return int(self.flwr_json("run", str(app), CONNECTION, "--run-config", str(file))["run-id"])
 
     def status(self, run: int) -> str:
-        """Where a run stands, as Flower says: pending, running, finished:completed, finished:failed, …"""
-        return str(self.ask("list", NAME, "--run-id", str(run))["runs"][0]["status"])
+        """Flower's status of a run: pending, running, finished:completed, finished:failed, …"""
+        return str(self.flwr_json("list", CONNECTION, "--run-id", str(run))["runs"][0]["status"])
 
-    def wait_run(self, run: int, patience: float = 86400, sign: Callable[[], bool] = lambda: False) -> str:
-        """Wait until a run is finished; how it ended. Flower is asked now and then, and when there is a `sign`."""
-        end = time.monotonic() + patience
+    def wait_for_run(self, run: int, timeout: float = 86400, is_done: Callable[[], bool] = lambda: False) -> str:
+        """Wait until a run is finished; returns its status.
+
+        Args:
+            run: the run's number
+            timeout: seconds
+            is_done: a cheap check; Flower's status is read when it returns True, and every 20 seconds
+        """
+        end = time.monotonic() + timeout
         while not (status := self.status(run)).startswith("finished"):
-            again = min(time.monotonic() + 20, end)  # asking takes a process and a second or two
-            while time.monotonic() < again and not sign():
+            next_check = min(time.monotonic() + 20, end)  # reading the status takes a process and a second or two
+            while time.monotonic() < next_check and not is_done():
                 time.sleep(0.3)
             if time.monotonic() >= end:
-                raise InputError(f"run {run} is still {status} after {patience:.0f} s")
+                raise InputError(f"run {run} is still {status} after {timeout:.0f} s")
         return status
 
-    def _until(self, done: Callable[[], bool], patience: float, sorry: Callable[[], str]) -> None:
-        end = time.monotonic() + patience
-        while not done():
+    def _wait_until(self, condition: Callable[[], bool], timeout: float, error_message: Callable[[], str]) -> None:
+        end = time.monotonic() + timeout
+        while not condition():
             if time.monotonic() > end:
-                raise InputError(sorry())
+                raise InputError(error_message())
             time.sleep(0.3)
 
 
-def in_words(status: str) -> str:
-    """Where a run stands, without Flower's way of saying it."""
-    words = {"finished:completed": "finished", "finished:failed": "stopped", "finished:stopped": "ended by flwr stop"}
+def status_text(status: str) -> str:
+    """Flower's status of a run in plain words."""
+    words = {
+        "finished:completed": "finished",
+        "finished:failed": "stopped",
+        "finished:stopped": "stopped with flwr stop",
+    }
     return words.get(status, status)
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port that is not in use."""
     with socket.socket() as s:
         s.bind((_HOST, 0))
         return int(s.getsockname()[1])
 
 
-def _value(value: object) -> str:
+def _toml_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else toml(value)

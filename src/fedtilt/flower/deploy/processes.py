@@ -1,7 +1,7 @@
-"""Processes that are started to outlive their starter, and that are all gone when they are stopped.
+"""Background processes that outlive the command that starts them, and can all be stopped.
 
-Flower starts helpers of its own, one for every message. They inherit a mark in their environment, by which they are
-found again: no process is ever ended by its name.
+Flower starts helper processes, one per message. All processes of a cluster inherit its id in an environment variable
+and are found by it, never by name.
 """
 
 import os
@@ -14,17 +14,17 @@ from pathlib import Path
 
 from fedtilt.errors import InputError
 
-MARK = "FEDTILT_TRIAL"
+CLUSTER_VARIABLE = "FEDTILT_CLUSTER"
 
 
-def environment(mark: str, home: Path) -> dict[str, str]:
-    """What every Flower process of a trial gets: quiet, offline, its own home, the programs of this Python."""
+def environment(cluster_id: str, flwr_home: Path) -> dict[str, str]:
+    """The environment of a cluster's Flower processes: no telemetry, no downloads, this Python's programs."""
     programs = str(Path(sys.executable).parent)
     return {
         **os.environ,
-        MARK: mark,
+        CLUSTER_VARIABLE: cluster_id,
         "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")]),
-        "FLWR_HOME": str(home),
+        "FLWR_HOME": str(flwr_home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -33,10 +33,10 @@ def environment(mark: str, home: Path) -> dict[str, str]:
 
 
 def start(command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path) -> int:
-    """Start a process in a session of its own, its output in a file; the process id."""
+    """Start a process in a new session, with its output in a file; returns the process id."""
     program = Path(sys.executable).parent / command[0]
     if not program.exists():
-        raise InputError(f'{command[0]} is not installed beside this Python; pip install "fedtilt[flower]"')
+        raise InputError(f'{command[0]} is not installed in this Python environment; pip install "fedtilt[flower]"')
     log.parent.mkdir(parents=True, exist_ok=True)
     cwd.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
@@ -44,29 +44,29 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path) 
             [str(program), *command[1:]], env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=output,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-    process.returncode = 0  # it outlives this object, which would warn of that; `is_alive` reaps it
+    process.returncode = 0  # the process outlives this object, which would warn; `is_alive` reaps it
     return process.pid
 
 
-def marked(mark: str, known: Sequence[int] = ()) -> list[int]:
-    """The processes alive that carry a mark; where there is no /proc, those of the known ones that are alive."""
+def running(cluster_id: str, started: Sequence[int] = ()) -> list[int]:
+    """The running processes of a cluster; without /proc, those of the `started` ones that are running."""
     proc = Path("/proc")
     if not (proc / "self" / "environ").exists():
-        return [pid for pid in known if is_alive(pid)]
-    wanted = f"{MARK}={mark}".encode()
-    found = []
+        return [pid for pid in started if is_alive(pid)]
+    entry = f"{CLUSTER_VARIABLE}={cluster_id}".encode()
+    pids = []
     for folder in proc.iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             try:
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-            except OSError:  # it is gone, or another user's
+                if entry in (folder / "environ").read_bytes().split(b"\0"):
+                    pids.append(int(folder.name))
+            except OSError:  # it has ended, or belongs to another user
                 continue
-    return sorted(found)
+    return sorted(pids)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was started here is reaped."""
+    """Whether a process is running; reaps a child that has ended."""
     try:
         if os.waitpid(pid, os.WNOHANG)[0] == pid:
             return False
@@ -81,32 +81,37 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def stop(mark: str, known: Sequence[int] = (), *, patience: float = 8.0) -> list[int]:
-    """End all processes that carry a mark: politely, and after a while for good. Those that were there."""
-    there = marked(mark, known)
-    polite = [pid for pid in known if pid in there]  # they end their helpers themselves
-    _send(polite, signal.SIGTERM)
-    until = time.monotonic() + patience
-    while _left(mark, known) and time.monotonic() < until:
+def stop(cluster_id: str, started: Sequence[int] = (), *, timeout: float = 8.0) -> list[int]:
+    """Terminate all processes of a cluster, and kill those left after `timeout` seconds; returns the stopped ones.
+
+    Args:
+        cluster_id: the id in their environment
+        started: the processes that `start` returned, which terminate their helpers themselves
+        timeout: seconds
+    """
+    pids = running(cluster_id, started)
+    _send([pid for pid in started if pid in pids], signal.SIGTERM)
+    end = time.monotonic() + timeout
+    while _remaining(cluster_id, started) and time.monotonic() < end:
         time.sleep(0.2)
     for _ in range(50):
-        left = _left(mark, known)
-        if not left:
-            return there
-        _send(left, signal.SIGKILL)
+        remaining = _remaining(cluster_id, started)
+        if not remaining:
+            return pids
+        _send(remaining, signal.SIGKILL)
         time.sleep(0.1)
-    raise InputError(f"processes {_left(mark, known)} do not end; look at them by hand")
+    raise InputError(f"processes {_remaining(cluster_id, started)} do not end; stop them by hand")
 
 
-def _left(mark: str, known: Sequence[int]) -> list[int]:
-    for pid in known:
+def _remaining(cluster_id: str, started: Sequence[int]) -> list[int]:
+    for pid in started:
         is_alive(pid)  # reaps
-    return marked(mark, known)
+    return running(cluster_id, started)
 
 
-def _send(pids: Sequence[int], what: signal.Signals) -> None:
+def _send(pids: Sequence[int], signal_: signal.Signals) -> None:
     for pid in pids:
         try:
-            os.kill(pid, what)
+            os.kill(pid, signal_)
         except ProcessLookupError:
             continue

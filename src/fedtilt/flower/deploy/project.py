@@ -1,4 +1,4 @@
-"""`fedtilt deploy new`: a small, complete Flower project for one's own data and model."""
+"""`fedtilt deploy new`: a small, complete Flower project for your data and model."""
 
 import re
 import tomllib
@@ -12,12 +12,12 @@ from fedtilt.files import write_bytes
 
 
 def write_project(folder: Path, sites: int = 2) -> list[Path]:
-    """Write the project into a new or empty folder; its files."""
+    """Write the project into a new or empty folder; returns its files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} is not empty; name a new folder")
+        raise InputError(f"{folder} is not empty; choose a new folder")
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
     if not name or not name[0].isalpha():
-        raise InputError(f"{folder.name!r} gives the project no name; use a folder whose name begins with a letter")
+        raise InputError(f"{folder.name!r} is not a valid project name; choose a folder name that begins with a letter")
     if sites < 1:
         raise InputError(f"a federation needs at least one site, got {sites}")
     values = {"@NAME@": name[:32], "@SITES@": str(sites), "@DIR@": str(folder)}
@@ -25,33 +25,35 @@ def write_project(folder: Path, sites: int = 2) -> list[Path]:
 
 
 def _copy(source: Traversable, target: Path, values: dict[str, str]) -> list[Path]:
-    written = []
+    """Copy the templates in a folder, with each placeholder replaced by its value."""
+    paths = []
     for entry in sorted(source.iterdir(), key=lambda e: e.name):
         if entry.is_dir():
-            written += _copy(entry, target / entry.name, values)
+            paths += _copy(entry, target / entry.name, values)
         elif entry.name.endswith(".tmpl"):
             name = entry.name.removesuffix(".tmpl")
             path = target / (f".{name}" if name == "gitignore" else name)
             text = entry.read_text(encoding="utf-8")
-            for mark, value in values.items():
-                text = text.replace(mark, value)
+            for placeholder, value in values.items():
+                text = text.replace(placeholder, value)
             write_bytes(path, text.encode())
-            written.append(path)
-    return written
+            paths.append(path)
+    return paths
 
 
-def run_settings(folder: Path) -> dict[str, Any]:
-    """What a project's pyproject.toml says of its runs: all that a run may change."""
+def default_run_config(folder: Path) -> dict[str, Any]:
+    """The run configuration in a project's pyproject.toml; a run may change these keys and no others."""
+    path = folder / "pyproject.toml"
     try:
-        found: Any = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        table: Any = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{folder / 'pyproject.toml'} is not TOML: {error}; mend it") from error
-    for part in ("tool", "flwr", "app", "config"):
-        found = found.get(part, {}) if isinstance(found, dict) else {}
-    return dict(found)
+        raise InputError(f"{path} is not valid TOML: {error}; fix it") from error
+    for key in ("tool", "flwr", "app", "config"):
+        table = table.get(key, {}) if isinstance(table, dict) else {}
+    return dict(table)
 
 
 def check_project(folder: Path) -> None:
-    """Refuse a folder that is no Flower project."""
+    """Raise an InputError for a folder that is not a Flower project."""
     if not (folder / "pyproject.toml").exists():
-        raise InputError(f"{folder} is no Flower project: it has no pyproject.toml; fedtilt deploy new writes one")
+        raise InputError(f"{folder} is not a Flower project: it has no pyproject.toml; fedtilt deploy new writes one")
