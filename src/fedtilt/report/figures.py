@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.evaluation.metrics import client_accuracy
-from fedtilt.report.compare import (
-    ACCURACY,
-    CLIENT_DATA_FAIRNESS,
-    CLIENT_FAIRNESS,
-    Metric,
-    SeedValues,
-    most_accurate,
-)
+from fedtilt.report.compare import ACCURACY, CLIENT_DATA_FAIRNESS, CLIENT_FAIRNESS, Metric, SeedValues, most_accurate
 from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.report.style import Style, plotly_text
 
@@ -219,10 +212,7 @@ def heat_map(run: Run, methods: Sequence[str]) -> Figure:
         client_names, class_names = seed_run.client_names, seed_run.class_names
         clients = _sample_worst(seed_run, methods, 1, MAX_CLIENTS)
         labels = _sample_worst(seed_run, methods, 0, MAX_CLASSES)
-        for what, sample, count in (
-            ("clients", clients, len(client_names)),
-            ("classes", labels, len(class_names)),
-        ):
+        for what, sample, count in (("clients", clients, len(client_names)), ("classes", labels, len(class_names))):
             if len(sample) < count:
                 notes.append(f"Shows {len(sample)} of {count:,} {what}: the {len(sample) // 2} worst and a sample.")
         x, y = _axis_labels([client_names[i] for i in clients]), _axis_labels([class_names[k] for k in labels])

@@ -1,7 +1,6 @@
 """Components of a self-contained HTML page: style, script, plotly.js and data are inside it.
 
-The markup is in templates/, where Jinja escapes every value. The functions take and return HTML as `Markup`; a plain
-`str` is text, except for the parameters that are HTML.
+The markup is in templates/, where Jinja escapes every value. HTML is `Markup`, which is not escaped again.
 """
 
 from collections.abc import Mapping, Sequence
