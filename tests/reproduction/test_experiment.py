@@ -33,7 +33,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_cases_of_an_experiment_have_unique_names(name: str, quick: bool) -> None:
-    experiment = load(name).quickened() if quick else load(name)
+    experiment = load(name).quick_version() if quick else load(name)
     cases = kind_of(experiment).cases(experiment, Options(quick=quick))
     names = [case.name for case in cases]
     assert names
@@ -70,7 +70,7 @@ def test_a_guess_contains_no_number_and_no_data_set() -> None:
     assert guesses
     for guess in guesses:
         assert not re.search(r"\d|MNIST|CIFAR|digits", guess), guess
-    assert not any(claim.guess for name in NAMES for claim in load(name).quickened().claims)
+    assert not any(claim.guess for name in NAMES for claim in load(name).quick_version().claims)
 
 
 def test_the_papers_tilts() -> None:
@@ -136,7 +136,7 @@ def test_quick_settings_override_key_by_key() -> None:
         seeds = 1
         mnist = { rounds = 2 }
     """
-    assert parse("x", text).quickened().settings == {"seeds": 1, "mnist": {"rounds": 2, "model": "mlp"}}
+    assert parse("x", text).quick_version().settings == {"seeds": 1, "mnist": {"rounds": 2, "model": "mlp"}}
     assert parse("x", text).settings["seeds"] == 5
 
 

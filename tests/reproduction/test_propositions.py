@@ -11,7 +11,7 @@ from fedtilt.reproduction import load as load_experiment
 from fedtilt.reproduction.propositions import cases, chapter, compare, measure, train_by_hand
 from fedtilt.rounds.settings import TrainSettings, initial_model
 
-EXPERIMENT = load_experiment("propositions").quickened()
+EXPERIMENT = load_experiment("propositions").quick_version()
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ class Experiment:
     claims: tuple[Claim, ...] = ()
     quick: Mapping[str, Any] = field(default_factory=dict)  # overrides `settings` in a quick run
 
-    def quickened(self) -> "Experiment":
+    def quick_version(self) -> "Experiment":
         """The experiment with the settings of a quick run: minutes on two cores, results not to be cited."""
         claims = tuple(replace(claim, guess="") for claim in self.claims)
         return replace(self, settings=_merge(self.settings, self.quick), claims=claims)
@@ -60,7 +60,7 @@ class Options:
     """How to run an experiment; only `seeds` and `quick` change what its cases are."""
 
     seeds: int | None = None  # None: the experiment's own number
-    quick: bool = False  # kinds then receive `experiment.quickened()`
+    quick: bool = False  # kinds then receive `experiment.quick_version()`
     device: str = "auto"
     data_dir: str | None = None
     work: Path | None = None  # folder for the checkpoints of a long case

@@ -31,7 +31,7 @@ def layout(height: int, **parts: Any) -> dict[str, Any]:
     return shared | {"hovermode": "closest"} | parts
 
 
-def curves(
+def learning_curves(
     rounds: Sequence[int], lines: Mapping[str, Sequence[SeedValues]], titles: Mapping[str, str]
 ) -> dict[str, Any]:
     """Accuracy over rounds, a line per method, in a band of one standard deviation where there are several seeds."""
@@ -80,7 +80,7 @@ def tilt_axis(values: Sequence[float]) -> tuple[dict[float, float], dict[str, An
 Lines = Mapping[float, Sequence[float | None]]  # value of the other tilt → the metric along this one
 
 
-def against(
+def metrics_against_tilt(
     values: Sequence[float], rows: Mapping[str, Mapping[str, Lines]], *, across: str, along: str
 ) -> dict[str, Any]:
     """Metrics (columns of panels) against one tilt, `across`, with a line for each value of the other, `along`.

@@ -134,7 +134,7 @@ def case_statuses(
 
 
 def _load(name: str, *, quick: bool) -> Experiment:
-    return load(name).quickened() if quick else load(name)
+    return load(name).quick_version() if quick else load(name)
 
 
 def _matches(word: str, label: str) -> bool:

@@ -139,7 +139,7 @@ def test_an_exponential_bound_is_violated_where_w_converges_slowly() -> None:
 
 
 def test_from_cases_to_verdicts() -> None:
-    experiment = load("convergence").quickened()
+    experiment = load("convergence").quick_version()
     special = [case | {"rounds": 120 if case["decay"] else 20} for case in experiment.settings["special"]]
     fewer = {"clients": SETTINGS["clients"], "iterations": 200, "rounds": 20, "special": special}
     small = dict(experiment.settings) | fewer

@@ -76,7 +76,7 @@ def test_html_is_one_file_without_plotly_too(folder: ResultsFolder) -> None:
 def test_quick_results_are_marked(folder: ResultsFolder) -> None:
     for path in (folder.folder / "clean").glob("*.json"):
         path.unlink()
-    experiment = load("flips").quickened()
+    experiment = load("flips").quick_version()
     case = kind_of(experiment).cases(experiment, Options(quick=True))[0]
     result = compared(metrics(80.0), metrics(90.0), metrics(95.0), tilts=(0.0, -2.0))
     environment = {"device": "cpu", "torch": "2", "fedtilt": "0"}

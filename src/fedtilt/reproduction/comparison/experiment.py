@@ -222,5 +222,5 @@ def _curves(experiment: Experiment, comparison: DatasetComparison) -> CaptionedF
         name=f"{experiment.name}-{comparison.data}-curves",
         caption=f"{comparison.data}, {condition_name(experiment.settings['outliers'])}: test accuracy over rounds of "
         f"the evaluated models{seeds}",
-        figure=plots.curves(comparison.rounds, lines, comparison.titles),
+        figure=plots.learning_curves(comparison.rounds, lines, comparison.titles),
     )

@@ -171,8 +171,8 @@ def _fixed_table(fixed: Mapping[str, Any]) -> Table:
             "worst contraction", "iterations to a millionth",
         ),
         rows=rows,
-        notes="The constants B_1, B_2 and B_3 do not depend on tau and lam. The worst contraction is that of the slowest "
-        "iteration, the number of iterations that of the slowest client.",
+        notes="The constants B_1, B_2 and B_3 do not depend on tau and lam. The worst contraction is that of the "
+        "slowest iteration, the number of iterations that of the slowest client.",
     )  # fmt: skip
 
 

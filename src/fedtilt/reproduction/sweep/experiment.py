@@ -118,5 +118,5 @@ def _figure(experiment: Experiment, matching: Sequence[Panel], across: str, alon
         name=f"tilts-{data}-{condition}-{across}",
         caption=f"{data}, {condition}: against {across}, a line for every {along}"
         + (f", mean of {seeds} seeds" if seeds > 1 else ", one seed"),
-        figure=plots.against(settings[across], rows, across=across, along=along),
+        figure=plots.metrics_against_tilt(settings[across], rows, across=across, along=along),
     )
