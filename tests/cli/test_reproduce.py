@@ -30,7 +30,7 @@ def test_a_quick_comparison_from_start_to_page(fedtilt, tmp_path: Path) -> None:
     again = fedtilt("reproduce", "flips", "--quick", "--json")
     report = json.loads(again.out)
     assert report["measured"] == []
-    assert report["kept"] == ["flips/digits-seed-0"]
+    assert report["reused"] == ["flips/digits-seed-0"]
     assert report["missing"] == {"mnist": ["flips/mnist-seed-0"]}
     assert report["chapters"]["flips"]["tables"][0]["columns"][:2] == ["data", "method"]
     assert "round" not in again.err

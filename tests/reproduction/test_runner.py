@@ -38,11 +38,11 @@ def test_finished_cases_are_not_run_again(measured: list[str], tmp_path: Path) -
     first = reproduce("clean", tmp_path / "out", options=QUICK, only=["digits"])
     again = reproduce("clean", tmp_path / "out", options=QUICK, only=["digits"])
     assert measured == ["digits-seed-0"]
-    assert (first.measured, first.kept) == (["clean/digits-seed-0"], [])
-    assert (again.measured, again.kept) == ([], ["clean/digits-seed-0"])
+    assert (first.measured, first.reused) == (["clean/digits-seed-0"], [])
+    assert (again.measured, again.reused) == ([], ["clean/digits-seed-0"])
     more = reproduce("clean", tmp_path / "out", options=Options(quick=True, device="cpu", seeds=3), only=["digits"])
     assert measured == ["digits-seed-0", "digits-seed-1", "digits-seed-2"]
-    assert more.kept == ["clean/digits-seed-0"]
+    assert more.reused == ["clean/digits-seed-0"]
     assert "3 seeds" in more.chapters["clean"].parts[0].notes
 
 

@@ -114,7 +114,7 @@ def reproduce(
         print(json.dumps(_as_json(result) | {"folder": str(folder), "page": str(page)}, indent=2))
     else:
         _print(f"results: {folder}\npage:    {page}")
-    if not result.measured and not result.kept:
+    if not result.measured and not result.reused:
         raise typer.Exit(2)
 
 
@@ -283,5 +283,5 @@ def _as_json(result: ReproductionResult) -> dict[str, Any]:
         }
         for name, chapter in result.chapters.items()
     }
-    run = {"measured": result.measured, "kept": result.kept, "missing": result.missing}
+    run = {"measured": result.measured, "reused": result.reused, "missing": result.missing}
     return run | {"chapters": chapters}

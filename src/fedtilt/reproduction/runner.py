@@ -86,7 +86,7 @@ class ReproductionResult:
 
     chapters: dict[str, Chapter]
     measured: list[str]  # cases run by this call, as NAME/CASE
-    kept: list[str]  # cases with a stored result
+    reused: list[str]  # cases whose stored result is used
     missing: dict[str, list[str]] = field(default_factory=dict)  # data set → cases that need it
 
 
@@ -187,11 +187,11 @@ def reproduce(
     folder = ResultsFolder(Path(out))
     statuses = case_statuses(names, folder, options, only)
     on_start(statuses)
-    measured, kept = [], []
+    measured, reused = [], []
     missing: dict[str, list[str]] = {}
     for status in statuses:
         if status.done:
-            kept.append(status.label)
+            reused.append(status.label)
         elif status.missing_data:
             missing.setdefault(str(status.case.needs), []).append(status.label)
         else:
@@ -202,7 +202,7 @@ def reproduce(
                 _run(status, folder, options, on_progress)
             measured.append(status.label)
     by_name = {experiment.name: chapter for experiment, chapter in chapters(folder, names)}
-    return ReproductionResult(chapters=by_name, measured=measured, kept=kept, missing=missing)
+    return ReproductionResult(chapters=by_name, measured=measured, reused=reused, missing=missing)
 
 
 def _run(status: CaseStatus, folder: ResultsFolder, options: Options, on_progress: OnProgress) -> None:

@@ -62,7 +62,7 @@ def as_html(page: Page, *, plots: bool) -> str:
 def _figure_groups(parts: Sequence[Text | Table | CaptionedFigure]) -> list[tuple[str, list[Any]]]:
     """Parts in order, adjacent figures together, each group with the CSS class of its grid ("" without figures).
 
-    Figures stand in two columns, unless one of them has several panels.
+    Figures are in two columns, unless one of them has several panels.
     """
     groups = []
     for is_figure, group in groupby(parts, key=lambda part: isinstance(part, CaptionedFigure)):
