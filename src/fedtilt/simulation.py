@@ -44,6 +44,8 @@ from fedtilt.rounds.settings import (
 from fedtilt.training import choose_backend, deduplicate
 from fedtilt.training.precision import fp32_deterministic
 
+Models = dict[str, dict[int, Tensor]]  # method → client → (P,)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
@@ -198,9 +200,7 @@ def _run_round(
     samples = {client: len(federation.train_index[client]) for client in selected}
     state.shared = {m.name: server_update(m, received[m.name], updates[m.name], samples).shared for m in methods}
     state.round = number
-    for name, models in personal.items():
-        for client, model in sorted(models.items()):
-            state.client_states.put((name, client), number, model.clone())  # it may be a view into a stack of models
+    _store_personal(state, personal)
     del received, plans, updates, personal  # free their memory before the evaluation
 
     # 5. evaluate
@@ -264,9 +264,6 @@ def _plan_client(
     return plans
 
 
-Models = dict[str, dict[int, Tensor]]  # method → client → (P,)
-
-
 def _train(
     methods: Sequence[Method], plans: Mapping[int, Mapping[str, Plan]], executor: Executor, number: int
 ) -> tuple[Models, Models]:
@@ -301,3 +298,10 @@ def _check_finite(
             "lower lr (train.lr in a spec) or the tilts",
             methods=diverged,
         )
+
+
+def _store_personal(state: FederationState, personal: Models) -> None:
+    for name, models in personal.items():
+        for client, model in sorted(models.items()):
+            # a copy: a trained model may be a view into a stack of all models, which would stay in memory
+            state.client_states.put((name, client), state.round, model.clone())

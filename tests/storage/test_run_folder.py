@@ -277,13 +277,13 @@ def test_another_initial_model_is_refused(federation: ft.Federation, copy: Path)
 
 
 def test_two_checkpoints_and_their_personal_models_are_kept(copy: Path) -> None:
-    home = copy / "seed-0"
-    assert [p.name for p in sorted((home / "checkpoints").iterdir())] == ["round-00003", "round-00004"]
+    seed = copy / "seed-0"
+    assert [p.name for p in sorted((seed / "checkpoints").iterdir())] == ["round-00003", "round-00004"]
     needed = set()
     for round in (3, 4):
         manifest = json.loads((checkpoint(copy, round) / "manifest.json").read_text())
         needed |= {file_name((method, client), trained) for method, client, trained, _ in manifest["personal"]}
-    assert {str(p.relative_to(home / "personal")) for p in (home / "personal").rglob("*.safetensors")} == needed
+    assert {str(p.relative_to(seed / "personal")) for p in (seed / "personal").rglob("*.safetensors")} == needed
 
 
 def run_in_child(function) -> int:

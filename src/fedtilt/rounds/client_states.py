@@ -135,7 +135,7 @@ class ClientStates:
 
 @dataclass
 class FederationState:
-    """The whole state of a federation between two rounds."""
+    """The complete state of a federation between two rounds."""
 
     round: int
     shared: dict[str, Tensor]  # method → (P,)

@@ -109,7 +109,7 @@ class InProcessExecutor:
 
     def close(self) -> None:
         """Release the buffers of the stacked backend."""
-        stacked.forget()
+        stacked.clear_cache()
 
 
 def can_fork(backend: str) -> bool:

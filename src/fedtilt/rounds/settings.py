@@ -141,8 +141,8 @@ def pick_device(name: str) -> torch.device:
         raise InputError(f"unknown device {name!r}; choose auto, cpu or cuda") from None
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device {name!r} is not supported; choose auto, cpu or cuda")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device {name!r} is not available ({torch.cuda.device_count()} CUDA devices); use 'cpu'")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise InputError(f"device {name!r} is not available ({count} CUDA devices); use device 'cpu'")
     return device
 
 
