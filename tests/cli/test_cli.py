@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what it prints, where it leaves things, how it refuses."""
+"""The command line as a user sees it: what it prints, what it writes, and its errors."""
 
 import csv
 import json
@@ -21,46 +21,46 @@ from fedtilt.runs import spec_run
 QUICK = ["--set", "train.rounds=3", "--set", "train.epochs=1", "--set", "clients.count=6", "--set", "train.workers=0"]
 
 
-def test_tune_says_what_to_take_and_so_does_resume(fedtilt, tmp_path: Path) -> None:
-    said = fedtilt("tune", *QUICK, "--over", "lam=-2,1", "--out", "search")
-    assert said.code == 0, said.err
-    assert "clients.validation is 0: 10% of every client's training samples are set aside" in said.err
-    results = json.loads((tmp_path / "search/results.json").read_text())["methods"]
-    assert list(results) == ["fedavg", "ditto", "fedtilt", "fedtilt lam=1"]
-    held = {name: results[name]["validation"]["accuracy"]["mean"] for name in ("fedtilt", "fedtilt lam=1")}
-    best = max(held, key=lambda name: held[name])
+def test_tune_and_resume_print_a_recommendation(fedtilt, tmp_path: Path) -> None:
+    result = fedtilt("tune", *QUICK, "--over", "lam=-2,1", "--out", "search")
+    assert result.code == 0, result.err
+    assert "clients.validation is 0; 10% of every client's training data is used for validation" in result.err
+    metrics = json.loads((tmp_path / "search/results.json").read_text())["methods"]
+    assert list(metrics) == ["fedavg", "ditto", "fedtilt", "fedtilt lam=1"]
+    accuracy = {name: metrics[name]["validation"]["accuracy"]["mean"] for name in ("fedtilt", "fedtilt lam=1")}
+    best = max(accuracy, key=lambda name: accuracy[name])
     settings = " ".join(f"--set {text}" for text in QUICK[1::2])
     lam = {"fedtilt": -2, "fedtilt lam=1": 1}[best]
-    assert f"it:  fedtilt run digits {settings} --set methods.fedtilt.lam={lam}" in said.out
-    on_validation, on_test = said.out.split("On test data")
-    assert f"{held[best]:.2f}" in on_validation
-    assert f"{results[best]['accuracy']['mean']:.2f}" in on_test
+    assert f":  fedtilt run digits {settings} --set methods.fedtilt.lam={lam}" in result.out
+    validation, test = result.out.split("Test data")
+    assert f"{accuracy[best]:.2f}" in validation
+    assert f"{metrics[best]['accuracy']['mean']:.2f}" in test
     again = fedtilt("resume", "search")
-    assert again.out.split("\n")[2:] == said.out.split("\n")[2:]  # all but the seconds it took
+    assert again.out.split("\n")[2:] == result.out.split("\n")[2:]  # all but the run time
     page = (tmp_path / "search/report.html").read_text()
-    assert f"A search among 2 settings of fedtilt, of which {best} was chosen on validation data" in page
+    assert f"A search over 2 settings of fedtilt, of which {best} was chosen on validation data" in page
     assert read_run(tmp_path / "search").methods == ("fedavg", "ditto", *dict.fromkeys(["fedtilt", best]))
-    assert "samples decided; about" in on_validation
-    verdict = json.loads(fedtilt("resume", "search", "--json").out)["tuning"]
-    assert (verdict["method"], verdict["chosen"]) == ("fedtilt", best)
+    assert "validation samples is about" in " ".join(validation.split())
+    recommendation = json.loads(fedtilt("resume", "search", "--json").out)["tuning"]
+    assert (recommendation["method"], recommendation["chosen"]) == ("fedtilt", best)
 
 
-def test_tune_goes_on_without_a_setting_that_diverges(fedtilt, tmp_path: Path) -> None:
+def test_tune_leaves_out_a_setting_that_diverges(fedtilt, tmp_path: Path) -> None:
     long = ["train.rounds=2", "train.epochs=3", "train.lr=0.6", "outliers.kind=gaussian"]
     overrides = [part for text in long for part in ("--set", text)]
-    said = fedtilt("tune", *QUICK, *overrides, "--over", "tau=0", "--over", "lam=-2,10", "--out", "search")
-    assert said.code == 0, said.err
-    assert "method 'fedtilt tau=0 lam=10' diverged in round 2 on client" in said.err
-    assert "starting again without it" in said.err
+    result = fedtilt("tune", *QUICK, *overrides, "--over", "tau=0", "--over", "lam=-2,10", "--out", "search")
+    assert result.code == 0, result.err
+    assert "method 'fedtilt tau=0 lam=10' diverged in round 2 on client" in result.err
+    assert "starting again without it" in result.err
     results = json.loads((tmp_path / "search/results.json").read_text())
     assert list(results["methods"]) == ["fedavg", "ditto", "fedtilt"]
     assert results["tuning"]["diverged"] == ["fedtilt tau=0 lam=10"]
-    assert "methods.fedtilt.lam=-2" in said.out
-    assert "1 diverged and had to be left out: fedtilt tau=0 lam=10" in said.out
+    assert "methods.fedtilt.lam=-2" in result.out
+    assert "1 diverged and left out: fedtilt tau=0 lam=10" in result.out
 
 
-def test_an_interrupted_search_goes_on_without_what_diverges(fedtilt, monkeypatch, tmp_path: Path) -> None:
-    real = spec_run.run_spec
+def test_a_resumed_search_leaves_out_a_setting_that_diverges(fedtilt, monkeypatch, tmp_path: Path) -> None:
+    run_spec = spec_run.run_spec
     stopped: list[int] = []
 
     def interrupted(*arguments, on_round, **rest):
@@ -70,34 +70,34 @@ def test_an_interrupted_search_goes_on_without_what_diverges(fedtilt, monkeypatc
                 stopped.append(1)
                 raise KeyboardInterrupt
 
-        return real(*arguments, on_round=stop, **rest)
+        return run_spec(*arguments, on_round=stop, **rest)
 
     monkeypatch.setattr("fedtilt.runs.tune.run_spec", interrupted)
     long = ["train.rounds=2", "train.epochs=3", "train.lr=0.6", "outliers.kind=gaussian"]
     overrides = [part for text in long for part in ("--set", text)]
-    said = fedtilt("tune", *QUICK, *overrides, "--over", "tau=0", "--over", "lam=-2,10", "--out", "my search")
-    assert said.code == 130
-    assert "go on with: fedtilt resume 'my search'" in said.err
+    result = fedtilt("tune", *QUICK, *overrides, "--over", "tau=0", "--over", "lam=-2,10", "--out", "my search")
+    assert result.code == 130
+    assert "resume with: fedtilt resume 'my search'" in result.err
     (tmp_path / "my search/notes.txt").write_text("mine")
-    said = fedtilt("resume", "my search")
-    assert said.code == 0, said.err
+    result = fedtilt("resume", "my search")
+    assert result.code == 0, result.err
     assert (tmp_path / "my search/notes.txt").read_text() == "mine"
-    assert "starting again without it" in said.err
-    assert "1 diverged and had to be left out" in said.out
+    assert "starting again without it" in result.err
+    assert "1 diverged and left out" in result.out
 
 
-def test_run_prints_a_table_and_the_folder_and_writes_it(fedtilt, tmp_path: Path) -> None:
-    said = fedtilt("run", *QUICK)
-    assert said.code == 0, said.err
+def test_run_prints_a_table_and_writes_the_run_folder(fedtilt, tmp_path: Path) -> None:
+    result = fedtilt("run", *QUICK)
+    assert result.code == 0, result.err
     (folder,) = (tmp_path / "runs").iterdir()
-    assert f"run folder: runs/{folder.name}" in said.out
+    assert f"run folder: runs/{folder.name}" in result.out
     results = json.loads((folder / "results.json").read_text())
     for name in ("fedavg", "ditto", "fedtilt"):
-        row = next(line for line in said.out.splitlines() if line.strip().startswith(name))
+        row = next(line for line in result.out.splitlines() if line.strip().startswith(name))
         assert f"{results['methods'][name]['accuracy']['mean']:.2f}" in row
         assert f"{results['methods'][name]['client_fairness']['mean']:.2f}" in row
-    assert "round 3/3" in said.err
-    assert f"report:     runs/{folder.name}/report.html" in said.out
+    assert "round 3/3" in result.err
+    assert f"report:     runs/{folder.name}/report.html" in result.out
     assert "fedtilt" in (folder / "report.html").read_text()
     environment = json.loads((folder / "run.json").read_text())["environment"]
     assert {"torch", "device", "threads", "python", "numpy", "fedtilt"} <= set(environment)
@@ -110,65 +110,64 @@ def test_run_prints_a_table_and_the_folder_and_writes_it(fedtilt, tmp_path: Path
 
 
 def test_json_seeds_and_methods(fedtilt) -> None:
-    said = fedtilt("run", *QUICK, "--json", "--seeds", "2", "--seed", "4", "--method", "ditto", "--method", "fedprox")
-    table = json.loads(said.out)
-    assert said.err == ""
+    result = fedtilt("run", *QUICK, "--json", "--seeds", "2", "--seed", "4", "--method", "ditto", "--method", "fedprox")
+    table = json.loads(result.out)
+    assert result.err == ""
     assert table["seeds"] == [4, 5]
     assert list(table["methods"]) == ["ditto", "fedprox"]
     values = table["methods"]["ditto"]["accuracy"]
     assert values["mean"] == pytest.approx(sum(values["seeds"]) / 2)
     assert values["std"] == pytest.approx(abs(values["seeds"][0] - values["seeds"][1]) / 2**0.5)
     assert Path(table["folder"], "seed-5", "metrics.jsonl").exists()
-    shown = fedtilt("resume", table["folder"])
-    assert "is finished; this is what it found" in shown.err
-    assert f"{values['mean']:.2f} ± {values['std']:.2f}" in shown.out
+    resumed = fedtilt("resume", table["folder"])
+    assert "is finished; these are its results" in resumed.err
+    assert f"{values['mean']:.2f} ± {values['std']:.2f}" in resumed.out
     lowest = []
-    for seed in (4, 5):  # who fails is looked for under all seeds
+    for seed in (4, 5):  # the worst client of all seeds
         counts = load_file(Path(table["folder"], f"seed-{seed}", "counts", "round-00003.safetensors"))
         share = counts["ditto/personal"].sum(1) / counts["total"].sum(1)
         lowest.append((round(100 * share.min().item()), f"{share.argmin()}, seed {seed}: {100 * share.min():.0f} %"))
-    assert min(lowest)[1] in shown.out
+    assert min(lowest)[1] in resumed.out
 
 
-def test_quiet_prints_the_folder_alone(fedtilt) -> None:
-    said = fedtilt("run", *QUICK, "--quiet", "--out", "here")
-    assert said.out == "run folder: here\n"
-    assert said.err == ""
+def test_quiet_prints_only_the_run_folder(fedtilt) -> None:
+    result = fedtilt("run", *QUICK, "--quiet", "--out", "run")
+    assert result.out == "run folder: run\n"
+    assert result.err == ""
 
 
 def test_a_run_equals_the_python_call(fedtilt) -> None:
-    fedtilt("run", *QUICK, "--out", "here", "--method", "ditto")
+    fedtilt("run", *QUICK, "--out", "run", "--method", "ditto")
     federation = ft.Federation.build(ft.data.load("digits"), clients=6, max_train=60, outliers="flips", seed=0)
     result = ft.run(
         [ft.ditto(0.01)], federation, lambda input_shape, classes: ft.models.mlp(input_shape, classes, (64, 64)),
         rounds=3, epochs=1, participation=0.25, lr=0.1, workers=0,
     )  # fmt: skip
-    table = json.loads(Path("here/results.json").read_text())
+    table = json.loads(Path("run/results.json").read_text())
     assert table["methods"]["ditto"]["accuracy"]["mean"] == result["ditto"].accuracy
 
 
-def test_export_loads_in_three_lines(fedtilt) -> None:
-    fedtilt("run", *QUICK, "--out", "here")
-    said = fedtilt("export", "here", "--method", "ditto", "--to", "w.safetensors")
-    assert said.out == "wrote the shared model of ditto (8,970 parameters) to w.safetensors\n"
+def test_an_exported_model_loads(fedtilt) -> None:
+    fedtilt("run", *QUICK, "--out", "run")
+    result = fedtilt("export", "run", "--method", "ditto", "--to", "w.safetensors")
+    assert result.out == "wrote the shared model of ditto (8,970 parameters) to w.safetensors\n"
     model = ft.models.mlp((1, 8, 8), 10, hidden=(64, 64))
     model.load_state_dict(load_file("w.safetensors"))
-    result = ft.resume("here")[0]
-    for a, b in zip(model.parameters(), result["ditto"].shared.parameters(), strict=True):
+    run = ft.resume("run")[0]
+    for a, b in zip(model.parameters(), run["ditto"].shared.parameters(), strict=True):
         assert a.equal(b)
-    ever_selected = next(n for n in range(6) if not result["ditto"].summary.never_selected or _has(result, n))
+    ever_selected = next(n for n in range(6) if not run["ditto"].summary.never_selected or _has_personal(run, n))
     assert (
-        fedtilt("export", "here", "--method", "ditto", "--client", str(ever_selected), "--to", "v.safetensors").code
-        == 0
+        fedtilt("export", "run", "--method", "ditto", "--client", str(ever_selected), "--to", "v.safetensors").code == 0
     )
     model.load_state_dict(load_file("v.safetensors"))
-    own = result["ditto"].personal(ever_selected)
-    assert all(a.equal(b) for a, b in zip(model.parameters(), own.parameters(), strict=True))
+    personal = run["ditto"].personal(ever_selected)
+    assert all(a.equal(b) for a, b in zip(model.parameters(), personal.parameters(), strict=True))
 
 
-def _has(result: ft.Result, client: int) -> bool:
-    shared, own = result["ditto"].shared, result["ditto"].personal(client)
-    return any(not a.equal(b) for a, b in zip(shared.parameters(), own.parameters(), strict=True))
+def _has_personal(result: ft.Result, client: int) -> bool:
+    shared, personal = result["ditto"].shared, result["ditto"].personal(client)
+    return any(not a.equal(b) for a, b in zip(shared.parameters(), personal.parameters(), strict=True))
 
 
 SITES = (
@@ -179,7 +178,7 @@ SITES = (
 
 
 def _write_sites() -> None:
-    """Far from mean 0 and deviation 1, so that a model that is not given standardised features is lost."""
+    """Features far from mean 0 and deviation 1, so that a model fails without standardised features."""
     rows = ["age,dose,same,well,site"]
     for i in range(160):
         well = i % 7 > 3
@@ -189,18 +188,18 @@ def _write_sites() -> None:
 
 
 def test_an_exported_model_predicts_on_rows_of_a_table(fedtilt) -> None:
-    """As the README has it: with ft.data.rows, and in plain torch from what the file says about itself."""
+    """As in the README: with ft.data.rows, and in plain torch with the metadata of the file."""
     _write_sites()
-    assert fedtilt("run", "mine.toml", "--quiet", "--out", "here").code == 0
-    exported = fedtilt("export", "here", "--method", "ditto", "--client", "B", "--to", "b.safetensors")
+    assert fedtilt("run", "mine.toml", "--quiet", "--out", "run").code == 0
+    exported = fedtilt("export", "run", "--method", "ditto", "--client", "B", "--to", "b.safetensors")
     assert exported.code == 0, exported.err
     with safe_open("b.safetensors", "pt") as file:
-        said = file.metadata()
-    assert (said["method"], said["client"]) == ("ditto", "B")
-    about = {key: json.loads(said[key]) for key in ("model", "classes", "features", "mean", "deviation")}
-    assert about["model"] == {"name": "mlp", "input_shape": [3], "classes": 2, "hidden": [8]}
-    assert about["classes"] == ["no", "yes"]
-    assert about["features"] == ["age", "dose", "same"]
+        metadata = file.metadata()
+    assert (metadata["method"], metadata["client"]) == ("ditto", "B")
+    parsed = {key: json.loads(metadata[key]) for key in ("model", "classes", "features", "mean", "deviation")}
+    assert parsed["model"] == {"name": "mlp", "input_shape": [3], "classes": 2, "hidden": [8]}
+    assert parsed["classes"] == ["no", "yes"]
+    assert parsed["features"] == ["age", "dose", "same"]
 
     model = ft.models.load("b.safetensors")
     assert not model.training
@@ -208,73 +207,73 @@ def test_an_exported_model_predicts_on_rows_of_a_table(fedtilt) -> None:
     assert all(torch.equal(value, parts[name]) for name, value in model.state_dict().items())
     with open("table.csv") as file:
         table = list(csv.DictReader(file))
-    x = torch.tensor([[float(row[name]) for name in about["features"]] for row in table], dtype=torch.float64)
-    mean, deviation = (torch.tensor([float(v) for v in about[key]], dtype=x.dtype) for key in ("mean", "deviation"))
+    x = torch.tensor([[float(row[name]) for name in parsed["features"]] for row in table], dtype=torch.float64)
+    mean, deviation = (torch.tensor([float(v) for v in parsed[key]], dtype=x.dtype) for key in ("mean", "deviation"))
     plain = model(((x - mean) / deviation).float())
     assert torch.equal(plain, model(ft.data.rows("table.csv", like="b.safetensors")))
 
-    own = ft.resume("here")[0]["ditto"]
+    trained = ft.resume("run")[0]["ditto"]
     data = ft.data.table("table.csv", target="well", client="site")
-    assert torch.equal(own.personal("B")(data.x_test), model(data.x_test))
-    mine = data.client_test == 1
-    test_rows = [[round(v, 3) for v in row] for row in data.x_test[mine].tolist()]
-    every = [[round(v, 3) for v in row] for row in ft.data.rows("table.csv", like=data).tolist()]
-    right = [
-        about["classes"][plain[n].argmax()] == row["well"]
+    assert torch.equal(trained.personal("B")(data.x_test), model(data.x_test))
+    of_client_b = data.client_test == 1
+    test_rows = [[round(v, 3) for v in row] for row in data.x_test[of_client_b].tolist()]
+    all_rows = [[round(v, 3) for v in row] for row in ft.data.rows("table.csv", like=data).tolist()]
+    correct = [
+        parsed["classes"][plain[n].argmax()] == row["well"]
         for n, row in enumerate(table)
-        if row["site"] == "B" and every[n] in test_rows
+        if row["site"] == "B" and all_rows[n] in test_rows
     ]
-    accuracy = own.correct[1].sum() / own.total[1].sum()
+    accuracy = trained.correct[1].sum() / trained.total[1].sum()
     assert accuracy > 0.9
-    assert sum(right) / len(right) == pytest.approx(accuracy.item())
+    assert sum(correct) / len(correct) == pytest.approx(accuracy.item())
 
 
-def test_a_run_of_before_still_exports_and_learns_what_it_lacks_from_resume(fedtilt) -> None:
+def test_a_run_without_model_json_exports_and_resume_writes_it(fedtilt) -> None:
     _write_sites()
-    fedtilt("run", "mine.toml", "--quiet", "--out", "here")
-    Path("here/seed-0/model.json").unlink()
-    arguments = ["export", "here", "--method", "ditto", "--to", "w.safetensors", "--force"]
+    fedtilt("run", "mine.toml", "--quiet", "--out", "run")
+    Path("run/seed-0/model.json").unlink()
+    arguments = ["export", "run", "--method", "ditto", "--to", "w.safetensors", "--force"]
     assert fedtilt(*arguments).code == 0
-    with pytest.raises(ft.InputError, match="does not say what its features are; give a file of fedtilt export"):
+    with pytest.raises(ft.InputError, match="has no features in its metadata; give a file that fedtilt export wrote"):
         ft.data.rows("table.csv", like="w.safetensors")
-    with pytest.raises(ft.InputError, match="does not say how its model is made"):
+    with pytest.raises(ft.InputError, match="does not say how to build its model"):
         ft.models.load("w.safetensors")
-    fedtilt("resume", "here", "--quiet")
+    fedtilt("resume", "run", "--quiet")
     fedtilt(*arguments)
     assert ft.data.rows("table.csv", like="w.safetensors").shape == (160, 3)
-    Path("here/seed-0/federation.json").unlink()
+    Path("run/seed-0/federation.json").unlink()
     assert fedtilt(*arguments).code == 0
 
 
-def test_an_exported_image_model_says_how_pixels_are_scaled(fedtilt) -> None:
-    fedtilt("run", *QUICK, "--out", "here", "--quiet")
-    fedtilt("export", "here", "--method", "fedavg", "--to", "w.safetensors")
+def test_the_metadata_of_an_image_model_has_the_scale_of_pixels(fedtilt) -> None:
+    fedtilt("run", *QUICK, "--out", "run", "--quiet")
+    fedtilt("export", "run", "--method", "fedavg", "--to", "w.safetensors")
     with safe_open("w.safetensors", "pt") as file:
-        said = file.metadata()
-    mean, deviation = (torch.tensor(json.loads(said[key])) for key in ("mean", "deviation"))
+        metadata = file.metadata()
+    mean, deviation = (torch.tensor(json.loads(metadata[key])) for key in ("mean", "deviation"))
     data = ft.data.load("digits")
     federation = ft.Federation.build(data, clients=6)
     x = data.x_test[:5].float() / (255 if data.x_test.dtype == torch.uint8 else 1)
     assert torch.equal((x - mean) / deviation, federation.model_ready(data.x_test[:5]))
-    assert json.loads(said["model"]) == {"name": "mlp", "input_shape": [1, 8, 8], "classes": 10, "hidden": [64, 64]}
+    assert json.loads(metadata["model"]) == {"name": "mlp", "input_shape": [1, 8, 8], "classes": 10, "hidden": [64, 64]}
 
 
 def test_init_writes_a_spec_that_runs(fedtilt) -> None:
     assert fedtilt("init", "mine.toml").code == 0
-    assert fedtilt("run", "mine.toml", *QUICK, "--quiet", "--out", "here").code == 0
+    assert fedtilt("run", "mine.toml", *QUICK, "--quiet", "--out", "run").code == 0
 
 
-def test_show_draws_the_federation(fedtilt) -> None:
-    said = fedtilt("data", "show", "digits", "--set", "clients.count=5")
-    assert said.code == 0
-    assert "5 clients, 10 classes" in said.out
+def test_data_show_draws_the_federation(fedtilt) -> None:
+    result = fedtilt("data", "show", "digits", "--set", "clients.count=5")
+    assert result.code == 0
+    assert "5 clients, 10 classes" in result.out
 
 
 def test_version(fedtilt) -> None:
     assert fedtilt("--version").out == f"fedtilt {ft.__version__}\n"
 
 
-REFUSED = [
+INVALID = [
     (["run", "nosuch"], "nosuch"),
     (["run", "--set", "train.rond=5"], "train.rounds"),
     (["run", "--set", "train.rounds=0"], "train.rounds"),
@@ -296,74 +295,74 @@ REFUSED = [
     (["run", "--seeds", "x"], "'x' is not a valid integer; see fedtilt run --help"),
     (["run", "digits", "toy"], "unexpected extra argument (toy)"),
     (["runn"], "Did you mean 'run'; see fedtilt --help"),
-    (["export", "here", "--method", "ditto"], "missing option '--to'"),
+    (["export", "run", "--method", "ditto"], "missing option '--to'"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "words"), REFUSED, ids=[" ".join(a) for a, _ in REFUSED])
-def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(fedtilt, arguments: list[str], words: str) -> None:
+@pytest.mark.parametrize(("arguments", "message"), INVALID, ids=[" ".join(a) for a, _ in INVALID])
+def test_bad_input_prints_one_line_and_writes_nothing(fedtilt, arguments: list[str], message: str) -> None:
     Path("full").mkdir()
     Path("full/file").write_text("")
-    said = fedtilt(*arguments)
-    assert said.code == 2, said.err
-    (line,) = said.err.strip().splitlines()
+    result = fedtilt(*arguments)
+    assert result.code == 2, result.err
+    (line,) = result.err.strip().splitlines()
     assert line.startswith("error: ")
-    assert words in line
-    assert said.out == ""
-    if "diverged" not in words:
+    assert message in line
+    assert result.out == ""
+    if "diverged" not in message:
         assert not Path("runs").exists()
 
 
-def test_a_run_that_lacks_what_is_exported_is_refused(fedtilt) -> None:
-    fedtilt("run", *QUICK, "--out", "here", "--quiet")
-    for extra, words in (
+def test_export_refuses_a_model_that_is_not_in_the_run(fedtilt) -> None:
+    fedtilt("run", *QUICK, "--out", "run", "--quiet")
+    for extra, message in (
         (["--method", "term"], "has no method 'term'; it has"),
         (["--method", "fedavg", "--client", "1"], "client 1 has no personal model of method 'fedavg'"),
         (["--method", "ditto", "--client", "99"], "client 99 does not exist; the clients are 0 to 5"),
         (["--method", "ditto", "--seed", "3"], "has no seed 3; it has 0"),
     ):
-        said = fedtilt("export", "here", "--to", "x.safetensors", *extra)
-        assert said.code == 2
-        assert words in said.err
+        result = fedtilt("export", "run", "--to", "x.safetensors", *extra)
+        assert result.code == 2
+        assert message in result.err
     assert not Path("x.safetensors").exists()
-    assert "is not empty; use fedtilt resume here" in fedtilt("run", *QUICK, "--out", "here").err
+    assert "is not empty; use fedtilt resume run" in fedtilt("run", *QUICK, "--out", "run").err
 
 
-def test_a_run_from_python_is_not_resumed_here_but_there(fedtilt, tmp_path: Path) -> None:
+def test_a_run_from_python_is_resumed_only_in_python(fedtilt, tmp_path: Path) -> None:
     federation = ft.Federation.build(ft.data.load("digits"), clients=4, max_train=20)
-    ft.run([ft.fedavg()], federation, ft.models.logistic, rounds=1, epochs=1, workers=0, out="here")
-    said = fedtilt("resume", "here")
-    assert said.code == 2
-    assert said.err == (
-        "error: here was started from Python: call fedtilt.run again with the same arguments and out=\n"
+    ft.run([ft.fedavg()], federation, ft.models.logistic, rounds=1, epochs=1, workers=0, out="run")
+    result = fedtilt("resume", "run")
+    assert result.code == 2
+    assert result.err == (
+        "error: run was started from Python: call fedtilt.run again with the same arguments and out=\n"
     )
 
 
-def test_a_run_on_real_sites_is_not_gone_on_with_here(fedtilt) -> None:
-    fedtilt("run", *QUICK, "--out", "here", "--quiet")
+def test_a_flower_run_is_not_resumed_by_the_simulator(fedtilt) -> None:
+    fedtilt("run", *QUICK, "--out", "run", "--quiet")
     for name in ("run.json", "seed-0/fingerprint.json"):
-        path = Path("here", name)
+        path = Path("run", name)
         path.write_text(json.dumps(json.loads(path.read_text()) | {"runner": "flower"}))
-    said = fedtilt("resume", "here")
-    assert said.code == 2
-    assert "go on with fedtilt deploy run" in said.err
-    assert fedtilt("report", "here", "--out", "page.html").code == 0
+    result = fedtilt("resume", "run")
+    assert result.code == 2
+    assert "resume it with fedtilt deploy run" in result.err
+    assert fedtilt("report", "run", "--out", "page.html").code == 0
     page = Path("page.html").read_text()
     assert "fedtilt deploy run PROJECT" in page
-    assert "fedtilt run here/spec.toml" not in page
+    assert "fedtilt run run/spec.toml" not in page
 
 
 def test_a_changed_spec_is_refused_on_resume(fedtilt) -> None:
-    fedtilt("run", *QUICK, "--out", "here", "--quiet")
-    spec = Path("here/spec.toml")
+    fedtilt("run", *QUICK, "--out", "run", "--quiet")
+    spec = Path("run/spec.toml")
     spec.write_text(spec.read_text().replace("lr = 0.1", "lr = 0.3"))
-    said = fedtilt("resume", "here")
-    assert said.code == 2
-    assert "was begun with train.lr = 0.1, and now it is 0.3" in said.err
+    result = fedtilt("resume", "run")
+    assert result.code == 2
+    assert "was begun with train.lr = 0.1, and now it is 0.3" in result.err
 
 
 def test_ctrl_c_leaves_a_run_that_resume_finishes(tmp_path: Path) -> None:
-    """A real process, interrupted as a terminal would: the signal goes to the whole group, workers included."""
+    """A real process, interrupted as by a terminal: the signal goes to the whole group, workers included."""
     settings = [
         "--set", "train.rounds=60", "--set", "train.epochs=2", "--set", "train.workers=2", "--method", "ditto",
     ]  # fmt: skip
@@ -371,7 +370,7 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*command, "--out", "cut"], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         start_new_session=True, preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip  # in the background a shell may have told us to ignore it
+    )  # fmt: skip  # a background job of a shell ignores it
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("round 5/"):
@@ -380,9 +379,9 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "stopping after this round; Ctrl-C again stops at once" in err
-    assert err.strip().endswith("stopped; go on with: fedtilt resume cut")
-    (kept,) = (tmp_path / "cut/seed-0/checkpoints").iterdir()  # written because of Ctrl-C, not for the time it took
-    assert 5 <= int(kept.name.removeprefix("round-")) < 60
+    assert err.strip().endswith("stopped; resume with: fedtilt resume cut")
+    (checkpoint,) = (tmp_path / "cut/seed-0/checkpoints").iterdir()  # written because of Ctrl-C
+    assert 5 <= int(checkpoint.name.removeprefix("round-")) < 60
     assert "Traceback" not in err
     assert not (tmp_path / "cut" / "results.json").exists()
     for arguments in (["resume", "cut"], ["run", *settings, "--out", "whole"]):
@@ -391,19 +390,19 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_no_number_is_cut_off_on_a_narrow_terminal(fedtilt, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_numbers_are_complete_on_a_narrow_terminal(fedtilt, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    said = fedtilt("run", *QUICK, "--seeds", "2")
-    assert "…" not in said.out
-    assert max(len(line) for line in said.out.splitlines() if "run" not in line and "report" not in line) <= width
+    result = fedtilt("run", *QUICK, "--seeds", "2")
+    assert "…" not in result.out
+    assert max(len(line) for line in result.out.splitlines() if "run" not in line and "report" not in line) <= width
     table = json.loads(next(Path("runs").glob("*/results.json")).read_text())
     for name, values in table["methods"].items():
-        row = next(line for line in said.out.splitlines() if line.strip().startswith(name))
+        row = next(line for line in result.out.splitlines() if line.strip().startswith(name))
         assert f"{values['accuracy']['mean']:.2f} ± {values['accuracy']['std']:.2f}" in row
 
 
-def test_names_are_printed_as_they_are(fedtilt) -> None:
-    """A table of the user's own, with names that look like markup, from the file to the export."""
+def test_names_are_not_interpreted_as_markup(fedtilt) -> None:
+    """A table with names that look like markup, from the file to the export."""
     rows = ["a,b,label,site"]
     for i in range(120):
         rows.append(f"{i % 7},{(i * 5) % 11},{'x[red]' if (i % 7) > 3 else 'y'},{'St. Mary [/]' if i % 3 else '[b]'}")
@@ -413,50 +412,50 @@ def test_names_are_printed_as_they_are(fedtilt) -> None:
         '[model]\nname = "logistic"\n[train]\nrounds = 2\nparticipation = 1.0\nepochs = 1\nworkers = 0\n'
         '[[methods]]\npreset = "ditto"\nname = "ditto [x]"\n'
     )
-    said = fedtilt("run", "mine.toml", "--out", "a[red]b")
-    assert said.code == 0, said.err
-    assert "run folder: a[red]b" in said.out
-    assert "ditto [x]" in said.out
-    assert "St. Mary [/]" in said.out or "[b]" in said.out
+    result = fedtilt("run", "mine.toml", "--out", "a[red]b")
+    assert result.code == 0, result.err
+    assert "run folder: a[red]b" in result.out
+    assert "ditto [x]" in result.out
+    assert "St. Mary [/]" in result.out or "[b]" in result.out
     exported = fedtilt("export", "a[red]b", "--method", "ditto [x]", "--client", "0", "--to", "m.safetensors")
     assert exported.out.endswith("to m.safetensors\n")
 
 
-def test_clients_with_few_or_no_test_rows_are_told(fedtilt) -> None:
+def test_clients_with_few_or_no_test_rows_are_listed(fedtilt) -> None:
     _write_sites()
     lines = Path("table.csv").read_text().splitlines()
     wrong = [line.replace(",yes,", ",no,") if ",yes," in line else line.replace(",no,", ",yes,") for line in lines[1:9]]
     small = [line[:-1] + "small" for line in wrong]  # the shared model fails its two test rows
-    lone = [lines[1][:-1] + name for name in ("lone", "[b]")]
-    Path("table.csv").write_text("\n".join([*lines, *small, *lone]))
+    single_rows = [lines[1][:-1] + name for name in ("lone", "[b]")]
+    Path("table.csv").write_text("\n".join([*lines, *small, *single_rows]))
     settings = ["--method", "fedavg", "--set", "train.rounds=5"]
-    said = fedtilt("run", "mine.toml", *settings)
-    assert said.code == 0, said.err
-    row = next(line for line in said.out.splitlines() if line.strip().startswith("fedavg"))
+    result = fedtilt("run", "mine.toml", *settings)
+    assert result.code == 0, result.err
+    row = next(line for line in result.out.splitlines() if line.strip().startswith("fedavg"))
     assert "small: 0 % (0 of 2)" in row
-    assert "clients without test data, which are not judged: [b]; lone" in said.out
+    assert "clients without test data (not evaluated): [b]; lone" in result.out
     again = fedtilt("run", "mine.toml", *settings, "--seeds", "3")
-    folded = " ".join(again.out.split())
-    assert "not judged: [b], seed 0; lone, seed 0; [b], seed 1; lone, seed 1; [b], seed 2 and 1 more" in folded
-    Path("table.csv").write_text("\n".join([*lines, *small, lone[0]]))
-    assert "a client without test data, which is not judged: lone" in fedtilt("run", "mine.toml", *settings).out
+    joined = " ".join(again.out.split())
+    assert "(not evaluated): [b], seed 0; lone, seed 0; [b], seed 1; lone, seed 1; [b], seed 2 and 1 more" in joined
+    Path("table.csv").write_text("\n".join([*lines, *small, single_rows[0]]))
+    assert "clients without test data (not evaluated): lone" in fedtilt("run", "mine.toml", *settings).out
     _write_sites()
-    whole = fedtilt("run", "mine.toml", *settings).out
-    assert "not judged" not in whole
-    assert " of " not in next(line for line in whole.splitlines() if line.strip().startswith("fedavg"))
+    complete = fedtilt("run", "mine.toml", *settings).out
+    assert "not evaluated" not in complete
+    assert " of " not in next(line for line in complete.splitlines() if line.strip().startswith("fedavg"))
 
 
-def test_what_is_not_as_it_was_is_told(fedtilt) -> None:
-    fedtilt("run", *QUICK, "--out", "here", "--quiet", "--set", "storage.checkpoint_seconds=0")
-    shared = Path("here/seed-0/checkpoints/round-00003/shared.safetensors")
+def test_damaged_and_changed_files_are_reported(fedtilt) -> None:
+    fedtilt("run", *QUICK, "--out", "run", "--quiet", "--set", "storage.checkpoint_seconds=0")
+    shared = Path("run/seed-0/checkpoints/round-00003/shared.safetensors")
     shared.write_bytes(shared.read_bytes() + b"x")
-    said = fedtilt("export", "here", "--method", "ditto", "--to", "m.safetensors")
-    assert said.code == 0
-    assert "note: the checkpoint of round 3 is damaged" in said.err
-    assert "note: the checkpoint of round 3 is damaged" in fedtilt("resume", "here", "--quiet").err
-    spec = Path("here/spec.toml")
+    result = fedtilt("export", "run", "--method", "ditto", "--to", "m.safetensors")
+    assert result.code == 0
+    assert "note: the checkpoint of round 3 is damaged" in result.err
+    assert "note: the checkpoint of round 3 is damaged" in fedtilt("resume", "run", "--quiet").err
+    spec = Path("run/spec.toml")
     spec.write_text(spec.read_text().replace("seeds = 1", "seeds = 2"))
-    assert "was begun with seeds [0], and its spec.toml now says [0, 1]" in fedtilt("resume", "here").err
+    assert "was begun with seeds [0], and its spec.toml now says [0, 1]" in fedtilt("resume", "run").err
     Path("file").write_text("")
     assert "file is a file; choose another folder" in fedtilt("run", "--out", "file").err
-    assert "cannot write file/x" in fedtilt("export", "here", "--method", "ditto", "--to", "file/x").err
+    assert "cannot write file/x" in fedtilt("export", "run", "--method", "ditto", "--to", "file/x").err

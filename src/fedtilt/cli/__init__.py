@@ -1,4 +1,4 @@
-"""The command line: one file per verb, and the only place that prints."""
+"""The command line: one file per command, and the only place that prints."""
 
 import sys
 from typing import Annotated, NoReturn
@@ -14,7 +14,7 @@ from fedtilt.version import __version__
 
 app = typer.Typer(
     name="fedtilt",
-    help="Federated learning that is fair to every client and class, and unharmed by bad data.",
+    help="Federated learning that is fair to every client and class, and robust to bad data.",
     epilog="Start with: fedtilt run",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -27,12 +27,12 @@ app.command()(resume.resume)
 app.command()(report.report)
 app.command()(export.export)
 app.command()(reproduce.reproduce)
-app.add_typer(data.app, name="data", help="List, download, check and look at data sets.")
+app.add_typer(data.app, name="data", help="List, download, check and draw data sets.")
 app.add_typer(deploy.app, name="deploy", help="Train the same spec on a real Flower federation.")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"fedtilt {__version__}")
         raise typer.Exit
 
@@ -47,27 +47,27 @@ def _top(
 
 
 def main() -> None:
-    """Run the command line; bad input is one line and exit code 2, anything unexpected keeps its traceback."""
+    """Run the command line; bad input prints one line and exits with code 2, other errors keep their traceback."""
     try:
         sys.exit(app(prog_name="fedtilt", standalone_mode=False))
     except click.UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # of click ≥ 8.2: its message is the help
+        if type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2; its message is the help text
             error.show()
             sys.exit(2)
-        _refuse(_told(error))
+        _exit_with_error(_usage_message(error))
     except InputError as error:
-        _refuse(str(error))
+        _exit_with_error(str(error))
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
 
 
-def _refuse(why: str) -> NoReturn:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(why)}")
+def _exit_with_error(message: str) -> NoReturn:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(message)}")
     sys.exit(2)
 
 
-def _told(error: click.UsageError) -> str:
-    """What is wrong with the arguments, in one line, and where to look."""
-    words = " ".join(error.format_message().split()).rstrip(".?")
+def _usage_message(error: click.UsageError) -> str:
+    """Click's message in one line, with a hint at --help."""
+    message = " ".join(error.format_message().split()).rstrip(".?")
     command = error.ctx.command_path if error.ctx else "fedtilt"
-    return f"{words[:1].lower()}{words[1:]}; see {command} --help"
+    return f"{message[:1].lower()}{message[1:]}; see {command} --help"

@@ -13,20 +13,21 @@ from fedtilt.runs.export import metadata, state_dict
 
 def export(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
-    method: Annotated[str, typer.Option(help="The method whose model it is.")],
+    method: Annotated[str, typer.Option(help="The method that trained the model.")],
     to: Annotated[Path, typer.Option(help="The file to write, such as model.safetensors.")],
     client: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A client's personal model instead of the shared one.")
+        str | None,
+        typer.Option(metavar="NAME", help="Export this client's personal model, not the shared model."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Which seed of the run; the first by default.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of the run (default: the first).")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a trained model as safetensors: parameters by name, and in the metadata what it takes to use it."""
+    """Write a trained model as safetensors; its metadata says how to build the model and scale its input."""
     if to.exists() and not force:
-        raise InputError(f"{to} exists; use --force to replace it")
-    notes = Console(stderr=True)
-    tensors = state_dict(folder, method, client, seed, notice=lambda text: notes.print(f"note: {text}", markup=False))
+        raise InputError(f"{to} already exists; use --force to replace it")
+    console = Console(stderr=True)
+    tensors = state_dict(folder, method, client, seed, notice=lambda text: console.print(f"note: {text}", markup=False))
     write_tensors(to, tensors, metadata(folder, method, client, seed))
-    whose = "shared model" if client is None else f"personal model of client {client}"
+    model = "shared model" if client is None else f"personal model of client {client}"
     count = sum(t.numel() for t in tensors.values())
-    print(f"wrote the {whose} of {method} ({count:,} parameters) to {to}")
+    print(f"wrote the {model} of {method} ({count:,} parameters) to {to}")

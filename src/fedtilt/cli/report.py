@@ -1,4 +1,4 @@
-"""`fedtilt report`: one HTML page about run folders that opens offline."""
+"""`fedtilt report`: one HTML page about one or more runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,17 +14,18 @@ from fedtilt.reproduction.published import published_for
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="One or more run folders, finished or not.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="The file to write; RUN/report.html, or report.html for several runs.")
+        Path | None,
+        typer.Option("--out", help="The file to write (default: RUN/report.html)."),
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Also write the tables as Markdown, beside it.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Also write the tables as CSV, beside it.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Also write the tables as Markdown.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Also write the tables as CSV.")] = False,
 ) -> None:
-    """Write one HTML page about some runs: table, curves, clients, classes, settings. Nothing is trained."""
+    """Write one HTML page about runs: table, curves, clients, classes, settings. Nothing is trained."""
     path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     published = [published_for(run) for run in runs]
     written = [pages.write(runs, path, published=published)]
-    for wanted, suffix, text in ((markdown, ".md", pages.markdown), (csv, ".csv", pages.csv)):
-        if wanted:
+    for enabled, suffix, text in ((markdown, ".md", pages.markdown), (csv, ".csv", pages.csv)):
+        if enabled:
             written.append(path.with_suffix(suffix))
             write_bytes(written[-1], text(runs, published=published).encode())
     for file in written:

@@ -1,4 +1,4 @@
-"""`fedtilt resume`: go on where a run stopped, to the same bits."""
+"""`fedtilt resume`: resume a run, with bit-identical results."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedtilt.cli.run import AsJson, Quiet, Verbose, show
-from fedtilt.cli.tune import searched
-from fedtilt.cli.watch import Watch
+from fedtilt.cli.progress import RunCallbacks
+from fedtilt.cli.run import AsJson, Quiet, Verbose, run_and_print
+from fedtilt.cli.tune import search_with_progress
 from fedtilt.evaluation.results import Result
 from fedtilt.files import read_json
 from fedtilt.runs.spec_run import resume as resume_run
@@ -22,15 +22,15 @@ def resume(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on where a run stopped, to the same bits, and print its table."""
+    """Resume a run where it stopped, and print its table; the results are bit-identical."""
     spec = spec_of(folder)
     if (folder / "results.json").exists() and not (quiet or as_json):
-        Console(stderr=True, soft_wrap=True).print(f"note: {folder} is finished; this is what it found", markup=False)
+        Console(stderr=True, soft_wrap=True).print(f"note: {folder} is finished; these are its results", markup=False)
     record = read_json(folder / "run.json")
 
-    def job(watch: Watch) -> dict[int, Result]:
+    def train(callbacks: RunCallbacks) -> dict[int, Result]:
         if "tuning" in record:
-            return searched(spec, Tuning.from_json(record["tuning"]), folder, watch, resuming=True)
-        return resume_run(folder, on_seed=watch.on_seed, on_round=watch.on_round, notice=watch.notice)
+            return search_with_progress(spec, Tuning.from_json(record["tuning"]), folder, callbacks, resuming=True)
+        return resume_run(folder, **callbacks._asdict())
 
-    show(spec, folder, job, quiet=quiet, verbose=verbose, as_json=as_json)
+    run_and_print(spec, folder, train, quiet=quiet, verbose=verbose, as_json=as_json)

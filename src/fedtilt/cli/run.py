@@ -1,4 +1,4 @@
-"""`fedtilt run`: train every method of a spec on one federation and show how accurate and fair each is."""
+"""`fedtilt run`: train every method of a spec on one federation, and compare their accuracy and fairness."""
 
 import importlib.util
 import json
@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fedtilt.cli.tables import comparison, legend, tell_tuning, unjudged
-from fedtilt.cli.watch import Watch, watching
+from fedtilt.cli.progress import RunCallbacks, show_progress
+from fedtilt.cli.tables import clients_without_test_data, comparison_table, legend, print_tuning
 from fedtilt.evaluation.results import Result, over_seeds
 from fedtilt.files import read_json, write_json
 from fedtilt.runs.spec_run import run_spec
@@ -26,25 +26,26 @@ SpecArgument = Annotated[
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.rounds=5.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table, only the run folder.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="A line for every round.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run folder.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for every round.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 
 
-Out = Annotated[Path | None, typer.Option("--out", help="The run folder; a new one under runs/ by default.")]
+Out = Annotated[Path | None, typer.Option("--out", help="The run folder (default: a new folder in runs/).")]
 DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", metavar="DIR", help="Where data sets lie (else FEDTILT_DATA).")
+    Path | None, typer.Option("--data-dir", metavar="DIR", help="The data folder (default: FEDTILT_DATA).")
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 Seed = Annotated[int | None, typer.Option(help="The first seed.")]
-Seeds = Annotated[int | None, typer.Option(help="How many seeds, for error bars.")]
+Seeds = Annotated[int | None, typer.Option(help="The number of seeds; results are mean ± std.")]
 
 
 def run(
     spec: SpecArgument = "digits",
     settings: Settings = None,
     method: Annotated[
-        list[str] | None, typer.Option("--method", metavar="NAME", help="Only these methods of the spec (or a preset).")
+        list[str] | None,
+        typer.Option("--method", metavar="NAME", help="Only this method, or a preset; repeatable."),
     ] = None,
     out: Out = None,
     data_dir: DataDir = None,
@@ -57,42 +58,61 @@ def run(
 ) -> None:
     """Train every method of a spec on one federation; print a table and the run folder.
 
-    Without a spec: FedAvg, Ditto and FedTilt on 20 clients whose labels are partly wrong, in seconds.
+    Without a spec: FedAvg, Ditto and FedTilt on 20 clients with 30 % wrong labels, in seconds.
     """
     overrides = overrides_of(settings, data_dir)
-    chosen = load(spec, overrides=overrides, methods=method or [], seed=seed, seeds=seeds, device=device)
-    folder = out or new_folder(chosen.name)
-    show(chosen, folder, lambda w: run_spec(chosen, folder, on_seed=w.on_seed, on_round=w.on_round, notice=w.notice),
-         quiet=quiet, verbose=verbose, as_json=as_json)  # fmt: skip
+    loaded = load(spec, overrides=overrides, methods=method or [], seed=seed, seeds=seeds, device=device)
+    folder = out or new_folder(loaded.name)
+
+    def train(callbacks: RunCallbacks) -> dict[int, Result]:
+        return run_spec(loaded, folder, **callbacks._asdict())
+
+    run_and_print(loaded, folder, train, quiet=quiet, verbose=verbose, as_json=as_json)
 
 
 def overrides_of(settings: list[str] | None, data_dir: Path | None) -> list[str]:
-    """What the options override in a spec."""
+    """The overrides of the spec from --set and --data-dir."""
     return [*(settings or []), *([] if data_dir is None else [f"data.folder={data_dir}"])]
 
 
 def new_folder(name: str) -> Path:
-    """A folder under runs/ that is not there yet."""
+    """A folder in runs/ that does not exist yet."""
     base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder, again = base, 2
+    folder, number = base, 2
     while folder.exists():
-        folder, again = base.with_name(f"{base.name}-{again}"), again + 1
+        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
     return folder
 
 
-def show(
-    spec: Spec, folder: Path, job: Callable[[Watch], dict[int, Result]], *, quiet: bool, verbose: bool, as_json: bool
+def run_and_print(
+    spec: Spec,
+    folder: Path,
+    train: Callable[[RunCallbacks], dict[int, Result]],
+    *,
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
 ) -> None:
-    """Run a job under a display, then print what it found; Ctrl-C says how to go on."""
+    """Train while showing the progress, then print the results; after Ctrl-C, print how to resume.
+
+    Args:
+        spec: the spec of the run
+        folder: the run folder
+        train: runs, resumes or tunes the spec, and returns the results of every seed
+        quiet: print only the run folder
+        verbose: print a line for every round
+        as_json: print the results as JSON
+    """
     progress = Console(stderr=True)
-    begun = time.monotonic()
+    start_time = time.monotonic()
+    silent = quiet or as_json
     try:
-        with watching(progress, spec.train.rounds, spec.seeds, quiet=quiet or as_json, verbose=verbose) as watch:
-            results = job(watch)
+        with show_progress(progress, spec.train.rounds, spec.seeds, quiet=silent, verbose=verbose) as callbacks:
+            results = train(callbacks)
     except KeyboardInterrupt:
-        begun_at_all = (folder / "spec.toml").exists()
-        how = f"go on with: fedtilt resume {shlex.quote(str(folder))}" if begun_at_all else "nothing was begun"
-        progress.print(f"stopped; {how}", highlight=False, soft_wrap=True, markup=False)
+        started = (folder / "spec.toml").exists()
+        remedy = f"resume with: fedtilt resume {shlex.quote(str(folder))}" if started else "nothing was trained"
+        progress.print(f"stopped; {remedy}", highlight=False, soft_wrap=True, markup=False)
         raise typer.Exit(130) from None
     table = over_seeds(results)
     record = read_json(folder / "run.json")
@@ -107,14 +127,14 @@ def show(
     if not quiet:
         federation = federation_of(spec, spec.seed)
         console.print()
-        console.print(_headline(spec, federation.clients, time.monotonic() - begun))
+        console.print(_headline(spec, federation.clients, time.monotonic() - start_time))
         if "tuning" in table:
-            table = tell_tuning(console, table, int(federation.class_counts("validation").sum()) * spec.seeds)
+            table = print_tuning(console, table, int(federation.class_counts("validation").sum()) * spec.seeds)
             results = {seed: result.only(table["methods"]) for seed, result in results.items()}
-        console.print(comparison(table, results, federation.client_names, federation.class_names, console.width))
+        console.print(comparison_table(table, results, federation.client_names, federation.class_names, console.width))
         console.print(legend(results))
-        if missing := unjudged(results, federation.client_names):
-            console.print(missing)
+        if line := clients_without_test_data(results, federation.client_names):
+            console.print(line)
         console.print()
     console.print(f"run folder: {folder}", highlight=False, soft_wrap=True, markup=False)
     if not quiet:
@@ -122,7 +142,7 @@ def show(
 
 
 def report_of(folder: Path) -> str:
-    """Write the HTML page of a run, where the extra for it is installed; where it is, or how to get it."""
+    """Write the report of a run and return its path; without plotly, return how to install it."""
     if importlib.util.find_spec("plotly") is None:
         return 'pip install "fedtilt[report]", then fedtilt report ' + str(folder)
     from fedtilt.report import write
@@ -132,9 +152,10 @@ def report_of(folder: Path) -> str:
 
 
 def _headline(spec: Spec, clients: int, seconds: float) -> str:
-    outliers = "clean" if spec.outliers.kind == "none" else f"{spec.outliers.rate:.0%} {spec.outliers.kind} every round"
-    if spec.outliers.kind != "none" and spec.outliers.clients < 1:
-        outliers += f" at {spec.outliers.clients:.0%} of them"
+    o = spec.outliers
+    outliers = "no outliers" if o.kind == "none" else f"{o.rate:.0%} {o.kind} every round"
+    if o.kind != "none" and o.clients < 1:
+        outliers += f" on {o.clients:.0%} of the clients"
     rounds = "1 round" if spec.train.rounds == 1 else f"{spec.train.rounds} rounds"
     data = escape(Path(spec.data.file).name if spec.data.file else spec.data.name)
     return f"[bold]{data}[/], {clients} clients, {outliers}, {rounds} [dim]({seconds:.1f} s)[/]"

@@ -1,4 +1,4 @@
-"""`fedtilt tune`: train a method with many settings together, and say which to take."""
+"""`fedtilt tune`: train a method with many settings, and recommend one."""
 
 import shlex
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from typing import Annotated
 import torch
 import typer
 
+from fedtilt.cli.progress import RunCallbacks
 from fedtilt.cli.run import (
     AsJson,
     DataDir,
@@ -22,9 +23,8 @@ from fedtilt.cli.run import (
     Verbose,
     new_folder,
     overrides_of,
-    show,
+    run_and_print,
 )
-from fedtilt.cli.watch import Watch
 from fedtilt.evaluation.results import Result, Summary, summarised
 from fedtilt.runs.tune import VALIDATION_SHARE, Tuning, axes_of, check_validation, grid_of, search
 from fedtilt.simulation import Round
@@ -35,10 +35,10 @@ def tune(
     spec: SpecArgument = "digits",
     over: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V,V,…", help="What to vary; tau=0,1,10,50 and lam=-2,0,1,10 by default."),
+        typer.Option(metavar="KEY=V,V,…", help="The values of a setting (default: tau=0,1,10,50 and lam=-2,0,1,10)."),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The method; the first that it fits, by default.")
+        str | None, typer.Option(metavar="NAME", help="The method (default: the first that has these settings).")
     ] = None,
     settings: Settings = None,
     out: Out = None,
@@ -50,42 +50,37 @@ def tune(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find a method's tilts: train every combination together, choose on validation data, compare on test data.
+    """Search a method's settings: train every combination, choose on validation data, compare on test data.
 
-    Clients set some of their training samples aside to choose by; the other methods of the spec run beside.
+    Validation data is a share of every client's training data. The other methods of the spec are trained too.
     """
     overrides = overrides_of(settings, data_dir)
     base = load(spec, overrides=overrides, seed=seed, seeds=seeds, device=device)
     grid, tuning = grid_of(base, method, axes_of(over or []))
-    given = [("--set", text) for text in overrides]
-    given += [
-        (f"--{key}", str(value))
-        for key, value in (("seed", seed), ("seeds", seeds), ("device", device))
-        if value is not None
-    ]
-    tuning = tuning._replace(command=shlex.join(["fedtilt", "run", spec, *(part for pair in given for part in pair)]))
+    options = [part for text in overrides for part in ("--set", text)]
+    for key, value in (("seed", seed), ("seeds", seeds), ("device", device)):
+        options += [] if value is None else [f"--{key}", str(value)]
+    tuning = tuning._replace(command=shlex.join(["fedtilt", "run", spec, *options]))
     check_validation(grid)
     folder = out or new_folder(f"{base.name}-tune")
 
-    def job(watch: Watch) -> dict[int, Result]:
+    def train(callbacks: RunCallbacks) -> dict[int, Result]:
         if not base.clients.validation:
-            watch.notice(
-                f"clients.validation is 0: {VALIDATION_SHARE:.0%} of every client's training samples are set aside"
-            )
-        return searched(grid, tuning, folder, watch)
+            share = f"{VALIDATION_SHARE:.0%} of every client's training data"
+            callbacks.notice(f"clients.validation is 0; {share} is used for validation")
+        return search_with_progress(grid, tuning, folder, callbacks)
 
-    show(grid, folder, job, quiet=quiet, verbose=verbose, as_json=as_json)
-
-
-def searched(grid: Spec, tuning: Tuning, folder: Path, watch: Watch, *, resuming: bool = False) -> dict[int, Result]:
-    """A search under a display."""
-    return search(
-        grid, tuning, folder, resuming=resuming, on_seed=watch.on_seed, on_round=partial(_validated, watch),
-        notice=watch.notice,
-    )  # fmt: skip
+    run_and_print(grid, folder, train, quiet=quiet, verbose=verbose, as_json=as_json)
 
 
-def _validated(watch: Watch, r: Round, _: Mapping[str, Summary] | None) -> None:
-    """Show the progress on validation data: test data is not for choosing."""
-    nobody = torch.zeros(len(r.total), dtype=torch.bool)
-    watch.on_round(r, summarised(r.validation, r.validation_total, nobody))
+def search_with_progress(
+    grid: Spec, tuning: Tuning, folder: Path, callbacks: RunCallbacks, *, resuming: bool = False
+) -> dict[int, Result]:
+    """Run or resume a search, and show its progress on validation data: test data is not used to choose."""
+    validation_callbacks = callbacks._replace(on_round=partial(_show_validation, callbacks))
+    return search(grid, tuning, folder, resuming=resuming, **validation_callbacks._asdict())
+
+
+def _show_validation(callbacks: RunCallbacks, r: Round, _: Mapping[str, Summary] | None) -> None:
+    no_outliers = torch.zeros(len(r.total), dtype=torch.bool)
+    callbacks.on_round(r, summarised(r.validation, r.validation_total, no_outliers))

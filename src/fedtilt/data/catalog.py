@@ -137,9 +137,9 @@ def load(name: str, folder: str | os.PathLike[str] | None = None, *, seed: int =
     """Read a data set of the catalogue.
 
     Args:
-        name: One of `names()`; `digits` and the toys need no files.
-        folder: The data folder; left out: FEDTILT_DATA, else ~/.cache/fedtilt.
-        seed: The seed that generates a toy; the other data sets ignore it.
+        name: one of `names()`; `digits` and the toys need no files
+        folder: the data folder; left out: FEDTILT_DATA, else ~/.cache/fedtilt
+        seed: the seed that generates a toy; the other data sets ignore it
 
     >>> load("toy-1").input_shape
     (2,)

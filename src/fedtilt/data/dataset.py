@@ -18,19 +18,19 @@ class Dataset:
     """Training and test samples with their labels.
 
     Args:
-        name: The name of the data set.
-        x_train: Training samples: images, uint8 in 0..255 or float32 in [0, 1], shape (N, channels, height, width);
-            anything else as float32, shape (N, features).
-        y_train: Training labels, int64 in [0, classes).
-        x_test: Test samples, of the shape and dtype of the training samples.
-        y_test: Test labels.
-        classes: The number of classes.
-        class_names: A name for each class; left out: their numbers.
-        image: Whether the samples are images; these are scaled to [-1, 1] for the model.
-        client_train: The number of each training sample's client, int64; left out: a partition makes the clients.
-        client_test: The number of each test sample's client.
-        client_names: A name for each client.
-        features: The names of the columns and how they were standardised; left out: unknown.
+        name: the name of the data set
+        x_train: training samples: images, uint8 in 0..255 or float32 in [0, 1], shape (N, channels, height, width);
+            anything else as float32, shape (N, features)
+        y_train: training labels, int64 in [0, classes)
+        x_test: test samples, of the shape and dtype of the training samples
+        y_test: test labels
+        classes: the number of classes
+        class_names: a name for each class; left out: their numbers
+        image: whether the samples are images; these are scaled to [-1, 1] for the model
+        client_train: the number of each training sample's client, int64; left out: a partition makes the clients
+        client_test: the number of each test sample's client
+        client_names: a name for each client
+        features: the names of the columns and how they were standardised; left out: unknown
 
     >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
     >>> Dataset(name="mine", x_train=x, y_train=y, x_test=x, y_test=y, classes=2)

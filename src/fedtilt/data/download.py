@@ -50,12 +50,12 @@ def get(
     """Download a data set's files into the data folder and return their paths.
 
     Args:
-        name: A data set of the catalogue.
-        folder: The data folder; left out: FEDTILT_DATA, else ~/.cache/fedtilt.
-        force: Download intact files again.
-        progress: Called with a file's name, the bytes downloaded and the bytes in total.
-        files: What to download instead of the published files, such as from your own mirror.
-        timeout: Seconds to wait for a server.
+        name: a data set of the catalogue
+        folder: the data folder; left out: FEDTILT_DATA, else ~/.cache/fedtilt
+        force: download intact files again
+        progress: called with a file's name, the bytes downloaded and the bytes in total
+        files: what to download instead of the published files, such as from your own mirror
+        timeout: seconds to wait for a server
     """
     root = data_folder(folder)
     published = catalog.entry(name).files if files is None else files

@@ -23,16 +23,16 @@ class Entry:
     """One data set of the catalogue, and how to read it.
 
     Args:
-        name: What `load` calls it.
-        description: What the samples are, in a few words.
-        reader: Reads it: `reader(entry, data folder, seed)`. The seed matters for generated data only.
-        train: The number of training samples.
-        test: The number of test samples.
-        classes: The number of classes.
-        class_names: The classes' names; empty: their numbers.
-        files: The files to download; empty for a data set that is built in.
-        contents: The uncompressed files and their md5 sums.
-        folders: The folders, relative to the data folder, in which to look for either.
+        name: the name for `load`
+        description: what the samples are, in a few words
+        reader: `reader(entry, data_folder, seed)` returns the data set; the seed matters for generated data only
+        train: the number of training samples
+        test: the number of test samples
+        classes: the number of classes
+        class_names: the classes' names; empty: their numbers
+        files: the files to download; empty for a data set that is built in
+        contents: the uncompressed files and their md5 sums
+        folders: the folders, relative to the data folder, that may contain either
     """
 
     name: str

@@ -56,20 +56,20 @@ class Federation:
         """Divide a data set among clients.
 
         Args:
-            dataset: The data, from `ft.data.load`, `ft.data.table` or `ft.data.Dataset`.
-            clients: The number of clients; ignored with partition 'column'.
+            dataset: the data, from `ft.data.load`, `ft.data.table` or `ft.data.Dataset`
+            clients: the number of clients; ignored with partition 'column'
             partition: 'classes' (a few classes each), 'dirichlet' (unequal shares of every class), 'iid' (shuffled and
-                split evenly) or 'column' (the data's own clients).
-            classes_per_client: The number of classes of each client, with partition 'classes'.
-            alpha: How equal the shares are, with partition 'dirichlet'; small is unequal.
-            outliers: The kind of outliers in the training data, 'none', 'corruptions', 'gaussian' or 'flips', or an
-                `ft.data.Outliers`.
-            outlier_rate: The probability that a sample is an outlier.
-            outlier_strength: The share of pixels (corruptions) or the standard deviation (gaussian).
-            outlier_clients: The share of clients that have outliers.
-            validation: The share of each client's training samples used for validation, with the classes in proportion.
-            max_train: The largest number of training samples per client; left out: all.
-            seed: The seed of the partition and of the choice of clients with outliers.
+                split evenly) or 'column' (the data's own clients)
+            classes_per_client: the number of classes of each client, with partition 'classes'
+            alpha: how equal the shares are, with partition 'dirichlet'; small is unequal
+            outliers: the kind of outliers in the training data, 'none', 'corruptions', 'gaussian' or 'flips', or an
+                `ft.data.Outliers`
+            outlier_rate: the probability that a sample is an outlier
+            outlier_strength: the share of pixels (corruptions) or the standard deviation (gaussian)
+            outlier_clients: the share of clients that have outliers
+            validation: the share of each client's training samples used for validation, with the classes in proportion
+            max_train: the largest number of training samples per client; left out: all
+            seed: the seed of the partition and of the choice of clients with outliers
 
         >>> from fedtilt.data import load
         >>> Federation.build(load("toy-2"), partition="column")

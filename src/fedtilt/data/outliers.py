@@ -18,11 +18,11 @@ class Outliers:
 
     Args:
         kind: 'none', 'corruptions' (some pixels become uniform in [0, 1]), 'gaussian' (noise is added) or 'flips' (the
-            label becomes another class of the client).
-        rate: The probability that a sample is an outlier.
-        strength: For corruptions the share of a sample's pixels (default 0.3), for gaussian the standard deviation
-            (default 1.0).
-        clients: The share of clients that have outliers.
+            label becomes another class of the client)
+        rate: the probability that a sample is an outlier
+        strength: for corruptions the share of a sample's pixels (default 0.3), for gaussian the standard deviation
+            (default 1.0)
+        clients: the share of clients that have outliers
 
     >>> Outliers(kind="gaussian").strength
     1.0
@@ -77,13 +77,13 @@ def apply(
     The result depends only on the seed, the round, the client and the samples, and is the same on every device.
 
     Args:
-        outliers: The kind and its settings.
-        x: The samples, in [0, 1] units.
-        y: Their labels.
-        client_classes: The client's classes, ascending; a label flips to another of these.
-        seed: The seed of the run.
-        round: The number of the round.
-        client: The number of the client.
+        outliers: the kind and its settings
+        x: the samples, in [0, 1] units
+        y: their labels
+        client_classes: the client's classes, ascending; a label flips to another of these
+        seed: the seed of the run
+        round: the number of the round
+        client: the number of the client
 
     >>> x, y = torch.zeros(4, 1), torch.tensor([3, 7, 3, 7])
     >>> apply(Outliers(kind="flips", rate=1.0), x, y, torch.tensor([3, 7]), seed=0, round=1, client=0)[1]

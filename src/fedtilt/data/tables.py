@@ -29,12 +29,12 @@ def table(
     and standard deviation, which the data set stores as `features`; `rows` does the same to new rows.
 
     Args:
-        source: A CSV, TSV or Parquet file or a pandas DataFrame.
-        target: The column of the labels, numbers or text.
-        client: The column that names the client of each row; left out: the data has no clients of its own.
-        drop: Columns to leave out; all others are features.
-        test_share: The share of each client's rows that is test data, with the classes in proportion.
-        seed: The seed that draws the test data.
+        source: a CSV, TSV or Parquet file or a pandas DataFrame
+        target: the column of the labels, numbers or text
+        client: the column that names the client of each row; left out: the data has no clients of its own
+        drop: columns to leave out; all others are features
+        test_share: the share of each client's rows that is test data, with the classes in proportion
+        seed: the seed that draws the test data
     """
     test_share, seed = checks.number(test_share, "test_share"), checks.whole(seed, "seed")
     if not 0 < test_share < 1:
@@ -70,8 +70,8 @@ def rows(source: Source, *, like: Dataset | str | os.PathLike[str]) -> Tensor:
     """New rows as a model's input: the columns it was trained on, standardised as in training.
 
     Args:
-        source: A CSV, TSV or Parquet file or a pandas DataFrame; columns that are not features are ignored.
-        like: The data set that `table` returned, or the file of an exported model.
+        source: a CSV, TSV or Parquet file or a pandas DataFrame; columns that are not features are ignored
+        like: the data set that `table` returned, or the file of an exported model
     """
     if not isinstance(like, Dataset | str | os.PathLike):
         raise InputError(f"like is a {type(like).__name__}; give a data set, or the path of an exported model")
