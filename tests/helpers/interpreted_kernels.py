@@ -1,6 +1,6 @@
-"""Run by `test_kernels.py` in a process of its own: the CUDA kernels in Triton's interpreter, against the loop.
+"""Run by `test_kernels.py` in a separate process: the CUDA kernels in Triton's interpreter, against the autograd loop.
 
-The interpreter has to be asked for before Triton is imported, and then holds for the whole process.
+The interpreter must be turned on before Triton is imported, and stays on for the whole process.
 """
 
 import json
@@ -20,11 +20,11 @@ from fedtilt.training import autograd_loop, stacked
 from fedtilt.training.local_job import Batches, LocalJob, make_batches
 
 CLASSES = 3
-CLIENT_SETTINGS = ((0.0, 0.0, 0.0), (0.5, 5.0, -2.0), (0.1, -math.inf, math.inf), (0.1, 1e-6, 1e-12))  # pull, tau, lam
+CLIENT_SETTINGS = ((0.0, 0.0, 0.0), (0.5, 5.0, -2.0), (0.1, -math.inf, math.inf), (0.1, 1e-6, 1e-12))  # prox, tau, lam
 
 
-def _deep(shape: tuple[int, ...], channels: tuple[int, ...], hidden: int) -> nn.Sequential:
-    """A convolutional network with a hidden layer before the last."""
+def _cnn_with_hidden_layer(shape: tuple[int, ...], channels: tuple[int, ...], hidden: int) -> nn.Sequential:
+    """A convolutional network with a hidden linear layer."""
     *front, last = models.cnn(shape, CLASSES, channels=channels)
     assert isinstance(last, nn.Linear)
     return nn.Sequential(*front, nn.Linear(last.in_features, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
@@ -34,7 +34,7 @@ torch.manual_seed(0)
 CASES = {
     "logistic": (models.logistic((5,), CLASSES), (5,), 4),
     "mlp": (models.mlp((1, 4, 4), CLASSES, hidden=(20, 6)), (1, 4, 4), 4),
-    "wide batches": (models.mlp((6,), CLASSES, hidden=(5,)), (6,), 20),
+    "large batches": (models.mlp((6,), CLASSES, hidden=(5,)), (6,), 20),
     "cnn": (models.cnn((2, 4, 4), CLASSES, channels=(3, 5)), (2, 4, 4), 4),
     "odd images": (models.cnn((1, 5, 3), CLASSES, channels=(4,)), (1, 5, 3), 4),
     "5 × 5": (
@@ -42,70 +42,73 @@ CASES = {
         (1, 4, 4),
         4,
     ),
-    "a hidden layer after odd blocks": (_deep((3, 5, 7), (5, 7), 6), (3, 5, 7), 4),
+    "a hidden layer after odd images": (_cnn_with_hidden_layer((3, 5, 7), (5, 7), 6), (3, 5, 7), 4),
     "batches of one": (models.cnn((1, 4, 4), CLASSES, channels=(3,)), (1, 4, 4), 1),
-    # more than a kernel does at once: samples in parts, several tiles, several depths
-    "parts": (models.cnn((1, 10, 10), CLASSES, channels=(3, 5)), (1, 10, 10), 10),
+    # more than one tile: positions in parts, several tiles, several depths
+    "positions in parts": (models.cnn((1, 10, 10), CLASSES, channels=(3, 5)), (1, 10, 10), 10),
     "many channels": (models.cnn((3, 4, 4), CLASSES, channels=(40, 70)), (3, 4, 4), 4),
     "wide layers": (models.mlp((300,), CLASSES, hidden=(40, 270)), (300,), 4),
 }
 
-PRECISIONS = {"cnn": ("float32", "bfloat16"), "mlp": ("float32", "bfloat16")}  # and float32 alone for the others
+PRECISIONS = {"cnn": ("float32", "bfloat16"), "mlp": ("float32", "bfloat16")}  # the others: float32
 
 
-def _widened(x: Any) -> Any:
-    """A bfloat16 operand as float32: the interpreter keeps its bits as integers, and would multiply those."""
+def _to_float32(x: Any) -> Any:
+    """A bfloat16 operand as float32: the interpreter stores its bits as integers, and would multiply those."""
     if x.dtype.scalar != tl.bfloat16:
         return x
     return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
 
-def _multiply_bfloat16() -> None:
+def _patch_bfloat16_dot() -> None:
     dot = interpreter.InterpreterBuilder.create_dot
-    interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(self, _widened(a), _widened(b), *rest)
+    interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(
+        self, _to_float32(a), _to_float32(b), *rest
+    )
 
 
-def _largest(values: Iterable[torch.Tensor]) -> float:
-    """The largest, or NaN if there is one."""
+def _max(values: Iterable[torch.Tensor]) -> float:
+    """The maximum, or NaN if there is one."""
     return torch.stack(list(values)).max().item()
 
 
-def work(model: nn.Module, shape: tuple[int, ...], size: int) -> tuple[list[LocalJob], list[Batches]]:
+def make_jobs(model: nn.Module, shape: tuple[int, ...], batch_size: int) -> tuple[list[LocalJob], list[Batches]]:
     """Two clients of unequal size, the last batches partial, several settings each."""
     rng = torch.Generator().manual_seed(0)
     received = models.flat(model)
-    jobs, feeds = [], []
+    jobs, batches = [], []
     for client, samples in enumerate((7, 10)):
         x = torch.randn(samples, *shape, generator=rng)
         y = torch.randint(0, CLASSES, (samples,), generator=rng)
-        data = make_batches(x, y, seed=1, round=2, client=client, epochs=1, batch_size=size)
-        own = received + 0.1 * torch.randn(len(received), generator=rng)
+        data = make_batches(x, y, seed=1, round=2, client=client, epochs=1, batch_size=batch_size)
+        personal = received + 0.1 * torch.randn(len(received), generator=rng)
         for prox, tau, lam in CLIENT_SETTINGS:
-            jobs.append(LocalJob(start=own, anchor=received, prox=prox, tau=tau, lam=lam, lr=0.2))
-            feeds.append(data)
-    return jobs, feeds
+            jobs.append(LocalJob(start=personal, anchor=received, prox=prox, tau=tau, lam=lam, lr=0.2))
+            batches.append(data)
+    return jobs, batches
 
 
 def main() -> None:
-    """Print, per case, how far the kernels come from the loop and how far the loop came from its start."""
+    """Print, per case, the difference between kernels and loop, and how far the loop moved from its start."""
     torch.set_num_threads(1)
-    found = {}
-    _multiply_bfloat16()
-    for name, (model, shape, size) in CASES.items():
-        jobs, feeds = work(model, shape, size)
-        expected = autograd_loop.train(model, jobs, feeds)
+    results = {}
+    _patch_bfloat16_dot()
+    for name, (model, shape, batch_size) in CASES.items():
+        jobs, batches = make_jobs(model, shape, batch_size)
+        expected = autograd_loop.train(model, jobs, batches)
         for precision in PRECISIONS.get(name, ("float32",)):
-            got = stacked.train(model, jobs, feeds, precision)
-            compared = list(zip(jobs, expected, got, strict=True))
-            smooth = [(job, a, b) for job, a, b in compared if math.isfinite(job.tau)]  # rounding moves no maximum
-            found[f"{name}, {precision}"] = {
-                "error": _largest((a - b).abs().max() for _, a, b in compared),
-                "drift": _largest((a - b).norm() / (a - job.start).norm() for job, a, b in smooth),
+            trained = stacked.train(model, jobs, batches, precision)
+            compared = list(zip(jobs, expected, trained, strict=True))
+            # with an infinite tilt, rounding may change which sample is the maximum
+            smooth = [(job, a, b) for job, a, b in compared if math.isfinite(job.tau)]
+            results[f"{name}, {precision}"] = {
+                "error": _max((a - b).abs().max() for _, a, b in compared),
+                "relative error": _max((a - b).norm() / (a - job.start).norm() for job, a, b in smooth),
                 "moved": min((a - job.start).abs().max().item() for job, a, _ in compared),
-                "by kernels": stacked._chain(model, shape, size, torch.device("cpu")) is not None,
+                "uses kernels": stacked._kernel_net(model, shape, batch_size, torch.device("cpu")) is not None,
             }
-            stacked.forget()
-    json.dump(found, sys.stdout)
+            stacked.clear_cache()
+    json.dump(results, sys.stdout)
 
 
 if __name__ == "__main__":

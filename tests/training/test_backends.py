@@ -1,4 +1,4 @@
-"""Every way to descend agrees with the loop: one conformance table, ways × models × settings."""
+"""Every backend agrees with the autograd loop: one conformance table, backends × models × settings."""
 
 import copy
 from dataclasses import replace
@@ -11,7 +11,7 @@ from torch import nn
 from fedtilt import models, seeds
 from fedtilt.errors import InputError
 from fedtilt.training import BACKENDS, LocalJob, choose_backend, deduplicate, make_batches, native
-from tests.helpers.models import CLASSES, MODELS, SHAPE, Random, Recurrent, work
+from tests.helpers.models import CLASSES, MODELS, SHAPE, FunctionalDropout, Recurrent, make_jobs
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def supported() -> list[tuple[str, str]]:
+def supported_pairs() -> list[tuple[str, str]]:
     pairs = []
     for name, build in MODELS.items():
         for backend in BACKENDS:
@@ -35,46 +35,46 @@ def supported() -> list[tuple[str, str]]:
     return pairs
 
 
-def test_what_each_way_supports() -> None:
-    assert set(supported()) == {
+def test_what_each_backend_supports() -> None:
+    assert set(supported_pairs()) == {
         *([("native", "logistic"), ("native", "mlp"), ("native", "cnn")] if native.available() else []),
         ("fused", "logistic"), ("fused", "mlp"),
         ("stacked", "logistic"), ("stacked", "mlp"), ("stacked", "cnn"), ("stacked", "norm"),
-        ("stacked", "bias-free"), ("stacked", "subclass"), ("stacked", "idle part"),
+        ("stacked", "bias-free"), ("stacked", "subclass"), ("stacked", "unused layer"),
     }  # fmt: skip
     assert choose_backend(MODELS["mlp"](), "cpu") == ("native" if native.available() else "fused")
     assert choose_backend(MODELS["cnn"](), "cpu") == ("native" if native.available() else "autograd")
     assert choose_backend(MODELS["cnn"](), "cuda") == "stacked"
     assert choose_backend(Recurrent(), "cuda") == "autograd"
-    assert choose_backend(Random(), "cuda", sample=torch.zeros(1, *SHAPE)) == "autograd"
+    assert choose_backend(FunctionalDropout(), "cuda", sample=torch.zeros(1, *SHAPE)) == "autograd"
 
 
-@pytest.mark.parametrize(("backend", "name"), supported())
-def test_ways_agree_with_the_loop(backend: str, name: str) -> None:
+@pytest.mark.parametrize(("backend", "name"), supported_pairs())
+def test_backends_agree_with_the_autograd_loop(backend: str, name: str) -> None:
     model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
-    jobs, feeds = work(model)
-    expected = BACKENDS["autograd"](model, jobs, feeds)
-    for job, trained, reference in zip(jobs, BACKENDS[backend](model, jobs, feeds), expected, strict=True):
+    jobs, batches = make_jobs(model)
+    expected = BACKENDS["autograd"](model, jobs, batches)
+    for job, trained, reference in zip(jobs, BACKENDS[backend](model, jobs, batches), expected, strict=True):
         moved = (reference - job.start).norm()
         assert moved > 0.01
         assert (trained - reference).norm() <= 2e-5 * moved
 
 
-@pytest.mark.parametrize(("backend", "name"), [*(("autograd", name) for name in MODELS), *supported()])
-def test_every_way_gives_the_same_bits_again_and_leaves_its_inputs_alone(backend: str, name: str) -> None:
+@pytest.mark.parametrize(("backend", "name"), [*(("autograd", name) for name in MODELS), *supported_pairs()])
+def test_every_backend_is_deterministic_and_does_not_change_its_inputs(backend: str, name: str) -> None:
     model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
-    jobs, feeds = work(model, count=1)
-    before = copy.deepcopy((jobs, feeds))
+    jobs, batches = make_jobs(model, epochs=1)
+    before = copy.deepcopy((jobs, batches))
     state = torch.random.get_rng_state()
-    first = BACKENDS[backend](model, jobs, feeds)
+    first = BACKENDS[backend](model, jobs, batches)
     torch.manual_seed(99)
-    again = BACKENDS[backend](model, jobs[::-1], feeds[::-1])[::-1]
+    again = BACKENDS[backend](model, jobs[::-1], batches[::-1])[::-1]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    for job, feed, lane_before, feed_before in zip(jobs, feeds, *before, strict=True):
-        assert torch.equal(job.start, lane_before.start)
-        assert torch.equal(job.anchor, lane_before.anchor)
+    for job, data, job_before, data_before in zip(jobs, batches, *before, strict=True):
+        assert torch.equal(job.start, job_before.start)
+        assert torch.equal(job.anchor, job_before.anchor)
         for part in ("x", "y", "order"):
-            assert torch.equal(getattr(feed, part), getattr(feed_before, part))
+            assert torch.equal(getattr(data, part), getattr(data_before, part))
     torch.random.set_rng_state(state)
 
 
@@ -85,36 +85,36 @@ TILTS = ((0.0, 0.0), (2.0, -2.0), (-2.0, 2.0), (50.0, 100.0), (INF, -INF), (-INF
 @pytest.mark.parametrize("size", [1, 3, 10, 33])
 @pytest.mark.parametrize("hidden", [(), (5,), (70, 50), (20, 33, 16)], ids=str)
 @pytest.mark.parametrize("backend", ["native", "fused"])
-def test_perceptrons_of_any_depth_and_batches_of_any_size(backend: str, hidden: tuple[int, ...], size: int) -> None:
+def test_any_depth_and_batch_size(backend: str, hidden: tuple[int, ...], size: int) -> None:
     if backend == "native" and not native.available():
-        pytest.skip(f"native cannot run because {native.why_not()}")
+        pytest.skip(f"native cannot run because {native.unavailable_reason()}")
     model = models.build(lambda: models.mlp(SHAPE, CLASSES, hidden), SHAPE, CLASSES, seed=7)
     received = models.flat(model)
     rng = torch.Generator().manual_seed(8)
     x, y = torch.randn(37, *SHAPE, generator=rng), torch.randint(0, CLASSES, (37,), generator=rng)
     data = make_batches(x, y, seed=3, round=1, client=0, epochs=1, batch_size=size)
-    own = received + 0.05 * torch.randn(len(received), generator=rng)
+    personal = received + 0.05 * torch.randn(len(received), generator=rng)
     jobs = [
-        LocalJob(start=own, anchor=received, prox=prox, tau=tau, lam=lam, lr=0.05)
+        LocalJob(start=personal, anchor=received, prox=prox, tau=tau, lam=lam, lr=0.05)
         for (tau, lam), prox in zip(TILTS, (0.0, 0.3) * 4, strict=True)
     ]
-    feeds = [data] * len(jobs)
+    batches = [data] * len(jobs)
     for job, trained, expected in zip(
-        jobs, BACKENDS[backend](model, jobs, feeds), BACKENDS["autograd"](model, jobs, feeds), strict=True
+        jobs, BACKENDS[backend](model, jobs, batches), BACKENDS["autograd"](model, jobs, batches), strict=True
     ):
         assert (trained - expected).norm() <= 3e-5 * (expected - job.start).norm(), job
 
 
-def blocks(shape: tuple[int, int, int], channels: tuple[int, ...], size: int, hidden: tuple[int, ...]) -> nn.Module:
+def conv_net(shape: tuple[int, int, int], channels: tuple[int, ...], size: int, hidden: tuple[int, ...]) -> nn.Module:
     """Convolutions with kernels of any odd size, then a perceptron."""
     (planes, height, width), layers = shape, []
-    for fan_out in channels:
-        layers += [nn.Conv2d(planes, fan_out, size, padding=size // 2), nn.ReLU(), nn.MaxPool2d(2)]
-        planes, height, width = fan_out, height // 2, width // 2
+    for out in channels:
+        layers += [nn.Conv2d(planes, out, size, padding=size // 2), nn.ReLU(), nn.MaxPool2d(2)]
+        planes, height, width = out, height // 2, width // 2
     return nn.Sequential(*layers, *models.mlp((planes, height, width), CLASSES, hidden))
 
 
-@pytest.mark.skipif(not native.available(), reason=f"native cannot run because {native.why_not()}")
+@pytest.mark.skipif(not native.available(), reason=f"native cannot run because {native.unavailable_reason()}")
 @pytest.mark.parametrize(
     ("shape", "channels", "size", "hidden"),
     [
@@ -126,19 +126,19 @@ def blocks(shape: tuple[int, int, int], channels: tuple[int, ...], size: int, hi
     ids=str,
 )
 @pytest.mark.parametrize("batch", [1, 10])
-def test_images_of_any_size(
+def test_any_image_and_kernel_size(
     shape: tuple[int, int, int], channels: tuple[int, ...], size: int, hidden: tuple[int, ...], batch: int
 ) -> None:
-    model = models.build(lambda: blocks(shape, channels, size, hidden), shape, CLASSES, seed=7)
+    model = models.build(lambda: conv_net(shape, channels, size, hidden), shape, CLASSES, seed=7)
     assert choose_backend(model, "cpu") == "native"
     received = models.flat(model)
     rng = torch.Generator().manual_seed(8)
     x, y = torch.randn(13, *shape, generator=rng), torch.randint(0, CLASSES, (13,), generator=rng)
-    x[:4] = x[:4].round().clamp(-1, 0)  # even areas: the largest of four spots is often not the only one
+    x[:4] = x[:4].round().clamp(-1, 0)  # ties: several of four pixels are often the largest
     data = make_batches(x, y, seed=3, round=1, client=0, epochs=1, batch_size=batch)
-    own = received + 0.05 * torch.randn(len(received), generator=rng)
+    personal = received + 0.05 * torch.randn(len(received), generator=rng)
     jobs = [
-        LocalJob(start=own, anchor=received, prox=prox, tau=tau, lam=lam, lr=0.05)
+        LocalJob(start=personal, anchor=received, prox=prox, tau=tau, lam=lam, lr=0.05)
         for prox, tau, lam in ((0.0, 0.0, 0.0), (0.3, 2.0, -2.0))
     ]
     expected = BACKENDS["autograd"](model, jobs, [data] * 2)
@@ -147,19 +147,19 @@ def test_images_of_any_size(
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "lstm"])
-def test_the_loop_is_torch_optim(name: str) -> None:
+def test_the_autograd_loop_equals_torch_optim(name: str) -> None:
     """An independent loop with `F.cross_entropy`, a proximal term in the loss, and `torch.optim.SGD`."""
     model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
     received = models.flat(model)
     rng = torch.Generator().manual_seed(5)
     x, y = torch.randn(23, *SHAPE, generator=rng), torch.randint(0, CLASSES, (23,), generator=rng)
     data = make_batches(x, y, seed=0, round=1, client=0, epochs=3, batch_size=10)
-    own = received + 0.02
+    personal = received + 0.02
     (trained,) = BACKENDS["autograd"](
-        model, [LocalJob(start=own, anchor=received, prox=0.3, tau=0.0, lam=0.0, lr=0.1)], [data]
+        model, [LocalJob(start=personal, anchor=received, prox=0.3, tau=0.0, lam=0.0, lr=0.1)], [data]
     )
 
-    net = models.with_weights(model, own)
+    net = models.with_weights(model, personal)
     anchors = [p.detach().clone() for p in model.parameters()]
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for epoch in range(3):
@@ -172,17 +172,17 @@ def test_the_loop_is_torch_optim(name: str) -> None:
     torch.testing.assert_close(trained, models.flat(net), rtol=1e-4, atol=2e-6)
 
 
-def test_dropout_is_on_while_training_and_keyed_by_round_and_client() -> None:
+def test_dropout_is_active_and_depends_on_round_and_client() -> None:
     model = models.build(MODELS["dropout"], SHAPE, CLASSES, seed=3)
-    quiet = copy.deepcopy(model)
-    quiet[2].p = 0.0
-    jobs, feeds = work(model, count=1)
-    (with_dropout,), (without,) = (BACKENDS["autograd"](net, jobs[:1], feeds[:1]) for net in (model, quiet))
+    no_dropout = copy.deepcopy(model)
+    no_dropout[2].p = 0.0
+    jobs, batches = make_jobs(model, epochs=1)
+    (with_dropout,), (without,) = (BACKENDS["autograd"](net, jobs[:1], batches[:1]) for net in (model, no_dropout))
     assert not torch.equal(with_dropout, without)
-    x, y = feeds[0].x, feeds[0].y
-    for round, client in ((2, 0), (3, 0), (2, 1)):  # the same batches, drawn for another round or client
+    x, y = batches[0].x, batches[0].y
+    for round, client in ((2, 0), (3, 0), (2, 1)):  # the same batches with the key of another round or client
         key = make_batches(x, y, seed=1, round=round, client=client, epochs=1, batch_size=10).key
-        (other,) = BACKENDS["autograd"](model, jobs[:1], [replace(feeds[0], key=key)])
+        (other,) = BACKENDS["autograd"](model, jobs[:1], [replace(batches[0], key=key)])
         assert torch.equal(with_dropout, other) == ((round, client) == (2, 0))
 
 
@@ -191,41 +191,41 @@ def test_a_batch_is_no_larger_than_the_data() -> None:
     assert make_batches(x, y, seed=0, round=1, client=0, epochs=2, batch_size=100_000).size == 23
 
 
-def test_precision_is_for_stacks_on_cuda() -> None:
+def test_precision_is_only_for_stacked_on_cuda() -> None:
     assert choose_backend(MODELS["mlp"](), "cuda", precision="tf32") == "stacked"
     for device, backend in (("cpu", "auto"), ("cpu", "stacked"), ("cuda", "autograd")):
         with pytest.raises(InputError, match="precision = 'bfloat16' is for stacked models on CUDA"):
             choose_backend(MODELS["mlp"](), device, backend, precision="bfloat16")
 
 
-def test_identical_lanes_are_trained_once() -> None:
+def test_identical_jobs_are_trained_once() -> None:
     w, other = torch.zeros(3), torch.ones(3)
     plain = {"tau": 0.0, "lam": 0.0, "lr": 0.1}
     fedavg = LocalJob(start=w, anchor=w, prox=0.0, **plain)
-    ditto_w = LocalJob(start=w, anchor=other, prox=0.0, **plain)  # an anchor that does not pull does not matter
+    ditto_w = LocalJob(start=w, anchor=other, prox=0.0, **plain)  # without a proximal term the anchor is unused
     ditto_v = LocalJob(start=w, anchor=w, prox=0.1, **plain)
     tilted = LocalJob(start=w, anchor=w, prox=0.0, tau=1.0, lam=0.0, lr=0.1)
-    distinct, where = deduplicate([fedavg, ditto_w, ditto_v, tilted, fedavg])
-    assert where == [0, 0, 1, 2, 0]
+    distinct, indices = deduplicate([fedavg, ditto_w, ditto_v, tilted, fedavg])
+    assert indices == [0, 0, 1, 2, 0]
     assert len(distinct) == 3
 
 
-def test_batches_visit_every_sample_once_an_epoch() -> None:
+def test_an_epoch_has_every_sample_once() -> None:
     x = torch.arange(23.0)[:, None]
     data = make_batches(x, torch.arange(23), seed=0, round=1, client=4, epochs=2, batch_size=10)
-    seen = list(data)
-    assert [len(y) for _, y in seen] == [10, 10, 3, 10, 10, 3] == [10, 10, 3] * 2
+    pairs = list(data)
+    assert [len(y) for _, y in pairs] == [10, 10, 3, 10, 10, 3] == [10, 10, 3] * 2
     assert len(data) == 6
-    for epoch in (seen[:3], seen[3:]):
+    for epoch in (pairs[:3], pairs[3:]):
         assert sorted(torch.cat([y for _, y in epoch]).tolist()) == list(range(23))
-    assert all(torch.equal(a[:, 0].long(), y) for a, y in seen)
+    assert all(torch.equal(a[:, 0].long(), y) for a, y in pairs)
 
 
-def test_a_forced_way_that_does_not_fit_is_refused() -> None:
-    for model, backend, words in (
+def test_an_unsupported_backend_is_rejected() -> None:
+    for model, backend, message in (
         (MODELS["cnn"](), "fused", "does not support"),
         (Recurrent(), "native", "does not support"),
         (MODELS["mlp"](), "best", "unknown backend"),
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=message):
             choose_backend(model, "cpu", backend)

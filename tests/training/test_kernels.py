@@ -1,4 +1,4 @@
-"""The CUDA kernels of the stacked way agree with the loop; a stack that does not fit is split, to the same bits."""
+"""The CUDA kernels of the stacked backend agree with the autograd loop; a stack larger than memory is split."""
 
 import importlib.util
 import json
@@ -17,28 +17,28 @@ from fedtilt.training.sequential import SequentialNet
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-def test_kernels_agree_with_the_loop() -> None:
+def test_kernels_agree_with_the_autograd_loop() -> None:
     script = Path(__file__).parents[1] / "helpers" / "interpreted_kernels.py"
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert len(found) == 13
-    for name, case in found.items():
-        assert case["by kernels"], name
+    process = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    results = json.loads(process.stdout)
+    assert len(results) == 13
+    for name, case in results.items():
+        assert case["uses kernels"], name
         assert case["moved"] > 1e-3, name
         if name.endswith("float32"):
             assert case["error"] < 1e-6, name
         else:
-            assert 1e-3 < case["drift"] < 0.3, name  # of the way a model went: eight bits, and large steps
+            assert 1e-3 < case["relative error"] < 0.3, name  # eight bits, and large steps
 
 
-def _hooked(model: nn.Sequential) -> nn.Sequential:
+def _with_hook(model: nn.Sequential) -> nn.Sequential:
     model[1].register_forward_hook(lambda layer, inputs, output: 2 * output)
     return model
 
 
-def _tied(model: nn.Sequential) -> nn.Sequential:
+def _tie_weights(model: nn.Sequential) -> nn.Sequential:
     model[3].weight = model[1].weight
     return model
 
@@ -53,64 +53,64 @@ def _tied(model: nn.Sequential) -> nn.Sequential:
         nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4)),
         nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU()),
         nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(64, 4))),
-        _hooked(nn.Sequential(nn.Flatten(), nn.Linear(64, 4))),
-        _tied(
+        _with_hook(nn.Sequential(nn.Flatten(), nn.Linear(64, 4))),
+        _tie_weights(
             nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
         ),
         models.cnn((1, 8, 8), 4)[0],
     ],
 )
-def test_what_is_no_chain_is_not_taken_for_one(model: nn.Module) -> None:
-    assert SequentialNet.of(model, (1, 8, 8)) is None
+def test_other_models_are_not_supported(model: nn.Module) -> None:
+    assert SequentialNet.from_module(model, (1, 8, 8)) is None
     assert not fused_mlp.supports(model)
 
 
-def test_a_chain_places_every_parameter_once() -> None:
+def test_every_parameter_has_one_index() -> None:
     model = models.cnn((3, 9, 8), 4, channels=(5, 6))
-    chain = SequentialNet.of(model, (3, 9, 8))
-    assert chain is not None
-    assert len(chain.place.unique()) == len(chain.place) == sum(p.numel() for p in model.parameters())
-    assert chain.place.max() < chain.length
-    assert [(b.height, b.width, b.fan_in, b.fan_out) for b in chain.blocks] == [
+    net = SequentialNet.from_module(model, (3, 9, 8))
+    assert net is not None
+    assert len(net.parameter_index.unique()) == len(net.parameter_index) == sum(p.numel() for p in model.parameters())
+    assert net.parameter_index.max() < net.row_length
+    assert [(b.height, b.width, b.in_channels, b.out_channels) for b in net.blocks] == [
         (9, 8, 4, 5),
         (4, 4, 5, 6),
-    ]  # 3 channels and one of zeros
+    ]  # 3 channels are padded to 4
 
 
-def test_a_stack_that_does_not_fit_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stack_larger_than_memory_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.mlp((4,), 2, hidden=(3,))
     received = models.flat(model)
     x, y = torch.randn(11, 4, generator=torch.Generator().manual_seed(0)), torch.arange(11) % 2
-    feeds = [make_batches(x, y, seed=0, round=1, client=c, epochs=1, batch_size=4) for c in range(7)]
-    jobs = [LocalJob(start=received, anchor=received, prox=0.1, tau=1.0, lam=-1.0, lr=0.1) for _ in feeds]
-    whole = stacked.train(model, jobs, feeds)
+    batches = [make_batches(x, y, seed=0, round=1, client=c, epochs=1, batch_size=4) for c in range(7)]
+    jobs = [LocalJob(start=received, anchor=received, prox=0.1, tau=1.0, lam=-1.0, lr=0.1) for _ in batches]
+    whole = stacked.train(model, jobs, batches)
     sizes = []
-    together = stacked._together
+    train_stack = stacked._train_stack
 
-    def little_memory(model: nn.Module, jobs: list, batches: list, precision: str) -> list:
+    def run_out_of_memory(model: nn.Module, jobs: list, batches: list, precision: str) -> list:
         sizes.append(len(jobs))
         if len(jobs) > 2:
             raise torch.cuda.OutOfMemoryError
-        return together(model, jobs, batches, precision)
+        return train_stack(model, jobs, batches, precision)
 
-    monkeypatch.setattr(stacked, "_together", little_memory)
+    monkeypatch.setattr(stacked, "_train_stack", run_out_of_memory)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    parts = stacked.train(model, jobs, feeds)
+    parts = stacked.train(model, jobs, batches)
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
     assert sizes == [7, 3, 1, 1, 1, 1, 1, 1, 1]  # halved until it fits, and remembered
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-def test_a_chip_with_less_shared_memory_gets_fewer_stages() -> None:
-    from fedtilt.training.stacked.launch import Tile, _block_values, _fitted, _layer_bytes
+def test_less_shared_memory_gives_fewer_stages() -> None:
+    from fedtilt.training.stacked.launch import Tile, _conv_operand_count, _fit_tile, _linear_operand_bytes
 
-    def block(kernel: str, kib: int) -> Tile:
+    def conv_tile(kernel: str, kib: int) -> Tile:
         tile = Tile(64, 128, 32, 8, 3)
-        return _fitted(tile, lambda tile: 4 * _block_values(kernel, tile), kib * 1024, narrower=False)
+        return _fit_tile(tile, lambda tile: 4 * _conv_operand_count(kernel, tile), kib * 1024, narrower=False)
 
     # 256 positions × 32 and 32 × 128, in float32: 48 KiB a stage
-    assert [block("forward", kib).stages for kib in (200, 99, 16)] == [3, 2, 1]
-    assert block("slope", 99).stages == 2  # 64 × 32 and 64 × 128: 40 KiB
+    assert [conv_tile("forward", kib).stages for kib in (200, 99, 16)] == [3, 2, 1]
+    assert conv_tile("weight_grad", 99).stages == 2  # 64 × 32 and 64 × 128: 40 KiB
     # 64 samples and 128 classes × 256, in two stages: 384 KiB
-    head = _fitted(Tile(0, 256, 0, 4, 2), lambda tile: _layer_bytes("head", tile, 64, 128), 180 * 1024)
+    head = _fit_tile(Tile(0, 256, 0, 4, 2), lambda tile: _linear_operand_bytes("head", tile, 64, 128), 180 * 1024)
     assert (head.columns, head.stages) == (64, 2)

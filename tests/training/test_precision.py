@@ -1,5 +1,5 @@
-"""Products on CUDA: what holds inside, and that the program around gets back what it had. torch keeps these settings
-on machines without CUDA too."""
+"""`fp32_deterministic`: the settings inside it, and that it restores the previous ones. torch has these settings on
+machines without CUDA too."""
 
 import os
 import subprocess
@@ -28,14 +28,14 @@ SETTINGS = {
 
 
 def read(setting: str) -> str:
-    """One of torch's settings; torch refuses where its old and new ways differ."""
+    """One of torch's settings; reading fails where its old and new API differ."""
     try:
         return str(eval(setting))
     except RuntimeError:
-        return "refused"
+        return "unreadable"
 
 
-def everything() -> dict[str, str]:
+def all_settings() -> dict[str, str]:
     names = (
         "backends.fp32_precision", "backends.cuda.matmul.fp32_precision", "backends.mkldnn.matmul.fp32_precision",
         "backends.cudnn.fp32_precision", "backends.cudnn.conv.fp32_precision", "backends.cudnn.rnn.fp32_precision",
@@ -46,31 +46,31 @@ def everything() -> dict[str, str]:
 
 
 def check(setting: str) -> None:
-    """With that set, what holds inside and afterwards."""
+    """Apply a setting; check the settings inside `fp32_deterministic` and afterwards."""
     exec(setting)
-    before = everything()
+    before = all_settings()
     for tf32 in (False, True):
         with fp32_deterministic(CUDA, tf32):
-            inside = everything()
+            inside = all_settings()
             for part in ("cuda.matmul", "cudnn.conv", "cudnn.rnn"):
                 assert inside[f"backends.{part}.fp32_precision"] == ("tf32" if tf32 else "ieee"), (part, inside)
-            assert "refused" not in inside.values(), inside
+            assert "unreadable" not in inside.values(), inside
             assert inside["backends.cuda.matmul.allow_tf32"] == inside["backends.cudnn.allow_tf32"] == str(tf32)
             assert (inside["backends.cudnn.deterministic"], inside["backends.cudnn.benchmark"]) == ("True", "False")
-        after = everything()
-        assert {n: v for n, v in after.items() if before[n] != "refused"} == {
-            n: v for n, v in before.items() if v != "refused"
+        after = all_settings()
+        assert {n: v for n, v in after.items() if before[n] != "unreadable"} == {
+            n: v for n, v in before.items() if v != "unreadable"
         }, (before, after)
 
 
-def test_inside_and_afterwards() -> None:
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_settings_inside_and_afterwards() -> None:
+    process = subprocess.run([sys.executable, __file__], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
 
 
-def test_threads_take_turns() -> None:
+def test_threads_wait_for_each_other() -> None:
     entered, leave = threading.Event(), threading.Event()
-    seen: list[dict[str, str]] = []
+    inside: list[dict[str, str]] = []
 
     def first() -> None:
         with fp32_deterministic(CUDA):
@@ -79,34 +79,34 @@ def test_threads_take_turns() -> None:
 
     def second() -> None:
         with fp32_deterministic(CUDA, tf32=True):
-            seen.append(everything())
+            inside.append(all_settings())
 
-    before, threads = everything(), [threading.Thread(target=work) for work in (first, second)]
+    before, threads = all_settings(), [threading.Thread(target=work) for work in (first, second)]
     threads[0].start()
     assert entered.wait(30)
     threads[1].start()
     leave.set()
     for thread in threads:
         thread.join(30)
-    assert [found["backends.cudnn.conv.fp32_precision"] for found in seen] == ["tf32"]
-    assert everything() == before
+    assert [settings["backends.cudnn.conv.fp32_precision"] for settings in inside] == ["tf32"]
+    assert all_settings() == before
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_neither_autocast_nor_no_grad_come_in(device: str) -> None:
+def test_autocast_and_no_grad_have_no_effect_inside(device: str) -> None:
     x = torch.ones(2, 2)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad(), fp32_deterministic(torch.device(device)):
         assert torch.is_grad_enabled()
-        assert (x @ x).dtype == (torch.float32 if device == "cpu" else torch.bfloat16)  # each keeps to its own device
+        assert (x @ x).dtype == (torch.float32 if device == "cpu" else torch.bfloat16)  # of that device
 
 
-def test_a_cpu_is_left_alone() -> None:
-    before = everything()
+def test_on_the_cpu_no_setting_changes() -> None:
+    before = all_settings()
     with fp32_deterministic(torch.device("cpu"), tf32=True):
-        assert everything() == before
+        assert all_settings() == before
 
 
-if __name__ == "__main__":  # torch is imported once, and every setting is tried in a child
+if __name__ == "__main__":  # torch is imported once, and every setting is tested in a forked child
     for name, setting in SETTINGS.items():
         child = os.fork()
         if not child:

@@ -34,7 +34,7 @@ class Evaluator:
         self._x, self._y = federation.model_ready(x.to(device)), y.to(device)
         # a copy: evaluation swaps parameters in and out, and must not touch the module that is being trained
         self._model = copy.deepcopy(model).eval()
-        self._stackable_model = stacked.products(self._model)
+        self._stackable_model = stacked.convs_as_matmul(self._model)
         self._classes, self._clients = federation.classes, federation.clients
         sizes = torch.bincount(client, minlength=self._clients)
         self._stops = sizes.cumsum(0)  # (N,) rows of a client: [start, stop)

@@ -1,4 +1,4 @@
-"""One lane after the other, by autograd, for any `nn.Module`: the reference that every other way must agree with."""
+"""One job after the other, by autograd, for any `nn.Module`: the reference for every other backend."""
 
 import copy
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ from fedtilt.training.precision import fp32_deterministic
 
 
 def train(model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[Tensor]:
-    """Train every lane on its batches; the trained parameters, (P,) each."""
-    return [_descend_one(model, job, data) for job, data in zip(jobs, batches, strict=True)]
+    """Train every job on its batches; returns the trained parameters, (P,) each."""
+    return [_train_one(model, job, data) for job, data in zip(jobs, batches, strict=True)]
 
 
-def _descend_one(model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
+def _train_one(model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
     theta = job.start.clone()
     net = copy.deepcopy(model).train().to(theta.device)
     parameters = [p for _, p in net.named_parameters()]
-    pieces = list(unflat(net, theta).values())
-    for p, piece in zip(parameters, pieces, strict=True):
-        p.data = piece  # the network reads and writes theta itself
+    views = list(unflat(net, theta).values())
+    for p, view in zip(parameters, views, strict=True):
+        p.data = view  # the network's parameters are views into theta
     with seeds.seeded_global_rng(batches.key, theta.device), fp32_deterministic(theta.device):
         for x, y in batches:
             loss = client_loss(cross_entropy(net(x), y), y, job.tau, job.lam)
-            gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)  # 0 where one is not used
+            grads = torch.autograd.grad(loss, parameters, materialize_grads=True)  # 0 for unused parameters
             if job.prox:
                 theta.lerp_(job.anchor, job.lr * job.prox)
-            for piece, slope in zip(pieces, gradient, strict=True):
-                piece.sub_(slope, alpha=job.lr)
+            for view, grad in zip(views, grads, strict=True):
+                view.sub_(grad, alpha=job.lr)
     return theta

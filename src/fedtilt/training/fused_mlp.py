@@ -1,4 +1,4 @@
-"""Perceptrons by hand: no autograd, and the update fused into the weight-gradient product. The CPU way.
+"""Perceptrons with a hand-written backward pass; each update is fused into the product that gives the gradient.
 
 A step of a small perceptron is a dozen small products; an autograd graph around them costs more than they do. Here
 the gradient of a weight is never a tensor: `W.addmm_(deltaᵀ, h, alpha=−lr)` adds it in place.
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from fedtilt.math.tilt import nested_tilt_grad
 from fedtilt.models import unflat
 from fedtilt.training.local_job import Batches, LocalJob
-from fedtilt.training.sequential import own_parameters
+from fedtilt.training.sequential import has_plain_layers
 
 
 def supports(model: nn.Module) -> bool:
-    """Whether the model is a chain of Flatten, Linear (with bias) and ReLU that ends with a Linear."""
+    """Whether the model is an `nn.Sequential` of Flatten, Linear (with bias) and ReLU that ends with a Linear."""
     if type(model) is not nn.Sequential or len(set(model)) < len(model):  # a subclass may compute something else
         return False
     layers = [m for m in model if not isinstance(m, nn.Flatten)]
@@ -28,53 +28,54 @@ def supports(model: nn.Module) -> bool:
     kinds = [type(m) for m in layers]
     if not flat_first or not kinds or kinds != [nn.Linear, nn.ReLU] * (len(kinds) // 2) + [nn.Linear]:
         return False
-    return own_parameters(model, layers[::2])
+    return has_plain_layers(model, layers[::2])
 
 
 def train(model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[Tensor]:
-    """Train every lane on its batches; the trained parameters, (P,) each."""
+    """Train every job on its batches; returns the trained parameters, (P,) each."""
     with torch.no_grad():
-        return [_descend_one(model, job, data) for job, data in zip(jobs, batches, strict=True)]
+        return [_train_one(model, job, data) for job, data in zip(jobs, batches, strict=True)]
 
 
-def _descend_one(model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
+def _train_one(model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
     theta = job.start.clone()
-    layers = _layers(model, theta)
-    kept = 1 - job.lr * job.prox  # θ ← kept · θ + (1 − kept) · anchor − lr · slope
+    layers = _linear_layers(model, theta)
+    decay = 1 - job.lr * job.prox  # θ ← decay · θ + (1 − decay) · anchor − lr · grad
     ones = torch.ones(batches.size)
-    flat_x = Batches(x=batches.x.flatten(1), y=batches.y, order=batches.order, size=batches.size, key=batches.key)
-    for x, y in flat_x:
+    flat_batches = Batches(x=batches.x.flatten(1), y=batches.y, order=batches.order, size=batches.size, key=batches.key)
+    for x, y in flat_batches:
         # forward: activations (B, width) of every layer, the input first
-        active = [x]
+        activations = [x]
         for weight, bias in layers[:-1]:
-            active.append(torch.addmm(bias, active[-1], weight.T).relu_())
+            activations.append(torch.addmm(bias, activations[-1], weight.T).relu_())
         weight, bias = layers[-1]
-        log_p = F.log_softmax(torch.addmm(bias, active[-1], weight.T), dim=1)  # (B, K)
+        log_p = F.log_softmax(torch.addmm(bias, activations[-1], weight.T), dim=1)  # (B, K)
 
-        # dR/dlogits: each sample's share of the tilted loss times (softmax − one-hot)
-        picked = y[:, None]
-        share = _shares(-log_p.gather(1, picked)[:, 0], y, job)[:, None]
-        delta = log_p.exp_().mul_(share).scatter_add_(1, picked, -share)
+        # dR/dlogits = dR/dloss of each sample times (softmax − one-hot)
+        label = y[:, None]
+        loss_grad = _loss_grad(-log_p.gather(1, label)[:, 0], y, job)[:, None]
+        delta = log_p.exp_().mul_(loss_grad).scatter_add_(1, label, -loss_grad)
 
-        # all deltas before any update: a layer's delta needs the weights of the next as they were
+        # all deltas before any update: a layer's delta needs the next layer's weights before their update
         deltas = [delta]
-        for (weight, _), h in zip(reversed(layers[1:]), reversed(active[1:]), strict=True):
+        for (weight, _), h in zip(reversed(layers[1:]), reversed(activations[1:]), strict=True):
             deltas.append(torch.ops.aten.threshold_backward(torch.mm(deltas[-1], weight), h, 0))
-        for (weight, bias), h, delta in zip(layers, active, reversed(deltas), strict=True):
-            weight.addmm_(delta.T, h, beta=kept, alpha=-job.lr)
-            bias.addmv_(delta.T, ones[: len(y)], beta=kept, alpha=-job.lr)
+        for (weight, bias), h, delta in zip(layers, activations, reversed(deltas), strict=True):
+            weight.addmm_(delta.T, h, beta=decay, alpha=-job.lr)
+            bias.addmv_(delta.T, ones[: len(y)], beta=decay, alpha=-job.lr)
         if job.prox:
-            theta.add_(job.anchor, alpha=1 - kept)
+            theta.add_(job.anchor, alpha=1 - decay)
     return theta
 
 
-def _layers(model: nn.Module, theta: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _linear_layers(model: nn.Module, theta: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Weight and bias of every linear layer, as views into theta."""
     views = list(unflat(model, theta).values())
     return list(pairwise(views))[::2]
 
 
-def _shares(losses: Tensor, y: Tensor, job: LocalJob) -> Tensor:
+def _loss_grad(losses: Tensor, y: Tensor, job: LocalJob) -> Tensor:
+    """dR/dloss of every sample."""
     if job.tau == job.lam == 0:
         return torch.full_like(losses, 1 / len(losses))
     return nested_tilt_grad(losses, [y], [job.lam, job.tau])

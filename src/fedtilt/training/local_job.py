@@ -1,4 +1,4 @@
-"""What is trained, and on what: a lane is one model that descends on one client's batches."""
+"""A local job: one model that is trained on one client's batches in one round."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,39 +10,39 @@ from fedtilt import seeds
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalJob:
-    """Start here; every step is one mini-batch, −lr · (∇R(tau, lam) + pull · (θ − anchor))."""
+    """Gradient descent from `start`, one mini-batch a step: θ ← θ − lr · (∇R(tau, lam) + prox · (θ − anchor))."""
 
     start: Tensor  # (P,)
-    anchor: Tensor  # (P,)
-    prox: float
+    anchor: Tensor  # (P,) the centre of the proximal term
+    prox: float  # strength of the proximal term, 0 for none
     tau: float
     lam: float
     lr: float
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Equal for two lanes of one client that must come out the same; anchors count only where they pull."""
+        """Equal for two jobs of one client that give the same result; without a proximal term the anchor is unused."""
         return id(self.start), id(self.anchor) if self.prox else None, self.prox, self.tau, self.lam, self.lr
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batches:
-    """A client's data of one round and the order it is visited in, the same for all of the client's lanes."""
+    """A client's data of one round and the order of its samples, the same for all jobs of the client."""
 
     x: Tensor  # (n, …)
     y: Tensor  # (n,)
     order: Tensor  # (epochs, n): a permutation per epoch
-    size: int  # samples a batch; the last of an epoch may be smaller
-    key: int  # for what is random inside a model (dropout)
+    size: int  # samples per batch; the last batch of an epoch may be smaller
+    key: int  # seeds the randomness inside a model (dropout)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for order in self.order:
-            x, y = self.x[order], self.y[order]  # one gather an epoch; batches are views of it
+            x, y = self.x[order], self.y[order]  # one gather per epoch; batches are views of it
             yield from zip(x.split(self.size), y.split(self.size), strict=True)
 
     @property
     def per_epoch(self) -> int:
-        """Steps of one epoch."""
+        """Batches per epoch."""
         return -(-len(self.y) // self.size)
 
     def __len__(self) -> int:
@@ -50,7 +50,17 @@ class Batches:
 
 
 def make_batches(x: Tensor, y: Tensor, *, seed: int, round: int, client: int, epochs: int, batch_size: int) -> Batches:
-    """The batches of one client's round: the order depends on (seed, round, client) alone."""
+    """The batches of one client in one round; their order depends on (seed, round, client) alone.
+
+    Args:
+        x: The client's samples, (n, …).
+        y: Their labels, (n,).
+        seed: The seed of the run.
+        round: The number of the round.
+        client: The number of the client.
+        epochs: Passes over the data.
+        batch_size: Samples per batch, at most n.
+    """
     order = seeds.permutations(seeds.key(seed, "order", round=round, client=client), epochs, len(y), device=y.device)
     return Batches(
         x=x,
@@ -62,13 +72,13 @@ def make_batches(x: Tensor, y: Tensor, *, seed: int, round: int, client: int, ep
 
 
 def deduplicate(jobs: list[LocalJob]) -> tuple[list[LocalJob], list[int]]:
-    """The distinct lanes, and for every lane the place of its twin among them."""
-    places: dict[tuple[object, ...], int] = {}
+    """The distinct jobs, and for every job the index of its equal among them."""
+    index_of: dict[tuple[object, ...], int] = {}
     distinct: list[LocalJob] = []
-    where = []
+    indices = []
     for job in jobs:
-        if job.identity not in places:
-            places[job.identity] = len(distinct)
+        if job.identity not in index_of:
+            index_of[job.identity] = len(distinct)
             distinct.append(job)
-        where.append(places[job.identity])
-    return distinct, where
+        indices.append(index_of[job.identity])
+    return distinct, indices

@@ -1,4 +1,4 @@
-"""Numbers that do not depend on the program around: float32 unless asked otherwise, and on CUDA the same bits again."""
+"""Results independent of global torch settings: float32 by default, and deterministic on CUDA."""
 
 import contextlib
 import threading
@@ -7,38 +7,38 @@ from typing import Any
 
 import torch
 
-_turn = threading.RLock()  # the settings of CUDA are the process's: one thread at a time
+_settings_lock = threading.RLock()  # torch's CUDA settings are global to the process: one thread at a time
 
 
 @contextlib.contextmanager
 def fp32_deterministic(device: torch.device, tf32: bool = False) -> Iterator[None]:
-    """Inside, no autocast, gradients, and on CUDA products, convolutions and recurrent cells in float32 (or TF32).
+    """Turn autocast off and gradients on; on CUDA also compute deterministically, in float32 (or TF32).
 
-    torch itself takes TF32 for convolutions and recurrent cells unless told otherwise, and lets cuDNN choose algorithms
-    that add in any order; here they are deterministic. (Operations that a model brings along may still not be.)
+    By default torch uses TF32 for convolutions and recurrent cells, and lets cuDNN choose algorithms that sum in any
+    order. (Custom operations of a model may still be non-deterministic.)
     """
     with torch.autocast(device.type, enabled=False), torch.enable_grad():
         if device.type != "cuda":
             yield
         else:
-            with _turn, _cuda(tf32):
+            with _settings_lock, _cuda_settings(tf32):
                 yield
 
 
 @contextlib.contextmanager
-def _cuda(tf32: bool) -> Iterator[None]:
-    """The settings of CUDA; afterwards those that held before.
+def _cuda_settings(tf32: bool) -> Iterator[None]:
+    """Set torch's CUDA precision and determinism; restore the previous settings afterwards.
 
-    torch has an old and a new way to say all this, and refuses to read the old one where they differ, so both are set.
-    What a part had inherited from a general setting is its own afterwards: torch does not tell them apart.
+    torch has an old and a new API for this, and reading the old one fails where they differ, so both are set. A setting
+    that was inherited from a general one is restored as an explicit setting: torch does not distinguish them.
     """
     backends: Any = torch.backends
     matmul, cudnn = backends.cuda.matmul, backends.cudnn
     parts = (matmul, backends.mkldnn.matmul, cudnn.conv, cudnn.rnn)
-    before = [part.fp32_precision for part in parts]
-    products = _product_precision() or ("high" if matmul.fp32_precision == "tf32" else "highest")
-    convolutions = cudnn.conv.fp32_precision == "tf32"
-    choices = cudnn.deterministic, cudnn.benchmark
+    part_precisions = [part.fp32_precision for part in parts]
+    matmul_precision = _matmul_precision() or ("high" if matmul.fp32_precision == "tf32" else "highest")
+    conv_tf32 = cudnn.conv.fp32_precision == "tf32"
+    algorithms = cudnn.deterministic, cudnn.benchmark
     try:
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         cudnn.allow_tf32 = tf32
@@ -46,15 +46,15 @@ def _cuda(tf32: bool) -> Iterator[None]:
         cudnn.deterministic, cudnn.benchmark = True, False
         yield
     finally:
-        torch.set_float32_matmul_precision(products)
-        cudnn.allow_tf32 = convolutions
-        for part, precision in zip(parts, before, strict=True):
+        torch.set_float32_matmul_precision(matmul_precision)
+        cudnn.allow_tf32 = conv_tf32
+        for part, precision in zip(parts, part_precisions, strict=True):
             part.fp32_precision = precision
-        cudnn.deterministic, cudnn.benchmark = choices
+        cudnn.deterministic, cudnn.benchmark = algorithms
 
 
-def _product_precision() -> str | None:
-    """What `torch.set_float32_matmul_precision` was last told; None where the new way says something else."""
+def _matmul_precision() -> str | None:
+    """The setting of the old API; None where the new API has set something else."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

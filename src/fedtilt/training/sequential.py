@@ -1,9 +1,9 @@
-"""A model as a chain of blocks that a kernel can be written for, and the order in which one wants its parameters.
+"""An `nn.Sequential` of the layers the kernels support, and the layout of its parameters in the kernels.
 
-    blocks    3×3 (or any odd) convolution, ReLU, 2×2 max-pool        none or more
-    layers    Linear, ReLU, …, Linear                                 one or more
+    conv blocks      3×3 (or any odd) convolution, ReLU, 2×2 max-pool        none or more
+    linear layers    Linear, ReLU, …, Linear                                 one or more
 
-`models.mlp`, `models.cnn` and `models.logistic` are such chains; so is any `nn.Sequential` of the same layers.
+`models.mlp`, `models.cnn` and `models.logistic` are such networks; so is any `nn.Sequential` of the same layers.
 """
 
 import math
@@ -14,122 +14,137 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-_ALIGNED = 16  # every layer starts at a multiple of this many floats, so that loads are wide
+_ALIGNMENT = 16  # every layer starts at a multiple of this many floats, so that loads are wide
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
-    """A convolution over an image (height, width, fan_in), ReLU, then the largest of every 2×2 window."""
+class ConvBlock:
+    """A convolution over an image (height, width, in_channels), ReLU, and 2×2 max-pooling."""
 
-    offset: int  # of its weight (size · size · fan_in, fan_out), then its bias, in a kernel's row of parameters
+    offset: (
+        int  # in the parameter row, of the weight (kernel_size, kernel_size, in_channels, out_channels) and the bias
+    )
     height: int
     width: int
-    fan_in: int  # of the first block a power of two, so that loads are wide: channels of zeros are added
-    fan_out: int
-    size: int  # of the kernel, odd
+    in_channels: int  # in the first block padded with zeros to a power of two, so that loads are wide
+    out_channels: int
+    kernel_size: int  # odd
 
     @property
-    def taps(self) -> int:
-        """The length of the products: what one output of the convolution is a sum of."""
-        return self.size * self.size * self.fan_in
+    def patch_size(self) -> int:
+        """The number of inputs of one output of the convolution."""
+        return self.kernel_size * self.kernel_size * self.in_channels
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """Weight and bias."""
-        return (self.taps + 1) * self.fan_out
+        return (self.patch_size + 1) * self.out_channels
 
     @property
-    def pooled(self) -> tuple[int, int]:
-        """Height and width of what comes out."""
+    def pooled_size(self) -> tuple[int, int]:
+        """Height and width of the output."""
         return self.height // 2, self.width // 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class LinearLayer:
     """A linear layer."""
 
-    offset: int  # of its weight (fan_out, fan_in)
-    bias: int  # offset of its bias
-    fan_in: int
-    fan_out: int
+    offset: int  # in the parameter row, of the weight (out_features, in_features)
+    bias_offset: int
+    in_features: int
+    out_features: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SequentialNet:
-    """The blocks and layers, with their places in a kernel's row of parameters."""
+    """The blocks and layers of a network, and their layout in the parameter row of a kernel."""
 
-    blocks: tuple[Block, ...]
-    layers: tuple[Layer, ...]
-    place: Tensor  # (P,) where each parameter of the model stands in the row
-    length: int  # of the row; what no parameter stands at is 0
+    blocks: tuple[ConvBlock, ...]
+    layers: tuple[LinearLayer, ...]
+    parameter_index: Tensor  # (P,) the index of each parameter of the model in the row
+    row_length: int  # of the row; entries without a parameter are 0
 
     @classmethod
-    def of(cls, model: nn.Module, shape: tuple[int, ...]) -> Self | None:
-        """The chain that a model is on samples of this shape, or None if it is something else."""
-        found = _parsed(model, shape)
-        if found is None:
+    def from_module(cls, model: nn.Module, shape: tuple[int, ...]) -> Self | None:
+        """The network for samples of this shape, or None if the model has any other layers."""
+        parsed = _parse(model, shape)
+        if parsed is None:
             return None
-        convolutions, linears = found
-        blocks: list[Block] = []
-        layers, places, at = [], [], 0
+        convolutions, linears = parsed
+        blocks: list[ConvBlock] = []
+        layers, indices, offset = [], [], 0
         image = shape
         for conv in convolutions:
-            fan_in, height, width = image
-            size, fan_out = conv.kernel_size[0], conv.out_channels
-            room = fan_in if blocks else _power(fan_in)
-            block = Block(offset=at, height=height, width=width, fan_in=room, fan_out=fan_out, size=size)
-            weight = torch.arange(block.taps * fan_out).reshape(size, size, room, fan_out)
-            weight = weight[:, :, :fan_in].permute(3, 2, 0, 1)
-            places += [at + weight.flatten(), at + torch.arange(block.taps * fan_out, block.parameters)]
+            channels, height, width = image
+            size, out = conv.kernel_size[0], conv.out_channels
+            padded_channels = channels if blocks else _next_power_of_two(channels)
+            block = ConvBlock(
+                offset=offset,
+                height=height,
+                width=width,
+                in_channels=padded_channels,
+                out_channels=out,
+                kernel_size=size,
+            )
+            weight = torch.arange(block.patch_size * out).reshape(size, size, padded_channels, out)
+            weight = weight[:, :, :channels].permute(3, 2, 0, 1)
+            indices += [offset + weight.flatten(), offset + torch.arange(block.patch_size * out, block.parameter_count)]
             blocks.append(block)
-            at = _rounded(at + block.parameters)
-            image = (fan_out, *block.pooled)
+            offset = _round_up(offset + block.parameter_count)
+            image = (out, *block.pooled_size)
         for number, linear in enumerate(linears):
-            fan_in, fan_out = linear.in_features, linear.out_features
-            columns = torch.arange(fan_in)
-            if blocks and number == 0:  # images are (height, width, channels) in a kernel, and flattened so
+            features, out = linear.in_features, linear.out_features
+            columns = torch.arange(features)
+            if blocks and number == 0:  # the kernels flatten images as (height, width, channels)
                 columns = columns.reshape(*image[1:], image[0]).permute(2, 0, 1).flatten()
-            bias = _rounded(at + fan_out * fan_in)
-            layers.append(Layer(offset=at, bias=bias, fan_in=fan_in, fan_out=fan_out))
-            weight = torch.arange(fan_out)[:, None] * fan_in + columns
-            places += [at + weight.flatten(), bias + torch.arange(fan_out)]
-            at = _rounded(bias + fan_out)
-        return cls(blocks=tuple(blocks), layers=tuple(layers), place=torch.cat(places), length=_rounded(at, 64))
+            bias_offset = _round_up(offset + out * features)
+            layers.append(LinearLayer(offset=offset, bias_offset=bias_offset, in_features=features, out_features=out))
+            weight = torch.arange(out)[:, None] * features + columns
+            indices += [offset + weight.flatten(), bias_offset + torch.arange(out)]
+            offset = _round_up(bias_offset + out)
+        return cls(
+            blocks=tuple(blocks),
+            layers=tuple(layers),
+            parameter_index=torch.cat(indices),
+            row_length=_round_up(offset, 64),
+        )
 
-    def frame(self, i: int) -> int:
-        """How wide a frame of zeros the input of the i-th block has; none for what is no block's input."""
-        return self.blocks[i].size // 2 if i < len(self.blocks) else 0
+    def padding(self, i: int) -> int:
+        """The width of the zero padding around the input of the i-th block; 0 for the input of a linear layer."""
+        return self.blocks[i].kernel_size // 2 if i < len(self.blocks) else 0
 
-    def framed(self, i: int) -> tuple[int, int, int]:
-        """The shape of the input of the i-th block, or of what the last one gives, with its frame."""
+    def padded_shape(self, i: int) -> tuple[int, int, int]:
+        """The padded shape of the input of the i-th block, or of the output of the last one."""
         if i < len(self.blocks):
-            image = self.blocks[i].height, self.blocks[i].width, self.blocks[i].fan_in
+            image = self.blocks[i].height, self.blocks[i].width, self.blocks[i].in_channels
         else:
-            image = *self.blocks[-1].pooled, self.blocks[-1].fan_out
-        return image[0] + 2 * self.frame(i), image[1] + 2 * self.frame(i), image[2]
+            image = *self.blocks[-1].pooled_size, self.blocks[-1].out_channels
+        return image[0] + 2 * self.padding(i), image[1] + 2 * self.padding(i), image[2]
 
     @property
-    def values(self) -> int:
-        """The length of a sample's row."""
-        return math.prod(self.framed(0)) if self.blocks else self.layers[0].fan_in
+    def sample_size(self) -> int:
+        """The number of values of a sample, padding included."""
+        return math.prod(self.padded_shape(0)) if self.blocks else self.layers[0].in_features
 
-    def rows(self, x: Tensor) -> Tensor:
-        """Samples (n, …) as rows (n, values): images framed, with their channels last and filled up."""
+    def sample_rows(self, x: Tensor) -> Tensor:
+        """Samples (n, …) as rows (n, sample_size): images are padded, with the channels last."""
         if self.blocks:
-            x = nn.functional.pad(x, [*[self.frame(0)] * 4, 0, self.blocks[0].fan_in - x.shape[1]]).movedim(1, -1)
+            missing = self.blocks[0].in_channels - x.shape[1]
+            x = nn.functional.pad(x, [*[self.padding(0)] * 4, 0, missing]).movedim(1, -1)
         return x.flatten(1)
 
 
-def _rounded(count: int, to: int = _ALIGNED) -> int:
-    return -(-count // to) * to
+def _round_up(count: int, multiple: int = _ALIGNMENT) -> int:
+    return -(-count // multiple) * multiple
 
 
-def _power(count: int) -> int:
-    """The next power of two."""
+def _next_power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _parsed(model: nn.Module, shape: tuple[int, ...]) -> tuple[list[nn.Conv2d], list[nn.Linear]] | None:
+def _parse(model: nn.Module, shape: tuple[int, ...]) -> tuple[list[nn.Conv2d], list[nn.Linear]] | None:
+    """The convolutions and linear layers of a supported model, or None."""
     if type(model) is not nn.Sequential or len(set(model)) < len(model):  # a subclass may compute something else
         return None
     rest = list(model)
@@ -137,7 +152,7 @@ def _parsed(model: nn.Module, shape: tuple[int, ...]) -> tuple[list[nn.Conv2d], 
     image = shape
     while rest and isinstance(rest[0], nn.Conv2d):
         block, rest = rest[:3], rest[3:]
-        if len(image) != 3 or not _is_block(block):
+        if len(image) != 3 or not _is_conv_block(block):
             return None
         convolutions.append(block[0])  # type: ignore[arg-type]
         image = (block[0].out_channels, image[1] // 2, image[2] // 2)  # type: ignore[assignment]
@@ -153,24 +168,24 @@ def _parsed(model: nn.Module, shape: tuple[int, ...]) -> tuple[list[nn.Conv2d], 
         return None
     if any(type(m) is not nn.Linear or m.bias is None for m in linears):
         return None
-    if linears[0].in_features != math.prod(image) or not own_parameters(model, [*convolutions, *linears]):
+    if linears[0].in_features != math.prod(image) or not has_plain_layers(model, [*convolutions, *linears]):
         return None
     return convolutions, linears  # type: ignore[return-value]
 
 
-def own_parameters(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
-    """Whether these layers' weights and biases are all the model has, each once, and nothing hooks into its passes.
+def has_plain_layers(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
+    """Whether these layers' weights and biases are all the model's parameters, each used once, and it has no hooks.
 
-    Tied weights, a reparametrisation (`spectral_norm`) or a hook make a model that a kernel knows nothing of.
+    Kernels do not support tied weights, parametrisations (`spectral_norm`) and hooks.
     """
-    own = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
+    parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
     hooked = any(
         m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in model.modules()
     )
-    return [id(p) for p in own] == [id(p) for p in model.parameters()] and not hooked
+    return [id(p) for p in parameters] == [id(p) for p in model.parameters()] and not hooked
 
 
-def _is_block(block: list[nn.Module]) -> bool:
+def _is_conv_block(block: list[nn.Module]) -> bool:
     if [type(m) for m in block] != [nn.Conv2d, nn.ReLU, nn.MaxPool2d]:
         return False
     conv, _, pool = block

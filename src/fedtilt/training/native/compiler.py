@@ -1,7 +1,7 @@
-"""A C file of this package as a library, compiled on first use by the compiler of the machine for its own processor.
+"""Compile a C file of this package on first use, with the machine's compiler, for its processor.
 
-Libraries are kept in the user's cache under a name that holds all they depend on: the flags, the source with all it
-includes, and every macro of the compiler for this processor. A home that several machines share holds one for each.
+Libraries are cached in the user's home. A library's name is a hash of everything it depends on: the flags, the source
+and its includes, and the compiler's macros for this processor. So machines that share a home do not share libraries.
 """
 
 import contextlib
@@ -26,45 +26,46 @@ _FLAGS = (
     "-shared",
     "-fPIC",
 )
-_PATIENCE = 300  # seconds for one run of the compiler; it needs a few
+_TIMEOUT_SECONDS = 300  # of one run of the compiler, which takes a few seconds
 
 
-class Unavailable(Exception):
-    """Why there is no library: half a sentence, to be put behind 'because'."""
+class LibraryUnavailable(Exception):
+    """The reason there is no library, as a clause to follow 'because'."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compiled:
-    """A loaded library, and what it was made by: another one may give other last bits."""
+class CompiledLibrary:
+    """A loaded library, and the id of its build: another build may round differently."""
 
     library: ctypes.CDLL
-    made_by: str
+    build_id: str
 
 
-def compile_library(source: Path) -> Compiled:
-    """The library of this source, from the cache or compiled now."""
+def compile_library(source: Path) -> CompiledLibrary:
+    """Load the library of this source from the cache; compile it first if it is not there."""
     if sys.platform not in ("linux", "darwin"):
-        raise Unavailable(f"there is no support for compilers on {sys.platform}")
+        raise LibraryUnavailable(f"compiling is not supported on {sys.platform}")
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
-        raise Unavailable("no C compiler (cc, gcc, clang) is on the PATH")
-    content = _output([compiler, *_FLAGS, "-E", "-P", "-dD", str(source)])
+        raise LibraryUnavailable("no C compiler (cc, gcc, clang) is on the PATH")
+    content = _run([compiler, *_FLAGS, "-E", "-P", "-dD", str(source)])
     key = hashlib.sha256(" ".join(_FLAGS).encode() + content).hexdigest()[:16]
-    path = _folder() / f"{source.stem}-{key}.so"
+    path = _cache_folder() / f"{source.stem}-{key}.so"
     try:
         library = ctypes.CDLL(str(path))
-    except OSError:  # not there yet, or damaged
-        _build(compiler, source, path)
+    except OSError:  # missing or damaged
+        _compile(compiler, source, path)
         try:
             library = ctypes.CDLL(str(path))
         except OSError as error:
-            raise Unavailable(f"the compiled library cannot be loaded ({error})") from None
+            raise LibraryUnavailable(f"the compiled library cannot be loaded ({error})") from None
     version = re.search(rb'__VERSION__ "(.*)"', content)
-    return Compiled(library=library, made_by=f"{version[1].decode() if version else Path(compiler).name}, {key}")
+    compiler_name = version[1].decode() if version else Path(compiler).name
+    return CompiledLibrary(library=library, build_id=f"{compiler_name}, {key}")
 
 
-def _folder() -> Path:
-    """The user's own folder for libraries: what others may write to must not be loaded."""
+def _cache_folder() -> Path:
+    """The folder for compiled libraries. It must belong to the user alone: others could place a library there."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     try:
         folder = (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "fedtilt" / "native"
@@ -73,28 +74,29 @@ def _folder() -> Path:
             folder.mkdir(mode=0o700)
         status = folder.stat()
     except (OSError, RuntimeError) as error:
-        raise Unavailable(f"there is no folder for compiled libraries ({error})") from None
+        raise LibraryUnavailable(f"the folder for compiled libraries cannot be created ({error})") from None
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise Unavailable(f"{folder} belongs to someone else or can be written by others")
+        raise LibraryUnavailable(f"{folder} belongs to another user or is writable by others")
     return folder
 
 
-def _build(compiler: str, source: Path, path: Path) -> None:
-    """Compile under another name, then rename: nobody ever loads half a library."""
+def _compile(compiler: str, source: Path, path: Path) -> None:
+    """Compile to a temporary name, then rename, so that no process loads a partial library."""
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as folder:
             partial = Path(folder) / path.name
-            _output([compiler, *_FLAGS, "-o", str(partial), str(source), "-lm"])
+            _run([compiler, *_FLAGS, "-o", str(partial), str(source), "-lm"])
             partial.replace(path)
     except OSError as error:
-        raise Unavailable(f"{path} could not be made ({error.strerror})") from None
+        raise LibraryUnavailable(f"{path} could not be written ({error.strerror})") from None
 
 
-def _output(command: list[str]) -> bytes:
+def _run(command: list[str]) -> bytes:
+    """The output of a command."""
     try:
-        return subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE).stdout
+        return subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_SECONDS).stdout
     except subprocess.CalledProcessError as error:
-        said = (error.stderr.decode(errors="replace").strip().splitlines() or ["no word"])[0]
-        raise Unavailable(f"{command[0]} failed ({said})") from None
+        first_line = (error.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[0]
+        raise LibraryUnavailable(f"{command[0]} failed ({first_line})") from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unavailable(f"{command[0]} could not run ({error})") from None
+        raise LibraryUnavailable(f"{command[0]} could not run ({error})") from None

@@ -1,4 +1,4 @@
-"""What all lanes of a round are laid out in, so that one step can train them."""
+"""The buffers that all jobs of a round are loaded into, so that one step trains them all."""
 
 from typing import NamedTuple
 
@@ -6,18 +6,21 @@ from torch import Tensor
 
 
 class Buffers(NamedTuple):
-    """What a step reads and writes; all on one device, rows of parameters in the order of the chain, if it is one."""
+    """What a step reads and writes, on one device; L jobs, C clients.
 
-    theta: Tensor  # (L, length)
-    anchor: Tensor  # (L, length), the distinct ones first
-    anchor_of: Tensor  # (L,) which anchor is a lane's
+    Parameter rows are in the order of the `SequentialNet` if the kernels train the model, otherwise in the model's.
+    """
+
+    theta: Tensor  # (L, row_length)
+    anchor: Tensor  # (L, row_length), the distinct anchors first
+    anchor_index: Tensor  # (L,) the row of a job's anchor
     prox: Tensor  # (L,)
     lr: Tensor  # (L,)
     tau: Tensor  # (L,)
     lam: Tensor  # (L,)
-    client: Tensor  # (L,) whose samples a lane trains on
-    length: Tensor  # (L,) how many steps it makes
-    x: Tensor  # (C, samples, values)
+    client_index: Tensor  # (L,) the client whose samples a job trains on
+    steps: Tensor  # (L,) the number of steps of a job
+    x: Tensor  # (C, samples, sample_size)
     y: Tensor  # (C, samples)
-    picks: Tensor  # (steps, C, width) samples of every step, −1 for none
-    at: Tensor  # (1,) the step
+    batch_indices: Tensor  # (steps, C, batch size) the samples of every step, −1 for padding
+    first_step: Tensor  # (1,) the number of the next step to run

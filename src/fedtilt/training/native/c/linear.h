@@ -1,58 +1,59 @@
-/* Linear layers. Forward is the product of products.h; the slope by the weights is never stored, but added to them. */
+/* Linear layers. The gradient of the weights is never stored: it is added to the weights as it is computed. */
 
 typedef struct {
     Weights weights;
-    float *h;     /* (batch, in + 1): the inputs, and a 1 behind them for the bias */
-    float *delta; /* (batch, out): -lr times the slope by the outputs */
+    float *h;     /* (batch, in + 1): the inputs, followed by a 1 for the bias */
+    float *delta; /* (batch, out): -lr times the gradient by the outputs */
     long h_stride, delta_stride;
-} Layer;
+} LinearLayer;
 
-static void update(const Layer *l, long batch, float drawn) {
-    const Weights *own = &l->weights;
-    long tiles = tiles_of(batch), stride = l->h_stride, d_stride = l->delta_stride;
-    for (long p = 0; p < own->vectors; p += 2) {
-        long panel = p * LANES * (own->in + 1);
+static void linear_update(const LinearLayer *layer, long batch, float lr_prox) {
+    const Weights *weights = &layer->weights;
+    long tiles = tile_count(batch), stride = layer->h_stride, d_stride = layer->delta_stride;
+    for (long p = 0; p < weights->vectors; p += 2) {
+        long panel = p * LANES * (weights->in + 1);
         for (long t = 0; t < tiles; t++) {
             long first = t * batch / tiles, rows = (t + 1) * batch / tiles - first;
-            const float *x = l->h + first * stride, *d = l->delta + first * d_stride + p * LANES;
-            const float *anchor = own->anchor && t == 0 ? own->anchor + panel : NULL; /* it pulls once a step */
-            float *w = own->w + panel;
-            if (p + 1 < own->vectors)
-                WITH_ROWS(rows, update_tile(ROWS, 2, x, stride, own->in, d, d_stride, w, anchor, drawn))
+            const float *x = layer->h + first * stride, *d = layer->delta + first * d_stride + p * LANES;
+            const float *anchor = weights->anchor && t == 0 ? weights->anchor + panel : NULL; /* once a step */
+            float *w = weights->w + panel;
+            if (p + 1 < weights->vectors)
+                WITH_ROWS(rows, update_tile(ROWS, 2, x, stride, weights->in, d, d_stride, w, anchor, lr_prox))
             else
-                WITH_ROWS(rows, update_tile(ROWS, 1, x, stride, own->in, d, d_stride, w, anchor, drawn))
+                WITH_ROWS(rows, update_tile(ROWS, 1, x, stride, weights->in, d, d_stride, w, anchor, lr_prox))
         }
     }
 }
 
-/* sum[k] += delta * rows[k] for two samples; past the last row stands something whose sum is not used. */
-INLINE void backward_tile(int wide, const vec *d0, const vec *d1, const vec *rows, vec sum[LANES]) {
-    for (int v = 0; v < wide; v++)
+/* sum[k] += delta * rows[k] for two samples; sums of rows past the last are computed, but not used. */
+INLINE void backward_tile(int vecs, const vec *d0, const vec *d1, const vec *rows, vec sum[LANES]) {
+    for (int v = 0; v < vecs; v++)
         for (int k = 0; k < LANES / 2; k++) {
-            sum[k] += d0[v] * rows[k * wide + v];
-            sum[LANES / 2 + k] += d1[v] * rows[k * wide + v];
+            sum[k] += d0[v] * rows[k * vecs + v];
+            sum[LANES / 2 + k] += d1[v] * rows[k * vecs + v];
         }
 }
 
-/* The deltas of the layer below: delta[b][i] = sum over o of delta[b][o] * w[i][o], where the input was not cut to 0.
- * Two samples and LANES / 2 inputs at a time, whose sums over lanes fill one vector. */
-static void backward(const Layer *l, long batch, float *below, long below_stride) {
+/* The deltas of the previous layer: delta[b][i] = sum over o of delta[b][o] * w[i][o], or 0 where ReLU gave 0. Two
+ * samples and LANES / 2 inputs at a time, whose sums over lanes fill one vector. */
+static void linear_backward(const LinearLayer *layer, long batch, float *input_delta, long input_stride) {
     enum { INPUTS = LANES / 2 };
-    for (long i = 0; i < l->weights.in; i += INPUTS) {
-        long inputs = l->weights.in - i < INPUTS ? l->weights.in - i : INPUTS;
+    for (long i = 0; i < layer->weights.in; i += INPUTS) {
+        long inputs = layer->weights.in - i < INPUTS ? layer->weights.in - i : INPUTS;
         for (long b = 0; b < batch; b += 2) {
-            const float *d0 = l->delta + b * l->delta_stride, *d1 = b + 1 < batch ? d0 + l->delta_stride : d0;
+            const float *d0 = layer->delta + b * layer->delta_stride;
+            const float *d1 = b + 1 < batch ? d0 + layer->delta_stride : d0;
             vec sum[LANES] = {0};
-            for (long p = 0; p < l->weights.vectors; p += 2) {
-                const float *panel = l->weights.w + p * LANES * (l->weights.in + 1);
-                if (p + 1 < l->weights.vectors)
-                    backward_tile(2, at(d0) + p, at(d1) + p, at(panel) + 2 * i, sum);
+            for (long p = 0; p < layer->weights.vectors; p += 2) {
+                const float *panel = layer->weights.w + p * LANES * (layer->weights.in + 1);
+                if (p + 1 < layer->weights.vectors)
+                    backward_tile(2, as_vec(d0) + p, as_vec(d1) + p, as_vec(panel) + 2 * i, sum);
                 else
-                    backward_tile(1, at(d0) + p, at(d1) + p, at(panel) + i, sum);
+                    backward_tile(1, as_vec(d0) + p, as_vec(d1) + p, as_vec(panel) + i, sum);
             }
             vec s = lane_sums(sum);
             for (long r = 0; r < 2 && b + r < batch; r++) {
-                float *to = below + (b + r) * below_stride + i;
+                float *to = input_delta + (b + r) * input_stride + i;
                 if (inputs == INPUTS)
                     memcpy(to, (float *)&s + r * INPUTS, 4 * INPUTS);
                 else
@@ -61,8 +62,8 @@ static void backward(const Layer *l, long batch, float *below, long below_stride
         }
     }
     for (long b = 0; b < batch; b++) {
-        const float *h = l->h + b * l->h_stride;
-        float *to = below + b * below_stride;
-        for (long i = 0; i < l->weights.in; i++) to[i] = h[i] <= 0 ? 0 : to[i];
+        const float *h = layer->h + b * layer->h_stride;
+        float *to = input_delta + b * input_stride;
+        for (long i = 0; i < layer->weights.in; i++) to[i] = h[i] <= 0 ? 0 : to[i];
     }
 }

@@ -1,16 +1,16 @@
-/* Products of a few rows with a panel of weights, for any vector unit: what a step is made of.
+/* Small matrix products of a few rows with a panel of weights, for any vector unit.
  *
- * Weights are rows of outputs, one for every input, and the bias last. They are cut into panels of two vectors of
+ * Weights are rows of outputs, one for every input, and the bias last. They are split into panels of two vectors of
  * outputs (the last may have one), each contiguous; outputs are padded with zero weights to whole vectors.
  *
- * Written with the vector extensions of GCC and Clang. Sums run in a fixed order, so the bits depend on the machine
- * code alone, and what a sample gives does not depend on the samples beside it. NaN passes through everything.
+ * Written with the vector extensions of GCC and Clang. Sums have a fixed order, so the bits depend on the machine code
+ * alone, and the result of a sample does not depend on the other samples of its batch. NaN propagates.
  */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A vector has LANES floats. A tile is TILE rows of two vectors, which with what is multiplied fills the registers. */
+/* A vector has LANES floats. A tile is TILE rows of two vectors; with its operands it fills the registers. */
 #if defined(__AVX512F__)
 enum { LANES = 16, TILE = 12 };
 #elif defined(__AVX__)
@@ -40,7 +40,7 @@ typedef int32_t mask __attribute__((vector_size(4 * LANES)));
 #else
 #define EACH(f, s) EACH4(f, s, 0)
 #endif
-/* Blocks of s lanes, in turn from a and from b: the first of every two, and the second. */
+/* Indices of blocks of s lanes, alternately from a and b: the first of every two blocks, and the second. */
 #define FIRST(s, j) (((j) & (s)) ? LANES + (j) - (s) : (j))
 #define SECOND(s, j) (((j) & (s)) ? LANES + (j) : (j) + (s))
 #define FOLD(v, n, s)                                                                                                  \
@@ -62,77 +62,80 @@ INLINE vec lane_sums(vec v[LANES]) {
 
 /* -- products ----------------------------------------------------------------------------------------------------- */
 
-INLINE const vec *at(const float *p) { return (const vec *)p; }
+INLINE const vec *as_vec(const float *p) { return (const vec *)p; }
 
 typedef struct {
     long in, out, vectors; /* vectors of outputs */
-    long channels, spots;  /* input k is, for torch, number k % channels * spots + k / channels */
+    long channels, pixels; /* input k has the index k % channels * pixels + k / channels in torch */
     float *w;              /* panels of in + 1 rows */
-    float *anchor;         /* the same, or NULL where nothing pulls */
+    float *anchor;         /* the same for the anchor; NULL without a proximal term */
 } Weights;
 
-static long padded(long n) { return (n + LANES - 1) / LANES * LANES; }
+/* n rounded up to whole vectors. */
+static long round_up(long n) { return (n + LANES - 1) / LANES * LANES; }
 
-/* out[b] = bias + x[b] * panel, for `rows` samples and `wide` vectors of outputs. The inputs are `segments` runs of
- * `length` numbers, `jump` apart: one for a layer, the rows of a window for a convolution. */
-INLINE void forward_tile(int rows, int wide, const float *x, long stride, long segments, long length, long jump,
-                         const float *panel, float *out, long out_stride, int relu) {
+/* out[b] = bias + x[b] * panel, for `rows` samples and a panel of `vecs` vectors of outputs. The inputs are `segments`
+ * runs of `length` numbers, `segment_stride` apart: one run for a linear layer, the rows of a patch for a
+ * convolution. */
+INLINE void matmul_tile(int rows, int vecs, const float *x, long stride, long segments, long length,
+                        long segment_stride, const float *panel, float *out, long out_stride, int relu) {
     vec sum[TILE][2];
-    const vec *row = at(panel);
+    const vec *row = as_vec(panel);
     for (int b = 0; b < rows; b++)
-        for (int v = 0; v < wide; v++) sum[b][v] = row[segments * length * wide + v];
-    for (long s = 0; s < segments; s++, x += jump)
-        for (long i = 0; i < length; i++, row += wide) {
+        for (int v = 0; v < vecs; v++) sum[b][v] = row[segments * length * vecs + v];
+    for (long s = 0; s < segments; s++, x += segment_stride)
+        for (long i = 0; i < length; i++, row += vecs) {
             vec w[2];
-            for (int v = 0; v < wide; v++) w[v] = row[v];
+            for (int v = 0; v < vecs; v++) w[v] = row[v];
             for (int b = 0; b < rows; b++)
-                for (int v = 0; v < wide; v++) sum[b][v] += x[b * stride + i] * w[v];
+                for (int v = 0; v < vecs; v++) sum[b][v] += x[b * stride + i] * w[v];
         }
     for (int b = 0; b < rows; b++)
-        for (int v = 0; v < wide; v++) {
+        for (int v = 0; v < vecs; v++) {
             vec s = sum[b][v];
-            if (relu) s = (vec)((mask)s & ~(s < 0)); /* NaN stays */
+            if (relu) s = (vec)((mask)s & ~(s < 0)); /* keeps NaN */
             *(vec *)(out + b * out_stride + v * LANES) = s;
         }
 }
 
-/* panel += drawn * (anchor - panel) + the sum over `rows` samples of x[b] * delta[b]. The weights join last: they come
- * from the second-level cache, and small terms should meet each other first. */
-INLINE void update_tile(int rows, int wide, const float *x, long stride, long in, const float *delta, long delta_stride,
-                        float *panel, const float *anchor, float drawn) {
+/* panel += lr_prox * (anchor - panel) + the sum over `rows` samples of x[b] * delta[b]. The weights are added last:
+ * they come from the second-level cache, and adding small terms first is more accurate. */
+INLINE void update_tile(int rows, int vecs, const float *x, long stride, long in, const float *delta, long delta_stride,
+                        float *panel, const float *anchor, float lr_prox) {
     vec d[TILE][2];
     for (int b = 0; b < rows; b++)
-        for (int v = 0; v < wide; v++) d[b][v] = at(delta + b * delta_stride)[v];
+        for (int v = 0; v < vecs; v++) d[b][v] = as_vec(delta + b * delta_stride)[v];
     for (long i = 0; i <= in; i++) {
         vec sum[2];
-        for (int v = 0; v < wide; v++) sum[v] = x[i] * d[0][v];
+        for (int v = 0; v < vecs; v++) sum[v] = x[i] * d[0][v];
         for (int b = 1; b < rows; b++)
-            for (int v = 0; v < wide; v++) sum[v] += x[b * stride + i] * d[b][v];
-        for (int v = 0; v < wide; v++) {
-            vec *w = (vec *)panel + i * wide + v;
-            if (anchor) sum[v] += drawn * (at(anchor)[i * wide + v] - *w);
+            for (int v = 0; v < vecs; v++) sum[v] += x[b * stride + i] * d[b][v];
+        for (int v = 0; v < vecs; v++) {
+            vec *w = (vec *)panel + i * vecs + v;
+            if (anchor) sum[v] += lr_prox * (as_vec(anchor)[i * vecs + v] - *w);
             *w += sum[v];
         }
     }
 }
 
-/* panel += the sum over height x width spots of x[spot] * delta[spot]: the slope by `rows` weights of a convolution. */
-INLINE void gradient_tile(int rows, int wide, const float *x, long x_stride, long x_row, const float *delta,
+/* panel += the sum over height x width pixels of x[pixel] * delta[pixel]: the gradient of `rows` weights of a
+ * convolution. */
+INLINE void gradient_tile(int rows, int vecs, const float *x, long x_stride, long x_row, const float *delta,
                           long delta_stride, long delta_row, long height, long width, float *panel) {
     vec sum[TILE][2] = {0};
     for (long i = 0; i < height; i++)
         for (long j = 0; j < width; j++) {
             const float *from = x + i * x_row + j * x_stride;
             vec d[2];
-            for (int v = 0; v < wide; v++) d[v] = at(delta + i * delta_row + j * delta_stride)[v];
+            for (int v = 0; v < vecs; v++) d[v] = as_vec(delta + i * delta_row + j * delta_stride)[v];
             for (int k = 0; k < rows; k++)
-                for (int v = 0; v < wide; v++) sum[k][v] += from[k] * d[v];
+                for (int v = 0; v < vecs; v++) sum[k][v] += from[k] * d[v];
         }
     for (int k = 0; k < rows; k++)
-        for (int v = 0; v < wide; v++) ((vec *)panel)[k * wide + v] += sum[k][v];
+        for (int v = 0; v < vecs; v++) ((vec *)panel)[k * vecs + v] += sum[k][v];
 }
 
-/* A call with ROWS, a constant, for every number of rows a tile may have. */
+/* `call` with ROWS as a compile-time constant, for every number of rows a tile may have. */
 #define CASE(n, call)                                                                                                  \
     case n: {                                                                                                          \
         enum { ROWS = n < TILE ? n : TILE };                                                                           \
@@ -155,13 +158,13 @@ INLINE void gradient_tile(int rows, int wide, const float *x, long x_stride, lon
         CASE(12, call)                                                                                                 \
     }
 
-/* Rows are cut into so many tiles of nearly equal size. */
-static long tiles_of(long rows) { return (rows + TILE - 1) / TILE; }
+/* The number of tiles of nearly equal size that rows are split into. */
+static long tile_count(long rows) { return (rows + TILE - 1) / TILE; }
 
-/* `rows` samples through all panels. */
-static void forward(const float *x, long stride, long rows, long segments, long length, long jump, const float *w,
-                    long vectors, float *out, long out_stride, int relu) {
-    long tiles = tiles_of(rows);
+/* The product of `rows` samples with all panels. */
+static void matmul(const float *x, long stride, long rows, long segments, long length, long segment_stride,
+                   const float *w, long vectors, float *out, long out_stride, int relu) {
+    long tiles = tile_count(rows);
     for (long p = 0; p < vectors; p += 2) {
         const float *panel = w + p * LANES * (segments * length + 1);
         for (long t = 0; t < tiles; t++) {
@@ -169,11 +172,11 @@ static void forward(const float *x, long stride, long rows, long segments, long 
             const float *from = x + first * stride;
             float *to = out + first * out_stride + p * LANES;
             if (p + 1 < vectors)
-                WITH_ROWS(count, forward_tile(ROWS, 2, from, stride, segments, length, jump, panel, to, out_stride,
-                                              relu))
+                WITH_ROWS(count, matmul_tile(ROWS, 2, from, stride, segments, length, segment_stride, panel, to,
+                                             out_stride, relu))
             else
-                WITH_ROWS(count, forward_tile(ROWS, 1, from, stride, segments, length, jump, panel, to, out_stride,
-                                              relu))
+                WITH_ROWS(count, matmul_tile(ROWS, 1, from, stride, segments, length, segment_stride, panel, to,
+                                             out_stride, relu))
         }
     }
 }

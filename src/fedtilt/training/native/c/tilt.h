@@ -1,64 +1,68 @@
-/* The two-level tilted loss of a batch: what each sample counts for, in double precision like tilt.py. */
+/* The gradient of the two-level tilted loss of a batch, in double precision; the reference is math/tilt.py. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 typedef struct {
-    double mass, edge, total, value, share;
-} Cell;
+    double mass;    /* sum of the members' weights */
+    double extreme; /* the largest value for a positive tilt, the smallest for a negative one */
+    double total;   /* sum of member_term */
+    double value;   /* the tilted mean */
+    double grad;    /* of the loss by the value */
+} Group;
 
-/* A tilted mean is made in three passes over its members; these are what each does with one. */
-static void meet(Cell *c, double x, double weight, double tilt) {
-    if (c->mass == 0 || (tilt > 0 ? x > c->edge : x < c->edge)) c->edge = x;
-    c->mass += weight;
+/* A tilted mean takes three passes over its members: add_member, the sum of member_term, then member_grad. */
+static void add_member(Group *g, double x, double weight, double tilt) {
+    if (g->mass == 0 || (tilt > 0 ? x > g->extreme : x < g->extreme)) g->extreme = x;
+    g->mass += weight;
 }
 
-static double excess(const Cell *c, double x, double weight, double tilt) {
+static double member_term(const Group *g, double x, double weight, double tilt) {
     if (tilt == 0) return weight * x;
-    if (isinf(tilt)) return x == c->edge ? weight : 0;
-    return weight * expm1(tilt * (x - c->edge));
+    if (isinf(tilt)) return x == g->extreme ? weight : 0;
+    return weight * expm1(tilt * (x - g->extreme));
 }
 
-static void close_cell(Cell *c, double tilt) {
+static void finish_group(Group *g, double tilt) {
     if (tilt == 0)
-        c->value = c->total / c->mass;
+        g->value = g->total / g->mass;
     else if (isinf(tilt))
-        c->value = c->edge;
+        g->value = g->extreme;
     else {
-        double mean = c->total / c->mass; /* of expm1; its log1p is accurate unless it is close to -1 */
-        c->value = c->edge + (mean > -0.5 ? log1p(mean) : log((c->mass + c->total) / c->mass)) / tilt;
+        double mean = g->total / g->mass; /* of expm1; log1p is accurate unless this is close to -1 */
+        g->value = g->extreme + (mean > -0.5 ? log1p(mean) : log((g->mass + g->total) / g->mass)) / tilt;
     }
 }
 
-static double share(const Cell *c, double x, double weight, double tilt) {
-    if (tilt == 0) return weight / c->mass;
-    if (isinf(tilt)) return excess(c, x, weight, tilt) / c->total;
-    return (weight + excess(c, x, weight, tilt)) / (c->mass + c->total);
+static double member_grad(const Group *g, double x, double weight, double tilt) {
+    if (tilt == 0) return weight / g->mass;
+    if (isinf(tilt)) return member_term(g, x, weight, tilt) / g->total;
+    return (weight + member_term(g, x, weight, tilt)) / (g->mass + g->total);
 }
 
-/* What each sample counts for: the slope of the two-level tilted loss, lam over the samples of a class, tau over the
- * classes by size. */
-static void shares(const double *loss, const int32_t *label, long batch, long classes, double lam, double tau,
-                   Cell *cell, double *out) {
-    Cell whole = {0};
-    memset(cell, 0, classes * sizeof(Cell));
-    for (long b = 0; b < batch; b++) meet(cell + label[b], loss[b], 1, lam);
-    for (long b = 0; b < batch; b++) cell[label[b]].total += excess(cell + label[b], loss[b], 1, lam);
-    for (Cell *c = cell; c < cell + classes; c++)
-        if (c->mass) {
-            close_cell(c, lam);
-            meet(&whole, c->value, c->mass, tau);
+/* The gradient of the two-level tilted loss by each sample's loss: lam tilts over the samples of a class, tau over the
+ * classes, weighted by size. */
+static void tilt_grad(const double *loss, const int32_t *label, long batch, long classes, double lam, double tau,
+                      Group *groups, double *out) {
+    Group whole = {0};
+    memset(groups, 0, classes * sizeof(Group));
+    for (long b = 0; b < batch; b++) add_member(groups + label[b], loss[b], 1, lam);
+    for (long b = 0; b < batch; b++) groups[label[b]].total += member_term(groups + label[b], loss[b], 1, lam);
+    for (Group *g = groups; g < groups + classes; g++)
+        if (g->mass) {
+            finish_group(g, lam);
+            add_member(&whole, g->value, g->mass, tau);
         }
-    for (Cell *c = cell; c < cell + classes; c++)
-        if (c->mass) whole.total += excess(&whole, c->value, c->mass, tau);
-    for (Cell *c = cell; c < cell + classes; c++)
-        if (c->mass) c->share = share(&whole, c->value, c->mass, tau);
-    for (long b = 0; b < batch; b++) out[b] = cell[label[b]].share * share(cell + label[b], loss[b], 1, lam);
+    for (Group *g = groups; g < groups + classes; g++)
+        if (g->mass) whole.total += member_term(&whole, g->value, g->mass, tau);
+    for (Group *g = groups; g < groups + classes; g++)
+        if (g->mass) g->grad = member_grad(&whole, g->value, g->mass, tau);
+    for (long b = 0; b < batch; b++) out[b] = groups[label[b]].grad * member_grad(groups + label[b], loss[b], 1, lam);
 }
 
-/* From logits, in `z`, to -lr times the slope of the loss by them. */
+/* Replace the logits in `z` by -lr times the gradient of the loss by them. */
 static void output_delta(float *z, long stride, const int32_t *label, long batch, long classes, double lr, double tau,
-                         double lam, double *loss, double *weight, Cell *cell) {
+                         double lam, double *loss, double *loss_grad, Group *groups) {
     for (long b = 0; b < batch; b++) {
         const float *row = z + b * stride;
         double top = row[0], sum = 0;
@@ -66,12 +70,12 @@ static void output_delta(float *z, long stride, const int32_t *label, long batch
         for (long k = 0; k < classes; k++) sum += exp(row[k] - top);
         loss[b] = log(sum) + (top - row[label[b]]);
     }
-    shares(loss, label, batch, classes, lam, tau, cell, weight);
+    tilt_grad(loss, label, batch, classes, lam, tau, groups, loss_grad);
     for (long b = 0; b < batch; b++) {
         float *row = z + b * stride;
         double log_sum = loss[b] + row[label[b]];
         for (long k = 0; k < classes; k++)
-            row[k] = -lr * weight[b] * (exp(row[k] - log_sum) - (k == label[b]));
+            row[k] = -lr * loss_grad[b] * (exp(row[k] - log_sum) - (k == label[b]));
     }
 }
 
