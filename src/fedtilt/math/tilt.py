@@ -4,7 +4,7 @@ Tilt 0 is the mean, +inf the maximum, -inf the minimum; a positive tilt weights 
 values. It is the objective of TERM: Li, Beirami, Sanjabi, Smith, "Tilted Empirical Risk Minimization", ICLR 2021,
 arXiv 2007.01162.
 
-This is the reference. The formula also stands, for speed, in `math/small_batch.py` (mini-batches in plain floats),
+This is the reference. For speed, the formula is repeated in `math/small_batch.py` (mini-batches in plain floats),
 `training/native/c/tilt.h` (C) and `training/stacked/linear_kernels.py` (Triton), and, as an independent check, in
 `reproduction/convergence/problem.py`. Tests compare them all.
 """
