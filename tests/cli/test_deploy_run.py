@@ -92,7 +92,7 @@ def test_the_end_prints_the_metrics_and_the_worst_site_and_class(cluster: FakeCl
     label = min(class_accuracy, key=class_accuracy.__getitem__)
     assert out[1] == f"fails most   site {site}: {accuracy[site]:.0f} %, class {label}: {class_accuracy[label]:.0f} %"
     assert [line.split()[-1] for line in out if line.startswith("site report")] == [
-        f"{cluster.home}/site-{n}/state/own/ditto/seed-0/site-{n:05d}/report.txt" for n in (0, 1)
+        f"{cluster.home}/site-{n}/state/hospital/ditto/seed-0/site-{n:05d}/report.txt" for n in (0, 1)
     ]
 
 

@@ -120,7 +120,7 @@ def test_with_a_data_function_the_server_needs_no_data(spec: Path, tmp_path: Pat
     def data(node):
         rows = slice(node["partition-id"] * 300, node["partition-id"] * 500 + 300)
         x, y = digits.x_train[rows], digits.y_train[rows]
-        return ft.data.Dataset(name="own", x_train=x, y_train=y, x_test=x[:50], y_test=y[:50], classes=10, image=True)
+        return ft.data.Dataset(name="site", x_train=x, y_train=y, x_test=x[:50], y_test=y[:50], classes=10, image=True)
 
     task = Task(
         spec=spec, data=data, model=ft.models.logistic, input_shape=digits.input_shape, class_names=digits.class_names

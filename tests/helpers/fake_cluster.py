@@ -11,7 +11,7 @@ from tests.helpers.loopback import Config, LoopbackGrid, Tamper
 
 DIGITS = ft.data.load("digits")
 SITE_SPEC = """
-name = "own"
+name = "hospital"
 [clients]
 count = 2
 [train]
@@ -60,7 +60,7 @@ class FakeCluster(LocalCluster):
         if site in self.failing:
             raise KeyError("age")
         x, y = (part[200 * site : 200 * site + 150] for part in (DIGITS.x_train, DIGITS.y_train))
-        return ft.data.Dataset(name="own", x_train=x, y_train=y, x_test=x[:80], y_test=y[:80], classes=10, image=True)
+        return ft.data.Dataset(name="site", x_train=x, y_train=y, x_test=x[:80], y_test=y[:80], classes=10, image=True)
 
     def wait_for_run(self, run: int, timeout: float = 86400, is_done: Callable[[], bool] = lambda: False) -> str:
         is_done()

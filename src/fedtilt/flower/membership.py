@@ -1,4 +1,4 @@
-"""Which node is which site, and what was rejected from whom."""
+"""Which node is which site, and rejection counts by sender and reason."""
 
 import time
 from collections import Counter
