@@ -216,7 +216,7 @@ def _bar(size: int, largest_size: int, bars: str) -> str:
 
 
 def _legend(largest_count: int, shades: str, shown: int, fed: Federation, mark: str) -> Text:
-    text = Text("samples of a class: ", style="dim").append(f"{shades[0]} none", style="dim")
+    text = Text("training samples of a class: ", style="dim").append(f"{shades[0]} none", style="dim")
     levels = len(shades) - 1
     for level in range(1, levels + 1):
         low, high = _upper(level - 1, levels, largest_count) + 1, _upper(level, levels, largest_count)

@@ -124,21 +124,22 @@ def _lowest(correct: Tensor, total: Tensor, names: Sequence[str]) -> str:
 def legend(results: Mapping[int, Result]) -> str:
     """The meaning of the columns, and which models are evaluated."""
     first = next(iter(results.values()))
-    personal = [escape(name) for name, r in first.items() if r.method.personal]
+    kinds: dict[str, list[str]] = {"personal models": [], "shared model": []}
+    for name, r in first.items():
+        kinds["personal models" if r.method.personal else "shared model"].append(escape(name))
+    lines = {
+        "accuracy": "% of a client's test data, mean over clients",
+        "client fairness": "std over clients; lower is fairer",
+        "client data fairness": "std over a client's classes, mean over clients",
+    }
+    if len(results) > 1:
+        lines["±"] = f"std over {len(results)} seeds"
+    lines["evaluated"] = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in kinds.items() if names)
     never_selected = max(r.summary.never_selected for result in results.values() for r in result.values())
-    std = "" if len(results) == 1 else f", ± std over {len(results)} seeds"
-    text = (
-        f"accuracy: in % of a client's test data, mean over clients{std}. "
-        "client fairness: standard deviation over clients. client data fairness: standard deviation over the classes "
-        "of a client, mean over clients. Lower is fairer."
-    )
-    if personal:
-        others = ", the other methods with the shared model" if len(personal) < len(first) else ""
-        text += f" {', '.join(personal)}: evaluated with personal models{others}."
-    if personal and never_selected:
-        clients = "1 client was" if never_selected == 1 else f"{never_selected} clients were"
-        text += f" {clients} never selected and evaluated with the shared model."
-    return f"[dim]{text}[/]"
+    if kinds["personal models"] and never_selected:
+        clients = "1 client" if never_selected == 1 else f"{never_selected} clients"
+        lines["never selected"] = f"{clients}, evaluated with the shared model"
+    return "\n".join(f"[dim]{title:<22}{text}[/]" for title, text in lines.items())
 
 
 def print_tuning(console: Console, table: Mapping[str, Any], samples: int) -> dict[str, Any]:

@@ -152,9 +152,9 @@ def _override(raw: Raw, text: str) -> None:
         table, target, path = MethodSpec, _method_table(raw, name or last, text), [head, name]
     elif head in TABLES or head == "methods":
         example = "methods.fedtilt.lam=-2" if head == "methods" else f"{head}.{next(iter(TABLES[head].model_fields))}=…"
-        raise InputError(f"--set {text!r} is a whole table; set one of its keys, as in {example}")
+        raise InputError(f"--set {text!r} sets a whole table; set one of its keys, as in {example}")
     elif rest:
-        raise InputError(f"--set {text!r} is in no table of the spec; the tables are {', '.join([*TABLES, 'methods'])}")
+        raise InputError(f"--set {text!r} names an unknown table; the tables are {', '.join([*TABLES, 'methods'])}")
     if last not in table.model_fields:
         raise unknown_key(path, last, _parse_value(value_text), table)
     kind = table.model_fields[last].annotation
@@ -178,7 +178,7 @@ def _method_table(raw: Raw, name: str, text: str) -> Raw:
     methods = raw.get("methods", [])
     names = _method_labels(methods)
     if name not in names:
-        raise InputError(f"--set {text!r} is in no method of the run; its methods are {', '.join(names) or 'none'}")
+        raise InputError(f"--set {text!r} names an unknown method; the methods are {', '.join(names) or 'none'}")
     method: Raw = methods[names.index(name)]
     method.setdefault("name", name)  # the name stays if a later override changes the preset
     return method
