@@ -3,41 +3,47 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEV := $(VENV)/.ready-dev
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: browser test test-all test-cuda lint format demo bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(PIP) torch
+	$(PIP) -e ".[report]"
 	touch $(READY)
+
+$(DEV): $(READY)
+	$(PIP) -e ".[dev]"
+	touch $(DEV)
 
 browser:  ## install Chromium for the browser tests; without it they are skipped
 	@command -v chromedriver >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium chromium-driver; } >/dev/null 2>&1 || echo "Chromium is not installed: the browser tests are skipped"
 
-test: $(READY) browser  ## all tests except the slow ones
+test: $(DEV) browser  ## all tests except the slow ones
 	$(BIN)/python -m pytest
 
-test-all: $(READY) browser  ## the slow tests too
+test-all: $(DEV) browser  ## the slow tests too
 	$(BIN)/python -m pytest -m "not cuda"
 
-test-cuda: $(READY)  ## the tests for a CUDA device: compare with the CPU
+test-cuda: $(DEV)  ## the tests for a CUDA device: compare with the CPU
 	$(BIN)/python -m pytest -m cuda
 
-lint: $(READY)  ## style, types and import layers
+lint: $(DEV)  ## style, types and import layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(READY)
+format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 demo: $(READY)  ## FedAvg, Ditto and FedTilt on 20 clients with mislabelled data
 	$(BIN)/fedtilt run
 
-bench: $(READY)  ## compare with the plain loop and other simulators; see docs/performance.md
+bench: $(DEV)  ## compare with the plain loop and other simulators; see docs/performance.md
 	$(BIN)/python -m benchmarks.rounds
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.aggregation

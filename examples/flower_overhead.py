@@ -18,7 +18,7 @@ import fedtilt as ft
 from fedtilt.flower import ServerRunFolder, Task
 from fedtilt.flower.messages import from_arrays, parameter_shapes, to_arrays
 from fedtilt.flower.site_states import SiteStates
-from fedtilt.models import flat
+from fedtilt.models import parameters_to_vector
 from fedtilt.rounds.round import invalid_reason, server_update
 
 
@@ -36,7 +36,7 @@ def main(hidden: int) -> None:
     resolved = task.resolve({"method": "fedtilt"})
     info = task.federation_info(resolved)
     model = task.initial_model(resolved, info)
-    w, shapes = flat(model), parameter_shapes(model)
+    w, shapes = parameters_to_vector(model), parameter_shapes(model)
     models = {n: w + 0.01 * torch.randn_like(w) for n in range(10)}
     samples = dict.fromkeys(models, 100)
     with tempfile.TemporaryDirectory() as folder:

@@ -2,12 +2,16 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+
+from tests.helpers import chromium
+
+collect_ignore_glob = ["helpers/*"]  # no tests and no doctests; some need Flower
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,3 +52,12 @@ def fedtilt(
         return CommandResult(int(exit_.value.code or 0), printed.out, printed.err)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Browser]:
+    """One browser for all tests; downloads are in `window.downloads`."""
+    if not (chromium.CHROMIUM and chromium.DRIVER):
+        pytest.skip("needs a browser: apt-get install chromium chromium-driver")
+    with chromium.browser(tmp_path_factory.mktemp("downloads")) as opened:
+        yield opened

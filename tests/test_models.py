@@ -22,7 +22,7 @@ def test_the_models_of_the_paper() -> None:
 
 def test_building_depends_on_the_seed_alone() -> None:
     state = torch.random.get_rng_state()
-    one, same, other = (models.flat(models.build(models.mlp, (4,), 2, seed)) for seed in (1, 1, 2))
+    one, same, other = (models.parameters_to_vector(models.build(models.mlp, (4,), 2, seed)) for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -32,7 +32,7 @@ def test_a_model_is_a_module_or_a_function() -> None:
     module = nn.Linear(4, 2)
     built = models.build(module, (4,), 2, seed=0)
     assert built is not module
-    assert torch.equal(models.flat(built), models.flat(module))
+    assert torch.equal(models.parameters_to_vector(built), models.parameters_to_vector(module))
     assert isinstance(models.build(lambda: nn.Linear(4, 2), (4,), 2, 0), nn.Linear)
     assert models.build(lambda classes: nn.Linear(4, classes), (4,), 3, 0).out_features == 3
 
@@ -45,8 +45,8 @@ def test_flat_and_back() -> None:
     model = models.cnn((1, 8, 8), 3, channels=(2, 4))
     vector = torch.randn(sum(p.numel() for p in model.parameters()))
     changed = models.with_weights(model, vector)
-    assert torch.equal(models.flat(changed), vector)
-    stack = models.unflat(model, vector.expand(3, -1))
+    assert torch.equal(models.parameters_to_vector(changed), vector)
+    stack = models.vector_to_parameters(model, vector.expand(3, -1))
     assert all(stack[name].shape == (3, *p.shape) for name, p in model.named_parameters())
 
 

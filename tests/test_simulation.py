@@ -17,7 +17,7 @@ import fedtilt as ft
 from fedtilt import seeds
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import measure
-from fedtilt.models import flat, unflat
+from fedtilt.models import parameters_to_vector, vector_to_parameters
 from fedtilt.rounds import executors
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.settings import initial_model
@@ -70,14 +70,14 @@ def test_special_cases_are_the_same_bits(federation: ft.Federation) -> None:
 def test_ditto_is_an_independent_loop_with_torch_optim(federation: ft.Federation) -> None:
     mu, lr = 0.3, 0.1
     net = ft.models.build(small, federation.input_shape, federation.classes, seeds.key(0, "init"))
-    w, personal = flat(net), {}
+    w, personal = parameters_to_vector(net), {}
     for number in (1, 2, 3):
         received = []
         for client in seeds.choose(seeds.key(0, "selection", round=number), 6, 3):
             x, y = federation.train(client, seed=0, round=number)
             order = seeds.permutations(seeds.key(0, "order", round=number, client=client), 2, len(y))
             models = [ft.models.with_weights(net, w), ft.models.with_weights(net, personal.get(client, w))]
-            anchor = list(unflat(net, w).values())
+            anchor = list(vector_to_parameters(net, w).values())
             optimizers = [torch.optim.SGD(m.parameters(), lr=lr) for m in models]
             for rows in (batch for epoch in order for batch in epoch.split(10)):
                 for model, optimizer, prox in zip(models, optimizers, (0.0, mu), strict=True):
@@ -85,8 +85,8 @@ def test_ditto_is_an_independent_loop_with_torch_optim(federation: ft.Federation
                     sq_dist = sum((p - a).square().sum() for p, a in zip(model.parameters(), anchor, strict=True))
                     (F.cross_entropy(model(x[rows]), y[rows]) + prox / 2 * sq_dist).backward()
                     optimizer.step()
-            received.append(flat(models[0]))
-            personal[client] = flat(models[1])
+            received.append(parameters_to_vector(models[0]))
+            personal[client] = parameters_to_vector(models[1])
         w = torch.stack(received).mean(0)
     state = train([ft.ditto(mu)], federation)
     torch.testing.assert_close(state.shared["ditto"], w, rtol=1e-4, atol=1e-5)
@@ -280,17 +280,19 @@ def test_results_have_models_and_clients(federation: ft.Federation) -> None:
 
 
 def same_weights(a: nn.Module, b: nn.Module) -> bool:
-    return torch.equal(ft.models.flat(a), ft.models.flat(b))
+    return torch.equal(ft.models.parameters_to_vector(a), ft.models.parameters_to_vector(b))
 
 
 @pytest.mark.parametrize("limit", [0, 10**9])
 def test_a_result_can_be_pickled(federation: ft.Federation, limit: int) -> None:
     result = ft.run([ft.ditto()], federation, small, memory_limit=limit, **TRAIN)
     unpickled = pickle.loads(pickle.dumps(result))
-    personal = [ft.models.flat(result["ditto"].personal(n)) for n in range(6)]
+    personal = [ft.models.parameters_to_vector(result["ditto"].personal(n)) for n in range(6)]
     del result  # and with it its temporary files
     gc.collect()
-    assert all(torch.equal(ft.models.flat(unpickled["ditto"].personal(n)), personal[n]) for n in range(6))
+    assert all(
+        torch.equal(ft.models.parameters_to_vector(unpickled["ditto"].personal(n)), personal[n]) for n in range(6)
+    )
 
 
 def test_a_result_has_the_metrics_on_validation_data(tmp_path: Path) -> None:

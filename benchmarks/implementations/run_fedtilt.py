@@ -9,7 +9,7 @@ import torch
 from protocol import RoundRequests, Workload
 
 import fedtilt as ft
-from fedtilt.models import unflat
+from fedtilt.models import vector_to_parameters
 from fedtilt.training import choose_backend
 
 
@@ -56,11 +56,14 @@ def main() -> None:
     for client in range(federation.clients) if method.personal else ():
         parameters = last.state.client_states.get(("bench", client))
         if parameters is not None:
-            personal[client] = unflat(net, parameters)
+            personal[client] = vector_to_parameters(net, parameters)
     requests.finish(
-        unflat(net, last.state.shared["bench"]), personal, fedtilt=ft.__version__, torch=torch.__version__,
+        vector_to_parameters(net, last.state.shared["bench"]),
+        personal,
+        fedtilt=ft.__version__,
+        torch=torch.__version__,
         backend=choose_backend(net, "cpu", arguments.backend),
-    )  # fmt: skip
+    )
     rounds.close()
 
 

@@ -41,10 +41,10 @@ def whole(value: object, what: str, least: int | None = None) -> int:
     raise InputError(f"{what} must be a whole number{'' if least is None else f' ≥ {least}'}, got {_format(value)}")
 
 
-def plain_name(value: object) -> bool:
+def is_plain_name(value: object) -> bool:
     """Whether this can name a method or a run, and so a file: no slashes, no leading dot, no spaces at either end.
 
-    >>> plain_name("fedtilt tau=1"), plain_name(".hidden"), plain_name("a/b")
+    >>> is_plain_name("fedtilt tau=1"), is_plain_name(".hidden"), is_plain_name("a/b")
     (True, False, False)
     """
     if not isinstance(value, str) or not value or value != value.strip() or value.startswith("."):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
-from fedtilt.checks import number, plain_name
+from fedtilt.checks import is_plain_name, number
 from fedtilt.errors import InputError
 from fedtilt.math.aggregate import AGGREGATORS, solvable
 from fedtilt.math.distances import get_distance
@@ -32,7 +32,7 @@ class Method:
     weighting: str = "equal"  # how clients count on the server: "equal", or "samples" for their number of samples
 
     def __post_init__(self) -> None:
-        if not plain_name(self.name):
+        if not is_plain_name(self.name):
             raise InputError(f"a method's name is a plain word without slashes or a leading dot, got {self.name!r}")
         for key in ("tau", "lam", "q", "mu", "prox", "bad_share"):
             object.__setattr__(self, key, number(getattr(self, key), f"{key} of method {self.name!r}"))

@@ -186,12 +186,12 @@ def check(model: nn.Module) -> None:
         )
 
 
-def flat(model: nn.Module) -> Tensor:
+def parameters_to_vector(model: nn.Module) -> Tensor:
     """All parameters as one new vector (P,), in the order of `model.parameters()`."""
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def unflat(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
+def vector_to_parameters(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
     """Views into `vector` (…, P) by parameter name."""
     named = list(model.named_parameters())
     pieces = vector.split([p.numel() for _, p in named], dim=-1)
@@ -201,7 +201,7 @@ def unflat(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
 def with_weights(model: nn.Module, vector: Tensor) -> nn.Module:
     """A copy of the model with these parameters."""
     model = copy.deepcopy(model)
-    values = unflat(model, vector)
+    values = vector_to_parameters(model, vector)
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(values[name])

@@ -21,7 +21,7 @@ from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
 from fedtilt.evaluation.results import client_number, evaluated_counts
 from fedtilt.methods import Method, check_methods
-from fedtilt.models import ModelSource, flat, recipe, with_weights
+from fedtilt.models import ModelSource, parameters_to_vector, recipe, with_weights
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import (
     BatchSchedule,
@@ -148,7 +148,7 @@ def simulate_prepared(
     """`simulate` with checked inputs."""
     methods, device = prepared.methods, prepared.device
     if state is None:
-        start = flat(prepared.net).to(device)
+        start = parameters_to_vector(prepared.net).to(device)
         state = FederationState(
             0, {m.name: start for m in methods}, ClientStates() if client_states is None else client_states
         )

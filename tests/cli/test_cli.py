@@ -254,7 +254,7 @@ def test_the_metadata_of_an_image_model_has_the_scale_of_pixels(fedtilt) -> None
     data = ft.data.load("digits")
     federation = ft.Federation.build(data, clients=6)
     x = data.x_test[:5].float() / (255 if data.x_test.dtype == torch.uint8 else 1)
-    assert torch.equal((x - mean) / deviation, federation.model_ready(data.x_test[:5]))
+    assert torch.equal((x - mean) / deviation, federation.model_input(data.x_test[:5]))
     assert json.loads(metadata["model"]) == {"name": "mlp", "input_shape": [1, 8, 8], "classes": 10, "hidden": [64, 64]}
 
 
@@ -358,7 +358,7 @@ def test_a_changed_spec_is_refused_on_resume(fedtilt) -> None:
     spec.write_text(spec.read_text().replace("lr = 0.1", "lr = 0.3"))
     result = fedtilt("resume", "run")
     assert result.code == 2
-    assert "was begun with train.lr = 0.1, and now it is 0.3" in result.err
+    assert "was started with train.lr = 0.1, and now it is 0.3" in result.err
 
 
 def test_ctrl_c_leaves_a_run_that_resume_finishes(tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_damaged_and_changed_files_are_reported(fedtilt) -> None:
     assert "note: the checkpoint of round 3 is damaged" in fedtilt("resume", "run", "--quiet").err
     spec = Path("run/spec.toml")
     spec.write_text(spec.read_text().replace("seeds = 1", "seeds = 2"))
-    assert "was begun with seeds [0], and its spec.toml now says [0, 1]" in fedtilt("resume", "run").err
+    assert "was started with seeds [0], and its spec.toml now says [0, 1]" in fedtilt("resume", "run").err
     Path("file").write_text("")
     assert "file is a file; choose another folder" in fedtilt("run", "--out", "file").err
     assert "cannot write file/x" in fedtilt("export", "run", "--method", "ditto", "--to", "file/x").err

@@ -195,7 +195,7 @@ def test_another_setting_is_rejected_with_a_remedy(cluster: FakeCluster, run: Ru
     with pytest.raises(ft.InputError) as error:
         run("--out", "out", "--set", "train.lr=0.2")
     assert str(error.value) == (
-        f"the run stopped: {cluster.run_config['out']}/seed-0 was begun with train.lr = 0.1, and now it is 0.2; "
+        f"the run stopped: {cluster.run_config['out']}/seed-0 was started with train.lr = 0.1, and now it is 0.2; "
         "restore it, or start a new run in another folder (--out, or out= in Python)"
     )
 

@@ -134,7 +134,7 @@ def test_dropout_is_seeded_and_does_not_change_the_generators(name: str) -> None
 @pytest.mark.parametrize("size", [100, 700])
 def test_large_batches_are_deterministic(size: int, name: str) -> None:
     model = models.build(MODELS[name], SHAPE, CLASSES, seed=3).cuda()
-    received = models.flat(model)
+    received = models.parameters_to_vector(model)
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(1400, *SHAPE, generator=rng), torch.randint(0, CLASSES, (1400,), generator=rng)
     data = make_batches(x.cuda(), y.cuda(), seed=0, round=1, client=0, epochs=3, batch_size=size)
@@ -176,7 +176,7 @@ def test_precisions(name: str, precision: str) -> None:
 
 def test_many_shapes_in_one_process() -> None:
     model = models.build(MODELS["norm"], SHAPE, CLASSES, seed=3).cuda()
-    received = models.flat(model)
+    received = models.parameters_to_vector(model)
     x, y = torch.randn(24, *SHAPE, device="cuda"), torch.arange(24, device="cuda") % CLASSES
     for size in range(2, 14):  # torch compiles one code object at most eight times
         data = make_batches(x, y, seed=0, round=1, client=0, epochs=1, batch_size=size)
@@ -214,7 +214,7 @@ def free_gpu_memory() -> None:
 def test_a_stack_larger_than_the_memory_is_split() -> None:
     free_gpu_memory()  # otherwise the tensors below may be placed in large cached blocks, and keep them reserved
     model = models.build(lambda: models.mlp((64,), 4, (2000, 2000)), (64,), 4, seed=0).cuda()  # 16 MB
-    received = models.flat(model)
+    received = models.parameters_to_vector(model)
     x, y = torch.randn(20, 64, device="cuda"), torch.arange(20, device="cuda") % 4
     batches = [make_batches(x, y, seed=0, round=1, client=c, epochs=1, batch_size=10) for c in range(16)]
     jobs = [LocalJob(start=received, anchor=received, prox=0.1, tau=1.0, lam=-1.0, lr=0.1) for _ in batches]
@@ -264,7 +264,7 @@ def test_a_simulation_agrees_with_the_cpu(name: str, federation: ft.Federation) 
     for device in ("cpu", "cuda"):
         *_, last_rounds[device] = ft.simulate(METHODS, federation, FACTORIES[name], device=device, **TRAIN)
     on_cpu, on_gpu = last_rounds["cpu"], last_rounds["cuda"]
-    start = models.flat(models.build(FACTORIES[name], federation.input_shape, 10, seeds.key(0, "init")))
+    start = models.parameters_to_vector(models.build(FACTORIES[name], federation.input_shape, 10, seeds.key(0, "init")))
     for method in METHODS:
         a, b = on_cpu.state.shared[method.name], on_gpu.state.shared[method.name]
         assert b.is_cuda

@@ -159,7 +159,7 @@ def test_cifar_round_trip(tmp_path, layout):
     assert (data.x_train.flatten(1).numpy() == rows[:15, 1:]).all()
     assert data.y_train.tolist() == rows[:15, 0].tolist()
     assert data.y_test.tolist() == rows[15:, 0].tolist()
-    assert catalog.where("cifar10", tmp_path) is not None
+    assert catalog.find_folder("cifar10", tmp_path) is not None
 
 
 def test_damaged_cifar_archives_are_reported(tmp_path):
@@ -227,7 +227,7 @@ def test_every_entry_has_a_reader(tmp_path):
         assert entry.name == name
         assert callable(entry.reader)
         if entry.files:
-            assert catalog.where(name, tmp_path) is None
+            assert catalog.find_folder(name, tmp_path) is None
             continue
         data = load(name)
         assert (len(data.y_train), len(data.y_test), data.classes) == (entry.train, entry.test, entry.classes)

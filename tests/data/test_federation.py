@@ -33,7 +33,7 @@ def test_samples_are_model_inputs():
     assert torch.allclose(x, raw.float() / 127.5 - 1, atol=1e-6)
     assert torch.equal(y, data.y_train[fed.train_index[3]])
     assert torch.equal(x, fed.clean_train(3)[0])
-    assert torch.equal(x, fed.model_ready(raw))
+    assert torch.equal(x, fed.model_input(raw))
     assert float(x.min()) >= -1
     assert float(x.max()) <= 1
 
@@ -77,7 +77,7 @@ def test_evaluation_is_ordered_by_client(digits):
     for split, samples in (("test", fed.test), ("validation", fed.validation), ("train", fed.clean_train)):
         x, y, client = fed.evaluation(split)
         for n in (0, 7):
-            assert torch.equal(fed.model_ready(x[client == n]), samples(n)[0])
+            assert torch.equal(fed.model_input(x[client == n]), samples(n)[0])
             assert torch.equal(y[client == n], samples(n)[1])
     assert fed.evaluation()[0].dtype == digits.x_test.dtype
     with pytest.raises(InputError, match="split = 'all'"):
@@ -140,7 +140,7 @@ def test_ten_thousand_clients_copy_no_samples():
 
 def test_held_classes_are_those_of_the_training_samples():
     fed = Federation.build(bytes_dataset(train=600, test=100), clients=7, partition="dirichlet", validation=0.2)
-    for client, classes in enumerate(fed.held_classes):
+    for client, classes in enumerate(fed.client_classes):
         assert torch.equal(classes, fed.clean_train(client)[1].unique())
 
 

@@ -25,13 +25,13 @@ from fedtilt.flower.messages import (
     to_arrays,
 )
 from fedtilt.flower.task import FederationInfo
-from fedtilt.models import flat
+from fedtilt.models import parameters_to_vector
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.loopback import Deployment
 
 MODEL = ft.models.mlp((4,), 3, hidden=(5,))
-P = len(flat(MODEL))
+P = len(parameters_to_vector(MODEL))
 UNNUMBERED = "has not joined; node 102, which does not give its site number,"
 INFO = FederationInfo((4,), ("a", "b", "c"), ("0", "1", "2"), torch.zeros(3, dtype=torch.bool))
 
@@ -47,7 +47,7 @@ class ThreeNodes:
 
 
 def trained_model(site: int) -> Tensor:
-    return flat(MODEL) + site + 1
+    return parameters_to_vector(MODEL) + site + 1
 
 
 def round_one(
@@ -59,7 +59,7 @@ def round_one(
     strategy = FedTiltStrategy(method, MODEL, INFO, settings=settings, policy=policy)
     grid = ThreeNodes()
     strategy.membership.wait_and_join(grid)
-    arrays = to_arrays(MODEL, flat(MODEL))
+    arrays = to_arrays(MODEL, parameters_to_vector(MODEL))
     messages = {m.metadata.dst_node_id - 100: m for m in strategy.configure_train(1, arrays, ConfigRecord(), grid)}
     replies = {site: train_reply(site, 10 + site, message) for site, message in messages.items()}
     return strategy, messages, replies
@@ -109,7 +109,7 @@ def with_header(text: bytes) -> bytes:
 FIVE = np.arange(5, dtype=np.float32)
 INVALID = {
     "is not finite": set_model(torch.full((P,), math.nan)),
-    "is not finite ": set_model(flat(MODEL).index_fill(0, torch.tensor([3]), math.inf)),
+    "is not finite ": set_model(parameters_to_vector(MODEL).index_fill(0, torch.tensor([3]), math.inf)),
     "has shape (4,) instead of (5,) in '1.bias'": set_array(np.zeros(4, np.float32)),
     "has shape () instead of (5,) in '1.bias'": set_array(np.zeros((), np.float32)),
     "has shape (1,) instead of (5,) in '1.bias'": set_array(np.zeros(1, np.float32)),
@@ -354,7 +354,7 @@ def test_a_server_that_diverges_stops_and_does_not_save_the_model(deployment: De
         deployment.run(set="methods.fedtilt.steps=[3, 1e30]")
     message = str(error.value)
     assert message == (
-        "method 'fedtilt' diverged on the server: what it made of the clients' models is not finite; "
+        "method 'fedtilt' diverged on the server: the aggregated model is not finite; "
         "lower the size in steps = (3, 1e+30)"
     )
     assert json.loads((tmp_path / "run/stopped.json").read_text()) == {"reason": message}

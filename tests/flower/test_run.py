@@ -88,7 +88,7 @@ def test_the_server_waits_no_longer_than_the_deadline(deployment: Deployment) ->
 
 def test_another_run_in_the_same_folder_is_rejected(deployment: Deployment) -> None:
     deployment.run()
-    with pytest.raises(ft.InputError, match=r"was begun with train\.lr = 0\.1, and now it is 0\.2"):
+    with pytest.raises(ft.InputError, match=r"was started with train\.lr = 0\.1, and now it is 0\.2"):
         deployment.run(set="train.lr=0.2")
     participation = json.loads((deployment.home / "run/seed-0/participation.json").read_text())
     assert "1" in participation["rounds"]  # nothing is lost

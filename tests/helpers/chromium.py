@@ -62,7 +62,7 @@ class Browser:
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
 
-    def complaints(self) -> list[str]:
+    def console_errors(self) -> list[str]:
         """Console warnings and errors since the last call, with uncaught errors and blocked requests."""
         log = _call("POST", f"{self._session}/se/log", {"type": "browser"})
         return [entry["message"] for entry in log if entry["level"] in ("SEVERE", "WARNING")]

@@ -35,7 +35,7 @@ def case_result(*entries: tuple[tuple[str, Setting], dict[str, Any]]) -> dict[st
     }
 
 
-def compared(
+def comparison_result(
     fedavg_test: dict[str, float], ditto_test: dict[str, float], fedtilt_test: dict[str, float],
     tilts: tuple[float, float] = (50.0, 100.0),
 ) -> dict[str, Any]:  # fmt: skip

@@ -75,7 +75,7 @@ def _max(values: Iterable[torch.Tensor]) -> float:
 def make_jobs(model: nn.Module, shape: tuple[int, ...], batch_size: int) -> tuple[list[LocalJob], list[Batches]]:
     """Two clients of unequal size, the last batches partial, several settings each."""
     rng = torch.Generator().manual_seed(0)
-    received = models.flat(model)
+    received = models.parameters_to_vector(model)
     jobs, batches = [], []
     for client, samples in enumerate((7, 10)):
         x = torch.randn(samples, *shape, generator=rng)

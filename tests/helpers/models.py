@@ -70,7 +70,7 @@ SIZES = (23, 40, 7)  # unequal clients: with batches of 10 some are partial, and
 def make_jobs(model: nn.Module, epochs: int = 2, device: str = "cpu") -> tuple[list[LocalJob], list[Batches]]:
     """For every client a plain job, one with a proximal term, and tilted ones, as a run would plan them."""
     rng = torch.Generator().manual_seed(0)
-    received = models.flat(model).to(device)
+    received = models.parameters_to_vector(model).to(device)
     jobs, batches = [], []
     for client, size in enumerate(SIZES):
         x = torch.randn(size, *SHAPE, generator=rng).to(device)

@@ -1,13 +1,11 @@
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import federation_of, load
-from tests.helpers import chromium
 from tests.helpers.hostile_names import CLIENT, NASTY
 
 
@@ -28,15 +26,6 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         (folder / f"seed-{seed}" / "federation.json").write_text(json.dumps(names))
     return folder
-
-
-@pytest.fixture(scope="session")
-def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Browser]:
-    """One browser for all tests; downloads are in `window.downloads`."""
-    if not (chromium.CHROMIUM and chromium.DRIVER):
-        pytest.skip("needs a browser: apt-get install chromium chromium-driver")
-    with chromium.browser(tmp_path_factory.mktemp("downloads")) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def opened(window: Browser, run_folder: Path, tmp_path_factory: pytest.TempPathF
 def _no_errors(opened: Browser) -> Iterator[None]:
     """After every test: no errors or warnings in the console, no requests."""
     yield
-    assert opened.complaints() == []
+    assert opened.console_errors() == []
     assert opened.script("return performance.getEntriesByType('resource').map((entry) => entry.name)") == []
 
 

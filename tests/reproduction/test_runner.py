@@ -11,7 +11,7 @@ from fedtilt.reproduction import Case, Options, reproduce
 from fedtilt.reproduction.comparison import experiment
 from fedtilt.reproduction.results_folder import ResultsFolder
 from fedtilt.reproduction.runner import case_statuses, damaged_results
-from tests.helpers.handmade_results import compared, metrics
+from tests.helpers.handmade_results import comparison_result, metrics
 
 QUICK = Options(quick=True, device="cpu")
 
@@ -28,7 +28,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def measure(case: Case, options: Options, on_progress: Any) -> dict[str, Any]:
         names.append(case.name)
-        return compared(metrics(80.0), metrics(90.0), metrics(95.0))
+        return comparison_result(metrics(80.0), metrics(90.0), metrics(95.0))
 
     monkeypatch.setattr(experiment, "measure", measure)
     return names

@@ -16,7 +16,7 @@ from fedtilt.errors import InputError
 from fedtilt.methods import PRESETS, Method, ditto, fedavg, fedprox, fedtilt, term
 from fedtilt.spec.error_messages import allowed_values
 from fedtilt.spec.fields import TABLES
-from fedtilt.spec.method import METHOD_FACTORIES, settings_of
+from fedtilt.spec.method import METHOD_FACTORIES, preset_settings
 
 with warnings.catch_warnings():  # some typer releases warn at import with the newest click
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -135,7 +135,7 @@ def test_defaults_equal_those_of_the_federation():
 
 
 def test_a_method_has_every_setting_of_the_library():
-    parameters = {key for preset in PRESETS for key in settings_of(preset)}
+    parameters = {key for preset in PRESETS for key in preset_settings(preset)}
     assert set(spec.MethodSpec.model_fields) == {field.name for field in fields(Method)} | parameters | {"preset"}
 
 

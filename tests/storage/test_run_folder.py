@@ -126,8 +126,8 @@ def test_a_run_without_an_intact_checkpoint_is_refused(federation: ft.Federation
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"lr": 0.2}, "was begun with train.lr = 0.1, and now it is 0.2"),
-        ({"rounds": 9}, "was begun with train.rounds = 4, and now it is 9"),
+        ({"lr": 0.2}, "was started with train.lr = 0.1, and now it is 0.2"),
+        ({"rounds": 9}, "was started with train.rounds = 4, and now it is 9"),
         (
             {"methods": [ft.ditto(0.1), ft.fedtilt(tau=1, lam=-3, mu=0.1)]},
             "methods.fedtilt.lam = -2.0, and now it is -3.0",
@@ -145,7 +145,7 @@ def test_changed_settings_are_refused(federation: ft.Federation, copy: Path, cha
 
 def test_other_data_is_refused(copy: Path) -> None:
     other = ft.Federation.build(ft.data.load("digits"), clients=6, max_train=20, seed=9)
-    with pytest.raises(ft.InputError, match="was begun with partition"):
+    with pytest.raises(ft.InputError, match="was started with partition"):
         run_again(other, copy)
 
 
@@ -162,7 +162,7 @@ def test_another_partition_of_the_same_samples_is_refused(tmp_path: Path) -> Non
         return ft.Federation.build(data, partition="column")
 
     ft.run(METHODS, federation(4), model, out=tmp_path / "run", **SETTINGS)
-    with pytest.raises(ft.InputError, match=r"was begun with sizes ="):
+    with pytest.raises(ft.InputError, match=r"was started with sizes ="):
         ft.run(METHODS, federation(2), model, out=tmp_path / "run", **SETTINGS)
 
 
@@ -272,7 +272,7 @@ def test_another_initial_model_is_refused(federation: ft.Federation, copy: Path)
             net[1].weight += 0.1
         return net
 
-    with pytest.raises(ft.InputError, match="was begun with start"):
+    with pytest.raises(ft.InputError, match="was started with start"):
         ft.run(METHODS, federation, shifted, out=copy, **SETTINGS)
 
 

@@ -89,7 +89,7 @@ def test_any_depth_and_batch_size(backend: str, hidden: tuple[int, ...], size: i
     if backend == "native" and not native.available():
         pytest.skip(f"native cannot run because {native.unavailable_reason()}")
     model = models.build(lambda: models.mlp(SHAPE, CLASSES, hidden), SHAPE, CLASSES, seed=7)
-    received = models.flat(model)
+    received = models.parameters_to_vector(model)
     rng = torch.Generator().manual_seed(8)
     x, y = torch.randn(37, *SHAPE, generator=rng), torch.randint(0, CLASSES, (37,), generator=rng)
     data = make_batches(x, y, seed=3, round=1, client=0, epochs=1, batch_size=size)
@@ -131,7 +131,7 @@ def test_any_image_and_kernel_size(
 ) -> None:
     model = models.build(lambda: conv_net(shape, channels, size, hidden), shape, CLASSES, seed=7)
     assert choose_backend(model, "cpu") == "native"
-    received = models.flat(model)
+    received = models.parameters_to_vector(model)
     rng = torch.Generator().manual_seed(8)
     x, y = torch.randn(13, *shape, generator=rng), torch.randint(0, CLASSES, (13,), generator=rng)
     x[:4] = x[:4].round().clamp(-1, 0)  # ties: several of four pixels are often the largest
@@ -150,7 +150,7 @@ def test_any_image_and_kernel_size(
 def test_the_autograd_loop_equals_torch_optim(name: str) -> None:
     """An independent loop with `F.cross_entropy`, a proximal term in the loss, and `torch.optim.SGD`."""
     model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
-    received = models.flat(model)
+    received = models.parameters_to_vector(model)
     rng = torch.Generator().manual_seed(5)
     x, y = torch.randn(23, *SHAPE, generator=rng), torch.randint(0, CLASSES, (23,), generator=rng)
     data = make_batches(x, y, seed=0, round=1, client=0, epochs=3, batch_size=10)
@@ -169,7 +169,7 @@ def test_the_autograd_loop_equals_torch_optim(name: str) -> None:
             prox = sum((p - a).square().sum() for p, a in zip(net.parameters(), anchors, strict=True))
             (F.cross_entropy(net(x[rows]), y[rows]) + 0.3 / 2 * prox).backward()
             optimizer.step()
-    torch.testing.assert_close(trained, models.flat(net), rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(trained, models.parameters_to_vector(net), rtol=1e-4, atol=2e-6)
 
 
 def test_dropout_is_active_and_depends_on_round_and_client() -> None:

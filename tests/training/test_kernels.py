@@ -79,7 +79,7 @@ def test_every_parameter_has_one_index() -> None:
 
 def test_a_stack_larger_than_memory_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.mlp((4,), 2, hidden=(3,))
-    received = models.flat(model)
+    received = models.parameters_to_vector(model)
     x, y = torch.randn(11, 4, generator=torch.Generator().manual_seed(0)), torch.arange(11) % 2
     batches = [make_batches(x, y, seed=0, round=1, client=c, epochs=1, batch_size=4) for c in range(7)]
     jobs = [LocalJob(start=received, anchor=received, prox=0.1, tau=1.0, lam=-1.0, lr=0.1) for _ in batches]

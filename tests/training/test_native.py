@@ -32,7 +32,7 @@ def make_data(**changes: object) -> Batches:
 
 
 def make_job(**changes: object) -> LocalJob:
-    start = models.flat(MODEL)
+    start = models.parameters_to_vector(MODEL)
     return LocalJob(**{"start": start, "anchor": start, "prox": 0.0, "tau": 0.0, "lam": 0.0, "lr": 0.1} | changes)
 
 
@@ -46,7 +46,7 @@ def test_a_diverging_job_ends_with_non_finite_numbers(tilt: float) -> None:
     (trained,) = native.train(MODEL, [make_job(**diverging)], [make_data()])
     assert not trained.isfinite().all()
     model = models.cnn((1, 4, 4), 3, channels=(5,))
-    start = models.flat(model)
+    start = models.parameters_to_vector(model)
     (trained,) = native.train(
         model, [make_job(start=start, anchor=start, **diverging)], [make_data(x=torch.ones(20, 1, 4, 4))]
     )
@@ -101,7 +101,7 @@ def test_invalid_batches_are_rejected(changes: dict, message: str) -> None:
 )
 def test_images_of_another_shape_are_rejected(shape: tuple[int, ...], message: str) -> None:
     model = models.cnn((3, 8, 4), 3, channels=(4, 10))
-    start = models.flat(model)
+    start = models.parameters_to_vector(model)
     with pytest.raises(InputError, match=message):
         native.train(model, [make_job(start=start, anchor=start)], [make_data(x=torch.zeros(20, *shape))])
 
@@ -220,7 +220,7 @@ def test_with_a_broken_compiler_fused_is_used(
 ) -> None:
     install_compiler(tmp_path / "bin", script, monkeypatch)
     assert not native.available()
-    assert native.made_by() == "none"
+    assert native.build_id() == "none"
     assert choose_backend(MODEL, "cpu") == "fused"
     with pytest.raises(InputError, match=f"backend 'native' cannot run because .*{message}"):
         choose_backend(MODEL, "cpu", "native")
@@ -245,7 +245,7 @@ def test_without_a_writable_folder_fused_is_used(empty_cache: Path, monkeypatch:
 def test_an_environment_variable_turns_it_off(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDTILT_NATIVE", "0")
     assert choose_backend(MODEL, "cpu") == "fused"
-    assert native.made_by() == "none"
+    assert native.build_id() == "none"
     assert not empty_cache.exists()  # nothing was compiled
     with pytest.raises(InputError, match="because FEDTILT_NATIVE=0 turns it off; use 'auto'"):
         choose_backend(MODEL, "cpu", "native")
@@ -269,8 +269,8 @@ def test_worker_processes_give_the_same_bits() -> None:
 def test_resuming_without_the_kernel_gives_a_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = ["train.rounds=1", "train.epochs=1", "clients.count=4", "model.hidden=[8]"]
     spec_run.run_spec(spec.load("digits", overrides=quick), tmp_path / "run")
-    made_by = native.made_by()
+    build_id = native.build_id()
     monkeypatch.setenv("FEDTILT_NATIVE", "0")
     notices: list[str] = []
     spec_run.resume(tmp_path / "run", notice=notices.append)
-    assert notices == [f"native kernel was {made_by} and is none now: the last bits may differ"]
+    assert notices == [f"native kernel was {build_id} and is none now: the last bits may differ"]

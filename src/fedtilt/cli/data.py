@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
-from fedtilt.data import Federation, catalog, check, data_folder, get, names, where
+from fedtilt.data import Federation, catalog, check, data_folder, find_folder, get, names
 from fedtilt.data.entry import Entry
 from fedtilt.errors import InputError
 
@@ -32,14 +32,14 @@ def list_(data_dir: DataDir = None) -> None:
     table.add_column("description")
     table.add_column("train", justify="right", no_wrap=True)
     table.add_column("test", justify="right", no_wrap=True)
-    table.add_column("where", overflow="fold")
+    table.add_column("find_folder", overflow="fold")
     for name in names():
         entry = catalog.entry(name)
         table.add_row(name, entry.description, f"{entry.train:,}", f"{entry.test:,}", _location(entry, root))
     console = Console()
     console.print(table)
     console.print(Text(f"data folder: {root}"), soft_wrap=True)
-    missing = [name for name in names() if catalog.entry(name).files and not where(name, root)]
+    missing = [name for name in names() if catalog.entry(name).files and not find_folder(name, root)]
     if missing:
         console.print(Text(f"to download: fedtilt data get {' '.join(missing)}", style="yellow"), soft_wrap=True)
 
@@ -47,7 +47,7 @@ def list_(data_dir: DataDir = None) -> None:
 def _location(entry: Entry, root: Path) -> Text:
     if not entry.files:
         return Text("built in", style="green")
-    folder = where(entry.name, root)
+    folder = find_folder(entry.name, root)
     return Text(str(folder.relative_to(root)), style="green") if folder else Text("not downloaded", style="yellow")
 
 
@@ -93,7 +93,7 @@ def check_(
 ) -> None:
     """Compare the files with the published md5 sums."""
     console = Console()
-    checked = [name] if name else [known for known in names() if where(known, data_dir)]
+    checked = [name] if name else [known for known in names() if find_folder(known, data_dir)]
     if not checked:
         console.print(Text(f"no data set is downloaded in {data_folder(data_dir)}"), soft_wrap=True)
     incomplete = []

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedtilt.cli.run import report_of
-from fedtilt.cli.tables import failures
+from fedtilt.cli.run import write_report
+from fedtilt.cli.tables import worst_client_and_class
 from fedtilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _print_result(folder: Path, task: "ResolvedTask", cluster: "LocalCluster") -
         if (report.get("history"), report.get("round")) == (history, round):  # of this run, not of an earlier one
             typer.echo(f"site report  {path.with_suffix('.txt')}")
     typer.echo(f"run folder   {folder}")
-    typer.echo(f"report       {report_of(folder)}")
+    typer.echo(f"report       {write_report(folder)}")
 
 
 def _last_evaluation(folder: Path, task: "ResolvedTask") -> tuple[int, "MethodResult"]:
@@ -249,7 +249,7 @@ def _last_evaluation(folder: Path, task: "ResolvedTask") -> tuple[int, "MethodRe
 
 def _print_failures(result: "MethodResult", class_names: Sequence[str], evaluated: int) -> None:
     """The site and the class with the lowest accuracy; no site of only one, no class if a site withholds them."""
-    site, class_ = failures({0: result}, result.client_names, class_names)
+    site, class_ = worst_client_and_class({0: result}, result.client_names, class_names)
     worst = ([f"site {site}"] if evaluated > 1 else []) + ([f"class {class_}"] if len(class_names) > 1 else [])
     if worst:
         Console(highlight=False, soft_wrap=True).print(f"fails most   {', '.join(worst)}")

@@ -119,7 +119,7 @@ def run_and_print(
     if "tuning" in record:
         table["tuning"] = Tuning.from_json(record["tuning"]).recommendation(table)
         write_json(folder / "results.json", table)
-    page = report_of(folder)
+    page = write_report(folder)
     if as_json:
         print(json.dumps(table | {"folder": str(folder)}, indent=2))
         return
@@ -141,7 +141,7 @@ def run_and_print(
         console.print(f"report:     {page}", highlight=False, soft_wrap=True, markup=False)
 
 
-def report_of(folder: Path) -> str:
+def write_report(folder: Path) -> str:
     """Write the report of a run and return its path; without plotly, return how to install it."""
     if importlib.util.find_spec("plotly") is None:
         return 'pip install "fedtilt[report]", then fedtilt report ' + str(folder)

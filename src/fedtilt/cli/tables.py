@@ -46,7 +46,9 @@ def comparison_table(
     """
     first = next(iter(results.values()))
     worst = {
-        name: failures({seed: result[name] for seed, result in results.items()}, client_names, class_names)
+        name: worst_client_and_class(
+            {seed: result[name] for seed, result in results.items()}, client_names, class_names
+        )
         for name in first
     }
     full = _method_rows(table, COLUMNS, worst)
@@ -83,7 +85,7 @@ def _method_rows(
     return out
 
 
-def failures(
+def worst_client_and_class(
     results: Mapping[int, MethodResult], client_names: Sequence[str], class_names: Sequence[str]
 ) -> tuple[str, str]:
     """The client and the class with the lowest accuracy of a method, as text.

@@ -25,7 +25,7 @@ from fedtilt.cli.run import (
     overrides_of,
     run_and_print,
 )
-from fedtilt.evaluation.results import Result, Summary, summarised
+from fedtilt.evaluation.results import Result, Summary, summarise_all
 from fedtilt.runs.tune import VALIDATION_SHARE, Tuning, axes_of, check_validation, grid_of, search
 from fedtilt.simulation import Round
 from fedtilt.spec import Spec, load
@@ -83,4 +83,4 @@ def search_with_progress(
 
 def _show_validation(callbacks: RunCallbacks, r: Round, _: Mapping[str, Summary] | None) -> None:
     no_outliers = torch.zeros(len(r.total), dtype=torch.bool)
-    callbacks.on_round(r, summarised(r.validation, r.validation_total, no_outliers))
+    callbacks.on_round(r, summarise_all(r.validation, r.validation_total, no_outliers))

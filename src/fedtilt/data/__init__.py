@@ -1,6 +1,6 @@
 """Data: load or read a data set, divide it among clients, and add outliers."""
 
-from fedtilt.data.catalog import load, names, where
+from fedtilt.data.catalog import find_folder, load, names
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.download import check, get
 from fedtilt.data.entry import data_folder
@@ -16,10 +16,10 @@ __all__ = [
     "Outliers",
     "check",
     "data_folder",
+    "find_folder",
     "get",
     "load",
     "names",
     "rows",
     "table",
-    "where",
 ]

@@ -148,7 +148,7 @@ def load(name: str, folder: str | os.PathLike[str] | None = None, *, seed: int =
     return known.reader(known, data_folder(folder), seed)
 
 
-def where(name: str, folder: str | os.PathLike[str] | None = None) -> Path | None:
+def find_folder(name: str, folder: str | os.PathLike[str] | None = None) -> Path | None:
     """The folder with all files of a data set, or None; no file is opened."""
     known, root = entry(name), data_folder(folder)
     paths = [find_file(known, file, root) for file, _ in known.contents]

@@ -33,7 +33,7 @@ class Federation:
     train_index: Sequence[Tensor]
     validation_index: Sequence[Tensor]
     test_index: Sequence[Tensor]
-    held_classes: Sequence[Tensor]  # the classes of each client's training samples, ascending
+    client_classes: Sequence[Tensor]  # the classes of each client's training samples, ascending
     has_outliers: Tensor  # (clients,) bool
 
     @classmethod
@@ -100,7 +100,7 @@ class Federation:
             train_index=train_index,
             validation_index=validation_index,
             test_index=indices.test,
-            held_classes=_classes_by_client(dataset.y_train, train_index, dataset.classes),
+            client_classes=_classes_by_client(dataset.y_train, train_index, dataset.classes),
             has_outliers=_choose_clients_with_outliers(outliers, len(names), seed),
         )
 
@@ -116,7 +116,7 @@ class Federation:
             train_index=move(self.train_index),
             validation_index=move(self.validation_index),
             test_index=move(self.test_index),
-            held_classes=move(self.held_classes),
+            client_classes=move(self.client_classes),
         )
 
     def __repr__(self) -> str:
@@ -150,7 +150,7 @@ class Federation:
         """Whether the samples are images."""
         return self.dataset.image
 
-    def model_ready(self, x: Tensor) -> Tensor:
+    def model_input(self, x: Tensor) -> Tensor:
         """Raw samples as a model's input, float32."""
         return self._scale(_to_unit(x))
 
@@ -159,7 +159,7 @@ class Federation:
         rows = self.train_index[client]
         x, y = _to_unit(self.dataset.x_train[rows].to(device)), self.dataset.y_train[rows].to(device)
         if self.has_outliers[client]:
-            classes = self.held_classes[client].to(device)
+            classes = self.client_classes[client].to(device)
             x, y = apply(self.outliers, x, y, classes, seed=seed, round=round, client=client)
         return self._scale(x), y
 
@@ -202,7 +202,7 @@ class Federation:
     def _samples(self, split: str, client: int, device: Device) -> tuple[Tensor, Tensor]:
         index, x, y = self._split(split)
         rows = index[client]
-        return self.model_ready(x[rows].to(device)), y[rows].to(device)
+        return self.model_input(x[rows].to(device)), y[rows].to(device)
 
     def _scale(self, x: Tensor) -> Tensor:
         return x * 2 - 1 if self.image else x

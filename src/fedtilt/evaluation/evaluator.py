@@ -10,7 +10,7 @@ from torch.func import functional_call, vmap
 from fedtilt.data import Federation
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.methods import Method
-from fedtilt.models import unflat
+from fedtilt.models import vector_to_parameters
 from fedtilt.rounds.client_states import ClientStates, FederationState, Owner
 from fedtilt.training import stacked
 from fedtilt.training.precision import fp32_deterministic
@@ -31,7 +31,7 @@ class Evaluator:
 
     def __init__(self, federation: Federation, model: nn.Module, device: torch.device, split: str = "test") -> None:
         x, y, client = federation.evaluation(split)  # sorted by client
-        self._x, self._y = federation.model_ready(x.to(device)), y.to(device)
+        self._x, self._y = federation.model_input(x.to(device)), y.to(device)
         # a copy: evaluation swaps parameters in and out, and must not touch the module that is being trained
         self._model = copy.deepcopy(model).eval()
         self._stackable_model = stacked.convs_as_matmul(self._model)
@@ -108,7 +108,7 @@ class Evaluator:
         net = self._stackable_model
 
         def predict(theta: Tensor, x: Tensor) -> Tensor:
-            return functional_call(net, unflat(net, theta), (x,)).argmax(1)
+            return functional_call(net, vector_to_parameters(net, theta), (x,)).argmax(1)
 
         labels = self._y[rows]
         with torch.no_grad(), fp32_deterministic(device):
@@ -121,7 +121,7 @@ class Evaluator:
         counts = torch.zeros(groups, dtype=torch.long, device=self._y.device)
         if rows.stop == rows.start:
             return counts
-        values = unflat(self._model, weights.to(self._y.device))
+        values = vector_to_parameters(self._model, weights.to(self._y.device))
         with torch.no_grad(), fp32_deterministic(self._y.device):
             batches = zip(*(t[rows].split(_SAMPLES) for t in (self._x, self._y, group)), strict=True)
             for x, y, batch_group in batches:

@@ -74,7 +74,9 @@ def summarise(counts: Counts, total: Tensor, has_outliers: Tensor) -> Summary:
     )
 
 
-def summarised(counts: Mapping[str, Counts] | None, total: Tensor | None, has_outliers: Tensor) -> dict[str, Summary]:
+def summarise_all(
+    counts: Mapping[str, Counts] | None, total: Tensor | None, has_outliers: Tensor
+) -> dict[str, Summary]:
     """`summarise` for every method; empty if the round was not evaluated."""
     if counts is None or total is None:
         return {}

@@ -22,7 +22,7 @@ from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Error, Messa
 from torch import Tensor, nn
 
 from fedtilt.evaluation.metrics import class_spread
-from fedtilt.models import unflat
+from fedtilt.models import vector_to_parameters
 
 Shapes = Mapping[str, tuple[int, ...]]
 ARRAYS_RECORD, CONFIG_RECORD, METRICS_RECORD = "arrays", "config", "metrics"
@@ -53,7 +53,9 @@ def parameter_shapes(model: nn.Module) -> Shapes:
 
 def to_arrays(model: nn.Module, vector: Tensor) -> ArrayRecord:
     """A vector (P,) as Flower arrays by parameter name."""
-    return ArrayRecord({name: part.detach().cpu().contiguous() for name, part in unflat(model, vector).items()})
+    return ArrayRecord(
+        {name: part.detach().cpu().contiguous() for name, part in vector_to_parameters(model, vector).items()}
+    )
 
 
 def from_arrays(record: ArrayRecord, shapes: Shapes) -> Tensor:

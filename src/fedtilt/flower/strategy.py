@@ -28,7 +28,7 @@ from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder
 from fedtilt.flower.task import FederationInfo
 from fedtilt.methods import Method, check_methods
-from fedtilt.models import flat
+from fedtilt.models import parameters_to_vector
 from fedtilt.rounds.round import invalid_reason, server_update
 from fedtilt.rounds.settings import TrainSettings
 
@@ -66,7 +66,7 @@ class FedTiltStrategy(Strategy):
         self._history_id = secrets.token_hex(8)
         self._rounds_before = 0  # rounds done before this run
         self._requested: dict[int, int] = {}  # site → node, of the requests in flight
-        self._received = flat(model)
+        self._received = parameters_to_vector(model)
         parameters = sum(p.numel() for p in model.parameters())
         self.membership = Membership(
             sites=info.sites, classes=len(info.class_names), parameters=parameters, policy=self.policy
@@ -86,7 +86,7 @@ class FedTiltStrategy(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Train to the last round, from the model's weights or from the last checkpoint of the run folder."""
-        w = flat(self._model) if initial_arrays is None else from_arrays(initial_arrays, self._shapes)
+        w = parameters_to_vector(self._model) if initial_arrays is None else from_arrays(initial_arrays, self._shapes)
         is_new = self.run_folder is None or not self.run_folder.has_run()
         if is_new:  # before the folder is written: if too few sites join, another run can still use it
             self._wait_for_sites(grid)

@@ -168,6 +168,6 @@ def _single_site_federation(data: Dataset, number: int, sites: int) -> Federatio
         train_index=index(len(data.y_train)),
         validation_index=[no_rows] * sites,
         test_index=index(len(data.y_test)),
-        held_classes=[data.y_train.unique()] * sites,
+        client_classes=[data.y_train.unique()] * sites,
         has_outliers=torch.zeros(sites, dtype=torch.bool),
     )

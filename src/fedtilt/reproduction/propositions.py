@@ -15,7 +15,7 @@ from fedtilt.data import Federation, load
 from fedtilt.evaluation.metrics import client_accuracy
 from fedtilt.evaluation.results import evaluated_counts
 from fedtilt.methods import Method
-from fedtilt.models import flat, mlp
+from fedtilt.models import mlp, parameters_to_vector
 from fedtilt.reproduction.chapter import Chapter, Holds, Table, Verdict, verdict_on
 from fedtilt.reproduction.experiment import Case, Claim, Experiment, OnProgress, Options, Results
 from fedtilt.rounds.executors import one_thread
@@ -165,13 +165,15 @@ def compare(
     r = _all_rounds(method, federation, training, net)[-1]
     shared, personal = by_hand
     library = {client: r.state.client_states.get((method.name, client)) for client in personal}
-    differences = [_round((v.cpu() - flat(personal[c])).abs().max()) for c, v in library.items() if v is not None]
+    differences = [
+        _round((v.cpu() - parameters_to_vector(personal[c])).abs().max()) for c, v in library.items() if v is not None
+    ]
     counts = _correct_by_hand(by_hand, federation, method.personal)
     assert r.counts is not None
     accuracy = client_accuracy(evaluated_counts(r.counts[method.name]), r.total) - client_accuracy(counts, r.total)
     return {
-        "moved": _round((flat(shared) - flat(net)).abs().max()),
-        "shared": _round((r.state.shared[method.name].cpu() - flat(shared)).abs().max()),
+        "moved": _round((parameters_to_vector(shared) - parameters_to_vector(net)).abs().max()),
+        "shared": _round((r.state.shared[method.name].cpu() - parameters_to_vector(shared)).abs().max()),
         "personal": max(differences) if differences else None,
         "missing": sorted(c for c, v in library.items() if v is None),
         "accuracy": _round(accuracy.abs().max()),
@@ -219,7 +221,7 @@ def _distances_to_w(federation: Federation, training: TrainSettings, net: nn.Mod
     """Distances of the last round's v_n to the w they received and to the aggregated w, and how far w moved."""
     method = _untilted(mu=mu)
     stable = replace(training, lr_personal=min(training.lr, 1 / mu))
-    received, aggregated = flat(net), flat(net)
+    received, aggregated = parameters_to_vector(net), parameters_to_vector(net)
     for r in simulate_prepared(prepare([method], federation, net, stable)):
         received, aggregated = aggregated, r.state.shared["fedtilt"].cpu()
     v = torch.stack([r.state.client_states.get(("fedtilt", c)) for c in r.selected]).cpu()  # type: ignore[misc]

@@ -92,14 +92,14 @@ def stale_reason(stored: CaseResult, case: Case) -> str | None:
     return difference and "{} was {} and is {}".format(difference[0], *map(json.dumps, difference[1:]))
 
 
-def rounded(value: Any, digits: int = 4) -> Any:
+def round_floats(value: Any, digits: int = 4) -> Any:
     """A JSON value with rounded numbers: digits after the fourth decimal of a percentage are noise."""
     if isinstance(value, float):
         return round(value, digits)
     if isinstance(value, dict):
-        return {key: rounded(part, digits) for key, part in value.items()}
+        return {key: round_floats(part, digits) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(part, digits) for part in value]
+        return [round_floats(part, digits) for part in value]
     return value
 
 

@@ -155,7 +155,7 @@ def _suggestion(words: Sequence[str], every_case: Mapping[str, Case]) -> str:
 
 
 def _available(data: str | None, data_dir: str | None) -> bool:
-    return data is None or not catalog.entry(data).files or catalog.where(data, data_dir) is not None
+    return data is None or not catalog.entry(data).files or catalog.find_folder(data, data_dir) is not None
 
 
 def reproduce(

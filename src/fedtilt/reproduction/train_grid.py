@@ -13,11 +13,11 @@ from typing import Any, cast
 
 from fedtilt import data, models
 from fedtilt.errors import Diverged
-from fedtilt.evaluation.results import Summary, summarised
+from fedtilt.evaluation.results import Summary, summarise_all
 from fedtilt.files import read_json, write_json
 from fedtilt.methods import PRESETS, Method
 from fedtilt.reproduction.experiment import OnProgress, Options
-from fedtilt.reproduction.results_folder import rounded
+from fedtilt.reproduction.results_folder import round_floats
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.settings import TrainSettings, pick_device
 from fedtilt.simulation import prepare, simulate_prepared
@@ -105,7 +105,7 @@ def train_grid(settings: Mapping[str, Any], options: Options, on_progress: OnPro
             diverged |= dict.fromkeys(error.methods, str(error))
             options.notice(f"{error}; the case is restarted without it")
             continue
-        return rounded(result | {"settings": settings["methods"], "diverged": diverged})
+        return round_floats(result | {"settings": settings["methods"], "diverged": diverged})
 
 
 @lru_cache(maxsize=1)
@@ -139,9 +139,9 @@ def _train(
     for r in simulate_prepared(prepared, state=checkpoint.state, client_states=checkpoint.client_states):
         message = ""
         if r.counts is not None:
-            tests = summarised(r.counts, r.total, federation.has_outliers)
+            tests = summarise_all(r.counts, r.total, federation.has_outliers)
             last = {name: {"test": summary} for name, summary in tests.items()}
-            for name, summary in summarised(r.validation, r.validation_total, federation.has_outliers).items():
+            for name, summary in summarise_all(r.validation, r.validation_total, federation.has_outliers).items():
                 last[name]["validation"] = summary
             checkpoint.add_point(r.number, {name: summary.evaluated.accuracy for name, summary in tests.items()})
             best = max(tests, key=lambda name: tests[name].evaluated.accuracy)

@@ -107,7 +107,7 @@ def server_update(
     if reason := invalid_reason(shared, received):
         rule = method.aggregator if method.aggregator != "tilted" else f"tilted, q = {method.q:g}"
         raise Diverged(
-            f"method {method.name!r} diverged on the server: what it made of the clients' models {reason}; "
+            f"method {method.name!r} diverged on the server: the aggregated model {reason}; "
             + (f"lower the size in steps = {method.steps}" if method.steps else f"check its aggregation rule {rule!r}"),
             methods=[method.name],
         )

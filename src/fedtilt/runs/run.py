@@ -14,11 +14,11 @@ import torch
 
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
-from fedtilt.evaluation.results import MethodResult, Result, Summary, evaluated_counts, summarised
+from fedtilt.evaluation.results import MethodResult, Result, Summary, evaluated_counts, summarise_all
 from fedtilt.files import read_json
 from fedtilt.locks import locked
 from fedtilt.methods import Method
-from fedtilt.models import ModelSource, flat
+from fedtilt.models import ModelSource, parameters_to_vector
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.settings import takes_train_settings, train_settings
 from fedtilt.simulation import PreparedRun, Round, prepare, simulate_prepared
@@ -122,8 +122,8 @@ def train_to_end(
     for r in simulate_prepared(prepared, state=state, client_states=recorder.client_states):
         state, summaries = r.state, None
         if r.counts is not None:
-            summaries = summarised(r.counts, r.total, federation.has_outliers)
-            validation = summarised(r.validation, r.validation_total, federation.has_outliers)
+            summaries = summarise_all(r.counts, r.total, federation.has_outliers)
+            validation = summarise_all(r.validation, r.validation_total, federation.has_outliers)
             recorder.record(r.number, summaries, r.counts, r.total, validation)
         if time.monotonic() - saved_at >= checkpoint_seconds or r.number == prepared.settings.rounds:
             recorder.checkpoint(r.state)
@@ -175,7 +175,7 @@ def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:
         "model": {name: list(p.shape) for name, p in prepared.net.named_parameters()},
         "tied": _tied_parameters(prepared.net),
         "architecture": repr(prepared.net),
-        "start": _digest([flat(prepared.net)]),
+        "start": _digest([parameters_to_vector(prepared.net)]),
     }
 
 

@@ -72,7 +72,7 @@ def resume(
             raise InputError(f"{folder} was trained on Flower sites; resume it with fedtilt deploy run and its project")
         if run["seeds"] != list(spec_seeds := range(spec.seed, spec.seed + spec.seeds)):
             raise InputError(
-                f"{folder} was begun with seeds {run['seeds']}, and its spec.toml now says {list(spec_seeds)}; "
+                f"{folder} was started with seeds {run['seeds']}, and its spec.toml now says {list(spec_seeds)}; "
                 "restore it, or start a new run in another folder (--out, or out= in Python)"
             )
         compare_environment(folder, spec.device, notice)

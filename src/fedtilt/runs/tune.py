@@ -149,12 +149,12 @@ def grid_of(spec: "Spec", method: str | None, axes: Mapping[str, Sequence[float]
         axes: setting → values
     """
     from fedtilt.spec import dump, parse
-    from fedtilt.spec.method import settings_of
+    from fedtilt.spec.method import preset_settings
 
     raw = tomllib.loads(dump(spec))
     index = _index_of(spec, method, axes)
     base, name = raw["methods"][index], spec.methods[index].name
-    defaults = settings_of(spec.methods[index].preset)
+    defaults = preset_settings(spec.methods[index].preset)
     settings = {name: {key: base.get(key, defaults[key].default) for key in axes}}
     grid = []
     for values in product(*axes.values()):
@@ -237,10 +237,10 @@ def check_validation(spec: "Spec") -> None:
 
 def _index_of(spec: "Spec", method: str | None, axes: Mapping[str, object]) -> int:
     """The index of the method to tune in the spec."""
-    from fedtilt.spec.method import MethodSpec, settings_of
+    from fedtilt.spec.method import MethodSpec, preset_settings
 
     numeric = [key for key, field in MethodSpec.model_fields.items() if field.annotation == float | None]
-    settings = {i: [key for key in settings_of(m.preset) if key in numeric] for i, m in enumerate(spec.methods)}
+    settings = {i: [key for key in preset_settings(m.preset) if key in numeric] for i, m in enumerate(spec.methods)}
     names = [m.name for m in spec.methods]
     if method is not None and method not in names:
         raise InputError(f"method {method!r} is not in the spec; choose from {', '.join(names)}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_type_hints
 
 from pydantic import AfterValidator, Field, create_model, model_validator
 
-from fedtilt.checks import plain_name
+from fedtilt.checks import is_plain_name
 from fedtilt.data import Outliers, names
 from fedtilt.data.federation import PARTITIONS
 from fedtilt.data.outliers import KINDS
@@ -30,7 +30,7 @@ def _check_device(value: str) -> str:
 
 
 def _check_name(value: str) -> str:
-    if not plain_name(value):
+    if not is_plain_name(value):
         raise ValueError("not a plain name")
     return value
 

@@ -15,7 +15,7 @@ from fedtilt.spec.table import Table, allowed_text, one_of
 METHOD_FACTORIES: dict[str, Callable[..., Method]] = {**cast(Any, PRESETS), "custom": Method}
 
 
-def settings_of(preset: str) -> dict[str, inspect.Parameter]:
+def preset_settings(preset: str) -> dict[str, inspect.Parameter]:
     """The settings of a preset: its parameters, then the server settings.
 
     >>> list(settings_of("term"))[:3]
@@ -33,7 +33,7 @@ def required_settings(preset: str) -> list[str]:
     >>> required_settings("fedtilt")
     ['tau', 'lam']
     """
-    return [key for key, p in settings_of(preset).items() if p.default is p.empty]
+    return [key for key, p in preset_settings(preset).items() if p.default is p.empty]
 
 
 class MethodSpec(Table):
@@ -94,7 +94,7 @@ class MethodSpec(Table):
     def to_method(self) -> Method:
         """The method that this table describes."""
         settings = self.model_dump(exclude={"preset", "name"}, exclude_none=True)
-        allowed, required = settings_of(self.preset), required_settings(self.preset)
+        allowed, required = preset_settings(self.preset), required_settings(self.preset)
         for key, value in settings.items():
             if key not in allowed:
                 raise InputError(

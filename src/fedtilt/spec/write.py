@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from fedtilt.spec.error_messages import allowed_values
 from fedtilt.spec.fields import TABLES, Spec
-from fedtilt.spec.method import METHOD_FACTORIES, MethodSpec, required_settings, settings_of
+from fedtilt.spec.method import METHOD_FACTORIES, MethodSpec, preset_settings, required_settings
 from fedtilt.spec.read import builtin_names, load
 from fedtilt.spec.table import Table
 
@@ -49,14 +49,14 @@ def reference() -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def toml(value: Any) -> str:
+def format_toml(value: Any) -> str:
     r"""One value as TOML.
 
     >>> toml([1, 0.1, float("-inf"), 'a "word"'])
     '[1, 0.1, -inf, "a \\"word\\""]'
     """
     if isinstance(value, list | tuple):
-        return f"[{', '.join(toml(part) for part in value)}]"
+        return f"[{', '.join(format_toml(part) for part in value)}]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves DEL, TOML forbids it
     return repr(value)  # int and float: shortest text that reads back as the same number; inf and -inf are TOML
@@ -64,7 +64,7 @@ def toml(value: Any) -> str:
 
 def _pairs(table: Table, keys: Iterable[str] = ()) -> list[str]:
     values = {key: getattr(table, key) for key in keys or type(table).model_fields}
-    return [f"{key} = {toml(value)}" for key, value in values.items() if value is not None]
+    return [f"{key} = {format_toml(value)}" for key, value in values.items() if value is not None]
 
 
 def _sentence(field: FieldInfo) -> str:
@@ -79,18 +79,18 @@ def _default(table: type[Table], key: str) -> str:
         return "the name of the file" if table is Spec else "required"
     if table is MethodSpec:
         return _method_default(key)
-    return "left out" if field.default is None else f"`{toml(field.default)}`"
+    return "left out" if field.default is None else f"`{format_toml(field.default)}`"
 
 
 def _method_default(key: str) -> str:
     """A setting's default, if it is the same for all presets."""
     if key == "name":
         return "the name of the preset"
-    defaults = {settings_of(preset)[key].default for preset in METHOD_FACTORIES if key in settings_of(preset)}
+    defaults = {preset_settings(preset)[key].default for preset in METHOD_FACTORIES if key in preset_settings(preset)}
     value = defaults.pop()
     if defaults or value is inspect.Parameter.empty:
         return "depends on the preset"
-    return "left out" if value is None else f"`{toml(value)}`"
+    return "left out" if value is None else f"`{format_toml(value)}`"
 
 
 def _comment(text: str, indent: str = "") -> str:
@@ -110,7 +110,11 @@ def _commented_pairs(table: Table, keys: Iterable[str]) -> list[str]:
     blocks = []
     for key in keys:
         field, value = type(table).model_fields[key], getattr(table, key)
-        pair = f"# {key} = {toml((field.examples or [''])[0])}" if value is None else f"{key} = {toml(value)}"
+        pair = (
+            f"# {key} = {format_toml((field.examples or [''])[0])}"
+            if value is None
+            else f"{key} = {format_toml(value)}"
+        )
         blocks.append(f"{_comment(_meaning(type(table), key))}\n{pair}")
     return blocks
 
@@ -130,11 +134,12 @@ def _method_comments() -> str:
 def _parameters_text(preset: str) -> str:
     """The parameters of a preset: 'tau, lam, q = 0.0, mu = 0.01'."""
     parameters = inspect.signature(METHOD_FACTORIES[preset]).parameters
-    defaults = {key: p.default for key, p in settings_of(preset).items() if key in parameters}
+    defaults = {key: p.default for key, p in preset_settings(preset).items() if key in parameters}
     if preset == "custom":
         return "all settings except t"
     texts = [
-        key if key in required_settings(preset) else f"{key} = {toml(default)}" for key, default in defaults.items()
+        key if key in required_settings(preset) else f"{key} = {format_toml(default)}"
+        for key, default in defaults.items()
     ]
     return ", ".join(texts) or "none"
 

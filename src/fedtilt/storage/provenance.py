@@ -46,7 +46,7 @@ def environment(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "system": platform.system(),
     }
-    return record if picked.type == "cuda" else record | {"native kernel": native.made_by()}
+    return record if picked.type == "cuda" else record | {"native kernel": native.build_id()}
 
 
 def seed_folder(folder: Path, seed: int) -> Path:

@@ -55,7 +55,7 @@ class RunFolder:
         if difference:
             key, was, now = difference
             raise InputError(
-                f"{self.folder} was begun with {key} = {was}, and now it is {now}; "
+                f"{self.folder} was started with {key} = {was}, and now it is {now}; "
                 "restore it, or start a new run in another folder (--out, or out= in Python)"
             )
         return self.resume(notice)

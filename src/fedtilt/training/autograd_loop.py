@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedtilt import seeds
 from fedtilt.math.losses import client_loss, cross_entropy
-from fedtilt.models import unflat
+from fedtilt.models import vector_to_parameters
 from fedtilt.training.local_job import Batches, LocalJob
 from fedtilt.training.precision import fp32_deterministic
 
@@ -22,7 +22,7 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
     theta = job.start.clone()
     net = copy.deepcopy(model).train().to(theta.device)
     parameters = [p for _, p in net.named_parameters()]
-    views = list(unflat(net, theta).values())
+    views = list(vector_to_parameters(net, theta).values())
     for p, view in zip(parameters, views, strict=True):
         p.data = view  # the network's parameters are views into theta
     with seeds.seeded_global_rng(batches.key, theta.device), fp32_deterministic(theta.device):

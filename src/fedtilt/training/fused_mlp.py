@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtilt.math.tilt import nested_tilt_grad
-from fedtilt.models import unflat
+from fedtilt.models import vector_to_parameters
 from fedtilt.training.local_job import Batches, LocalJob
 from fedtilt.training.sequential import has_plain_layers
 
@@ -70,7 +70,7 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
 
 def _linear_layers(model: nn.Module, theta: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Weight and bias of every linear layer, as views into theta."""
-    views = list(unflat(model, theta).values())
+    views = list(vector_to_parameters(model, theta).values())
     return list(pairwise(views))[::2]
 
 

@@ -8,7 +8,7 @@ from fedtilt.reproduction.comparison.claims import verdicts
 from fedtilt.reproduction.comparison.dataset_comparison import compare_datasets
 from fedtilt.reproduction.experiment import Claim
 from fedtilt.reproduction.train_grid import ditto, fedavg, fedtilt
-from tests.helpers.handmade_results import case_result, compared, metrics, part
+from tests.helpers.handmade_results import case_result, comparison_result, metrics, part
 
 DATA = ("mnist", "fashion-mnist", "cifar10")
 
@@ -17,7 +17,9 @@ def _verdict(claim: Claim, gains: tuple[float, ...], *, seeds: int = 3) -> Verdi
     """The verdict if FedTilt is better than Ditto by these points on the three data sets."""
     tilts = {"mnist": (50.0, 100.0), "fashion-mnist": (50.0, 100.0), "cifar10": (2.0, 1.0)}
     results = {
-        f"{data}-seed-{s}": compared(metrics(70.0 + s), metrics(90.0 + s), metrics(90.0 + s + gain), tilts[data])
+        f"{data}-seed-{s}": comparison_result(
+            metrics(70.0 + s), metrics(90.0 + s), metrics(90.0 + s + gain), tilts[data]
+        )
         for data, gain in zip(DATA, gains, strict=True)
         for s in range(seeds)
     }
@@ -47,9 +49,10 @@ def test_one_seed_cannot_make_a_claim_hold() -> None:
 @pytest.mark.parametrize(("gain", "expected"), [(1, "holds"), (-1, "holds partly")])
 def test_one_seed_can_count_against_a_claim(gain: float, expected: str) -> None:
     two_seeds = {
-        f"mnist-seed-{s}": compared(metrics(70.0), metrics(90.0), metrics(91.0), (50.0, 100.0)) for s in range(2)
+        f"mnist-seed-{s}": comparison_result(metrics(70.0), metrics(90.0), metrics(91.0), (50.0, 100.0))
+        for s in range(2)
     }
-    one_seed = {"cifar10-seed-0": compared(metrics(70.0), metrics(90.0), metrics(90.0 + gain), (2.0, 1.0))}
+    one_seed = {"cifar10-seed-0": comparison_result(metrics(70.0), metrics(90.0), metrics(90.0 + gain), (2.0, 1.0))}
     assert verdicts((BEST,), compare_datasets(load("clean"), two_seeds | one_seed))[0].holds == expected
 
 
@@ -71,7 +74,7 @@ def test_a_claim_with_a_margin_needs_the_margin() -> None:
 
 def test_metrics_that_count_against_a_claim_are_listed() -> None:
     results = {
-        f"mnist-seed-{s}": compared(metrics(70.0 + s, 9.0), metrics(90.0 + s, 5.0), metrics(91.0 + s, 6.0))
+        f"mnist-seed-{s}": comparison_result(metrics(70.0 + s, 9.0), metrics(90.0 + s, 5.0), metrics(91.0 + s, 6.0))
         for s in range(3)
     }
     claim = Claim(text="", rule="best", check={"metrics": ["accuracy", "client_fairness"]})
@@ -170,7 +173,7 @@ def test_stable_rows_lose_no_more_than_the_papers_own_rows() -> None:
 
     def results(fedavg: float, tilted: float, **tilts: tuple[float, float]) -> dict:
         return {
-            f"mnist-seed-{s}": compared(metrics(fedavg + s), metrics(90.0), metrics(tilted + 0.1 * s), **tilts)
+            f"mnist-seed-{s}": comparison_result(metrics(fedavg + s), metrics(90.0), metrics(tilted + 0.1 * s), **tilts)
             for s in range(3)
         }
 

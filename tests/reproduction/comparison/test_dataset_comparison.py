@@ -12,7 +12,7 @@ from fedtilt.reproduction.comparison.dataset_comparison import (
     count_outcomes,
 )
 from fedtilt.reproduction.train_grid import ditto, fedavg, fedtilt
-from tests.helpers.handmade_results import case_result, compared, metrics, part
+from tests.helpers.handmade_results import case_result, comparison_result, metrics, part
 
 ACCURACY, CLIENT = COMPARED_METRICS[:2]
 
@@ -43,7 +43,9 @@ def test_settings_are_chosen_on_validation_data_only() -> None:
 
 
 def test_a_setting_that_diverged_is_not_in_its_row() -> None:
-    result = compared(metrics(80.0), metrics(90.0), metrics(95.0), tilts=(1.0, 1.0))  # the paper's tilts are missing
+    result = comparison_result(
+        metrics(80.0), metrics(90.0), metrics(95.0), tilts=(1.0, 1.0)
+    )  # the paper's tilts are missing
     result["diverged"] = {"fedtilt tau=50 lam=100": "method 'fedtilt tau=50 lam=100' diverged in round 3"}
     comparison = compare_datasets(load("clean"), {"mnist-seed-0": result})["mnist"]
     assert "fedtilt" not in comparison.rows
@@ -99,9 +101,9 @@ def test_only_common_seeds_are_paired() -> None:
 
 
 def test_outcomes_are_counted_over_data_sets_and_conditions() -> None:
-    better = [compared(metrics(80.0), metrics(90.0 + s), metrics(91.0 + s)) for s in range(2)]
-    worse = [compared(metrics(80.0), metrics(90.0 + s), metrics(89.0 + s)) for s in range(2)]
-    one = compared(metrics(80.0), metrics(90.0), metrics(99.0), tilts=(2.0, 1.0))
+    better = [comparison_result(metrics(80.0), metrics(90.0 + s), metrics(91.0 + s)) for s in range(2)]
+    worse = [comparison_result(metrics(80.0), metrics(90.0 + s), metrics(89.0 + s)) for s in range(2)]
+    one = comparison_result(metrics(80.0), metrics(90.0), metrics(99.0), tilts=(2.0, 1.0))
     results = {f"mnist-seed-{s}": better[s] for s in range(2)} | {f"fashion-mnist-seed-{s}": worse[s] for s in range(2)}
     clean = compare_datasets(load("clean"), results | {"cifar10-seed-0": one})
     flips = compare_datasets(load("flips"), {})

@@ -13,7 +13,7 @@ from fedtilt.reproduction.page.markdown import as_markdown
 from fedtilt.reproduction.page.svg import up_to_date, write_svgs
 from fedtilt.reproduction.results_folder import CaseResult, ResultsFolder
 from fedtilt.reproduction.runner import kind_of
-from tests.helpers.handmade_results import compared, metrics
+from tests.helpers.handmade_results import comparison_result, metrics
 
 DOCS = Path(__file__).parents[3] / "docs" / "reproduction"
 
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> ResultsFolder:
     folder, experiment = ResultsFolder(tmp_path), load("clean")
     for case in kind_of(experiment).cases(experiment, Options(seeds=2))[:2]:
         seed = case.settings["seed"]
-        result = compared(metrics(95.0 + seed), metrics(97.0 + seed), metrics(98.5 + seed, 1.0))
+        result = comparison_result(metrics(95.0 + seed), metrics(97.0 + seed), metrics(98.5 + seed, 1.0))
         stored = CaseResult(
             case=case.name, what=case.what, quick=False, seeds=2, settings=case.settings, seconds=60.0, result=result,
             environment={"device": "NVIDIA H200", "torch": "2.11.0", "fedtilt": "0.1.0"},
@@ -78,7 +78,7 @@ def test_quick_results_are_marked(folder: ResultsFolder) -> None:
         path.unlink()
     experiment = load("flips").quick_version()
     case = kind_of(experiment).cases(experiment, Options(quick=True))[0]
-    result = compared(metrics(80.0), metrics(90.0), metrics(95.0), tilts=(0.0, -2.0))
+    result = comparison_result(metrics(80.0), metrics(90.0), metrics(95.0), tilts=(0.0, -2.0))
     environment = {"device": "cpu", "torch": "2", "fedtilt": "0"}
     folder.write(
         "flips",

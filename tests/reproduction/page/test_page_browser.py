@@ -36,7 +36,7 @@ def test_tables_fit_a_desktop_and_verdicts_a_phone(window: Browser, page: Path, 
         if width == 1280:
             assert wide == []
         assert [name for name, _ in wide if "verdicts" in name] == []
-    assert window.complaints() == []
+    assert window.console_errors() == []
     assert window.script("return performance.getEntriesByType('resource').map((entry) => entry.name)") == []
 
 

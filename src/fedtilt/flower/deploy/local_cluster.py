@@ -25,7 +25,7 @@ from fedtilt.errors import InputError
 from fedtilt.files import read_json, write_bytes, write_json
 from fedtilt.flower.deploy import processes
 from fedtilt.flower.deploy.certificates import make_authority, make_server_certificate, make_site_key
-from fedtilt.spec.write import toml
+from fedtilt.spec.write import format_toml
 
 CONNECTION = "cluster"  # the name of the SuperLink in Flower's configuration
 _HOST = "127.0.0.1"
@@ -163,7 +163,7 @@ class LocalCluster:
     def _write_flwr_config(self) -> None:
         """Write Flower's configuration with the address of the SuperLink."""
         ca = self.home / "certificates" / "ca.crt"
-        security = f"root-certificates = {toml(str(ca))}" if self.tls else "insecure = true"
+        security = f"root-certificates = {format_toml(str(ca))}" if self.tls else "insecure = true"
         text = f'[superlink]\ndefault = "{CONNECTION}"\n\n'
         text += f'[superlink.{CONNECTION}]\naddress = "{_HOST}:{self.port}"\n{security}\n'
         write_bytes(self.home / "flwr" / "config.toml", text.encode())
@@ -268,4 +268,4 @@ def free_port() -> int:
 
 
 def _toml_value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else toml(value)
+    return str(value).lower() if isinstance(value, bool) else format_toml(value)

@@ -32,7 +32,7 @@ _markdown = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False})
 
 
 def _render_text(_: RendererHTML, tokens: Sequence[Token], index: int, *__: Any) -> str:
-    return html.text(tokens[index].content)  # escapes, and keeps numbers and units on one line
+    return str(html.text(tokens[index].content))  # escapes, and keeps numbers and units on one line
 
 
 _markdown.add_render_rule("text", _render_text)

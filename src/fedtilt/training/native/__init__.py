@@ -51,7 +51,7 @@ def unavailable_reason() -> str | None:
     return kernel if isinstance(kernel, str) else None
 
 
-def made_by() -> str:
+def build_id() -> str:
     """The compiler and the hash that identify the kernel's machine code, or 'none'; recorded with every run."""
     if unavailable_reason() is not None:
         return "none"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedtilt.math.losses import client_loss, cross_entropy
-from fedtilt.models import flat, unflat
+from fedtilt.models import parameters_to_vector, vector_to_parameters
 from fedtilt.training.local_job import Batches, LocalJob
 from fedtilt.training.precision import fp32_deterministic
 from fedtilt.training.sequential import SequentialNet
@@ -47,9 +47,9 @@ def _can_vmap(model: nn.Module, sample: Tensor) -> bool:
     net = copy.deepcopy(model).train()
 
     def total(theta: Tensor, x: Tensor) -> Tensor:
-        return functional_call(net, unflat(net, theta), (x,)).sum()
+        return functional_call(net, vector_to_parameters(net, theta), (x,)).sum()
 
-    theta = flat(net)
+    theta = parameters_to_vector(net)
     try:
         vmap(grad(total))(theta.expand(2, -1), sample.to(theta.device).expand(2, *sample.shape))
     except RuntimeError:  # random numbers, or a branch on values
@@ -194,7 +194,7 @@ class _Stack:
 
         def loss(theta: Tensor, x: Tensor, y: Tensor, w: Tensor, tau: Tensor, lam: Tensor) -> Tensor:
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-                logits = functional_call(net, unflat(net, theta), (x,))
+                logits = functional_call(net, vector_to_parameters(net, theta), (x,))
             return client_loss(cross_entropy(logits.float(), y), y, tau, lam, w)
 
         self._loss_grad = vmap(grad(loss))

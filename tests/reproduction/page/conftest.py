@@ -1,1 +1,0 @@
-from tests.report.conftest import window as window  # the fixture
