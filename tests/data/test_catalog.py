@@ -247,7 +247,7 @@ def test_a_new_entry_is_loaded_with_its_reader(tmp_path, monkeypatch):
 
 
 def test_unknown_names_are_refused_with_the_list_of_names():
-    for use in (load, catalog.entry, catalog.where, get, check):
+    for use in (load, catalog.entry, catalog.find_folder, get, check):
         with pytest.raises(InputError) as caught:
             use("imagenet")
         assert str(caught.value) == f"unknown data set 'imagenet'; choose one of {', '.join(names())}"

@@ -18,7 +18,7 @@ METHOD_FACTORIES: dict[str, Callable[..., Method]] = {**cast(Any, PRESETS), "cus
 def preset_settings(preset: str) -> dict[str, inspect.Parameter]:
     """The settings of a preset: its parameters, then the server settings.
 
-    >>> list(settings_of("term"))[:3]
+    >>> list(preset_settings("term"))[:3]
     ['t', 'q', 'distance']
     """
     parameters = inspect.signature(METHOD_FACTORIES[preset]).parameters

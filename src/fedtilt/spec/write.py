@@ -52,7 +52,7 @@ def reference() -> str:
 def format_toml(value: Any) -> str:
     r"""One value as TOML.
 
-    >>> toml([1, 0.1, float("-inf"), 'a "word"'])
+    >>> format_toml([1, 0.1, float("-inf"), 'a "word"'])
     '[1, 0.1, -inf, "a \\"word\\""]'
     """
     if isinstance(value, list | tuple):
