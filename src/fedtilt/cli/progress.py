@@ -13,16 +13,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from fedtilt.cli.tables import most_accurate, progress_table
 from fedtilt.evaluation.results import Summary
+from fedtilt.runs.run import Notice, OnRound
 from fedtilt.simulation import Round
-
-Notice = Callable[[str], None]
 
 
 class RunCallbacks(NamedTuple):
     """The functions that a run calls to show its progress."""
 
     on_seed: Callable[[int], None]
-    on_round: Callable[[Round, Mapping[str, Summary] | None], None]
+    on_round: OnRound
     notice: Notice
 
 

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fedtilt.cli.data import DataDir
 from fedtilt.cli.progress import RunCallbacks, show_progress
 from fedtilt.cli.tables import clients_without_test_data, comparison_table, legend, print_tuning
 from fedtilt.evaluation.results import Result, over_seeds
@@ -32,9 +33,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.
 
 
 Out = Annotated[Path | None, typer.Option("--out", help="The run folder (default: a new folder in runs/).")]
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", metavar="DIR", help="The data folder (default: FEDTILT_DATA).")
-]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 Seed = Annotated[int | None, typer.Option(help="The first seed.")]
 Seeds = Annotated[int | None, typer.Option(help="The number of seeds; results are mean ± std.")]

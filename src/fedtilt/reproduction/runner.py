@@ -43,7 +43,7 @@ class Kind(Protocol):
         """
 
 
-KINDS: dict[str, ModuleType] = {
+EXPERIMENT_KINDS: dict[str, ModuleType] = {
     "comparison": comparison,
     "convergence": convergence,
     "outliers": outliers,
@@ -56,7 +56,7 @@ KINDS: dict[str, ModuleType] = {
 
 def kind_of(experiment: Experiment) -> Kind:
     """The module that runs and reports an experiment."""
-    return cast(Kind, KINDS[experiment.kind])
+    return cast(Kind, EXPERIMENT_KINDS[experiment.kind])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from pydantic.types import AllowInfNan
 from fedtilt.errors import InputError
 from fedtilt.spec.fields import TABLES, Spec
 from fedtilt.spec.method import MethodSpec
-from fedtilt.spec.table import OneOf, Table
+from fedtilt.spec.table import OneOf, SpecTable
 
 
 def allowed_values(field: FieldInfo) -> str:
@@ -61,7 +61,7 @@ def method_label(method: Mapping[str, Any], position: int) -> str:
     return str(method.get("name") or method.get("preset") or position + 1)
 
 
-def unknown_key(path: Iterable[str], key: str, value: object, table: type[Table]) -> InputError:
+def unknown_key(path: Iterable[str], key: str, value: object, table: type[SpecTable]) -> InputError:
     """The error about a key that a table does not have, with the key that was probably meant."""
     path = tuple(path)
     tables = [name for name, other in TABLES.items() if key in other.model_fields]
@@ -82,7 +82,7 @@ def first_error(error: ValidationError, raw: Mapping[str, Any]) -> InputError:
     if isinstance(cause, InputError):
         return cause
     loc = list(first["loc"])
-    table: type[Table] = Spec
+    table: type[SpecTable] = Spec
     path: list[str] = []
     value: Any = raw
     if loc[0] == "methods":

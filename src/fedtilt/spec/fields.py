@@ -18,7 +18,7 @@ from fedtilt.methods import check_methods
 from fedtilt.models import MODELS
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec.method import MethodSpec
-from fedtilt.spec.table import Table, allowed_text, one_of
+from fedtilt.spec.table import SpecTable, allowed_text, one_of
 
 PositiveInt = Annotated[int, Field(ge=1)]
 
@@ -35,7 +35,7 @@ def _check_name(value: str) -> str:
     return value
 
 
-class DataSpec(Table):
+class DataSpec(SpecTable):
     """`[data]`."""
 
     name: Annotated[str, one_of(names())] = Field(default="digits", description="the data set; ignored if file is set")
@@ -83,7 +83,7 @@ class DataSpec(Table):
         return self
 
 
-class ClientsSpec(Table):
+class ClientsSpec(SpecTable):
     """`[clients]`."""
 
     count: int = Field(default=100, ge=1, description='the number of clients; ignored with partition "column"')
@@ -114,7 +114,7 @@ class ClientsSpec(Table):
     )
 
 
-class OutliersSpec(Table):
+class OutliersSpec(SpecTable):
     """`[outliers]`."""
 
     kind: Annotated[str, one_of(KINDS)] = Field(
@@ -147,7 +147,7 @@ class OutliersSpec(Table):
             raise InputError(str(error).replace("outlier_", "outliers.")) from None
 
 
-class ModelSpec(Table):
+class ModelSpec(SpecTable):
     """`[model]`."""
 
     name: Annotated[str, one_of(MODELS)] = Field(default="mlp", description="the model every client trains")
@@ -180,13 +180,13 @@ if TYPE_CHECKING:
 else:
     TrainSpec = create_model(
         "TrainSpec",
-        __base__=Table,
+        __base__=SpecTable,
         __doc__="`[train]`: the settings of `TrainSettings`, without the top-level keys seed and device.",
         **{s.name: _train_field(s) for s in dataclasses.fields(TrainSettings) if s.name not in ("seed", "device")},
     )
 
 
-class StorageSpec(Table):
+class StorageSpec(SpecTable):
     """`[storage]`."""
 
     checkpoint_seconds: float = Field(
@@ -200,7 +200,7 @@ class StorageSpec(Table):
     )
 
 
-class Spec(Table):
+class Spec(SpecTable):
     """A spec: federation, model, training and the methods to compare."""
 
     name: Annotated[str, AfterValidator(_check_name)] = Field(
@@ -243,8 +243,8 @@ class Spec(Table):
         return self
 
 
-TABLES: dict[str, type[Table]] = {
+TABLES: dict[str, type[SpecTable]] = {
     key: field.annotation
     for key, field in Spec.model_fields.items()
-    if isinstance(field.annotation, type) and issubclass(field.annotation, Table)
+    if isinstance(field.annotation, type) and issubclass(field.annotation, SpecTable)
 }

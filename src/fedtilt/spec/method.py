@@ -10,7 +10,7 @@ from fedtilt.errors import InputError
 from fedtilt.math.aggregate import AGGREGATORS
 from fedtilt.math.distances import DISTANCES
 from fedtilt.methods import CLIENT_SETTINGS, PRESETS, Method
-from fedtilt.spec.table import Table, allowed_text, one_of
+from fedtilt.spec.table import SpecTable, allowed_text, one_of
 
 METHOD_FACTORIES: dict[str, Callable[..., Method]] = {**cast(Any, PRESETS), "custom": Method}
 
@@ -36,7 +36,7 @@ def required_settings(preset: str) -> list[str]:
     return [key for key, p in preset_settings(preset).items() if p.default is p.empty]
 
 
-class MethodSpec(Table):
+class MethodSpec(SpecTable):
     """One `[[methods]]`; a setting left out has the preset's default."""
 
     preset: Annotated[str, one_of(METHOD_FACTORIES)] = Field(description="the method to start from")

@@ -17,7 +17,7 @@ from fedtilt.methods import PRESETS
 from fedtilt.spec.error_messages import check_tables, first_error, method_label, unknown_key
 from fedtilt.spec.fields import TABLES, Spec
 from fedtilt.spec.method import MethodSpec, required_settings
-from fedtilt.spec.table import Table
+from fedtilt.spec.table import SpecTable
 
 Raw = dict[str, Any]
 
@@ -143,7 +143,7 @@ def _override(raw: Raw, text: str) -> None:
     if not equals or not key:
         raise InputError(f"--set {text!r} is not KEY=VALUE; write for example --set train.rounds=5")
     head, _, rest = key.partition(".")
-    table: type[Table] = Spec
+    table: type[SpecTable] = Spec
     target, path, last = raw, [head] if rest else [], rest or head  # the raw table to change
     if head in TABLES and rest:
         table, target = TABLES[head], raw.setdefault(head, {})

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 
-class Table(BaseModel):
+class SpecTable(BaseModel):
     """One table of a spec: frozen, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

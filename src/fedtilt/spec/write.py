@@ -13,7 +13,7 @@ from fedtilt.spec.error_messages import allowed_values
 from fedtilt.spec.fields import TABLES, Spec
 from fedtilt.spec.method import METHOD_FACTORIES, MethodSpec, preset_settings, required_settings
 from fedtilt.spec.read import builtin_names, load
-from fedtilt.spec.table import Table
+from fedtilt.spec.table import SpecTable
 
 _TOP = [key for key in Spec.model_fields if key not in (*TABLES, "methods")]
 
@@ -62,7 +62,7 @@ def format_toml(value: Any) -> str:
     return repr(value)  # int and float: shortest text that reads back as the same number; inf and -inf are TOML
 
 
-def _pairs(table: Table, keys: Iterable[str] = ()) -> list[str]:
+def _pairs(table: SpecTable, keys: Iterable[str] = ()) -> list[str]:
     values = {key: getattr(table, key) for key in keys or type(table).model_fields}
     return [f"{key} = {format_toml(value)}" for key, value in values.items() if value is not None]
 
@@ -72,7 +72,7 @@ def _sentence(field: FieldInfo) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _default(table: type[Table], key: str) -> str:
+def _default(table: type[SpecTable], key: str) -> str:
     """A key's default: a value in backquotes, or a description."""
     field = table.model_fields[key]
     if field.is_required():
@@ -97,7 +97,7 @@ def _comment(text: str, indent: str = "") -> str:
     return textwrap.fill(text, 120, initial_indent="# ", subsequent_indent=f"# {indent}", break_on_hyphens=False)
 
 
-def _meaning(table: type[Table], key: str) -> str:
+def _meaning(table: type[SpecTable], key: str) -> str:
     """A key in one line: 'samples per step (a whole number ≥ 1; default: 10)'."""
     field, default = table.model_fields[key], _default(table, key).replace("`", "")
     return (
@@ -105,7 +105,7 @@ def _meaning(table: type[Table], key: str) -> str:
     )
 
 
-def _commented_pairs(table: Table, keys: Iterable[str]) -> list[str]:
+def _commented_pairs(table: SpecTable, keys: Iterable[str]) -> list[str]:
     """A comment and the pair for every key; a key without a value is a comment with an example."""
     blocks = []
     for key in keys:
@@ -144,7 +144,7 @@ def _parameters_text(preset: str) -> str:
     return ", ".join(texts) or "none"
 
 
-def _rows(table: type[Table], keys: Iterable[str]) -> str:
+def _rows(table: type[SpecTable], keys: Iterable[str]) -> str:
     rows = [("key", "allowed values", "default", "meaning")]
     for key in keys:
         field = table.model_fields[key]

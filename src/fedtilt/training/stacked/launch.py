@@ -13,10 +13,10 @@ from fedtilt.training.stacked import conv_kernels, linear_kernels
 from fedtilt.training.stacked.buffers import Buffers
 
 MAX_BATCH_SIZE, MAX_CLASSES, MAX_CHANNELS = 64, 128, 128  # one program processes all of them at once
-PRECISIONS = {"float32": "tf32x3", "tf32": "tf32", "bfloat16": "bf16"}  # of the operands; sums are float32
+DOT_PRECISIONS = {"float32": "tf32x3", "tf32": "tf32", "bfloat16": "bf16"}  # of the operands; sums are float32
 # Gradients by a convolution's weights sum over positions, along which tensor cores take 16-bit operands only: three
 # products of bfloat16 halves are faster there than one of TF32, and more accurate.
-_WEIGHT_GRAD_PRECISIONS = PRECISIONS | {"tf32": "bf16x3"}
+_WEIGHT_GRAD_PRECISIONS = DOT_PRECISIONS | {"tf32": "bf16x3"}
 
 
 def storage_dtype(precision: str) -> torch.dtype:
@@ -138,7 +138,7 @@ class KernelStep:
         return {
             "client_index": b.client_index, "batch_indices": b.batch_indices, "first_step": b.first_step,
             "STEP_OFFSET": offset, "CLIENTS": b.x.shape[0], "SAMPLES": b.x.shape[1], "BATCH": self._batch_size,
-            "PRECISION": PRECISIONS[self._precision],
+            "PRECISION": DOT_PRECISIONS[self._precision],
         }  # fmt: skip
 
     def _update_arguments(self) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class KernelStep:
     def _conv_arguments(self, block: ConvBlock) -> dict[str, Any]:
         return {
             "HEIGHT": block.height, "WIDTH": block.width, "IN": block.in_channels, "OUT": block.out_channels,
-            "KERNEL": block.kernel_size, "BATCH": self._batch_size, "PRECISION": PRECISIONS[self._precision],
+            "KERNEL": block.kernel_size, "BATCH": self._batch_size, "PRECISION": DOT_PRECISIONS[self._precision],
         }  # fmt: skip
 
     def _conv_forward(self, i: int, offset: int) -> None:
