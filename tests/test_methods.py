@@ -4,7 +4,7 @@ import math
 import pytest
 
 from fedtilt.errors import InputError
-from fedtilt.methods import Method, check_methods, ditto, fedavg, fedprox, fedtilt, term
+from fedtilt.methods import Method, check_methods, ditto, fedavg, fedprox, fedtilt, local, term
 
 
 def test_presets_are_settings_of_one_object() -> None:
@@ -64,6 +64,13 @@ def test_a_method_is_immutable() -> None:
         (lambda: fedavg(steps=(math.inf, 1)), "steps of method 'fedavg' are (count ≥ 1, size > 0), got (inf, 1)"),
         (lambda: fedavg(bad_share=0.2), "bad_share of method 'fedavg' is not used by aggregator 'tilted'"),
         (lambda: fedavg(bad_share=0.6), "in [0, 0.5), got 0.6"),
+        (lambda: ditto(lr=0), "lr of method 'ditto' must be a number > 0, got 0"),
+        (lambda: ditto(lr_personal=math.inf), "lr_personal of method 'ditto' must be a number > 0, got inf"),
+        (lambda: ditto(epochs_personal=0), "epochs_personal of method 'ditto' must be a whole number ≥ 1, got 0"),
+        (lambda: ditto(personal_start="zero"), "must be one of last, initial, received, got 'zero'"),
+        (lambda: fedavg(lr_personal=0.1), "lr_personal of method 'fedavg' has no effect: it has no personal models"),
+        (lambda: local(personal_start="last"), "personal_start is not a setting of local"),
+        (lambda: check_methods([ditto(20, lr_personal=0.1)], 0.01, 0.01), "lr · mu must be < 2, got 2"),
         (lambda: check_methods([], 0.1, 0.1), "at least one method"),
         (lambda: check_methods(ditto(), 0.1, 0.1), "methods must be a list, such as [ft.fedavg(), ft.ditto()]"),
         (lambda: check_methods(["ditto"], 0.1, 0.1), "such as ft.fedavg() or ft.ditto(mu=0.1), got 'ditto'"),

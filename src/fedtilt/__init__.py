@@ -7,7 +7,7 @@ from fedtilt.evaluation.results import Result
 from fedtilt.math import aggregate
 from fedtilt.math.losses import TiltedLoss
 from fedtilt.math.tilt import nested_tilt, tilted_mean
-from fedtilt.methods import Method, ditto, fedavg, fedprox, fedtilt, term
+from fedtilt.methods import Method, ditto, fedavg, fedavg_finetuned, fedprox, fedtilt, local, term
 from fedtilt.runs.run import run
 from fedtilt.runs.spec_run import resume
 from fedtilt.simulation import Round, simulate
@@ -25,8 +25,10 @@ __all__ = [
     "data",
     "ditto",
     "fedavg",
+    "fedavg_finetuned",
     "fedprox",
     "fedtilt",
+    "local",
     "models",
     "nested_tilt",
     "resume",

@@ -4,10 +4,16 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
-from fedtilt.checks import is_plain_name, number
+from fedtilt.checks import is_plain_name, number, whole
 from fedtilt.errors import InputError
 from fedtilt.math.aggregate import AGGREGATORS, solvable
 from fedtilt.math.distances import get_distance
+
+PERSONAL_START = (
+    "last",  # where the client's last round ended; in its first round, at the received w
+    "initial",  # the same, but in its first round at the initial model, as in the paper's Algorithm 1
+    "received",  # at the received w in every round: fine-tuning
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +35,10 @@ class Method:
     steps: tuple[int, float] | None = None  # (E_2, eta_3): gradient steps on the server; None: the exact optimum
     aggregator: str = "tilted"  # or another rule: mean, median, krum, …
     bad_share: float = 0.1  # the share of bad clients that trimmed_mean, krum and multi_krum tolerate
+    lr: float | None = None  # learning rate of the shared model; None: the run's
+    lr_personal: float | None = None  # learning rate of the personal model; None: the run's, else lr
+    epochs_personal: int | None = None  # passes of the personal model over the data in a round; None: the run's epochs
+    personal_start: str = "last"  # where v starts in a round: a word of PERSONAL_START
     weighting: str = "equal"  # how clients count on the server: "equal", or "samples" for their number of samples
 
     def __post_init__(self) -> None:
@@ -43,9 +53,43 @@ class Method:
             raise InputError(f"prox of method {self.name!r} must be finite: with inf the shared model would never move")
         if not 0 <= self.bad_share < 0.5:
             raise InputError(f"bad_share of method {self.name!r} must be in [0, 0.5), got {self.bad_share:g}")
+        self._check_rates()
         if self.steps is not None:
             object.__setattr__(self, "steps", self._check_steps())
         self._check_server()
+
+    def _check_rates(self) -> None:
+        for key in ("lr", "lr_personal"):
+            value = getattr(self, key)
+            if value is not None:
+                rate = number(value, f"{key} of method {self.name!r}")
+                if not 0 < rate < math.inf:
+                    raise InputError(f"{key} of method {self.name!r} must be a number > 0, got {rate:g}")
+                object.__setattr__(self, key, rate)
+        if self.epochs_personal is not None:
+            epochs = whole(self.epochs_personal, f"epochs_personal of method {self.name!r}", 1)
+            object.__setattr__(self, "epochs_personal", epochs)
+        if self.personal_start not in PERSONAL_START:
+            raise InputError(
+                f"personal_start of method {self.name!r} must be one of {', '.join(PERSONAL_START)}, "
+                f"got {self.personal_start!r}"
+            )
+        for key in ("lr_personal", "epochs_personal", "personal_start"):
+            if not self.personal and getattr(self, key) != getattr(Method, key):
+                raise InputError(
+                    f"{key} of method {self.name!r} has no effect: it has no personal models; leave it out, or give a "
+                    "finite mu"
+                )
+
+    def rates(self, lr: float, lr_personal: float | None) -> tuple[float, float]:
+        """The learning rates of w and v in a run with these; the method's own come first.
+
+        >>> ditto(lr_personal=0.001).rates(0.01, None), ditto(lr=0.1).rates(0.01, None)
+        ((0.01, 0.001), (0.1, 0.1))
+        """
+        shared = lr if self.lr is None else self.lr
+        personal = lr_personal if self.lr_personal is None else self.lr_personal
+        return shared, shared if personal is None else personal
 
     def _check_steps(self) -> tuple[int, float]:
         message = f"steps of method {self.name!r} are (count ≥ 1, size > 0), got {self.steps!r}"
@@ -96,15 +140,15 @@ class Method:
 CLIENT_SETTINGS = ("tau", "lam", "mu", "prox")
 
 
-def _preset(preset: str, name: str, server_settings: Mapping[str, object], **parameters: float) -> Method:
-    allowed = [field.name for field in fields(Method) if field.name not in (*CLIENT_SETTINGS, "name")]
-    for key in server_settings:
+def _preset(preset: str, name: str, settings: Mapping[str, object], **parameters: float | str) -> Method:
+    allowed = [field.name for field in fields(Method) if field.name not in (*CLIENT_SETTINGS, *parameters, "name")]
+    for key in settings:
         if key not in allowed:
             raise InputError(
                 f"{key} is not a setting of {preset}, which besides its parameters takes {', '.join(allowed)}; leave "
                 "it out, or use Method"
             )
-    return Method(name=name, **parameters, **server_settings)  # type: ignore[arg-type]
+    return Method(name=name, **parameters, **settings)  # type: ignore[arg-type]
 
 
 def fedtilt(
@@ -120,7 +164,7 @@ def fedtilt(
         q: tilt over the clients, on the server
         mu: weight of the proximal term of the personal model; inf: no personal model
         name: the name of the method in the run
-        **settings: the server settings of `Method`: distance, steps, aggregator, bad_share, weighting
+        **settings: any other setting of `Method`: learning rates, epochs_personal, aggregator, …
 
     >>> fedtilt(tau=50, lam=100).personal
     True
@@ -161,10 +205,31 @@ def term(t: float, *, name: str = "term", **settings: object) -> Method:
     return _preset("term", name, settings, tau=t, lam=t, mu=math.inf)
 
 
-PRESETS = {"fedtilt": fedtilt, "fedavg": fedavg, "fedprox": fedprox, "ditto": ditto, "term": term}
+def fedavg_finetuned(*, name: str = "fedavg_finetuned", **settings: object) -> Method:
+    """FedAvg with local fine-tuning: in every round, a personal model starts at the received one and trains locally.
+
+    Wang et al., Federated Evaluation of On-device Personalization, 2019, arXiv 1910.10252.
+    """
+    return _preset("fedavg_finetuned", name, settings, mu=0.0, personal_start="received")
 
 
-def check_methods(methods: Iterable[Method], lr: float, lr_personal: float) -> list[Method]:
+def local(*, name: str = "local", **settings: object) -> Method:
+    """Local training only: a personal model that starts at the initial one and never sees the shared model."""
+    return _preset("local", name, settings, mu=0.0, personal_start="initial")
+
+
+PRESETS = {
+    "fedtilt": fedtilt,
+    "fedavg": fedavg,
+    "fedavg_finetuned": fedavg_finetuned,
+    "fedprox": fedprox,
+    "ditto": ditto,
+    "term": term,
+    "local": local,
+}
+
+
+def check_methods(methods: Iterable[Method], lr: float, lr_personal: float | None) -> list[Method]:
     """Check the methods of a run together: unique names, and learning rates for which the proximal terms are stable."""
     if isinstance(methods, Method | str) or not isinstance(methods, Iterable):
         raise InputError(f"methods must be a list, such as [ft.fedavg(), ft.ditto()], got {methods!r}")
@@ -179,7 +244,8 @@ def check_methods(methods: Iterable[Method], lr: float, lr_personal: float) -> l
         if names.count(name) > 1:
             raise InputError(f"two methods are named {name!r}; give one of them another name=")
     for m in methods:
-        for key, weight, rate in (("prox", m.prox, lr), ("mu", m.mu, lr_personal)):
+        rates = m.rates(lr, lr_personal)
+        for key, weight, rate in (("prox", m.prox, rates[0]), ("mu", m.mu, rates[1])):
             if weight < math.inf and rate * weight >= 2:
                 raise InputError(
                     f"{key} = {weight:g} of method {m.name!r} with learning rate {rate:g} diverges: "

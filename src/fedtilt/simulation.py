@@ -24,7 +24,7 @@ from fedtilt.methods import Method, check_methods
 from fedtilt.models import ModelSource, parameters_to_vector, recipe, with_weights
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import (
-    BatchSchedule,
+    BatchSettings,
     Executor,
     ForkedExecutor,
     InProcessExecutor,
@@ -41,7 +41,7 @@ from fedtilt.rounds.settings import (
     takes_train_settings,
     train_settings,
 )
-from fedtilt.training import choose_backend, deduplicate
+from fedtilt.training import choose_backend, distinct_jobs
 from fedtilt.training.precision import fp32_deterministic
 
 Models = dict[str, dict[int, Tensor]]  # method → client → (P,)
@@ -128,7 +128,7 @@ def prepare(
     methods: Iterable[Method], federation: Federation, model: ModelSource, settings: TrainSettings
 ) -> PreparedRun:
     """Check the inputs of a simulation, and refuse what would fail later."""
-    methods = check_methods(methods, settings.lr, settings.personal_rate)
+    methods = check_methods(methods, settings.lr, settings.lr_personal)
     if torch.is_inference_mode_enabled():
         raise InputError("a run trains models, which is not possible in torch.inference_mode(); start it outside")
     if not isinstance(federation, Federation):
@@ -190,7 +190,8 @@ def _run_round(
 
     # 2. plan their local jobs
     received = _merge_equal(state.shared)
-    plans = {client: _plan_client(methods, received, state, client, settings) for client in selected}
+    initial = parameters_to_vector(net) if any(m.personal_start == "initial" for m in methods) else None
+    plans = {client: _plan_client(methods, received, state, client, settings, initial) for client in selected}
 
     # 3. train
     updates, personal = _train(methods, plans, executor, number)
@@ -221,7 +222,7 @@ def _run_round(
 
 def _make_executor(prepared: PreparedRun) -> Executor:
     methods, federation, net, settings, device, backend, _ = prepared
-    batch_schedule = BatchSchedule(seed=settings.seed, epochs=settings.epochs, batch_size=settings.batch_size)
+    batch_settings = BatchSettings.of(settings)
     workers = settings.workers
     if device.type != "cpu" or backend == "stacked":
         workers = 0
@@ -234,12 +235,12 @@ def _make_executor(prepared: PreparedRun) -> Executor:
             "leave it out or set it to 0"
         )
     if workers == 0:
-        return InProcessExecutor(federation, net, backend, batch_schedule, device, settings.precision)
-    return ForkedExecutor(federation, net, backend, batch_schedule, workers, jobs_per_client=2 * len(methods))
+        return InProcessExecutor(federation, net, backend, batch_settings, device, settings.precision)
+    return ForkedExecutor(federation, net, backend, batch_settings, workers, jobs_per_client=2 * len(methods))
 
 
 def _merge_equal(shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The shared models, equal ones as the same tensor, so that `deduplicate` finds their identical jobs."""
+    """The shared models, equal ones as the same tensor, so that `distinct_jobs` finds their identical jobs."""
     distinct: list[Tensor] = []
     merged = {}
     for name, model in shared.items():
@@ -252,7 +253,7 @@ def _merge_equal(shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _plan_client(
     methods: Sequence[Method], received: Mapping[str, Tensor], state: FederationState, client: int,
-    settings: TrainSettings,
+    settings: TrainSettings, initial: Tensor | None,
 ) -> dict[str, Plan]:  # fmt: skip
     """The client's plan for every method."""
     plans = {}
@@ -260,7 +261,7 @@ def _plan_client(
         w = received[m.name]
         last = state.client_states.get((m.name, client)) if m.personal else None
         last = None if last is None else last.to(w.device)
-        plans[m.name] = plan(m, w, last, lr=settings.lr, lr_personal=settings.personal_rate)
+        plans[m.name] = plan(m, w, last, settings, initial=initial)
     return plans
 
 
@@ -270,7 +271,7 @@ def _train(
     """The trained shared and personal models; jobs that several methods have in common are trained once."""
     jobs, positions = {}, {}  # by client: its distinct jobs, and for every planned job its position among them
     for client, by_method in plans.items():
-        jobs[client], positions[client] = deduplicate([job for p in by_method.values() for job in p.jobs])
+        jobs[client], positions[client] = distinct_jobs([job for p in by_method.values() for job in p.jobs])
     updates: Models = {m.name: {} for m in methods}
     personal: Models = {m.name: {} for m in methods}
     for client, trained in executor.train(number, jobs):

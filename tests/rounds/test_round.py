@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from fedtilt.errors import Diverged, InputError
-from fedtilt.methods import ditto, fedavg, fedprox, fedtilt, term
+from fedtilt.methods import Method, ditto, fedavg, fedavg_finetuned, fedprox, fedtilt, local, term
 from fedtilt.rounds.round import plan, server_update
+from fedtilt.rounds.settings import TrainSettings
 
 W, V = torch.zeros(4), torch.ones(4)
-RATES = {"lr": 0.1, "lr_personal": 0.2}
+SETTINGS = TrainSettings(lr=0.1, lr_personal=0.2, epochs=3)
 
 
 def settings_of(job) -> tuple:
@@ -32,15 +33,39 @@ def test_the_local_jobs_of_every_method() -> None:
         fedtilt(5.0, -2.0, mu=0.5): (False, True, 0.5, 5.0, -2.0, 0.2),
     }
     for method, expected in shared.items():
-        planned = plan(method, W, V, **RATES)
+        planned = plan(method, W, V, SETTINGS)
         assert settings_of(planned.shared) == expected
         if method in personal:
             assert settings_of(planned.personal) == personal[method]
             assert planned.personal.start is V
-            assert plan(method, W, None, **RATES).personal.start is W  # the first time, v starts at w
+            assert plan(method, W, None, SETTINGS).personal.start is W  # the first time, v starts at w
         else:
             assert planned.personal is None
             assert len(planned.jobs) == 1
+
+
+def test_a_methods_own_rates_and_epochs_come_first() -> None:
+    planned = plan(ditto(0.5, lr=0.05, lr_personal=0.01, epochs_personal=7), W, V, SETTINGS)
+    assert (planned.shared.lr, planned.shared.epochs) == (0.05, 3)
+    assert (planned.personal.lr, planned.personal.epochs) == (0.01, 7)
+    assert plan(ditto(0.5, lr=0.05), W, V, SETTINGS).personal.lr == 0.2  # the run's own personal rate
+    assert plan(ditto(0.5, lr=0.05), W, V, TrainSettings(lr=0.1)).personal.lr == 0.05  # else that of the shared model
+
+
+def test_where_personal_models_start() -> None:
+    initial = torch.full((4,), 9.0)
+
+    def starts(method: Method) -> list[Tensor]:
+        return [plan(method, W, last, SETTINGS, initial=initial).personal.start for last in (None, V)]
+
+    for method, expected in (
+        (ditto(0.5), [W, V]),
+        (ditto(0.5, personal_start="initial"), [initial, V]),
+        (local(), [initial, V]),
+        (fedavg_finetuned(), [W, W]),
+    ):
+        assert all(a is b for a, b in zip(starts(method), expected, strict=True))
+    assert plan(local(), W, V, SETTINGS).personal.prox == plan(fedavg_finetuned(), W, V, SETTINGS).personal.prox == 0
 
 
 def test_fedavg_takes_the_mean_in_any_order_of_arrival() -> None:

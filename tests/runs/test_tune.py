@@ -55,7 +55,7 @@ def test_a_setting_missing_from_the_spec_has_the_default_of_the_preset() -> None
     ("method", "axes", "message"),
     [
         ("fedsgd", {"mu": [1.0]}, "method 'fedsgd' is not in the spec; choose from fedavg, ditto, fedtilt"),
-        ("ditto", {"tau": [1.0]}, "no method to tune takes tau (ditto takes mu, q, bad_share)"),
+        ("ditto", {"tau": [1.0]}, "no method to tune takes tau (ditto takes mu, q, bad_share, lr, lr_personal)"),
         (None, {"aggregator": [1.0]}, "no method to tune takes aggregator"),
         ("ditto", {"mu": [-1.0]}, "methods.ditto mu=-1.mu = -1.0 is not possible; give a number ≥ 0"),
     ],

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import nn
 
 from fedtilt import models, seeds
 from fedtilt.errors import InputError
-from fedtilt.training import BACKENDS, LocalJob, choose_backend, deduplicate, make_batches, native
+from fedtilt.training import BACKENDS, LAST_BATCH, LocalJob, choose_backend, distinct_jobs, make_batches, native
+from fedtilt.training.local_job import batch_bounds
 from tests.helpers.models import CLASSES, MODELS, SHAPE, FunctionalDropout, Recurrent, make_jobs
 
 
@@ -105,6 +107,43 @@ def test_any_depth_and_batch_size(backend: str, hidden: tuple[int, ...], size: i
         assert (trained - expected).norm() <= 3e-5 * (expected - job.start).norm(), job
 
 
+@pytest.mark.parametrize("last_batch", LAST_BATCH)
+@pytest.mark.parametrize(("samples", "batch_size"), [(23, 10), (40, 10), (7, 10), (1, 10), (101, 8), (10, 1)])
+def test_an_epoch_is_split_as_said(samples: int, batch_size: int, last_batch: str) -> None:
+    bounds = batch_bounds(samples, batch_size, last_batch)
+    sizes = [end - begin for begin, end in pairwise(bounds)]
+    assert bounds[0] == 0
+    assert 1 <= min(sizes)
+    assert max(sizes) <= batch_size
+    full, leftover = divmod(samples, batch_size)
+    if last_batch == "even":
+        assert (sum(sizes), len(sizes)) == (samples, full + (leftover > 0))
+        assert max(sizes) - min(sizes) <= 1
+    elif last_batch == "keep":
+        assert sizes == [batch_size] * full + [leftover] * (leftover > 0)
+    else:
+        assert sizes == ([batch_size] * full or [leftover])
+
+
+@pytest.mark.parametrize("last_batch", LAST_BATCH)
+@pytest.mark.parametrize("backend", ["native", "fused", "stacked"])
+def test_every_backend_splits_an_epoch_alike_and_stops_after_a_jobs_epochs(backend: str, last_batch: str) -> None:
+    """Jobs of one, two and all epochs on the same batches: each as if it were alone with batches of its own."""
+    if backend == "native" and not native.available():
+        pytest.skip(f"native cannot run because {native.unavailable_reason()}")
+    model = models.build(lambda: models.mlp(SHAPE, CLASSES, (9,)), SHAPE, CLASSES, seed=7)
+    start = models.parameters_to_vector(model)
+    rng = torch.Generator().manual_seed(8)
+    x, y = torch.randn(23, *SHAPE, generator=rng), torch.randint(0, CLASSES, (23,), generator=rng)
+    settings = {"seed": 3, "round": 1, "client": 0, "batch_size": 10, "last_batch": last_batch}
+    job = LocalJob(start=start, anchor=start, prox=0.1, tau=1.0, lam=-2.0, lr=0.05)
+    jobs = [replace(job, epochs=1), replace(job, epochs=2), job]
+    together = BACKENDS[backend](model, jobs, [make_batches(x, y, epochs=3, **settings)] * 3)
+    for epochs, trained in zip((1, 2, 3), together, strict=True):
+        (alone,) = BACKENDS["autograd"](model, [job], [make_batches(x, y, epochs=epochs, **settings)])
+        assert (trained - alone).norm() <= 3e-5 * (alone - start).norm()
+
+
 def conv_net(shape: tuple[int, int, int], channels: tuple[int, ...], size: int, hidden: tuple[int, ...]) -> nn.Module:
     """Convolutions with kernels of any odd size, then a perceptron."""
     (planes, height, width), layers = shape, []
@@ -164,7 +203,7 @@ def test_the_autograd_loop_equals_torch_optim(name: str) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for epoch in range(3):
         order = seeds.permutations(seeds.key(0, "order", round=1, client=0), 3, 23)[epoch]
-        for rows in order.split(10):
+        for rows in order.split([7, 8, 8]):  # 23 samples in three even batches
             optimizer.zero_grad()
             prox = sum((p - a).square().sum() for p, a in zip(net.parameters(), anchors, strict=True))
             (F.cross_entropy(net(x[rows]), y[rows]) + 0.3 / 2 * prox).backward()
@@ -205,7 +244,7 @@ def test_identical_jobs_are_trained_once() -> None:
     ditto_w = LocalJob(start=w, anchor=other, prox=0.0, **plain)  # without a proximal term the anchor is unused
     ditto_v = LocalJob(start=w, anchor=w, prox=0.1, **plain)
     tilted = LocalJob(start=w, anchor=w, prox=0.0, tau=1.0, lam=0.0, lr=0.1)
-    distinct, indices = deduplicate([fedavg, ditto_w, ditto_v, tilted, fedavg])
+    distinct, indices = distinct_jobs([fedavg, ditto_w, ditto_v, tilted, fedavg])
     assert indices == [0, 0, 1, 2, 0]
     assert len(distinct) == 3
 
@@ -213,8 +252,8 @@ def test_identical_jobs_are_trained_once() -> None:
 def test_an_epoch_has_every_sample_once() -> None:
     x = torch.arange(23.0)[:, None]
     data = make_batches(x, torch.arange(23), seed=0, round=1, client=4, epochs=2, batch_size=10)
-    pairs = list(data)
-    assert [len(y) for _, y in pairs] == [10, 10, 3, 10, 10, 3] == [10, 10, 3] * 2
+    pairs = list(data.epochs())
+    assert [len(y) for _, y in pairs] == [7, 8, 8] * 2
     assert len(data) == 6
     for epoch in (pairs[:3], pairs[3:]):
         assert sorted(torch.cat([y for _, y in epoch]).tolist()) == list(range(23))

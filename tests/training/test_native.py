@@ -28,7 +28,7 @@ def make_data(**changes: object) -> Batches:
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(20, 6, generator=rng), torch.randint(0, 3, (20,), generator=rng)
     data = make_batches(x, y, seed=1, round=1, client=0, epochs=2, batch_size=8)
-    return Batches(**{"x": x, "y": y, "order": data.order, "size": 8, "key": 0} | changes)
+    return Batches(**{"x": x, "y": y, "order": data.order, "bounds": data.bounds, "key": 0} | changes)
 
 
 def make_job(**changes: object) -> LocalJob:
@@ -82,7 +82,8 @@ def test_non_contiguous_samples() -> None:
         ({"x": torch.zeros(20, 5)}, r"samples must be torch.float32 of shape \(20, 6\)"),
         ({"x": torch.zeros(19, 6)}, r"samples must be torch.float32 of shape \(20, 6\)"),
         ({"order": torch.full((2, 20), 20)}, "sample indices from 20 to 20, but there are 20 samples"),
-        ({"size": 0}, "the batch size must be ≥ 1, got 0"),
+        ({"bounds": torch.tensor([0, 0, 20])}, "must rise from 0 to at most 20, got \\[0, 0, 20\\]"),
+        ({"bounds": torch.tensor([0, 21])}, "must rise from 0 to at most 20"),
     ],
 )
 def test_invalid_batches_are_rejected(changes: dict, message: str) -> None:

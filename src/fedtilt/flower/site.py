@@ -15,8 +15,9 @@ from fedtilt.flower.site_report import write_report
 from fedtilt.flower.site_states import SiteStates
 from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, build_site_model
 from fedtilt.locks import locked
+from fedtilt.models import parameters_to_vector
 from fedtilt.rounds.client_states import ClientStates, FederationState
-from fedtilt.rounds.executors import BatchSchedule, InProcessExecutor
+from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
 from fedtilt.rounds.round import invalid_reason, plan
 from fedtilt.rounds.settings import pick_device
 from fedtilt.training import choose_backend
@@ -82,14 +83,13 @@ class Site:
         w = received.to(device)
         with self._states(history_id) as states:
             last = states.personal_model(base_round) if method.personal else None
-            jobs = plan(
-                method, w, None if last is None else last.to(device), lr=settings.lr, lr_personal=settings.personal_rate
-            ).jobs
+            initial = parameters_to_vector(self.model).to(device)
+            jobs = plan(method, w, None if last is None else last.to(device), settings, initial=initial).jobs
             sample = self.federation.clean_train(self.number)[0][:1]
             backend = choose_backend(self.model, device.type, settings.backend, sample, settings.precision)
-            schedule = BatchSchedule(seed=settings.seed, epochs=settings.epochs, batch_size=settings.batch_size)
+            batch_settings = BatchSettings.of(settings)
             executor = InProcessExecutor(
-                self.federation, self.model.to(device), backend, schedule, device, settings.precision
+                self.federation, self.model.to(device), backend, batch_settings, device, settings.precision
             )
             try:
                 ((_, trained),) = executor.train(round, {self.number: jobs})

@@ -60,7 +60,7 @@ class FedTiltStrategy(Strategy):
         policy: RoundPolicy | None = None,
         run_folder: ServerRunFolder | None = None,
     ) -> None:
-        check_methods([method], settings.lr, settings.personal_rate)
+        check_methods([method], settings.lr, settings.lr_personal)
         self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
         self._model, self._info, self._shapes = model, info, parameter_shapes(model)
         self._history_id = secrets.token_hex(8)

@@ -109,18 +109,17 @@ def train_by_hand(
         trained, sizes = [], []
         for client in training.selected(number, federation.clients):
             x, y = federation.train(client, seed=training.seed, round=number)
-            batches = list(
-                make_batches(
-                    x, y, seed=training.seed, round=number, client=client, epochs=training.epochs,
-                    batch_size=training.batch_size,
-                )
+            batches = make_batches(
+                x, y, seed=training.seed, round=number, client=client, epochs=training.epochs,
+                batch_size=training.batch_size, last_batch=training.last_batch,
             )  # fmt: skip
+            steps = list(batches.epochs())
             model = copy.deepcopy(shared)
-            _gradient_descent(model, shared, prox, batches, training.lr)
+            _gradient_descent(model, shared, prox, steps, training.lr)
             trained.append(model)
             sizes.append(len(y))
             if mu is not None:
-                _gradient_descent(personal.setdefault(client, copy.deepcopy(shared)), shared, mu, batches, training.lr)
+                _gradient_descent(personal.setdefault(client, copy.deepcopy(shared)), shared, mu, steps, training.lr)
         shared = _weighted_mean(trained, sizes if by_samples else [1] * len(sizes))
     return HandTrained(shared, personal)
 

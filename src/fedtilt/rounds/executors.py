@@ -16,31 +16,42 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from fedtilt.data import Federation
+from fedtilt.rounds.settings import TrainSettings
 from fedtilt.training import BACKENDS, Backend, Batches, LocalJob, make_batches, stacked
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSchedule:
-    """The batches of every client in every round."""
+class BatchSettings:
+    """What the batches of every client in every round depend on."""
 
     seed: int
     epochs: int
     batch_size: int
+    last_batch: str
 
-    def batches(self, federation: Federation, round: int, client: int, device: torch.device) -> Batches:
-        """The batches of one client in one round, with outliers."""
+    @classmethod
+    def of(cls, settings: TrainSettings) -> Self:
+        """Those among the training settings."""
+        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
+
+    def batches(
+        self, federation: Federation, round: int, client: int, jobs: Sequence[LocalJob], device: torch.device
+    ) -> Batches:
+        """The batches of one client in one round, with outliers, for the longest of its jobs."""
         x, y = federation.train(client, seed=self.seed, round=round, device=device)
+        epochs = max(self.epochs if job.epochs is None else job.epochs for job in jobs)
         return make_batches(
-            x, y, seed=self.seed, round=round, client=client, epochs=self.epochs, batch_size=self.batch_size
-        )
+            x, y, seed=self.seed, round=round, client=client, epochs=epochs, batch_size=self.batch_size,
+            last_batch=self.last_batch,
+        )  # fmt: skip
 
 
 class Executor(Protocol):
@@ -74,7 +85,7 @@ class InProcessExecutor:
         federation: the clients' data
         model: the architecture
         backend: the name of a backend
-        batch_schedule: the batches of every client
+        batch_settings: the batches of every client
         device: where to train
         precision: of matrix products on CUDA
     """
@@ -84,12 +95,12 @@ class InProcessExecutor:
         federation: Federation,
         model: nn.Module,
         backend: str,
-        batch_schedule: BatchSchedule,
+        batch_settings: BatchSettings,
         device: torch.device,
         precision: str,
     ) -> None:
         self._federation, self._model, self._device = federation.to(device), model, device
-        self._batch_schedule = batch_schedule
+        self._batch_settings = batch_settings
         self._stacked = backend == "stacked"
         self._train: Backend = partial(stacked.train, precision=precision) if self._stacked else BACKENDS[backend]
 
@@ -99,7 +110,7 @@ class InProcessExecutor:
         for clients in groups:
             group_jobs, group_batches = [], []
             for client in clients:
-                batches = self._batch_schedule.batches(self._federation, round, client, self._device)
+                batches = self._batch_settings.batches(self._federation, round, client, jobs[client], self._device)
                 group_jobs += jobs[client]
                 group_batches += [batches] * len(jobs[client])
             with one_thread(self._device):
@@ -149,6 +160,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+_JOB_SETTINGS = [field.name for field in fields(LocalJob) if field.name not in ("start", "anchor")]
+
+
 class ForkedExecutor:
     """Trains in forked worker processes, one client at a time in each.
 
@@ -156,7 +170,7 @@ class ForkedExecutor:
         federation: the clients' data
         model: the architecture
         backend: the name of a backend
-        batch_schedule: the batches of every client
+        batch_settings: the batches of every client
         workers: the number of processes
         jobs_per_client: at most so many jobs of one client in a round
     """
@@ -166,15 +180,14 @@ class ForkedExecutor:
         federation: Federation,
         model: nn.Module,
         backend: str,
-        batch_schedule: BatchSchedule,
+        batch_settings: BatchSettings,
         workers: int,
         jobs_per_client: int,
     ) -> None:
         parameters = sum(p.numel() for p in model.parameters())
         self._slots = 2 * workers  # a slot has the models of one client; per worker, one in training and one queued
         self._jobs_per_client = jobs_per_client
-        # rows: the anchors of a round (at most one per job of a client), then the jobs of every slot
-        rows = jobs_per_client * (1 + self._slots)
+        rows = 2 * jobs_per_client * self._slots  # a slot has two rows per job: its model and its anchor
         shared_memory = mmap.mmap(-1, max(1, rows * parameters * 4))
         self._models = torch.frombuffer(shared_memory, dtype=torch.float32).reshape(rows, parameters)
         context = multiprocessing.get_context("fork")
@@ -182,7 +195,7 @@ class ForkedExecutor:
         self._connections = [parent_end for parent_end, _ in pipes]
         self._processes = []
         for i in range(workers):
-            worker = _Worker(federation, model, BACKENDS[backend], batch_schedule, self._models, pipes, i)
+            worker = _Worker(federation, model, BACKENDS[backend], batch_settings, self._models, pipes, i)
             process = context.Process(target=worker.serve, daemon=True, name=f"fedtilt-worker-{i}")
             with _no_fork_warning():
                 process.start()
@@ -192,10 +205,6 @@ class ForkedExecutor:
 
     def train(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Tensor]]]:
         """Send clients to workers as they become free."""
-        anchors = {id(job.anchor): job.anchor for client_jobs in jobs.values() for job in client_jobs}
-        row_of = {key: row for row, key in enumerate(anchors)}
-        for key, row in row_of.items():
-            self._models[row] = anchors[key]
         waiting = list(jobs)[::-1]
         free_slots = list(range(self._slots))
         load = dict.fromkeys(range(len(self._connections)), 0)  # worker → clients sent and not finished
@@ -206,7 +215,7 @@ class ForkedExecutor:
                 if load[worker] == 2:
                     break
                 client, slot = waiting.pop(), free_slots.pop()
-                self._connections[worker].send_bytes(self._task(round, client, slot, jobs[client], row_of))
+                self._connections[worker].send_bytes(self._task(round, client, slot, jobs[client]))
                 load[worker] += 1
                 client_of_slot[slot] = client
             for connection in multiprocessing.connection.wait(self._connections):
@@ -216,7 +225,7 @@ class ForkedExecutor:
                 slot = reply["slot"]
                 client = client_of_slot.pop(slot)
                 first = self._first_row(slot)
-                trained = [self._models[first + i].clone() for i in range(len(jobs[client]))]
+                trained = [self._models[first + 2 * i].clone() for i in range(len(jobs[client]))]
                 free_slots.append(slot)
                 yield client, trained
 
@@ -231,19 +240,18 @@ class ForkedExecutor:
                 process.join()
 
     def _first_row(self, slot: int) -> int:
-        return self._jobs_per_client * (1 + slot)
+        return 2 * self._jobs_per_client * slot
 
-    def _task(self, round: int, client: int, slot: int, jobs: Sequence[LocalJob], row_of: dict[int, int]) -> bytes:
-        """Write the start models into the slot; the rest of the jobs as JSON."""
+    def _task(self, round: int, client: int, slot: int, jobs: Sequence[LocalJob]) -> bytes:
+        """Write the tensors of the jobs into the slot; their settings as JSON."""
+        if len(jobs) > self._jobs_per_client:
+            raise RuntimeError(f"client {client} has {len(jobs)} jobs; there is room for {self._jobs_per_client}")
         first = self._first_row(slot)
-        settings = []
         for i, job in enumerate(jobs):
-            self._models[first + i] = job.start
-            settings.append(
-                {"row": first + i, "anchor": row_of[id(job.anchor)], "prox": job.prox, "tau": job.tau,
-                 "lam": job.lam, "lr": job.lr}
-            )  # fmt: skip
-        return json.dumps({"round": round, "client": client, "slot": slot, "jobs": settings}).encode()
+            self._models[first + 2 * i] = job.start
+            self._models[first + 2 * i + 1] = job.anchor
+        settings = [{key: getattr(job, key) for key in _JOB_SETTINGS} for job in jobs]
+        return json.dumps({"round": round, "client": client, "slot": slot, "row": first, "jobs": settings}).encode()
 
     def _receive(self, worker: int) -> dict[str, Any]:
         try:
@@ -264,7 +272,7 @@ class _Worker:
     federation: Federation
     model: nn.Module
     backend: Backend
-    batch_schedule: BatchSchedule
+    batch_settings: BatchSettings
     models: Tensor  # (rows, P), shared with the parent
     pipes: list[tuple[Any, Any]]  # (parent's end, worker's end) of every worker
     number: int
@@ -294,14 +302,12 @@ class _Worker:
                 return
 
     def _train(self, task: dict[str, Any]) -> None:
-        batches = self.batch_schedule.batches(self.federation, task["round"], task["client"], torch.device("cpu"))
+        rows = range(task["row"], task["row"] + 2 * len(task["jobs"]), 2)
         jobs = [
-            LocalJob(
-                start=self.models[job["row"]], anchor=self.models[job["anchor"]], prox=job["prox"],
-                tau=job["tau"], lam=job["lam"], lr=job["lr"],
-            )
-            for job in task["jobs"]
-        ]  # fmt: skip
+            LocalJob(start=self.models[row], anchor=self.models[row + 1], **settings)
+            for row, settings in zip(rows, task["jobs"], strict=True)
+        ]
+        batches = self.batch_settings.batches(self.federation, task["round"], task["client"], jobs, torch.device("cpu"))
         trained = self.backend(self.model, jobs, [batches] * len(jobs))
-        for job, model in zip(task["jobs"], trained, strict=True):
-            self.models[job["row"]] = model
+        for row, model in zip(rows, trained, strict=True):
+            self.models[row] = model

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedtilt.errors import Diverged, InputError
 from fedtilt.math.aggregate import AGGREGATORS, tilted
 from fedtilt.methods import Method
+from fedtilt.rounds.settings import TrainSettings
 from fedtilt.training import LocalJob
 
 
@@ -29,22 +30,29 @@ class Plan(NamedTuple):
         return [self.shared] if self.personal is None else [self.shared, self.personal]
 
 
-def plan(method: Method, received: Tensor, last: Tensor | None, *, lr: float, lr_personal: float) -> Plan:
+def plan(
+    method: Method, received: Tensor, last: Tensor | None, settings: TrainSettings, *, initial: Tensor | None = None
+) -> Plan:
     """The local jobs of a client; both have the received w as their anchor, so they are independent of each other.
 
     Args:
-        method: tilts and weights of the proximal terms
+        method: tilts, weights of the proximal terms, learning rates of its own
         received: the shared model w, (P,)
-        last: the client's personal model v, (P,); None: the client is selected for the first time, and v starts at w
-        lr: learning rate of the shared model
-        lr_personal: learning rate of the personal model
+        last: the client's personal model v, (P,); None: the client is selected for the first time
+        settings: learning rates and epochs of the run
+        initial: the model that the run starts from, (P,); needed by methods with `personal_start = "initial"`
     """
+    lr, lr_personal = method.rates(settings.lr, settings.lr_personal)
     tilts = {"tau": method.tau, "lam": method.lam}
-    shared = LocalJob(start=received, anchor=received, prox=method.prox, lr=lr, **tilts)
+    shared = LocalJob(start=received, anchor=received, prox=method.prox, lr=lr, epochs=settings.epochs, **tilts)
     if not method.personal:
         return Plan(shared, None)
-    start = received if last is None else last
-    return Plan(shared, LocalJob(start=start, anchor=received, prox=method.mu, lr=lr_personal, **tilts))
+    start = received if last is None or method.personal_start == "received" else last
+    if last is None and method.personal_start == "initial":
+        assert initial is not None
+        start = initial
+    epochs = method.epochs_personal or settings.epochs
+    return Plan(shared, LocalJob(start=start, anchor=received, prox=method.mu, lr=lr_personal, epochs=epochs, **tilts))
 
 
 class ServerUpdate(NamedTuple):

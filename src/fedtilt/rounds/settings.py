@@ -15,7 +15,7 @@ from fedtilt.checks import number, whole
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.models import ModelSource, build
-from fedtilt.training import BACKENDS
+from fedtilt.training import BACKENDS, LAST_BATCH
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 
@@ -41,6 +41,11 @@ class TrainSettings:
     participation: float = _setting(0.1, "the share of clients that take part in a round", gt=0, le=1)
     epochs: int = _setting(10, "passes of a client over its data in a round", ge=1)
     batch_size: int = _setting(10, "samples per step", ge=1)
+    last_batch: str = _setting(
+        "even",
+        "how an epoch is split: even batches, a smaller last batch (keep), or without it (drop)",
+        choices=LAST_BATCH,
+    )
     lr: float = _setting(0.01, "learning rate of the shared model", gt=0)
     lr_personal: float | None = _setting(None, "learning rate of the personal models; left out: lr", gt=0, example=0.01)
     seed: int = _setting(0, "the random seed", ge=0)
@@ -65,11 +70,6 @@ class TrainSettings:
             value = getattr(self, setting.name)
             if value is not None or setting.default is not None:
                 object.__setattr__(self, setting.name, _check(setting, value))
-
-    @property
-    def personal_rate(self) -> float:
-        """The learning rate of the personal models."""
-        return self.lr if self.lr_personal is None else self.lr_personal
 
     def selected(self, round: int, clients: int) -> list[int]:
         """The clients that take part in a round: max(participation · N, 1) of them."""

@@ -238,8 +238,7 @@ class Spec(SpecTable):
                 f"data.client = {self.data.client!r} is ignored when clients.partition = "
                 f'{self.clients.partition!r}; set clients.partition = "column", or add the column to data.drop'
             )
-        lr = self.train.lr
-        check_methods([m.to_method() for m in self.methods], lr, self.train.lr_personal or lr)
+        check_methods([m.to_method() for m in self.methods], self.train.lr, self.train.lr_personal)
         return self
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from fedtilt.errors import InputError
 from fedtilt.math.aggregate import AGGREGATORS
 from fedtilt.math.distances import DISTANCES
-from fedtilt.methods import CLIENT_SETTINGS, PRESETS, Method
+from fedtilt.methods import CLIENT_SETTINGS, PERSONAL_START, PRESETS, Method
 from fedtilt.spec.table import SpecTable, allowed_text, one_of
 
 METHOD_FACTORIES: dict[str, Callable[..., Method]] = {**cast(Any, PRESETS), "custom": Method}
@@ -76,6 +76,26 @@ class MethodSpec(SpecTable):
         lt=0.5,
         allow_inf_nan=False,
         description="share of bad clients that trimmed_mean, krum and multi_krum tolerate",
+    )
+    lr: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="learning rate of the shared model; left out: train.lr",
+    )
+    lr_personal: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="learning rate of the personal model; left out: train.lr_personal, else that of the shared model",
+    )
+    epochs_personal: int | None = Field(
+        default=None, ge=1, description="passes of the personal model over the data in a round; left out: train.epochs"
+    )
+    personal_start: Annotated[str, one_of(PERSONAL_START)] | None = Field(
+        default=None,
+        description="where the personal model starts in a round: where its last round ended (first at the received "
+        "model, or at the initial one), or at the received model every time",
     )
     weighting: Annotated[str, one_of(("equal", "samples"))] | None = Field(
         default=None, description="weights of the clients, on the server: equal, or their numbers of samples"

@@ -202,5 +202,6 @@ predict on them.
 This page is generated: `fedtilt init --reference > docs/spec.md`."""
 
 _METHODS = """\
-A preset is a method of the literature. It takes its parameters and the server settings (`q`, `distance`, `steps`,
-`aggregator`, `bad_share`, `weighting`), and no others. A parameter without a value is required."""
+A preset is a method of the literature. It takes its parameters, the settings of the server (`q`, `distance`, `steps`,
+`aggregator`, `bad_share`, `weighting`) and those of its steps (`lr`, `lr_personal`, `epochs_personal`,
+`personal_start`), and no others. A parameter without a value is required."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedtilt.errors import InputError
 from fedtilt.training import autograd_loop, fused_mlp, native, stacked
-from fedtilt.training.local_job import Batches, LocalJob, deduplicate, make_batches
+from fedtilt.training.local_job import LAST_BATCH, Batches, LocalJob, distinct_jobs, make_batches
 
 Backend = Callable[[nn.Module, Sequence[LocalJob], Sequence[Batches]], list[Tensor]]
 
@@ -64,4 +64,13 @@ def _choose(model: nn.Module, device_type: str, backend: str, sample: Tensor | N
     return backend
 
 
-__all__ = ["BACKENDS", "Backend", "Batches", "LocalJob", "choose_backend", "deduplicate", "make_batches"]
+__all__ = [
+    "BACKENDS",
+    "LAST_BATCH",
+    "Backend",
+    "Batches",
+    "LocalJob",
+    "choose_backend",
+    "distinct_jobs",
+    "make_batches",
+]

@@ -26,7 +26,7 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
     for p, view in zip(parameters, views, strict=True):
         p.data = view  # the network's parameters are views into theta
     with seeds.seeded_global_rng(batches.key, theta.device), fp32_deterministic(theta.device):
-        for x, y in batches:
+        for x, y in batches.epochs(job.epochs):
             loss = client_loss(cross_entropy(net(x), y), y, job.tau, job.lam)
             grads = torch.autograd.grad(loss, parameters, materialize_grads=True)  # 0 for unused parameters
             if job.prox:

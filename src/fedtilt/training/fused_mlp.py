@@ -8,6 +8,7 @@ loop (the row "backend fused" of docs/performance.md).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -45,8 +46,8 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
     layers = _linear_layers(model, theta)
     decay = 1 - job.lr * job.prox  # θ ← decay · θ + (1 − decay) · anchor − lr · grad
     ones = torch.ones(batches.size)
-    flat_batches = Batches(x=batches.x.flatten(1), y=batches.y, order=batches.order, size=batches.size, key=batches.key)
-    for x, y in flat_batches:
+    flat_batches = replace(batches, x=batches.x.flatten(1))
+    for x, y in flat_batches.epochs(job.epochs):
         # forward: activations (B, width) of every layer, the input first
         activations = [x]
         for weight, bias in layers[:-1]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedtilt import seeds
@@ -19,37 +20,74 @@ class LocalJob:
     lam: float
     lr: float
 
+    epochs: int | None = None  # passes over the client's data; None: all epochs of its batches
+
     @property
     def identity(self) -> tuple[object, ...]:
         """Equal for two jobs of one client that give the same result; without a proximal term the anchor is unused."""
-        return id(self.start), id(self.anchor) if self.prox else None, self.prox, self.tau, self.lam, self.lr
+        anchor = id(self.anchor) if self.prox else None
+        return id(self.start), anchor, self.prox, self.tau, self.lam, self.lr, self.epochs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batches:
-    """A client's data of one round and the order of its samples, the same for all jobs of the client."""
+    """A client's data of one round, the order of its samples and how an epoch is split; the same for all its jobs."""
 
     x: Tensor  # (n, …)
     y: Tensor  # (n,)
     order: Tensor  # (epochs, n): a permutation per epoch
-    size: int  # samples per batch; the last batch of an epoch may be smaller
+    bounds: Tensor  # (batches per epoch + 1,) on the CPU: batch k is order[epoch, bounds[k] : bounds[k + 1]]
     key: int  # seeds the randomness inside a model (dropout)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for order in self.order:
+    def epochs(self, count: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of the first `count` epochs; None: of all."""
+        sizes = self.bounds.diff().tolist()
+        for order in self.order[:count, : int(self.bounds[-1])]:
             x, y = self.x[order], self.y[order]  # one gather per epoch; batches are views of it
-            yield from zip(x.split(self.size), y.split(self.size), strict=True)
+            yield from zip(x.split(sizes), y.split(sizes), strict=True)
+
+    @property
+    def size(self) -> int:
+        """Samples of the largest batch."""
+        return int(self.bounds.diff().max()) if self.per_epoch else 0
 
     @property
     def per_epoch(self) -> int:
         """Batches per epoch."""
-        return -(-len(self.y) // self.size)
+        return len(self.bounds) - 1
+
+    def steps(self, job: LocalJob) -> int:
+        """How many steps a job makes."""
+        return self.per_epoch * (len(self.order) if job.epochs is None else job.epochs)
 
     def __len__(self) -> int:
         return len(self.order) * self.per_epoch
 
 
-def make_batches(x: Tensor, y: Tensor, *, seed: int, round: int, client: int, epochs: int, batch_size: int) -> Batches:
+LAST_BATCH = ("even", "keep", "drop")
+
+
+def batch_bounds(samples: int, batch_size: int, last_batch: str = "even") -> list[int]:
+    """Where the batches of an epoch begin and end.
+
+    "even" splits n samples into ⌈n / B⌉ batches whose sizes differ by at most one, so that no small leftover takes a
+    full step just before the model is evaluated; "keep" has a smaller last batch, "drop" leaves it out, unless it is
+    the only one.
+
+    >>> [batch_bounds(23, 10, last_batch) for last_batch in LAST_BATCH]
+    [[0, 7, 15, 23], [0, 10, 20, 23], [0, 10, 20]]
+    """
+    if last_batch == "even":
+        count = -(-samples // batch_size)
+        return [k * samples // count for k in range(count)] + [samples]
+    if last_batch == "drop" and samples >= batch_size:
+        return list(range(0, samples + 1, batch_size))
+    return [*range(0, samples, batch_size), samples]
+
+
+def make_batches(
+    x: Tensor, y: Tensor, *, seed: int, round: int, client: int, epochs: int, batch_size: int, last_batch: str = "even"
+) -> Batches:
     """The batches of one client in one round; their order depends on (seed, round, client) alone.
 
     Args:
@@ -59,19 +97,20 @@ def make_batches(x: Tensor, y: Tensor, *, seed: int, round: int, client: int, ep
         round: The number of the round.
         client: The number of the client.
         epochs: Passes over the data.
-        batch_size: Samples per batch, at most n.
+        batch_size: At most so many samples per batch.
+        last_batch: How an epoch is split: see `batch_bounds`.
     """
     order = seeds.permutations(seeds.key(seed, "order", round=round, client=client), epochs, len(y), device=y.device)
     return Batches(
         x=x,
         y=y,
         order=order,
-        size=max(1, min(batch_size, len(y))),
+        bounds=torch.tensor(batch_bounds(len(y), batch_size, last_batch)),
         key=seeds.key(seed, "dropout", round=round, client=client),
     )
 
 
-def deduplicate(jobs: list[LocalJob]) -> tuple[list[LocalJob], list[int]]:
+def distinct_jobs(jobs: list[LocalJob]) -> tuple[list[LocalJob], list[int]]:
     """The distinct jobs, and for every job the index of its equal among them."""
     index_of: dict[tuple[object, ...], int] = {}
     distinct: list[LocalJob] = []

@@ -20,6 +20,7 @@ from fedtilt.reproduction.convergence.problem import (
 )
 from fedtilt.reproduction.experiment import OnProgress
 from fedtilt.rounds.round import plan, server_update
+from fedtilt.rounds.settings import TrainSettings
 
 FLOOR = 1e-11  # smaller gaps are rounding errors
 SOLVED = 1e-6  # of the first gap: counts as converged
@@ -75,7 +76,7 @@ def over_rounds(problems: Sequence[Problem], settings: Mapping[str, Any], on_pro
         lr = eta / (1 + t / decay) if decay else eta
         updates: dict[int, Tensor] = {}
         for n, p in enumerate(problems):
-            planned = plan(method, w, personal_models[n], lr=lr, lr_personal=eta)
+            planned = plan(method, w, personal_models[n], TrainSettings(lr=lr, lr_personal=eta))
             updates[n], personal_models[n] = (
                 gradient_descent(p, job.start, steps, job.lr, job.prox, job.anchor) for job in planned.jobs
             )

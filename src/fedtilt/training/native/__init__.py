@@ -70,7 +70,7 @@ def _load_kernel() -> CompiledLibrary | str:
     long, double, pointer = ctypes.c_long, ctypes.c_double, ctypes.c_void_p
     kernel.library.fedtilt_train.argtypes = [
         long, pointer, long, pointer, pointer, pointer, double, double, double, double, pointer, pointer, long, pointer,
-        long, long,
+        long, pointer, long,
     ]  # fmt: skip
     kernel.library.fedtilt_train.restype = ctypes.c_int
     return kernel
@@ -93,12 +93,16 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
     x = _check_tensor(batches.x, torch.float32, (samples, *shape), "samples")
     y = _check_tensor(batches.y, torch.int64, (samples,), "labels")
     order = _check_tensor(batches.order, torch.int64, (epochs, samples), "order")
-    if batches.size < 1:
-        raise InputError(f"the batch size must be ≥ 1, got {batches.size}")
+    bounds = _check_tensor(batches.bounds, torch.int64, (batches.per_epoch + 1,), "bounds")
+    if bounds[0] < 0 or bounds[-1] > samples or (bounds.diff() < 1).any():
+        raise InputError(f"the bounds of the batches must rise from 0 to at most {samples}, got {bounds.tolist()}")
+    if job.epochs is not None and job.epochs > epochs:
+        raise InputError(f"the job has {job.epochs} epochs, but there are batches for {epochs}")
     status = kernel.library.fedtilt_train(
         len(blocks) // 5, _long_array(blocks), len(widths) - 1, _long_array(widths),
         theta.data_ptr(), anchor.data_ptr(), job.lr, job.prox, job.tau, job.lam,
-        x.data_ptr(), y.data_ptr(), samples, order.data_ptr(), epochs, batches.size,
+        x.data_ptr(), y.data_ptr(), samples, order.data_ptr(), epochs if job.epochs is None else job.epochs,
+        bounds.data_ptr(), batches.per_epoch,
     )  # fmt: skip
     if status == _BAD_LABEL:
         raise InputError(f"labels range from {y.min()} to {y.max()}, but the model has classes 0 to {widths[-1] - 1}")

@@ -212,7 +212,8 @@ class _Stack:
         for column, values in (
             (b.prox, [job.prox for job in jobs]), (b.lr, [job.lr for job in jobs]),
             (b.tau, [job.tau for job in jobs]), (b.lam, [job.lam for job in jobs]),
-            (b.client_index, [client_row[id(data)] for data in batches]), (b.steps, [len(data) for data in batches]),
+            (b.client_index, [client_row[id(data)] for data in batches]),
+            (b.steps, [data.steps(job) for job, data in zip(jobs, batches, strict=True)]),
             (b.anchor_index, [anchor_row[id(job.anchor)] for job in jobs]),
         ):  # fmt: skip
             column.copy_(torch.tensor(values, dtype=column.dtype))
@@ -222,9 +223,10 @@ class _Stack:
         for i, data in enumerate(clients):
             x = data.x if self._net is None else self._net.sample_rows(data.x)
             b.x[i, : len(data.y)], b.y[i, : len(data.y)] = x, data.y
-            missing = data.per_epoch * data.size - len(data.y)
-            order = nn.functional.pad(data.order, (0, missing), value=-1)  # (epochs, steps of an epoch · size)
-            b.batch_indices[: len(data), i, : data.size] = order.reshape(len(data), data.size)
+            position = data.bounds[:-1, None] + torch.arange(data.size)  # (batches per epoch, size)
+            inside = (position < data.bounds[1:, None]).to(b.y.device)
+            sample = data.order[:, position.clamp(max=len(data.y) - 1).to(b.y.device)]
+            b.batch_indices[: len(data), i, : data.size] = torch.where(inside, sample, -1).flatten(0, 1)
         b.first_step.zero_()
 
     def trained(self) -> Tensor:

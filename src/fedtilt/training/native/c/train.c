@@ -181,7 +181,7 @@ enum { DONE, NO_MEMORY, BAD_LABEL, BAD_ORDER };
 
 int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, const long *widths, float *theta,
                   float *anchor, double lr, double prox, double tau, double lam, const float *x, const int64_t *y,
-                  long samples, const int64_t *order, long epochs, long batch_size) {
+                  long samples, const int64_t *order, long epochs, const int64_t *bounds, long batches) {
     Net net = {.block_count = block_count, .layer_count = layer_count, .classes = widths[layer_count]};
     for (long n = 0; n < samples; n++)
         if (y[n] < 0 || y[n] >= net.classes) return BAD_LABEL;
@@ -191,7 +191,9 @@ int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, co
     if (fabs(lam) < 1e-30) lam = 0;
 
     Arena arena = {0};
-    long max_batch = batch_size < samples ? batch_size : samples;
+    long max_batch = 0;
+    for (long k = 0; k < batches; k++)
+        if (bounds[k + 1] - bounds[k] > max_batch) max_batch = bounds[k + 1] - bounds[k];
     alloc_net(&net, &arena, conv_sizes, widths, max_batch, prox != 0);
     arena.base = aligned_alloc(64, arena.used);
     if (!arena.base) return NO_MEMORY;
@@ -203,10 +205,8 @@ int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, co
     for (LinearLayer *l = net.layers; l < net.layers + layer_count; l++)
         for (long b = 0; b < max_batch; b++) l->h[b * l->h_stride + l->weights.in] = 1;
     for (long n = 0; n < epochs * samples; n += samples)
-        for (long first = 0; first < samples; first += batch_size) {
-            long batch = samples - first < batch_size ? samples - first : batch_size;
-            step(&net, x, y, order + n + first, batch, lr, lr * prox, tau, lam);
-        }
+        for (long k = 0; k < batches; k++)
+            step(&net, x, y, order + n + bounds[k], bounds[k + 1] - bounds[k], lr, lr * prox, tau, lam);
     copy_parameters(&net, theta, anchor, 1);
     free(arena.base);
     return DONE;
