@@ -1,6 +1,5 @@
 """Compare methods: mean and standard deviation over seeds, the best method, and its ties."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -8,6 +7,7 @@ from typing import NamedTuple
 
 from fedtilt.evaluation.metrics import Metrics, client_accuracy
 from fedtilt.evaluation.results import Summary
+from fedtilt.evaluation.statistics import paired_difference
 from fedtilt.report.run_reader import Run, SeedRun
 
 
@@ -103,14 +103,8 @@ class SeedValues(NamedTuple):
         """
         return stdev(self.values) if len(self.values) > 1 else None
 
-    @property
-    def error(self) -> float:
-        """Standard error of the mean; 0 for one seed."""
-        return (self.std or 0.0) / math.sqrt(len(self.values))
-
 
 Row = dict[str, SeedValues]  # by metric
-_ROUNDING = 1e-9  # equal numbers may differ by this much when computed differently
 _VISIBLE = 0.005  # a smaller difference disappears in two decimals
 
 
@@ -142,8 +136,9 @@ def most_accurate(run: Run, limit: int) -> tuple[str, ...]:
 def best_and_tied(table: Mapping[str, Row], metric: Metric) -> list[str]:
     """The best method, then those that tie with it.
 
-    All methods of a seed share clients, batches and outliers, so differences are paired by seed. A tie is a mean
-    difference of at most one standard error, or one that disappears in two decimals.
+    All methods of a seed share clients, batches and outliers, so differences are paired by seed. A method ties if the
+    95 % interval of its mean difference to the best contains 0, or if the difference disappears in two decimals. One
+    seed has no interval; there, only the latter is a tie.
     """
     values = {method: row[metric.key] for method, row in table.items()}
     first = (max if metric.higher_is_better else min)(values, key=lambda method: values[method].mean)
@@ -155,20 +150,7 @@ def _is_tie(a: SeedValues, b: SeedValues) -> bool:
         return True
     if len(a.values) != len(b.values) or len(a.values) < 2:
         return False
-    return sign_beyond_error(SeedValues(tuple(x - y for x, y in zip(a.values, b.values, strict=True)))) == 0
-
-
-def sign_beyond_error(differences: SeedValues, by: float = 0.0) -> int:
-    """1 or −1 where the mean difference is more than one standard error from 0 and from `by`; else 0.
-
-    >>> [sign_beyond_error(SeedValues(values)) for values in ((1.0, 2.0), (-1.0, 2.0))]
-    [1, 0]
-    >>> sign_beyond_error(SeedValues((1.0, 2.0)), by=3.0)
-    0
-    """
-    if abs(differences.mean) < _VISIBLE or abs(differences.mean) - by <= differences.error + _ROUNDING:
-        return 0
-    return 1 if differences.mean > 0 else -1
+    return paired_difference(a.values, b.values).sign() == 0
 
 
 class ClientAccuracy(NamedTuple):

@@ -85,8 +85,10 @@ def cautions(run: Run) -> list[str]:
     if len(run.compared) == 1:
         sentences.append("One seed: small differences may be chance; more seeds give error bars.")
     else:
+        few = " With fewer than five seeds, most differences are ties." if len(run.compared) < 5 else ""
         sentences.append(
-            f"Over {len(run.compared)} seeds; a difference within one standard error, paired by seed, is a tie."
+            f"Over {len(run.compared)} seeds; a tie is a difference to the best whose 95 % interval, paired by seed, "
+            f"contains 0.{few}"
         )
     summaries = [seed_run.last(method) for seed_run in run.compared for method in run.methods]
     never_selected = [summary.never_selected for summary in summaries if summary.personal is not None]

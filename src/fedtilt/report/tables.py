@@ -5,6 +5,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedtilt.evaluation.statistics import PairedDifference
 from fedtilt.report.compare import METRICS, VIEWS, Metric, Row, SeedValues, best_and_tied, comparison_tables
 from fedtilt.report.run_reader import Run
 from fedtilt.report.summary import cautions, facts, headline, lowest_accuracies
@@ -63,6 +64,31 @@ def format_difference(values: SeedValues, published: float) -> str:
     '−1.10'
     """
     return f"{values.mean - published:+.2f}".replace("-", "−")
+
+
+def format_interval(difference: PairedDifference) -> str:
+    """A mean difference and its interval, if there is one.
+
+    >>> from fedtilt.evaluation.statistics import mean_difference
+    >>> format_interval(mean_difference((1.0, 2.0, 3.0))), format_interval(mean_difference((1.0,)))
+    ('+2.00 (−0.48 to +4.48)', '+1.00')
+    """
+    text = f"{difference.mean:+.2f}"
+    if difference.pairs > 1:
+        text += f" ({difference.low:+.2f} to {difference.high:+.2f})"
+    return text.replace("-", "−")
+
+
+def format_effect_size(difference: PairedDifference) -> str:
+    """The effect size with its sign; empty for one pair.
+
+    >>> from fedtilt.evaluation.statistics import mean_difference
+    >>> [format_effect_size(mean_difference(values)) for values in ((1.0, 3.0), (-1.0, -1.0), (1.0,))]
+    ['+1.4', '−∞', '']
+    """
+    if difference.pairs == 1:
+        return ""
+    return f"{difference.effect_size:+.1f}".replace("-", "−").replace("inf", "∞")
 
 
 def _markdown_table(table: Mapping[str, Row], published: Published) -> str:

@@ -92,8 +92,10 @@ def leading_number(cell: str) -> float | None:
 
     >>> leading_number("**98.50 ± 0.10**<br>98.53 (−0.03)"), leading_number("FedAvg")
     (98.5, None)
+    >>> leading_number("+0.50 (−0.10 to +1.10)")
+    0.5
     """
-    match = re.match(r"[*\s]*([−-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?![\w.+-])", cell)
+    match = re.match(r"[*\s]*([+−-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?![\w.+-])", cell)
     return float(match[1].replace("−", "-")) if match else None
 
 

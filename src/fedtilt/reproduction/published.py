@@ -7,7 +7,7 @@ from pathlib import Path
 from fedtilt.data.outliers import Outliers
 from fedtilt.report import Published
 from fedtilt.report.run_reader import Run, read_run
-from fedtilt.reproduction.comparison.dataset_comparison import COMPARED_METRICS
+from fedtilt.reproduction.comparison.dataset_comparison import PAPER_METRICS
 from fedtilt.reproduction.experiment import NAMES, Experiment, load
 from fedtilt.reproduction.train_grid import ditto, fedavg, federation_settings, fedtilt, method_of
 from fedtilt.rounds.settings import TrainSettings
@@ -55,7 +55,7 @@ def _published_metrics(run: Run, experiment: Experiment) -> Published:
         "fedtilt": fedtilt(**settings[data]["paper"], mu=settings["mu"]),
     }
     return {
-        name: dict(zip((metric.key for metric in COMPARED_METRICS), experiment.published[data][row], strict=True))
+        name: dict(zip((metric.key for metric in PAPER_METRICS), experiment.published[data][row], strict=True))
         for name, method_settings in run.fingerprint["methods"].items()
         for row, (_, setting) in paper.items()
         if settings_of([method_of(name, setting)], TrainSettings())["methods"][name] == method_settings

@@ -38,9 +38,17 @@ class ResultsFolder:
         self.folder = folder
 
     @property
+    def caution(self) -> str:
+        """What to know before trusting the results, shown at the top of the page: caution.md, or an empty string."""
+        return self._markdown("caution.md")
+
+    @property
     def notes(self) -> str:
         """Notes on the runs, shown on the page: the Markdown in notes.md, or an empty string."""
-        path = self.folder / "notes.md"
+        return self._markdown("notes.md")
+
+    def _markdown(self, name: str) -> str:
+        path = self.folder / name
         return path.read_text("utf-8").strip() if path.exists() else ""
 
     def path(self, experiment: str, case: str) -> Path:

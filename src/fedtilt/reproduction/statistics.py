@@ -3,19 +3,6 @@
 from collections.abc import Sequence
 
 
-def false_positive_rate(seeds: int) -> float:
-    """Probability that the mean of pure noise over seeds is more than one standard error above 0.
-
-    P(t > 1) for Student's t with seeds − 1 degrees of freedom.
-
-    >>> [round(false_positive_rate(seeds), 3) for seeds in (2, 3, 5)]
-    [0.25, 0.211, 0.187]
-    """
-    from scipy.stats import t
-
-    return float(t.sf(1.0, df=seeds - 1))
-
-
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     """Spearman's rho; 0 where one of the two is constant.
 

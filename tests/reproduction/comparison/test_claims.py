@@ -5,7 +5,7 @@ import pytest
 from fedtilt.reproduction import load
 from fedtilt.reproduction.chapter import Verdict
 from fedtilt.reproduction.comparison.claims import verdicts
-from fedtilt.reproduction.comparison.dataset_comparison import compare_datasets
+from fedtilt.reproduction.comparison.dataset_comparison import TITLES, compare_datasets
 from fedtilt.reproduction.experiment import Claim
 from fedtilt.reproduction.train_grid import ditto, fedavg, fedtilt
 from tests.helpers.handmade_results import case_result, comparison_result, metrics, part
@@ -40,6 +40,12 @@ def test_best_of_all(gains: tuple[float, ...], expected: str) -> None:
     assert "FedTilt (validated) better than FedAvg and Ditto (validated) on accuracy" in verdict.why
 
 
+def test_the_papers_claims_have_the_papers_metrics() -> None:
+    assert "on the paper’s four metrics" in _verdict(Claim(text="", rule="best"), (1, 1, 1)).why
+    every = Claim(text="", rule="best", check={"metrics": list(TITLES)})
+    assert "on all five metrics: 6 of 15" in _verdict(every, (1, 1, 1)).why  # accuracy, and that of the worst 10 %
+
+
 def test_one_seed_cannot_make_a_claim_hold() -> None:
     verdict = _verdict(BEST, (1, 1, -1), seeds=1)
     assert verdict.holds == "one seed"
@@ -68,7 +74,8 @@ def test_a_claim_with_a_margin_needs_the_margin() -> None:
     assert _verdict(Claim(text="", rule="best", check=check), (0, 11, 0)).holds == "holds"
     verdict = _verdict(Claim(text="", rule="best", check=check, guess="Our guess."), (50, 9, 50))
     assert verdict.holds == "does not hold"
-    assert "In points (± standard error): fashion-mnist FedTilt (paper’s tilts) +9.00 ± 0.00." in verdict.why
+    assert "In points (95 % interval): fashion-mnist FedTilt (paper’s tilts) +9.00 (+9.00 to +9.00)." in verdict.why
+    assert "(fashion-mnist 1 not clearly by 10 points)" in verdict.why
     assert verdict.why.endswith("Our guess.")
 
 
@@ -162,8 +169,8 @@ def test_lam_gains_more_at_a_higher_tau() -> None:
         return verdicts((claim,), compare_datasets(load("clean"), results))[0]
 
     assert verdict(2.0, 2.5, 2.0).holds == "holds partly"  # in accuracy; in fairness nothing changes
-    assert "mnist accuracy +1.17 ± 0.17" in verdict(2.0, 2.5, 2.0).why
-    assert verdict(0.0, 2.1, 1.0).holds == "does not hold"  # 0.03 ± 0.61: chance
+    assert "mnist accuracy +1.17 (+0.45 to +1.88)" in verdict(2.0, 2.5, 2.0).why
+    assert verdict(1.0, 3.0, 2.0).holds == "does not hold"  # 1.00 ± 0.58, but the interval is −1.48 to 3.48
     assert verdict(2.0).holds == "one seed"
     assert verdict().holds == "not measured"
 
@@ -183,5 +190,5 @@ def test_stable_rows_lose_no_more_than_the_papers_own_rows() -> None:
         verdict = verdicts((claim,), noisy, clean)[0]
         assert verdict.holds == expected
     assert "1 of 2 (mnist 1 within the limit, 1 above the limit). " in verdict.why
-    assert "Points lost (± standard error): mnist FedAvg 1.00 ± 0.00; " in verdict.why
+    assert "Points lost (95 % interval): mnist FedAvg +1.00 (+1.00 to +1.00); " in verdict.why
     assert verdicts((claim,), noisy)[0].holds == "not measured"  # no results on clean data

@@ -138,6 +138,14 @@ def test_an_exponential_bound_is_violated_where_w_converges_slowly() -> None:
     assert result["shared_power"] < -0.3
 
 
+@pytest.mark.parametrize(("tau", "lam"), TILTS)
+def test_the_smallest_curvature_is_that_of_the_l2_term(tau: float, lam: float) -> None:
+    """Lemmas 2 and 5 with “at least” instead of “above”."""
+    for p in problems(tau, lam):
+        v = torch.randn(p.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        assert torch.linalg.eigvalsh(p.hessian(v))[0].item() == pytest.approx(p.rho, abs=1e-12)
+
+
 def test_from_cases_to_verdicts() -> None:
     experiment = load("convergence").quick_version()
     special = [case | {"rounds": 120 if case["decay"] else 20} for case in experiment.settings["special"]]
@@ -147,19 +155,23 @@ def test_from_cases_to_verdicts() -> None:
     results = {c.name: measure(c, Options(), lambda *_: None) for c in cases(experiment, Options())}
     assert len(results) == 6
     report = chapter(experiment, results)
-    assert [v.holds for v in report.verdicts] == [
+    lemmas = report.verdicts[:5]
+    assert [v.holds for v in lemmas] == ["not measured", "not measured", "not measured", "holds", "not measured"]
+    assert all(v.claim.startswith(f"Lemma {i}:") and v.why for i, v in enumerate(lemmas, 1))
+    assert [v.holds for v in report.verdicts[5:]] == [
         "holds",
         "holds partly",
         "holds partly",
         "does not hold",
         "holds partly",
     ]
-    assert "Decaying: violated for " in report.verdicts[3].why
+    assert "Decaying: violated for " in report.verdicts[8].why
     for case in results.values():
         case["crossed"] = [client and client | {"at": 0} for client in case.get("crossed", [])]
-    assert chapter(experiment, results).verdicts[3].holds == "holds partly"  # larger constants would do
+    assert chapter(experiment, results).verdicts[8].holds == "holds partly"  # larger constants would do
     assert len({part.name for part in report.parts if isinstance(part, CaptionedFigure)}) == 4
     broken = results["fixed-tau-1-lam-1"]["clients"][0]
     broken["worst"] = (1 + broken["allowed"]) / 2
-    assert chapter(experiment, results).verdicts[0].holds == "does not hold"
+    broken["steepest"] = 2 * broken["smoothness"]
+    assert [chapter(experiment, results).verdicts[i].holds for i in (3, 5)] == ["does not hold"] * 2
     assert {v.holds for v in chapter(experiment, {}).verdicts} == {"not measured"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedtilt.reproduction import Options, load
-from fedtilt.reproduction.chapter import CaptionedFigure
+from fedtilt.reproduction.chapter import CaptionedFigure, Table, Text
 from fedtilt.reproduction.page.build import build_page, digest
 from fedtilt.reproduction.page.html import as_html, prose
 from fedtilt.reproduction.page.markdown import as_markdown
@@ -37,22 +37,50 @@ def test_markdown_shows_the_numbers(folder: ResultsFolder) -> None:
     page = as_markdown(build_page(folder))
     assert "| mnist | FedTilt (paper’s tilts) | **99.00 ± 0.71**<br>98.53 (+0.47) |" in page
     assert "| mnist | FedAvg | w | 95.50 ± 0.71 |" in page
-    assert "| Ditto (validated) | accuracy | 1 | 0 | 0 | 11 |" in page
-    assert "FedTilt (validated) against the others in 12 comparisons" in page
-    assert "| against | metric | better | tied | worse | not measured |" in page
-    assert "by chance, in 50 % of the comparisons with 2 seeds. FedAvg" in page
-    assert "| FedAvg | client data fairness, std | 0 | 1 | 0 | 11 |" in page
+    assert "| Ditto (validated) | accuracy | 1 | 0 | 0 | 11 | 1 | 0 |" in page
+    assert "| Ditto (validated) | accuracy of the worst 10 % | 1 | 0 | 0 | 11 | 1 | 0 |" in page
+    assert "FedTilt (validated) against the others in 12 cells" in page
+    assert "| against | metric | better | tied | worse | not measured | better, Holm | worse, Holm |" in page
+    assert "Holm’s correction over the 20 comparisons of this table with several seeds" in page
+    assert "| FedAvg | client data fairness, std | 0 | 1 | 0 | 11 | 0 | 0 |" in page
+    assert "| mnist | **+1.50**<br>+1.50 to +1.50<br>effect size +∞ |" in page
     assert "Not measured yet: fashion-mnist, cifar10." in page
     assert "## Not measured yet" in page
     assert "| clean | 2 | NVIDIA H200 | 2.11.0 | 0.1.0 | 2.0 |" in page
     assert "quick run" not in page
-    (figure,) = build_page(folder).figures
+    first, figure = build_page(folder).figures
+    assert first.name == "opening"
     assert f"<!-- clean-mnist-curves sha256:{digest(figure)} -->\n![" in page
     assert "tau 50, lam 100 (2)" in page
     bands = [trace for trace in figure.figure["data"] if "fill" in trace]
     assert len(bands) * 2 == len(figure.figure["data"]) == 10
     assert bands[0]["y"] == [95.21, 96.21, 94.79, 93.79]  # 94.5 and 95.5 ± 0.71, there and back
     assert as_markdown(build_page(folder)) == page
+
+
+def test_the_page_opens_with_a_table_a_figure_and_sentences(folder: ResultsFolder) -> None:
+    (folder.folder / "caution.md").write_text("**Beware.** One thing.\n")
+    page = build_page(folder)
+    table, figure, sentences, caution, verdicts = page.opening
+    assert isinstance(table, Table)
+    assert table.caption.startswith("Should I use it, and for what?")
+    gains = ["**+1.50** ★<br>+1.50 to +1.50"] * 2 + ["**+3.50** ★<br>+3.50 to +3.50"] * 2
+    assert table.rows == [["clean data", "mnist", *gains]]
+    assert isinstance(figure, CaptionedFigure)
+    assert [trace["x"] for trace in figure.figure["data"]] == [[1.2247], [1.2247], [1.8708], [1.8708]]  # square roots
+    assert isinstance(sentences, Text)
+    assert "FedTilt (validated) is more accurate in 1 of 1 cells" in sentences.markdown
+    assert "clean data +1.5 (better on mnist)" in sentences.markdown
+    assert "so is Ditto (validated) in 1:" in sentences.markdown
+    assert "over all 20 comparisons that this page counts, 12 differences remain, 3 of" in sentences.markdown
+    assert caution == Text(markdown="**Beware.** One thing.")
+    assert isinstance(verdicts, Text)
+    markdown = as_markdown(page)
+    assert markdown.index("Should I use it") < markdown.index("**Beware.**") < markdown.index("<details>")
+    assert markdown.count("<details>") == markdown.count("</details>")
+    html = as_html(page, plots=False)
+    assert html.index("<strong>Beware.</strong>") < html.index("<details>")
+    assert '<details class="chapter"><summary><h2 class="name">Clean data</h2></summary>' in html
 
 
 def test_notes_are_on_the_page(folder: ResultsFolder) -> None:
@@ -90,6 +118,8 @@ def test_quick_results_are_marked(folder: ResultsFolder) -> None:
     page = as_markdown(build_page(folder))
     assert "Nothing here is a result" in page
     assert "FedTilt (ours, from earlier trials)" in page
+    assert "| label flips | digits | +5.00 | +5.00 | +15.00 | +15.00 |" in page  # one seed has no interval
+    assert "Holm’s correction** over" not in page
     assert "*Not in the paper.*" in page
 
 

@@ -43,10 +43,22 @@ def test_tables_fit_a_desktop_and_verdicts_a_phone(window: Browser, page: Path, 
 def test_headings_of_verdicts_stay_visible_on_a_phone(window: Browser, page: Path) -> None:
     window.size(390, 1000)
     window.open(page)
+    window.script("document.querySelectorAll('details').forEach((d) => { d.open = true })")
     heads = window.script(
         "return [...document.querySelectorAll('.verdicts thead th')].filter((h) => h.offsetHeight)"
         ".map((h) => h.textContent)"
     )
     assert set(heads) == {"the paper says", "we say"}
-    assert window.script("return document.querySelectorAll('.overview > ul > li').length") > 5  # the notes are a list
+    notes = "return document.querySelectorAll('.overview > details > ul > li').length"
+    assert window.script(notes) > 5  # a list
     assert "mono" in window.script("return getComputedStyle(document.querySelector('.overview code')).fontFamily")
+
+
+def test_only_the_opening_is_open_and_links_open_chapters(window: Browser, page: Path) -> None:
+    window.size(1280, 1000)
+    window.open(page)
+    visible = "return [...document.querySelectorAll('table, figure')].filter((e) => e.checkVisibility()).length"
+    assert window.script(visible) == 2
+    window.script("document.querySelector('.contents a[href=\"#flips\"]').click()")
+    window.until("document.querySelector('#flips').checkVisibility()")
+    assert window.script(visible) > 4

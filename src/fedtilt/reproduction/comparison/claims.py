@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from fedtilt.evaluation.statistics import CONFIDENCE, mean_difference
 from fedtilt.report.compare import Metric, SeedValues
-from fedtilt.report.tables import format_difference
+from fedtilt.report.tables import format_interval
 from fedtilt.reproduction.chapter import Holds, Verdict, verdict_on
 from fedtilt.reproduction.comparison.dataset_comparison import (
     COMPARED_METRICS,
+    PAPER_METRICS,
     TITLES,
     DatasetComparison,
     Outcome,
@@ -23,7 +25,7 @@ Comparisons = Mapping[str, DatasetComparison]  # by data set
 OutcomeNames = Mapping[Outcome, str]  # names that replace the outcome's own
 Finding = tuple[Holds, str]  # whether a claim holds, and the numbers that decide it
 _DECIDED: tuple[Outcome, ...] = ("better", "tied", "worse")
-_CHANCE = 0.2  # with five seeds, about one equal setting in five is better by more than one standard error
+_CHANCE = (1 - CONFIDENCE) / 2  # the share of equal settings that are better by chance
 _BY_KEY = {metric.key: metric for metric in COMPARED_METRICS}
 _LOSS_NAMES: OutcomeNames = {
     "better": "within the limit", "tied": "too close to call", "worse": "above the limit",
@@ -60,7 +62,7 @@ def _best(check: Mapping[str, Any], comparisons: Comparisons, _: Comparisons) ->
 
 def _compare_rows(check: Mapping[str, Any], rows: list[str], comparisons: Comparisons) -> Finding:
     rivals = check.get("rivals", ["fedavg", "ditto-validated"])
-    metrics = [_BY_KEY[key] for key in check.get("metrics", TITLES)]
+    metrics = [_BY_KEY[key] for key in check["metrics"]] if "metrics" in check else list(PAPER_METRICS)
     outcomes: dict[str, list[Outcome]] = {}
     for comparison in _selected(check, comparisons):
         outcomes[comparison.data] = [
@@ -71,8 +73,9 @@ def _compare_rows(check: Mapping[str, Any], rows: list[str], comparisons: Compar
     titles = next(iter(comparisons.values())).titles
     ours, theirs = (" and ".join(titles[row] for row in names) for names in (rows, rivals))
     margin = f" by more than {check['by']:g} points" if "by" in check else ""
-    on = "all four metrics" if len(metrics) == len(TITLES) else ", ".join(TITLES[m.key] for m in metrics)
-    names: OutcomeNames = {"tied": f"within {check['by']:g} points"} if "by" in check else {}
+    counted = {len(PAPER_METRICS): "the paper’s four metrics", len(COMPARED_METRICS): "all five metrics"}
+    on = counted.get(len(metrics)) or ", ".join(TITLES[m.key] for m in metrics)
+    names: OutcomeNames = {"tied": f"not clearly by {check['by']:g} points"} if "by" in check else {}
     labels = [TITLES[m.key] for m in metrics] if len(rows) == 1 < len(metrics) else []
     holds, numbers = _count(outcomes, f"{ours} better than {theirs}{margin} on {on}", names, labels)
     return holds, numbers + (_margins(rows, rivals, metrics, _selected(check, comparisons)) if "by" in check else "")
@@ -84,9 +87,9 @@ def _margins(
     """How many points each row is better than each rival, for claims with a margin."""
     margins = []
     for comparison, row, rival, metric in product(comparisons, rows, rivals, metrics):
-        differences = paired_differences(comparison.rows.get(row, {}), comparison.rows.get(rival, {}), metric)
+        differences = comparison.differences(row, rival, metric)
         if differences is not None:
-            margins.append(f"{comparison.data} {comparison.titles[row]} {_format_with_error(differences)}")
+            margins.append(f"{comparison.data} {comparison.titles[row]} {_format_interval(differences)}")
     return _sentence("In points", margins)
 
 
@@ -115,13 +118,14 @@ def _paper_tilts(check: Mapping[str, Any], comparisons: Comparisons, _: Comparis
             notes.append(
                 f"{comparison.data}: {len(winners)} of {len(others)} other settings are {winning}, such as {winners[0]}"
             )
-    what = f"At most {_CHANCE:.0%} of the other settings in our grid have a better accuracy than the paper’s tilts"
+    what = f"At most {_CHANCE:.1%} of the other settings in our grid have a better accuracy than the paper’s tilts"
+    what = what.replace("%", " %")
     holds, numbers = _count(outcomes, what)
     return holds, " ".join([numbers, *(f"{note}." for note in notes)])
 
 
 def _rises(check: Mapping[str, Any], comparisons: Comparisons, _: Comparisons) -> Finding:
-    """The gain from the larger of two `lam` is higher at the larger `tau`, by more than one standard error."""
+    """The gain from the larger of two `lam` is higher at the larger `tau`."""
     (low, high), (small, large) = check["tau"], check["lam"]
     metrics = COMPARED_METRICS[:3]  # those of the tilts' figures
     outcomes: dict[str, list[Outcome]] = {}
@@ -138,7 +142,7 @@ def _rises(check: Mapping[str, Any], comparisons: Comparisons, _: Comparisons) -
                 gain = SeedValues(tuple(a - b for a, b in zip(at_high.values, at_low.values, strict=True)))
             outcomes[comparison.data].append(outcome(gain))
             if gain:
-                gains.append(f"{comparison.data} {TITLES[metric.key]} {_format_with_error(gain)}")
+                gains.append(f"{comparison.data} {TITLES[metric.key]} {_format_interval(gain)}")
     what = f"lam {large:g} instead of {small:g} gains more at tau {high:g} than at tau {low:g}"
     holds, numbers = _count(outcomes, what, labels=[TITLES[metric.key] for metric in metrics])
     return holds, numbers + _sentence("In points", gains)
@@ -156,8 +160,7 @@ def _stable(check: Mapping[str, Any], comparisons: Comparisons, clean: Compariso
             below_limit = loss and SeedValues(tuple(check["points"] - value for value in loss.values))
             outcomes[comparison.data].append(outcome(below_limit))
             if loss:
-                text = f"{comparison.data} {comparison.titles[row]} {loss.mean:.2f}{_format_error(loss)}"
-                losses.append(text.replace(" -", " −"))
+                losses.append(f"{comparison.data} {comparison.titles[row]} {_format_interval(loss)}")
     what = (
         f"At most {check['points']:g} points of accuracy lost against clean data, the largest loss in the paper’s own "
         "rows"
@@ -180,16 +183,12 @@ def _selected(check: Mapping[str, Any], comparisons: Comparisons) -> list[Datase
 
 
 def _sentence(what: str, items: Sequence[str]) -> str:
-    error = " (± standard error)" if any("±" in item for item in items) else ""
-    return f" {what}{error}: {'; '.join(items)}." if items else ""
+    interval = " (95 % interval)" if any(" to " in item for item in items) else ""
+    return f" {what}{interval}: {'; '.join(items)}." if items else ""
 
 
-def _format_with_error(values: SeedValues) -> str:
-    return f"{format_difference(values, 0.0)}{_format_error(values)}"
-
-
-def _format_error(values: SeedValues) -> str:
-    return f" ± {values.error:.2f}" if len(values.values) > 1 else ""
+def _format_interval(values: SeedValues) -> str:
+    return format_interval(mean_difference(values.values))
 
 
 def _weakest(outcomes: list[Outcome]) -> Outcome:

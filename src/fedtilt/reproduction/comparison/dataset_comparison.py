@@ -1,21 +1,24 @@
 """The methods of a comparison on one data set: results by seed, validated settings, paired outcomes."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedtilt.report.compare import METRICS, Metric, SeedValues, sign_beyond_error
+from fedtilt.evaluation.statistics import PairedDifference, mean_difference
+from fedtilt.report.compare import METRICS, Metric, SeedValues
 from fedtilt.reproduction.experiment import Experiment
 from fedtilt.reproduction.train_grid import ditto, evaluated, fedtilt
 from fedtilt.runs.tune import choose
 
-COMPARED_METRICS = METRICS[:4]
+PAPER_METRICS = METRICS[:4]
+COMPARED_METRICS = METRICS[:5]  # the fifth, the accuracy of the worst tenth of the clients, is ours
 TITLES = {
     "accuracy": "accuracy",
     "client_fairness": "client fairness",
     "client_data_fairness_mean": "client data fairness, mean",
     "client_data_fairness_std": "client data fairness, std",
+    "worst": "accuracy of the worst 10 %",
 }
 ROWS = ("fedavg", "ditto", "ditto-validated", "fedtilt", "fedtilt-validated")
 
@@ -28,6 +31,7 @@ class DatasetComparison:
     """All methods on one data set under one condition."""
 
     data: str
+    condition: str  # clean, or the kind of outliers
     titles: Mapping[str, str]  # row → its title
     rows: dict[str, dict[int, Mapping[str, Any]]] = field(default_factory=dict)  # row → seed → the method's result
     choices: dict[str, Counter[str]] = field(default_factory=dict)  # validated row → setting → how many seeds chose it
@@ -50,6 +54,10 @@ class DatasetComparison:
         """Outcome of a row against a rival; see `compare_paired`."""
         return compare_paired(self.rows.get(row, {}), self.rows.get(rival, {}), metric, margin, view)
 
+    def differences(self, row: str, rival: str, metric: Metric, view: str = "evaluated") -> SeedValues | None:
+        """By how much a row is better than a rival, by seed; see `paired_differences`."""
+        return paired_differences(self.rows.get(row, {}), self.rows.get(rival, {}), metric, view)
+
 
 def _metrics(result: Mapping[str, Any], view: str) -> Mapping[str, float] | None:
     return evaluated(result) if view == "evaluated" else result["test"][view]
@@ -60,8 +68,8 @@ def compare_paired(
 ) -> Outcome:
     """Compare two settings over their common seeds, which share clients, batches and outliers.
 
-    A difference of at most one standard error beyond the margin is a tie. One seed has no standard error: there, a
-    setting is ahead or not.
+    Better means that the whole 95 % interval of the mean difference is beyond the margin. One seed has no interval:
+    there, a setting is ahead or not.
 
     Args:
         ours: Results of one setting by seed.
@@ -79,8 +87,13 @@ def outcome(differences: SeedValues | None, margin: float = 0.0) -> Outcome:
         return "not measured"
     if len(differences.values) == 1:
         return "ahead" if differences.mean > margin else "not ahead"
+    return outcome_of(mean_difference(differences.values), margin)
+
+
+def outcome_of(difference: PairedDifference, margin: float = 0.0) -> Outcome:
+    """Outcome of a difference over several seeds, positive where ours is better."""
     outcomes: dict[int, Outcome] = {1: "better", 0: "tied", -1: "worse"}
-    return outcomes[sign_beyond_error(differences, margin)]
+    return outcomes[difference.sign(margin)]
 
 
 def paired_differences(ours: BySeed, theirs: BySeed, metric: Metric, view: str = "evaluated") -> SeedValues | None:
@@ -89,6 +102,15 @@ def paired_differences(ours: BySeed, theirs: BySeed, metric: Metric, view: str =
     pairs = [(_metrics(ours[s], view), _metrics(theirs[s], view)) for s in sorted(set(ours) & set(theirs))]
     differences = tuple(sign * (a[metric.key] - b[metric.key]) for a, b in pairs if a and b)
     return SeedValues(differences) if differences else None
+
+
+def condition_name(outliers: str) -> str:
+    """Name of the condition with this kind of outliers.
+
+    >>> condition_name("none"), condition_name("flips")
+    ('clean', 'flips')
+    """
+    return "clean" if outliers == "none" else outliers
 
 
 def row_titles(experiment: Experiment) -> dict[str, str]:
@@ -123,7 +145,9 @@ def _compare_dataset(experiment: Experiment, data: str, by_seed: BySeed) -> Data
         "ditto": ditto(settings["mu"])[0],
         "fedtilt": fedtilt(paper["tau"], paper["lam"], settings["mu"])[0],
     }
-    comparison = DatasetComparison(data=data, titles=row_titles(experiment))
+    comparison = DatasetComparison(
+        data=data, condition=condition_name(settings["outliers"]), titles=row_titles(experiment)
+    )
     for seed, result in by_seed.items():
         comparison.rounds[:] = result["rounds"]
         comparison.diverged.update(result["diverged"])
@@ -145,10 +169,3 @@ def _compare_dataset(experiment: Experiment, data: str, by_seed: BySeed) -> Data
             if result["settings"][name]["preset"] == "fedtilt":
                 comparison.settings.setdefault(name, {})[seed] = method
     return comparison
-
-
-def count_outcomes(
-    comparisons: Sequence[DatasetComparison], rival: str, metric: Metric, view: str = "evaluated"
-) -> Counter[Outcome]:
-    """How many comparisons have each outcome of FedTilt (validated) against a rival."""
-    return Counter(comparison.compare("fedtilt-validated", rival, metric, view=view) for comparison in comparisons)

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
+from fedtilt.evaluation.statistics import PairedDifference, mean_difference
 from fedtilt.report.compare import SeedValues, best_and_tied
-from fedtilt.report.tables import format_difference, format_mean_std
+from fedtilt.report.tables import format_difference, format_effect_size, format_interval, format_mean_std
 from fedtilt.reproduction import plots
 from fedtilt.reproduction.chapter import CaptionedFigure, Chapter, Table, Text
 from fedtilt.reproduction.comparison.claims import verdicts
@@ -15,6 +16,7 @@ from fedtilt.reproduction.comparison.dataset_comparison import (
     TITLES,
     DatasetComparison,
     compare_datasets,
+    condition_name,
 )
 from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options, Results
 from fedtilt.reproduction.train_grid import PARTS, Setting, ditto, fedavg, federation_settings, fedtilt, train_grid
@@ -83,15 +85,6 @@ def join_numbers(values: Iterable[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
-def condition_name(outliers: str) -> str:
-    """Name of the condition with this kind of outliers.
-
-    >>> condition_name("none"), condition_name("flips")
-    ('clean', 'flips')
-    """
-    return "clean" if outliers == "none" else outliers
-
-
 # -- the chapter -------------------------------------------------------------------------------------------------------
 
 
@@ -108,7 +101,8 @@ def chapter(experiment: Experiment, results: Results, reference: tuple[Experimen
     measured = {data: comparison for data, comparison in comparisons.items() if comparison.seeds}
     parts: list[Text | Table | CaptionedFigure] = []
     if measured:
-        parts += [_main_table(experiment, measured), _model_table(measured), _choice_table(experiment, measured)]
+        parts += [_main_table(experiment, measured), _difference_table(measured)]
+        parts += [_model_table(measured), _choice_table(experiment, measured)]
         parts += [_curves(experiment, comparison) for comparison in measured.values()]
     missing = [data for data in comparisons if data not in measured]
     if missing:
@@ -143,7 +137,7 @@ def _main_table(experiment: Experiment, measured: Mapping[str, DatasetComparison
             for i, metric in enumerate(COMPARED_METRICS):
                 text = format_mean_std(by_metric[metric.key])
                 text = f"**{text}**" if row in leaders[metric.key] else text
-                if published:
+                if i < len(published):
                     text += f"<br>{published[i]:.2f} ({format_difference(by_metric[metric.key], published[i])})"
                 line.append(text)
             rows.append([data, comparison.titles[row], *line])
@@ -154,8 +148,42 @@ def _main_table(experiment: Experiment, measured: Mapping[str, DatasetComparison
         columns=["data", "method", *TITLES.values()],
         rows=rows,
         notes=f"Mean ± standard deviation over seeds ({counts}), in % and points; for fairness, lower is fairer. Bold: "
-        "the best of a data set and its ties (a paired difference of at most one standard error)." + legend,
+        "the best of a data set and its ties (the 95 % interval of the paired difference contains 0)." + legend,
     )
+
+
+def _difference_table(measured: Mapping[str, DatasetComparison]) -> Table:
+    rows = []
+    for data, comparison in measured.items():
+        cells = []
+        for metric in COMPARED_METRICS:
+            differences = comparison.differences("fedtilt-validated", "ditto-validated", metric)
+            cells.append("" if differences is None else _with_effect_size(mean_difference(differences.values)))
+        rows.append([data, *cells])
+    return Table(
+        caption="FedTilt (validated) against Ditto (validated): how much better, paired by seed",
+        columns=["data", *TITLES.values()],
+        rows=rows,
+        notes="Mean difference in points, positive where FedTilt is better (more accurate, or a smaller spread), with "
+        "its 95 % interval by Student’s t; bold where the interval does not contain 0. Third line: effect size, the "
+        "mean divided by the standard deviation of the differences. One seed has neither.",
+    )
+
+
+def _with_effect_size(difference: PairedDifference) -> str:
+    effect_size = format_effect_size(difference)
+    return difference_cell(difference) + (f"<br>effect size {effect_size}" if effect_size else "")
+
+
+def difference_cell(difference: PairedDifference, mark: str = "") -> str:
+    """A mean difference, bold if its interval does not contain 0, and the interval below it.
+
+    >>> difference_cell(mean_difference((1.0, 2.0, 3.0))), difference_cell(mean_difference((1.0, 1.0)), mark=" ★")
+    ('+2.00<br>−0.48 to +4.48', '**+1.00** ★<br>+1.00 to +1.00')
+    """
+    mean, _, interval = format_interval(difference).partition(" ")
+    text = (f"**{mean}**" if difference.sign() else mean) + mark
+    return f"{text}<br>{interval.strip('()')}" if interval else text
 
 
 def _values(comparison: DatasetComparison, row: str, view: str = "evaluated") -> dict[str, SeedValues]:
@@ -220,7 +248,6 @@ def _curves(experiment: Experiment, comparison: DatasetComparison) -> CaptionedF
     seeds = ", mean over seeds; bands are one standard deviation" if len(comparison.seeds) > 1 else ", one seed"
     return CaptionedFigure(
         name=f"{experiment.name}-{comparison.data}-curves",
-        caption=f"{comparison.data}, {condition_name(experiment.settings['outliers'])}: test accuracy over rounds of "
-        f"the evaluated models{seeds}",
+        caption=f"{comparison.data}, {comparison.condition}: test accuracy over rounds of the evaluated models{seeds}",
         figure=plots.learning_curves(comparison.rounds, lines, comparison.titles),
     )

@@ -14,9 +14,19 @@ CaseResults = Mapping[str, Mapping[str, Any]]  # name of a case → its result
 def verdict(claim: Claim, fixed: CaseResults, rounds: CaseResults, special: CaseResults) -> Verdict:
     """The verdict on a claim, not measured if there are no results with w fixed, with tilts or of a special case."""
     tilted = {name: r for name, r in rounds.items() if name != UNTILTED}
-    if not fixed or not tilted or len(special) < 2:
+    if not claim.key or not fixed or not tilted or len(special) < 2:
         return verdict_on(claim, "not measured")
     return verdict_on(claim, *CLAIM_CHECKS[claim.key](fixed, rounds, special))
+
+
+def _is_smooth(fixed: CaseResults, _: CaseResults, __: CaseResults) -> tuple[Holds, str]:
+    share = max(c["steepest"] / c["smoothness"] for r in fixed.values() for c in r["clients"])
+    return "holds" if share <= 1 else "does not hold", (
+        "At the optimum of any client, for any pair of tilts, the largest curvature of L_n(·, w) is at most "
+        f"{share:.0%} of B_1 + tau B_2 + lam B_3, which bounds it for every v. That bound rests on bounded "
+        "gradients of the loss (cross-entropy); without them L_n is smooth near an optimum, but not "
+        "everywhere."
+    ).replace("%", " %")
 
 
 def _contracts(fixed: CaseResults, _: CaseResults, __: CaseResults) -> tuple[Holds, str]:
@@ -116,6 +126,7 @@ def _efficient(fixed: CaseResults, _: CaseResults, __: CaseResults) -> tuple[Hol
 
 
 CLAIM_CHECKS: dict[str, Callable[[CaseResults, CaseResults, CaseResults], tuple[Holds, str]]] = {
+    "smooth": _is_smooth,
     "fixed-w": _contracts,
     "fixed-v": _follows_w,
     "follows": _at_the_rate_of_w,

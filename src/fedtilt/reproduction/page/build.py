@@ -8,70 +8,79 @@ from dataclasses import dataclass
 from importlib import resources
 
 from fedtilt.reproduction.chapter import CaptionedFigure, Chapter, Holds, Table, Text, Verdict
-from fedtilt.reproduction.comparison.dataset_comparison import (
-    COMPARED_METRICS,
-    TITLES,
-    DatasetComparison,
-    Outcome,
-    compare_datasets,
-    count_outcomes,
-    row_titles,
-)
+from fedtilt.reproduction.comparison.dataset_comparison import DatasetComparison, compare_datasets, row_titles
 from fedtilt.reproduction.experiment import NAMES, Experiment
+from fedtilt.reproduction.page.impossible import impossible_table
+from fedtilt.reproduction.page.opening import opening
+from fedtilt.reproduction.page.scores import difference_table, outcome_table, score_all
 from fedtilt.reproduction.results_folder import CaseResult, ResultsFolder
 from fedtilt.reproduction.runner import chapter_of, load_results, quick_only
-from fedtilt.reproduction.statistics import false_positive_rate
 
-RIVALS = ("ditto-validated", "ditto", "fedavg")
-OUTCOMES: dict[Outcome, str] = {
-    "better": "better", "tied": "tied", "worse": "worse", "ahead": "one seed: ahead", "not ahead": "one seed: not",
-    "not measured": "not measured",
-}  # fmt: skip
 QUICK_RUN = "A quick run: few rounds, one seed, small grids. Nothing here is a result."
 VERDICTS: tuple[Holds, ...] = ("holds", "holds partly", "does not hold", "one seed", "not measured")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldedText:
+    """Markdown under a heading that opens it."""
+
+    title: str
+    markdown: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
     """The content of the page."""
 
+    opening: list[Text | Table | CaptionedFigure]  # open; everything else is folded or below a line
+    preamble: list[Text | FoldedText | Table]  # comes before the chapters
     chapters: list[tuple[Experiment, Chapter]]
     not_measured: list[Experiment]  # experiments without any result
-    preamble: list[Text | Table]  # comes before the chapters
 
     @property
     def figures(self) -> list[CaptionedFigure]:
         """Every figure, in order."""
-        return [part for _, chapter in self.chapters for part in chapter.parts if isinstance(part, CaptionedFigure)]
+        parts = [*self.opening, *(part for _, chapter in self.chapters for part in chapter.parts)]
+        return [part for part in parts if isinstance(part, CaptionedFigure)]
 
 
 def build_page(folder: ResultsFolder) -> Page:
     """The page on all results of a folder."""
     chapters, not_measured, results_of = [], [], {}
+    experiments: list[Experiment] = []
     comparisons: list[DatasetComparison] = []
-    titles: dict[str, str] = {}
     quick = quick_only(folder)
     for name in NAMES:
         experiment, results = load_results(folder, name, quick=quick)
+        experiments.append(experiment)
         if experiment.kind == "comparison":
             comparisons += compare_datasets(experiment, results).values()
-            titles = titles or row_titles(experiment)
         if not results:
             not_measured.append(experiment)
             continue
         chapters.append((experiment, chapter_of(folder, experiment, results, quick=quick)))
         results_of[name] = [stored for stored in folder.results(name) if stored.case in results]
-    preamble: list[Text | Table] = [Text(markdown=_preface())]
+    first: list[Text | Table | CaptionedFigure] = []
+    preamble: list[Text | FoldedText | Table] = []
     if quick:
-        preamble.insert(0, Text(markdown=f"**{QUICK_RUN}** The settings described below are those of full runs."))
-    if folder.notes:
-        preamble.append(Text(markdown=folder.notes))
-    preamble.append(_count_verdicts([verdict for _, chapter in chapters for verdict in chapter.verdicts]))
+        first.append(Text(markdown=f"**{QUICK_RUN}** The settings described below are those of full runs."))
     if any(comparison.seeds for comparison in comparisons):
-        preamble.append(_outcome_table(comparisons, titles))
+        titles = row_titles(next(e for e in experiments if e.kind == "comparison"))
+        scores = score_all(comparisons)
+        first += opening(comparisons, scores, titles)
+        preamble = [outcome_table(scores, titles), difference_table(scores)]
+    if folder.caution:
+        first.append(Text(markdown=folder.caution))
+    first.append(_count_verdicts([verdict for _, chapter in chapters for verdict in chapter.verdicts]))
+    preamble.insert(0, FoldedText(title="Metrics, settings, and what “better” and “holds” mean", markdown=_preface()))
+    impossible = impossible_table(experiments)
+    if impossible:
+        preamble.append(impossible)
+    if folder.notes:
+        preamble.append(FoldedText(title="Notes on these runs", markdown=folder.notes))
     if results_of:
         preamble.append(_environment_table(results_of))
-    return Page(chapters=chapters, not_measured=not_measured, preamble=preamble)
+    return Page(opening=first, preamble=preamble, chapters=chapters, not_measured=not_measured)
 
 
 def _preface() -> str:
@@ -105,41 +114,6 @@ def _verb(holds: Holds, count: int) -> str:
         "not measured": ("is not measured", "are not measured"),
     }[holds]
     return singular if count == 1 else plural
-
-
-def _outcome_table(comparisons: list[DatasetComparison], titles: dict[str, str]) -> Table:
-    """How often FedTilt (validated) is better than each rival, tied, or worse."""
-    rivals = [(rival, "evaluated", titles[rival]) for rival in RIVALS]
-    rivals.append(("fedavg", "shared", f"{titles['fedavg']}, w against w"))
-    counts = {
-        (title, TITLES[metric.key]): count_outcomes(comparisons, rival, metric, view)
-        for rival, view, title in rivals
-        for metric in COMPARED_METRICS
-    }
-    always = ("better", "tied", "worse")  # other columns only where they are not empty
-    outcomes = [o for o in OUTCOMES if o in always or any(count[o] for count in counts.values())]
-    rows: list[list[str | float]] = [
-        [*row, *(str(count[outcome]) for outcome in outcomes)] for row, count in counts.items()
-    ]
-    single_seed = any(count["ahead"] + count["not ahead"] for count in counts.values())
-    return Table(
-        caption=f"FedTilt (validated) against the others in {len(comparisons)} comparisons: how often it is better, "
-        "tied or worse",
-        columns=["against", "metric", *(OUTCOMES[outcome] for outcome in outcomes)],
-        rows=rows,
-        notes="A comparison is one data set under one condition (clean, corruptions, Gaussian noise, label flips). "
-        "Better and worse mean: by more than one standard error of the paired difference over "
-        f"seeds{_by_chance(comparisons)}. FedAvg has no personal models, so its rows mostly show what personal models "
-        "are worth to clients of two classes; “w against w” shows what the tilts do to the shared model."
-        + (" One seed has no standard error; it only shows which method is ahead." if single_seed else ""),
-    )
-
-
-def _by_chance(comparisons: list[DatasetComparison]) -> str:
-    """How often two equal methods differ by more than one standard error, for the numbers of seeds in use."""
-    counts = sorted({len(comparison.seeds) for comparison in comparisons} - {0, 1}, reverse=True)
-    shares = [f"{2 * false_positive_rate(n):.0%} of the comparisons with {n} seeds".replace("%", " %") for n in counts]
-    return f"; two equal methods differ by that much, by chance, in {', in '.join(shares)}" if shares else ""
 
 
 def _environment_table(results_of: dict[str, list[CaseResult]]) -> Table:

@@ -22,10 +22,10 @@ from fedtilt.reproduction.chapter import (
     leading_number,
     verdicts_by_author,
 )
-from fedtilt.reproduction.page.build import Page, source
+from fedtilt.reproduction.page.build import FoldedText, Page, source
 from fedtilt.version import __version__
 
-_DENSE_COLUMNS = 9  # a table with more columns is set closer
+_DENSE_COLUMNS = 6  # a table with more columns is set closer
 
 _templates = Environment(loader=PackageLoader("fedtilt.reproduction.page", "."), autoescape=True, trim_blocks=True)
 _markdown = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False})
@@ -73,9 +73,12 @@ def _figure_groups(parts: Sequence[Text | Table | CaptionedFigure]) -> list[tupl
     return groups
 
 
-def _part(part: Text | Table | CaptionedFigure, plots: bool) -> Markup:
+def _part(part: Text | FoldedText | Table | CaptionedFigure, plots: bool) -> Markup:
     if isinstance(part, Text):
         return prose(part.markdown)
+    if isinstance(part, FoldedText):
+        body = prose(part.markdown)
+        return Markup("<details><summary>{}</summary>{}</details>").format(_inline(part.title), body)
     if isinstance(part, CaptionedFigure):
         return _figure(part) if plots else Markup()
     return _table(part)

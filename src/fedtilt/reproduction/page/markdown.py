@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from fedtilt.reproduction.chapter import CaptionedFigure, Table, Text, format_cell, is_numeric, verdicts_by_author
-from fedtilt.reproduction.page.build import Page, digest, source
+from fedtilt.reproduction.page.build import FoldedText, Page, digest, source
 
 HEADER = "Written from the results by `fedtilt reproduce page`; edit the experiments, not this page."
 
@@ -12,7 +12,8 @@ HEADER = "Written from the results by `fedtilt reproduce page`; edit the experim
 def as_markdown(page: Page) -> str:
     """The page as Markdown; its figures are the files figures/NAME.svg, see `page.svg`."""
     blocks = [f"<!-- {HEADER} -->", "# The paper, reproduced"]
-    blocks += [_part(part) for part in page.preamble]
+    blocks += [_part(part) for part in [*page.opening, *page.preamble]]
+    blocks.append("---")
     blocks.append("\n".join(f"- [{chapter.title}](#{_anchor(chapter.title)})" for _, chapter in page.chapters))
     for experiment, chapter in page.chapters:
         blocks += [
@@ -41,9 +42,11 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-def _part(part: Text | Table | CaptionedFigure) -> str:
+def _part(part: Text | FoldedText | Table | CaptionedFigure) -> str:
     if isinstance(part, Text):
         return part.markdown
+    if isinstance(part, FoldedText):
+        return _folded(part.title, part.markdown)
     if isinstance(part, CaptionedFigure):
         image = f"![{part.caption}](figures/{part.name}.svg)\n\n*{part.caption}*"
         return f"<!-- {part.name} sha256:{digest(part)} -->\n{image}"
@@ -51,8 +54,12 @@ def _part(part: Text | Table | CaptionedFigure) -> str:
     numeric = [is_numeric([row[i] for row in rows]) for i in range(len(part.columns))]
     body = _table(part.columns, rows, numeric) + (f"\n\n{part.notes}" if part.notes else "")
     if part.folded:
-        return f"<details><summary>{part.caption}</summary>\n\n{body}\n\n</details>"
+        return _folded(part.caption, body)
     return f"**{part.caption}**\n\n{body}"
+
+
+def _folded(title: str, body: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: Sequence[bool]) -> str:

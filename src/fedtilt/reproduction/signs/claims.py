@@ -5,11 +5,12 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fedtilt.report.compare import SeedValues, sign_beyond_error
+from fedtilt.evaluation.statistics import CONFIDENCE, paired_difference
 from fedtilt.reproduction.chapter import Holds, Verdict, verdict_on
 from fedtilt.reproduction.experiment import Claim, Experiment
 from fedtilt.reproduction.signs.settings import NO_TILT, DatasetResults, Tilts, Values, grid, paper_words, sign
-from fedtilt.reproduction.statistics import false_positive_rate
+
+_CHANCE = (1 - CONFIDENCE) / 2  # the share of equal settings that seem better by chance
 
 
 class Comparison(NamedTuple):
@@ -20,12 +21,12 @@ class Comparison(NamedTuple):
 
 
 def compare_seeds(values: Sequence[float], reference: Sequence[float]) -> int:
-    """1 if values exceed the reference by more than one standard error of the paired difference, −1 if below, else 0.
+    """1 if the 95 % interval of the paired difference values − reference is above 0, −1 if it is below, else 0.
 
-    >>> compare_seeds([3.0, 5.0], [1.0, 2.0]), compare_seeds([3.0, 1.0], [1.0, 3.1])
+    >>> compare_seeds([3.0, 5.0, 4.0], [1.0, 3.0, 2.1]), compare_seeds([3.0, 1.0], [1.0, 3.1])
     (1, 0)
     """
-    return sign_beyond_error(SeedValues(tuple(a - b for a, b in zip(values, reference, strict=True))))
+    return paired_difference(values, reference).sign()
 
 
 def verdict(claim: Claim, experiment: Experiment, by_data: Mapping[str, DatasetResults]) -> Verdict:
@@ -38,21 +39,16 @@ def verdict(claim: Claim, experiment: Experiment, by_data: Mapping[str, DatasetR
     if not comparisons:
         return verdict_on(claim, "not measured", "One seed has no error bar." if by_data else "")
     agreeing = sum(comparison.agrees for comparison in comparisons)
-    seeds = min(
-        len(values)
-        for results in by_data.values()
-        for values in next(iter(results.personal["accuracy"].values())).values()
-    )
-    expected = len(comparisons) * false_positive_rate(seeds)
+    expected = len(comparisons) * _CHANCE
     partly: Holds = "holds partly" if agreeing > expected else "does not hold"
     holds: Holds = "holds" if agreeing == len(comparisons) else partly
     reference = "no tilt or a smaller one" if "more" in claim.check else "no tilt"
-    against = "; ".join(comparison.text for comparison in comparisons if not comparison.agrees)
+    others = "; ".join(comparison.text for comparison in comparisons if not comparison.agrees)
     return verdict_on(
         claim,
         holds,
-        f"{agreeing} of {len(comparisons)} comparisons with {reference} agree beyond one standard error; expected by "
-        f"chance: {expected:.1f}." + (f" Against: {against}." if against else ""),
+        f"{agreeing} of {len(comparisons)} comparisons with {reference} agree, with a 95 % interval on the claimed "
+        f"side of 0; expected by chance: {expected:.1f}." + (f" The others: {others}." if others else ""),
     )
 
 
@@ -166,8 +162,9 @@ def _check_apart(claim: Claim, experiment: Experiment, by_data: Mapping[str, Dat
     return verdict_on(
         claim,
         holds,
-        f"In {sum(apart)} of {len(apart)} cases no setting is best, or within one standard error of the best, on both. "
-        f"The fairest and the most robust: {'; '.join(texts)}.",
+        f"In {sum(apart)} of {len(apart)} cases no setting is best, or tied with the best, on both. "
+        f"The fairest and the most robust: {'; '.join(texts)}. With so few seeds many settings tie with the best: a "
+        "setting that is both shows no conflict, which is less than that there is none.",
     )
 
 

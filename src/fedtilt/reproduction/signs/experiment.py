@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedtilt.reproduction.chapter import CaptionedFigure, Chapter, Table, Text
-from fedtilt.reproduction.comparison.experiment import condition_name
+from fedtilt.reproduction.comparison.dataset_comparison import condition_name
 from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options, Results
 from fedtilt.reproduction.signs.claims import verdict
 from fedtilt.reproduction.signs.settings import (

@@ -5,8 +5,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fedtilt.reproduction.comparison.dataset_comparison import TITLES
-from fedtilt.reproduction.comparison.experiment import condition_name
+from fedtilt.reproduction.comparison.dataset_comparison import TITLES, condition_name
 from fedtilt.reproduction.experiment import Experiment, Results
 
 COLLAPSE = 20.0  # points of accuracy below no tilt: clients lose a class, and fairness means nothing
@@ -73,7 +72,7 @@ class DatasetResults(NamedTuple):
 
     @property
     def conditions_with_error(self) -> list[str]:
-        """The conditions with several seeds; one seed has no standard error and decides nothing."""
+        """The conditions with several seeds; one seed has no interval and decides nothing."""
         return [c for c in self.conditions if len(self.personal["accuracy"][c][NO_TILT.name]) > 1]
 
     def diverged(self, setting: str, condition: str) -> bool:

@@ -6,8 +6,8 @@ from typing import Any
 
 from fedtilt.reproduction import plots
 from fedtilt.reproduction.chapter import CaptionedFigure, Chapter, Table, Text
-from fedtilt.reproduction.comparison.dataset_comparison import COMPARED_METRICS, TITLES
-from fedtilt.reproduction.comparison.experiment import condition_name, join_numbers
+from fedtilt.reproduction.comparison.dataset_comparison import COMPARED_METRICS, TITLES, condition_name
+from fedtilt.reproduction.comparison.experiment import join_numbers
 from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options, Results
 from fedtilt.reproduction.sweep.claims import MAX_LOSS, PANEL_METRICS, Panel, panels, verdicts
 from fedtilt.reproduction.train_grid import PARTS, federation_settings, fedtilt, train_grid

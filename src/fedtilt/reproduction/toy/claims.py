@@ -5,7 +5,8 @@ from statistics import fmean
 from typing import Any
 
 from fedtilt.data.toy import SETUPS
-from fedtilt.report.compare import SeedValues, sign_beyond_error
+from fedtilt.evaluation.statistics import paired_difference
+from fedtilt.report.tables import format_interval
 from fedtilt.reproduction.chapter import Holds, Verdict, verdict_on
 from fedtilt.reproduction.experiment import Claim
 from fedtilt.reproduction.toy.geometry import best_worst_class, client_accuracy, setting_name, worst_class
@@ -55,12 +56,12 @@ def _classes_are_close(settings: Mapping[str, Any], measured: Measured) -> tuple
 def _tau_makes_classes_fair(settings: Mapping[str, Any], measured: Measured) -> tuple[Holds, str]:
     methods, taus, lam = measured["toy-2"], settings["toy-2"]["tau"], settings["toy-2"]["lam"][0]
     worst = {tau: [worst_class(clients) for clients in methods[setting_name(tau, lam)]] for tau in taus}
-    gain = SeedValues(tuple(a - b for a, b in zip(worst[max(taus)], worst[0.0], strict=True)))
-    holds: Holds = "holds partly" if sign_beyond_error(gain) > 0 else "does not hold"
+    gain = paired_difference(worst[max(taus)], worst[0.0])
+    holds: Holds = "holds partly" if gain.sign() > 0 else "does not hold"
     negative = f" tau = {min(taus):g} gives up a class: {fmean(worst[min(taus)]):.1f} %." if min(taus) < 0 else ""
     return holds, (
-        f"The worst of the four classes gains {gain.mean:.2f} points (standard error {gain.error:.2f}) from tau = 0 to "
-        f"{max(taus):g}. But at tau = 0 it already has {fmean(worst[0.0]):.2f} % "
+        f"From tau = 0 to {max(taus):g} the worst of the four classes gains {format_interval(gain)} points (95 % "
+        f"interval). But at tau = 0 it already has {fmean(worst[0.0]):.2f} % "
         f"(FedAvg {fmean(worst_class(clients) for clients in methods['fedavg']):.2f} %): these classes are easy for "
         f"any method.{negative}"
     )

@@ -1,0 +1,191 @@
+"""The counts and verdicts on the page in docs, recomputed from the JSON files with scipy and plain loops."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedtilt.reproduction import load
+from fedtilt.reproduction.page.impossible import impossible_table
+
+DOCS = Path(__file__).parents[3] / "docs" / "reproduction"
+CONDITIONS = {"clean": "clean data", "corruptions": "random corruptions", "gaussian": "Gaussian noise",
+              "flips": "label flips"}  # fmt: skip
+DATA = ("mnist", "fashion-mnist", "cifar10")
+METRICS = {
+    "accuracy": ("accuracy", 1), "client_fairness": ("client fairness", -1),
+    "client_data_fairness_mean": ("client data fairness, mean", -1),
+    "client_data_fairness_std": ("client data fairness, std", -1), "worst": ("accuracy of the worst 10 %", 1),
+}  # fmt: skip
+RIVALS = {
+    "Ditto (validated)": ("ditto-validated", False), "Ditto (mu 0.01)": ("ditto", False), "FedAvg": ("fedavg", False),
+    "FedAvg, w against w": ("fedavg", True),
+}  # fmt: skip
+Rows = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return (DOCS / "README.md").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def cells() -> dict[tuple[str, str], Rows]:
+    """Condition and data set → row → the result of every seed, with settings chosen on validation data."""
+    cells = {}
+    for condition in CONDITIONS:
+        for data in DATA:
+            rows: Rows = {"fedavg": [], "ditto": [], "ditto-validated": [], "fedtilt-validated": []}
+            for path in sorted((DOCS / "results" / condition).glob(f"{data}-seed-*.json")):
+                result = json.loads(path.read_text("utf-8"))["result"]
+                methods = result["methods"]
+                rows["fedavg"].append(methods["fedavg"])
+                rows["ditto"].append(methods["ditto mu=0.01"])
+                for preset in ("ditto", "fedtilt"):
+                    best, best_rank = "", (-1.0, 0.0)
+                    for name, method in methods.items():
+                        if result["settings"][name]["preset"] == preset:
+                            validation = method["validation"]["personal"]
+                            rank = (validation["accuracy"], -validation["client_fairness"])
+                            if rank > best_rank:
+                                best, best_rank = name, rank
+                    rows[f"{preset}-validated"].append(methods[best])
+            cells[condition, data] = rows
+    return cells
+
+
+def values(results: list[dict[str, Any]], metric: str, shared: bool = False) -> np.ndarray:
+    tests = [result["test"] for result in results]
+    return np.array([(test["shared"] if shared else test["personal"] or test["shared"])[metric] for test in tests])
+
+
+@pytest.fixture(scope="module")
+def p_values(cells: dict[tuple[str, str], Rows]) -> dict[tuple[str, str, str, str], tuple[float, float, float]]:
+    """Rival, metric, condition, data set → signed mean difference, p-value, p-value after Holm's correction."""
+    tests = {}
+    for (condition, data), rows in cells.items():
+        for title, (rival, shared) in RIVALS.items():
+            for metric, (_, sign) in METRICS.items():
+                ours, theirs = (values(rows[row], metric, shared) for row in ("fedtilt-validated", rival))
+                p_value = stats.ttest_rel(ours, theirs).pvalue
+                tests[title, metric, condition, data] = (sign * (ours - theirs).mean(), p_value)
+    ordered = sorted(tests, key=lambda key: tests[key][1])
+    corrected, largest = {}, 0.0
+    for i in range(len(ordered)):
+        largest = max(largest, min(1.0, (len(ordered) - i) * tests[ordered[i]][1]))
+        corrected[ordered[i]] = (*tests[ordered[i]], largest)
+    return corrected
+
+
+def test_the_counts_of_better_tied_and_worse(page: str, p_values: dict) -> None:
+    assert len(p_values) == 12 * 5 * 4
+    assert "Holm’s correction over the 240 comparisons" in page
+    for title in RIVALS:
+        for metric, (label, _) in METRICS.items():
+            tests = [test for key, test in p_values.items() if key[:2] == (title, metric)]
+            better = sum(mean > 0 and p < 0.05 for mean, p, _ in tests)
+            worse = sum(mean < 0 and p < 0.05 for mean, p, _ in tests)
+            better_holm = sum(mean > 0 and p < 0.05 for mean, _, p in tests)
+            worse_holm = sum(mean < 0 and p < 0.05 for mean, _, p in tests)
+            counts = [better, 12 - better - worse, worse, better_holm, worse_holm]
+            assert f"| {title} | {label} | {' | '.join(map(str, counts))} |" in page
+
+
+def test_the_sentences_of_the_opening(page: str, cells: dict[tuple[str, str], Rows], p_values: dict) -> None:
+    def count(title: str, metric: str, sign: int) -> int:
+        return sum(k[:2] == (title, metric) and sign * t[0] > 0 and t[1] < 0.05 for k, t in p_values.items())
+
+    ditto = "Ditto (validated)"
+    assert (
+        f"more accurate in {count(ditto, 'accuracy', 1)} of 12 cells (a data set under a condition) and less accurate "
+        f"in {count(ditto, 'accuracy', -1)}; for the worst 10 % of the clients it is better in "
+        f"{count(ditto, 'worst', 1)} and worse in {count(ditto, 'worst', -1)}."
+    ) in page
+    surviving = [key for key, (_, _, p) in p_values.items() if p < 0.05]
+    against_ditto = sum(key[0] == ditto for key in surviving)
+    assert f"{len(surviving)} differences remain, {against_ditto} of them against {ditto}." in page
+    personal = 0
+    for rows in cells.values():
+        ours, theirs = values(rows["ditto-validated"], "accuracy"), values(rows["fedavg"], "accuracy")
+        personal += ours.mean() > theirs.mean() and stats.ttest_rel(ours, theirs).pvalue < 0.05
+    assert f"in {count('FedAvg', 'accuracy', 1)} of 12 cells, but so is Ditto (validated) in {personal}:" in page
+
+
+def signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def interval(differences: np.ndarray) -> tuple[str, str, bool]:
+    """Mean and interval as text, and whether the interval is without 0."""
+    low, high = stats.t.interval(0.95, len(differences) - 1, differences.mean(), stats.sem(differences))
+    return signed(differences.mean()), f"{signed(low)} to {signed(high)}", low > 0 or high < 0
+
+
+def test_the_intervals_of_the_opening(page: str, cells: dict[tuple[str, str], Rows], p_values: dict) -> None:
+    for (condition, data), rows in cells.items():
+        line = f"| {CONDITIONS[condition]} | {data} |"
+        for title in ("Ditto (validated)", "FedAvg"):
+            for metric in ("accuracy", "worst"):
+                ours, theirs = (values(rows[row], metric) for row in ("fedtilt-validated", RIVALS[title][0]))
+                star = " ★" if p_values[title, metric, condition, data][2] < 0.05 else ""
+                mean, ends, excludes = interval(ours - theirs)
+                line += f" {f'**{mean}**' if excludes else mean}{star}<br>{ends} |"
+        assert line in page
+
+
+def test_the_differences_and_effect_sizes(page: str, cells: dict[tuple[str, str], Rows], p_values: dict) -> None:
+    for (condition, data), rows in cells.items():
+        for metric, (label, sign) in METRICS.items():
+            difference = sign * (values(rows["fedtilt-validated"], metric) - values(rows["ditto-validated"], metric))
+            effect = f"{difference.mean() / difference.std(ddof=1):+.1f}".replace("-", "−")
+            _, p, adjusted = p_values["Ditto (validated)", metric, condition, data]
+            mean, ends, excludes = interval(difference)
+            cell = f"**{mean} ({ends})**" if excludes else f"{mean} ({ends})"
+            numbers = f"{effect} | {len(difference)} | {p:.4f} | {adjusted:.4f}"
+            assert f"| {condition} | {data} | {label} | {cell} | {numbers} |" in page
+            assert f"{f'**{mean}**' if excludes else mean}<br>{ends}<br>effect size {effect} |" in page
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_the_verdict_on_fedtilt_as_the_best(page: str, cells: dict[tuple[str, str], Rows], condition: str) -> None:
+    metrics = list(METRICS) if condition == "flips" else list(METRICS)[:4]
+    wins = 0
+    for data in DATA:
+        rows = cells[condition, data]
+        for metric in metrics:
+            sign, better = METRICS[metric][1], True
+            for rival in ("fedavg", "ditto-validated"):
+                ours, theirs = values(rows["fedtilt-validated"], metric), values(rows[rival], metric)
+                better &= bool(sign * (ours - theirs).mean() > 0 and stats.ttest_rel(ours, theirs).pvalue < 0.05)
+            wins += better
+    cases = 3 * len(metrics)
+    verdict = "holds" if wins == cases else "holds partly" if wins else "does not hold"
+    which = "all five metrics" if condition == "flips" else "the paper’s four metrics"
+    text = f"FedTilt (validated) better than FedAvg and Ditto (validated) on {which}: {wins} of {cases} ("
+    title = load(condition).title
+    chapter = re.split(r"^## ", page[page.index(f"\n## {title}\n") + 4 :], flags=re.MULTILINE)[0]
+    assert f"| **{verdict}** | {text}" in chapter
+
+
+def test_impossible_figures_are_found_by_brute_force() -> None:
+    """The spread of two equal classes, over all pairs of accuracies with the given mean, never reaches the figure."""
+    first = np.linspace(0, 100, 10001)
+    impossible = 0
+    experiments = [load(name) for name in ("clean", "corruptions", "gaussian")]
+    for experiment in experiments:
+        for data in ("mnist", "fashion-mnist"):
+            for accuracy, _, spread, _ in experiment.published[data].values():
+                second = 2 * accuracy - first
+                allowed = (second >= 0) & (second <= 100)
+                impossible += (np.abs(first - second) / 2)[allowed].max() < spread
+    table = impossible_table(experiments)
+    assert table is not None
+    assert (impossible, len(table.rows)) == (16, 18)
+    assert table.caption.startswith("16 of the paper’s 18 figures")
+    assert sum("impossible" in str(row[-1]) for row in table.rows) == 16
+    assert "any p above 0.39" in table.notes
+    assert "for two classes, 15 are impossible" in table.notes
