@@ -41,7 +41,7 @@ format: $(DEV)
 	$(BIN)/ruff format .
 
 demo: $(READY)  ## FedAvg, Ditto and FedTilt on 20 clients with mislabelled data
-	$(BIN)/fedtilt run
+	$(BIN)/fedtilt run digits --seeds 5
 
 bench: $(DEV)  ## compare with the plain loop and other simulators; see docs/performance.md
 	$(BIN)/python -m benchmarks.rounds

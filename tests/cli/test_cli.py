@@ -140,7 +140,7 @@ def test_a_run_equals_the_python_call(fedtilt) -> None:
     fedtilt("run", *QUICK, "--out", "run", "--method", "ditto")
     federation = ft.Federation.build(ft.data.load("digits"), clients=6, max_train=60, outliers="flips", seed=0)
     result = ft.run(
-        [ft.ditto(0.01)], federation, lambda input_shape, classes: ft.models.mlp(input_shape, classes, (64, 64)),
+        [ft.ditto(1.0, lr_personal=0.002)], federation, lambda input_shape, classes: ft.models.mlp(input_shape, classes, (64, 64)),
         rounds=3, epochs=1, participation=0.25, lr=0.1, workers=0,
     )  # fmt: skip
     table = json.loads(Path("run/results.json").read_text())
@@ -283,7 +283,7 @@ INVALID = [
     (["run", "--method", "fedbest"], "fedbest"),
     (["run", "--set", "clients.count=5000"], "5000"),
     (["run", "--set", "clients.partition=dirichlet", "--set", "clients.alpha=0.001"], "client"),
-    (["run", "--set", "train.lr=1e30", "--method", "fedavg"], "diverged in round 1 on client"),
+    (["run", "--set", "methods.fedavg.lr=1e30", "--method", "fedavg"], "diverged in round 1 on client"),
     (["run", "--set", "methods.ditto.mu=-1"], "mu"),
     (["run", "--out", "/dev/null/x"], "/dev/null/x"),
     (["run", "--out", "full"], "full is not empty"),
@@ -355,7 +355,7 @@ def test_a_flower_run_is_not_resumed_by_the_simulator(fedtilt) -> None:
 def test_a_changed_spec_is_refused_on_resume(fedtilt) -> None:
     fedtilt("run", *QUICK, "--out", "run", "--quiet")
     spec = Path("run/spec.toml")
-    spec.write_text(spec.read_text().replace("lr = 0.1", "lr = 0.3"))
+    spec.write_text(spec.read_text().replace("\nlr = 0.1\n", "\nlr = 0.3\n", 1))
     result = fedtilt("resume", "run")
     assert result.code == 2
     assert "was started with train.lr = 0.1, and now it is 0.3" in result.err

@@ -10,13 +10,14 @@ from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
 
 
-def test_fedtilt_beats_ditto_in_the_demo(tmp_path: Path) -> None:
-    """`make demo`: under flipped labels FedTilt beats Ditto by ten points or more, and is fairer on both levels."""
-    result = run_spec(load("digits"), tmp_path / "run")[0]
-    fedtilt, ditto = result["fedtilt"], result["ditto"]
-    assert fedtilt.accuracy >= ditto.accuracy + 10
-    assert fedtilt.client_fairness < ditto.client_fairness
-    assert fedtilt.client_data_fairness[0] < ditto.client_data_fairness[0]
+def test_the_demo_compares_methods_at_their_best_settings(tmp_path: Path) -> None:
+    """`make demo`: with a step of its own Ditto comes close; without one it fits the wrong labels."""
+    results = run_spec(load("digits", seeds=3), tmp_path / "run").values()
+    tilted, tuned = ([result[name] for result in results] for name in ("fedtilt", "ditto"))
+    assert mean(r.accuracy for r in tilted) > mean(r.accuracy for r in tuned) > 95
+    assert mean(r.metrics.worst for r in tilted) > mean(r.metrics.worst for r in tuned) + 2
+    untuned = load("digits", methods=["ditto"], overrides=["methods.ditto.lr_personal=", "methods.ditto.mu=0.01"])
+    assert run_spec(untuned, tmp_path / "untuned")[0]["ditto"].accuracy < 90
 
 
 @pytest.mark.slow

@@ -40,10 +40,20 @@ def test_the_grid_has_every_combination_and_the_other_methods() -> None:
 
 
 def test_any_numeric_setting_of_any_preset_can_be_varied() -> None:
-    grid, tuning = grid_of(load("digits"), "ditto", {"mu": [0.01, math.inf], "q": [0.0, -1.0]})
+    spec = load("digits", overrides=["methods.ditto.mu=0.01", "methods.ditto.lr_personal="])
+    grid, tuning = grid_of(spec, "ditto", {"mu": [0.01, math.inf], "q": [0.0, -1.0]})
     assert list(tuning.settings) == ["ditto", "ditto mu=0.01 q=-1", "ditto mu=inf q=0", "ditto mu=inf q=-1"]
     assert not grid.methods[3].to_method().personal
     assert Tuning.from_json(tuning.to_json()) == tuning
+
+
+def test_a_rate_missing_from_the_method_is_that_of_the_run() -> None:
+    spec = load("digits", methods=["fedprox", "local"], overrides=["train.lr=0.2", "train.lr_personal=0.3"])
+    assert grid_of(spec, "fedprox", {"lr": [0.2, 0.4]})[1].settings == {
+        "fedprox": {"lr": 0.2},
+        "fedprox lr=0.4": {"lr": 0.4},
+    }
+    assert list(grid_of(spec, "local", {"lr_personal": [0.3]})[1].settings.values()) == [{"lr_personal": 0.3}]
 
 
 def test_a_setting_missing_from_the_spec_has_the_default_of_the_preset() -> None:

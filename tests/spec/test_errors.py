@@ -69,7 +69,7 @@ WRONG_VALUES = [
     (["device=gpu"], r"device = 'gpu' is not possible; give auto, cpu, cuda or cuda:N"),
     (["storage.checkpoint_seconds=-1"], r"storage.checkpoint_seconds = -1 "),
     (["methods.ditto.mu=-1"], r"methods.ditto.mu = -1 is not possible; give a number ≥ 0"),
-    (["methods.ditto.mu=1e9"], r"mu = 1e\+09 of method 'ditto' with learning rate 0.1 diverges"),
+    (["methods.ditto.mu=1e9"], r"mu = 1e\+09 of method 'ditto' with learning rate 0.002 diverges"),
     (["methods.ditto.bad_share=0.5"], r"methods.ditto.bad_share = 0.5 "),
     (["methods.ditto.distance=l3"], r"methods.ditto.distance = 'l3' is not possible; give one of squared_l2, l2, l1"),
     (["methods.ditto.steps=[1]"], r"methods.ditto.steps = \[1\] is not possible; give \[count ≥ 1, size > 0\]"),

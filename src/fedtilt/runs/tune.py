@@ -154,8 +154,10 @@ def grid_of(spec: "Spec", method: str | None, axes: Mapping[str, Sequence[float]
     raw = tomllib.loads(dump(spec))
     index = _index_of(spec, method, axes)
     base, name = raw["methods"][index], spec.methods[index].name
-    defaults = preset_settings(spec.methods[index].preset)
-    settings = {name: {key: base.get(key, defaults[key].default) for key in axes}}
+    rates = spec.methods[index].to_method().rates(spec.train.lr, spec.train.lr_personal)
+    defaults = {key: p.default for key, p in preset_settings(spec.methods[index].preset).items()}
+    current = defaults | dict(zip(("lr", "lr_personal"), rates, strict=True)) | base
+    settings = {name: {key: current[key] for key in axes}}
     grid = []
     for values in product(*axes.values()):
         setting = dict(zip(axes, values, strict=True))
