@@ -34,7 +34,7 @@ def _same_federation(run: Run, experiment: Experiment) -> bool:
     fingerprint, data = run.fingerprint, run.fingerprint["data"]
     paper = federation_settings(experiment.settings, data, experiment.settings["outliers"])
     outliers = asdict(Outliers(kind=paper["outliers"]))
-    train = {key: value for key, value in paper["train"].items() if key != "precision"}
+    train = {key: value for key, value in paper["train"].items() if key not in ("precision", "last_batch")}
     outputs = [shape[0] for name, shape in fingerprint["model"].items() if name.endswith("weight")]
     classes_per_client = (run.compared[0].total > 0).sum(1)  # (N,)
     return (

@@ -60,7 +60,7 @@ def federation_settings(settings: Mapping[str, Any], name: str, outliers: str, *
         **train: Training settings that override both.
     """
     data_settings = settings[name]
-    keys = ("rounds", "participation", "epochs", "batch_size", "lr", "precision")
+    keys = ("rounds", "participation", "epochs", "batch_size", "last_batch", "lr", "precision")
     return {
         "data": name,
         "outliers": outliers,
