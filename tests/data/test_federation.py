@@ -292,3 +292,20 @@ def test_other_errors_do_not_mention_columns():
         with pytest.raises(InputError) as error:
             Federation.build(data, **settings)
         assert "column" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["flips", "gaussian", "corruptions"])
+def test_validation_data_may_have_the_outliers_of_the_training_data(kind: str) -> None:
+    settings = {"clients": 10, "validation": 0.4, "outliers": kind, "outlier_rate": 0.5, "outlier_clients": 0.5}
+    clean = Federation.build(load("digits"), seed=3, **settings)
+    noisy = Federation.build(load("digits"), seed=3, validation_outliers=True, **settings)
+    for client in range(10):
+        (x, y), (x_noisy, y_noisy) = clean.validation(client), noisy.validation(client)
+        changed = (x != x_noisy).flatten(1).any(1) | (y != y_noisy)
+        assert bool(changed.any()) == bool(clean.has_outliers[client])
+        assert set(y_noisy.tolist()) <= set(noisy.client_classes[client].tolist())
+        assert all(torch.equal(a, b) for a, b in zip(clean.test(client), noisy.test(client), strict=True))
+    x, y, owner = noisy.evaluation("validation")
+    for client in (0, 9):
+        assert torch.equal(noisy.model_input(x[owner == client]), noisy.validation(client)[0])
+        assert torch.bincount(y[owner == client], minlength=10).equal(noisy.class_counts("validation")[client])

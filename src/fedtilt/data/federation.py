@@ -35,6 +35,8 @@ class Federation:
     test_index: Sequence[Tensor]
     client_classes: Sequence[Tensor]  # the classes of each client's training samples, ascending
     has_outliers: Tensor  # (clients,) bool
+    seed: int = 0
+    validation_outliers: bool = False  # whether validation data has the outliers of the training data
 
     @classmethod
     def build(
@@ -50,6 +52,7 @@ class Federation:
         outlier_strength: float | None = None,
         outlier_clients: float = 1.0,
         validation: float = 0.0,
+        validation_outliers: bool = False,
         max_train: int | None = None,
         seed: int = 0,
     ) -> Self:
@@ -68,6 +71,7 @@ class Federation:
             outlier_strength: the share of pixels (corruptions) or the standard deviation (gaussian)
             outlier_clients: the share of clients that have outliers
             validation: the share of each client's training samples used for validation, with the classes in proportion
+            validation_outliers: whether validation data has outliers too, drawn once; otherwise it is clean
             max_train: the largest number of training samples per client; left out: all
             seed: the seed of the partition and of the choice of clients with outliers
 
@@ -102,6 +106,8 @@ class Federation:
             test_index=indices.test,
             client_classes=_classes_by_client(dataset.y_train, train_index, dataset.classes),
             has_outliers=_choose_clients_with_outliers(outliers, len(names), seed),
+            seed=seed,
+            validation_outliers=bool(validation_outliers),
         )
 
     def to(self, device: torch.device) -> Self:
@@ -156,11 +162,7 @@ class Federation:
 
     def train(self, client: int, *, seed: int, round: int, device: Device = "cpu") -> tuple[Tensor, Tensor]:
         """A client's training samples and labels in one round, with that round's outliers if the client has any."""
-        rows = self.train_index[client]
-        x, y = _to_unit(self.dataset.x_train[rows].to(device)), self.dataset.y_train[rows].to(device)
-        if self.has_outliers[client]:
-            classes = self.client_classes[client].to(device)
-            x, y = apply(self.outliers, x, y, classes, seed=seed, round=round, client=client)
+        x, y = self._with_outliers(self.train_index[client], client, seed, round, device)
         return self._scale(x), y
 
     def clean_train(self, client: int, *, device: Device = "cpu") -> tuple[Tensor, Tensor]:
@@ -168,8 +170,11 @@ class Federation:
         return self._samples("train", client, device)
 
     def validation(self, client: int, *, device: Device = "cpu") -> tuple[Tensor, Tensor]:
-        """A client's validation samples, which have no outliers."""
-        return self._samples("validation", client, device)
+        """A client's validation samples; they have outliers only if the federation was built so."""
+        if not self.validation_outliers:
+            return self._samples("validation", client, device)
+        x, y = self._with_outliers(self.validation_index[client], client, self.seed, 0, device)
+        return self._scale(x), y
 
     def test(self, client: int, *, device: Device = "cpu") -> tuple[Tensor, Tensor]:
         """A client's test samples, which have no outliers."""
@@ -178,6 +183,9 @@ class Federation:
     def evaluation(self, split: str = "test") -> tuple[Tensor, Tensor, Tensor]:
         """All samples of a split, ordered by client: raw x (see `model_ready`), y and the number of the client."""
         index, x, y = self._split(split)
+        if split == "validation" and self.validation_outliers:  # round 0, in which nobody trains
+            pairs = [self._with_outliers(rows, n, self.seed, 0, x.device) for n, rows in enumerate(index)]
+            return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), _owner(index)
         rows = torch.cat(list(index))
         return x[rows], y[rows], _owner(index)
 
@@ -188,7 +196,8 @@ class Federation:
     def class_counts(self, split: str = "train") -> Tensor:
         """The number of samples per client and class, int64, shape (clients, classes)."""
         index, _, y = self._split(split)
-        cell = _owner(index) * self.classes + y[torch.cat(list(index))]
+        noisy = split == "validation" and self.validation_outliers
+        cell = _owner(index) * self.classes + (self.evaluation(split)[1] if noisy else y[torch.cat(list(index))])
         return torch.bincount(cell, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
 
     def _split(self, split: str) -> tuple[Sequence[Tensor], Tensor, Tensor]:
@@ -203,6 +212,14 @@ class Federation:
         index, x, y = self._split(split)
         rows = index[client]
         return self.model_input(x[rows].to(device)), y[rows].to(device)
+
+    def _with_outliers(self, rows: Tensor, client: int, seed: int, round: int, device: Device) -> tuple[Tensor, Tensor]:
+        """Samples in [0, 1] units and labels of a client's rows, with the outliers of a round if the client has any."""
+        x, y = _to_unit(self.dataset.x_train[rows].to(device)), self.dataset.y_train[rows].to(device)
+        if not self.has_outliers[client]:
+            return x, y
+        classes = self.client_classes[client].to(device)
+        return apply(self.outliers, x, y, classes, seed=seed, round=round, client=client)
 
     def _scale(self, x: Tensor) -> Tensor:
         return x * 2 - 1 if self.image else x

@@ -19,6 +19,7 @@ def federation_of(spec: Spec, seed: int) -> Federation:
         alpha=c.alpha,
         max_train=c.max_train,
         validation=c.validation,
+        validation_outliers=c.validation_outliers,
         outliers=spec.outliers.to_outliers(),
         seed=seed,
     )

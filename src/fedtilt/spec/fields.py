@@ -112,6 +112,11 @@ class ClientsSpec(SpecTable):
         allow_inf_nan=False,
         description="the share of training data used for validation",
     )
+    validation_outliers: bool = Field(
+        default=False,
+        description="whether validation data has outliers too, as in practice; otherwise it is clean",
+        json_schema_extra=allowed_text("true or false"),
+    )
 
 
 class OutliersSpec(SpecTable):

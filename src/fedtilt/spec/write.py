@@ -52,9 +52,11 @@ def reference() -> str:
 def format_toml(value: Any) -> str:
     r"""One value as TOML.
 
-    >>> format_toml([1, 0.1, float("-inf"), 'a "word"'])
-    '[1, 0.1, -inf, "a \\"word\\""]'
+    >>> format_toml([1, 0.1, float("-inf"), True, 'a "word"'])
+    '[1, 0.1, -inf, true, "a \\"word\\""]'
     """
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{', '.join(format_toml(part) for part in value)}]"
     if isinstance(value, str):
