@@ -140,7 +140,8 @@ def test_a_run_equals_the_python_call(fedtilt) -> None:
     fedtilt("run", *QUICK, "--out", "run", "--method", "ditto")
     federation = ft.Federation.build(ft.data.load("digits"), clients=6, max_train=60, outliers="flips", seed=0)
     result = ft.run(
-        [ft.ditto(1.0, lr_personal=0.002)], federation, lambda input_shape, classes: ft.models.mlp(input_shape, classes, (64, 64)),
+        [ft.ditto(1.0, lr_personal=0.002)], federation,
+        lambda input_shape, classes: ft.models.mlp(input_shape, classes, (64, 64)),
         rounds=3, epochs=1, participation=0.25, lr=0.1, workers=0,
     )  # fmt: skip
     table = json.loads(Path("run/results.json").read_text())

@@ -154,6 +154,6 @@ def test_a_missing_file_and_one_that_is_not_text(tmp_path):
 def test_a_method_that_cannot_be_added_is_one_error_message():
     message = error_message(lambda: spec.load("digits", methods=["term"]))
     assert message == (
-        "method 'term' is not in the spec; choose from fedavg, ditto, fedtilt, fedavg_finetuned, fedprox, local, or add "
-        "it as [[methods]]"
+        "method 'term' is not in the spec; choose from fedavg, ditto, fedtilt, fedavg_finetuned, fedprox, local, or "
+        "add it as [[methods]]"
     )

@@ -11,6 +11,7 @@ from fedtilt.errors import InputError
 
 NAMES = (
     "clean", "corruptions", "gaussian", "flips", "tilts", "outliers", "toy", "signs", "convergence", "propositions",
+    "tuning",
 )  # fmt: skip
 
 Results = dict[str, dict[str, Any]]  # by case name

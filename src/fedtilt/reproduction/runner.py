@@ -24,6 +24,7 @@ from fedtilt.reproduction.results_folder import CaseResult, DamagedResultError, 
 from fedtilt.reproduction.signs import experiment as signs
 from fedtilt.reproduction.sweep import experiment as sweep
 from fedtilt.reproduction.toy import experiment as toy
+from fedtilt.reproduction.tuning import experiment as tuning
 from fedtilt.storage.provenance import environment
 
 
@@ -51,6 +52,7 @@ EXPERIMENT_KINDS: dict[str, ModuleType] = {
     "signs": signs,
     "sweep": sweep,
     "toy": toy,
+    "tuning": tuning,
 }
 
 

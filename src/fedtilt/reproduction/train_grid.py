@@ -7,12 +7,14 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 from fedtilt import data, models
 from fedtilt.errors import Diverged
+from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.results import Summary, summarise_all
 from fedtilt.files import read_json, write_json
 from fedtilt.methods import PRESETS, Method
@@ -75,13 +77,16 @@ def federation_settings(settings: Mapping[str, Any], name: str, outliers: str, *
     }  # fmt: skip
 
 
-def train_grid(settings: Mapping[str, Any], options: Options, on_progress: OnProgress) -> dict[str, Any]:
+def train_grid(
+    settings: Mapping[str, Any], options: Options, on_progress: OnProgress, *, noisy_validation: bool = False
+) -> dict[str, Any]:
     """Train every method in a case's settings and return the metrics; one that diverges is listed and left out.
 
     Args:
         settings: The federation (see `federation_settings`), the seed, and methods by name.
         options: Device, data folder and checkpoints.
         on_progress: Called after every round.
+        noisy_validation: Evaluate also on validation data with the outliers of the training data.
     """
     federation = data.Federation.build(
         _dataset(settings["data"], options.data_dir),
@@ -100,7 +105,7 @@ def train_grid(settings: Mapping[str, Any], options: Options, on_progress: OnPro
             result: dict[str, Any] = {"rounds": [], "methods": {}, "train_seconds": 0.0}
             return result | {"settings": settings["methods"], "diverged": diverged}
         try:
-            result = _train(remaining, federation, settings, options, on_progress)
+            result = _train(remaining, federation, settings, options, on_progress, noisy_validation)
         except Diverged as error:  # methods are independent: the others have the same results without it
             diverged |= dict.fromkeys(error.methods, str(error))
             options.notice(f"{error}; the case is restarted without it")
@@ -123,7 +128,7 @@ def method_of(name: str, setting: Setting) -> Method:
 
 def _train(
     methods: Sequence[Method], federation: data.Federation, settings: Mapping[str, Any], options: Options,
-    on_progress: OnProgress,
+    on_progress: OnProgress, noisy_validation: bool,
 ) -> dict[str, Any]:  # fmt: skip
     rounds = settings["train"]["rounds"]
     train = settings["train"]
@@ -146,6 +151,13 @@ def _train(
             checkpoint.add_point(r.number, {name: summary.evaluated.accuracy for name, summary in tests.items()})
             best = max(tests, key=lambda name: tests[name].evaluated.accuracy)
             message = f"best so far: {best}, {tests[best].evaluated.accuracy:.1f} %"
+            if noisy_validation and r.number == rounds:
+                noisy = Evaluator(
+                    replace(federation, validation_outliers=True), prepared.net, prepared.device, "validation"
+                )
+                counts = noisy.all_counts(methods, r.state)
+                for name, summary in summarise_all(counts, noisy.total, federation.has_outliers).items():
+                    last[name]["noisy_validation"] = summary
         checkpoint.save(r.state, final=r.number == rounds)
         on_progress(r.number, rounds, message)
     return {

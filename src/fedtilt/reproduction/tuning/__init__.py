@@ -1,0 +1,1 @@
+"""Settings chosen with the same budget for every method."""
