@@ -121,6 +121,24 @@ def test_methods_give_the_same_bits_together_or_alone_and_with_any_executor(fede
         assert same(together, three_workers, method.name)
 
 
+def test_rates_epochs_and_starts_of_a_method_reach_every_executor(federation: ft.Federation) -> None:
+    """Personal models of their own length and start, for which the anchor of a client is not its start."""
+    methods = [
+        ft.fedavg(),
+        ft.ditto(lr_personal=0.01, epochs_personal=5),
+        ft.fedavg_finetuned(lr_personal=0.02, epochs_personal=1),
+        ft.local(),
+    ]
+    in_process, forked = (train(methods, federation, workers=n) for n in (0, 2))
+    for method in methods:
+        assert same(in_process, forked, method.name)
+        assert torch.equal(in_process.shared[method.name], in_process.shared["fedavg"])  # w is FedAvg's in all of them
+    alone = train([ft.local(lr=0.5, lr_personal=0.1)], federation, workers=0)
+    for owner in in_process.client_states.owners():  # what w does is nothing to local training
+        if owner[0] == "local":
+            assert torch.equal(in_process.client_states.get(owner), alone.client_states.get(owner))
+
+
 @pytest.mark.parametrize("backend", ["autograd", "stacked"])
 def test_backends_agree_over_rounds(federation: ft.Federation, backend: str) -> None:
     fused, other = train(METHODS, federation, backend="fused"), train(METHODS, federation, backend=backend)
