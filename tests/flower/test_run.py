@@ -44,6 +44,25 @@ def test_models_metrics_and_folder_equal_the_simulators(deployment: Deployment, 
     assert state_dict(tmp_path / "run", "fedtilt").keys() == state_dict(tmp_path / "simulated", "fedtilt").keys()
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "methods.fedtilt.lr=0.05\nmethods.fedtilt.lr_personal=0.02\nmethods.fedtilt.epochs_personal=3",
+        "methods.fedtilt.personal_start=initial\ntrain.last_batch=keep",
+        "methods.fedtilt.personal_start=received\ntrain.batch_size=7",
+    ],
+)
+def test_steps_and_starts_of_a_method_equal_the_simulators(
+    deployment: Deployment, spec: Path, tmp_path: Path, settings: str
+) -> None:
+    deployment.run(set=settings)
+    run_spec(load(spec, overrides=settings.splitlines()), tmp_path / "simulated")
+    simulated = RunFolder(tmp_path / "simulated/seed-0").latest()
+    torch.testing.assert_close(RunFolder(tmp_path / "run/seed-0").latest().shared, simulated.shared)
+    for site in (0, 1):
+        torch.testing.assert_close(personal_model(tmp_path, site), simulated.client_states.get(("fedtilt", site)))
+
+
 def test_a_site_writes_its_report(deployment: Deployment, tmp_path: Path) -> None:
     deployment.run()
     (path,) = (tmp_path / "state/1").rglob("report.json")
