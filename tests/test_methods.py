@@ -4,7 +4,7 @@ import math
 import pytest
 
 from fedtilt.errors import InputError
-from fedtilt.methods import Method, check_methods, ditto, fedavg, fedprox, fedtilt, local, term
+from fedtilt.methods import Method, check_methods, check_rates_used, ditto, fedavg, fedprox, fedtilt, local, term
 
 
 def test_presets_are_settings_of_one_object() -> None:
@@ -89,3 +89,22 @@ def test_bad_settings_are_refused(call, message: str) -> None:
 def test_a_run_may_compare_two_settings_of_one_preset() -> None:
     methods = check_methods(iter([ditto(0.01), ditto(1.0, name="ditto-1"), fedavg()]), 0.1, 0.1)
     assert [(m.name, m.mu) for m in methods] == [("ditto", 0.01), ("ditto-1", 1.0), ("fedavg", math.inf)]
+
+
+@pytest.mark.parametrize(
+    ("methods", "given", "message"),
+    [
+        (
+            [ditto(lr_personal=0.1), fedavg()],
+            ["lr_personal"],
+            "lr_personal has no effect: .* set that of ditto instead",
+        ),
+        ([fedavg()], ["lr_personal"], "lr_personal has no effect: .* leave it out"),
+        ([fedavg(lr=0.1), ditto(lr=0.2)], ["lr"], "lr has no effect: .* set that of fedavg or ditto instead"),
+    ],
+)
+def test_a_rate_of_the_run_that_no_method_takes_is_refused(methods: list[Method], given: list, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_rates_used(methods, given)
+    check_rates_used(methods, ["rounds"])
+    check_rates_used([*methods, ditto(name="another")], given)

@@ -133,7 +133,7 @@ def test_rates_epochs_and_starts_of_a_method_reach_every_executor(federation: ft
     for method in methods:
         assert same(in_process, forked, method.name)
         assert torch.equal(in_process.shared[method.name], in_process.shared["fedavg"])  # w is FedAvg's in all of them
-    alone = train([ft.local(lr=0.5, lr_personal=0.1)], federation, workers=0)
+    alone = train([ft.local(lr=0.5, lr_personal=0.1), ft.fedavg()], federation, workers=0)
     for owner in in_process.client_states.owners():  # what w does is nothing to local training
         if owner[0] == "local":
             assert torch.equal(in_process.client_states.get(owner), alone.client_states.get(owner))

@@ -1,7 +1,7 @@
 """Methods as settings of one dataclass: FedTilt and its special cases FedAvg, FedProx, Ditto and TERM."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from fedtilt.checks import is_plain_name, number, whole
@@ -252,3 +252,23 @@ def check_methods(methods: Iterable[Method], lr: float, lr_personal: float | Non
                     f"lr · {key} must be < 2, got {rate * weight:g}; lower one of them"
                 )
     return methods
+
+
+def check_rates_used(methods: Iterable[Method], given: Container[str], table: str = "") -> None:
+    """Refuse a learning rate of the run that has no effect, because the methods have their own.
+
+    Args:
+        methods: the methods of the run
+        given: the settings of the run that somebody set
+        table: what stands before a setting in the message, such as "train."
+    """
+    methods = list(methods)
+    used = {
+        "lr": any(m.lr is None for m in methods),
+        "lr_personal": any(m.personal and m.lr_personal is None for m in methods),
+    }
+    for key, has_effect in used.items():
+        if key in given and not has_effect:
+            own = [m.name for m in methods if getattr(m, key) is not None]
+            remedy = f"set that of {' or '.join(own)} instead" if own else "leave it out"
+            raise InputError(f"{table}{key} has no effect: no method of this run takes it; {remedy}")

@@ -20,7 +20,7 @@ from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
 from fedtilt.evaluation.results import client_number, evaluated_counts
-from fedtilt.methods import Method, check_methods
+from fedtilt.methods import Method, check_methods, check_rates_used
 from fedtilt.models import ModelSource, parameters_to_vector, recipe, with_weights
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import (
@@ -109,6 +109,7 @@ def simulate(
         **settings: the training settings:
     """
     prepared = prepare(methods, federation, model, train_settings(settings))
+    check_rates_used(prepared.methods, settings)
     return simulate_prepared(prepared, state=state, client_states=client_states)
 
 

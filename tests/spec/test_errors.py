@@ -32,6 +32,7 @@ WRONG_VALUES = [
     (["train.batch_size=0"], r"train.batch_size = 0 "),
     (["train.lr=0"], r"train.lr = 0 is not possible; give a finite number > 0"),
     (["train.lr=inf"], r"train.lr = inf "),
+    (["train.lr_personal=0.005"], r"train.lr_personal has no effect: .*; set that of ditto or fedtilt instead"),
     (["train.eval_every=0"], r"train.eval_every = 0 "),
     (
         ["train.backend=fast"],

@@ -170,7 +170,7 @@ def test_methods_equal_those_of_the_library(raw, method):
         ("name=2026-01-01", lambda s: s.name, "2026-01-01"),
         ("name=a=b", lambda s: s.name, "a=b"),
         ("clients.max_train=", lambda s: s.clients.max_train, None),
-        ("train.lr_personal=0.1", lambda s: s.train.lr_personal, 0.1),
+        ("methods.ditto.lr_personal=0.1", lambda s: s.methods[1].lr_personal, 0.1),
         ("methods.fedtilt.lam=-inf", lambda s: s.methods[2].lam, -math.inf),
         ("methods.fedtilt.distance=l1", lambda s: s.methods[2].distance, "l1"),
         ("methods.fedtilt.name=ours", lambda s: s.methods[2].name, "ours"),

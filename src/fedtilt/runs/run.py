@@ -17,7 +17,7 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.results import MethodResult, Result, Summary, evaluated_counts, summarise_all
 from fedtilt.files import read_json
 from fedtilt.locks import locked
-from fedtilt.methods import Method
+from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource, parameters_to_vector
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.settings import takes_train_settings, train_settings
@@ -66,6 +66,7 @@ def run(
     if out is not None:
         check_out_folder(Path(out), may_resume=True)
     prepared = prepare(methods, federation, model, train)
+    check_rates_used(prepared.methods, settings)
     fingerprint = fingerprint_of(prepared)
     if out is None:
         return train_to_end(prepared, fingerprint, InMemoryRun(memory_limit), checkpoint_seconds, on_round, notice)

@@ -63,7 +63,14 @@ def resume(
     on_round: OnRound = silent,
     notice: Notice = silent,
 ) -> dict[int, Result]:
-    """Continue a run of a spec from its last checkpoint, with the same bits as without a stop; the results by seed."""
+    """Continue a run of a spec from its last checkpoint, with the same bits as without a stop; the results by seed.
+
+    Args:
+        folder: the run folder
+        on_seed: called before every seed
+        on_round: called after every round with the `Round` and, where it was evaluated, the metrics by method
+        notice: called with sentences a person should read
+    """
     folder = Path(folder)
     spec = spec_of(folder)
     with locked(folder):

@@ -5,6 +5,7 @@ import os
 import re
 import tomllib
 from collections.abc import Sequence
+from functools import partial
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 
 from fedtilt.errors import InputError
-from fedtilt.methods import PRESETS
+from fedtilt.methods import PRESETS, check_rates_used
 from fedtilt.spec.error_messages import check_tables, first_error, method_label, unknown_key
 from fedtilt.spec.fields import TABLES, Spec
 from fedtilt.spec.method import MethodSpec, required_settings
@@ -66,7 +67,10 @@ def load(
         _override(raw, text)
     _make_paths_absolute(raw, Path.cwd())
     options = {"seed": seed, "seeds": seeds, "device": device}
-    return parse(raw | {key: value for key, value in options.items() if value is not None})
+    spec = parse(raw | {key: value for key, value in options.items() if value is not None})
+    keys = [key.removeprefix("train.") for key, _, value in map(partial(_split_override, raw), overrides) if value]
+    check_rates_used([m.to_method() for m in spec.methods], keys, "train.")
+    return spec
 
 
 def parse(raw: Raw) -> Spec:
