@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from markupsafe import escape
-from typer.testing import CliRunner
 
 from fedtilt import report
-from fedtilt.cli.report import report as command
 from fedtilt.errors import InputError
 from fedtilt.report.compare import (
     ACCURACY,
@@ -200,17 +197,7 @@ def test_the_page_has_the_settings_and_the_command_to_run_again(page: str, run_f
     assert torch.__version__ in page
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
-
-
-def test_the_command_writes_into_the_run_folder_and_prints_the_paths(copy: Path) -> None:
-    app = typer.Typer()
-    app.command()(command)
-    answer = CliRunner().invoke(app, [str(copy), "--markdown", "--csv"])
-    assert answer.exit_code == 0, answer.output
-    for suffix in ("html", "md", "csv"):
-        assert f"report: {copy / f'report.{suffix}'}" in answer.output
-        assert (copy / f"report.{suffix}").stat().st_size > 500
+# -- what is refused ------------------------------------------------------------------------------------------------
 
 
 def test_without_plotly_the_error_says_what_to_install(

@@ -2,8 +2,6 @@
 
 import inspect
 import math
-import tomllib
-import warnings
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -12,18 +10,10 @@ import pytest
 
 from fedtilt import spec
 from fedtilt.data import Federation
-from fedtilt.errors import InputError
 from fedtilt.methods import PRESETS, Method, ditto, fedavg, fedprox, fedtilt, term
 from fedtilt.spec.error_messages import allowed_values
 from fedtilt.spec.fields import TABLES
 from fedtilt.spec.method import METHOD_FACTORIES, preset_settings
-
-with warnings.catch_warnings():  # some typer releases warn at import with the newest click
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import typer
-    from typer.testing import CliRunner
-
-    from fedtilt.cli.init import init
 
 ONE = '[[methods]]\npreset = "fedavg"\n'
 ALL_TABLES = {**TABLES, "methods": spec.MethodSpec, "": spec.Spec}
@@ -37,13 +27,6 @@ def file(tmp_path):
         return path
 
     return write
-
-
-@pytest.fixture
-def cli():
-    app = typer.Typer()
-    app.command()(init)
-    return lambda *args: CliRunner().invoke(app, [str(arg) for arg in args])
 
 
 # Round trips and built-ins
@@ -254,33 +237,3 @@ def test_the_reference_page_is_up_to_date():
     assert page.read_text(encoding="utf-8") == spec.reference(), (
         "docs/spec.md is out of date: run `fedtilt init --reference > docs/spec.md`"
     )
-
-
-# fedtilt init
-
-
-def test_init_writes_a_spec_that_loads_and_prints_the_next_command(cli, tmp_path):
-    path = tmp_path / "new" / "mine.toml"
-    result = cli(path)
-    assert result.exit_code == 0
-    assert f"wrote {path}" in result.output
-    assert f"fedtilt run {path}" in result.output
-    assert spec.load(path) == spec.load("digits", overrides=["name=mine"])
-    assert [p.name for p in path.parent.iterdir()] == ["mine.toml"]
-
-
-def test_init_overwrites_a_file_only_with_force(cli, tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text("seed = 1\n")
-    error = cli(path).exception
-    assert isinstance(error, InputError)
-    assert "already exists" in str(error)
-    assert path.read_text() == "seed = 1\n"
-    assert cli(path, "--force").exit_code == 0
-    assert tomllib.loads(path.read_text())["name"] == "mine"
-    for invalid in (tmp_path, path / "below.toml"):
-        assert isinstance(cli(invalid).exception, InputError)
-
-
-def test_init_prints_the_reference(cli):
-    assert cli("--reference").output == spec.reference()
