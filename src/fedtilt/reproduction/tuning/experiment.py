@@ -1,64 +1,110 @@
 """Equal tuning budgets: the settings of every method, chosen on validation data of seeds that no comparison uses."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+from fedtilt.errors import InputError
+from fedtilt.methods import PRESETS, Method
 from fedtilt.reproduction.chapter import Chapter, Table, Text
 from fedtilt.reproduction.comparison.dataset_comparison import condition_name
 from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options, Results
 from fedtilt.reproduction.train_grid import Setting, evaluated, federation_settings, train_grid
 
 VALIDATION = {"validation": "clean", "noisy_validation": "with outliers"}  # part of a result → kind of validation data
+STAGES = {"trials": "", "extended_trials": "-extended"}  # table of settings → what marks its cases
+
+Grid = Mapping[str, Sequence[Any]]  # setting → its values; `tilts` are pairs of tau and lam
+Grids = Mapping[str, Grid | Sequence[Grid]]  # method → its grid, or several, which are joined
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:
-    """One case per data set, condition and tuning seed; it trains every trial of every method together."""
+    """One case per data set, condition, stage and tuning seed; it trains every trial of every method together."""
     settings, result = experiment.settings, []
-    methods = {name: setting for by_name in trials(settings["trials"]).values() for name, setting in by_name.items()}
-    for name, outliers in product(settings["data"], settings["outliers"]):
+    for name, outliers, stage in product(settings["data"], settings["outliers"], STAGES):
+        grids = stage_grids(settings, name, stage)
+        if not grids:
+            continue
         federation, condition = federation_settings(settings, name, outliers), condition_name(outliers)
-        for seed in settings["seeds"][: options.seeds]:
+        methods = {trial: setting for by_name in trials(grids).values() for trial, setting in by_name.items()}
+        for seed in tuning_seeds(settings, name)[: options.seeds]:
             result.append(
                 Case(
-                    name=f"{name}-{condition}-seed-{seed}",
-                    what=f"{name}, {condition}, seed {seed}: {len(methods)} settings, "
-                    f"{federation['train']['rounds']} rounds",
+                    name=case_name(name, condition, stage, seed),
+                    what=f"{name}, {condition}, {'second grid, ' * (stage != 'trials')}seed {seed}: "
+                    f"{len(methods)} settings, {federation['train']['rounds']} rounds",
                     settings=federation | {"seed": seed, "methods": methods},
                     needs=name,
                     parts=("methods", "settings", "diverged"),
-                    grid="; ".join(f"{method}: {_describe(axes)}" for method, axes in settings["trials"].items()),
+                    grid="; ".join(f"{method}: {_describe(grid)}" for method, grid in grids.items()),
                 )
             )
     return result
 
 
-def trials(axes_by_method: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[str, dict[str, Setting]]:
-    """Method → trial → its setting; `tilts` are pairs of tau and lam.
+def case_name(data: str, condition: str, stage: str, seed: int) -> str:
+    """The name of a case.
+
+    >>> case_name("mnist", "flips", "trials", 100), case_name("mnist", "flips", "extended_trials", 100)
+    ('mnist-flips-seed-100', 'mnist-flips-extended-seed-100')
+    """
+    return f"{data}-{condition}{STAGES[stage]}-seed-{seed}"
+
+
+def stage_grids(settings: Mapping[str, Any], data: str, stage: str) -> Grids:
+    """The grids of a stage on one data set, whose own replace those of the experiment in both stages."""
+    return (settings[data] if "trials" in settings[data] else settings).get(stage, {})
+
+
+def tuning_seeds(settings: Mapping[str, Any], data: str) -> list[int]:
+    """The tuning seeds of a data set."""
+    return list(settings[data].get("seeds", settings["seeds"]))
+
+
+def trials(grids: Grids) -> dict[str, dict[str, Setting]]:
+    """Method → trial → its setting: all combinations of the values of a grid.
 
     >>> trials({"fedtilt": {"tilts": [[0.0, -2.0]], "lr_personal": [0.01]}})
     {'fedtilt': {'fedtilt tau=0 lam=-2 lr_personal=0.01': {'preset': 'fedtilt', 'tau': 0.0, 'lam': -2.0, \
 'lr_personal': 0.01}}}
+    >>> list(trials({"ditto": [{"mu": [0.1]}, {"mu": [1], "personal_start": ["initial"]}]})["ditto"])
+    ['ditto mu=0.1', 'ditto mu=1 personal_start=initial']
     """
     result: dict[str, dict[str, Setting]] = {}
-    for method, axes in axes_by_method.items():
+    for method, grid in grids.items():
         result[method] = {}
-        for values in product(*axes.values()):
-            setting: Setting = {"preset": method}
-            for key, value in zip(axes, values, strict=True):
-                setting |= {"tau": value[0], "lam": value[1]} if key == "tilts" else {key: value}
-            result[method][_trial_name(setting)] = setting
+        for axes in _joined(grid):
+            for values in product(*axes.values()):
+                setting: Setting = {"preset": method}
+                for key, value in zip(axes, values, strict=True):
+                    setting |= {"tau": value[0], "lam": value[1]} if key == "tilts" else {key: value}
+                name = _trial_name(setting)
+                if name in result[method]:
+                    raise InputError(f"the grid of {method} has the trial {name!r} twice; leave one out")
+                result[method][name] = setting
     return result
 
 
+def _joined(grid: Grid | Sequence[Grid]) -> Sequence[Grid]:
+    return [grid] if isinstance(grid, Mapping) else grid
+
+
 def _trial_name(setting: Setting) -> str:
-    settings = [f"{key}={value:g}" for key, value in setting.items() if key != "preset"]
-    return " ".join([setting["preset"], *settings])
+    settings = {key: value for key, value in setting.items() if key != "preset"}
+    return " ".join([setting["preset"], *(f"{key}={_format(value)}" for key, value in settings.items())])
 
 
-def _describe(axes: Mapping[str, Sequence[Any]]) -> str:
-    return " × ".join(f"{key} {', '.join(str(value) for value in values)}" for key, values in axes.items())
+def _format(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _describe(grid: Grid | Sequence[Grid]) -> str:
+    return " and ".join(
+        " × ".join(f"{key} {', '.join(str(value) for value in values)}" for key, values in axes.items())
+        for axes in _joined(grid)
+    )
 
 
 def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
@@ -75,19 +121,19 @@ class Choice(NamedTuple):
 
     trial: str
     accuracy: float  # mean over the tuning seeds
-    at_the_end: tuple[str, ...]  # settings whose value is the smallest or largest of several in the grid
+    at_the_end: tuple[str, ...]  # settings whose value is the smallest or largest of at least three
 
 
 def choose(
-    axes: Mapping[str, Sequence[Any]], by_name: Mapping[str, Setting], results: Sequence[Mapping[str, Any]], split: str
+    by_name: Mapping[str, Setting], results: Sequence[Mapping[str, Any]], split: str, train: Mapping[str, Any]
 ) -> Choice:
     """The trial with the highest mean accuracy over seeds; among equals, the one with the better client fairness.
 
     Args:
-        axes: The grid of the method.
-        by_name: Its trials.
+        by_name: The trials of the method.
         results: The results of the tuning seeds.
         split: The kind of validation data, a key of `VALIDATION`.
+        train: The training settings of the runs, which trials without a setting use.
     """
 
     def mean(trial: str, key: str) -> float:
@@ -95,28 +141,64 @@ def choose(
 
     finished = [trial for trial in by_name if all(trial in result["methods"] for result in results)]
     best = min(finished, key=lambda trial: (-mean(trial, "accuracy"), mean(trial, "client_fairness")))
-    ends = [
-        key
-        for key, values in axes.items()
-        if key != "tilts" and len(values) > 2 and by_name[best][key] in (min(values), max(values))
-    ]
+    ends = []
+    for key in dict.fromkeys(key for setting in by_name.values() for key in setting):
+        values = {_value(setting, key, train) for setting in by_name.values()}
+        numeric = all(isinstance(value, int | float) for value in values)
+        if numeric and len(values) > 2 and _value(by_name[best], key, train) in (min(values), max(values)):
+            ends.append(key)
     return Choice(best, mean(best, "accuracy"), tuple(ends))
 
 
+def _value(setting: Setting, key: str, train: Mapping[str, Any]) -> Any:
+    """A setting of a trial: its own, or else the default of its method or of the run.
+
+    >>> [_value({"preset": "ditto", "lr": 0.1}, key, {"lr": 0.01, "epochs": 10}) for key in ("mu", "lr_personal")]
+    [0.01, 0.1]
+    """
+    if key in setting:
+        return setting[key]
+    if key == "lr_personal":
+        return _value(setting, "lr", train)
+    parameters = inspect.signature(cast(Callable[..., Method], PRESETS[setting["preset"]])).parameters
+    default = parameters[key].default if key in parameters else getattr(Method, key)
+    return train[{"epochs_personal": "epochs"}.get(key, key)] if default is None else default
+
+
 def choices(experiment: Experiment, results: Results) -> dict[tuple[str, str, str, str], Choice]:
-    """(data set, condition, method, kind of validation data) → its choice, where all tuning seeds are measured."""
+    """(data set, condition, method, kind of validation data) → its choice over the trials of all measured stages.
+
+    A stage counts where all its tuning seeds are measured; without the first stage there is no choice.
+    """
     settings = experiment.settings
-    grid = trials(settings["trials"])
     chosen = {}
     for data, outliers in product(settings["data"], settings["outliers"]):
         condition = condition_name(outliers)
-        names = [f"{data}-{condition}-seed-{seed}" for seed in settings["seeds"]]
-        if not all(name in results for name in names):
+        stages = measured_stages(settings, results, data, condition)
+        if "trials" not in stages:
             continue
-        for method, split in product(grid, VALIDATION):
-            seeds = [results[name] for name in names]
-            chosen[data, condition, method, split] = choose(settings["trials"][method], grid[method], seeds, split)
+        by_seed = [
+            {"methods": {name: method for r in runs for name, method in r["methods"].items()}}
+            for runs in zip(*stages.values(), strict=True)
+        ]
+        grids = [trials(stage_grids(settings, data, stage)) for stage in stages]
+        train = federation_settings(settings, data, outliers)["train"]
+        for method, split in product(grids[0], VALIDATION):
+            by_name = {name: setting for grid in grids for name, setting in grid[method].items()}
+            chosen[data, condition, method, split] = choose(by_name, by_seed, split, train)
     return chosen
+
+
+def measured_stages(
+    settings: Mapping[str, Any], results: Results, data: str, condition: str
+) -> dict[str, list[Mapping[str, Any]]]:
+    """The stages of which all tuning seeds are measured, with the results of these."""
+    measured: dict[str, list[Mapping[str, Any]]] = {}
+    for stage in STAGES:
+        names = [case_name(data, condition, stage, seed) for seed in tuning_seeds(settings, data)]
+        if stage_grids(settings, data, stage) and all(name in results for name in names):
+            measured[stage] = [results[name] for name in names]
+    return measured
 
 
 def chapter(experiment: Experiment, results: Results) -> Chapter:
@@ -124,19 +206,30 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
     chosen = choices(experiment, results)
     cells = list(dict.fromkeys((data, condition) for data, condition, _, _ in chosen))
     parts: list[Text | Table] = [_table(experiment, chosen, *cell) for cell in cells]
-    all_cells = product(experiment.settings["data"], map(condition_name, experiment.settings["outliers"]))
-    missing = [f"{data}, {condition}" for data, condition in all_cells if (data, condition) not in cells]
-    if missing:
-        parts.append(Text(markdown=f"Not measured yet: {'; '.join(missing)}."))
+    parts += _missing(experiment, results)
     diverged = sorted({name for result in results.values() for name in result["diverged"]})
     if diverged:
         parts.append(Text(markdown=f"Trials that diverged and are left out: {', '.join(diverged)}."))
     return Chapter(title=experiment.title, lead=experiment.about.strip(), parts=parts)
 
 
+def _missing(experiment: Experiment, results: Results) -> list[Text]:
+    """The cells without a choice, and those whose choice is from the first grid alone."""
+    settings = experiment.settings
+    late: dict[str, list[str]] = {"trials": [], "extended_trials": []}
+    for data, condition in product(settings["data"], map(condition_name, settings["outliers"])):
+        measured = measured_stages(settings, results, data, condition)
+        needed = [stage for stage in STAGES if stage_grids(settings, data, stage)]
+        for stage in [stage for stage in needed if stage not in measured][:1]:
+            late[stage].append(f"{data}, {condition}")
+    titles = {"trials": "Not measured yet", "extended_trials": "Second grid not measured yet"}
+    return [Text(markdown=f"{titles[stage]}: {'; '.join(cells)}.") for stage, cells in late.items() if cells]
+
+
 def _table(experiment: Experiment, chosen: Mapping[Any, Choice], data: str, condition: str) -> Table:
     rows: list[list[str | float]] = []
-    for method in experiment.settings["trials"]:
+    seeds = len(tuning_seeds(experiment.settings, data))
+    for method in stage_grids(experiment.settings, data, "trials"):
         row: list[str | float] = [method]
         for split in VALIDATION:
             choice = chosen[data, condition, method, split]
@@ -148,7 +241,7 @@ def _table(experiment: Experiment, chosen: Mapping[Any, Choice], data: str, cond
         columns=["method", *(title for kind in VALIDATION.values() for title in (f"chosen, {kind}", "accuracy (%)"))],
         rows=rows,
         notes="“Clean” and “with outliers” are the kinds of validation data that settings are chosen on. The accuracy "
-        f"is on that data, mean over {len(experiment.settings['seeds'])} seeds: it compares trials of one column, not "
-        "columns.",
+        f"is on that data, {f'mean over {seeds} seeds' if seeds > 1 else 'one seed'}: it compares trials of one "
+        "column, not columns.",
         folded=True,
     )
