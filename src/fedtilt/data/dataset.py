@@ -10,7 +10,11 @@ from torch import Tensor
 
 from fedtilt import checks
 from fedtilt.data.features import Features
+from fedtilt.data.inputs import Inputs, Shape, named_tensors, sample_shape, to_device
 from fedtilt.errors import InputError
+
+_TENSORS = ("x_train", "y_train", "x_test", "y_test", "client_train", "client_test")
+_DTYPES = (torch.uint8, torch.float32, torch.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -20,9 +24,10 @@ class Dataset:
     Args:
         name: the name of the data set
         x_train: training samples: images, uint8 in 0..255 or float32 in [0, 1], shape (N, channels, height, width);
-            anything else as float32, shape (N, features)
+            anything else as float32, or as int64 if a model looks it up (tokens); a dictionary of such tensors is
+            passed to the model by name, as in model(input_ids=…, attention_mask=…)
         y_train: training labels, int64 in [0, classes)
-        x_test: test samples, of the shape and dtype of the training samples
+        x_test: test samples, of the shapes and dtypes of the training samples
         y_test: test labels
         classes: the number of classes
         class_names: a name for each class; left out: their numbers
@@ -38,9 +43,9 @@ class Dataset:
     """
 
     name: str
-    x_train: Tensor
+    x_train: Inputs
     y_train: Tensor
-    x_test: Tensor
+    x_test: Inputs
     y_test: Tensor
     classes: int
     class_names: tuple[str, ...] = ()
@@ -68,17 +73,17 @@ class Dataset:
         _check_samples(self.name, "test", self.x_test, self.y_test, self.classes)
         if not len(self.y_train):
             raise InputError(f"data set {self.name!r} has 0 training samples; give it at least one")
-        if self.x_train.shape[1:] != self.x_test.shape[1:] or self.x_train.dtype != self.x_test.dtype:
+        if _sample_format(self.x_train) != _sample_format(self.x_test):
             raise InputError(
                 f"data set {self.name!r} has x_train of {_format(self.x_train)} but x_test of {_format(self.x_test)}; "
                 "give both the same shape and dtype"
             )
-        if self.image and (self.x_train.dim() != 4 or _outside_unit(self.x_train) or _outside_unit(self.x_test)):
+        if self.image and not (_is_images(self.x_train) and _is_images(self.x_test)):
             raise InputError(
                 f"data set {self.name!r} has image = True and x_train of {_format(self.x_train)}; images have shape "
                 "(N, channels, height, width) and are uint8, or float32 between 0 and 1"
             )
-        if not self.image and self.x_train.dtype == torch.uint8:
+        if not self.image and any(t.dtype == torch.uint8 for t in named_tensors(self.x_train, "x_train").values()):
             raise InputError(
                 f"data set {self.name!r} has image = False and x_train of {_format(self.x_train)}; make it float32"
             )
@@ -94,8 +99,8 @@ class Dataset:
         moved = copy.copy(self)  # copied, so that it is not checked again
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Tensor):
-                object.__setattr__(moved, field.name, value.to(device))
+            if isinstance(value, Tensor | dict):
+                object.__setattr__(moved, field.name, to_device(value, device))
         return moved
 
     def __repr__(self) -> str:
@@ -105,30 +110,55 @@ class Dataset:
         )
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
-        return tuple(self.x_train.shape[1:])
+    def input_shape(self) -> Shape:
+        """The shape of one sample; of a dictionary, the shape of each of its tensors."""
+        return sample_shape(self.x_train)
 
 
-def _format(x: Tensor) -> str:
+def _format(x: Inputs) -> str:
+    if isinstance(x, dict):
+        return "; ".join(f"{key!r} of {_format(tensor)}" for key, tensor in x.items())
     return f"shape {tuple(x.shape)} and dtype {str(x.dtype).removeprefix('torch.')}"
 
 
-def _outside_unit(x: Tensor) -> bool:
-    return bool(x.dtype != torch.uint8 and len(x) and (x.min() < 0 or x.max() > 1))
+def _sample_format(x: Inputs) -> list[tuple[object, ...]]:
+    """The name, shape and dtype of every tensor, for one sample."""
+    return sorted((name, tuple(t.shape[1:]), str(t.dtype)) for name, t in named_tensors(x, "x").items())
+
+
+def _is_images(x: Inputs) -> bool:
+    if isinstance(x, dict) or x.dim() != 4 or x.dtype not in (torch.uint8, torch.float32):
+        return False
+    return x.dtype == torch.uint8 or not len(x) or bool(x.min() >= 0 and x.max() <= 1)
 
 
 def _check_tensors(data: Dataset) -> None:
     """Refuse everything that is not a tensor on the CPU, such as arrays and lists."""
-    for key in ("x_train", "y_train", "x_test", "y_test", "client_train", "client_test"):
-        value = getattr(data, key)
+    for key, value in _values(data).items():
         if isinstance(value, Tensor) and value.device.type != "cpu":
             raise InputError(f"data set {data.name!r} has {key} on {value.device}; give {key}.cpu(); a run moves it")
-        if isinstance(value, Tensor) or (value is None and key.startswith("client")):
+        if isinstance(value, Tensor):
             continue
         kind = "numpy.ndarray" if isinstance(value, np.ndarray) else type(value).__name__
         function = "torch.tensor" if isinstance(value, list | tuple) else "torch.from_numpy"
         raise InputError(f"data set {data.name!r} has {key} of type {kind}; make it a tensor with {function}")
+
+
+def _values(data: Dataset) -> dict[str, object]:
+    """What should be tensors, by name; the tensors of a dictionary one by one."""
+    values: dict[str, object] = {}
+    for key in _TENSORS:
+        value = getattr(data, key)
+        if key.startswith("x") and isinstance(value, dict):
+            if not value or not all(isinstance(name, str) and name.isidentifier() for name in value):
+                raise InputError(
+                    f"data set {data.name!r} has {key} with the names {list(value)}; give one or more names of the "
+                    "model's arguments, such as 'input_ids'"
+                )
+            values |= named_tensors(value, key)
+        elif value is not None or not key.startswith("client"):
+            values[key] = value
+    return values
 
 
 def _as_names(name: str, key: str, values: object) -> tuple[str, ...]:
@@ -142,21 +172,28 @@ def _as_names(name: str, key: str, values: object) -> tuple[str, ...]:
     return tuple(str(value) for value in values)
 
 
-def _check_samples(name: str, split: str, x: Tensor, y: Tensor, classes: int) -> None:
+def _check_samples(name: str, split: str, x: Inputs, y: Tensor, classes: int) -> None:
     """Refuse samples and labels of one split that do not match."""
-    if x.dtype not in (torch.uint8, torch.float32):
-        raise InputError(f"data set {name!r} has x_{split} of {_format(x)}; convert it to uint8 or float32")
+    tensors = named_tensors(x, f"x_{split}")
+    for key, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES or not tensor.dim():
+            raise InputError(
+                f"data set {name!r} has {key} of {_format(tensor)}; convert it to uint8 (images), float32 or int64 "
+                "(tokens), one sample per row"
+            )
     if y.dtype != torch.int64 or y.dim() != 1:
         raise InputError(f"data set {name!r} has y_{split} of {_format(y)}; give one int64 label per sample")
-    if len(x) != len(y):
-        raise InputError(
-            f"data set {name!r} has {len(x)} samples in x_{split} but {len(y)} labels; give one label each"
-        )
+    for key, tensor in tensors.items():
+        if len(tensor) != len(y):
+            raise InputError(
+                f"data set {name!r} has {len(tensor)} samples in {key} but {len(y)} labels; give one label each"
+            )
     if len(y) and (y.min() < 0 or y.max() >= classes):
         label = int(y.min()) if y.min() < 0 else int(y.max())
         raise InputError(f"data set {name!r} has the label {label} in y_{split}; labels go from 0 to {classes - 1}")
-    if x.dtype == torch.float32 and not torch.isfinite(x).all():
-        raise InputError(f"data set {name!r} has NaN or infinite values in x_{split}; replace them")
+    for key, tensor in tensors.items():
+        if tensor.dtype == torch.float32 and not torch.isfinite(tensor).all():
+            raise InputError(f"data set {name!r} has NaN or infinite values in {key}; replace them")
 
 
 def _check_clients(data: Dataset) -> None:

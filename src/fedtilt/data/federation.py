@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtilt import checks, seeds
 from fedtilt.data import partition as partitions
 from fedtilt.data.dataset import Dataset
+from fedtilt.data.inputs import Inputs, Shape, concatenate, take, to_device
 from fedtilt.data.outliers import Outliers, apply, resolve_outliers
 from fedtilt.data.partition import Partition, TooManyClients
 from fedtilt.data.sampling import holdout_size, stratified_mask
@@ -89,6 +90,8 @@ class Federation:
             raise InputError(
                 f"outliers = 'corruptions' needs images, and {dataset.name!r} has none; use gaussian or flips"
             )
+        if outliers.kind == "gaussian" and not _has_numbers_only(dataset.x_train):
+            raise InputError(f"outliers = 'gaussian' adds noise to numbers, and {dataset.name!r} has tokens; use flips")
         if not 0 <= validation < 1:
             raise InputError(f"validation = {validation} is not a share; choose a number ≥ 0 and < 1")
         if max_train is not None and max_train < 1:
@@ -147,8 +150,8 @@ class Federation:
         return self.dataset.class_names
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
+    def input_shape(self) -> Shape:
+        """The shape of one sample; of a dictionary, the shape of each of its tensors."""
         return self.dataset.input_shape
 
     @property
@@ -156,38 +159,38 @@ class Federation:
         """Whether the samples are images."""
         return self.dataset.image
 
-    def model_input(self, x: Tensor) -> Tensor:
-        """Raw samples as a model's input, float32."""
+    def model_input(self, x: Inputs) -> Inputs:
+        """Raw samples as a model's input: images as float32, anything else unchanged."""
         return self._scale(_to_unit(x))
 
-    def train(self, client: int, *, seed: int, round: int, device: Device = "cpu") -> tuple[Tensor, Tensor]:
+    def train(self, client: int, *, seed: int, round: int, device: Device = "cpu") -> tuple[Inputs, Tensor]:
         """A client's training samples and labels in one round, with that round's outliers if the client has any."""
         x, y = self._with_outliers(self.train_index[client], client, seed, round, device)
         return self._scale(x), y
 
-    def clean_train(self, client: int, *, device: Device = "cpu") -> tuple[Tensor, Tensor]:
+    def clean_train(self, client: int, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
         """A client's training samples without outliers."""
         return self._samples("train", client, device)
 
-    def validation(self, client: int, *, device: Device = "cpu") -> tuple[Tensor, Tensor]:
+    def validation(self, client: int, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
         """A client's validation samples; they have outliers only if the federation was built so."""
         if not self.validation_outliers:
             return self._samples("validation", client, device)
         x, y = self._with_outliers(self.validation_index[client], client, self.seed, 0, device)
         return self._scale(x), y
 
-    def test(self, client: int, *, device: Device = "cpu") -> tuple[Tensor, Tensor]:
+    def test(self, client: int, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
         """A client's test samples, which have no outliers."""
         return self._samples("test", client, device)
 
-    def evaluation(self, split: str = "test") -> tuple[Tensor, Tensor, Tensor]:
+    def evaluation(self, split: str = "test") -> tuple[Inputs, Tensor, Tensor]:
         """All samples of a split, ordered by client: raw x (see `model_ready`), y and the number of the client."""
         index, x, y = self._split(split)
         if split == "validation" and self.validation_outliers:  # round 0, in which nobody trains
-            pairs = [self._with_outliers(rows, n, self.seed, 0, x.device) for n, rows in enumerate(index)]
-            return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), _owner(index)
+            pairs = [self._with_outliers(rows, n, self.seed, 0, y.device) for n, rows in enumerate(index)]
+            return concatenate([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), _owner(index)
         rows = torch.cat(list(index))
-        return x[rows], y[rows], _owner(index)
+        return take(x, rows), y[rows], _owner(index)
 
     def train_sizes(self) -> Tensor:
         """The number of training samples of each client, int64."""
@@ -200,7 +203,7 @@ class Federation:
         cell = _owner(index) * self.classes + (self.evaluation(split)[1] if noisy else y[torch.cat(list(index))])
         return torch.bincount(cell, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
 
-    def _split(self, split: str) -> tuple[Sequence[Tensor], Tensor, Tensor]:
+    def _split(self, split: str) -> tuple[Sequence[Tensor], Inputs, Tensor]:
         data = self.dataset
         if split == "test":
             return self.test_index, data.x_test, data.y_test
@@ -208,26 +211,31 @@ class Federation:
             return (self.train_index if split == "train" else self.validation_index), data.x_train, data.y_train
         raise InputError(f"split = {split!r} is unknown; choose train, validation or test")
 
-    def _samples(self, split: str, client: int, device: Device) -> tuple[Tensor, Tensor]:
+    def _samples(self, split: str, client: int, device: Device) -> tuple[Inputs, Tensor]:
         index, x, y = self._split(split)
         rows = index[client]
-        return self.model_input(x[rows].to(device)), y[rows].to(device)
+        return self.model_input(to_device(take(x, rows), device)), y[rows].to(device)
 
-    def _with_outliers(self, rows: Tensor, client: int, seed: int, round: int, device: Device) -> tuple[Tensor, Tensor]:
+    def _with_outliers(self, rows: Tensor, client: int, seed: int, round: int, device: Device) -> tuple[Inputs, Tensor]:
         """Samples in [0, 1] units and labels of a client's rows, with the outliers of a round if the client has any."""
-        x, y = _to_unit(self.dataset.x_train[rows].to(device)), self.dataset.y_train[rows].to(device)
+        x = _to_unit(to_device(take(self.dataset.x_train, rows), device))
+        y = self.dataset.y_train[rows].to(device)
         if not self.has_outliers[client]:
             return x, y
         classes = self.client_classes[client].to(device)
         return apply(self.outliers, x, y, classes, seed=seed, round=round, client=client)
 
-    def _scale(self, x: Tensor) -> Tensor:
-        return x * 2 - 1 if self.image else x
+    def _scale(self, x: Inputs) -> Inputs:
+        return x * 2 - 1 if self.image and isinstance(x, Tensor) else x
 
 
-def _to_unit(x: Tensor) -> Tensor:
-    """Pixels 0..255 scaled to [0, 1]; float samples unchanged."""
-    return x.float() / 255 if x.dtype == torch.uint8 else x
+def _to_unit(x: Inputs) -> Inputs:
+    """Pixels 0..255 scaled to [0, 1]; all else unchanged."""
+    return x.float() / 255 if isinstance(x, Tensor) and x.dtype == torch.uint8 else x
+
+
+def _has_numbers_only(x: Inputs) -> bool:
+    return isinstance(x, Tensor) and x.dtype != torch.int64
 
 
 def _sizes(index: Sequence[Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedtilt import checks, seeds
+from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
 
 KINDS = ("none", "corruptions", "gaussian", "flips")
@@ -70,15 +71,15 @@ def resolve_outliers(outliers: str | Outliers, rate: float, strength: float | No
 
 
 def apply(
-    outliers: Outliers, x: Tensor, y: Tensor, client_classes: Tensor, *, seed: int, round: int, client: int
-) -> tuple[Tensor, Tensor]:
+    outliers: Outliers, x: Inputs, y: Tensor, client_classes: Tensor, *, seed: int, round: int, client: int
+) -> tuple[Inputs, Tensor]:
     """Add one round's outliers to one client's samples; the arguments do not change.
 
     The result depends only on the seed, the round, the client and the samples, and is the same on every device.
 
     Args:
         outliers: the kind and its settings
-        x: the samples, in [0, 1] units
+        x: the samples, in [0, 1] units; flips take tokens and dictionaries too
         y: their labels
         client_classes: the client's classes, ascending; a label flips to another of these
         seed: the seed of the run
@@ -99,6 +100,7 @@ def apply(
     rows, rank = _candidates(is_outlier)
     if outliers.kind == "flips":
         return x, _replace(y, rows, is_outlier, _flip(y[rows], rank, client_classes, key("flips")))
+    assert isinstance(x, Tensor)  # Federation.build refuses noise on anything else
     clean, strength = x[rows], float(outliers.strength or 0.0)
     if outliers.kind == "gaussian":
         changed = clean + seeds.normal(key("noise"), clean.shape, x.device, rank) * strength

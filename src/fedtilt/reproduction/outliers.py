@@ -34,6 +34,7 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
     dataset = data.load(case.settings["data"], options.data_dir)
     rows = _first_of_each_class(dataset.y_train, case.settings["images"])
     device = pick_device(options.device)
+    assert isinstance(dataset.x_train, Tensor)
     x, y = dataset.x_train[rows].to(device), dataset.y_train[rows].to(device)
     x = x.float() / 255 if x.dtype == torch.uint8 else x
     pixels = {}
@@ -41,6 +42,7 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
         noisy, _ = apply(
             Outliers(kind=kind, rate=1.0), x, y, y.unique(), seed=case.settings["seed"], round=1, client=0,
         )  # fmt: skip
+        assert isinstance(noisy, Tensor)
         levels = (noisy.clamp(0, 1) * 255).round().to(torch.uint8)
         pixels[kind] = base64.b64encode(levels.contiguous().cpu().numpy().tobytes()).decode()
         on_progress(i + 1, len(case.settings["outliers"]), kind)

@@ -94,7 +94,8 @@ def federation(settings: Mapping[str, Any], device: torch.device | str = "cpu") 
     )  # fmt: skip
     client_data = []
     for client in range(fed.clients):
-        x, y = (part.to(device) for part in fed.clean_train(client))
+        x, y = fed.clean_train(client, device=device)
+        assert isinstance(x, torch.Tensor)
         small = torch.nn.functional.avg_pool2d(x.reshape(-1, 1, 8, 8).double(), 2).flatten(1)
         client_data.append((torch.cat([small, small.new_ones(len(small), 1)], 1), y))
     longest = max(float(x.norm(dim=1).max()) for x, _ in client_data)

@@ -93,6 +93,7 @@ def dataset(name: str, extra_noise: float, seed: int) -> Dataset:
     if not extra_noise:
         return data
     assert data.client_train is not None
+    assert isinstance(data.x_train, torch.Tensor)
     x, rng = data.x_train.clone(), seeds.generator(seeds.key(seed, f"{name}/far"))
     for client in data.client_train.unique().tolist():
         first = ((data.client_train == client) & (data.y_train == 0)).nonzero()[:, 0].numpy()
@@ -112,6 +113,7 @@ def _points(federation: Federation) -> list[list[list[float]]]:
     points = []
     for client in range(federation.clients):
         x, y = federation.clean_train(client)
+        assert isinstance(x, torch.Tensor)
         points.append([[round(a, 3), round(b, 3), k] for (a, b), k in zip(x.tolist(), y.tolist(), strict=True)])
     return points
 

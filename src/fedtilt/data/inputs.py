@@ -1,0 +1,44 @@
+"""A model's inputs: one tensor of samples, or several by name, such as `input_ids` and `attention_mask`."""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+Inputs = Tensor | dict[str, Tensor]
+Shape = tuple[int, ...] | dict[str, tuple[int, ...]]
+
+
+def named_tensors(x: Inputs, name: str) -> dict[str, Tensor]:
+    """The tensors, by the name that an error message gives them.
+
+    >>> list(named_tensors({"input_ids": torch.zeros(2, 5)}, "x_train"))
+    ["x_train['input_ids']"]
+    """
+    return {f"{name}[{key!r}]": tensor for key, tensor in x.items()} if isinstance(x, dict) else {name: x}
+
+
+def take(x: Inputs, rows: Tensor | slice) -> Inputs:
+    """The samples of these rows."""
+    return {key: tensor[rows] for key, tensor in x.items()} if isinstance(x, dict) else x[rows]
+
+
+def to_device(x: Inputs, device: torch.device | str) -> Inputs:
+    """The same samples on another device."""
+    return {key: tensor.to(device) for key, tensor in x.items()} if isinstance(x, dict) else x.to(device)
+
+
+def concatenate(parts: list[Inputs]) -> Inputs:
+    """The samples of all parts, one part after the other."""
+    if isinstance(parts[0], dict):
+        return {key: torch.cat([cast(dict[str, Tensor], part)[key] for part in parts]) for key in parts[0]}
+    return torch.cat(cast(list[Tensor], parts))
+
+
+def sample_shape(x: Inputs) -> Shape:
+    """The shape of one sample.
+
+    >>> sample_shape(torch.zeros(7, 1, 28, 28)), sample_shape({"input_ids": torch.zeros(7, 16)})
+    ((1, 28, 28), {'input_ids': (16,)})
+    """
+    return {key: tuple(tensor.shape[1:]) for key, tensor in x.items()} if isinstance(x, dict) else tuple(x.shape[1:])
