@@ -13,7 +13,7 @@ import torch
 
 from fedtilt.data import Dataset, Federation, catalog, check, data_folder, get, load, names
 from fedtilt.data.entry import Entry
-from fedtilt.data.images import read_cifar10
+from fedtilt.data.published_images import read_cifar10
 from fedtilt.data.toy import SETUPS
 from fedtilt.errors import InputError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.digits import read_digits
 from fedtilt.data.entry import Entry, PublishedFile, data_folder, find_archive, find_file
-from fedtilt.data.images import read_cifar10, read_idx
+from fedtilt.data.published_images import read_cifar10, read_idx
 from fedtilt.data.toy import read_toy
 from fedtilt.errors import InputError
 
