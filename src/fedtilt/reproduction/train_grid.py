@@ -18,7 +18,7 @@ from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.results import Summary, summarise_all
 from fedtilt.files import read_json, write_json
 from fedtilt.methods import PRESETS, Method
-from fedtilt.reproduction.experiment import OnProgress, Options
+from fedtilt.reproduction.experiment import Case, OnProgress, Options
 from fedtilt.reproduction.results_folder import round_floats
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.settings import TrainSettings, pick_device
@@ -77,6 +77,37 @@ def federation_settings(settings: Mapping[str, Any], name: str, outliers: str, *
     }  # fmt: skip
 
 
+def grid_case(
+    name: str,
+    federation: Mapping[str, Any],
+    seed: int,
+    methods: Mapping[str, Setting],
+    *,
+    what: str,
+    parts: tuple[str, ...] = PARTS,
+    grid: str = "",
+) -> Case:
+    """The case that trains these methods together with one seed, which its name and description end with.
+
+    Args:
+        name: The name of the case without the seed.
+        federation: See `federation_settings`.
+        seed: The seed.
+        methods: Name → setting.
+        what: The description of the case without the seed.
+        parts: The keys that its result must have.
+        grid: The settings in one line.
+    """
+    return Case(
+        name=f"{name}-seed-{seed}",
+        what=f"{what}, seed {seed}: {len(methods)} settings, {federation['train']['rounds']} rounds",
+        settings={**federation, "seed": seed, "methods": dict(methods)},
+        needs=federation["data"],
+        parts=parts,
+        grid=grid,
+    )
+
+
 def train_grid(
     settings: Mapping[str, Any], options: Options, on_progress: OnProgress, *, noisy_validation: bool = False
 ) -> dict[str, Any]:
@@ -117,6 +148,17 @@ def train_grid(
 def _dataset(name: str, folder: str | None) -> data.Dataset:
     """Load a data set once for its cases, which run one after the other."""
     return data.load(name, folder)
+
+
+def trial_name(setting: Setting) -> str:
+    """A name that tells the setting.
+
+    >>> trial_name({"preset": "ditto", "mu": 0.1, "personal_start": "initial"})
+    'ditto mu=0.1 personal_start=initial'
+    """
+    settings = {key: value for key, value in setting.items() if key != "preset"}
+    texts = [f"{key}={value if isinstance(value, str) else f'{value:g}'}" for key, value in settings.items()]
+    return " ".join([setting["preset"], *texts])
 
 
 def method_of(name: str, setting: Setting) -> Method:

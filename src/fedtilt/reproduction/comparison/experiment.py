@@ -19,7 +19,7 @@ from fedtilt.reproduction.comparison.dataset_comparison import (
     condition_name,
 )
 from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options, Results
-from fedtilt.reproduction.train_grid import PARTS, Setting, ditto, fedavg, federation_settings, fedtilt, train_grid
+from fedtilt.reproduction.train_grid import Setting, ditto, fedavg, federation_settings, fedtilt, grid_case, train_grid
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:
@@ -28,18 +28,9 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
     for name in settings["data"]:
         methods = candidates(settings[name], settings["mu"])
         federation = federation_settings(settings, name, settings["outliers"])
+        what, grid = f"{name}, {condition_name(settings['outliers'])}", describe_grid(settings[name], settings["mu"])
         for seed in range(options.seeds or settings[name].get("seeds") or settings["seeds"]):
-            result.append(
-                Case(
-                    name=f"{name}-seed-{seed}",
-                    what=f"{name}, {condition_name(settings['outliers'])}, seed {seed}: {len(methods)} settings, "
-                    f"{federation['train']['rounds']} rounds",
-                    settings=federation | {"seed": seed, "methods": methods},
-                    needs=name,
-                    parts=PARTS,
-                    grid=describe_grid(settings[name], settings["mu"]),
-                )
-            )
+            result.append(grid_case(name, federation, seed, methods, what=what, grid=grid))
     return result
 
 

@@ -21,7 +21,7 @@ from fedtilt.reproduction.signs.settings import (
     paper_words,
     sign,
 )
-from fedtilt.reproduction.train_grid import PARTS, Setting, federation_settings, train_grid
+from fedtilt.reproduction.train_grid import Setting, federation_settings, grid_case, train_grid
 
 _SYMBOLS = {(True, True): "x", (False, True): "diamond", (True, False): "square", (False, False): "circle"}
 _LOG_AXIS = {"type": "log", "range": [-0.6, 1.95], "tickvals": [0.3, 1, 3, 10, 30]}
@@ -43,16 +43,8 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
     for name, outliers in product([*settings["data"], *gpu_data], settings["outliers"]):
         federation, condition = federation_settings(settings, name, outliers), condition_name(outliers)
         for seed in range(options.seeds or settings["seeds"]):
-            result.append(
-                Case(
-                    name=f"{name}-{condition}-seed-{seed}",
-                    what=f"{name}, {condition}, seed {seed}: {len(methods)} settings, "
-                    f"{federation['train']['rounds']} rounds",
-                    settings=federation | {"seed": seed, "methods": methods},
-                    needs=name,
-                    parts=PARTS,
-                )
-            )
+            what = f"{name}, {condition}"
+            result.append(grid_case(f"{name}-{condition}", federation, seed, methods, what=what))
     return result
 
 

@@ -10,7 +10,7 @@ from fedtilt.reproduction.comparison.dataset_comparison import COMPARED_METRICS,
 from fedtilt.reproduction.comparison.experiment import join_numbers
 from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options, Results
 from fedtilt.reproduction.sweep.claims import MAX_LOSS, PANEL_METRICS, Panel, panels, verdicts
-from fedtilt.reproduction.train_grid import PARTS, federation_settings, fedtilt, train_grid
+from fedtilt.reproduction.train_grid import federation_settings, fedtilt, grid_case, train_grid
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:
@@ -22,18 +22,10 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
         methods = dict(fedtilt(tau, lam, settings["mu"]) for tau, lam in tilts)
         federation = federation_settings(settings, name, outliers, participation=participation)
         clients = round(participation * federation["clients"]["count"])
+        case, grid = f"{name}-{condition}-{clients}", _describe_grid(experiment, name)
+        what = f"{name}, {condition}, {clients} clients per round"
         for seed in range(options.seeds or data_settings.get("seeds") or settings["seeds"]):
-            result.append(
-                Case(
-                    name=f"{name}-{condition}-{clients}-seed-{seed}",
-                    what=f"{name}, {condition}, {clients} clients per round, seed {seed}: {len(methods)} settings, "
-                    f"{federation['train']['rounds']} rounds",
-                    settings=federation | {"seed": seed, "methods": methods},
-                    needs=name,
-                    parts=PARTS,
-                    grid=_describe_grid(experiment, name),
-                )
-            )
+            result.append(grid_case(case, federation, seed, methods, what=what, grid=grid))
     return result
 
 

@@ -11,7 +11,14 @@ from fedtilt.methods import PRESETS, Method
 from fedtilt.reproduction.chapter import Chapter, Table, Text
 from fedtilt.reproduction.comparison.dataset_comparison import condition_name
 from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options, Results
-from fedtilt.reproduction.train_grid import Setting, evaluated, federation_settings, train_grid
+from fedtilt.reproduction.train_grid import (
+    Setting,
+    evaluated,
+    federation_settings,
+    grid_case,
+    train_grid,
+    trial_name,
+)
 
 VALIDATION = {"validation": "clean", "noisy_validation": "with outliers"}  # part of a result → kind of validation data
 STAGES = {"trials": "", "extended_trials": "-extended"}  # table of settings → what marks its cases
@@ -29,28 +36,13 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
             continue
         federation, condition = federation_settings(settings, name, outliers), condition_name(outliers)
         methods = {trial: setting for by_name in trials(grids).values() for trial, setting in by_name.items()}
+        what = f"{name}, {condition}" + ", second grid" * (stage != "trials")
+        grid = "; ".join(f"{method}: {_describe(grid)}" for method, grid in grids.items())
+        parts = ("methods", "settings", "diverged")
         for seed in tuning_seeds(settings, name)[: options.seeds]:
-            result.append(
-                Case(
-                    name=case_name(name, condition, stage, seed),
-                    what=f"{name}, {condition}, {'second grid, ' * (stage != 'trials')}seed {seed}: "
-                    f"{len(methods)} settings, {federation['train']['rounds']} rounds",
-                    settings=federation | {"seed": seed, "methods": methods},
-                    needs=name,
-                    parts=("methods", "settings", "diverged"),
-                    grid="; ".join(f"{method}: {_describe(grid)}" for method, grid in grids.items()),
-                )
-            )
+            case = f"{name}-{condition}{STAGES[stage]}"
+            result.append(grid_case(case, federation, seed, methods, what=what, parts=parts, grid=grid))
     return result
-
-
-def case_name(data: str, condition: str, stage: str, seed: int) -> str:
-    """The name of a case.
-
-    >>> case_name("mnist", "flips", "trials", 100), case_name("mnist", "flips", "extended_trials", 100)
-    ('mnist-flips-seed-100', 'mnist-flips-extended-seed-100')
-    """
-    return f"{data}-{condition}{STAGES[stage]}-seed-{seed}"
 
 
 def stage_grids(settings: Mapping[str, Any], data: str, stage: str) -> Grids:
@@ -80,7 +72,7 @@ def trials(grids: Grids) -> dict[str, dict[str, Setting]]:
                 setting: Setting = {"preset": method}
                 for key, value in zip(axes, values, strict=True):
                     setting |= {"tau": value[0], "lam": value[1]} if key == "tilts" else {key: value}
-                name = _trial_name(setting)
+                name = trial_name(setting)
                 if name in result[method]:
                     raise InputError(f"the grid of {method} has the trial {name!r} twice; leave one out")
                 result[method][name] = setting
@@ -89,15 +81,6 @@ def trials(grids: Grids) -> dict[str, dict[str, Setting]]:
 
 def _joined(grid: Grid | Sequence[Grid]) -> Sequence[Grid]:
     return [grid] if isinstance(grid, Mapping) else grid
-
-
-def _trial_name(setting: Setting) -> str:
-    settings = {key: value for key, value in setting.items() if key != "preset"}
-    return " ".join([setting["preset"], *(f"{key}={_format(value)}" for key, value in settings.items())])
-
-
-def _format(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _describe(grid: Grid | Sequence[Grid]) -> str:
@@ -195,7 +178,7 @@ def measured_stages(
     """The stages of which all tuning seeds are measured, with the results of these."""
     measured: dict[str, list[Mapping[str, Any]]] = {}
     for stage in STAGES:
-        names = [case_name(data, condition, stage, seed) for seed in tuning_seeds(settings, data)]
+        names = [f"{data}-{condition}{STAGES[stage]}-seed-{seed}" for seed in tuning_seeds(settings, data)]
         if stage_grids(settings, data, stage) and all(name in results for name in names):
             measured[stage] = [results[name] for name in names]
     return measured
