@@ -146,15 +146,15 @@ def _encode(columns: Columns, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
         raise InputError(
             f"table {columns.name} has an empty cell in row {row}, column {name!r}; fill it or drop the row"
         )
-    names = _sort_names(set(text))
+    names = sort_names(set(text))
     number = {value: k for k, value in enumerate(names)}
     return np.array([number[value] for value in text], np.int64), names
 
 
-def _sort_names(names: Iterable[str]) -> tuple[str, ...]:
+def sort_names(names: Iterable[str]) -> tuple[str, ...]:
     """Sort by value if all names are finite numbers, else as text: 'nan' cannot be ordered.
 
-    >>> _sort_names(["10", "9"]), _sort_names(["10", "9", "nan"])
+    >>> sort_names(["10", "9"]), sort_names(["10", "9", "nan"])
     (('9', '10'), ('10', '9', 'nan'))
     """
     value = {name: to_number(name) for name in names}
