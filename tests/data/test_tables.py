@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedtilt.data import Dataset, Features, rows, table
-from fedtilt.data.tables import _sort_names
+from fedtilt.data.tables import sort_names
 from fedtilt.errors import InputError
 
 CSV = "age,site,dose,well\n" + "".join(
@@ -132,7 +132,7 @@ def test_rows_that_do_not_match_the_features_are_refused(tmp_path):
     ],
 )
 def test_names_are_sorted_independently_of_their_order(names, order):
-    assert {_sort_names(permuted) for permuted in itertools.permutations(names)} == {order}
+    assert {sort_names(permuted) for permuted in itertools.permutations(names)} == {order}
 
 
 def test_labels_and_clients_called_nan(tmp_path):
