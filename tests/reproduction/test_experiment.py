@@ -154,5 +154,5 @@ def test_unknown_keys_are_rejected(line: str, message: str) -> None:
 
 
 def test_an_unknown_experiment_is_rejected() -> None:
-    with pytest.raises(ft.InputError, match="unknown experiment 'cleam'; choose one of clean, "):
+    with pytest.raises(ft.InputError, match="unknown experiment 'cleam'; choose one of tuned, tuning, clean, "):
         load("cleam")

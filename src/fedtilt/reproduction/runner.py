@@ -24,6 +24,7 @@ from fedtilt.reproduction.results_folder import CaseResult, DamagedResultError, 
 from fedtilt.reproduction.signs import experiment as signs
 from fedtilt.reproduction.sweep import experiment as sweep
 from fedtilt.reproduction.toy import experiment as toy
+from fedtilt.reproduction.tuned import experiment as tuned
 from fedtilt.reproduction.tuning import experiment as tuning
 from fedtilt.storage.provenance import environment
 
@@ -52,6 +53,7 @@ EXPERIMENT_KINDS: dict[str, ModuleType] = {
     "signs": signs,
     "sweep": sweep,
     "toy": toy,
+    "tuned": tuned,
     "tuning": tuning,
 }
 

@@ -1,0 +1,1 @@
+"""All methods on test data, each with the settings chosen by equal tuning."""

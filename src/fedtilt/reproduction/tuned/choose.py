@@ -1,0 +1,32 @@
+"""Write the table of chosen settings, data/chosen.toml, from the results of `tuning`.
+
+    fedtilt reproduce tuning --out RESULTS
+    python -m fedtilt.reproduction.tuned.choose RESULTS
+
+A data set under a condition without results in RESULTS keeps its settings; those of digits come from a quick run.
+"""
+
+import sys
+from pathlib import Path
+
+from fedtilt.errors import InputError
+from fedtilt.files import write_bytes
+from fedtilt.reproduction.results_folder import ResultsFolder
+from fedtilt.reproduction.runner import load_results, quick_only
+from fedtilt.reproduction.tuned.chosen import FILE, as_toml, choose_settings, chosen_settings
+
+
+def write_chosen(results: Path, file: Path) -> None:
+    """Write the table that the results in a folder determine."""
+    folder = ResultsFolder(results)
+    new, old = choose_settings(*load_results(folder, "tuning", quick=quick_only(folder))), chosen_settings()
+    if not new:
+        raise InputError(f"{results} has no results of tuning with all seeds; run fedtilt reproduce tuning")
+    table = {data: {**old.get(data, {}), **new.get(data, {})} for data in {**old, **new}}
+    write_bytes(file, as_toml(table).encode())
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m fedtilt.reproduction.tuned.choose RESULTS")
+    write_chosen(Path(sys.argv[1]), Path(str(FILE)))
