@@ -16,21 +16,21 @@ _in_use: dict[tuple[int, Path], object] = {}  # by (process, lock file): a recor
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder for the length of a `with` block."""
+def locked(folder: Path, *, busy: str | None = None) -> Iterator[None]:
+    """Lock a folder for the length of a `with` block; `busy` is the error if another process has locked it."""
     path = (folder / ".lock").resolve()
     key, token = (os.getpid(), path), object()
     if _in_use.setdefault(key, token) is not token:
-        raise InputError(f"{folder} is in use by a run of this process; wait for it, or choose another folder")
+        raise InputError(busy or f"{folder} is in use by a run of this process; wait for it, or choose another folder")
     try:
-        with _record_lock(path):
+        with _record_lock(path, busy):
             yield
     finally:
         del _in_use[key]
 
 
 @contextlib.contextmanager
-def _record_lock(path: Path) -> Iterator[None]:
+def _record_lock(path: Path, busy: str | None) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -43,7 +43,7 @@ def _record_lock(path: Path) -> Iterator[None]:
                 fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 raise InputError(
-                    f"{path.parent} is in use by another process; wait for it, or choose another folder"
+                    busy or f"{path.parent} is in use by another process; wait for it, or choose another folder"
                 ) from None
         yield
     finally:

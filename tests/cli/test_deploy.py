@@ -1,11 +1,9 @@
 """`fedtilt deploy`: from a new project to two trained sites, and one line for every error."""
 
 import json
-import os
 import ssl
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ pytest.importorskip("flwr")
 
 import fedtilt as ft
 from fedtilt.cli.deploy import app
-from fedtilt.flower.deploy import processes
 from fedtilt.flower.deploy.local_cluster import LocalCluster
 
 
@@ -62,6 +59,7 @@ def test_a_project_reads_a_sites_own_table(tmp_path: Path) -> None:
         (["down", "project"], "no local cluster was started"),
         (["status", "project"], "no local cluster was started"),
         (["up", "project", "--node-config", "data=1"], "is not SITE:KEY=VALUE"),
+        (["up", "project", "--node-config", "2:data=1"], "is for site 2, and the sites are 0 to 1"),
         (["key", "full/file"], "already exists"),
     ],
 )
@@ -89,19 +87,6 @@ def test_certificates_and_keys_are_usable_and_private_keys_are_private(tmp_path:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tmp_path / "ca.crt")
     context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
     assert (tmp_path / "site.key.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
-
-
-def test_every_process_and_its_children_are_stopped(tmp_path: Path) -> None:
-    cluster_id = f"test-{os.getpid()}-{time.time_ns()}"
-    child = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'], "
-    child += "start_new_session=True); time.sleep(99)"
-    env = processes.environment(cluster_id, tmp_path)
-    pid = processes.start([Path(sys.executable).name, "-c", child], env, tmp_path / "log", tmp_path)
-    while len(processes.running(cluster_id)) < 2:
-        time.sleep(0.05)
-    assert pid in processes.stop(cluster_id, [pid], timeout=0.5)
-    assert processes.running(cluster_id) == []
-    assert not processes.is_alive(pid)
 
 
 def test_without_flower_the_error_says_how_to_install_it(tmp_path: Path) -> None:

@@ -59,12 +59,12 @@ def test_only_a_registered_key_and_the_right_authority_connect(tmp_path: Path) -
             "wrong-ca": [*wrong_ca, "--auth-supernode-private-key", str(registered)],
             "no-tls": ["--insecure"],
         }
-        pids = []
+        attempts_made = []
         for name, credentials in attempts.items():
             env = processes.environment(cluster.id, tmp_path / name)
             command = ["flower-supernode", *credentials, *options, "--port", str(free_port())]
-            pids.append(processes.start(command, env, tmp_path / f"{name}.txt", tmp_path / name))
-        wait_until(lambda: not any(processes.is_alive(pid) for pid in pids), 120)
+            attempts_made.append(processes.start(command, env, tmp_path / f"{name}.txt", tmp_path / name))
+        wait_until(lambda: not any(map(processes.is_alive, attempts_made)), 120)
         assert cluster.connected_sites() == 1
         env = processes.environment(cluster.id, tmp_path / "good")
         good = [*ca, "--auth-supernode-private-key", str(registered), *options, "--port", str(free_port())]

@@ -33,8 +33,8 @@ class FakeCluster(LocalCluster):
     run_config: Mapping[str, object] = {}  # of the last run
     run_status = ""
 
-    def running(self) -> list[int]:
-        return [1]
+    def problem(self) -> str | None:
+        return None
 
     def submit(self, app: Path, config: Mapping[str, object]) -> int:
         self.run_config = config

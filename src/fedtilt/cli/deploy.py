@@ -12,6 +12,7 @@ from rich.console import Console
 from fedtilt.cli.run import write_report
 from fedtilt.cli.tables import worst_client_and_class
 from fedtilt.errors import InputError
+from fedtilt.locks import locked
 
 if TYPE_CHECKING:
     from fedtilt.evaluation.results import MethodResult
@@ -58,15 +59,16 @@ def up(
     check_project(project)
     sites = load(project / "spec.toml").clients.count
     cluster = LocalCluster(home=_cluster_home(project), tls=not insecure, sites=sites)
+    node_configs = _node_configs(node_config or [], sites)
     with Console(stderr=True).status(f"starting a SuperLink and {_plural(sites, 'SuperNode')}"):
-        cluster.up(node_config=_node_configs(node_config or []))
+        cluster.up(node_config=node_configs, notice=lambda text: typer.echo(text, err=True))
     security = "without TLS" if insecure else "over TLS, with registered keys"
     verb = "is" if sites == 1 else "are"
     typer.echo(f"up     {_plural(sites, 'site')} {verb} connected to 127.0.0.1:{cluster.port} {security}")
     typer.echo(f"next   fedtilt deploy run {project}")
 
 
-def _node_configs(options: Sequence[str]) -> dict[int, dict[str, object]]:
+def _node_configs(options: Sequence[str], sites: int) -> dict[int, dict[str, object]]:
     import tomllib
 
     configs: dict[int, dict[str, object]] = {}
@@ -78,6 +80,8 @@ def _node_configs(options: Sequence[str]) -> dict[int, dict[str, object]]:
             values = {}
         if not colon or not site.strip().isdigit() or not values:
             raise InputError(f"--node-config {option!r} is not SITE:KEY=VALUE; write for example 0:data='\"/a.csv\"'")
+        if int(site) >= sites:
+            raise InputError(f"--node-config {option!r} is for site {site}, and the sites are 0 to {sites - 1}")
         configs.setdefault(int(site), {}).update(values)
     return configs
 
@@ -102,7 +106,9 @@ def run(
     from fedtilt.flower.deploy.project import check_project, default_run_config
 
     check_project(project)
-    cluster = _require_running(LocalCluster.load(_cluster_home(project)))
+    cluster = LocalCluster.load(_cluster_home(project))
+    if problem := cluster.problem():
+        raise InputError(problem)
     config: dict[str, object] = {"method": method, "set": "\n".join(settings or [])}
     config |= {key: value for key, value in (("quorum", quorum), ("deadline", deadline)) if value is not None}
     if quorum is None and default_run_config(project).get("join-quorum") == 0:
@@ -110,25 +116,21 @@ def run(
     RoundPolicy.from_config(config)
     task = Task(spec=project / "spec.toml").resolve(config)
     folder = (out or cluster.home / "link" / "runs" / f"{task.spec.name}-{task.method.name}").resolve()
-    progress = _Progress(cluster, folder, task.spec.seed, task.spec.train.rounds)
-    number = cluster.submit(project, config | {"out": str(folder)})
-    try:
-        status = cluster.wait_for_run(number, is_done=progress.update)
-    except KeyboardInterrupt:
-        typer.echo(f"run {number} continues; see fedtilt deploy status {project}", err=True)
-        raise typer.Exit(130) from None
+    with cluster.training():
+        with locked(folder, busy=f"a run still trains in {folder}; wait for it, or choose another folder with --out"):
+            progress = _Progress(cluster, folder, task.spec.seed, task.spec.train.rounds)
+        number = cluster.submit(project, config | {"out": str(folder)})
+        try:
+            status = cluster.wait_for_run(number, is_done=progress.update)
+        except KeyboardInterrupt:
+            typer.echo(f"run {number} continues; see fedtilt deploy status {project}", err=True)
+            raise typer.Exit(130) from None
     progress.update()
     if status != "finished:completed":
         raise InputError(progress.failure_message(status))
     if progress.was_finished:
         typer.echo(f"finished     {folder} was already finished; for a new run choose another folder with --out")
     _print_result(folder, task, cluster)
-
-
-def _require_running(cluster: "LocalCluster") -> "LocalCluster":
-    if not cluster.running():
-        raise InputError(f"the local cluster in {cluster.home} is down; start it with fedtilt deploy up")
-    return cluster
 
 
 class _Progress:
@@ -172,7 +174,7 @@ class _Progress:
 
     def failure_message(self, status: str) -> str:
         """Why the run is not finished, and which log to read."""
-        from fedtilt.flower.deploy.local_cluster import status_text
+        from fedtilt.flower.deploy.flwr_cli import status_text
 
         stopped = _read_json(self._folder / "stopped.json") if self._is_new("stopped.json") else {}
         if "reason" not in stopped:
@@ -258,15 +260,23 @@ def _print_failures(result: "MethodResult", class_names: Sequence[str], evaluate
 @app.command()
 def status(project: Project = Path(".")) -> None:
     """Show the sites, processes and runs of the local cluster."""
-    from fedtilt.flower.deploy.local_cluster import LocalCluster, status_text
+    from fedtilt.flower.deploy.flwr_cli import status_text
+    from fedtilt.flower.deploy.local_cluster import LocalCluster
 
     cluster = LocalCluster.load(_cluster_home(project))
     pids = cluster.running()
     if not pids:
         typer.echo("down: no process is running")
         return
+    processes = f"processes: {' '.join(map(str, pids))}"
+    if problem := cluster.problem():
+        typer.echo(f"broken: {problem}")
+        typer.echo(processes)
+        return
     typer.echo(f"up: {cluster.connected_sites()} of {cluster.sites} sites are connected to 127.0.0.1:{cluster.port}")
-    typer.echo(f"processes: {' '.join(map(str, pids))}")
+    for site in cluster.stopped_sites():
+        typer.echo(f"site {site} has stopped; see {cluster.log_file(site)}")
+    typer.echo(processes)
     for entry in cluster.runs():
         typer.echo(f"run {entry['run-id']}: {status_text(entry['status'])}")
 

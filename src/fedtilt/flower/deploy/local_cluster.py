@@ -1,34 +1,37 @@
 """A local cluster: a SuperLink and its SuperNodes on one machine, over TLS and with registered keys.
 
-HOME/cluster.json         ports, process ids and the cluster id in their environment
+HOME/cluster.json         ports, processes and the cluster id in their environment
 HOME/certificates/        the certificates of the authority and the SuperLink, a key per site
-HOME/link/, HOME/site-N/  of the SuperLink and of each site: Flower home, log.txt, and runs/ of the server or state/
-                          with the personal models of a site
+HOME/link/, HOME/site-N/  of the SuperLink and of each site: Flower home, log.txt, the secret of its SuperExec, and
+                          runs/ of the server or state/ with the personal models of a site
+
+Only the owner can read HOME. One command at a time starts or stops the cluster, one run at a time trains on it.
 """
 
-import json
-import re
 import secrets
 import socket
 import ssl
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, write_bytes, write_json
-from fedtilt.flower.deploy import processes
-from fedtilt.flower.deploy.certificates import make_authority, make_server_certificate, make_site_key
+from fedtilt.flower.deploy import commands, processes
+from fedtilt.flower.deploy.certificates import make_authority, make_server_certificate, make_site_key, write_secret
+from fedtilt.flower.deploy.flwr_cli import run_flwr, run_flwr_json
+from fedtilt.flower.deploy.processes import Process
+from fedtilt.flower.site_keys import KEYS_VARIABLE
+from fedtilt.locks import locked
 from fedtilt.spec.write import format_toml
 
 CONNECTION = "cluster"  # the name of the SuperLink in Flower's configuration
-_HOST = "127.0.0.1"
+_HEARTBEAT = 75  # seconds after which Flower no longer counts a killed SuperNode as connected, and some to spare
 
 
 @dataclass
@@ -39,18 +42,24 @@ class LocalCluster:
     tls: bool = True
     sites: int = 2
     port: int = 0
+    site_port: int = 0  # of a proxy in front of the SuperLink; 0: none
     id: str = ""
-    superlink: int = 0  # process id
-    supernodes: dict[int, int] = field(default_factory=dict)  # site → process id
+    link: list[Process] = field(default_factory=list)  # the SuperLink and its SuperExec
+    nodes: dict[int, list[Process]] = field(default_factory=dict)  # of each site: the SuperNode and its SuperExec
 
     @classmethod
     def load(cls, home: Path) -> "LocalCluster":
         """The cluster that was started in a folder."""
-        if not (home / "cluster.json").exists():
+        path = home / "cluster.json"
+        if not path.exists():
             raise InputError(f"no local cluster was started in {home}; start one with fedtilt deploy up")
-        values = read_json(home / "cluster.json")
-        supernodes = {int(site): pid for site, pid in values.pop("supernodes").items()}
-        return cls(home=home.resolve(), supernodes=supernodes, **values)
+        values = read_json(path)
+        try:
+            values["link"] = [Process(*process) for process in values["link"]]
+            values["nodes"] = {int(n): [Process(*p) for p in processes] for n, processes in values["nodes"].items()}
+            return cls(home=home.resolve(), **values)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"{path} is damaged or of another version ({error!r}); delete it") from None
 
     def _save(self) -> None:
         values = {key: value for key, value in asdict(self).items() if key != "home"}
@@ -58,48 +67,89 @@ class LocalCluster:
 
     # -- up and down -------------------------------------------------------------------------------------------------
 
-    def up(self, *, node_config: Mapping[int, Mapping[str, object]] | None = None, timeout: float = 60) -> None:
+    def up(
+        self,
+        *,
+        node_config: Mapping[int, Mapping[str, object]] | None = None,
+        timeout: float = 60,
+        notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
         """Start all processes and wait until all sites are connected.
 
         Args:
             node_config: more keys for the `--node-config` of some sites
             timeout: seconds to wait; 0: do not wait
+            notice: called with one sentence if the start takes longer than usual
         """
-        if (self.home / "cluster.json").exists() and LocalCluster.load(self.home).running():
-            raise InputError(f"a local cluster is running in {self.home}; stop it with fedtilt deploy down")
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.home.chmod(0o700)
         self.home = self.home.resolve()
-        self.id, self.port = secrets.token_hex(8), free_port()
-        self._save()
-        try:
-            if self.tls:
-                self._make_certificates()
-            self.start_superlink()
-            for site in range(self.sites):
+        with self._locked():
+            if (self.home / "cluster.json").exists() and LocalCluster.load(self.home).running():
+                raise InputError(f"a local cluster is running in {self.home}; stop it with fedtilt deploy down")
+            self.id, self.port = secrets.token_hex(8), free_port()
+            self._save()
+            try:
                 if self.tls:
-                    self.register_key(self.key_file(site))
-                self.start_supernode(site, (node_config or {}).get(site, {}))
-            if timeout:
-                self.wait_for_sites(self.sites, timeout)
-        except BaseException:
-            self.down()
-            raise
+                    self._make_certificates()
+                is_new = not (self.home / "link" / "link.db").exists()
+                self.start_superlink()
+                if not is_new:
+                    self._wait_for_killed_sites(notice)
+                for site in range(self.sites):
+                    if self.tls:
+                        self.register_key(self.key_file(site))
+                    self.start_supernode(site, (node_config or {}).get(site, {}))
+                if timeout:
+                    self.wait_for_sites(self.sites, timeout)
+            except BaseException:
+                self._stop()
+                raise
 
     def down(self) -> list[int]:
         """Stop every process of the cluster; returns the stopped ones."""
-        return processes.stop(self.id, self._started())
+        with self._locked():
+            return self._stop()
+
+    def _stop(self) -> list[int]:
+        """Stop the sites before the SuperLink, so that it learns that they are gone."""
+        return processes.stop(self.id, [process for node in self.nodes.values() for process in node], self.link)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with locked(self.home, busy=f"another command starts or stops the local cluster in {self.home}; wait for it"):
+            yield
 
     def running(self) -> list[int]:
         """The running processes of the cluster."""
-        return processes.running(self.id, self._started())
+        return processes.running(self.id, [*self.link, *(process for node in self.nodes.values() for process in node)])
 
-    def _started(self) -> list[int]:
-        return [pid for pid in (*self.supernodes.values(), self.superlink) if pid]
+    def problem(self) -> str | None:
+        """Why a cluster that was started cannot train; None if it can."""
+        if not self.running():
+            return f"the local cluster in {self.home} is down; start it with fedtilt deploy up"
+        if not self.link or not all(processes.is_alive(process) for process in self.link) or not self._is_healthy():
+            remedy = f"see {self.server_log_file}, then run fedtilt deploy down and fedtilt deploy up"
+            return f"the SuperLink of the local cluster in {self.home} has stopped; {remedy}"
+        return None
+
+    def stopped_sites(self) -> list[int]:
+        """The sites whose SuperNode or SuperExec has ended."""
+        return [n for n, node in sorted(self.nodes.items()) if not all(processes.is_alive(p) for p in node)]
+
+    def _wait_for_killed_sites(self, notice: Callable[[str], None]) -> None:
+        """Wait until the SuperLink no longer counts sites that were killed: it refuses a key that it counts."""
+        if not self.connected_sites():
+            return
+        notice(f"the SuperLink does not know yet that its sites were stopped: waiting up to {_HEARTBEAT} s")
+        message = f"the SuperLink still counts sites of an earlier cluster; see {self.server_log_file}"
+        self._wait_until(lambda: not self.connected_sites(), _HEARTBEAT, lambda: message, interval=3)
 
     def _make_certificates(self) -> None:
         folder = self.home / "certificates"
         if not (folder / "ca.crt").exists():
             make_authority(folder)
-        make_server_certificate(folder, [_HOST, "localhost"])
+        make_server_certificate(folder, [commands.HOST, "localhost"])
         for site in range(self.sites):
             if not self.key_file(site).exists():
                 make_site_key(self.key_file(site))
@@ -120,30 +170,36 @@ class LocalCluster:
     # -- processes ---------------------------------------------------------------------------------------------------
 
     def start_superlink(self) -> None:
-        """Start the SuperLink and wait until it responds."""
-        certificates, folder = self.home / "certificates", self.home / "link"
-        security = ["--insecure"]
-        if self.tls:
-            security = ["--ssl-ca-certfile", f"{certificates / 'ca.crt'}"]
-            security += ["--ssl-certfile", f"{certificates / 'server.crt'}"]
-            security += ["--ssl-keyfile", f"{certificates / 'server.key'}", "--enable-supernode-auth"]
-        command = ["flower-superlink", *security, "--host", _HOST, "--port", str(self.port), "--database", "link.db"]
+        """Start the SuperLink and its SuperExec, and wait until it responds."""
+        folder, certificates = self.home / "link", self.home / "certificates" if self.tls else None
+        secret = _make_secret(folder)
         self._write_flwr_config()
         env = processes.environment(self.id, folder / "flwr")
-        self.superlink = processes.start(command, env, self.server_log_file, folder)
+        if self.tls:
+            env[KEYS_VARIABLE] = str(self.home / "certificates")
+        command = commands.superlink(self.port, folder / "link.db", secret, certificates)
+        self.link = [processes.start(command, env, self.server_log_file, folder)]
         self._save()
         self._wait_until(self._is_healthy, 60, lambda: f"the SuperLink does not respond; see {self.server_log_file}")
+        command = commands.superexec(self.port, secret, self._authority)
+        self.link.append(processes.start(command, env, self.server_log_file, folder))
+        self._save()
 
     def start_supernode(self, site: int, node_config: Mapping[str, object] | None = None) -> None:
-        """Start the SuperNode of a site."""
-        folder = self.home / f"site-{site}"
+        """Start the SuperNode of a site and its SuperExec."""
+        folder, port = self.home / f"site-{site}", free_port()
+        secret = _make_secret(folder)
         config = {"partition-id": site, "state-dir": str(folder / "state"), **(node_config or {})}
-        text = " ".join(f"{key}={_toml_value(value)}" for key, value in config.items())
-        command = ["flower-supernode", *self.credentials(self.key_file(site)), "--superlink", f"{_HOST}:{self.port}"]
-        command += ["--host", _HOST, "--port", str(free_port()), "--node-config", text]
+        credentials = None if self._authority is None else (self._authority, self.key_file(site))
+        address = f"{commands.HOST}:{self.site_port or self.port}"
         env = processes.environment(self.id, folder / "flwr")
-        self.supernodes[site] = processes.start(command, env, self.log_file(site), folder)
-        self._save()
+        node = self.nodes[site] = []
+        for command in (
+            commands.supernode(address, port, config, secret, credentials),
+            commands.superexec(port, secret, None),  # a SuperNode and its SuperExec are on one machine
+        ):
+            node.append(processes.start(command, env, self.log_file(site), folder))
+            self._save()
 
     def register_key(self, key: Path) -> None:
         """Register a SuperNode's key; the SuperLink remembers it from one `up` to the next."""
@@ -153,24 +209,22 @@ class LocalCluster:
             if "already in use" not in str(error):
                 raise
 
-    def credentials(self, key: Path) -> list[str]:
-        """The options with which a SuperNode authenticates itself and the SuperLink."""
-        if not self.tls:
-            return ["--insecure"]
-        ca = self.home / "certificates" / "ca.crt"
-        return ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
+    @property
+    def _authority(self) -> Path | None:
+        return self.home / "certificates" / "ca.crt" if self.tls else None
 
     def _write_flwr_config(self) -> None:
         """Write Flower's configuration with the address of the SuperLink."""
-        ca = self.home / "certificates" / "ca.crt"
-        security = f"root-certificates = {format_toml(str(ca))}" if self.tls else "insecure = true"
+        security = "insecure = true"
+        if self._authority is not None:
+            security = f"root-certificates = {format_toml(str(self._authority))}"
         text = f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-        text += f'[superlink.{CONNECTION}]\naddress = "{_HOST}:{self.port}"\n{security}\n'
+        text += f'[superlink.{CONNECTION}]\naddress = "{commands.HOST}:{self.port}"\n{security}\n'
         write_bytes(self.home / "flwr" / "config.toml", text.encode())
 
     def _is_healthy(self) -> bool:
-        context = ssl.create_default_context(cafile=self.home / "certificates/ca.crt") if self.tls else None
-        url = f"{'https' if self.tls else 'http'}://{_HOST}:{self.port}/health"
+        context = None if self._authority is None else ssl.create_default_context(cafile=self._authority)
+        url = f"{'https' if self.tls else 'http'}://{commands.HOST}:{self.port}/health"
         try:
             with urllib.request.urlopen(url, timeout=5, context=context) as response:
                 return bool(response.status == 200)
@@ -181,49 +235,54 @@ class LocalCluster:
 
     def flwr(self, *arguments: str) -> str:
         """Run Flower's command line; returns its output."""
-        program = Path(sys.executable).parent / "flwr"
-        env = processes.environment(self.id, self.home / "flwr")
-        done = subprocess.run([str(program), *arguments], env=env, capture_output=True, text=True, timeout=120)
-        if done.returncode:
-            message = " ".join(re.sub("[╭╮╰╯─│]", " ", done.stderr or done.stdout).split())
-            raise InputError(f"flwr {arguments[0]} failed: {message[-400:]}")
-        return done.stdout
+        return run_flwr(self._flwr_environment(), *arguments)
 
-    def flwr_json(self, *arguments: str) -> Any:
-        """Run Flower's command line; returns its JSON output."""
-        output = self.flwr(*arguments, "--format", "json")
-        try:
-            return json.loads(output[output.index("{") :])
-        except ValueError:
-            raise InputError(f"flwr {arguments[0]} did not print JSON: {output[-200:]!r}") from None
+    def _flwr_environment(self) -> dict[str, str]:
+        return processes.environment(self.id, self.home / "flwr")
 
     def runs(self) -> list[dict[str, Any]]:
         """The submitted runs, newest first."""
-        runs: list[dict[str, Any]] = self.flwr_json("list", CONNECTION).get("runs", [])
+        runs: list[dict[str, Any]] = run_flwr_json(self._flwr_environment(), "list", CONNECTION).get("runs", [])
         return runs
 
     def connected_sites(self) -> int:
         """How many sites are connected."""
-        nodes = self.flwr_json("supernode", "list", CONNECTION).get("nodes", [])
+        nodes = run_flwr_json(self._flwr_environment(), "supernode", "list", CONNECTION).get("nodes", [])
         return sum(node.get("status") == "online" for node in nodes)
 
     def wait_for_sites(self, sites: int, timeout: float = 60) -> None:
-        """Wait until this many sites are connected."""
+        """Wait until `sites` sites are connected; a site whose process has ended is an error."""
+
+        def are_connected() -> bool:
+            if stopped := self.stopped_sites():
+                raise InputError(f"the SuperNode of site {stopped[0]} has stopped; see {self.log_file(stopped[0])}")
+            return self.connected_sites() >= sites
+
         self._wait_until(
-            lambda: self.connected_sites() >= sites,
-            timeout,
-            lambda: f"only {self.connected_sites()} of {sites} sites are connected",
+            are_connected, timeout, lambda: f"only {self.connected_sites()} of {sites} sites are connected"
         )
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Refuse a second run while this one trains: the sites train one run at a time."""
+        busy = f"another fedtilt deploy run trains on the local cluster in {self.home}; wait for it"
+        with locked(self.home / "submissions", busy=busy):
+            yield
 
     def submit(self, app: Path, config: Mapping[str, object]) -> int:
         """Submit a run of a Flower app; returns the run's number."""
-        file = self.home / "run-config.toml"
-        write_bytes(file, "".join(f"{key} = {_toml_value(value)}\n" for key, value in config.items()).encode())
-        return int(self.flwr_json("run", str(app), CONNECTION, "--run-config", str(file))["run-id"])
+        file = self.home / "submissions" / f"{secrets.token_hex(8)}.toml"  # its own: another run must not change it
+        write_bytes(file, "".join(f"{key} = {commands.toml_value(value)}\n" for key, value in config.items()).encode())
+        try:
+            arguments = ["run", str(app), CONNECTION, "--run-config", str(file)]
+            return int(run_flwr_json(self._flwr_environment(), *arguments)["run-id"])
+        finally:
+            file.unlink(missing_ok=True)
 
     def status(self, run: int) -> str:
         """Flower's status of a run: pending, running, finished:completed, finished:failed, …"""
-        return str(self.flwr_json("list", CONNECTION, "--run-id", str(run))["runs"][0]["status"])
+        runs = run_flwr_json(self._flwr_environment(), "list", CONNECTION, "--run-id", str(run))["runs"]
+        return str(runs[0]["status"])
 
     def wait_for_run(self, run: int, timeout: float = 86400, is_done: Callable[[], bool] = lambda: False) -> str:
         """Wait until a run is finished; returns its status.
@@ -234,7 +293,7 @@ class LocalCluster:
             is_done: a cheap check; Flower's status is read when it returns True, and every 20 seconds
         """
         end = time.monotonic() + timeout
-        while not (status := self.status(run)).startswith("finished"):
+        while not (status := self._status_or_problem(run)).startswith("finished"):
             next_check = min(time.monotonic() + 20, end)  # reading the status takes a process and a second or two
             while time.monotonic() < next_check and not is_done():
                 time.sleep(0.3)
@@ -242,30 +301,31 @@ class LocalCluster:
                 raise InputError(f"run {run} is still {status} after {timeout:.0f} s")
         return status
 
-    def _wait_until(self, condition: Callable[[], bool], timeout: float, error_message: Callable[[], str]) -> None:
+    def _status_or_problem(self, run: int) -> str:
+        if problem := self.problem():
+            raise InputError(problem)
+        return self.status(run)
+
+    def _wait_until(
+        self, condition: Callable[[], bool], timeout: float, error_message: Callable[[], str], interval: float = 0.3
+    ) -> None:
         end = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > end:
                 raise InputError(error_message())
-            time.sleep(0.3)
-
-
-def status_text(status: str) -> str:
-    """Flower's status of a run in plain words."""
-    words = {
-        "finished:completed": "finished",
-        "finished:failed": "stopped",
-        "finished:stopped": "stopped with flwr stop",
-    }
-    return words.get(status, status)
+            time.sleep(interval)
 
 
 def free_port() -> int:
     """A port that is not in use."""
     with socket.socket() as s:
-        s.bind((_HOST, 0))
+        s.bind((commands.HOST, 0))
         return int(s.getsockname()[1])
 
 
-def _toml_value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else format_toml(value)
+def _make_secret(folder: Path) -> Path:
+    """The file of the secret that a SuperExec shares with the SuperLink or SuperNode in a folder."""
+    path = folder / "executor.secret"
+    if not path.exists():
+        write_secret(path, secrets.token_bytes(32))
+    return path

@@ -1,7 +1,8 @@
 """Background processes that outlive the command that starts them, and can all be stopped.
 
 Flower starts helper processes, one per message. All processes of a cluster inherit its id in an environment variable
-and are found by it, never by name.
+and are found by it, never by name. A process id alone is not enough to stop a process: the id may have been given to
+another one since, so it is stored together with the time its process started.
 """
 
 import os
@@ -11,10 +12,18 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fedtilt.errors import InputError
 
 CLUSTER_VARIABLE = "FEDTILT_CLUSTER"
+
+
+class Process(NamedTuple):
+    """A process that `start` started."""
+
+    pid: int
+    start_time: str  # tells it from a later process with the same id
 
 
 def environment(cluster_id: str, flwr_home: Path) -> dict[str, str]:
@@ -32,27 +41,51 @@ def environment(cluster_id: str, flwr_home: Path) -> dict[str, str]:
     }
 
 
-def start(command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path) -> int:
-    """Start a process in a new session, with its output in a file; returns the process id."""
+def start(command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path) -> Process:
+    """Start a process in a new session, with its output in a file; only its owner can read what it writes."""
     program = Path(sys.executable).parent / command[0]
     if not program.exists():
         raise InputError(f'{command[0]} is not installed in this Python environment; pip install "fedtilt[flower]"')
-    log.parent.mkdir(parents=True, exist_ok=True)
-    cwd.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    for folder in (log.parent, cwd):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         process = subprocess.Popen(
             [str(program), *command[1:]], env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True,
+            stderr=subprocess.STDOUT, start_new_session=True, umask=0o077,
         )  # fmt: skip
     process.returncode = 0  # the process outlives this object, which would warn; `is_alive` reaps it
-    return process.pid
+    return Process(process.pid, _start_time(process.pid) or "")
 
 
-def running(cluster_id: str, started: Sequence[int] = ()) -> list[int]:
-    """The running processes of a cluster; without /proc, those of the `started` ones that are running."""
+def _start_time(pid: int) -> str | None:
+    """When a process started, in the words of the system; None if it is not running."""
+    stat = Path(f"/proc/{pid}/stat")
+    if Path("/proc/self/stat").exists():
+        try:  # the command, in parentheses, may contain anything; the start time is the 20th field after it
+            state, *fields = stat.read_text().rpartition(")")[2].split()
+        except (OSError, ValueError):
+            return None
+        return None if state == "Z" else fields[18]
+    done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True)
+    return done.stdout.strip() or None
+
+
+def is_alive(process: Process) -> bool:
+    """Whether a process is running; reaps a child that has ended."""
+    try:
+        if os.waitpid(process.pid, os.WNOHANG)[0] == process.pid:
+            return False
+    except ChildProcessError:
+        pass  # not a child of this process
+    return _start_time(process.pid) == process.start_time
+
+
+def running(cluster_id: str, started: Sequence[Process] = ()) -> list[int]:
+    """The ids of a cluster's running processes; without /proc, those of the `started` ones that are running."""
     proc = Path("/proc")
+    alive = [process.pid for process in started if is_alive(process)]
     if not (proc / "self" / "environ").exists():
-        return [pid for pid in started if is_alive(pid)]
+        return alive
     entry = f"{CLUSTER_VARIABLE}={cluster_id}".encode()
     pids = []
     for folder in proc.iterdir():
@@ -65,48 +98,36 @@ def running(cluster_id: str, started: Sequence[int] = ()) -> list[int]:
     return sorted(pids)
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process is running; reaps a child that has ended."""
-    try:
-        if os.waitpid(pid, os.WNOHANG)[0] == pid:
-            return False
-    except ChildProcessError:
-        pass  # not a child of this process
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def stop(cluster_id: str, started: Sequence[int] = (), *, timeout: float = 8.0) -> list[int]:
-    """Terminate all processes of a cluster, and kill those left after `timeout` seconds; returns the stopped ones.
+def stop(cluster_id: str, *stages: Sequence[Process], timeout: float = 8.0) -> list[int]:
+    """Terminate all processes of a cluster, and kill those that stay; returns the ids of the stopped ones.
 
     Args:
         cluster_id: the id in their environment
-        started: the processes that `start` returned, which terminate their helpers themselves
-        timeout: seconds
+        stages: the processes that `start` returned, those to stop first in the first; they terminate their helpers
+        timeout: seconds that a stage, and then the helpers, have to end
     """
+    started = [process for stage in stages for process in stage]
     pids = running(cluster_id, started)
-    _send([pid for pid in started if pid in pids], signal.SIGTERM)
+    for stage in stages:
+        _send([process.pid for process in stage if is_alive(process)], signal.SIGTERM)
+        _wait_until_ended(stage, timeout)
+        _send([process.pid for process in stage if is_alive(process)], signal.SIGKILL)
     end = time.monotonic() + timeout
-    while _remaining(cluster_id, started) and time.monotonic() < end:
-        time.sleep(0.2)
+    while running(cluster_id, started) and time.monotonic() < end:
+        time.sleep(0.1)
     for _ in range(50):
-        remaining = _remaining(cluster_id, started)
+        remaining = running(cluster_id, started)
         if not remaining:
             return pids
         _send(remaining, signal.SIGKILL)
         time.sleep(0.1)
-    raise InputError(f"processes {_remaining(cluster_id, started)} do not end; stop them by hand")
+    raise InputError(f"processes {running(cluster_id, started)} do not end; stop them by hand")
 
 
-def _remaining(cluster_id: str, started: Sequence[int]) -> list[int]:
-    for pid in started:
-        is_alive(pid)  # reaps
-    return running(cluster_id, started)
+def _wait_until_ended(stage: Sequence[Process], timeout: float) -> None:
+    end = time.monotonic() + timeout
+    while any(is_alive(process) for process in stage) and time.monotonic() < end:
+        time.sleep(0.1)
 
 
 def _send(pids: Sequence[int], signal_: signal.Signals) -> None:

@@ -1,0 +1,55 @@
+"""The command lines of Flower's programs, the same in a local cluster and in the systemd units of real machines.
+
+SuperLink and SuperNode do not run a project's code: a separate SuperExec does. It proves with a secret that it may take
+tasks; without the secret, everyone who can reach the port may take the server's task or a site's.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedtilt.spec.write import format_toml
+
+HOST = "127.0.0.1"  # every program listens on loopback alone; sites reach the server through a proxy
+
+
+def superlink(port: int, database: Path, secret: Path, certificates: Path | None) -> list[str]:
+    """The server's SuperLink; `certificates` is the folder of ca.crt, server.crt and server.key, None: no TLS."""
+    security = ["--insecure"]
+    if certificates is not None:
+        security = ["--ssl-ca-certfile", str(certificates / "ca.crt")]
+        security += ["--ssl-certfile", str(certificates / "server.crt")]
+        security += ["--ssl-keyfile", str(certificates / "server.key"), "--enable-supernode-auth"]
+    address = ["--host", HOST, "--port", str(port)]
+    return ["flower-superlink", *security, *address, "--database", str(database), *_executor(secret)]
+
+
+def supernode(
+    superlink: str, port: int, node_config: Mapping[str, object], secret: Path, credentials: tuple[Path, Path] | None
+) -> list[str]:
+    """A site's SuperNode; `credentials` are the files of the authority and of the site's key, None: no TLS."""
+    security = ["--insecure"]
+    if credentials is not None:
+        authority, key = credentials
+        security = ["--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
+    config = " ".join(f"{key}={toml_value(value)}" for key, value in node_config.items())
+    address = ["--superlink", superlink, "--host", HOST, "--port", str(port)]
+    return ["flower-supernode", *security, *address, *_executor(secret), "--node-config", config]
+
+
+def superexec(port: int, secret: Path, authority: Path | None) -> list[str]:
+    """The SuperExec of a SuperLink or a SuperNode on this machine; `authority` is None without TLS."""
+    security = ["--insecure"] if authority is None else ["--root-certificates", str(authority)]
+    return [
+        "flower-superexec", *security, "--runtime-api-address", f"{HOST}:{port}",
+        "--superexec-auth-secret-file", str(secret),
+    ]  # fmt: skip
+
+
+def _executor(secret: Path) -> list[str]:
+    """Leave running the project's code to a SuperExec that knows the secret."""
+    return ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
+
+
+def toml_value(value: object) -> str:
+    """A value of a node's or a run's configuration as TOML."""
+    return str(value).lower() if isinstance(value, bool) else format_toml(value)
