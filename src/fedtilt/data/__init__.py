@@ -6,8 +6,10 @@ from fedtilt.data.download import check, get
 from fedtilt.data.entry import data_folder
 from fedtilt.data.features import Features
 from fedtilt.data.federation import Federation
+from fedtilt.data.huggingface import from_huggingface
 from fedtilt.data.outliers import Outliers
 from fedtilt.data.tables import rows, table
+from fedtilt.data.torch_dataset import from_torch
 
 __all__ = [
     "Dataset",
@@ -17,6 +19,8 @@ __all__ = [
     "check",
     "data_folder",
     "find_folder",
+    "from_huggingface",
+    "from_torch",
     "get",
     "load",
     "names",

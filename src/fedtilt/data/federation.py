@@ -1,8 +1,8 @@
 """A data set divided among clients, by index: samples are copied only when a client's data is read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtilt import checks, seeds
 from fedtilt.data import partition as partitions
 from fedtilt.data.dataset import Dataset
+from fedtilt.data.from_clients import read_clients
 from fedtilt.data.inputs import Inputs, Shape, concatenate, take, to_device
 from fedtilt.data.outliers import Outliers, apply, resolve_outliers
 from fedtilt.data.partition import Partition, TooManyClients
@@ -111,6 +112,69 @@ class Federation:
             has_outliers=_choose_clients_with_outliers(outliers, len(names), seed),
             seed=seed,
             validation_outliers=bool(validation_outliers),
+        )
+
+    @classmethod
+    def from_clients(
+        cls,
+        data: Mapping[str, Any] | Sequence[Any],
+        names: Iterable[object] | None = None,
+        *,
+        name: str = "clients",
+        class_names: Sequence[str] | None = None,
+        test_share: float | None = None,
+        outliers: str | Outliers = "none",
+        outlier_rate: float = 0.3,
+        outlier_strength: float | None = None,
+        outlier_clients: float = 1.0,
+        validation: float = 0.0,
+        validation_outliers: bool = False,
+        max_train: int | None = None,
+        seed: int = 0,
+        **columns: Any,
+    ) -> Self:
+        """A federation of data that comes client by client.
+
+        A client's data is a `Dataset`, arrays or tensors (x, y), a pandas DataFrame, a map-style PyTorch dataset, a
+        Hugging Face dataset (such as a partition of flwr-datasets), or a pair (train, test) of these. x may be a
+        dictionary of tensors. uint8 arrays of three or four dimensions are images, other integers tokens, and the rest
+        is float32. Classes are matched by name, so their order may differ from client to client.
+
+        Args:
+            data: the data of each client, as a list or by the client's name
+            names: the clients' names, if `data` is a list; left out: their numbers
+            name: the name of the data set
+            class_names: all classes in order; left out: those the data declares, else the labels that occur
+            test_share: the share of its samples that is test data at a client without any; left out: 0.25
+            outliers: the kind of outliers in the training data; see `build`
+            outlier_rate: the probability that a sample is an outlier
+            outlier_strength: the share of pixels (corruptions) or the standard deviation (gaussian)
+            outlier_clients: the share of clients that have outliers
+            validation: the share of each client's training samples used for validation
+            validation_outliers: whether validation data has outliers too
+            max_train: the largest number of training samples per client; left out: all
+            seed: the seed of the test data, the validation data and the choice of clients with outliers
+            columns: the settings of `ft.data.table` if the clients have DataFrames, such as `target`; `target` and
+                `inputs` of `ft.data.from_huggingface`; `target` of `ft.data.from_torch`
+
+        >>> north, south = (torch.zeros(8, 3), [0, 1] * 4), (torch.ones(4, 3), [1, 1, 0, 0])
+        >>> Federation.from_clients([north, south], names=["north", "south"])
+        Federation('clients': 2 clients, 9 training samples, 2 classes, outliers none)
+        """
+        dataset = read_clients(
+            data, names, name=name, class_names=class_names, test_share=test_share, seed=seed, **columns
+        )
+        return cls.build(
+            dataset,
+            partition="column",
+            outliers=outliers,
+            outlier_rate=outlier_rate,
+            outlier_strength=outlier_strength,
+            outlier_clients=outlier_clients,
+            validation=validation,
+            validation_outliers=validation_outliers,
+            max_train=max_train,
+            seed=seed,
         )
 
     def to(self, device: torch.device) -> Self:
