@@ -139,8 +139,8 @@ def _read(value: Any, origin: str, class_names: Sequence[str] | None, columns: M
     if _is_torch(value):
         return read_torch(value, origin, columns.get("target"), class_names)
     raise InputError(
-        f"{origin} is a {type(value).__name__}; give a ft.data.Dataset, arrays (x, y), a DataFrame, a map-style PyTorch "
-        "dataset, a Hugging Face dataset, or a pair (train, test) of these"
+        f"{origin} is a {type(value).__name__}; give a ft.data.Dataset, arrays (x, y), a DataFrame, a map-style "
+        "PyTorch dataset, a Hugging Face dataset, or a pair (train, test) of these"
     )
 
 

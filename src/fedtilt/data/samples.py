@@ -11,8 +11,8 @@ from torch import Tensor
 from fedtilt import checks, seeds
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.inputs import Inputs, concatenate, named_tensors, take
+from fedtilt.data.names import sort_names
 from fedtilt.data.sampling import holdout_size, stratified_mask
-from fedtilt.data.tables import sort_names
 from fedtilt.errors import InputError
 
 DEFAULT_TEST_SHARE = 0.25
@@ -148,7 +148,7 @@ def make_dataset(
     _check_format(parts)
     classes = _merge_classes(parts, class_names)
     number = {label: k for k, label in enumerate(classes)}
-    share = _check_test_share(test_share, [client for client in clients if client.test is None], seed)
+    share = check_test_share(test_share, seed, given=all(client.test is not None for client in clients))
     train: list[tuple[int, Samples]] = []
     test: list[tuple[int, Samples]] = []
     for i, client in enumerate(clients):
@@ -184,14 +184,15 @@ def make_dataset(
     )
 
 
-def _check_test_share(share: float | None, without_test: Sequence[ClientSamples], seed: int) -> float:
+def check_test_share(share: float | None, seed: int, *, given: bool) -> float:
+    """The share of test data, 0.25 if it is left out; it is refused if all test data is given."""
     checks.whole(seed, "seed")
     if share is None:
         return DEFAULT_TEST_SHARE
     share = checks.number(share, "test_share")
     if not 0 < share < 1:
         raise InputError(f"test_share = {share} must be > 0 and < 1; 0.25 is usual")
-    if not without_test:
+    if given:
         raise InputError(f"test_share = {share} has no effect, because test data is given; leave it out")
     return share
 
