@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -11,7 +12,7 @@ from fedtilt.errors import InputError
 from fedtilt.flower.messages import RejectedReply, claimed_site, decode_join_reply
 from fedtilt.flower.policy import RoundPolicy
 
-_MAX_JOIN_ATTEMPTS = 3  # a node that cannot join may have been restarted with corrected settings
+_MAX_REFUSALS = 3  # then a node is not asked again until it reconnects, with corrected settings
 
 
 class MissingSitesError(InputError):
@@ -25,18 +26,35 @@ class MissingSitesError(InputError):
 class Membership:
     """The sites that have joined, and rejection counts by sender and reason.
 
+    A site is left out while it does not reply: a request that it leaves unanswered costs the deadline of the round. It
+    is asked to join once more, without waiting for its reply, and takes part again when that reply arrives.
+
     Args:
         sites: how many sites the federation has
         classes: the number of classes that a site must have to join
         parameters: the number of model parameters that a site must have to join
         policy: how long to wait for sites
+        site_keys: the site of each public key; a node with another key cannot join. None: a node may be any site
     """
 
-    def __init__(self, *, sites: int, classes: int, parameters: int, policy: RoundPolicy) -> None:
+    def __init__(
+        self,
+        *,
+        sites: int,
+        classes: int,
+        parameters: int,
+        policy: RoundPolicy,
+        site_keys: Mapping[bytes, int] | None = None,
+    ) -> None:
         self._sites, self._classes, self._parameters, self._policy = sites, classes, parameters, policy
+        self._site_keys = site_keys
+        self._connected: dict[int, ConnectedNode] = {}
         self._site_of: dict[int, int] = {}  # node → site
         self._not_joined: dict[int, tuple[int | None, str]] = {}  # node → the site it claims to be, and the reason
-        self._join_attempts: Counter[int] = Counter()  # by node
+        self._refusals: Counter[int] = Counter()  # by node
+        self._silent: set[int] = set()  # nodes that are asked without waiting for their reply
+        self._late_replies: dict[str, int] = {}  # message → silent node
+        self._unanswered: Counter[tuple[int, str]] = Counter()  # by (site, kind of request), in a row
         self._rejections: Counter[tuple[str, str]] = Counter()  # by (sender, reason)
 
     def reject(self, sender: str, reason: str) -> None:
@@ -79,44 +97,124 @@ class Membership:
         end = time.monotonic() + self._policy.wait
         while len(set(grid.get_node_ids())) < self._sites and time.monotonic() < end:
             time.sleep(1)
-        self.refresh(grid)
+        self.refresh(grid, timeout=self._policy.deadline)
 
-    def refresh(self, grid: Grid) -> None:
-        """Ask new nodes to join; remove those that are gone."""
-        connected = set(grid.get_node_ids())
-        self._site_of = {node: site for node, site in self._site_of.items() if node in connected}
-        self._not_joined = {node: reason for node, reason in self._not_joined.items() if node in connected}
-        new = [
-            node
-            for node in sorted(connected)
-            if node not in self._site_of and self._join_attempts[node] < _MAX_JOIN_ATTEMPTS
-        ]
-        if not new:
-            return
-        self._join_attempts.update(new)
-        requests = [Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in new]
-        self._not_joined |= dict.fromkeys(new, (None, "did not reply to the join request"))
-        self.admit(grid.send_and_receive(requests, timeout=self._policy.deadline))
+    def refresh(self, grid: Grid, *, timeout: float | None = None) -> None:
+        """Ask new nodes to join; remove those that are gone, and forget what was known of those that reconnected.
+
+        Args:
+            grid: the connection to the nodes
+            timeout: seconds to wait for replies; None: `policy.wait`
+        """
+        connected = connected_nodes(grid)
+        for node in [node for node, known in self._connected.items() if connected.get(node) != known]:
+            self._forget(node)
+        self._connected = connected
+        if self._late_replies:
+            replies = list(grid.pull_messages(list(self._late_replies)))
+            for reply in replies:
+                self._late_replies.pop(reply.metadata.reply_to_message_id, None)
+            self.admit(replies)
+        new = [n for n in sorted(connected) if n not in self._site_of and self._refusals[n] < _MAX_REFUSALS]
+        self._ask_later([n for n in new if n in self._silent and n not in self._late_replies.values()], grid)
+        self._ask([n for n in new if n not in self._silent], grid, timeout or self._policy.wait)
+
+    def _forget(self, node: int) -> None:
+        site = self._site_of.pop(node, None)
+        claimed, _ = self._not_joined.pop(node, (None, ""))
+        for key in [key for key in self._unanswered if key[0] in (site, claimed)]:
+            del self._unanswered[key]
+        self._refusals.pop(node, None)
+        self._silent.discard(node)
+        self._late_replies = {message: n for message, n in self._late_replies.items() if n != node}
+
+    def _ask(self, nodes: Sequence[int], grid: Grid, timeout: float) -> None:
+        """Ask nodes to join, and wait for their replies; those that do not reply are silent."""
+        if nodes:
+            self._not_joined |= dict.fromkeys(nodes, (None, "did not reply to the join request"))
+            self._silent.update(nodes)
+            self.admit(grid.send_and_receive(_join_requests(nodes), timeout=timeout))
+
+    def _ask_later(self, nodes: Sequence[int], grid: Grid) -> None:
+        """Ask silent nodes to join, and read their replies in a later round."""
+        if nodes:
+            messages = grid.push_messages(_join_requests(nodes))  # no id for a message that could not be sent
+            self._late_replies |= {message: node for message, node in zip(messages, nodes, strict=False) if message}
+
+    def record_replies(self, kind: str, requested: Iterable[int], replied: Collection[int]) -> None:
+        """Count the requests that sites leave unanswered; after `policy.max_silent_rounds` in a row, leave a site out.
+
+        Args:
+            kind: of the requests; a site that trains and never evaluates is silent too
+            requested: the sites that were asked
+            replied: the sites that sent any reply
+        """
+        nodes = self.nodes()
+        for site in requested:
+            if site in replied:
+                del self._unanswered[site, kind]
+                continue
+            self._unanswered[site, kind] += 1
+            rounds = self._unanswered[site, kind]
+            if rounds >= self._policy.max_silent_rounds and site in nodes:
+                del self._site_of[nodes[site]]
+                self._silent.add(nodes[site])
+                self._not_joined[nodes[site]] = site, f"is left out until it replies: it was silent in {rounds} rounds"
 
     def admit(self, replies: Iterable[Message]) -> None:
         """Admit the nodes whose replies match; if two new nodes claim the same site, admit neither."""
         claims: dict[int, list[int]] = {}  # site → nodes
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
             node = reply.metadata.src_node_id
+            self._silent.discard(node)
             try:
                 site = decode_join_reply(reply, sites=self._sites, classes=self._classes, parameters=self._parameters)
+                self._check_key(node, site)
             except RejectedReply as reason:
-                self.reject(f"node {node}", f"cannot join: {reason}")
-                if node in self._not_joined:  # not the SuperLink, which replies for a node that is gone
-                    self._not_joined[node] = claimed_site(reply, self._sites), f"cannot join: {reason}"
+                self._refuse(node, claimed_site(reply, self._sites), str(reason))
                 continue
             claims.setdefault(site, []).append(node)
         taken = set(self._site_of.values())
         for site, nodes in claims.items():
             if site in taken or len(nodes) > 1:
                 for node in nodes:
-                    self.reject(f"node {node}", f"cannot join: another node is site {site}")
+                    self._refuse(node, site, f"another node is site {site}")
                     self._not_joined[node] = site, "cannot join: more than one node claims to be this site"
             else:
                 self._not_joined.pop(nodes[0], None)
+                self._refusals.pop(nodes[0], None)
                 self._site_of[nodes[0]] = site
+
+    def _check_key(self, node: int, site: int) -> None:
+        if self._site_keys is None:
+            return
+        known = self._connected.get(node)
+        owner = None if known is None else self._site_keys.get(known.public_key)
+        if owner is None:
+            raise RejectedReply("its key belongs to no site; register it with fedtilt deploy register")
+        if owner != site:
+            raise RejectedReply(f"it claims to be site {site}, and its key is that of site {owner}")
+
+    def _refuse(self, node: int, site: int | None, reason: str) -> None:
+        self.reject(f"node {node}", f"cannot join: {reason}")
+        self._refusals[node] += 1
+        if node in self._not_joined or site is not None:  # not the SuperLink, which replies for a node that is gone
+            self._not_joined[node] = site, f"cannot join: {reason}"
+
+
+class ConnectedNode(NamedTuple):
+    """What Flower knows about a node that is connected."""
+
+    public_key: bytes
+    activated_at: str  # differs after the node has reconnected
+
+
+def connected_nodes(grid: Grid) -> dict[int, ConnectedNode]:
+    """The connected nodes; a grid without a network knows only their numbers."""
+    if not hasattr(grid, "get_nodes"):
+        return dict.fromkeys(grid.get_node_ids(), ConnectedNode(b"", ""))
+    return {info.node_id: ConnectedNode(info.public_key, info.last_activated_at) for info in grid.get_nodes()}
+
+
+def _join_requests(nodes: Iterable[int]) -> list[Message]:
+    return [Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]

@@ -18,6 +18,7 @@ class RoundPolicy:
         deadline: seconds a site has for a round's training, or for its evaluation
         wait: seconds to wait at the start until all sites are connected
         max_samples: a reply that claims more samples is rejected
+        max_silent_rounds: a site that does not reply in so many rounds in a row is left out until it replies again
 
     >>> RoundPolicy(quorum=0.5).required_models(3)
     2
@@ -28,6 +29,7 @@ class RoundPolicy:
     deadline: float = 600.0
     wait: float = 60.0
     max_samples: int = 10_000_000
+    max_silent_rounds: int = 2
 
     def __post_init__(self) -> None:
         if not 0 < self.quorum <= 1:
@@ -37,8 +39,9 @@ class RoundPolicy:
         for key in ("deadline", "wait"):
             if not 0 < getattr(self, key) < math.inf:
                 raise InputError(f"{key} must be a number of seconds > 0, got {getattr(self, key)!r}")
-        if self.max_samples < 1:
-            raise InputError(f"max-samples must be ≥ 1, got {self.max_samples!r}")
+        for key in ("max_samples", "max_silent_rounds"):
+            if getattr(self, key) < 1:
+                raise InputError(f"{key.replace('_', '-')} must be ≥ 1, got {getattr(self, key)!r}")
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:
@@ -51,7 +54,7 @@ class RoundPolicy:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise InputError(f"{key} must be a number, got {value!r}")
-            values[field.name] = int(value) if field.name == "max_samples" else float(value)
+            values[field.name] = int(value) if field.type is int else float(value)
         return cls(**values)  # type: ignore[arg-type]
 
     def required_models(self, selected: int) -> int:

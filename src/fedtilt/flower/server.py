@@ -10,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedtilt.evaluation.results import Result
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder
+from fedtilt.flower.site_keys import site_keys
 from fedtilt.flower.strategy import FedTiltStrategy
 from fedtilt.flower.task import ResolvedTask, Task
 
@@ -18,7 +19,8 @@ def server_app(task: Task) -> ServerApp:
     """The app that the SuperLink runs.
 
     Its run configuration may contain `method`, `set` (overrides of the spec, one per line), `out` (the run folder) and
-    the settings of `RoundPolicy`: `quorum`, `join-quorum`, `deadline`, `wait` and `max-samples`.
+    the settings of `RoundPolicy`, such as `quorum` and `deadline`. If the environment variable FEDTILT_SITE_KEYS is a
+    folder with the public keys of the sites, no node can take another site's place.
     """
     app = ServerApp()
 
@@ -36,8 +38,9 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
     model = task.initial_model(resolved, info)
     run_folder = ServerRunFolder(run_path(resolved, config), resolved, info, model)
     strategy = FedTiltStrategy(
-        resolved.method, model, info, settings=resolved.settings, policy=policy, run_folder=run_folder
-    )
+        resolved.method, model, info, settings=resolved.settings, policy=policy, run_folder=run_folder,
+        site_keys=site_keys(),
+    )  # fmt: skip
     with run_folder.open():
         strategy.start(grid)
         return run_folder.write_results()

@@ -48,6 +48,7 @@ class FedTiltStrategy(Strategy):
         settings: the training settings
         policy: quorum, deadlines and limits
         run_folder: where to checkpoint every round and resume from; None: nowhere
+        site_keys: the site of each public key, so that no node can take another site's place; None: not checked
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class FedTiltStrategy(Strategy):
         settings: TrainSettings,
         policy: RoundPolicy | None = None,
         run_folder: ServerRunFolder | None = None,
+        site_keys: Mapping[bytes, int] | None = None,
     ) -> None:
         check_methods([method], settings.lr, settings.lr_personal)
         self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
@@ -69,8 +71,9 @@ class FedTiltStrategy(Strategy):
         self._received = parameters_to_vector(model)
         parameters = sum(p.numel() for p in model.parameters())
         self.membership = Membership(
-            sites=info.sites, classes=len(info.class_names), parameters=parameters, policy=self.policy
-        )
+            sites=info.sites, classes=len(info.class_names), parameters=parameters, policy=self.policy,
+            site_keys=site_keys,
+        )  # fmt: skip
         self.summaries: list[tuple[int, Summary]] = []
 
     # -- a run -------------------------------------------------------------------------------------------------------
@@ -182,6 +185,7 @@ class FedTiltStrategy(Strategy):
         }
         for site, reason in missing.items():
             self.membership.reject(f"site {site}", reason)
+        self.membership.record_replies("train", self._requested, {*accepted, *rejected})
         if self.run_folder is not None:
             entry = {
                 "selected": selected,
@@ -228,6 +232,7 @@ class FedTiltStrategy(Strategy):
         for site in self._requested:
             if site not in accepted and site not in rejected:
                 self.membership.reject(f"site {site}", "did not evaluate in time")
+        self.membership.record_replies("evaluate", self._requested, {*accepted, *rejected})
         counts, total, summary = combine_replies(accepted, self._info.has_outliers, self.method.personal, classes)
         self.summaries.append((round, summary))
         if self.run_folder is not None:
