@@ -7,6 +7,7 @@ from fedtilt.data.entry import data_folder
 from fedtilt.data.features import Features
 from fedtilt.data.federation import Federation
 from fedtilt.data.huggingface import from_huggingface
+from fedtilt.data.image_folder import images
 from fedtilt.data.outliers import Outliers
 from fedtilt.data.tables import rows, table
 from fedtilt.data.torch_dataset import from_torch
@@ -22,6 +23,7 @@ __all__ = [
     "from_huggingface",
     "from_torch",
     "get",
+    "images",
     "load",
     "names",
     "rows",

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtilt import checks, seeds
+from fedtilt import checks
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.inputs import Inputs, concatenate, named_tensors, take
 from fedtilt.data.names import sort_names
-from fedtilt.data.sampling import holdout_size, stratified_mask
+from fedtilt.data.sampling import draw_test_data
 from fedtilt.errors import InputError
 
 DEFAULT_TEST_SHARE = 0.25
@@ -149,39 +149,33 @@ def make_dataset(
     classes = _merge_classes(parts, class_names)
     number = {label: k for k, label in enumerate(classes)}
     share = check_test_share(test_share, seed, given=all(client.test is not None for client in clients))
-    train: list[tuple[int, Samples]] = []
-    test: list[tuple[int, Samples]] = []
-    for i, client in enumerate(clients):
-        if client.test is not None:
-            train.append((i, client.train))
-            test.append((i, client.test))
-            continue
-        y = np.array([number[label] for label in client.train.labels], np.int64)
-        rng = seeds.generator(seeds.key(seed, "table/test", client=i))
-        mask = stratified_mask(y, holdout_size(len(y), share), rng) if len(y) else np.zeros(0, bool)
-        train.append((i, client.train.take(np.flatnonzero(~mask))))
-        test.append((i, client.train.take(np.flatnonzero(mask))))
-
-    def join(pairs: list[tuple[int, Samples]]) -> tuple[Inputs, Tensor, Tensor]:
-        y = torch.tensor([number[label] for _, part in pairs for label in part.labels], dtype=torch.int64)
-        sizes = torch.tensor([len(part) for _, part in pairs])
-        owner = torch.repeat_interleave(torch.tensor([i for i, _ in pairs]), sizes)
-        return concatenate([part.x for _, part in pairs]), y, owner
-
-    (x_train, y_train, client_train), (x_test, y_test, client_test) = join(train), join(test)
+    x, y, owner = _join({i: client.train for i, client in enumerate(clients)}, number)
+    without_test = np.array([client.test is None for client in clients])
+    drawn = torch.from_numpy(draw_test_data(y.numpy(), owner.numpy(), share, seed) & without_test[owner])
+    test = [(take(x, drawn), y[drawn], owner[drawn])]
+    if not without_test.all():
+        test.append(_join({i: client.test for i, client in enumerate(clients) if client.test is not None}, number))
     return Dataset(
         name=name,
-        x_train=x_train,
-        y_train=y_train,
-        x_test=x_test,
-        y_test=y_test,
+        x_train=take(x, ~drawn) if drawn.any() else x,
+        y_train=y[~drawn],
+        x_test=concatenate([x for x, _, _ in test]),
+        y_test=torch.cat([y for _, y, _ in test]),
         classes=len(classes),
         class_names=classes,
         image=parts[0].image,
-        client_train=client_train if keep_clients else None,
-        client_test=client_test if keep_clients else None,
+        client_train=owner[~drawn] if keep_clients else None,
+        client_test=torch.cat([owner for _, _, owner in test]) if keep_clients else None,
         client_names=tuple(client.name for client in clients) if keep_clients else None,
     )
+
+
+def _join(parts: Mapping[int, Samples], number: Mapping[str, int]) -> tuple[Inputs, Tensor, Tensor]:
+    """The samples of all parts, their labels as numbers, and the number of each sample's client."""
+    y = torch.tensor([number[label] for part in parts.values() for label in part.labels], dtype=torch.int64)
+    sizes = torch.tensor([len(part) for part in parts.values()])
+    owner = torch.repeat_interleave(torch.tensor(list(parts)), sizes)
+    return concatenate([part.x for part in parts.values()]), y, owner
 
 
 def check_test_share(share: float | None, seed: int, *, given: bool) -> float:

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from fedtilt import seeds
+
 
 def proportional_counts(counts: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
     """Split `total` over groups in proportion to `counts`, by largest remainder with ties broken at random.
@@ -37,3 +39,14 @@ def holdout_size(size: int, share: float) -> int:
     (2, 1, 0, 0)
     """
     return min(max(1, round(share * size)), size - 1) if share > 0 else 0
+
+
+def draw_test_data(labels: np.ndarray, client: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """A mask of the samples that are test data, drawn client by client."""
+    test = np.zeros(len(labels), bool)
+    order = np.argsort(client, kind="stable")
+    for number, rows in enumerate(np.split(order, np.cumsum(np.bincount(client))[:-1])):
+        if len(rows):
+            rng = seeds.generator(seeds.key(seed, "table/test", client=number))
+            test[rows] = stratified_mask(labels[rows], holdout_size(len(rows), share), rng)
+    return test
