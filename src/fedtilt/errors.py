@@ -10,6 +10,10 @@ class InputError(ValueError):
     """
 
 
+class DataWarning(UserWarning):
+    """What a careful colleague would say about the data: one sentence with what was found and what to do."""
+
+
 class Diverged(InputError):
     """Methods whose models are no longer finite; a search over many methods can continue without them."""
 

@@ -197,10 +197,11 @@ def test_an_exported_model_predicts_on_rows_of_a_table(fedtilt) -> None:
     with safe_open("b.safetensors", "pt") as file:
         metadata = file.metadata()
     assert (metadata["method"], metadata["client"]) == ("ditto", "B")
-    parsed = {key: json.loads(metadata[key]) for key in ("model", "classes", "features", "mean", "deviation")}
+    parsed = {key: json.loads(metadata[key]) for key in ("model", "classes", "schema")}
     assert parsed["model"] == {"name": "mlp", "input_shape": [3], "classes": 2, "hidden": [8]}
     assert parsed["classes"] == ["no", "yes"]
-    assert parsed["features"] == ["age", "dose", "same"]
+    columns = parsed["schema"]["columns"]
+    assert list(columns) == ["age", "dose", "same"]
 
     model = ft.models.load("b.safetensors")
     assert not model.training
@@ -208,9 +209,9 @@ def test_an_exported_model_predicts_on_rows_of_a_table(fedtilt) -> None:
     assert all(torch.equal(value, parts[name]) for name, value in model.state_dict().items())
     with open("table.csv") as file:
         table = list(csv.DictReader(file))
-    x = torch.tensor([[float(row[name]) for name in parsed["features"]] for row in table], dtype=torch.float64)
-    mean, deviation = (torch.tensor([float(v) for v in parsed[key]], dtype=x.dtype) for key in ("mean", "deviation"))
-    plain = model(((x - mean) / deviation).float())
+    x = torch.tensor([[float(row[name]) for name in columns] for row in table], dtype=torch.float64)
+    mean, deviation = (torch.tensor([c[key] for c in columns.values()], dtype=x.dtype) for key in ("mean", "deviation"))
+    plain = model(((x - mean) / torch.where(deviation == 0, torch.inf, deviation)).float())
     assert torch.equal(plain, model(ft.data.rows("table.csv", like="b.safetensors")))
 
     trained = ft.resume("run")[0]["ditto"]
@@ -235,7 +236,7 @@ def test_a_run_without_model_json_exports_and_resume_writes_it(fedtilt) -> None:
     Path("run/seed-0/model.json").unlink()
     arguments = ["export", "run", "--method", "ditto", "--to", "w.safetensors", "--force"]
     assert fedtilt(*arguments).code == 0
-    with pytest.raises(ft.InputError, match="has no features in its metadata; give a file that fedtilt export wrote"):
+    with pytest.raises(ft.InputError, match="has no schema in its metadata; give a file that fedtilt export wrote"):
         ft.data.rows("table.csv", like="w.safetensors")
     with pytest.raises(ft.InputError, match="does not say how to build its model"):
         ft.models.load("w.safetensors")

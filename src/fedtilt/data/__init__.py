@@ -4,19 +4,20 @@ from fedtilt.data.catalog import find_folder, load, names
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.download import check, get
 from fedtilt.data.entry import data_folder
-from fedtilt.data.features import Features
 from fedtilt.data.federation import Federation
 from fedtilt.data.huggingface import from_huggingface
 from fedtilt.data.image_folder import images
 from fedtilt.data.outliers import Outliers
+from fedtilt.data.schema import Column, Schema
 from fedtilt.data.tables import rows, table
 from fedtilt.data.torch_dataset import from_torch
 
 __all__ = [
+    "Column",
     "Dataset",
-    "Features",
     "Federation",
     "Outliers",
+    "Schema",
     "check",
     "data_folder",
     "find_folder",

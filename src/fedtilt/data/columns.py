@@ -1,78 +1,210 @@
-"""The columns of a table, from a file or from pandas, and their cells as numbers."""
+"""The columns of a table as Arrow arrays: read from CSV, TSV and Parquet files, folders of them, and data frames.
+
+Arrow reads CSV on all cores and knows missing values in columns of every type; a Parquet file is read one column at a
+time, so that it never is in memory twice.
+"""
 
 import csv
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 
+from fedtilt.data.row_names import FileRows, IndexRows, RowNames
 from fedtilt.errors import InputError
 
 if TYPE_CHECKING:
     import pandas
 
-_BOOLEANS = {"true": 1.0, "false": 0.0}  # as pandas and spreadsheets write them
+_File = str | os.PathLike[str]
+Source = Union[_File, Sequence[_File], "pandas.DataFrame", Mapping[str, Union[_File, "pandas.DataFrame"]]]
 
-Source = Union[str, os.PathLike[str], "pandas.DataFrame"]
+SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
+MISSING_WORDS = ("", "-", "--", ".", "?", "#n/a", "#na", "-nan", "<na>", "n/a", "na", "nan", "none", "null")
+_MISSING_SPELLINGS = sorted(
+    {spell(word) for word in MISSING_WORDS for spell in (str, str.upper, str.capitalize)} | {"NaN", "-NaN"}
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file or data frame of a table."""
+
+    name: str  # the file's path, or "DataFrame"
+    header: tuple[str, ...]
+    read: Callable[[str], pa.ChunkedArray]
+    rows: FileRows | IndexRows
+    client: str = ""  # whose rows they are, if the table has several parts
 
 
 @dataclass(frozen=True)
 class Columns:
-    """A table as columns of text or numbers; `rows` are the row numbers in the file (the header is row 1)."""
+    """A table of one or several parts with the same columns; `read` returns one column of all parts."""
 
-    name: str  # the file's path, or "DataFrame"
-    cells: dict[str, Sequence[str] | np.ndarray]
-    rows: Sequence[object]  # of a DataFrame: its index
+    title: str  # of the data set
+    name: str  # of the files, in error messages
+    parts: tuple[Part, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        """The names of the columns, in the order of the first part."""
+        return self.parts[0].header
+
+    @property
+    def rows(self) -> RowNames:
+        """The name of every row, such as `patients.csv, row 17`."""
+        return RowNames(tuple(part.rows for part in self.parts))
+
+    def read(self, column: str) -> pa.ChunkedArray:
+        """One column; the parts' types become one."""
+        arrays = [part.read(column) for part in self.parts]
+        if len({array.type for array in arrays}) > 1:
+            arrays = _one_type(arrays)
+        return arrays[0] if len(arrays) == 1 else pa.chunked_array([c for array in arrays for c in array.chunks])
 
 
-def read_columns(source: Source) -> Columns:
-    """Read a CSV, TSV or Parquet file or a pandas DataFrame."""
-    columns = _read_file(Path(source)) if isinstance(source, str | os.PathLike) else _read_frame(source)
-    if not len(columns.rows):
-        raise InputError(f"table {columns.name} has 0 rows below its header; add some")
-    return columns
+def read_columns(source: Source, text: Iterable[str] = ()) -> Columns:
+    """Open a table.
+
+    Args:
+        source: a CSV, TSV or Parquet file or a data frame (pandas, or any other that Arrow can read); or several of
+            them: a folder, a list of files, or a dictionary by client
+        text: columns to read as they are written, without looking for numbers
+    """
+    text = tuple(text)
+    if isinstance(source, str | os.PathLike):
+        path = Path(_local(source))
+        if not path.is_dir():
+            return _checked(path.stem, str(path), [_file(path, text)])
+        files = {file.stem: file for file in _files_of(path)}
+        return _checked(path.name, str(path), [replace(_file(file, text), client=stem) for stem, file in files.items()])
+    if isinstance(source, Mapping):
+        parts = [replace(_part(part, text), client=str(key)) for key, part in source.items()]
+        return _checked("table", ", ".join(str(key) for key in source), parts)
+    if isinstance(source, Sequence) and source and all(isinstance(part, str | os.PathLike) for part in source):
+        paths = [Path(_local(part)) for part in source]
+        _check_stems(paths)
+        parts = [replace(_file(path, text), client=path.stem) for path in paths]
+        return _checked(paths[0].parent.resolve().name, ", ".join(map(str, paths)), parts)
+    return _checked("DataFrame", "DataFrame", [_frame(source)])
 
 
-def _read_file(path: Path) -> Columns:
-    readers = {".csv": _read_csv, ".tsv": _read_csv, ".parquet": _read_parquet, ".pq": _read_parquet}
-    if path.suffix.lower() not in readers:
+def is_table(source: _File) -> bool:
+    """Whether this path can be a table: a file with a table's suffix, or a folder with such files."""
+    path = Path(source)
+    return path.suffix.lower() in SUFFIXES or (path.is_dir() and bool(_tables_in(path)))
+
+
+def _local(source: _File) -> str:
+    """The path; a URL is refused."""
+    path = os.fspath(source)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path):
+        raise InputError(f"table {path} is a URL; download it first, and give the path of the file")
+    return path
+
+
+def _files_of(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = _tables_in(path)
+    if not files:
+        raise InputError(f"folder {path} has no table; put one .csv, .tsv or .parquet file per client into it")
+    _check_stems(files)
+    return files
+
+
+def _tables_in(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+
+
+def _check_stems(files: Sequence[Path]) -> None:
+    """Refuse files of the same stem: the stem is the client's name."""
+    stems = [file.stem for file in files]
+    for file in files:
+        if stems.count(file.stem) > 1:
+            raise InputError(
+                f"two tables are called {file.stem!r}, as {file}; a file's name is its client's: rename one"
+            )
+
+
+def _same_columns(parts: list[Part]) -> tuple[Part, ...]:
+    """Parts with the same set of columns; anything else is refused with what differs."""
+    first = parts[0]
+    for part in parts[1:]:
+        for a, b in ((first, part), (part, first)):
+            lacking = [name for name in a.header if name not in b.header]
+            if lacking:
+                columns = ", ".join(map(repr, lacking))
+                raise InputError(
+                    f"table {b.name} has no column {columns}, which {a.name} has; add it, or remove it there"
+                )
+    return tuple(parts)
+
+
+def _checked(title: str, name: str, parts: list[Part]) -> Columns:
+    for part in parts:
+        if not len(part.rows):
+            raise InputError(f"table {part.name} has 0 rows below its header; add some")
+    return Columns(title, name, _same_columns(parts))
+
+
+def _part(source: Any, text: Sequence[str]) -> Part:
+    return _file(Path(_local(source)), text) if isinstance(source, str | os.PathLike) else _frame(source)
+
+
+def _file(path: Path, text: Sequence[str]) -> Part:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
         raise InputError(f"table {path} has the suffix {path.suffix!r}; give a .csv, .tsv or .parquet file")
     if not path.is_file():
         raise InputError(f"table {path} does not exist; check the path")
-    return readers[path.suffix.lower()](path)
+    return _csv(path, text) if suffix in (".csv", ".tsv") else _parquet(path)
 
 
-def _read_csv(path: Path) -> Columns:
-    rows: list[list[str]] = []
-    numbers: list[int] = []
+def _csv(path: Path, text: Sequence[str]) -> Part:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            separator = "\t" if path.suffix.lower() == ".tsv" else _separator(file.readline())
-            file.seek(0)
-            reader = csv.reader(file, delimiter=separator)
-            for row in reader:
-                if row:
-                    rows.append(row)
-                    numbers.append(reader.line_num)
+        with path.open("rb") as file:
+            header_line = file.readline().decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"table {path} cannot be read: {error.strerror}; check its permissions") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"table {path} is not a readable text table ({error}); save it as UTF-8 CSV") from error
-    if not rows:
-        raise InputError(f"table {path} is empty; add a header and rows")
-    header = [name.strip() for name in rows[0]]
-    _check_header(str(path), header)
-    for row, number in zip(rows, numbers, strict=True):
-        if len(row) != len(header):
-            raise InputError(
-                f"table {path} has {len(row)} cells in row {number} but {len(header)} columns; fix that row"
-            )
-    cells = zip(*rows[1:], strict=True) if len(rows) > 1 else ((),) * len(header)
-    return Columns(str(path), dict(zip(header, cells, strict=True)), numbers[1:])
+    except UnicodeDecodeError as error:
+        raise _not_text(path, error) from error
+    separator = "\t" if path.suffix.lower() == ".tsv" else _separator(header_line)
+    try:
+        # newlines inside quotes are rare, and reading is faster without them
+        table = _arrow_csv(path, separator, text, quoted_newlines=False)
+    except pa.ArrowInvalid:
+        try:
+            table = _arrow_csv(path, separator, text, quoted_newlines=True)
+        except pa.ArrowInvalid as error:
+            _raise_csv_problem(path, separator, error)
+    header = _header(str(path), table.column_names)
+    for name, column in zip(header, table.columns, strict=True):
+        if pa.types.is_binary(column.type):
+            raise InputError(f"table {path} has a column {name!r} that is not UTF-8 text; save it as UTF-8 CSV")
+    read = dict(zip(header, table.columns, strict=True)).__getitem__
+    return Part(str(path), header, read, FileRows(str(path), table.num_rows, separator))
+
+
+def _arrow_csv(path: Path, separator: str, text: Sequence[str], *, quoted_newlines: bool) -> pa.Table:
+    return pyarrow.csv.read_csv(
+        path,
+        parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=quoted_newlines),
+        convert_options=pyarrow.csv.ConvertOptions(
+            null_values=_MISSING_SPELLINGS, column_types=dict.fromkeys(text, pa.string())
+        ),
+    )
 
 
 def _separator(header: str) -> str:
@@ -84,82 +216,90 @@ def _separator(header: str) -> str:
     return max(",;\t", key=re.sub('"[^"]*"', "", header).count)
 
 
-def _check_header(name: str, header: Sequence[str]) -> None:
+def _raise_csv_problem(path: Path, separator: str, problem: Exception) -> None:
+    """Read a file that Arrow refuses again, slowly, to name the row."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, delimiter=separator)
+            header = next((row for row in reader if row), None)
+            if header is None:
+                raise InputError(f"table {path} is empty; add a header and rows")
+            for row in reader:
+                if row and len(row) != len(header):
+                    raise InputError(
+                        f"table {path} has {len(row)} cells in row {reader.line_num} but {len(header)} columns; fix "
+                        "that row"
+                    )
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise _not_text(path, error) from error
+    raise _not_text(path, problem)
+
+
+def _not_text(path: Path, error: Exception) -> InputError:
+    return InputError(f"table {path} is not a readable text table ({error}); save it as UTF-8 CSV")
+
+
+def _header(name: str, names: Iterable[object]) -> tuple[str, ...]:
+    header = [str(column).strip() for column in names]
     if len(set(header)) != len(header):
         duplicate = next(column for column in header if header.count(column) > 1)
         raise InputError(f"table {name} has the column {duplicate!r} twice; rename one of them")
+    return tuple(header)
 
 
-def _read_parquet(path: Path) -> Columns:
-    hint = 'reading Parquet needs pandas and pyarrow: pip install "fedtilt[report]"'
+def _parquet(path: Path) -> Part:
     try:
-        import pandas
-    except ImportError as error:
-        raise InputError(f"table {path} cannot be read; {hint}") from error
-    try:
-        frame = pandas.read_parquet(path)
-    except ImportError as error:  # pandas is installed, its Parquet engine is not
-        raise InputError(f"table {path} cannot be read; {hint}") from error
-    except (OSError, ValueError) as error:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            index = (file.schema_arrow.pandas_metadata or {}).get("index_columns", [])
+            names = [name for name in file.schema_arrow.names if name not in index]
+            length = file.metadata.num_rows
+    except (OSError, pa.ArrowException) as error:
         raise InputError(f"table {path} is not a readable Parquet file ({error}); write it again") from error
-    return _from_frame(str(path), frame, range(2, len(frame) + 2))
+    header = _header(str(path), names)
+    stored = dict(zip(header, names, strict=True))
+    return Part(str(path), header, partial(_parquet_column, path, stored), FileRows(str(path), length))
 
 
-def _read_frame(source: Any) -> Columns:
-    try:
-        import pandas
-    except ImportError:
-        is_frame = False
-    else:
-        is_frame = isinstance(source, pandas.DataFrame)
-    if not is_frame:
+def _parquet_column(path: Path, stored: dict[str, str], column: str) -> pa.ChunkedArray:
+    with pyarrow.parquet.ParquetFile(path) as file:
+        return file.read(columns=[stored[column]]).column(0)
+
+
+def _frame(source: Any) -> Part:
+    """A pandas data frame, or another one that has Arrow's interface."""
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(source, pandas.DataFrame):
+        header = _header("DataFrame", source.columns)
+        return Part("DataFrame", header, partial(_frame_column, source, header), IndexRows(source.index.tolist()))
+    if not hasattr(source, "__arrow_c_stream__"):
         raise InputError(
             f"a table is the path of a file or a pandas DataFrame, not a {type(source).__name__}; save it as CSV "
             "first, or build a ft.data.Dataset"
         )
-    return _from_frame("DataFrame", source, list(source.index))
+    table = pa.table(source)
+    header = _header("DataFrame", table.column_names)
+    read = dict(zip(header, table.columns, strict=True)).__getitem__
+    return Part("DataFrame", header, read, IndexRows(range(table.num_rows)))
 
 
-def _from_frame(name: str, frame: "pandas.DataFrame", rows: Sequence[object]) -> Columns:
-    header = [str(column) for column in frame.columns]
-    _check_header(name, header)
-    cells: dict[str, Sequence[str] | np.ndarray] = {}
-    for position, title in enumerate(header):
-        column = frame.iloc[:, position]
-        if column.isna().any() or column.dtype.kind not in "biuf":
-            cells[title] = ["" if missing else str(v) for v, missing in zip(column, column.isna(), strict=True)]
-        else:
-            cells[title] = column.to_numpy()
-    return Columns(name, cells, rows)
-
-
-def to_matrix(columns: Columns, names: Sequence[str], remedy: str = "") -> np.ndarray:
-    """These columns as finite float64 numbers, shape (rows, columns); `remedy` is added to the error about others."""
-    x = np.stack([[to_number(cell) for cell in columns.cells[name]] for name in names], axis=1)
-    problems, bad_columns = [], []
-    for name, values in zip(names, x.T, strict=True):
-        bad_rows = np.flatnonzero(~np.isfinite(values))
-        if len(bad_rows):
-            cell = str(columns.cells[name][bad_rows[0]])
-            problems.append(
-                f"{repr(cell) if cell.strip() else 'an empty cell'} in row {columns.rows[bad_rows[0]]}, column {name!r}"
-            )
-            bad_columns.append(name)
-    if problems:
-        raise InputError(
-            f"table {columns.name} has {'; '.join(problems)}, but features are finite numbers: fill the cells, encode "
-            f"them as numbers{remedy.format(columns=bad_columns)}"
-        )
-    return x
-
-
-def to_number(cell: object) -> float:
-    """A cell as a number; NaN if it is not one.
-
-    >>> to_number("2.5"), to_number("True"), to_number("often")
-    (2.5, 1.0, nan)
-    """
+def _frame_column(frame: "pandas.DataFrame", header: Sequence[str], column: str) -> pa.ChunkedArray:
+    series = frame.iloc[:, header.index(column)]
     try:
-        return float(cell)  # type: ignore[arg-type]
-    except ValueError:
-        return _BOOLEANS.get(str(cell).strip().lower(), float("nan"))
+        array = pa.array(series, from_pandas=True)
+    except pa.ArrowException:  # a column of several types
+        array = pa.array([None if missing else str(v) for v, missing in zip(series, series.isna(), strict=True)])
+    return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
+
+
+def _one_type(arrays: Sequence[pa.ChunkedArray]) -> list[pa.ChunkedArray]:
+    """Columns of several files, cast to one type: float64 for numbers, text if they differ otherwise."""
+    known = [array.type for array in arrays if not pa.types.is_null(array.type)]
+    if len(set(known)) == 1:
+        target = known[0]
+    elif all(pa.types.is_integer(t) or pa.types.is_floating(t) for t in known):
+        target = pa.float64()
+    elif all(pa.types.is_date(t) or pa.types.is_timestamp(t) for t in known):
+        target = pa.timestamp("us")
+    else:
+        target = pa.string()
+    return [array.cast(target) for array in arrays]

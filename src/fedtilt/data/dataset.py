@@ -1,7 +1,7 @@
 """A data set in memory: training and test samples, their labels and, optionally, their clients."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -9,11 +9,18 @@ import torch
 from torch import Tensor
 
 from fedtilt import checks
-from fedtilt.data.features import Features
 from fedtilt.data.inputs import Inputs, Shape, named_tensors, sample_shape, to_device
+from fedtilt.data.schema import Schema
 from fedtilt.errors import InputError
 
-_TENSORS = ("x_train", "y_train", "x_test", "y_test", "client_train", "client_test")
+_OPTIONAL = ("client", "group", "weight", "rows")
+_TENSORS = (
+    "x_train",
+    "y_train",
+    "x_test",
+    "y_test",
+    *(f"{key}_{side}" for key in _OPTIONAL for side in ("train", "test")),
+)
 _DTYPES = (torch.uint8, torch.float32, torch.int64)
 
 
@@ -35,7 +42,16 @@ class Dataset:
         client_train: the number of each training sample's client, int64; left out: a partition makes the clients
         client_test: the number of each test sample's client
         client_names: a name for each client
-        features: the names of the columns and how they were standardised; left out: unknown
+        group_train: the number of each training sample's group, int64; left out: the data has no groups
+        group_test: the number of each test sample's group
+        group_names: a name for each group
+        weight_train: the weight of each training sample, float32; left out: the data has no weights
+        weight_test: the weight of each test sample
+        schema: of a table: what its columns are, and how they become the model's input
+        rows_train: the position of each training sample in its source, int64, such as the row of a table
+        rows_test: the position of each test sample
+        row_names: the name of each position, such as `row 17` of a table
+        warnings: sentences about the source that the user should read
 
     >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
     >>> Dataset(name="mine", x_train=x, y_train=y, x_test=x, y_test=y, classes=2)
@@ -53,13 +69,22 @@ class Dataset:
     client_train: Tensor | None = None
     client_test: Tensor | None = None
     client_names: tuple[str, ...] | None = None
-    features: Features | None = None
+    group_train: Tensor | None = None
+    group_test: Tensor | None = None
+    group_names: tuple[str, ...] | None = None
+    weight_train: Tensor | None = None
+    weight_test: Tensor | None = None
+    schema: Schema | None = None
+    rows_train: Tensor | None = None
+    rows_test: Tensor | None = None
+    row_names: Sequence[str] | None = None
+    warnings: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         _check_tensors(self)
         classes = checks.whole(self.classes, f"classes of data set {self.name!r}", 1)
         object.__setattr__(self, "classes", classes)
-        for key in ("class_names", "client_names"):
+        for key in ("class_names", "client_names", "group_names"):
             if getattr(self, key) is not None:
                 object.__setattr__(self, key, _as_names(self.name, key, getattr(self, key)))
         if not self.class_names:
@@ -87,11 +112,13 @@ class Dataset:
             raise InputError(
                 f"data set {self.name!r} has image = False and x_train of {_format(self.x_train)}; make it float32"
             )
-        _check_clients(self)
-        if self.features is not None and (len(self.features.names),) != self.input_shape:
+        for key, names_key in (("client", "client_names"), ("group", "group_names"), ("rows", "row_names")):
+            _check_numbers(self, key, names_key)
+        _check_weights(self)
+        if self.schema is not None and (len(self.schema.inputs),) != self.input_shape:
             raise InputError(
-                f"data set {self.name!r} has {len(self.features.names)} features for samples of shape "
-                f"{self.input_shape}; give one per column"
+                f"data set {self.name!r} has a schema of {len(self.schema.inputs)} inputs for samples of shape "
+                f"{self.input_shape}; give the schema they were read with"
             )
 
     def to(self, device: torch.device) -> "Dataset":
@@ -156,7 +183,7 @@ def _values(data: Dataset) -> dict[str, object]:
                     "model's arguments, such as 'input_ids'"
                 )
             values |= named_tensors(value, key)
-        elif value is not None or not key.startswith("client"):
+        elif value is not None or not key.startswith(_OPTIONAL):
             values[key] = value
     return values
 
@@ -196,21 +223,34 @@ def _check_samples(name: str, split: str, x: Inputs, y: Tensor, classes: int) ->
             raise InputError(f"data set {name!r} has NaN or infinite values in {key}; replace them")
 
 
-def _check_clients(data: Dataset) -> None:
-    """Refuse client numbers that do not match the samples or the names."""
-    if data.client_train is None and data.client_test is None and data.client_names is None:
+def _check_numbers(data: Dataset, key: str, names_key: str) -> None:
+    """Refuse numbers of clients, groups or rows that do not match the samples or the names."""
+    train, test, names = getattr(data, f"{key}_train"), getattr(data, f"{key}_test"), getattr(data, names_key)
+    if train is None and test is None and names is None:
         return
-    if data.client_train is None or data.client_test is None or data.client_names is None:
+    if train is None or test is None or names is None:
         raise InputError(
-            f"data set {data.name!r} has only some of client_train, client_test and client_names; give all or none"
+            f"data set {data.name!r} has only some of {key}_train, {key}_test and {names_key}; give all or none"
         )
-    for split, client, y in [("train", data.client_train, data.y_train), ("test", data.client_test, data.y_test)]:
-        if client.dtype != torch.int64 or client.shape != y.shape:
+    for split, numbers, y in [("train", train, data.y_train), ("test", test, data.y_test)]:
+        if numbers.dtype != torch.int64 or numbers.shape != y.shape:
             raise InputError(
-                f"data set {data.name!r} has client_{split} of {_format(client)}; give {len(y)} int64 numbers"
+                f"data set {data.name!r} has {key}_{split} of {_format(numbers)}; give {len(y)} int64 numbers"
             )
-        if len(client) and (client.min() < 0 or client.max() >= len(data.client_names)):
+        if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(names)):
             raise InputError(
-                f"data set {data.name!r} has client_{split} up to {int(client.max())} and down to {int(client.min())}; "
-                f"with {len(data.client_names)} client_names they go from 0 to {len(data.client_names) - 1}"
+                f"data set {data.name!r} has {key}_{split} up to {int(numbers.max())} and down to "
+                f"{int(numbers.min())}; with {len(names)} {names_key} they go from 0 to {len(names) - 1}"
+            )
+
+
+def _check_weights(data: Dataset) -> None:
+    if (data.weight_train is None) != (data.weight_test is None):
+        raise InputError(f"data set {data.name!r} has only one of weight_train and weight_test; give both or none")
+    for split, weight, y in [("train", data.weight_train, data.y_train), ("test", data.weight_test, data.y_test)]:
+        if weight is not None and (
+            weight.dtype != torch.float32 or weight.shape != y.shape or bool((weight < 0).any())
+        ):
+            raise InputError(
+                f"data set {data.name!r} has weight_{split} of {_format(weight)}; give {len(y)} numbers ≥ 0"
             )

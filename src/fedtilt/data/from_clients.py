@@ -9,10 +9,10 @@ import numpy as np
 from torch import Tensor
 
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.features import Features
 from fedtilt.data.huggingface import is_huggingface, is_huggingface_dict, read_huggingface, splits
 from fedtilt.data.inputs import Inputs
 from fedtilt.data.samples import ClientSamples, Samples, from_arrays, make_dataset
+from fedtilt.data.schema import Schema
 from fedtilt.data.torch_dataset import is_map_style, read_torch
 from fedtilt.errors import InputError
 
@@ -47,7 +47,7 @@ def read_clients(
             )
         )
     dataset = make_dataset(clients, name, class_names=class_names, test_share=test_share, seed=seed)
-    return replace(dataset, features=_common_features(values))
+    return replace(dataset, schema=_common_schema(values))
 
 
 def _name_clients(data: object, names: Iterable[object] | None) -> dict[str, Any]:
@@ -144,14 +144,14 @@ def _read(value: Any, origin: str, class_names: Sequence[str] | None, columns: M
     )
 
 
-def _common_features(clients: Mapping[str, Any]) -> Features | None:
-    """The features of all clients' data sets, which must have been standardised alike."""
-    features = {name: value.features if isinstance(value, Dataset) else None for name, value in clients.items()}
-    (first, expected), *others = features.items()
+def _common_schema(clients: Mapping[str, Any]) -> Schema | None:
+    """The schema of all clients' data sets, which must have been read alike."""
+    schemas = {name: value.schema if isinstance(value, Dataset) else None for name, value in clients.items()}
+    (first, expected), *others = schemas.items()
     for name, found in others:
         if found != expected:
             raise InputError(
-                f"client {name!r} has other features than client {first!r}, or other means and deviations; give the "
-                "DataFrames instead, which are standardised together"
+                f"client {name!r} has another schema than client {first!r}, such as other means and deviations; give "
+                "the DataFrames instead, which get one schema"
             )
     return expected

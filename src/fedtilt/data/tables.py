@@ -1,163 +1,270 @@
-"""The user's own table: numeric features, a label column and, optionally, a client column."""
+"""The user's own table: read, split, described by a schema, and as a model's input."""
 
-import math
 import os
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedtilt import checks, seeds
-from fedtilt.data.columns import Columns, Source, read_columns, to_matrix, to_number
+from fedtilt import checks
+from fedtilt.data.cells import classes_problem, read_cells, read_names
+from fedtilt.data.columns import Columns, Source, read_columns
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.features import Features, read_features
-from fedtilt.data.sampling import holdout_size, stratified_mask
+from fedtilt.data.encoding import encode
+from fedtilt.data.schema import ROLES, Schema, read_schema
+from fedtilt.data.splits import draw_test_rows
+from fedtilt.data.summaries import merge, summarise_sites
+from fedtilt.data.table_warnings import left_out, table_warnings
 from fedtilt.errors import InputError
-
-_MANY_CLASSES, _ROWS_PER_CLASS = 20, 10  # beyond 20 classes, a class needs 10 rows on average
 
 
 def table(
-    source: Source, *, target: str, client: str | None = None, drop: Sequence[str] = (), test_share: float = 0.25,
-    seed: int = 0,
+    source: Source, *, target: str | int | None = None, client: str | int | None = None,
+    group: str | int | None = None, weight: str | int | None = None, split: str | int | None = None,
+    split_group: str | int | None = None, split_time: str | int | None = None, drop: Sequence[str | int] = (),
+    schema: Schema | str | os.PathLike[str] | None = None, test_share: float = 0.25, seed: int = 0,
 ) -> Dataset:  # fmt: skip
     """Read a table as a data set.
 
-    Features are numbers or True and False, without missing values. They are standardised with the training rows' mean
-    and standard deviation, which the data set stores as `features`; `rows` does the same to new rows.
+    What each column is, is inferred: numbers, yes/no, categories, dates, free text and identifiers; the last two are
+    left out. Numbers are standardised with the training rows' mean and standard deviation, gaps become the median with
+    an indicator beside it, and categories and dates become several inputs. All of this is in the data set's `schema`,
+    which `rows` applies to new rows. `schema.Column` documents the rules.
 
     Args:
-        source: a CSV, TSV or Parquet file or a pandas DataFrame
-        target: the column of the labels, numbers or text
-        client: the column that names the client of each row; left out: the data has no clients of its own
-        drop: columns to leave out; all others are features
+        source: a CSV, TSV or Parquet file or a pandas DataFrame; or one per client: a folder or a list of files, named
+            like the clients, or a dictionary of files or DataFrames by client
+        target: the column of the labels, numbers or text; required without a schema that names it
+        client: the column that names the client of each row; left out: the files, if there are several
+        group: a column of groups, for `Dataset.group_train`
+        weight: the column of the samples' weights, for `Dataset.weight_train`
+        split: a column with train and test in it; left out: test data is drawn
+        split_group: a column, such as the patient, whose rows with the same value stay on one side of the split
+        split_time: a column of times: each client's newest rows are test data
+        drop: columns to leave out
+        schema: what the columns are, a `Schema` or the path of one; what it leaves out is inferred
         test_share: the share of each client's rows that is test data, with the classes in proportion
         seed: the seed that draws the test data
     """
-    test_share, seed = checks.number(test_share, "test_share"), checks.whole(seed, "seed")
-    if not 0 < test_share < 1:
-        raise InputError(f"test_share = {test_share} must be > 0 and < 1; 0.25 is usual")
-    columns = read_columns(source)
-    if len(columns.rows) < 2:
-        raise InputError(f"table {columns.name} has 1 row below its header; it needs at least 2")
-    names = _feature_names(columns, target, client, drop)
-    y, class_names = _encode(columns, target)
-    _check_classes(columns, target, y, class_names)
-    group, client_names = _encode(columns, client) if client else (np.zeros_like(y), ("0",))
-    x = to_matrix(columns, names, ", or leave these columns out: drop = {columns} (data.drop in a spec)")
-    test = _test_rows(y, group, test_share, seed)
-    features = Features.fit(names, x[~test])
-    x_all, y_all, client_all = features.standardise(x), torch.from_numpy(y), torch.from_numpy(group)
-    train_rows, test_rows = torch.from_numpy(~test), torch.from_numpy(test)
-    return Dataset(
-        name=Path(columns.name).stem,
-        x_train=x_all[train_rows],
-        y_train=y_all[train_rows],
-        x_test=x_all[test_rows],
-        y_test=y_all[test_rows],
-        classes=len(class_names),
-        class_names=class_names,
-        client_train=client_all[train_rows] if client else None,
-        client_test=client_all[test_rows] if client else None,
-        client_names=client_names if client else None,
-        features=features,
-    )
+    roles = {"target": target, "client": client, "group": group, "weight": weight, "split": split,
+             "split_group": split_group, "split_time": split_time}  # fmt: skip
+    opened = open_table(source, roles, drop, schema)
+    return opened.to_dataset(test_share, seed)
 
 
-def rows(source: Source, *, like: Dataset | str | os.PathLike[str]) -> Tensor:
-    """New rows as a model's input: the columns it was trained on, standardised as in training.
+def rows(source: Source, *, like: Dataset | Schema | str | os.PathLike[str]) -> Tensor:
+    """New rows as a model's input: the columns it was trained on, treated as in training.
+
+    Gaps become the median, and categories that training rows did not have count as other.
 
     Args:
         source: a CSV, TSV or Parquet file or a pandas DataFrame; columns that are not features are ignored
-        like: the data set that `table` returned, or the file of an exported model
+        like: the data set that `table` returned, its schema, or the path of an exported model, a run folder or a
+            schema file
     """
-    if not isinstance(like, Dataset | str | os.PathLike):
-        raise InputError(f"like is a {type(like).__name__}; give a data set, or the path of an exported model")
-    if isinstance(like, Dataset) and like.features is None:
-        raise InputError(f"data set {like.name!r} has no features; give a data set that ft.data.table returned")
-    features = like.features if isinstance(like, Dataset) else read_features(like)
-    assert features is not None
+    if not isinstance(like, Dataset | Schema | str | os.PathLike):
+        raise InputError(
+            f"like is a {type(like).__name__}; give a data set, a schema, or the path of an exported model"
+        )
+    if isinstance(like, Dataset) and like.schema is None:
+        raise InputError(f"data set {like.name!r} has no schema; give a data set that ft.data.table returned")
+    schema = like.schema if isinstance(like, Dataset) else like
+    schema = schema if isinstance(schema, Schema) else read_schema(schema)  # type: ignore[arg-type]
     columns = read_columns(source)
-    missing = [name for name in features.names if name not in columns.cells]
+    features = [column for column in schema.columns if column.is_feature]
+    missing = [column.name for column in features if column.name not in columns.header]
     if missing:
         raise InputError(
             f"table {columns.name} has no column {', '.join(map(repr, missing))}, which the model was trained on; "
-            f"its columns are {', '.join(columns.cells)}"
+            f"its columns are {', '.join(columns.header)}"
         )
-    return features.standardise(to_matrix(columns, features.names))
+    incomplete = next((column.name for column in features if not column.is_complete), None)
+    if incomplete is not None:
+        raise InputError(f"the schema has no statistics of column {incomplete!r}; write it with fedtilt data schema")
+    return torch.from_numpy(encode(columns, schema, [np.arange(len(columns))])[0])
 
 
-def _test_rows(y: np.ndarray, group: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """A mask of the test rows, drawn client by client."""
-    test = np.zeros(len(y), bool)
-    order = np.argsort(group, kind="stable")
-    for client, rows in enumerate(np.split(order, np.cumsum(np.bincount(group))[:-1])):
-        rng = seeds.generator(seeds.key(seed, "table/test", client=client))
-        test[rows] = stratified_mask(y[rows], holdout_size(len(rows), share), rng)
-    return test
+@dataclass(frozen=True)
+class Table:
+    """An open table and what is known of its schema before its rows are read."""
+
+    columns: Columns
+    schema: Schema  # roles, and the columns that the user described
+    names: tuple[str, ...]  # the columns that may be features
+
+    def to_dataset(self, test_share: float, seed: int) -> Dataset:
+        """Split, infer the rest of the schema from the training rows, and encode."""
+        test_share, seed = checks.number(test_share, "test_share"), checks.whole(seed, "seed")
+        if not 0 < test_share < 1:
+            raise InputError(f"test_share = {test_share} must be > 0 and < 1; 0.25 is usual")
+        columns, schema = self.columns, self.schema
+        if len(columns) < 2:
+            raise InputError(f"table {columns.name} has 1 row below its header; it needs at least 2")
+        labels, class_names = self._labels()
+        client, client_names = self._clients()
+        test = draw_test_rows(columns, schema, labels, _zeros(labels) if client is None else client, test_share, seed)
+        train, held_out = np.flatnonzero(~test), np.flatnonzero(test)
+        schema = self._infer(train, client, client_names, labels, class_names)
+        x_train, x_test = encode(columns, schema, [train, held_out])
+        group, group_names = read_names(columns, schema.group) if schema.group else (None, None)
+        weight = None if schema.weight is None else _weights(columns, schema.weight)
+        parts = {"y": labels, "client": client, "group": group, "weight": weight, "rows": np.arange(len(columns))}
+        tensors = {
+            f"{key}_{side}": torch.from_numpy(values[positions])
+            for key, values in parts.items() if values is not None
+            for side, positions in (("train", train), ("test", held_out))
+        }  # fmt: skip
+        return Dataset(
+            name=columns.title,
+            x_train=torch.from_numpy(x_train),
+            x_test=torch.from_numpy(x_test),
+            classes=len(class_names),
+            class_names=class_names,
+            client_names=client_names,
+            group_names=group_names,
+            schema=schema,
+            row_names=columns.rows,
+            warnings=(*left_out(schema, self.schema), *table_warnings(columns, schema, train, labels)),
+            **tensors,  # type: ignore[arg-type]
+        )
+
+    def infer(self) -> Schema:
+        """The schema of all rows, for a table without labels."""
+        everything = np.arange(len(self.columns))
+        summaries = summarise_sites(self.columns, self.names, {"": everything}, {"": ()}, self.schema)
+        return merge(summaries, self.schema)
+
+    def _infer(
+        self, train: np.ndarray, client: np.ndarray | None, client_names: Sequence[str] | None, labels: np.ndarray,
+        class_names: tuple[str, ...],
+    ) -> Schema:  # fmt: skip
+        """The schema of the training rows: each client's summary, merged."""
+        sites = {"": train}
+        if client is not None and client_names is not None:
+            order = train[np.argsort(client[train], kind="stable")]
+            counts = np.bincount(client[train], minlength=len(client_names))
+            sites = dict(zip(client_names, np.split(order, np.cumsum(counts)[:-1]), strict=True))
+        classes = {site: [class_names[k] for k in np.unique(labels[rows])] for site, rows in sites.items()}
+        known = replace(self.schema, classes=class_names)
+        schema = merge(summarise_sites(self.columns, self.names, sites, classes, known), known)
+        if not any(column.is_feature for column in schema.columns):
+            kinds = ", ".join(f"{column.name} ({column.kind})" for column in schema.columns) or "none"
+            raise InputError(
+                f"table {self.columns.name} has no feature column; beside target and client its columns are {kinds}"
+            )
+        return schema
+
+    def _labels(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        target, known = self.schema.target, self.schema.classes
+        if target is None:
+            raise InputError(f"table {self.columns.name} needs a target; name the column of the labels: target = …")
+        labels, names = read_names(self.columns, target)
+        if known is not None:
+            for number, name in enumerate(names):
+                if name not in known:
+                    row = self.columns.rows[int(np.flatnonzero(labels == number)[0])]
+                    raise InputError(
+                        f"table {self.columns.name} has {name!r} in {row}, column {target!r}; the schema's classes are "
+                        f"{', '.join(known)}"
+                    )
+            return np.array([known.index(name) for name in names])[labels], known
+        if len(names) < 2:
+            raise InputError(
+                f"target = {target!r} has one class, {names[0]!r}, in {self.columns.name}; it needs two or more"
+            )
+        if problem := classes_problem(names, np.bincount(labels).tolist()):
+            raise InputError(f"target = {target!r} of {self.columns.name} {problem}")
+        return labels, names
+
+    def _clients(self) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
+        if self.schema.client is not None:
+            return read_names(self.columns, self.schema.client)
+        parts = self.columns.parts
+        if len(parts) == 1:
+            return None, None
+        return np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts]), tuple(
+            part.client for part in parts
+        )
 
 
-def _feature_names(columns: Columns, target: str, client: str | None, drop: Sequence[str]) -> tuple[str, ...]:
-    """All columns except the target, the client and those to drop."""
+def open_table(
+    source: Source, roles: Mapping[str, str | int | None], drop: Sequence[str | int] = (),
+    schema: Schema | str | os.PathLike[str] | None = None,
+) -> Table:  # fmt: skip
+    """Open a table, and check the names of columns against it."""
     if isinstance(drop, str):
         raise InputError(f"drop = {drop!r} is text; give a list of columns, such as drop = [{drop!r}]")
-    known = ", ".join(columns.cells)
-    for key, name in [("target", target), ("client", client), *(("drop", name) for name in drop)]:
-        if name is not None and name not in columns.cells:
-            raise InputError(f"{key} = {name!r} is not a column of {columns.name}; its columns are {known}")
-        if key == "drop" and name in (target, client):
+    known = schema if isinstance(schema, Schema) else Schema(columns=()) if schema is None else read_schema(schema)
+    known = _with_roles(known, {role: str(name) for role, name in roles.items() if name is not None})
+    columns = read_columns(
+        source, text=[name for role, name in known.roles.items() if role not in ("weight", "split_time")]
+    )
+    dropped = [str(name) for name in drop]
+    _check_names(columns, known, dropped)
+    taken = [name for role, name in known.roles.items() if role != "split_time"]
+    names = [name for name in columns.header if name not in (*taken, *dropped)]
+    if known.columns:
+        listed = [column.name for column in known.columns]
+        extra = [name for name in names if name not in listed]
+        if extra:
             raise InputError(
-                f"drop contains {name!r}, which is the {'target' if name == target else 'client'}; leave it out"
+                f"table {columns.name} has the column {extra[0]!r}, which the schema lacks; add it there with a kind "
+                f"(ignore leaves it out), or drop = [{extra[0]!r}]"
             )
-    if target == client:
-        raise InputError(f"target and client are both {target!r}; they must be two columns of {columns.name}")
-    names = tuple(name for name in columns.cells if name not in (target, client, *drop))
+        names = [name for name in listed if name not in dropped]
     if not names:
-        raise InputError(f"table {columns.name} has no feature column, only {known}; add one")
-    return names
+        raise InputError(f"table {columns.name} has no feature column, only {', '.join(columns.header)}; add one")
+    known = known.with_columns([column for column in known.columns if column.name not in dropped])
+    return Table(columns, known, tuple(names))
 
 
-def _check_classes(columns: Columns, target: str, y: np.ndarray, names: Sequence[str]) -> None:
-    """Refuse a target that does not look like classes: one value, measurements, or nearly one class per row."""
-    if len(names) < 2:
-        raise InputError(f"target = {target!r} has one class, {names[0]!r}, in {columns.name}; it needs two or more")
-    values = [to_number(name) for name in names]
-    fractions = [name for name, value in zip(names, values, strict=True) if not value.is_integer()]
-    if fractions and all(map(math.isfinite, values)):
+def _with_roles(schema: Schema, roles: Mapping[str, str]) -> Schema:
+    for role, name in roles.items():
+        written = getattr(schema, role)
+        if written is not None and written != name:
+            raise InputError(f"{role} = {name!r} differs from the schema's, {written!r}; correct one of them")
+    return replace(schema, **roles)  # type: ignore[arg-type]
+
+
+def _check_names(columns: Columns, schema: Schema, drop: Iterable[str]) -> None:
+    """Refuse names that are no columns, and columns with two roles."""
+    known = ", ".join(columns.header)
+    used: dict[str, str] = {}
+    wanted = [
+        *schema.roles.items(),
+        *(("schema", column.name) for column in schema.columns),
+        *(("drop", n) for n in drop),
+    ]
+    for role, name in wanted:
+        if name not in columns.header:
+            raise InputError(f"{role} = {name!r} is not a column of {columns.name}; its columns are {known}")
+        if role == "drop" and used.get(name) not in (None, "split_time"):
+            raise InputError(f"drop contains {name!r}, which is the {used[name]}; leave it out")
+        if role in ROLES and role != "split_time":
+            if name in used:
+                raise InputError(
+                    f"{used[name]} and {role} are both {name!r}; they must be two columns of {columns.name}"
+                )
+            used[name] = role
+    splits = [role for role in ("split", "split_group", "split_time") if getattr(schema, role) is not None]
+    if len(splits) > 1:
+        raise InputError(f"{' and '.join(splits)} are two ways to split; choose one")
+
+
+def _zeros(values: np.ndarray) -> np.ndarray:
+    return np.zeros_like(values)
+
+
+def _weights(columns: Columns, name: str) -> np.ndarray:
+    """The weights of all rows: numbers ≥ 0."""
+    values = read_cells(columns, name, "number").values
+    assert values is not None
+    bad = np.flatnonzero(~(values >= 0))
+    if len(bad):
         raise InputError(
-            f"target = {target!r} has numbers such as {fractions[0]} in {columns.name}, which are not classes; group "
-            "them into a few, named by text or whole numbers"
+            f"table {columns.name} has {values[bad[0]]:g} in {columns.rows[int(bad[0])]}, column {name!r}; weights are "
+            "numbers ≥ 0"
         )
-    once = int((np.bincount(y) == 1).sum())
-    if 2 * once > len(names) or (len(names) > _MANY_CLASSES and len(y) < _ROWS_PER_CLASS * len(names)):
-        raise InputError(
-            f"target = {target!r} has {len(names)} classes in {len(y)} rows of {columns.name}, {once} of them in one "
-            "row; name a column of classes, or group them into fewer"
-        )
-
-
-def _encode(columns: Columns, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A column of names as numbers 0, 1, …, and the sorted names."""
-    text = [str(value).strip() for value in columns.cells[name]]
-    if "" in text:
-        row = columns.rows[text.index("")]
-        raise InputError(
-            f"table {columns.name} has an empty cell in row {row}, column {name!r}; fill it or drop the row"
-        )
-    names = sort_names(set(text))
-    number = {value: k for k, value in enumerate(names)}
-    return np.array([number[value] for value in text], np.int64), names
-
-
-def sort_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Sort by value if all names are finite numbers, else as text: 'nan' cannot be ordered.
-
-    >>> sort_names(["10", "9"]), sort_names(["10", "9", "nan"])
-    (('9', '10'), ('10', '9', 'nan'))
-    """
-    value = {name: to_number(name) for name in names}
-    if all(map(math.isfinite, value.values())):
-        return tuple(sorted(value, key=lambda name: (value[name], name)))
-    return tuple(sorted(value))
+    return values.astype(np.float32)

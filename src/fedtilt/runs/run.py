@@ -195,12 +195,12 @@ def _buffers(net: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _model_description(prepared: PreparedRun) -> dict[str, Any]:
-    """How to build the model, and how to standardise its input: (x − mean) / deviation."""
+    """How to build the model and its input: the schema of a table; of images, (x − mean) / deviation."""
     data = prepared.federation.dataset
     description: dict[str, Any] = {} if prepared.recipe is None else {"model": prepared.recipe}
     if data.image:
         return description | {"mean": [0.5], "deviation": [0.5]}  # pixels in [0, 1] become [-1, 1]
-    return description | ({} if data.features is None else data.features.to_json())
+    return description | ({} if data.schema is None else {"schema": data.schema.to_json()})
 
 
 def _digest(tensors: Sequence[torch.Tensor]) -> str:

@@ -1,0 +1,101 @@
+"""Warnings about a data set and a federation, as a careful colleague would give them."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtilt.errors import DataWarning
+
+if TYPE_CHECKING:
+    from fedtilt.data.dataset import Dataset
+    from fedtilt.data.federation import Federation
+
+_FEW_SAMPLES = 10
+_IMBALANCE = 20  # times as many samples of one class as of another
+
+
+def warn(texts: Iterable[str], stacklevel: int = 3) -> None:
+    """Emit each text as a `DataWarning` of the function that called the caller."""
+    for text in texts:
+        warnings.warn(text, DataWarning, stacklevel=stacklevel)
+
+
+def dataset_warnings(data: "Dataset") -> list[str]:
+    """Imbalance, classes without samples, duplicates of training samples, images with channels last."""
+    found = []
+    train, test = (torch.bincount(y, minlength=data.classes) for y in (data.y_train, data.y_test))
+    names = data.class_names
+    present = train.nonzero()[:, 0]
+    most, least = int(present[train[present].argmax()]), int(present[train[present].argmin()])
+    if train[most] > _IMBALANCE * train[least]:
+        found.append(
+            f"class {names[most]!r} has {int(train[most]):,} training samples and class {names[least]!r} has "
+            f"{int(train[least]):,}; accuracy says little about the rare one: look at each class, or raise tau"
+        )
+    unseen = [names[k] for k in ((train > 0) & (test == 0)).nonzero()[:, 0].tolist()]
+    if unseen:
+        found.append(
+            f"{_classes(unseen)} no test sample; no figure says anything about {'it' if len(unseen) == 1 else 'them'}: "
+            "add test samples"
+        )
+    untrained = [names[k] for k in ((train == 0) & (test > 0)).nonzero()[:, 0].tolist()]
+    if untrained:
+        found.append(f"{_classes(untrained)} test samples but no training sample; add some")
+    if data.image and isinstance(data.x_train, Tensor):
+        shape = data.x_train.shape[1:]
+        channels, width = shape[0], shape[-1]
+        if channels > 4 and width in (1, 3, 4):
+            found.append(
+                f"images of shape {tuple(shape)} look like (height, width, channels) and are read as {channels} "
+                "channels; x.permute(0, 3, 1, 2) moves the channels first"
+            )
+    elif isinstance(data.x_train, Tensor) and isinstance(data.x_test, Tensor):
+        copies = int(np.isin(_hashes(data.x_test), _hashes(data.x_train)).sum())
+        if copies:
+            found.append(
+                f"{copies:,} of {len(data.y_test):,} test samples are copies of training samples; test accuracy is too "
+                "high by them: remove duplicates, or keep them on one side (split_group)"
+            )
+    return found
+
+
+def federation_warnings(federation: "Federation") -> list[str]:
+    """Clients with few training samples."""
+    sizes = federation.train_sizes().tolist()
+    few = [f"{name!r} ({n})" for name, n in zip(federation.client_names, sizes, strict=True) if 0 < n < _FEW_SAMPLES]
+    if not few:
+        return []
+    shown = ", ".join(few[:3]) + (f" and {len(few) - 3:,} more" if len(few) > 3 else "")
+    many = len(few) > 1
+    return [f"client{'s' * many} {shown} {'have' if many else 'has'} fewer than {_FEW_SAMPLES} training samples"]
+
+
+def ends_in_softmax(outputs: Tensor) -> bool:
+    """Whether a model's outputs are probabilities; the loss takes logits."""
+    sums = outputs.sum(-1)
+    return outputs.shape[-1] > 1 and bool(
+        (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-5)
+    )
+
+
+def _classes(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"class {shown} has" if len(names) == 1 else f"classes {shown} have"
+
+
+def _hashes(x: Tensor, rows: int = 1 << 16) -> np.ndarray:
+    """A 64-bit hash of every sample: the sum of the mixed bits of its values (SplitMix64)."""
+    words = x.detach().cpu().reshape(len(x), -1).contiguous()
+    bits = words.view(torch.int32).numpy() if words.dtype == torch.float32 else words.numpy()
+    column = np.random.default_rng(0).integers(0, 2**63, bits.shape[1], dtype=np.uint64)
+    hashes = np.empty(len(bits), np.uint64)
+    for start in range(0, len(bits), rows):
+        z = bits[start : start + rows].astype(np.uint64) + column
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        hashes[start : start + rows] = (z ^ (z >> np.uint64(31))).sum(axis=1, dtype=np.uint64)
+    return hashes
