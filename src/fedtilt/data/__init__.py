@@ -7,6 +7,7 @@ from fedtilt.data.entry import data_folder
 from fedtilt.data.federation import Federation
 from fedtilt.data.huggingface import from_huggingface
 from fedtilt.data.image_folder import images
+from fedtilt.data.leaf_json import leaf
 from fedtilt.data.outliers import Outliers
 from fedtilt.data.schema import Column, Schema
 from fedtilt.data.tables import rows, table
@@ -25,6 +26,7 @@ __all__ = [
     "from_torch",
     "get",
     "images",
+    "leaf",
     "load",
     "names",
     "rows",
