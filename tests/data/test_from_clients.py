@@ -9,6 +9,8 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 from fedtilt.data import Dataset, Federation, from_torch, load
 from fedtilt.errors import InputError
 
+pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.DataWarning")  # these data sets are small
+
 X = np.arange(60, dtype=np.float64).reshape(20, 3)
 Y = np.arange(20) % 2
 

@@ -9,6 +9,8 @@ from PIL import Image
 from fedtilt.data import Federation, from_huggingface
 from fedtilt.errors import InputError
 
+pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.DataWarning")  # these data sets are small
+
 
 def tokens(count=12, **columns):
     rows = {"input_ids": [[n, 1, 2] for n in range(count)], "attention_mask": [[1, 1, 0]] * count}

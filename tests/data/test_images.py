@@ -12,6 +12,8 @@ from fedtilt.data import Federation, images
 from fedtilt.data.image_folder import describe_images
 from fedtilt.errors import InputError
 
+pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.DataWarning")  # these data sets are small
+
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):

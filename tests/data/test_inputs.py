@@ -7,6 +7,8 @@ from fedtilt.data import Dataset, Federation
 from fedtilt.data.inputs import concatenate, take
 from fedtilt.errors import InputError
 
+pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.DataWarning")  # these data sets are small
+
 
 def token_dataset(named, **settings):
     generator = torch.Generator().manual_seed(0)

@@ -10,6 +10,8 @@ from fedtilt.data import Federation, leaf
 from fedtilt.data.leaf_json import ALPHABET
 from fedtilt.errors import InputError
 
+pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.DataWarning")  # these data sets are small
+
 
 def write(path, users, **changes):
     """One JSON file as LEAF's preprocess.sh writes it; `users` has x and y of each."""
