@@ -109,6 +109,7 @@ def train_by_hand(
         trained, sizes = [], []
         for client in training.selected(number, federation.clients):
             x, y = federation.train(client, seed=training.seed, round=number)
+            assert isinstance(x, Tensor)
             batches = make_batches(
                 x, y, seed=training.seed, round=number, client=client, epochs=training.epochs,
                 batch_size=training.batch_size, last_batch=training.last_batch,

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from fedtilt.reproduction import Options, load
-from fedtilt.reproduction.chapter import CaptionedFigure, Table, Text
+from fedtilt.reproduction.chapter import CaptionedFigure, Table, Text, leading_number
 from fedtilt.reproduction.page.build import build_page, digest
 from fedtilt.reproduction.page.html import as_html, prose
 from fedtilt.reproduction.page.markdown import as_markdown
 from fedtilt.reproduction.page.svg import up_to_date, write_svgs
 from fedtilt.reproduction.results_folder import CaseResult, ResultsFolder
 from fedtilt.reproduction.runner import kind_of
-from tests.helpers.handmade_results import comparison_result, metrics
+from tests.helpers.handmade_results import comparison_result, metrics, write_tuned_results
 
 DOCS = Path(__file__).parents[3] / "docs" / "reproduction"
 
@@ -37,19 +37,12 @@ def test_markdown_shows_the_numbers(folder: ResultsFolder) -> None:
     page = as_markdown(build_page(folder))
     assert "| mnist | FedTilt (paper’s tilts) | **99.00 ± 0.71**<br>98.53 (+0.47) |" in page
     assert "| mnist | FedAvg | w | 95.50 ± 0.71 |" in page
-    assert "| Ditto (validated) | accuracy | 1 | 0 | 0 | 11 | 1 | 0 |" in page
-    assert "| Ditto (validated) | accuracy of the worst 10 % | 1 | 0 | 0 | 11 | 1 | 0 |" in page
-    assert "FedTilt (validated) against the others in 12 cells" in page
-    assert "| against | metric | better | tied | worse | not measured | better, Holm | worse, Holm |" in page
-    assert "Holm’s correction over the 20 comparisons of this table with several seeds" in page
-    assert "| FedAvg | client data fairness, std | 0 | 1 | 0 | 11 | 0 | 0 |" in page
     assert "| mnist | **+1.50**<br>+1.50 to +1.50<br>effect size +∞ |" in page
     assert "Not measured yet: fashion-mnist, cifar10." in page
     assert "## Not measured yet" in page
     assert "| clean | 2 | NVIDIA H200 | 2.11.0 | 0.1.0 | 2.0 |" in page
     assert "quick run" not in page
-    first, figure = build_page(folder).figures
-    assert first.name == "opening"
+    (figure,) = build_page(folder).figures
     assert f"<!-- clean-mnist-curves sha256:{digest(figure)} -->\n![" in page
     assert "tau 50, lam 100 (2)" in page
     bands = [trace for trace in figure.figure["data"] if "fill" in trace]
@@ -58,21 +51,26 @@ def test_markdown_shows_the_numbers(folder: ResultsFolder) -> None:
     assert as_markdown(build_page(folder)) == page
 
 
-def test_the_page_opens_with_a_table_a_figure_and_sentences(folder: ResultsFolder) -> None:
+def test_the_page_opens_with_the_tuned_comparison(folder: ResultsFolder) -> None:
     (folder.folder / "caution.md").write_text("**Beware.** One thing.\n")
+    write_tuned_results(folder, seeds=3)
     page = build_page(folder)
     table, figure, sentences, caution, verdicts = page.opening
     assert isinstance(table, Table)
-    assert table.caption.startswith("Should I use it, and for what?")
-    gains = ["**+1.50** ★<br>+1.50 to +1.50"] * 2 + ["**+3.50** ★<br>+3.50 to +3.50"] * 2
-    assert table.rows == [["clean data", "mnist", *gains]]
+    assert table.caption.startswith("Should I use it, and for what? FedTilt minus FedAvg with fine-tuning, and minus")
+    assert [row[:2] for row in table.rows[:3]] == [
+        ["clean data", "mnist"], ["clean data", "fashion-mnist"], ["random corruptions", "mnist"],
+    ]  # fmt: skip
+    assert "mean over 3 other seeds" in table.notes
     assert isinstance(figure, CaptionedFigure)
-    assert [trace["x"] for trace in figure.figure["data"]] == [[1.2247], [1.2247], [1.8708], [1.8708]]  # square roots
+    first = [trace for trace in figure.figure["data"] if trace["xaxis"] == "x"]  # accuracy, minus fine-tuning
+    drawn = {y: x for trace in first for y, x in zip(trace["y"], trace["x"], strict=True)}
+    assert len(drawn) == len(table.rows)
+    for condition, data, cell, *_ in table.rows:
+        position = drawn[f"{condition}, {data}"]  # signed square root
+        assert leading_number(cell) == pytest.approx(position * abs(position), abs=0.006)
     assert isinstance(sentences, Text)
-    assert "FedTilt (validated) is more accurate in 1 of 1 cells" in sentences.markdown
-    assert "clean data +1.5 (better on mnist)" in sentences.markdown
-    assert "so is Ditto (validated) in 1:" in sentences.markdown
-    assert "over all 20 comparisons that this page counts, 12 differences remain, 3 of" in sentences.markdown
+    assert sentences.markdown.startswith("- **FedTilt is more accurate than both**")
     assert caution == Text(markdown="**Beware.** One thing.")
     assert isinstance(verdicts, Text)
     markdown = as_markdown(page)
@@ -118,9 +116,11 @@ def test_quick_results_are_marked(folder: ResultsFolder) -> None:
     page = as_markdown(build_page(folder))
     assert "Nothing here is a result" in page
     assert "FedTilt (ours, from earlier trials)" in page
-    assert "| label flips | digits | +5.00 | +5.00 | +15.00 | +15.00 |" in page  # one seed has no interval
-    assert "Holm’s correction** over" not in page
     assert "*Not in the paper.*" in page
+    write_tuned_results(folder, seeds=1, quick=True)
+    page = as_markdown(build_page(folder))
+    assert re.search(r"\| label flips \| digits( \| [+−]\d\.\d\d){4} \|", page)  # one seed has no interval
+    assert "Holm’s correction** over" not in page
 
 
 def test_a_page_without_results(tmp_path: Path) -> None:

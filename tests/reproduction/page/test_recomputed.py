@@ -22,8 +22,8 @@ METRICS = {
     "client_data_fairness_std": ("client data fairness, std", -1), "worst": ("accuracy of the worst 10 %", 1),
 }  # fmt: skip
 RIVALS = {
-    "Ditto (validated)": ("ditto-validated", False), "Ditto (mu 0.01)": ("ditto", False), "FedAvg": ("fedavg", False),
-    "FedAvg, w against w": ("fedavg", True),
+    "fedavg_finetuned": "FedAvg with fine-tuning", "ditto": "Ditto", "local": "local training only", "term": "TERM",
+    "fedprox": "FedProx", "fedavg": "FedAvg",
 }  # fmt: skip
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -63,58 +63,6 @@ def values(results: list[dict[str, Any]], metric: str, shared: bool = False) -> 
     return np.array([(test["shared"] if shared else test["personal"] or test["shared"])[metric] for test in tests])
 
 
-@pytest.fixture(scope="module")
-def p_values(cells: dict[tuple[str, str], Rows]) -> dict[tuple[str, str, str, str], tuple[float, float, float]]:
-    """Rival, metric, condition, data set → signed mean difference, p-value, p-value after Holm's correction."""
-    tests = {}
-    for (condition, data), rows in cells.items():
-        for title, (rival, shared) in RIVALS.items():
-            for metric, (_, sign) in METRICS.items():
-                ours, theirs = (values(rows[row], metric, shared) for row in ("fedtilt-validated", rival))
-                p_value = stats.ttest_rel(ours, theirs).pvalue
-                tests[title, metric, condition, data] = (sign * (ours - theirs).mean(), p_value)
-    ordered = sorted(tests, key=lambda key: tests[key][1])
-    corrected, largest = {}, 0.0
-    for i in range(len(ordered)):
-        largest = max(largest, min(1.0, (len(ordered) - i) * tests[ordered[i]][1]))
-        corrected[ordered[i]] = (*tests[ordered[i]], largest)
-    return corrected
-
-
-def test_the_counts_of_better_tied_and_worse(page: str, p_values: dict) -> None:
-    assert len(p_values) == 12 * 5 * 4
-    assert "Holm’s correction over the 240 comparisons" in page
-    for title in RIVALS:
-        for metric, (label, _) in METRICS.items():
-            tests = [test for key, test in p_values.items() if key[:2] == (title, metric)]
-            better = sum(mean > 0 and p < 0.05 for mean, p, _ in tests)
-            worse = sum(mean < 0 and p < 0.05 for mean, p, _ in tests)
-            better_holm = sum(mean > 0 and p < 0.05 for mean, _, p in tests)
-            worse_holm = sum(mean < 0 and p < 0.05 for mean, _, p in tests)
-            counts = [better, 12 - better - worse, worse, better_holm, worse_holm]
-            assert f"| {title} | {label} | {' | '.join(map(str, counts))} |" in page
-
-
-def test_the_sentences_of_the_opening(page: str, cells: dict[tuple[str, str], Rows], p_values: dict) -> None:
-    def count(title: str, metric: str, sign: int) -> int:
-        return sum(k[:2] == (title, metric) and sign * t[0] > 0 and t[1] < 0.05 for k, t in p_values.items())
-
-    ditto = "Ditto (validated)"
-    assert (
-        f"more accurate in {count(ditto, 'accuracy', 1)} of 12 cells (a data set under a condition) and less accurate "
-        f"in {count(ditto, 'accuracy', -1)}; for the worst 10 % of the clients it is better in "
-        f"{count(ditto, 'worst', 1)} and worse in {count(ditto, 'worst', -1)}."
-    ) in page
-    surviving = [key for key, (_, _, p) in p_values.items() if p < 0.05]
-    against_ditto = sum(key[0] == ditto for key in surviving)
-    assert f"{len(surviving)} differences remain, {against_ditto} of them against {ditto}." in page
-    personal = 0
-    for rows in cells.values():
-        ours, theirs = values(rows["ditto-validated"], "accuracy"), values(rows["fedavg"], "accuracy")
-        personal += ours.mean() > theirs.mean() and stats.ttest_rel(ours, theirs).pvalue < 0.05
-    assert f"in {count('FedAvg', 'accuracy', 1)} of 12 cells, but so is Ditto (validated) in {personal}:" in page
-
-
 def signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
 
@@ -125,28 +73,12 @@ def interval(differences: np.ndarray) -> tuple[str, str, bool]:
     return signed(differences.mean()), f"{signed(low)} to {signed(high)}", low > 0 or high < 0
 
 
-def test_the_intervals_of_the_opening(page: str, cells: dict[tuple[str, str], Rows], p_values: dict) -> None:
-    for (condition, data), rows in cells.items():
-        line = f"| {CONDITIONS[condition]} | {data} |"
-        for title in ("Ditto (validated)", "FedAvg"):
-            for metric in ("accuracy", "worst"):
-                ours, theirs = (values(rows[row], metric) for row in ("fedtilt-validated", RIVALS[title][0]))
-                star = " ★" if p_values[title, metric, condition, data][2] < 0.05 else ""
-                mean, ends, excludes = interval(ours - theirs)
-                line += f" {f'**{mean}**' if excludes else mean}{star}<br>{ends} |"
-        assert line in page
-
-
-def test_the_differences_and_effect_sizes(page: str, cells: dict[tuple[str, str], Rows], p_values: dict) -> None:
-    for (condition, data), rows in cells.items():
-        for metric, (label, sign) in METRICS.items():
+def test_the_differences_and_effect_sizes(page: str, cells: dict[tuple[str, str], Rows]) -> None:
+    for rows in cells.values():
+        for metric, (_, sign) in METRICS.items():
             difference = sign * (values(rows["fedtilt-validated"], metric) - values(rows["ditto-validated"], metric))
             effect = f"{difference.mean() / difference.std(ddof=1):+.1f}".replace("-", "−")
-            _, p, adjusted = p_values["Ditto (validated)", metric, condition, data]
             mean, ends, excludes = interval(difference)
-            cell = f"**{mean} ({ends})**" if excludes else f"{mean} ({ends})"
-            numbers = f"{effect} | {len(difference)} | {p:.4f} | {adjusted:.4f}"
-            assert f"| {condition} | {data} | {label} | {cell} | {numbers} |" in page
             assert f"{f'**{mean}**' if excludes else mean}<br>{ends}<br>effect size {effect} |" in page
 
 

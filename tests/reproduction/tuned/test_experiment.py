@@ -3,7 +3,8 @@
 from fedtilt.reproduction import Options, load
 from fedtilt.reproduction.train_grid import evaluated, method_of
 from fedtilt.reproduction.tuned.chosen import chosen_settings
-from fedtilt.reproduction.tuned.experiment import cases, compare_cells, measure, row_settings
+from fedtilt.reproduction.tuned.experiment import cases, measure
+from fedtilt.reproduction.tuned.rows import compare_cells, row_settings
 from fedtilt.reproduction.tuning.experiment import cases as tuning_cases
 
 METHODS = {"fedavg", "fedprox", "term", "local", "fedavg_finetuned", "ditto", "fedtilt"}
@@ -42,8 +43,8 @@ def test_a_quick_case_keeps_metrics_on_test_data_alone() -> None:
     result = measure(case, Options(quick=True, device="cpu"), lambda *_: None)
     assert {split for method in result["methods"].values() for split in method} == {"test"}
     assert set(result["methods"]) == set(case.settings["methods"])
-    comparison = compare_cells(experiment, {case.name: result})["digits, gaussian"]
+    comparison = compare_cells(experiment, {case.name: result})["digits gaussian"]
     assert set(comparison.rows) == set(row_settings(experiment.settings, "digits", "gaussian"))
     captions = result["methods"]["fedtilt tau=-50 lam=50"]
     assert comparison.values("fedtilt-captions", "accuracy").values == (evaluated(captions)["accuracy"],)
-    assert compare_cells(experiment, {})["digits, flips"].rows == {}
+    assert compare_cells(experiment, {})["digits flips"].rows == {}

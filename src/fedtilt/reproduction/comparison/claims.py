@@ -21,13 +21,14 @@ from fedtilt.reproduction.comparison.dataset_comparison import (
 from fedtilt.reproduction.experiment import Claim
 from fedtilt.reproduction.train_grid import fedtilt
 
-Comparisons = Mapping[str, DatasetComparison]  # by data set
+Comparisons = Mapping[str, DatasetComparison]  # by data set, or by data set and condition
 OutcomeNames = Mapping[Outcome, str]  # names that replace the outcome's own
 Finding = tuple[Holds, str]  # whether a claim holds, and the numbers that decide it
 _DECIDED: tuple[Outcome, ...] = ("better", "tied", "worse")
 _CHANCE = (1 - CONFIDENCE) / 2  # the share of equal settings that are better by chance
+_MAX_LABELLED = 4  # comparisons in a verdict that names the metrics which count against a claim
 _BY_KEY = {metric.key: metric for metric in COMPARED_METRICS}
-_LOSS_NAMES: OutcomeNames = {
+_LIMIT_NAMES: OutcomeNames = {
     "better": "within the limit", "tied": "too close to call", "worse": "above the limit",
     "ahead": "within the limit", "not ahead": "above the limit",
 }  # fmt: skip
@@ -64,8 +65,9 @@ def _compare_rows(check: Mapping[str, Any], rows: list[str], comparisons: Compar
     rivals = check.get("rivals", ["fedavg", "ditto-validated"])
     metrics = [_BY_KEY[key] for key in check["metrics"]] if "metrics" in check else list(PAPER_METRICS)
     outcomes: dict[str, list[Outcome]] = {}
-    for comparison in _selected(check, comparisons):
-        outcomes[comparison.data] = [
+    selected = _selected(check, comparisons)
+    for where, comparison in selected.items():
+        outcomes[where] = [
             _weakest([comparison.compare(row, rival, metric, check.get("by", 0.0)) for rival in rivals])
             for row in rows
             for metric in metrics
@@ -76,20 +78,19 @@ def _compare_rows(check: Mapping[str, Any], rows: list[str], comparisons: Compar
     counted = {len(PAPER_METRICS): "the paper’s four metrics", len(COMPARED_METRICS): "all five metrics"}
     on = counted.get(len(metrics)) or ", ".join(TITLES[m.key] for m in metrics)
     names: OutcomeNames = {"tied": f"not clearly by {check['by']:g} points"} if "by" in check else {}
-    labels = [TITLES[m.key] for m in metrics] if len(rows) == 1 < len(metrics) else []
+    labelled = len(rows) == 1 < len(metrics) and len(selected) <= _MAX_LABELLED
+    labels = [TITLES[m.key] for m in metrics] if labelled else []
     holds, numbers = _count(outcomes, f"{ours} better than {theirs}{margin} on {on}", names, labels)
-    return holds, numbers + (_margins(rows, rivals, metrics, _selected(check, comparisons)) if "by" in check else "")
+    return holds, numbers + (_margins(rows, rivals, metrics, selected) if "by" in check else "")
 
 
-def _margins(
-    rows: list[str], rivals: list[str], metrics: list[Metric], comparisons: Sequence[DatasetComparison]
-) -> str:
+def _margins(rows: list[str], rivals: list[str], metrics: list[Metric], comparisons: Comparisons) -> str:
     """How many points each row is better than each rival, for claims with a margin."""
     margins = []
-    for comparison, row, rival, metric in product(comparisons, rows, rivals, metrics):
+    for (where, comparison), row, rival, metric in product(comparisons.items(), rows, rivals, metrics):
         differences = comparison.differences(row, rival, metric)
         if differences is not None:
-            margins.append(f"{comparison.data} {comparison.titles[row]} {_format_interval(differences)}")
+            margins.append(f"{where} {comparison.titles[row]} {_format_interval(differences)}")
     return _sentence("In points", margins)
 
 
@@ -97,7 +98,7 @@ def _paper_tilts(check: Mapping[str, Any], comparisons: Comparisons, _: Comparis
     """No more settings of the grid than expected by chance have a better test accuracy than the paper's tilts."""
     outcomes: dict[str, list[Outcome]] = {}
     notes = []
-    for comparison in _selected(check, comparisons):
+    for where, comparison in _selected(check, comparisons).items():
         paper, accuracy = comparison.rows.get("fedtilt", {}), _BY_KEY["accuracy"]
         others = {
             name: compare_paired(by_seed, paper, accuracy)
@@ -109,15 +110,13 @@ def _paper_tilts(check: Mapping[str, Any], comparisons: Comparisons, _: Comparis
         winners = [name for name, other in others.items() if other == winning]
         beaten = len(winners) > (_CHANCE * len(decided) if decided else 0)
         if set(others.values()) <= {"not measured"}:
-            outcomes[comparison.data] = ["not measured"]
+            outcomes[where] = ["not measured"]
         elif decided:
-            outcomes[comparison.data] = ["worse" if beaten else "better"]
+            outcomes[where] = ["worse" if beaten else "better"]
         else:
-            outcomes[comparison.data] = ["not ahead" if beaten else "ahead"]
+            outcomes[where] = ["not ahead" if beaten else "ahead"]
         if winners:
-            notes.append(
-                f"{comparison.data}: {len(winners)} of {len(others)} other settings are {winning}, such as {winners[0]}"
-            )
+            notes.append(f"{where}: {len(winners)} of {len(others)} other settings are {winning}, such as {winners[0]}")
     what = f"At most {_CHANCE:.1%} of the other settings in our grid have a better accuracy than the paper’s tilts"
     what = what.replace("%", " %")
     holds, numbers = _count(outcomes, what)
@@ -130,9 +129,9 @@ def _rises(check: Mapping[str, Any], comparisons: Comparisons, _: Comparisons) -
     metrics = COMPARED_METRICS[:3]  # those of the tilts' figures
     outcomes: dict[str, list[Outcome]] = {}
     gains = []
-    for comparison in _selected(check, comparisons):
+    for where, comparison in _selected(check, comparisons).items():
         corners = {t: comparison.settings.get(fedtilt(*t, 0.0)[0], {}) for t in product((low, high), (small, large))}
-        outcomes[comparison.data] = []
+        outcomes[where] = []
         for metric in metrics:
             at_high, at_low = (
                 paired_differences(corners[tau, large], corners[tau, small], metric) for tau in (high, low)
@@ -140,9 +139,9 @@ def _rises(check: Mapping[str, Any], comparisons: Comparisons, _: Comparisons) -
             gain = None
             if at_high and at_low and len(at_high.values) == len(at_low.values):
                 gain = SeedValues(tuple(a - b for a, b in zip(at_high.values, at_low.values, strict=True)))
-            outcomes[comparison.data].append(outcome(gain))
+            outcomes[where].append(outcome(gain))
             if gain:
-                gains.append(f"{comparison.data} {TITLES[metric.key]} {_format_interval(gain)}")
+                gains.append(f"{where} {TITLES[metric.key]} {_format_interval(gain)}")
     what = f"lam {large:g} instead of {small:g} gains more at tau {high:g} than at tau {low:g}"
     holds, numbers = _count(outcomes, what, labels=[TITLES[metric.key] for metric in metrics])
     return holds, numbers + _sentence("In points", gains)
@@ -152,34 +151,58 @@ def _stable(check: Mapping[str, Any], comparisons: Comparisons, clean: Compariso
     """Each of `rows` loses at most `points` of accuracy against clean data: the largest loss of the paper's rows."""
     outcomes: dict[str, list[Outcome]] = {}
     losses = []
-    for comparison in _selected(check, comparisons):
-        outcomes[comparison.data] = []
+    for where, comparison in _selected(check, comparisons).items():
+        outcomes[where] = []
         for row in check["rows"]:
             before = clean[comparison.data].rows.get(row, {}) if comparison.data in clean else {}
             loss = paired_differences(before, comparison.rows.get(row, {}), _BY_KEY["accuracy"])
             below_limit = loss and SeedValues(tuple(check["points"] - value for value in loss.values))
-            outcomes[comparison.data].append(outcome(below_limit))
+            outcomes[where].append(outcome(below_limit))
             if loss:
-                losses.append(f"{comparison.data} {comparison.titles[row]} {_format_interval(loss)}")
+                losses.append(f"{where} {comparison.titles[row]} {_format_interval(loss)}")
     what = (
         f"At most {check['points']:g} points of accuracy lost against clean data, the largest loss in the paper’s own "
         "rows"
     )
-    holds, numbers = _count(outcomes, what, _LOSS_NAMES)
+    holds, numbers = _count(outcomes, what, _LIMIT_NAMES)
     return holds, numbers + _sentence("Points lost", losses)
+
+
+def _close(check: Mapping[str, Any], comparisons: Comparisons, _: Comparisons) -> Finding:
+    """The two rows of each of `pairs` differ by less than `within` points in accuracy: the whole interval is inside."""
+    limit = check["within"]
+    outcomes: dict[str, list[Outcome]] = {}
+    largest, text = 0.0, ""
+    for where, comparison in _selected(check, comparisons).items():
+        outcomes[where] = []
+        for row, other in check["pairs"]:
+            differences = comparison.differences(row, other, _BY_KEY["accuracy"])
+            gaps = [differences and SeedValues(tuple(limit - sign * d for d in differences.values)) for sign in (1, -1)]
+            outcomes[where].append(_weakest([outcome(gap) for gap in gaps]))
+            if differences and abs(differences.mean) >= largest:
+                largest = abs(differences.mean)
+                text = f"{where} {comparison.titles[row]} {_format_interval(differences)}"
+    holds, numbers = _count(outcomes, f"Less than {limit:g} points of accuracy apart", _LIMIT_NAMES)
+    return holds, numbers + _sentence("The largest difference in points", [text] if text else [])
 
 
 CLAIM_CHECKS: dict[str, Callable[[Mapping[str, Any], Comparisons, Comparisons], Finding]] = {
     "best": _best,
+    "close": _close,
     "paper-tilts": _paper_tilts,
     "rises": _rises,
     "stable": _stable,
 }
 
 
-def _selected(check: Mapping[str, Any], comparisons: Comparisons) -> list[DatasetComparison]:
-    """The comparisons on the data sets that a check names, or all."""
-    return [comparisons[data] for data in check.get("data", comparisons) if data in comparisons]
+def _selected(check: Mapping[str, Any], comparisons: Comparisons) -> dict[str, DatasetComparison]:
+    """The comparisons on the data sets and under the conditions that a check names, or all."""
+    return {
+        where: comparison
+        for where, comparison in comparisons.items()
+        if comparison.data in check.get("data", [comparison.data])
+        and comparison.condition in check.get("conditions", [comparison.condition])
+    }
 
 
 def _sentence(what: str, items: Sequence[str]) -> str:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from importlib import resources
 
 from fedtilt.reproduction.chapter import CaptionedFigure, Chapter, Holds, Table, Text, Verdict
-from fedtilt.reproduction.comparison.dataset_comparison import DatasetComparison, compare_datasets, row_titles
+from fedtilt.reproduction.comparison.dataset_comparison import DatasetComparison
 from fedtilt.reproduction.experiment import NAMES, Experiment
 from fedtilt.reproduction.page.impossible import impossible_table
 from fedtilt.reproduction.page.opening import opening
-from fedtilt.reproduction.page.scores import difference_table, outcome_table, score_all
 from fedtilt.reproduction.results_folder import CaseResult, ResultsFolder
 from fedtilt.reproduction.runner import chapter_of, load_results, quick_only
+from fedtilt.reproduction.tuned.rows import compare_cells
 
 QUICK_RUN = "A quick run: few rounds, one seed, small grids. Nothing here is a result."
 VERDICTS: tuple[Holds, ...] = ("holds", "holds partly", "does not hold", "one seed", "not measured")
@@ -53,8 +53,8 @@ def build_page(folder: ResultsFolder) -> Page:
     for name in NAMES:
         experiment, results = load_results(folder, name, quick=quick)
         experiments.append(experiment)
-        if experiment.kind == "comparison":
-            comparisons += compare_datasets(experiment, results).values()
+        if experiment.kind == "tuned":
+            comparisons += compare_cells(experiment, results).values()
         if not results:
             not_measured.append(experiment)
             continue
@@ -65,10 +65,7 @@ def build_page(folder: ResultsFolder) -> Page:
     if quick:
         first.append(Text(markdown=f"**{QUICK_RUN}** The settings described below are those of full runs."))
     if any(comparison.seeds for comparison in comparisons):
-        titles = row_titles(next(e for e in experiments if e.kind == "comparison"))
-        scores = score_all(comparisons)
-        first += opening(comparisons, scores, titles)
-        preamble = [outcome_table(scores, titles), difference_table(scores)]
+        first += opening(comparisons)
     if folder.caution:
         first.append(Text(markdown=folder.caution))
     first.append(_count_verdicts([verdict for _, chapter in chapters for verdict in chapter.verdicts]))

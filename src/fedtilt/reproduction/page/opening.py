@@ -1,28 +1,27 @@
 """The opening of the page: one table, one figure and a few sentences on whether to use FedTilt, and for what."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from fedtilt.report.compare import best_and_tied
 from fedtilt.report.summary import join_words
 from fedtilt.report.tables import format_interval
 from fedtilt.reproduction import plots
 from fedtilt.reproduction.chapter import CaptionedFigure, Table, Text
-from fedtilt.reproduction.comparison.dataset_comparison import (
-    COMPARED_METRICS,
-    DatasetComparison,
-    outcome,
-)
+from fedtilt.reproduction.comparison.dataset_comparison import COMPARED_METRICS, DatasetComparison
 from fedtilt.reproduction.comparison.experiment import difference_cell
-from fedtilt.reproduction.page.scores import Score, tested
+from fedtilt.reproduction.tuned.rows import METHOD_TITLES, NOISY
+from fedtilt.reproduction.tuned.scores import Score, score_all, tested
 
 Shown = Mapping[tuple[str, str, str, str], Score]  # by condition, data set, rival and metric
 
 _CONDITIONS = {
     "clean": "clean data", "corruptions": "random corruptions", "gaussian": "Gaussian noise", "flips": "label flips",
 }  # fmt: skip
-_RIVALS = ("ditto-validated", "fedavg")
+_RIVALS = ("fedavg_finetuned", "ditto")  # the strongest ones
 _METRICS = {"accuracy": "accuracy", "worst": "worst 10 %"}
 _BLUE = "#1a7fc4"
 _MARKERS = {
@@ -33,49 +32,50 @@ _MARKERS = {
 _TICKS = (-50, -20, -10, -5, -2, -0.5, 0, 0.5, 2, 5, 10, 20, 50)
 
 
-def opening(
-    comparisons: Sequence[DatasetComparison], scores: Sequence[Score], titles: Mapping[str, str]
-) -> list[Text | Table | CaptionedFigure]:
-    """Table, figure and sentences on FedTilt (validated) against Ditto (validated) and FedAvg.
+def opening(comparisons: Sequence[DatasetComparison]) -> list[Text | Table | CaptionedFigure]:
+    """Table, figure and sentences on FedTilt against its two strongest rivals, all tuned on noisy validation data.
 
     Args:
-        comparisons: All data sets under all conditions, measured or not.
-        scores: FedTilt (validated) against its rivals in them.
-        titles: Row → its title.
+        comparisons: The cells of the tuned comparison, measured or not.
     """
+    scores = score_all(comparisons)
     shown = {
         (s.condition, s.data, s.rival, s.metric.key): s
         for s in scores
-        if s.rival in _RIVALS and s.view == "evaluated" and s.metric.key in _METRICS and s.difference is not None
+        if s.noisy and s.rival in _RIVALS and s.metric.key in _METRICS and s.difference is not None
     }
-    cells = list(dict.fromkeys((condition, data) for condition, data, _, _ in shown))
+    cells = _by_condition_order((condition, data) for condition, data, _, _ in shown)
+    missing = [f"{c.data} {c.condition}" for c in comparisons if not c.seeds]
     parts: list[Text | Table | CaptionedFigure] = [
-        _table(cells, shown, titles),
+        _table(cells, shown, missing),
         CaptionedFigure(
             name="opening",
             caption="The same differences with their 95 % intervals (square-root scale). To the right of 0 FedTilt is "
             "better.",
-            figure=_figure(cells, shown, titles),
+            figure=_figure(cells, shown),
         ),
     ]
     sentences = _sentences(comparisons, scores)
     return [*parts, Text(markdown=sentences)] if sentences else parts
 
 
-def _table(cells: Sequence[tuple[str, str]], shown: Shown, titles: Mapping[str, str]) -> Table:
+def _table(cells: Sequence[tuple[str, str]], shown: Shown, missing: Sequence[str]) -> Table:
     columns = list(product(_RIVALS, _METRICS))
     rows = [
         [_CONDITIONS[condition], data, *(_cell(shown.get((condition, data, *column))) for column in columns)]
         for condition, data in cells
     ]
     seeds = sorted({score.difference.pairs for score in shown.values() if score.difference is not None})
+    titles = [METHOD_TITLES[rival] for rival in _RIVALS]
     return Table(
-        caption="Should I use it, and for what? FedTilt (validated) minus Ditto (validated), and minus FedAvg",
-        columns=["condition", "data", *(f"{_METRICS[key]}, minus {titles[rival]}" for rival, key in columns)],
+        caption=f"Should I use it, and for what? FedTilt minus {titles[0]}, and minus {titles[1]}",
+        columns=["condition", "data", *(f"{_METRICS[key]}, minus {METHOD_TITLES[rival]}" for rival, key in columns)],
         rows=rows,
-        notes=f"Points; mean over {' or '.join(map(str, seeds))} seeds and 95 % interval of the difference, paired by "
-        "seed. Bold: the interval does not contain 0. A star: also significant after Holm’s correction over all "
-        "comparisons that this page counts.",
+        notes="All methods are tuned with the same budget, on validation data that has the outliers of the training "
+        f"data. Points; mean over {' or '.join(map(str, seeds))} other seeds and 95 % interval of the difference, "
+        "paired by seed. Bold: the interval does not contain 0. A star: also significant after Holm’s correction over "
+        "all comparisons of FedTilt that this page counts."
+        + (f" Not measured yet: {', '.join(missing)}." if missing else ""),
     )
 
 
@@ -85,7 +85,7 @@ def _cell(score: Score | None) -> str:
     return difference_cell(score.difference, mark=" ★" if score.survives else "")
 
 
-def _figure(cells: Sequence[tuple[str, str]], shown: Shown, titles: Mapping[str, str]) -> dict[str, Any]:
+def _figure(cells: Sequence[tuple[str, str]], shown: Shown) -> dict[str, Any]:
     """A panel for each rival (rows) and metric (columns), a line for each condition and data set."""
     labels = [f"{_CONDITIONS[condition]}, {data}" for condition, data in cells]
     data: list[dict[str, Any]] = []
@@ -93,7 +93,7 @@ def _figure(cells: Sequence[tuple[str, str]], shown: Shown, titles: Mapping[str,
     in_legend: set[str] = set()
     for panel, (rival, key) in enumerate(product(_RIVALS, _METRICS)):
         n = plots.axis_suffix(panel)
-        title = f"{_METRICS[key]}, minus {titles[rival]} (points)"
+        title = f"{_METRICS[key]}, minus {METHOD_TITLES[rival]} (points)"
         axes[f"xaxis{n}"] = {
             "anchor": f"y{n}", "title": {"text": title, "font": {"size": 11}, "standoff": 6}, "zerolinewidth": 2,
             "rangemode": "tozero",
@@ -152,30 +152,82 @@ def _position(value: float) -> float:
 
 
 def _sentences(comparisons: Sequence[DatasetComparison], scores: Sequence[Score]) -> str:
-    """What the intervals show; empty if no comparison has several seeds."""
+    """What the intervals show; empty if no cell has several seeds."""
+    cells = [c for c in comparisons if len(c.seeds) > 1]
+    if not cells:
+        return ""
 
-    def group(rival: str, key: str) -> list[Score]:
-        selected = [s for s in scores if (s.rival, s.view, s.metric.key) == (rival, "evaluated", key)]
+    def select(rival: str, key: str, *, noisy: bool = True) -> list[Score]:
+        selected = [s for s in scores if (s.rival, s.metric.key, s.noisy) == (rival, key, noisy)]
         return [s for s in selected if s.outcome in ("better", "tied", "worse")]
 
-    accuracy, worst, fedavg = (group(*key) for key in (
-        ("ditto-validated", "accuracy"), ("ditto-validated", "worst"), ("fedavg", "accuracy"),
-    ))  # fmt: skip
-    if not accuracy:
-        return ""
-    ditto = [outcome(c.differences("ditto-validated", "fedavg", COMPARED_METRICS[0])) for c in comparisons]
-    surviving = [score for score in scores if score.survives]
-    against_ditto = [score for score in surviving if score.rival == "ditto-validated"]
+    sentences = [_against_both({rival: select(rival, "accuracy") for rival in _RIVALS})]
+    for rival in _RIVALS:
+        accuracy, worst, clean = (
+            select(rival, "accuracy"),
+            select(rival, "worst"),
+            select(rival, "accuracy", noisy=False),
+        )
+        sentences.append(
+            f"**Against {METHOD_TITLES[rival]}** it is more accurate in {_count(accuracy, 'better')} of "
+            f"{len(accuracy)} cells and less accurate in {_count(accuracy, 'worse')}; for the worst 10 % of the "
+            f"clients it is better in {_count(worst, 'better')} and worse in {_count(worst, 'worse')}. "
+            f"{_by_condition(accuracy)} With settings chosen on clean validation data it is more accurate in "
+            f"{_count(clean, 'better')} and less accurate in {_count(clean, 'worse')}."
+        )
+    return "\n".join(f"- {sentence}" for sentence in [*sentences, _leaders(cells), _corrected(scores)])
+
+
+def _against_both(accuracy: Mapping[str, Sequence[Score]]) -> str:
+    """The cells where FedTilt is more accurate than both rivals, and those where it is less accurate than one."""
+    outcomes: dict[tuple[str, str], list[str]] = {}
+    for score in [score for scores in accuracy.values() for score in scores]:
+        outcomes.setdefault((score.condition, score.data), []).append(score.outcome)
+    ahead = [cell for cell in _by_condition_order(outcomes) if outcomes[cell] == ["better"] * len(accuracy)]
+    behind = [cell for cell in _by_condition_order(outcomes) if "worse" in outcomes[cell]]
+    texts = [
+        f"{len(cells)} ({join_words([f'{_CONDITIONS[condition]} on {data}' for condition, data in cells])})"
+        if cells
+        else "none"
+        for cells in (ahead, behind)
+    ]
     return (
-        "**Against Ditto (validated),** which has personal models but no tilts, FedTilt (validated) is more accurate "
-        f"in {_count(accuracy, 'better')} of {len(accuracy)} cells (a data set under a condition) and less accurate in "
-        f"{_count(accuracy, 'worse')}; for the worst 10 % of the clients it is better in {_count(worst, 'better')} and "
-        f"worse in {_count(worst, 'worse')}. {_by_condition(accuracy)} **Against FedAvg** it is more accurate in "
-        f"{_count(fedavg, 'better')} of {len(fedavg)} cells, but so is Ditto (validated) in {ditto.count('better')}: "
-        "that is what personal models are worth to clients of two classes, not what the tilts are worth. "
-        f"**After Holm’s correction** over all {tested(scores)} comparisons that this page counts, {len(surviving)} "
-        f"differences remain, {len(against_ditto)} of them against Ditto (validated). So few seeds find only large or "
-        "steady differences: a cell without one is undecided, not shown to be equal."
+        f"**FedTilt is more accurate than both** in {texts[0]} of {len(outcomes)} cells (a data set under a "
+        f"condition), and less accurate than one of them in {texts[1]}. Fine-tuning has no tilts to choose: where the "
+        "two are tied, it is simpler."
+    )
+
+
+def _by_condition_order(cells: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Different cells (condition, data set), condition by condition."""
+    return sorted(dict.fromkeys(cells), key=lambda cell: list(_CONDITIONS).index(cell[0]))
+
+
+def _leaders(cells: Sequence[DatasetComparison]) -> str:
+    """In how many cells each method is the most accurate or tied with the most accurate."""
+    counts: Counter[str] = Counter()
+    for cell in cells:
+        values = {
+            row: {"accuracy": accuracy}
+            for row in METHOD_TITLES
+            if (accuracy := cell.values(f"{row}{NOISY}", "accuracy")) is not None
+        }
+        counts.update(best_and_tied(values, COMPARED_METRICS[0]))
+    listed = ", ".join(f"{METHOD_TITLES[row]} in {counts[row]}" for row in METHOD_TITLES if counts[row])
+    return f"**The most accurate of all, or tied with it:** {listed} of {len(cells)} cells."
+
+
+def _corrected(scores: Sequence[Score]) -> str:
+    """What remains after the correction."""
+    clauses = []
+    for rival in _RIVALS:
+        surviving = {s.test: s.outcome for s in scores if s.survives and s.rival == rival}
+        better, worse = (list(surviving.values()).count(word) for word in ("better", "worse"))
+        clauses.append(f"{better} for FedTilt and {worse} for {METHOD_TITLES[rival]}")
+    return (
+        f"**After Holm’s correction** over all {tested(scores)} comparisons of FedTilt that this page counts (all "
+        "rivals, five metrics, both kinds of validation data), these differences remain: "
+        f"{'; '.join(clauses)}. A cell without a difference is undecided, not shown to be equal."
     )
 
 
