@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt.data import Federation
+from fedtilt.data.names import client_number
 from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
-from fedtilt.evaluation.results import client_number, evaluated_counts
+from fedtilt.evaluation.results import evaluated_counts
 from fedtilt.methods import Method, check_methods, check_rates_used
 from fedtilt.models import ModelSource, parameters_to_vector, recipe, with_weights
 from fedtilt.rounds.client_states import ClientStates, FederationState

@@ -42,7 +42,7 @@ def test_table_features_are_not_scaled(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a,site,y\n" + "".join(f"{n},{'xyz'[n % 3]},{n % 2}\n" for n in range(60)))
     data = table(path, target="y", client="site")
-    fed = Federation.build(data, partition="column", clients=100, validation=0.2)
+    fed = Federation.build(data, validation=0.2)
     assert fed.clients == 3
     assert fed.client_names == ("x", "y", "z")
     assert fed.train_sizes().tolist() == [12, 12, 12]
@@ -181,7 +181,6 @@ def test_clients_without_data():
         ({"outliers": "flips", "outlier_rate": 2}, "outlier_rate = 2"),
         ({"clients": "20"}, "clients must be a whole number, got '20'"),
         ({"clients": 20.0}, "clients must be a whole number, got 20.0"),
-        ({"clients": None, "partition": "column"}, "clients must be a whole number, got None"),
         ({"classes_per_client": "2"}, "classes_per_client must be a whole number, got '2'"),
         ({"classes_per_client": 2.5}, "classes_per_client must be a whole number, got 2.5"),
         ({"partition": "dirichlet", "alpha": "0.5"}, "alpha must be a number, got '0.5'"),
@@ -258,13 +257,13 @@ def test_a_dataset_of_another_type_is_refused(data, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "clients = 100 is not possible; choose 1 to 4, the number of training samples"),
+        ({"partition": "classes"}, "clients = 100 is not possible; choose 1 to 4, the number of training samples"),
         (
             {"partition": "iid", "clients": 5},
             "clients = 5 is not possible; choose 1 to 4, the number of training samples",
         ),
         (
-            {"clients": 3},
+            {"partition": "classes", "clients": 3},
             "clients = 3 with classes_per_client = 2 puts class 0 on 3 clients, but it has 2 training samples; "
             "use fewer clients or classes",
         ),
@@ -290,8 +289,34 @@ def test_other_errors_do_not_mention_columns():
     data = two_clients([0, 0, 1, 1], [0, 1])
     for settings in ({"clients": 0}, {"clients": 2, "classes_per_client": 3}):
         with pytest.raises(InputError) as error:
-            Federation.build(data, **settings)
+            Federation.build(data, partition="classes", **settings)
         assert "column" not in str(error.value)
+
+
+def test_data_with_clients_of_its_own_is_divided_by_them():
+    data = two_clients([0, 0, 1, 1], [0, 1])
+    for settings in ({}, {"clients": 2}, {"partition": "column"}, {"partition": "column", "clients": 2}):
+        assert Federation.build(data, **settings).client_names == ("A", "B")
+    with pytest.raises(
+        InputError, match="clients = 3 differs from the 2 clients that 'wards' has of its own; leave it o"
+    ):
+        Federation.build(data, clients=3)
+
+
+def test_clients_have_numbers_and_names():
+    fed = Federation.build(two_clients([0, 0, 1, 1], [0, 1]), validation=0.5)
+    for samples in (fed.test, fed.validation, fed.clean_train):
+        assert all(torch.equal(a, b) for a, b in zip(samples("B"), samples(1), strict=True))
+    assert torch.equal(fed.train("B", seed=0, round=1)[1], fed.train(1, seed=0, round=1)[1])
+    for unknown in ("north", 99, -1):
+        with pytest.raises(InputError, match=f"client {unknown} does not exist; the clients are A to B"):
+            fed.test(unknown)
+
+
+def test_samples_without_a_source_are_named_by_their_numbers():
+    fed = Federation.build(two_clients([0, 1, 0, 1], [0, 1]))
+    assert fed.row_names("B") == ["training sample 1", "training sample 3"]
+    assert fed.row_names("B", "test") == ["test sample 1"]
 
 
 @pytest.mark.parametrize("kind", ["flips", "gaussian", "corruptions"])

@@ -54,13 +54,11 @@ WRONG_VALUES = [
     (["data.file=/a.csv"], r"data.file = '/a.csv' needs data.target"),
     (["data.target=y"], r"data.target = 'y' needs data.file"),
     (
-        ["data.file=/a.csv", "data.target=y", "data.client=site"],
-        r"data.client = 'site' is ignored when clients.partition = 'classes'; set clients.partition = \"column\"",
-    ),
-    (
         ["data.file=/a.csv", "data.target=y", "data.client=site", "clients.partition=iid"],
         r"data.client = 'site' is ignored when clients.partition = 'iid'; ",
     ),
+    (["data.schema=s.json"], r"data.schema = '.*s.json' needs data.file; name the table it is in"),
+    (["data.file=https://example.org/a.csv"], r"data.file = 'https://example.org/a.csv' is a URL; download it first"),
     (["data.drop=['id']"], r"data.drop = \('id',\) needs data.file; name the table it is in"),
     (["data.drop=id"], r"data.drop = 'id' is not possible; give a list of columns of file, such as \[\"id\"\]"),
     (["data.test_share=1"], r"data.test_share = 1 "),

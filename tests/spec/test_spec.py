@@ -112,7 +112,8 @@ def test_defaults_equal_those_of_the_federation():
     clients, outliers = spec.ClientsSpec(), spec.OutliersSpec()
     for key in ("partition", "classes_per_client", "alpha", "max_train", "validation"):
         assert getattr(clients, key) == build[key]
-    assert clients.count == build["clients"]
+    assert build["clients"] is None  # then 100, or the data's own
+    assert clients.count == 100
     assert (outliers.kind, outliers.rate) == (build["outliers"], build["outlier_rate"])
     assert (outliers.strength, outliers.clients) == (build["outlier_strength"], build["outlier_clients"])
 

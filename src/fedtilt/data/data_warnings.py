@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtilt.data.inputs import Inputs, named_tensors
 from fedtilt.errors import DataWarning
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def dataset_warnings(data: "Dataset") -> list[str]:
                 f"images of shape {tuple(shape)} look like (height, width, channels) and are read as {channels} "
                 "channels; x.permute(0, 3, 1, 2) moves the channels first"
             )
-    elif isinstance(data.x_train, Tensor) and isinstance(data.x_test, Tensor):
+    if not data.image:
         copies = int(np.isin(_hashes(data.x_test), _hashes(data.x_train)).sum())
         if copies:
             found.append(
@@ -87,15 +88,17 @@ def _classes(names: Sequence[str]) -> str:
     return f"class {shown} has" if len(names) == 1 else f"classes {shown} have"
 
 
-def _hashes(x: Tensor, rows: int = 1 << 16) -> np.ndarray:
+def _hashes(x: Inputs, rows: int = 1 << 16) -> np.ndarray:
     """A 64-bit hash of every sample: the sum of the mixed bits of its values (SplitMix64)."""
-    words = x.detach().cpu().reshape(len(x), -1).contiguous()
-    bits = words.view(torch.int32).numpy() if words.dtype == torch.float32 else words.numpy()
-    column = np.random.default_rng(0).integers(0, 2**63, bits.shape[1], dtype=np.uint64)
-    hashes = np.empty(len(bits), np.uint64)
-    for start in range(0, len(bits), rows):
-        z = bits[start : start + rows].astype(np.uint64) + column
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        hashes[start : start + rows] = (z ^ (z >> np.uint64(31))).sum(axis=1, dtype=np.uint64)
+    rng = np.random.default_rng(0)
+    hashes = np.zeros(len(next(iter(named_tensors(x, "").values()))), np.uint64)
+    for _, tensor in sorted(named_tensors(x, "").items()):
+        words = tensor.detach().cpu().reshape(len(tensor), -1).contiguous()
+        bits = words.view(torch.int32).numpy() if words.dtype == torch.float32 else words.numpy()
+        column = rng.integers(0, 2**63, bits.shape[1], dtype=np.uint64)
+        for start in range(0, len(bits), rows):
+            z = bits[start : start + rows].astype(np.uint64) + column
+            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            hashes[start : start + rows] += (z ^ (z >> np.uint64(31))).sum(axis=1, dtype=np.uint64)
     return hashes

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from fedtilt import checks, seeds
 from fedtilt.data import partition as partitions
+from fedtilt.data.data_warnings import dataset_warnings, federation_warnings, warn
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.from_clients import read_clients
 from fedtilt.data.inputs import Inputs, Shape, concatenate, take, to_device
+from fedtilt.data.names import client_number
 from fedtilt.data.outliers import Outliers, apply, resolve_outliers
 from fedtilt.data.partition import Partition, TooManyClients
 from fedtilt.data.sampling import holdout_size, stratified_mask
@@ -45,8 +48,8 @@ class Federation:
         cls,
         dataset: Dataset,
         *,
-        clients: int = 100,
-        partition: str = "classes",
+        clients: int | None = None,
+        partition: str | None = None,
         classes_per_client: int = 2,
         alpha: float = 0.5,
         outliers: str | Outliers = "none",
@@ -62,9 +65,10 @@ class Federation:
 
         Args:
             dataset: the data, from `ft.data.load`, `ft.data.table` or `ft.data.Dataset`
-            clients: the number of clients; ignored with partition 'column'
+            clients: the number of clients; left out: the data's own with partition 'column', else 100
             partition: 'classes' (a few classes each), 'dirichlet' (unequal shares of every class), 'iid' (shuffled and
-                split evenly) or 'column' (the data's own clients)
+                split evenly) or 'column' (the data's own clients); left out: 'column' if the data has clients of its
+                own, else 'classes'
             classes_per_client: the number of classes of each client, with partition 'classes'
             alpha: how equal the shares are, with partition 'dirichlet'; small is unequal
             outliers: the kind of outliers in the training data, 'none', 'corruptions', 'gaussian' or 'flips', or an
@@ -78,12 +82,13 @@ class Federation:
             seed: the seed of the partition and of the choice of clients with outliers
 
         >>> from fedtilt.data import load
-        >>> Federation.build(load("toy-2"), partition="column")
+        >>> Federation.build(load("toy-2"))
         Federation('toy-2': 2 clients, 400 training samples, 2 classes, outliers none)
         """
         _check_dataset(dataset)
         outliers = resolve_outliers(outliers, outlier_rate, outlier_strength, outlier_clients)
-        clients, seed = checks.whole(clients, "clients"), checks.whole(seed, "seed")
+        partition, clients = _resolve_clients(dataset, partition, clients)
+        seed = checks.whole(seed, "seed")
         classes_per_client = checks.whole(classes_per_client, "classes_per_client")
         alpha, validation = checks.number(alpha, "alpha"), checks.number(validation, "validation")
         max_train = None if max_train is None else checks.whole(max_train, "max_train")
@@ -101,7 +106,7 @@ class Federation:
         names = _client_names(dataset, partition, len(indices.train))
         _check_not_empty(indices, names, dataset.name)
         train_index, validation_index = _split_validation(dataset.y_train, indices.train, max_train, validation, seed)
-        return cls(
+        federation = cls(
             dataset=dataset,
             outliers=outliers,
             client_names=names,
@@ -113,6 +118,8 @@ class Federation:
             seed=seed,
             validation_outliers=bool(validation_outliers),
         )
+        warn(federation.warnings)
+        return federation
 
     @classmethod
     def from_clients(
@@ -223,27 +230,48 @@ class Federation:
         """Whether the samples are images."""
         return self.dataset.image
 
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What a careful colleague would say about the data, one sentence each; `build` emits them as warnings."""
+        return (*self.dataset.warnings, *dataset_warnings(self.dataset), *federation_warnings(self))
+
+    def row_names(self, client: int | str, split: str = "train") -> list[str]:
+        """Where each of a client's samples comes from, such as `row 17` of a table."""
+        rows = self._split(split)[0][self._number(client)].tolist()
+        positions = self.dataset.rows_test if split == "test" else self.dataset.rows_train
+        if positions is None or self.dataset.row_names is None:
+            return [f"{'test' if split == 'test' else 'training'} sample {row}" for row in rows]
+        return [self.dataset.row_names[position] for position in positions[rows].tolist()]
+
+    def _number(self, client: int | str) -> int:
+        """The number of a client, from its number or its name."""
+        if type(client) is int and 0 <= client < self.clients:
+            return client
+        return client_number(client, self.client_names)
+
     def model_input(self, x: Inputs) -> Inputs:
         """Raw samples as a model's input: images as float32, anything else unchanged."""
         return self._scale(_to_unit(x))
 
-    def train(self, client: int, *, seed: int, round: int, device: Device = "cpu") -> tuple[Inputs, Tensor]:
+    def train(self, client: int | str, *, seed: int, round: int, device: Device = "cpu") -> tuple[Inputs, Tensor]:
         """A client's training samples and labels in one round, with that round's outliers if the client has any."""
-        x, y = self._with_outliers(self.train_index[client], client, seed, round, device)
+        number = self._number(client)
+        x, y = self._with_outliers(self.train_index[number], number, seed, round, device)
         return self._scale(x), y
 
-    def clean_train(self, client: int, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
+    def clean_train(self, client: int | str, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
         """A client's training samples without outliers."""
         return self._samples("train", client, device)
 
-    def validation(self, client: int, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
+    def validation(self, client: int | str, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
         """A client's validation samples; they have outliers only if the federation was built so."""
         if not self.validation_outliers:
             return self._samples("validation", client, device)
-        x, y = self._with_outliers(self.validation_index[client], client, self.seed, 0, device)
+        number = self._number(client)
+        x, y = self._with_outliers(self.validation_index[number], number, self.seed, 0, device)
         return self._scale(x), y
 
-    def test(self, client: int, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
+    def test(self, client: int | str, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
         """A client's test samples, which have no outliers."""
         return self._samples("test", client, device)
 
@@ -275,9 +303,9 @@ class Federation:
             return (self.train_index if split == "train" else self.validation_index), data.x_train, data.y_train
         raise InputError(f"split = {split!r} is unknown; choose train, validation or test")
 
-    def _samples(self, split: str, client: int, device: Device) -> tuple[Inputs, Tensor]:
+    def _samples(self, split: str, client: int | str, device: Device) -> tuple[Inputs, Tensor]:
         index, x, y = self._split(split)
-        rows = index[client]
+        rows = index[self._number(client)]
         return self.model_input(to_device(take(x, rows), device)), y[rows].to(device)
 
     def _with_outliers(self, rows: Tensor, client: int, seed: int, round: int, device: Device) -> tuple[Inputs, Tensor]:
@@ -348,6 +376,20 @@ def _partition(data: Dataset, partition: str, clients: int, per_client: int, alp
             f"partition = 'column' needs a client column, and {data.name!r} has none; use classes, dirichlet or iid"
         )
     return partitions.by_column(data.client_train, data.client_test, len(data.client_names))
+
+
+def _resolve_clients(data: Dataset, partition: str | None, clients: int | None) -> tuple[str, int]:
+    """How the data is divided and the number of clients, where the user leaves them out."""
+    own = data.client_names
+    count = checks.whole(100 if clients is None else clients, "clients")
+    if partition not in (None, "column") or own is None:
+        return partition or "classes", count
+    if clients is not None and count != len(own):
+        raise InputError(
+            f"clients = {clients} differs from the {len(own)} clients that {data.name!r} has of its own; leave it out, or "
+            "set partition to classes, dirichlet or iid"
+        )
+    return "column", len(own)
 
 
 def _client_names(data: Dataset, partition: str, clients: int) -> tuple[str, ...]:

@@ -1,7 +1,10 @@
-"""The order of names, such as those of classes and clients."""
+"""Names of classes and clients: their order, and the number of a client."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from fedtilt.checks import whole
+from fedtilt.errors import InputError
 
 
 def sort_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -18,3 +21,16 @@ def sort_names(names: Iterable[str]) -> tuple[str, ...]:
     if not all(map(math.isfinite, value.values())):
         return tuple(texts)
     return tuple(sorted(texts, key=lambda name: value[name]))
+
+
+def client_number(client: int | str, names: Sequence[str]) -> int:
+    """The number of a client, from its number or its name."""
+    number = names.index(client) if client in names else client
+    if isinstance(number, str) and number.isdecimal():
+        number = int(number)
+    if isinstance(number, str):
+        raise InputError(f"client {client} does not exist; the clients are {names[0]} to {names[-1]}")
+    number = whole(number, "a client's number")
+    if not 0 <= number < len(names):
+        raise InputError(f"client {client} does not exist; the clients are {names[0]} to {names[-1]}")
+    return number

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from fedtilt.checks import whole
+from fedtilt.data.names import client_number
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
 from fedtilt.methods import Method
@@ -129,23 +129,12 @@ class MethodResult:
         return with_weights(self._net, self._shared).cpu()
 
     def personal(self, client: int | str) -> nn.Module:
-        """The personal model of a client, by number or name; the shared model if it has none."""
+        """The personal model of a client, by number or name; of one that was never selected, the shared model."""
         owner = self.method.name, client_number(client, self.client_names)
-        weights = self._client_states.get(owner) if self._client_states is not None and self.method.personal else None
+        if not self.method.personal:
+            raise InputError(f"method {self.method.name!r} has no personal models; use shared")
+        weights = None if self._client_states is None else self._client_states.get(owner)
         return with_weights(self._net, self._shared if weights is None else weights).cpu()
-
-
-def client_number(client: int | str, names: Sequence[str]) -> int:
-    """The number of a client, from its number or its name."""
-    number = names.index(client) if client in names else client
-    if isinstance(number, str) and number.isdecimal():
-        number = int(number)
-    if isinstance(number, str):
-        raise InputError(f"client {client} does not exist; the clients are {names[0]} to {names[-1]}")
-    number = whole(number, "a client's number")
-    if not 0 <= number < len(names):
-        raise InputError(f"client {client} does not exist; the clients are {names[0]} to {names[-1]}")
-    return number
 
 
 def over_seeds(results: Mapping[int, "Result"]) -> dict[str, Any]:

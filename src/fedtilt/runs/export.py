@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from fedtilt.data.names import client_number
 from fedtilt.errors import InputError
-from fedtilt.evaluation.results import client_number
 from fedtilt.files import read_json
 from fedtilt.runs.run import Notice
 from fedtilt.runs.spec_run import check_run_folder

@@ -10,10 +10,11 @@ from fedtilt.spec.fields import TABLES, Spec
 
 def federation_of(spec: Spec, seed: int) -> Federation:
     """The federation that a spec describes."""
-    c = spec.clients
+    c, dataset = spec.clients, dataset_of(spec, seed)
+    own_clients = dataset.client_names is not None and c.partition in (None, "column")
     return Federation.build(
-        dataset_of(spec, seed),
-        clients=c.count,
+        dataset,
+        clients=None if own_clients else c.count,
         partition=c.partition,
         classes_per_client=c.classes_per_client,
         alpha=c.alpha,
@@ -30,7 +31,16 @@ def dataset_of(spec: Spec, seed: int) -> Dataset:
     d = spec.data
     if d.file:
         return table(
-            d.file, target=d.target or "", client=d.client or None, drop=d.drop, test_share=d.test_share, seed=seed
+            d.file,
+            target=d.target,
+            client=d.client or None,
+            drop=d.drop,
+            schema=d.schema,
+            split=d.split,
+            split_group=d.split_group,
+            split_time=d.split_time,
+            test_share=d.test_share,
+            seed=seed,
         )
     return load(d.name, d.folder or None, seed=seed)
 

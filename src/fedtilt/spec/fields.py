@@ -5,9 +5,10 @@ Error messages, the annotated spec of `fedtilt init` and docs/spec.md are all wr
 
 import dataclasses
 import re
+import warnings
 from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_type_hints
 
-from pydantic import AfterValidator, Field, create_model, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
 from fedtilt.checks import is_plain_name
 from fedtilt.data import Outliers, names
@@ -23,6 +24,14 @@ from fedtilt.spec.table import SpecTable, allowed_text, one_of
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
+def _name_as_text(value: object) -> object:
+    """A column may be called 1."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+ColumnName = Annotated[str, BeforeValidator(_name_as_text)]
+
+
 def _check_device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise ValueError("not a device")
@@ -35,36 +44,58 @@ def _check_name(value: str) -> str:
     return value
 
 
-class DataSpec(SpecTable):
-    """`[data]`."""
+class _DataFields(SpecTable):
+    """The keys of `[data]` but one, for which pydantic has a method of the same name."""
 
     name: Annotated[str, one_of(names())] = Field(default="digits", description="the data set; ignored if file is set")
     file: str | None = Field(
         default=None,
-        description="your own table; a path relative to the spec",
+        description="your own table; a path relative to the spec; the tables of a folder are named after their clients",
         examples=["patients.csv"],
-        json_schema_extra=allowed_text("a CSV, TSV or Parquet file"),
+        json_schema_extra=allowed_text("a CSV, TSV or Parquet file, or a folder of them"),
     )
-    target: str | None = Field(
+    target: ColumnName | None = Field(
         default=None,
-        description="the column of the labels; required with file",
+        description="the column of the labels; required with file, unless the schema names it",
         examples=["diagnosis"],
         json_schema_extra=allowed_text("a column of file"),
     )
-    client: str | None = Field(
+    client: ColumnName | None = Field(
         default=None,
-        description='the column of the clients; needs clients.partition = "column"',
+        description="the column of the clients",
         examples=["hospital"],
         json_schema_extra=allowed_text("a column of file"),
     )
-    drop: tuple[str, ...] = Field(
+    drop: tuple[ColumnName, ...] = Field(
         default=(),
         strict=False,
-        description="columns to leave out; all others are features, which are standardised",
+        description="columns to leave out",
         json_schema_extra=allowed_text('a list of columns of file, such as ["id"]'),
     )
+    split: ColumnName | None = Field(
+        default=None,
+        description="a column of file with train and test in it; left out: test data is drawn",
+        examples=["fold"],
+        json_schema_extra=allowed_text("a column of file"),
+    )
+    split_group: ColumnName | None = Field(
+        default=None,
+        description="a column of file whose rows with the same value are all training or all test data",
+        examples=["patient"],
+        json_schema_extra=allowed_text("a column of file"),
+    )
+    split_time: ColumnName | None = Field(
+        default=None,
+        description="a column of file with times; the newest rows of each client are test data",
+        examples=["admitted"],
+        json_schema_extra=allowed_text("a column of file"),
+    )
     test_share: float = Field(
-        default=0.25, gt=0, lt=1, allow_inf_nan=False, description="the share of the rows of file that is test data"
+        default=0.25,
+        gt=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="the share of each client's rows of file that is test data",
     )
     folder: str = Field(
         default="",
@@ -74,21 +105,42 @@ class DataSpec(SpecTable):
 
     @model_validator(mode="after")
     def _check_columns(self) -> Self:
-        if self.file is not None and self.target is None:
+        if self.file is not None and self.target is None and self.schema is None:
             raise InputError(f"data.file = {self.file!r} needs data.target; name the column of the labels")
-        for key in ("target", "client", "drop"):
+        for key in ("target", "client", "drop", "schema", "split", "split_group", "split_time"):
             value = getattr(self, key)
             if self.file is None and value not in (None, ()):
                 raise InputError(f"data.{key} = {value!r} needs data.file; name the table it is in")
         return self
 
 
+_SCHEMA = Field(
+    default=None,
+    description="what the columns of file are, as `fedtilt data schema` writes it; left out: it is inferred",
+    examples=["schema.json"],
+    json_schema_extra=allowed_text("a schema file; a path relative to the spec"),
+)
+if TYPE_CHECKING:
+
+    class DataSpec(_DataFields):
+        """`[data]`."""
+
+        schema: str | None = None  # type: ignore[assignment]
+else:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the method is deprecated, and specs do not use it
+        DataSpec = create_model("DataSpec", __base__=_DataFields, __doc__="`[data]`.", schema=(str | None, _SCHEMA))
+
+
 class ClientsSpec(SpecTable):
     """`[clients]`."""
 
     count: int = Field(default=100, ge=1, description='the number of clients; ignored with partition "column"')
-    partition: Annotated[str, one_of(PARTITIONS)] = Field(
-        default="classes", description="how the data is divided among clients"
+    partition: Annotated[str, one_of(PARTITIONS)] | None = Field(
+        default=None,
+        description='how the data is divided among clients; left out: "column" if it has clients of its own, else '
+        '"classes"',
+        examples=["dirichlet"],
     )
     classes_per_client: int = Field(
         default=2, ge=1, description='the number of classes of each client, with partition "classes"'
@@ -238,10 +290,10 @@ class Spec(SpecTable):
     def _check_consistency(self) -> Self:
         if not self.methods:
             raise InputError('methods is empty; add [[methods]] with preset = "fedavg" to the spec, or --method fedavg')
-        if self.data.client is not None and self.clients.partition != "column":
+        if self.data.client is not None and self.clients.partition not in (None, "column"):
             raise InputError(
                 f"data.client = {self.data.client!r} is ignored when clients.partition = "
-                f'{self.clients.partition!r}; set clients.partition = "column", or add the column to data.drop'
+                f"{self.clients.partition!r}; leave clients.partition out, or add the column to data.drop"
             )
         check_methods([m.to_method() for m in self.methods], self.train.lr, self.train.lr_personal)
         return self

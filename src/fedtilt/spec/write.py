@@ -196,10 +196,9 @@ A number may be `inf` or `-inf` where the tables below say so. Paths in a spec a
 `--set` to the working folder. `--method NAME` selects methods by name, in the order given, and can add `fedavg`,
 `fedprox` or `ditto` with the defaults. `--seed`, `--seeds` and `--device` set the keys of the same name.
 
-The features of your own table are standardised with the mean and standard deviation of the training rows. Both are
-stored in the run folder (`model.json`) and in the files of `fedtilt export`.
-`ft.data.rows("new.csv", like="exported.safetensors")` standardises new rows in the same way; the README shows how to
-predict on them.
+What the columns of your own table are, is inferred from the training rows: `fedtilt data show FILE` shows it, and
+[tables.md](tables.md) has the rules. The schema is stored in the run folder (`model.json`) and in the files of `fedtilt
+export`, and `ft.data.rows("new.csv", like="exported.safetensors")` applies it to new rows.
 
 This page is generated: `fedtilt init --reference > docs/spec.md`."""
 
