@@ -2,6 +2,7 @@
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.utils.data import IterableDataset, Subset, TensorDataset
@@ -222,3 +223,80 @@ def test_huggingface_partitions():
     assert torch.equal(y, x[:, 0] % 2)
     with pytest.raises(InputError, match=r"data is a IidPartitioner; give a list .* \[data.load_partition\(i\) for"):
         Federation.from_clients(partitioner)
+
+
+def frame(start, columns=("age", "drug", "ill")):
+    rows = [{"age": start + n, "drug": "ab"[n % 2], "ill": ("no", "yes")[n % 3 == 0]} for n in range(12)]
+    return pd.DataFrame(rows, index=[f"{start}-{n}" for n in range(12)])[list(columns)]
+
+
+def test_data_frames_share_one_schema_and_column_order_does_not_matter():
+    fed = Federation.from_clients({"south": frame(0), "north": frame(40, ("ill", "drug", "age"))}, target="ill", seed=2)
+    assert fed.client_names == ("south", "north")
+    assert fed.class_names == ("no", "yes")
+    assert [column.name for column in fed.dataset.schema.columns] == ["age", "drug"]
+    mean = float(fed.dataset.x_train[:, 0].mean())
+    assert mean == pytest.approx(0, abs=1e-6)  # standardised together
+    assert fed.clean_train(0)[0][:, 0].max() < 0 < fed.clean_train(1)[0][:, 0].min()
+    assert all(name.startswith("row 40-") for name in fed.row_names("north"))
+
+
+def test_pairs_of_data_frames_have_their_own_test_data(tmp_path):
+    pairs = [(frame(0), frame(5)[:4]), (frame(40), frame(45)[:4])]
+    fed = Federation.from_clients(pairs, target="ill")
+    assert fed.train_sizes().tolist() == [12, 12]
+    assert fed.row_names(1, "test") == [f"row 45-{n}" for n in range(4)]
+    assert "split" not in [column.name for column in fed.dataset.schema.columns]
+
+
+def test_files_are_tables(tmp_path):
+    frame(0).to_csv(tmp_path / "a.csv", index=False)
+    fed = Federation.from_clients([tmp_path / "a.csv", frame(3)], names=["a", "b"], target="ill", test_share=0.5)
+    assert fed.train_sizes().tolist() == [6, 6]
+    assert fed.dataset.name == "clients"
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "message"),
+    [
+        ([frame(0)], {}, "needs a target"),
+        ([frame(0), (X, Y)], {"target": "ill"}, "client '1' has no table, but other clients have"),
+        ([frame(0)], {"target": "ill", "partition": "iid"}, "partition = 'iid' does not apply to clients with tables"),
+        ([frame(0)], {"target": "ill", "class_names": ["no"]}, "class_names = .* does not apply to clients"),
+        ([(frame(0), frame(1)), frame(0)], {"target": "ill"}, "client '1' has no test data, but client '0' has"),
+        ([(frame(0), frame(1))], {"target": "ill", "test_share": 0.5}, "client '0' has its own test data; leave"),
+        ([(frame(0), frame(1, ("age", "ill")))], {"target": "ill"}, "client '0' has 'drug' in one of train and test"),
+        ([(frame(0), "b.csv")], {"target": "ill"}, "client '0' has a pair with a file; read both as DataFrames"),
+        ([frame(0), frame(1, ("age", "ill"))], {"target": "ill"}, "table DataFrame of client '1' has no column 'drug'"),
+    ],
+)  # fmt: skip
+def test_errors_about_tables(data, settings, message):
+    with pytest.raises(InputError, match=message):
+        Federation.from_clients(data, **settings)
+
+
+def test_every_sample_says_where_it_comes_from():
+    fed = Federation.from_clients({"a": (X[:8], Y[:8]), "b": ((X, Y), (X[:2], Y[:2]))}, test_share=0.5)
+    assert fed.row_names("b", "test") == [
+        "sample 0 of the test data of client 'b'",
+        "sample 1 of the test data of client 'b'",
+    ]
+    names = fed.row_names("a") + fed.row_names("a", "test")
+    assert sorted(names) == [f"sample {n} of client 'a'" for n in range(8)]
+    for name, x in zip(fed.row_names("a"), fed.clean_train(0)[0], strict=True):
+        assert x[0] == X[int(name.split()[1]), 0]
+
+
+def test_groups_and_weights_of_datasets_are_kept():
+    fields = {
+        "group_train": torch.arange(12) % 3, "group_test": torch.arange(4) % 3, "weight_train": torch.ones(12),
+        "weight_test": torch.zeros(4), "warnings": ("a sentence",),
+    }  # fmt: skip
+    first, second = dataset(group_names=("x", "y", "z"), **fields), dataset(group_names=("w", "y", "z"), **fields)
+    data = Federation.from_clients([first, second]).dataset
+    assert data.group_names == ("w", "x", "y", "z")
+    assert data.group_train.tolist() == [1, 2, 3] * 4 + [0, 2, 3] * 4
+    assert data.weight_test.tolist() == [0.0] * 8
+    assert data.warnings == ["client '0': a sentence", "client '1': a sentence"]
+    with pytest.raises(InputError, match="client '1' has x of .*, but client '0' has .* with groups, with weights"):
+        Federation.from_clients([first, dataset()])

@@ -90,7 +90,7 @@ def read_columns(source: Source, text: Iterable[str] = ()) -> Columns:
         files = {file.stem: file for file in _files_of(path)}
         return _checked(path.name, str(path), [replace(_file(file, text), client=stem) for stem, file in files.items()])
     if isinstance(source, Mapping):
-        parts = [replace(_part(part, text), client=str(key)) for key, part in source.items()]
+        parts = [_client_part(str(key), part, text) for key, part in source.items()]
         return _checked("table", ", ".join(str(key) for key in source), parts)
     if isinstance(source, Sequence) and source and all(isinstance(part, str | os.PathLike) for part in source):
         paths = [Path(_local(part)) for part in source]
@@ -161,6 +161,13 @@ def _checked(title: str, name: str, parts: list[Part]) -> Columns:
 
 def _part(source: Any, text: Sequence[str]) -> Part:
     return _file(Path(_local(source)), text) if isinstance(source, str | os.PathLike) else _frame(source)
+
+
+def _client_part(client: str, source: Any, text: Sequence[str]) -> Part:
+    """The table of a client, who is named in error messages if it is a data frame."""
+    part = _part(source, text)
+    name = f"DataFrame of client {client!r}" if part.name == "DataFrame" else part.name
+    return replace(part, name=name, client=client)
 
 
 def _file(path: Path, text: Sequence[str]) -> Part:

@@ -1,5 +1,7 @@
 """One data set of data that comes client by client."""
 
+import inspect
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,9 +12,9 @@ from torch import Tensor
 
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.huggingface import is_huggingface, is_huggingface_dict, read_huggingface, splits
-from fedtilt.data.inputs import Inputs
 from fedtilt.data.samples import ClientSamples, Samples, from_arrays, make_dataset
 from fedtilt.data.schema import Schema
+from fedtilt.data.tables import table
 from fedtilt.data.torch_dataset import is_map_style, read_torch
 from fedtilt.errors import InputError
 
@@ -29,6 +31,8 @@ def read_clients(
 ) -> Dataset:
     """One data set of every client's data; see `Federation.from_clients`."""
     values = _name_clients(data, names)
+    if any(map(_is_table, values.values())):
+        return _read_tables(values, name, class_names, test_share, seed, columns)
     parts = {client: _train_and_test(value, f"client {client!r}") for client, value in values.items()}
     all_parts = [part for pair in parts.values() for part in pair if part is not None]
     allowed = {"target", "inputs"} if any(map(is_huggingface, all_parts)) else set()
@@ -47,7 +51,51 @@ def read_clients(
             )
         )
     dataset = make_dataset(clients, name, class_names=class_names, test_share=test_share, seed=seed)
-    return replace(dataset, schema=_common_schema(values))
+    warnings = [f"client {client!r}: {text}" for client, value in values.items() for text in _warnings(value)]
+    return replace(dataset, schema=_common_schema(values), warnings=warnings)
+
+
+def _warnings(value: Any) -> Sequence[str]:
+    return value.warnings if isinstance(value, Dataset) else ()
+
+
+def _read_tables(
+    values: Mapping[str, Any],
+    name: str,
+    class_names: Sequence[str] | None,
+    test_share: float | None,
+    seed: int,
+    columns: Mapping[str, Any],
+) -> Dataset:
+    """One table of all clients' data frames or files; pairs (train, test) get a split column."""
+    known = set(inspect.signature(table).parameters) - {"source", "client"}
+    for key, value in [("class_names", class_names), *columns.items()]:
+        if key not in known and value is not None:
+            raise InputError(f"{key} = {value!r} does not apply to clients with tables; choose from {sorted(known)}")
+    other = next((client for client, value in values.items() if not _is_table(value)), None)
+    if other is not None:
+        raise InputError(f"client {other!r} has no table, but other clients have; give all the same kind of data")
+    settings = dict(columns) | ({} if test_share is None else {"test_share": test_share})
+    pairs = [client for client, value in values.items() if _is_pair(value)]
+    if pairs:
+        single = next((client for client in values if client not in pairs), None)
+        if single is not None:
+            raise InputError(f"client {single!r} has no test data, but client {pairs[0]!r} has; give it to all or none")
+        if test_share is not None or "split" in columns:
+            raise InputError(f"client {pairs[0]!r} has its own test data; leave test_share and split out")
+        settings["split"] = "split"
+        values = {client: _join_frames(f"client {client!r}", *value) for client, value in values.items()}
+    return replace(table(values, seed=seed, **settings), name=name)
+
+
+def _join_frames(origin: str, train: Any, test: Any) -> Any:
+    """One data frame with a column `split`."""
+    if not (_is_frame(train) and _is_frame(test)):
+        raise InputError(f"{origin} has a pair with a file; read both as DataFrames")
+    if "split" in train or set(train) != set(test):
+        different = sorted(set(map(str, train)) ^ set(map(str, test))) or ["split"]
+        raise InputError(f"{origin} has {different[0]!r} in one of train and test; rename or add it")
+    return sys.modules["pandas"].concat([train.assign(split="train"), test[list(train)].assign(split="test")])
 
 
 def _name_clients(data: object, names: Iterable[object] | None) -> dict[str, Any]:
@@ -86,7 +134,16 @@ def _is_pair(value: object) -> bool:
 
 
 def _is_frame(value: object) -> bool:
-    return "pandas" in sys.modules and isinstance(value, sys.modules["pandas"].DataFrame)
+    """Whether this is a pandas DataFrame, or another one with Arrow's interface."""
+    if "pandas" in sys.modules and isinstance(value, sys.modules["pandas"].DataFrame):
+        return True
+    return hasattr(value, "__arrow_c_stream__") and not is_huggingface(value)
+
+
+def _is_table(value: object) -> bool:
+    """Whether a client's data is a data frame or a file, or a pair of them."""
+    parts = value if _is_pair(value) else (value,)
+    return any(_is_frame(part) or isinstance(part, str | os.PathLike) for part in parts)  # type: ignore[attr-defined]
 
 
 def _is_array(value: object) -> bool:
@@ -119,12 +176,24 @@ def _split_dataset(data: Dataset, origin: str) -> tuple[Samples, Samples | None]
             f"{origin} is a data set with clients of its own, such as {data.client_names[0]!r}; use Federation.build"
         )
 
-    def samples(x: Inputs, y: Tensor, name: str) -> Samples:
-        labels = [data.class_names[k] for k in y.tolist()]
-        return Samples(origin=name, x=x, labels=labels, class_names=data.class_names, image=data.image)
+    def samples(side: str, name: str) -> Samples:
+        x, y, group, weight, rows = (getattr(data, f"{key}_{side}") for key in ("x", "y", "group", "weight", "rows"))
+        return Samples(
+            origin=name,
+            x=x,
+            labels=_pick(data.class_names, y),
+            class_names=data.class_names,
+            image=data.image,
+            row_names=None if data.row_names is None else _pick(data.row_names, rows),
+            groups=None if data.group_names is None else _pick(data.group_names, group),
+            weights=weight,
+        )
 
-    test = samples(data.x_test, data.y_test, f"the test data of {origin}") if len(data.y_test) else None
-    return samples(data.x_train, data.y_train, origin), test
+    return samples("train", origin), samples("test", f"the test data of {origin}") if len(data.y_test) else None
+
+
+def _pick(names: Sequence[str], positions: Tensor) -> list[str]:
+    return [names[position] for position in positions.tolist()]
 
 
 def _read(value: Any, origin: str, class_names: Sequence[str] | None, columns: Mapping[str, Any]) -> Samples:

@@ -29,7 +29,9 @@ def to_device(x: Inputs, device: torch.device | str) -> Inputs:
 
 
 def concatenate(parts: list[Inputs]) -> Inputs:
-    """The samples of all parts, one part after the other."""
+    """The samples of all parts, one part after the other; of a single part, the part itself."""
+    if len(parts) == 1:
+        return parts[0]
     if isinstance(parts[0], dict):
         return {key: torch.cat([cast(dict[str, Tensor], part)[key] for part in parts]) for key in parts[0]}
     return torch.cat(cast(list[Tensor], parts))

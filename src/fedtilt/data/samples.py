@@ -1,7 +1,10 @@
 """Samples and labels from arrays, tensors and lists, and the data set that several clients' samples make."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -28,15 +31,53 @@ class Samples:
     labels: Sequence[str]  # the name of each sample's class
     class_names: tuple[str, ...] | None = None  # all classes in order, if the source declares them
     image: bool = False
+    row_names: Sequence[str] | None = None  # where each sample comes from; left out: its number
+    groups: Sequence[str] | None = None  # the name of each sample's group
+    weights: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, rows: np.ndarray) -> "Samples":
         """The samples of these rows."""
-        labels = [self.labels[row] for row in rows]
-        x = take(self.x, torch.from_numpy(rows))
-        return Samples(origin=self.origin, x=x, labels=labels, class_names=self.class_names, image=self.image)
+
+        def pick(values: Sequence[str]) -> list[str]:
+            return [values[row] for row in rows]
+
+        return replace(
+            self,
+            x=take(self.x, torch.from_numpy(rows)),
+            labels=pick(self.labels),
+            row_names=[self.row_name(row) for row in rows],
+            groups=None if self.groups is None else pick(self.groups),
+            weights=None if self.weights is None else self.weights[rows],
+        )
+
+    def row_name(self, row: int) -> str:
+        """Where a sample comes from, such as `sample 3 of client 'north'`."""
+        return f"sample {row} of {self.origin}" if self.row_names is None else self.row_names[row]
+
+
+@dataclass(frozen=True, eq=False)
+class SampleNames(Sequence[str]):
+    """Where each sample of several parts comes from."""
+
+    parts: Sequence[Samples]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(len(part) for part in self.parts))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, position):  # type: ignore[no-untyped-def]  # of a slice: a list
+        if isinstance(position, slice):
+            return [self[n] for n in range(*position.indices(len(self)))]
+        position = range(len(self))[position]
+        number = bisect.bisect_right(self._ends, position)
+        part = self.parts[number]
+        return part.row_name(position - self._ends[number] + len(part))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,38 +185,56 @@ def make_dataset(
         seed: the seed that draws the test data
         keep_clients: whether the data set has these clients, or none of its own
     """
-    parts = [part for client in clients for part in (client.train, client.test) if part is not None]
+    owned = [(i, client.train) for i, client in enumerate(clients)]
+    owned += [(i, client.test) for i, client in enumerate(clients) if client.test is not None]
+    parts = [part for _, part in owned]
     _check_format(parts)
     classes = _merge_classes(parts, class_names)
-    number = {label: k for k, label in enumerate(classes)}
-    share = check_test_share(test_share, seed, given=all(client.test is not None for client in clients))
-    x, y, owner = _join({i: client.train for i, client in enumerate(clients)}, number)
+    y = _to_numbers([part.labels for part in parts], classes)
+    owner = torch.repeat_interleave(torch.tensor([i for i, _ in owned]), torch.tensor([len(part) for part in parts]))
+    groups = [part.groups for part in parts if part.groups is not None]  # all parts have them, or none
+    weights = [part.weights for part in parts if part.weights is not None]
+    group_names = sort_names({name for names in groups for name in names}) if groups else None
+    columns: dict[str, Inputs | None] = {
+        "x": concatenate([part.x for part in parts]),
+        "y": y,
+        "client": owner if keep_clients else None,
+        "group": None if group_names is None else _to_numbers(groups, group_names),
+        "weight": torch.cat(weights) if weights else None,
+        "rows": torch.arange(len(y)),
+    }
+    share = check_test_share(test_share, seed, given=len(parts) == 2 * len(clients))
+    count = sum(len(client.train) for client in clients)
     without_test = np.array([client.test is None for client in clients])
-    drawn = torch.from_numpy(draw_test_data(y.numpy(), owner.numpy(), share, seed) & without_test[owner])
-    test = [(take(x, drawn), y[drawn], owner[drawn])]
-    if not without_test.all():
-        test.append(_join({i: client.test for i, client in enumerate(clients) if client.test is not None}, number))
+    drawn = draw_test_data(y[:count].numpy(), owner[:count].numpy(), share, seed) & without_test[owner[:count]]
+    sides: dict[str, Tensor | slice] = {"train": slice(0, count), "test": slice(count, None)}
+    if drawn.any():
+        sides = {
+            "train": torch.from_numpy(np.flatnonzero(~drawn)),
+            "test": torch.cat([torch.from_numpy(np.flatnonzero(drawn)), torch.arange(count, len(y))]),
+        }
+    split: dict[str, Any] = {
+        f"{key}_{side}": take(values, rows)
+        for key, values in columns.items()
+        if values is not None
+        for side, rows in sides.items()
+    }
     return Dataset(
         name=name,
-        x_train=take(x, ~drawn) if drawn.any() else x,
-        y_train=y[~drawn],
-        x_test=concatenate([x for x, _, _ in test]),
-        y_test=torch.cat([y for _, y, _ in test]),
         classes=len(classes),
         class_names=classes,
         image=parts[0].image,
-        client_train=owner[~drawn] if keep_clients else None,
-        client_test=torch.cat([owner for _, _, owner in test]) if keep_clients else None,
         client_names=tuple(client.name for client in clients) if keep_clients else None,
+        group_names=group_names,
+        row_names=SampleNames(parts),
+        **split,
     )
 
 
-def _join(parts: Mapping[int, Samples], number: Mapping[str, int]) -> tuple[Inputs, Tensor, Tensor]:
-    """The samples of all parts, their labels as numbers, and the number of each sample's client."""
-    y = torch.tensor([number[label] for part in parts.values() for label in part.labels], dtype=torch.int64)
-    sizes = torch.tensor([len(part) for part in parts.values()])
-    owner = torch.repeat_interleave(torch.tensor(list(parts)), sizes)
-    return concatenate([part.x for part in parts.values()]), y, owner
+def _to_numbers(parts: Iterable[Sequence[str]], names: Sequence[str]) -> Tensor:
+    """The position of each name, for all parts."""
+    number = {name: k for k, name in enumerate(names)}
+    return torch.tensor([number[name] for part in parts for name in part], dtype=torch.int64)
 
 
 def check_test_share(share: float | None, seed: int, *, given: bool) -> float:
@@ -197,7 +256,8 @@ def _check_format(parts: Sequence[Samples]) -> None:
     def format_of(part: Samples) -> str:
         tensors = named_tensors(part.x, "x").items()
         text = ", ".join(f"{key} of shape {tuple(t.shape[1:])} and {str(t.dtype)[6:]}" for key, t in sorted(tensors))
-        return text + (" (images)" if part.image else "")
+        extras = [("images", part.image), ("groups", part.groups is not None), ("weights", part.weights is not None)]
+        return ", ".join([text, *(f"with {extra}" if extra != "images" else "as images" for extra, on in extras if on)])
 
     first = parts[0]
     for part in parts[1:]:
