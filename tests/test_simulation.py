@@ -257,7 +257,7 @@ def test_a_round_has_metrics_and_models() -> None:
         assert r.metrics(name) == result[name].metrics
         assert r.metrics(name, validation=True) == result[name].validation
         for client in (0, "3"):
-            assert same_weights(r.model(name, client), result[name].personal(client))
+            assert same_weights(r.model(name, client), result[name].model(client))
     first = ft.run(methods, federation, small, **(TRAIN | {"rounds": 1}))["ditto"]
     for client, model in copies.items():  # two rounds later, they have not changed
         expected = first.shared if client is None else first.personal(client)
@@ -277,10 +277,12 @@ def test_results_have_models_and_clients(federation: ft.Federation) -> None:
         by_client = table[table.method == name].groupby("client")[["correct", "samples"]].sum()
         assert r.accuracy == pytest.approx((100 * by_client.correct / by_client.samples).mean())
         x, y = federation.test(2)
-        correct = (r.personal(2)(x).argmax(1) == y).sum()
+        correct = (r.model(2)(x).argmax(1) == y).sum()
         assert correct == r.correct[2].sum()
     with pytest.raises(KeyError, match="it has fedavg, ditto"):
         result["fedprox"]
+    with pytest.raises(ft.InputError, match="method 'fedavg' has no personal models; use shared, or model"):
+        result["fedavg"].personal(2)
     ditto = result["ditto"]
     selected = next(i for i in range(6) if not same_weights(ditto.personal(i), ditto.shared))
     for client in (

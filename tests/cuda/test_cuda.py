@@ -295,7 +295,7 @@ def test_resume_export_and_pickle(federation: ft.Federation, tmp_path: Path) -> 
     assert repr(resumed) == repr(whole)
     copied = pickle.loads(pickle.dumps(whole))
     for name in whole:
-        for a, b, c in zip(*(r[name].personal(0).state_dict().items() for r in (whole, resumed, copied)), strict=True):
+        for a, b, c in zip(*(r[name].model(0).state_dict().items() for r in (whole, resumed, copied)), strict=True):
             assert a[1].device.type == b[1].device.type == c[1].device.type == "cpu"
             assert torch.equal(a[1], b[1])
             assert torch.equal(a[1], c[1])

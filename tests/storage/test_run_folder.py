@@ -110,7 +110,7 @@ def test_a_damaged_checkpoint_is_skipped(federation: ft.Federation, finished: Pa
     assert repr(result) == repr(undamaged)
     for name in result:
         for client in range(6):
-            a, b = result[name].personal(client), undamaged[name].personal(client)
+            a, b = result[name].model(client), undamaged[name].model(client)
             assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
     metrics = "seed-0/metrics.jsonl"
     assert (copy / metrics).read_bytes() == (finished / metrics).read_bytes()

@@ -130,10 +130,14 @@ class MethodResult:
 
     def personal(self, client: int | str) -> nn.Module:
         """The personal model of a client, by number or name; of one that was never selected, the shared model."""
-        owner = self.method.name, client_number(client, self.client_names)
         if not self.method.personal:
-            raise InputError(f"method {self.method.name!r} has no personal models; use shared")
-        weights = None if self._client_states is None else self._client_states.get(owner)
+            raise InputError(f"method {self.method.name!r} has no personal models; use shared, or model({client!r})")
+        return self.model(client)
+
+    def model(self, client: int | str) -> nn.Module:
+        """The model that a client uses: its personal model if it has one, else the shared model."""
+        owner = self.method.name, client_number(client, self.client_names)
+        weights = self._client_states.get(owner) if self._client_states is not None and self.method.personal else None
         return with_weights(self._net, self._shared if weights is None else weights).cpu()
 
 
