@@ -192,3 +192,34 @@ def test_stable_rows_lose_no_more_than_the_papers_own_rows() -> None:
     assert "1 of 2 (mnist 1 within the limit, 1 above the limit). " in verdict.why
     assert "Points lost (95 % interval): mnist FedAvg +1.00 (+1.00 to +1.00); " in verdict.why
     assert verdicts((claim,), noisy)[0].holds == "not measured"  # no results on clean data
+
+
+@pytest.mark.parametrize(
+    ("gains", "seeds", "holds", "text"),
+    [
+        ((0.1, -0.2, 0.3), 3, "holds", "3 of 3 (mnist 1 within the limit; fashion-mnist 1 within the limit"),
+        ((0.1, -0.7, 0.3), 3, "holds partly", "2 of 3 (mnist 1 within the limit; fashion-mnist 1 above the limit"),
+        ((0.7, -0.7, 0.9), 3, "does not hold", "0 of 3"),
+        ((0.1, -0.7, 0.3), 1, "one seed", "On one seed: mnist 1 within the limit; fashion-mnist 1 above the limit"),
+    ],
+)
+def test_two_rows_are_close_if_the_interval_of_their_difference_is_small(
+    gains: tuple[float, ...], seeds: int, holds: str, text: str
+) -> None:
+    check = {"pairs": [["fedtilt", "ditto"]], "within": 0.5}
+    verdict = _verdict(Claim(text="", rule="close", check=check), gains, seeds=seeds)
+    assert verdict.holds == holds
+    assert text in verdict.why
+    largest = max(gains, key=abs)
+    assert (
+        f"{'+' if largest > 0 else '−'}{abs(largest):.2f}" in verdict.why.split("The largest difference in points")[1]
+    )
+
+
+def test_a_claim_may_name_data_sets_and_conditions() -> None:
+    def check(**where: list[str]) -> Claim:
+        return Claim(text="", rule="best", check={"metrics": ["accuracy"], **where})
+
+    assert "1 of 1 (mnist 1 better)" in _verdict(check(data=["mnist"]), (1, 1, 1)).why
+    assert "3 of 3" in _verdict(check(conditions=["clean"]), (1, 1, 1)).why
+    assert _verdict(check(conditions=["flips"]), (1, 1, 1)).holds == "not measured"

@@ -1,11 +1,21 @@
 """Every method with its chosen settings, on test data of seeds that tuning did not use."""
 
+from pathlib import Path
+
+import pytest
+
 from fedtilt.reproduction import Options, load
-from fedtilt.reproduction.train_grid import evaluated, method_of
+from fedtilt.reproduction.chapter import Table, Text
+from fedtilt.reproduction.comparison.dataset_comparison import COMPARED_METRICS, DatasetComparison
+from fedtilt.reproduction.results_folder import ResultsFolder
+from fedtilt.reproduction.runner import load_results
+from fedtilt.reproduction.train_grid import evaluated, method_of, trial_name
 from fedtilt.reproduction.tuned.chosen import chosen_settings
-from fedtilt.reproduction.tuned.experiment import cases, measure
-from fedtilt.reproduction.tuned.rows import compare_cells, row_settings
+from fedtilt.reproduction.tuned.experiment import cases, chapter, measure
+from fedtilt.reproduction.tuned.rows import METHOD_TITLES, ROW_TITLES, compare_cells, row_settings
+from fedtilt.reproduction.tuned.scores import count_tests, score_all
 from fedtilt.reproduction.tuning.experiment import cases as tuning_cases
+from tests.helpers.handmade_results import metrics, part, write_tuned_results
 
 METHODS = {"fedavg", "fedprox", "term", "local", "fedavg_finetuned", "ditto", "fedtilt"}
 
@@ -48,3 +58,39 @@ def test_a_quick_case_keeps_metrics_on_test_data_alone() -> None:
     captions = result["methods"]["fedtilt tau=-50 lam=50"]
     assert comparison.values("fedtilt-captions", "accuracy").values == (evaluated(captions)["accuracy"],)
     assert compare_cells(experiment, {})["digits flips"].rows == {}
+
+
+def test_the_chapter_says_what_is_missing_and_shows_equal_settings_once(tmp_path: Path) -> None:
+    folder = ResultsFolder(tmp_path)
+    write_tuned_results(folder, seeds=2)
+    experiment, results = load_results(folder, "tuned", quick=False)
+    parts = chapter(experiment, {name: r for name, r in results.items() if name.startswith("mnist-gaussian")}).parts
+    missing = next(part.markdown for part in parts if isinstance(part, Text))
+    assert missing.startswith("Not measured yet: mnist clean, mnist corruptions, mnist flips, fashion-mnist clean, ")
+    assert missing.endswith("cifar10 flips.")
+    table = next(p for p in parts if isinstance(p, Table) and p.caption == "mnist, gaussian: every method, 2 seeds")
+    settings = row_settings(experiment.settings, "mnist", "gaussian")
+    assert len(table.rows) == len({trial_name(setting) for setting in settings.values()})
+    for method in METHODS:
+        title = METHOD_TITLES[method]
+        kinds = [row[1] for row in table.rows if row[0].startswith(f"{title}<br>")]
+        assert kinds == (["both"] if settings[method] == settings[f"{method}-noisy"] else ["clean", "noisy"])
+
+
+def test_equal_settings_for_both_kinds_of_validation_data_are_one_test() -> None:
+    def by_seed(*accuracy: float) -> dict[int, dict]:
+        return {seed: part(metrics(value)) for seed, value in enumerate(accuracy)}
+
+    cell = DatasetComparison(data="mnist", condition="flips", titles=ROW_TITLES)
+    ours, theirs, other = by_seed(95.0, 96.0, 97.0), by_seed(94.0, 94.5, 95.5), by_seed(93.0, 94.5, 95.5)
+    cell.rows.update({"fedtilt": ours, "fedtilt-noisy": ours, "ditto": theirs, "ditto-noisy": theirs})
+    same = score_all([cell])
+    assert count_tests(same) == len(COMPARED_METRICS)
+    cell.rows["ditto-noisy"] = other
+    different = score_all([cell])
+    assert (
+        count_tests(different) == len(COMPARED_METRICS) + 2
+    )  # accuracy, and that of the worst 10 %: fairness is equal
+    first = next(s for s in same if s.rival == "ditto" and s.metric.key == "accuracy")
+    assert first.adjusted == pytest.approx(first.difference.p_value * len(COMPARED_METRICS))
+    assert {s.outcome for s in same if s.rival == "term"} == {"not measured"}

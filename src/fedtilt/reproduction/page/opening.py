@@ -14,7 +14,7 @@ from fedtilt.reproduction.chapter import CaptionedFigure, Table, Text
 from fedtilt.reproduction.comparison.dataset_comparison import COMPARED_METRICS, DatasetComparison
 from fedtilt.reproduction.comparison.experiment import difference_cell
 from fedtilt.reproduction.tuned.rows import METHOD_TITLES, NOISY
-from fedtilt.reproduction.tuned.scores import Score, score_all, tested
+from fedtilt.reproduction.tuned.scores import Score, count_tests, score_all
 
 Shown = Mapping[tuple[str, str, str, str], Score]  # by condition, data set, rival and metric
 
@@ -225,7 +225,7 @@ def _corrected(scores: Sequence[Score]) -> str:
         better, worse = (list(surviving.values()).count(word) for word in ("better", "worse"))
         clauses.append(f"{better} for FedTilt and {worse} for {METHOD_TITLES[rival]}")
     return (
-        f"**After Holm’s correction** over all {tested(scores)} comparisons of FedTilt that this page counts (all "
+        f"**After Holm’s correction** over all {count_tests(scores)} comparisons of FedTilt that this page counts (all "
         "rivals, five metrics, both kinds of validation data), these differences remain: "
         f"{'; '.join(clauses)}. A cell without a difference is undecided, not shown to be equal."
     )

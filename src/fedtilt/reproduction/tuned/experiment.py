@@ -59,7 +59,7 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
         parts += [_cell_table(experiment, cell) for cell in measured.values()]
     missing = [where for where in cells if where not in measured]
     if missing:
-        parts.append(Text(markdown=f"Not measured yet: {'; '.join(missing)}."))
+        parts.append(Text(markdown=f"Not measured yet: {', '.join(missing)}."))
     diverged = {why: where for where, cell in measured.items() for why in cell.diverged.values()}
     if diverged:
         listed = "; ".join(f"{where}: {why}" for why, where in diverged.items())
@@ -85,11 +85,12 @@ def _cell_table(experiment: Experiment, cell: DatasetComparison) -> Table:
         shown.append(settings[row])
         texts = {key: _mean_and_interval(by_seed) for key, by_seed in values[row].items()}
         bold = [f"**{texts[key]}**" if row in leaders[key] else texts[key] for key in TITLES]
-        rows.append([ROW_TITLES[row], _chosen_on(row, settings), trial_name(settings[row]).partition(" ")[2], *bold])
+        title = f"{ROW_TITLES[row]}<br>{trial_name(settings[row]).partition(' ')[2]}"
+        rows.append([title, _chosen_on(row, settings), *bold])
     seeds = "one seed" if len(cell.seeds) == 1 else f"{len(cell.seeds)} seeds"
     return Table(
         caption=f"{cell.data}, {cell.condition}: every method, {seeds}",
-        columns=["method", "chosen on", "settings", *TITLES.values()],
+        columns=["method and settings", "chosen on", *TITLES.values()],
         rows=rows,
         notes="Test data, evaluated models (v where a method has personal models, else w): mean ± half the width of "
         "its 95 % interval over seeds, in % and points. Chosen on: clean or noisy validation data, or both with the "

@@ -72,7 +72,7 @@ def score_all(comparisons: Iterable[DatasetComparison]) -> list[Score]:
     return [score._replace(adjusted=adjusted[test]) if (test := score.test) else score for score in scores]
 
 
-def tested(scores: Sequence[Score]) -> int:
+def count_tests(scores: Sequence[Score]) -> int:
     """The number of tests that Holm's correction counts."""
     return len({score.test for score in scores} - {None})
 
@@ -109,8 +109,8 @@ def outcome_table(scores: Sequence[Score], *, by_metric: bool) -> Table:
         "cell is one data set under one condition. Better and worse mean: the 95 % interval of the difference, paired "
         "by seed, does not contain 0; of two equal methods, one is better in 2.5 % of the comparisons by chance, and "
         "worse in as many. The last two columns count what remains after Holm’s correction over the "
-        f"{tested(scores)} different comparisons (all rivals, metrics and cells, both kinds of validation data): with "
-        "a probability of at least 95 %, none of these is chance. The five metrics of a cell are not independent.",
+        f"{count_tests(scores)} different comparisons (all rivals, metrics and cells, both kinds of validation data): "
+        "with a probability of at least 95 %, none of these is chance. The five metrics of a cell are not independent.",
         folded=by_metric,
     )
 
