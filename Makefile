@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: browser test test-all test-cuda lint format demo bench clean
+.PHONY: browser nginx test test-all test-cuda lint format demo bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -21,10 +21,13 @@ $(DEV): $(READY)
 browser:  ## install Chromium for the browser tests; without it they are skipped
 	@command -v chromedriver >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium chromium-driver; } >/dev/null 2>&1 || echo "Chromium is not installed: the browser tests are skipped"
 
-test: $(DEV) browser  ## all tests except the slow ones
+nginx:  ## install nginx for the tests of the port that sites see; without it they are skipped
+	@command -v nginx >/dev/null || { apt-get update -qq && apt-get install -y -qq nginx; } >/dev/null 2>&1 || echo "nginx is not installed: the tests of the proxy are skipped"
+
+test: $(DEV) browser nginx  ## all tests except the slow ones
 	$(BIN)/python -m pytest
 
-test-all: $(DEV) browser  ## the slow tests too
+test-all: $(DEV) browser nginx  ## the slow tests too
 	$(BIN)/python -m pytest -m "not cuda"
 
 test-cuda: $(DEV)  ## the tests for a CUDA device: compare with the CPU

@@ -13,7 +13,8 @@ pytest.importorskip("flwr")
 
 import fedtilt as ft
 from fedtilt.cli.deploy import app
-from fedtilt.flower.deploy.local_cluster import LocalCluster
+from fedtilt.flower.deploy.certificates import make_site_key
+from fedtilt.flower.deploy.local_cluster import LocalCluster, free_port
 
 
 def deploy(*arguments: object) -> str:
@@ -60,7 +61,12 @@ def test_a_project_reads_a_sites_own_table(tmp_path: Path) -> None:
         (["status", "project"], "no local cluster was started"),
         (["up", "project", "--node-config", "data=1"], "is not SITE:KEY=VALUE"),
         (["up", "project", "--node-config", "2:data=1"], "is for site 2, and the sites are 0 to 1"),
-        (["key", "full/file"], "already exists"),
+        (["site", "s", "--site", "0", "--server", "a:1", "--ca", "none"], "none does not exist; copy ca.crt"),
+        (
+            ["site", "s", "--site", "0", "--server", "a:1", "--ca", "full/file", "--node-config", "x"],
+            "is not KEY=VALUE",
+        ),
+        (["register", "full", "--site", "0", "--key", "k"], "full is not the folder of a server"),
     ],
 )
 def test_bad_input_gives_a_one_line_error(
@@ -76,17 +82,34 @@ def test_bad_input_gives_a_one_line_error(
     assert "\n" not in str(error.value)
 
 
-def test_certificates_and_keys_are_usable_and_private_keys_are_private(tmp_path: Path) -> None:
-    deploy("certificate", tmp_path, "--host", "fl.example.org", "--host", "10.0.0.1")
-    authority = (tmp_path / "ca.crt").read_bytes()
-    deploy("certificate", tmp_path, "--host", "fl.example.org")
-    assert (tmp_path / "ca.crt").read_bytes() == authority  # renewed, by the same authority
-    deploy("key", tmp_path / "site.key")
-    for name in ("ca.key", "server.key", "site.key"):
-        assert (tmp_path / name).stat().st_mode & 0o077 == 0
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tmp_path / "ca.crt")
-    context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
-    assert (tmp_path / "site.key.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+def test_the_files_of_a_server_and_a_site_are_usable_and_private(tmp_path: Path) -> None:
+    server, site = tmp_path / "server", tmp_path / "site"
+    deploy("server", server, "--host", "fl.example.org", "--host", "10.0.0.1")
+    authority, secret = (server / "certificates/ca.crt").read_bytes(), (server / "link/executor.secret").read_bytes()
+    deploy("server", server, "--host", "fl.example.org")
+    assert (server / "certificates/ca.crt").read_bytes() == authority  # renewed, by the same authority
+    assert (server / "link/executor.secret").read_bytes() == secret
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=server / "certificates/ca.crt")
+    context.load_cert_chain(server / "certificates/server.crt", server / "certificates/server.key")
+    arguments = ["--site", 3, "--server", "fl.example.org:9092", "--ca", server / "certificates/ca.crt"]
+    deploy("site", site, *arguments, "--node-config", "data='/srv/a \"b\" 50%.csv'")
+    key = (site / "site.key.pub").read_text()
+    assert key.startswith("ecdsa-sha2-nistp384 ")
+    deploy("site", site, *arguments)
+    assert (site / "site.key.pub").read_text() == key  # a new one would lock the site out
+    for folder in (server, site):
+        assert folder.stat().st_mode & 0o077 == 0
+    for name in ("server/certificates/ca.key", "server/certificates/server.key", "server/link/executor.secret",
+                 "site/site.key", "site/executor.secret"):  # fmt: skip
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0, name
+
+
+def test_a_key_of_a_server_that_does_not_run_is_not_bound(tmp_path: Path) -> None:
+    deploy("server", tmp_path, "--host", "fl.example.org", "--superlink-port", free_port())
+    make_site_key(tmp_path / "site.key")
+    with pytest.raises(ft.InputError, match="flwr supernode failed"):
+        deploy("register", tmp_path, "--site", 0, "--key", tmp_path / "site.key.pub")
+    assert list((tmp_path / "keys").iterdir()) == []
 
 
 def test_without_flower_the_error_says_how_to_install_it(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedtilt.cli import deploy_machines
 from fedtilt.cli.run import write_report
 from fedtilt.cli.tables import worst_client_and_class
 from fedtilt.errors import InputError
@@ -290,28 +291,5 @@ def down(project: Project = Path(".")) -> None:
     typer.echo(f"down: stopped {_plural(len(pids), 'process')}" if pids else "down: no process was running")
 
 
-@app.command()
-def certificate(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of ca.crt and ca.key.")],
-    host: Annotated[list[str], typer.Option(help="A host name or address of the SuperLink.")],
-    days: Annotated[int, typer.Option(help="How long the SuperLink's certificate is valid.")] = 365,
-) -> None:
-    """Create the SuperLink's certificate and, if there is none yet, the authority that signs it."""
-    from fedtilt.flower.deploy.certificates import make_authority, make_server_certificate
-
-    if not (folder / "ca.crt").exists():
-        make_authority(folder)
-        typer.echo(f"wrote  {folder / 'ca.crt'} for every machine; keep ca.key secret")
-    make_server_certificate(folder, host, days=days)
-    typer.echo(f"wrote  {folder / 'server.crt'} and server.key for {', '.join(host)}, valid for {days} days")
-
-
-@app.command()
-def key(path: Annotated[Path, typer.Argument(metavar="FILE", help="The private key to write.")]) -> None:
-    """Create a SuperNode's key pair on its machine; give only FILE.pub to the server."""
-    from fedtilt.flower.deploy.certificates import make_site_key
-
-    if path.exists():
-        raise InputError(f"{path} already exists; a new key would lock its site out: choose another file")
-    make_site_key(path)
-    typer.echo(f"wrote  {path}, which stays here, and {path}.pub for the server: flwr supernode register {path}.pub")
+for _command in (deploy_machines.server, deploy_machines.site, deploy_machines.register):
+    app.command()(_command)

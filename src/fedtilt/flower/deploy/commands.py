@@ -4,12 +4,24 @@ SuperLink and SuperNode do not run a project's code: a separate SuperExec does. 
 tasks; without the secret, everyone who can reach the port may take the server's task or a site's.
 """
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from fedtilt.spec.write import format_toml
 
 HOST = "127.0.0.1"  # every program listens on loopback alone; sites reach the server through a proxy
+
+
+def environment(flwr_home: Path) -> dict[str, str]:
+    """The environment of Flower's programs: no telemetry, no downloads, this Python's programs first."""
+    return {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "FLWR_HOME": str(flwr_home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    }
 
 
 def superlink(port: int, database: Path, secret: Path, certificates: Path | None) -> list[str]:

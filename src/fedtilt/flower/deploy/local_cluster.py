@@ -23,12 +23,12 @@ from typing import Any
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, write_bytes, write_json
 from fedtilt.flower.deploy import commands, processes
-from fedtilt.flower.deploy.certificates import make_authority, make_server_certificate, make_site_key, write_secret
+from fedtilt.flower.deploy.certificates import make_authority, make_server_certificate, make_site_key
 from fedtilt.flower.deploy.flwr_cli import run_flwr, run_flwr_json
+from fedtilt.flower.deploy.machines import make_secret, private_folder, write_flwr_config
 from fedtilt.flower.deploy.processes import Process
 from fedtilt.flower.site_keys import KEYS_VARIABLE
 from fedtilt.locks import locked
-from fedtilt.spec.write import format_toml
 
 CONNECTION = "cluster"  # the name of the SuperLink in Flower's configuration
 _HEARTBEAT = 75  # seconds after which Flower no longer counts a killed SuperNode as connected, and some to spare
@@ -81,9 +81,7 @@ class LocalCluster:
             timeout: seconds to wait; 0: do not wait
             notice: called with one sentence if the start takes longer than usual
         """
-        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.home.chmod(0o700)
-        self.home = self.home.resolve()
+        self.home = private_folder(self.home).resolve()
         with self._locked():
             if (self.home / "cluster.json").exists() and LocalCluster.load(self.home).running():
                 raise InputError(f"a local cluster is running in {self.home}; stop it with fedtilt deploy down")
@@ -172,8 +170,8 @@ class LocalCluster:
     def start_superlink(self) -> None:
         """Start the SuperLink and its SuperExec, and wait until it responds."""
         folder, certificates = self.home / "link", self.home / "certificates" if self.tls else None
-        secret = _make_secret(folder)
-        self._write_flwr_config()
+        secret = make_secret(folder)
+        write_flwr_config(self.home, CONNECTION, self.port, self._authority)
         env = processes.environment(self.id, folder / "flwr")
         if self.tls:
             env[KEYS_VARIABLE] = str(self.home / "certificates")
@@ -188,7 +186,7 @@ class LocalCluster:
     def start_supernode(self, site: int, node_config: Mapping[str, object] | None = None) -> None:
         """Start the SuperNode of a site and its SuperExec."""
         folder, port = self.home / f"site-{site}", free_port()
-        secret = _make_secret(folder)
+        secret = make_secret(folder)
         config = {"partition-id": site, "state-dir": str(folder / "state"), **(node_config or {})}
         credentials = None if self._authority is None else (self._authority, self.key_file(site))
         address = f"{commands.HOST}:{self.site_port or self.port}"
@@ -212,15 +210,6 @@ class LocalCluster:
     @property
     def _authority(self) -> Path | None:
         return self.home / "certificates" / "ca.crt" if self.tls else None
-
-    def _write_flwr_config(self) -> None:
-        """Write Flower's configuration with the address of the SuperLink."""
-        security = "insecure = true"
-        if self._authority is not None:
-            security = f"root-certificates = {format_toml(str(self._authority))}"
-        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-        text += f'[superlink.{CONNECTION}]\naddress = "{commands.HOST}:{self.port}"\n{security}\n'
-        write_bytes(self.home / "flwr" / "config.toml", text.encode())
 
     def _is_healthy(self) -> bool:
         context = None if self._authority is None else ssl.create_default_context(cafile=self._authority)
@@ -321,11 +310,3 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind((commands.HOST, 0))
         return int(s.getsockname()[1])
-
-
-def _make_secret(folder: Path) -> Path:
-    """The file of the secret that a SuperExec shares with the SuperLink or SuperNode in a folder."""
-    path = folder / "executor.secret"
-    if not path.exists():
-        write_secret(path, secrets.token_bytes(32))
-    return path

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedtilt.errors import InputError
+from fedtilt.flower.deploy import commands
 
 CLUSTER_VARIABLE = "FEDTILT_CLUSTER"
 
@@ -27,18 +28,10 @@ class Process(NamedTuple):
 
 
 def environment(cluster_id: str, flwr_home: Path) -> dict[str, str]:
-    """The environment of a cluster's Flower processes: no telemetry, no downloads, this Python's programs."""
-    programs = str(Path(sys.executable).parent)
-    return {
-        **os.environ,
-        CLUSTER_VARIABLE: cluster_id,
-        "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")]),
-        "FLWR_HOME": str(flwr_home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
-    }
+    """The environment of a cluster's Flower processes."""
+    flower = commands.environment(flwr_home)
+    flower["PATH"] = os.pathsep.join([flower["PATH"], os.environ.get("PATH", "")])
+    return {**os.environ, **flower, CLUSTER_VARIABLE: cluster_id, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
 
 
 def start(command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path) -> Process:

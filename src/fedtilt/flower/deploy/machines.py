@@ -1,0 +1,147 @@
+"""The files of a real server and of a real site: certificates, keys, secrets, systemd units, the proxy's configuration.
+
+HOME of the server  certificates/, keys/site-N.pub, link/ with the database and the secret, runs/, flwr/, units/
+HOME of a site      ca.crt, site.key, site.key.pub, executor.secret, state/ with the personal models, flwr/, units/
+"""
+
+import getpass
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedtilt.errors import InputError
+from fedtilt.files import write_bytes
+from fedtilt.flower.deploy import commands, proxy, systemd
+from fedtilt.flower.deploy.certificates import make_authority, make_server_certificate, make_site_key, write_secret
+from fedtilt.flower.deploy.flwr_cli import run_flwr
+from fedtilt.flower.site_keys import KEYS_VARIABLE, read_site_keys
+from fedtilt.spec.write import format_toml
+
+CONNECTION = "fedtilt"  # the name of the SuperLink in Flower's configuration on the server
+_SUPERNODE_PORT = 9094  # on loopback
+
+
+def private_folder(path: Path) -> Path:
+    """A folder that only its owner can read, made if it is missing."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)
+    return path
+
+
+def make_secret(folder: Path) -> Path:
+    """The file of the secret that a SuperExec shares with its SuperLink or SuperNode, made if it is missing."""
+    path = folder / "executor.secret"
+    if not path.exists():
+        write_secret(path, secrets.token_bytes(32))
+    return path
+
+
+def write_server(home: Path, hosts: Sequence[str], *, port: int, superlink_port: int, days: int) -> list[Path]:
+    """Write or renew the files of the server; returns the units and the proxy's configuration.
+
+    Args:
+        home: a folder of the user who runs the server
+        hosts: the names and addresses by which the sites reach it
+        port: that the sites see
+        superlink_port: of the SuperLink, on loopback
+        days: how long the server's certificate is valid
+    """
+    home = private_folder(home.resolve())
+    certificates, link = home / "certificates", private_folder(home / "link")
+    if not (certificates / "ca.crt").exists():
+        make_authority(certificates)
+    make_server_certificate(certificates, [*hosts, "localhost", commands.HOST], days=days)
+    write_flwr_config(home, CONNECTION, superlink_port, certificates / "ca.crt")
+    secret, env = make_secret(link), commands.environment(link / "flwr")
+    server = {KEYS_VARIABLE: str(private_folder(home / "keys")), "FEDTILT_RUNS": str(private_folder(home / "runs"))}
+    units = {
+        "fedtilt-link.service": _unit(
+            "fedtilt server: Flower SuperLink, on loopback",
+            commands.superlink(superlink_port, link / "link.db", secret, certificates),
+            folder=link, env=env, memory="25%",
+        ),
+        "fedtilt-executor.service": _unit(
+            "fedtilt server: Flower SuperExec, which runs the aggregation",
+            commands.superexec(superlink_port, secret, certificates / "ca.crt"),
+            folder=link, env=env | server, memory="50%", after="fedtilt-link.service",
+        ),
+        "fedtilt-proxy.conf": proxy.nginx_configuration(hosts[0], port, superlink_port, certificates),
+    }  # fmt: skip
+    return _write_units(home, units)
+
+
+def write_site(home: Path, site: int, server: str, authority: Path, *, node_config: Mapping[str, object]) -> list[Path]:
+    """Write the files of a site; returns the units.
+
+    Args:
+        home: a folder of the user who runs the site
+        site: its number, from 0 up
+        server: HOST:PORT of the server
+        authority: the server's ca.crt
+        node_config: more keys for the SuperNode's `--node-config`
+    """
+    home = private_folder(home.resolve())
+    if not authority.is_file():
+        raise InputError(f"{authority} does not exist; copy ca.crt from the server")
+    if authority.resolve() != home / "ca.crt":
+        shutil.copyfile(authority, home / "ca.crt")
+    if not (home / "site.key").exists():
+        make_site_key(home / "site.key")
+    secret, env = make_secret(home), commands.environment(home / "flwr")
+    config = {"partition-id": site, "state-dir": str(private_folder(home / "state")), **node_config}
+    units = {
+        "fedtilt-site.service": _unit(
+            "fedtilt site: Flower SuperNode",
+            commands.supernode(server, _SUPERNODE_PORT, config, secret, (home / "ca.crt", home / "site.key")),
+            folder=home, env=env, memory="25%",
+        ),
+        "fedtilt-site-executor.service": _unit(
+            "fedtilt site: Flower SuperExec, which runs the training",
+            commands.superexec(_SUPERNODE_PORT, secret, None),
+            folder=home, env=env, memory="50%", after="fedtilt-site.service",
+        ),
+    }  # fmt: skip
+    return _write_units(home, units)
+
+
+def register_site(home: Path, site: int, key: Path) -> Path:
+    """Register a site's public key with the running SuperLink, and bind it to the site's number."""
+    if not (home / "flwr" / "config.toml").exists():
+        raise InputError(f"{home} is not the folder of a server; write one with fedtilt deploy server")
+    path = home.resolve() / "keys" / f"site-{site}.pub"
+    if path.exists():
+        raise InputError(f"site {site} has the key {path}; to replace it, unregister the old one and delete the file")
+    if not key.is_file():
+        raise InputError(f"{key} does not exist; give the site.key.pub that fedtilt deploy site wrote")
+    write_bytes(path, key.read_bytes())
+    try:
+        read_site_keys(path.parent)  # a public key, and of no other site
+        run_flwr(os.environ | commands.environment(home / "flwr"), "supernode", "register", str(path), CONNECTION)
+    except BaseException:
+        path.unlink()
+        raise
+    return path
+
+
+def write_flwr_config(home: Path, connection: str, port: int, authority: Path | None) -> None:
+    """Write Flower's configuration HOME/flwr/config.toml with the address of the SuperLink on this machine."""
+    security = "insecure = true" if authority is None else f"root-certificates = {format_toml(str(authority))}"
+    text = f'[superlink]\ndefault = "{connection}"\n\n'
+    text += f'[superlink.{connection}]\naddress = "{commands.HOST}:{port}"\n{security}\n'
+    write_bytes(home / "flwr" / "config.toml", text.encode())
+
+
+def _unit(description: str, command: Sequence[str], **settings: object) -> str:
+    program = str(Path(sys.executable).parent / command[0])
+    user = getpass.getuser()
+    return systemd.unit(description, [program, *command[1:]], user=user, **settings)  # type: ignore[arg-type]
+
+
+def _write_units(home: Path, units: Mapping[str, str]) -> list[Path]:
+    paths = [private_folder(home / "units") / name for name in units]
+    for path, text in zip(paths, units.values(), strict=True):
+        write_bytes(path, text.encode())
+    return paths

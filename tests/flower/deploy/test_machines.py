@@ -1,0 +1,81 @@
+"""The systemd units of real machines, and keys that are registered for one site each."""
+
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import fedtilt as ft
+from fedtilt.flower.deploy import machines
+from fedtilt.flower.deploy.certificates import make_site_key
+from fedtilt.flower.deploy.local_cluster import LocalCluster, free_port
+from fedtilt.flower.site_keys import read_site_keys
+
+ODD_PATH = '/srv/a "b" $HOME 50%.csv'
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> dict[str, Path]:
+    server = machines.write_server(tmp_path / "server", ["fl.example.org"], port=9092, superlink_port=9093, days=30)
+    authority = tmp_path / "server/certificates/ca.crt"
+    site = machines.write_site(tmp_path / "site", 1, "fl.example.org:9092", authority, node_config={"data": ODD_PATH})
+    return {path.name: path for path in [*server, *site]}
+
+
+SERVICES = ["fedtilt-link", "fedtilt-executor", "fedtilt-site", "fedtilt-site-executor"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_is_bounded_and_private(units: dict[str, Path], name: str) -> None:
+    lines = units[f"{name}.service"].read_text().splitlines()
+    assert "UMask=0077" in lines
+    assert "NoNewPrivileges=yes" in lines
+    assert sum(line.startswith("MemoryMax=") for line in lines) == 1
+    (command,) = (line for line in lines if line.startswith("ExecStart="))
+    assert "executor.secret" in command
+    assert ("--isolation process" in command) == ("flower-superexec" not in command)
+    assert "0.0.0.0" not in command  # loopback only
+
+
+def test_only_the_proxy_listens_to_the_network(units: dict[str, Path]) -> None:
+    assert "--host 127.0.0.1 --port 9093" in units["fedtilt-link.service"].read_text()
+    assert "listen 9092 ssl;" in units["fedtilt-proxy.conf"].read_text()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_accepts_the_units(units: dict[str, Path], tmp_path: Path) -> None:
+    command = ["systemd-analyze", "verify", *(str(units[f"{name}.service"]) for name in SERVICES)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, [line for line in done.stderr.splitlines() if str(tmp_path) in line]) == (0, [])
+
+
+def test_a_value_with_quotes_reaches_the_site_unchanged(units: dict[str, Path]) -> None:
+    text = units["fedtilt-site.service"].read_text()
+    expected = r"""data=\"/srv/a \\\"b\\\" $$HOME 50%%.csv\""""  # TOML in systemd's quotes
+    assert expected in text
+
+
+def test_a_key_is_registered_and_bound_to_one_site(tmp_path: Path) -> None:
+    port = free_port()
+    machines.write_server(tmp_path, ["localhost"], port=free_port(), superlink_port=port, days=1)
+    cluster = LocalCluster(home=tmp_path, id=secrets.token_hex(8), port=port)
+    for name in ("a", "b"):
+        make_site_key(tmp_path / name)
+    try:
+        cluster.start_superlink()
+        machines.write_flwr_config(tmp_path, machines.CONNECTION, port, tmp_path / "certificates/ca.crt")
+        machines.register_site(tmp_path, 4, tmp_path / "a.pub")
+        assert sorted(read_site_keys(tmp_path / "keys").values()) == [4]
+        with pytest.raises(ft.InputError, match="site 4 has the key"):
+            machines.register_site(tmp_path, 4, tmp_path / "b.pub")
+        with pytest.raises(ft.InputError, match="is also the key of site 4; give every site its own"):
+            machines.register_site(tmp_path, 5, tmp_path / "a.pub")
+        machines.register_site(tmp_path, 5, tmp_path / "b.pub")
+        assert sorted(read_site_keys(tmp_path / "keys").values()) == [4, 5]
+        output = cluster.flwr("supernode", "list", machines.CONNECTION, "--format", "json")
+        assert output.count("node-id") == 2
+    finally:
+        cluster.down()
+    assert cluster.running() == []
