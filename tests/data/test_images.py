@@ -44,6 +44,7 @@ def test_class_folders(tmp_path, cache):
     assert torch.equal(data.y_train, (data.x_train[:, 0, 0, 0] >= 10).long())
     assert sorted(torch.cat([data.x_train, data.x_test])[:, 2, 3, 5].tolist()) == [0, 1, 2, 3, 10, 11, 12, 13]
     assert data.y_test.tolist() == [0, 1]  # stratified
+    assert sorted(Federation.build(data, clients=1, partition="iid").row_names(0))[:2] == ["cat/0.png", "cat/1.png"]
 
 
 def test_client_folders_inside_splits(tmp_path, cache):

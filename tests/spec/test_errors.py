@@ -53,6 +53,13 @@ WRONG_VALUES = [
     (["data.name=minst"], r"data.name = 'minst' is not possible; give one of digits, mnist"),
     (["data.file=/a.csv"], r"data.file = '/a.csv' needs data.target"),
     (["data.target=y"], r"data.target = 'y' needs data.file"),
+    (["data.image_size=8"], r"data.image_size = 8 needs data.images; name the folder they are in"),
+    (
+        ["data.images=a", "data.image_size=0"],
+        r"data.image_size = 0 is not possible; give a whole number ≥ 1, or a list",
+    ),
+    (["data.images=a", "data.leaf=b"], r"data.images and data.leaf are two data sets; keep one of them"),
+    (["data.test_share=0.5"], r"data.test_share = 0.5 needs data.file or data.images; leave it out"),
     (
         ["data.file=/a.csv", "data.target=y", "data.client=site", "clients.partition=iid"],
         r"data.client = 'site' is ignored when clients.partition = 'iid'; ",

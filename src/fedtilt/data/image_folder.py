@@ -61,9 +61,11 @@ def images(
     folder = data_folder() / "images" if cache is None else Path(cache).expanduser()
     x = decode_images([files[i].path for i in order], target_size, channels, folder)
     count = int((~test).sum())
-    labels, owner = torch.from_numpy(y[order]), torch.from_numpy(client[order])
+    labels, owner, rows = (torch.from_numpy(values[order]) for values in (y, client, np.arange(len(files))))
+    root = Path(source).expanduser().absolute()
+    base = root if root.is_dir() else root.parent
     return Dataset(
-        name=Path(source).expanduser().absolute().stem,
+        name=root.stem,
         x_train=x[:count],
         y_train=labels[:count],
         x_test=x[count:],
@@ -74,6 +76,9 @@ def images(
         client_train=owner[:count] if client_names else None,
         client_test=owner[count:] if client_names else None,
         client_names=client_names or None,
+        rows_train=rows[:count],
+        rows_test=rows[count:],
+        row_names=[os.path.relpath(file.path, base) for file in files],
     )
 
 

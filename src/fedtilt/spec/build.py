@@ -1,8 +1,10 @@
 """Build what a spec describes: data, federation, model, training settings."""
 
 import functools
+from pathlib import Path
 
-from fedtilt.data import Dataset, Federation, load, table
+from fedtilt.data import Dataset, Federation, images, leaf, load, table
+from fedtilt.data.samples import DEFAULT_TEST_SHARE
 from fedtilt.models import MODELS, ModelSource
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec.fields import TABLES, Spec
@@ -30,19 +32,16 @@ def dataset_of(spec: Spec, seed: int) -> Dataset:
     """The data set that a spec names, read from disk."""
     d = spec.data
     if d.file:
-        return table(
-            d.file,
-            target=d.target,
-            client=d.client or None,
-            drop=d.drop,
-            schema=d.schema,
-            split=d.split,
-            split_group=d.split_group,
-            split_time=d.split_time,
-            test_share=d.test_share,
-            seed=seed,
-        )
+        return table_of(spec).to_dataset(d.test_share, seed)
     return load(d.name, d.folder or None, seed=seed)
+
+
+def table_of(spec: Spec) -> Table:
+    """The table that a spec names."""
+    d = spec.data
+    assert d.file is not None
+    roles = {role: getattr(d, role) or None for role in ("target", "client", "split", "split_group", "split_time")}
+    return open_table(d.file, roles, d.drop, d.schema)
 
 
 def model_of(spec: Spec) -> ModelSource:

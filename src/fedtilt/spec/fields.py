@@ -47,7 +47,9 @@ def _check_name(value: str) -> str:
 class _DataFields(SpecTable):
     """The keys of `[data]` but one, for which pydantic has a method of the same name."""
 
-    name: Annotated[str, one_of(names())] = Field(default="digits", description="the data set; ignored if file is set")
+    name: Annotated[str, one_of(names())] = Field(
+        default="digits", description="the data set; ignored if file, images or leaf is set"
+    )
     file: str | None = Field(
         default=None,
         description="your own table; a path relative to the spec; the tables of a folder are named after their clients",
@@ -90,12 +92,39 @@ class _DataFields(SpecTable):
         examples=["admitted"],
         json_schema_extra=allowed_text("a column of file"),
     )
-    test_share: float = Field(
-        default=0.25,
+    images: str | None = Field(
+        default=None,
+        description="your own images: a folder with CLASS/… or CLIENT/CLASS/…, also inside train and test, or a CSV "
+        "file with the columns path, label, client and split; a path relative to the spec",
+        examples=["photos"],
+        json_schema_extra=allowed_text("a folder or a CSV file"),
+    )
+    image_size: PositiveInt | Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)] | None = Field(
+        default=None,
+        description="height and width to resize images to, or one number for both; left out: they all have the same",
+        examples=[32],
+        json_schema_extra=allowed_text("a whole number ≥ 1, or a list of two"),
+    )
+    image_channels: int | None = Field(
+        default=None,
+        description="the channels to convert images to: 1 (grey), 3 (colour) or 4 (with transparency); left out: they "
+        "all have the same",
+        examples=[3],
+        json_schema_extra=allowed_text("1, 3 or 4"),
+    )
+    leaf: str | None = Field(
+        default=None,
+        description="data in LEAF's JSON layout, with the folders train and test; a path relative to the spec",
+        examples=["femnist/data"],
+        json_schema_extra=allowed_text("a folder"),
+    )
+    test_share: float | None = Field(
+        default=None,
         gt=0,
         lt=1,
         allow_inf_nan=False,
-        description="the share of each client's rows of file that is test data",
+        description="the share of each client's rows of file, or images, that is test data; left out: 0.25",
+        examples=[0.25],
     )
     folder: str = Field(
         default="",
@@ -111,6 +140,14 @@ class _DataFields(SpecTable):
             value = getattr(self, key)
             if self.file is None and value not in (None, ()):
                 raise InputError(f"data.{key} = {value!r} needs data.file; name the table it is in")
+        for key in ("image_size", "image_channels"):
+            if self.images is None and getattr(self, key) is not None:
+                raise InputError(f"data.{key} = {getattr(self, key)!r} needs data.images; name the folder they are in")
+        sources = [key for key in ("file", "images", "leaf") if getattr(self, key) is not None]
+        if len(sources) > 1:
+            raise InputError(f"data.{sources[0]} and data.{sources[1]} are two data sets; keep one of them")
+        if self.test_share is not None and sources not in (["file"], ["images"]):
+            raise InputError(f"data.test_share = {self.test_share} needs data.file or data.images; leave it out")
         return self
 
 

@@ -117,7 +117,7 @@ def _toml_problem(error: tomllib.TOMLDecodeError) -> str:
 
 def _make_paths_absolute(raw: Raw, folder: Path) -> None:
     data = raw.get("data", {})
-    for key in ("file", "schema", "folder"):
+    for key in ("file", "images", "leaf", "schema", "folder"):
         if isinstance(data.get(key), str) and data[key]:
             if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", data[key]):
                 raise InputError(f"data.{key} = {data[key]!r} is a URL; download it first, and give the path")
