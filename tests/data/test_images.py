@@ -148,14 +148,17 @@ def test_mixed_images(tmp_path, cache, image, settings, message):
 
 def test_describe(tmp_path):
     root = folder(tmp_path / "pets", ["north/cat", "south/dog"])
-    assert describe_images(root) == [
+    description = describe_images(root)
+    assert description.uniform
+    assert description.lines == [
         "8 images, 2 classes, 2 clients",
         "split: none; a share is test data (test_share)",
         "size: 4 × 6",
         "channels: 3",
     ]
     save(root / "south/dog/9.png", 5, size=(8, 8), mode="L")
-    lines = describe_images(root)
+    lines, uniform = describe_images(root)
+    assert not uniform
     assert lines[2].startswith("size: 4 × 6 (8 images, such as ")
     assert lines[2].endswith("9.png); choose one with size")
     assert "1 (1 images, such as" in lines[3]

@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -82,8 +83,15 @@ def images(
     )
 
 
-def describe_images(source: str | os.PathLike[str]) -> list[str]:
-    """What a folder or a manifest has, in a few lines; the images are opened but not decoded."""
+class ImageDescription(NamedTuple):
+    """What a folder or a manifest has, in a few lines, and whether all images have one size and number of channels."""
+
+    lines: list[str]
+    uniform: bool
+
+
+def describe_images(source: str | os.PathLike[str]) -> ImageDescription:
+    """Describe the images of a folder or a manifest; they are opened but not decoded."""
     files = list_images(source)
     clients = {file.client for file in files if file.client is not None}
     splits = Counter(file.split for file in files)
@@ -115,7 +123,7 @@ def describe_images(source: str | os.PathLike[str]) -> list[str]:
         ]
         more = f", and {len(counts) - 4} more" if len(counts) > 4 else ""
         lines.append(f"{key}: {', '.join(common)}{more}; choose one with {key}")
-    return lines
+    return ImageDescription(lines, all(len(counts) == 1 for counts in found.values()))
 
 
 def _check_size(size: int | Sequence[int]) -> tuple[int, int]:

@@ -78,6 +78,11 @@ def leaf(
     return make_dataset(_reshape(clients, shape) if kind == "numbers" else clients, name)
 
 
+def is_leaf(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder has JSON files in a folder train."""
+    return any((Path(folder).expanduser() / "train").glob("*.json"))
+
+
 def _read_users(folder: Path) -> Users:
     """The data of every user in the JSON files of a folder."""
     paths = sorted(folder.glob("*.json"))
