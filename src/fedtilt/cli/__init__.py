@@ -1,7 +1,8 @@
 """The command line: one file per command, and the only place that prints."""
 
 import sys
-from typing import Annotated, NoReturn
+import warnings
+from typing import Annotated, Any, NoReturn
 
 import click
 import typer
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedtilt.cli import data, deploy, export, init, report, reproduce, resume, run, tune
-from fedtilt.errors import InputError
+from fedtilt.errors import DataWarning, InputError
 from fedtilt.version import __version__
 
 app = typer.Typer(
@@ -27,7 +28,7 @@ app.command()(resume.resume)
 app.command()(report.report)
 app.command()(export.export)
 app.command()(reproduce.reproduce)
-app.add_typer(data.app, name="data", help="List, download, check and draw data sets.")
+app.add_typer(data.app, name="data", help="List, download, check and show data sets; describe tables.")
 app.add_typer(deploy.app, name="deploy", help="Train the same spec on a real Flower federation.")
 
 
@@ -48,6 +49,7 @@ def _top(
 
 def main() -> None:
     """Run the command line; bad input prints one line and exits with code 2, other errors keep their traceback."""
+    _show_data_warnings()
     try:
         sys.exit(app(prog_name="fedtilt", standalone_mode=False))
     except click.UsageError as error:
@@ -59,6 +61,21 @@ def main() -> None:
         _exit_with_error(str(error))
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
+
+
+def _show_data_warnings() -> None:
+    """Print each warning about data once, as one line, when it is emitted."""
+    show, shown = warnings.showwarning, set[str]()
+
+    def show_once(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+        if not issubclass(category, DataWarning):
+            show(message, category, *args, **kwargs)
+        elif str(message) not in shown:
+            shown.add(str(message))
+            data.print_warnings(Console(stderr=True), [str(message)])
+
+    warnings.simplefilter("always", DataWarning)
+    warnings.showwarning = show_once
 
 
 def _exit_with_error(message: str) -> NoReturn:

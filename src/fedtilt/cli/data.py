@@ -1,9 +1,12 @@
-"""`fedtilt data`: list, download and check data sets, and draw the classes of every client."""
+"""`fedtilt data`: list, download and check data sets, describe tables, and draw the classes of every client."""
 
 import math
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -12,10 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtilt.data import Federation, catalog, check, data_folder, find_folder, get, names
+from fedtilt.data.columns import is_table
+from fedtilt.data.data_warnings import dataset_warnings
+from fedtilt.data.describe import ColumnDescription, describe_columns
 from fedtilt.data.entry import Entry
-from fedtilt.errors import InputError
+from fedtilt.data.splits import describe_split
+from fedtilt.data.tables import Table as TableSource
+from fedtilt.data.tables import open_table
+from fedtilt.errors import DataWarning, InputError
+from fedtilt.spec.build import table_of
 
-app = typer.Typer(no_args_is_help=True, help="List, download, check and draw data sets.")
+app = typer.Typer(no_args_is_help=True, help="List, download, check and show data sets; describe tables.")
 
 DataDir = Annotated[
     Path | None,
@@ -114,20 +124,137 @@ def check_(
         )
 
 
+TargetOption = Annotated[str | None, typer.Option("--target", metavar="COLUMN", help="The column of the labels.")]
+ClientOption = Annotated[str | None, typer.Option("--client", metavar="COLUMN", help="The column of the clients.")]
+DropOption = Annotated[list[str] | None, typer.Option("--drop", metavar="COLUMN", help="Leave out; repeatable.")]
+SchemaOption = Annotated[Path | None, typer.Option("--schema", metavar="FILE", help="What the columns are.")]
+
+
 @app.command("show")
 def show_(
-    spec: Annotated[str, typer.Argument(metavar="[SPEC]", help="A TOML file or a built-in spec.")] = "digits",
+    source: Annotated[
+        str, typer.Argument(metavar="[SOURCE]", help="A table (or a folder of them), a TOML file or a built-in spec.")
+    ] = "digits",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as clients.count=10.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the spec.")
     ] = None,
     data_dir: DataDir = None,
+    target: TargetOption = None,
+    client: ClientOption = None,
+    drop: DropOption = None,
+    schema: SchemaOption = None,
 ) -> None:
-    """Draw the number of training samples of every client and class of a spec."""
+    """Show a table's columns, its split and warnings, or how a spec divides its data among clients."""
     from fedtilt.spec import federation_of, load
 
-    folder = [] if data_dir is None else [f"data.folder={data_dir}"]
-    loaded = load(spec, overrides=[*(settings or []), *folder])
-    Console().print(ClassCountChart(federation_of(loaded, loaded.seed)))
+    console = Console()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)  # they are printed below
+        if is_table(source):
+            if settings:
+                raise InputError(
+                    f"--set {settings[0]} sets a key of a spec, and {source} is a table; use --target, --client"
+                )
+            opened = open_table(source, {"target": target, "client": client}, drop or [], schema)
+            show_table(console, opened, test_share=None, seed=0)
+            return
+        for option, value in (("target", target), ("client", client), ("drop", drop), ("schema", schema)):
+            if value:
+                raise InputError(
+                    f"--{option} {value} describes a table, and {source} is a spec; use --set data.{option}=…"
+                )
+        folder = [] if data_dir is None else [f"data.folder={data_dir}"]
+        loaded = load(source, overrides=[*(settings or []), *folder])
+        if loaded.data.file:
+            show_table(console, table_of(loaded), test_share=loaded.data.test_share, seed=loaded.seed, chart=False)
+            console.print()
+        federation = federation_of(loaded, loaded.seed)
+        console.print(ClassCountChart(federation))
+        print_warnings(console, federation.warnings)
+
+
+@app.command("schema")
+def schema_(
+    source: Annotated[str, typer.Argument(metavar="FILE", help="A CSV, TSV or Parquet file, or a folder of them.")],
+    to: Annotated[Path | None, typer.Option("--to", help="The file to write (default: print it).")] = None,
+    target: TargetOption = None,
+    client: ClientOption = None,
+    drop: DropOption = None,
+    kinds: Annotated[bool, typer.Option("--kinds", help="Leave statistics out; a run computes them itself.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write what the columns of a table are, to read, edit and give to a spec (data.schema)."""
+    if to is not None and to.exists() and not force:
+        raise InputError(f"{to} already exists; use --force to replace it")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)  # `data show` prints them
+        opened = open_table(source, {"target": target, "client": client}, drop or [])
+        schema = opened.infer() if target is None else opened.to_dataset().schema
+    assert schema is not None
+    if kinds:
+        schema = schema.kinds()
+    if to is None:
+        print(schema.text(), end="")
+        return
+    schema.write(to)
+    print(f"wrote {to}: {len(schema.columns)} columns" + ("" if kinds else f", {len(schema.inputs)} inputs of a model"))
+    print(f"edit it, then set data.schema = {str(to)!r} in a spec, or schema={str(to)!r} in ft.data.table")
+
+
+def show_table(
+    console: Console, opened: TableSource, *, test_share: float | None, seed: int, chart: bool = True
+) -> None:
+    """Print a table's classes, clients, split, columns and warnings."""
+    columns = opened.columns
+    rows = Text.assemble((columns.title, "bold"), f"  {len(columns):,} rows, {len(columns.header)} columns")
+    console.print(rows if len(columns.parts) == 1 else rows.append(f", {len(columns.parts)} files"))
+    dataset = None if opened.schema.target is None else opened.to_dataset(test_share, seed)
+    if dataset is None:
+        schema = opened.infer()
+        console.print("target    none: name the column of the labels with --target to see classes, split and warnings")
+    else:
+        assert dataset.schema is not None
+        schema = dataset.schema
+        counts = torch.cat([dataset.y_train, dataset.y_test]).bincount(minlength=dataset.classes).tolist()
+        console.print(_counted(f"target    {schema.target}: ", dataset.class_names, counts), soft_wrap=True)
+        if dataset.client_names is not None and dataset.client_train is not None and dataset.client_test is not None:
+            counts = torch.cat([dataset.client_train, dataset.client_test]).bincount().tolist()
+            source = schema.client or "the files"
+            console.print(_counted(f"clients   {source}: ", dataset.client_names, counts), soft_wrap=True)
+        split = describe_split(schema, test_share, seed)
+        console.print(
+            f"split     {split}: {len(dataset.y_train):,} training, {len(dataset.y_test):,} test rows", highlight=False
+        )
+    console.print()
+    console.print(_column_table(describe_columns(columns, schema)))
+    if dataset is not None and chart:
+        federation = Federation.build(dataset) if dataset.client_names is not None else None
+        print_warnings(
+            console, (*dataset.warnings, *dataset_warnings(dataset)) if federation is None else federation.warnings
+        )
+
+
+def _counted(head: str, names: Sequence[str], counts: Sequence[int], limit: int = 12) -> Text:
+    shown = ", ".join(f"{name} {count:,}" for name, count in list(zip(names, counts, strict=True))[:limit])
+    return Text(head + shown + (f" and {len(names) - limit:,} more" if len(names) > limit else ""))
+
+
+def _column_table(descriptions: Sequence[ColumnDescription]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column("column", style="cyan", overflow="fold")
+    table.add_column("kind", no_wrap=True)
+    table.add_column("missing", justify="right", no_wrap=True)
+    table.add_column("values", overflow="fold")
+    table.add_column("inputs", justify="right", no_wrap=True)
+    for d in descriptions:
+        table.add_row(Text(d.name), d.kind, d.missing, Text(d.values), str(d.inputs) if d.inputs else "")
+    return table
+
+
+def print_warnings(console: Console, texts: Iterable[str]) -> None:
+    """Print each warning as one line."""
+    for text in texts:
+        console.print(Text.assemble(("warning: ", "bold yellow"), text), soft_wrap=True, highlight=False)
 
 
 class ClassCountChart:

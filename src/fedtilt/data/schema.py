@@ -192,6 +192,10 @@ class Schema:
         """The same schema with other columns."""
         return replace(self, columns=tuple(columns))
 
+    def kinds(self) -> Self:
+        """The same schema without statistics and categories, which are then inferred."""
+        return self.with_columns([Column(name=c.name, kind=c.kind, format=c.format) for c in self.columns])
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         values = {key: getattr(self, key) for key in ("target", "classes", *ROLES[1:], "min_count")}

@@ -5,6 +5,7 @@ import numpy as np
 from fedtilt import seeds
 from fedtilt.data.cells import read_cells, read_names
 from fedtilt.data.columns import Columns
+from fedtilt.data.samples import DEFAULT_TEST_SHARE
 from fedtilt.data.sampling import holdout_size, stratified_mask
 from fedtilt.data.schema import Schema
 from fedtilt.errors import InputError
@@ -51,14 +52,15 @@ def draw_test_rows(
     return test
 
 
-def describe_split(schema: Schema, share: float, seed: int) -> str:
+def describe_split(schema: Schema, share: float | None, seed: int) -> str:
     """The split in words."""
+    share = DEFAULT_TEST_SHARE if share is None else share
     if schema.split is not None:
         return f"as column {schema.split!r} says"
     if schema.split_time is not None:
-        return f"the newest {share:.0%} of each client's rows by {schema.split_time!r} are test data"
+        return f"the newest {100 * share:g} % of each client's rows by {schema.split_time!r} are test data"
     together = "" if schema.split_group is None else f", all rows of a {schema.split_group!r} on one side"
-    return f"{share:.0%} of each client's rows are test data, stratified by class{together} (seed {seed})"
+    return f"{100 * share:g} % of each client's rows are test data, stratified by class{together} (seed {seed})"
 
 
 def by_group(group: np.ndarray, labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:

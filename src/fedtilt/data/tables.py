@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtilt import checks
 from fedtilt.data.cells import classes_problem, read_cells, read_names
 from fedtilt.data.columns import Columns, Source, read_columns
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.encoding import encode
+from fedtilt.data.samples import check_test_share
 from fedtilt.data.schema import ROLES, Schema, read_schema
 from fedtilt.data.splits import draw_test_rows
 from fedtilt.data.summaries import merge, summarise_sites
@@ -24,7 +24,7 @@ def table(
     source: Source, *, target: str | int | None = None, client: str | int | None = None,
     group: str | int | None = None, weight: str | int | None = None, split: str | int | None = None,
     split_group: str | int | None = None, split_time: str | int | None = None, drop: Sequence[str | int] = (),
-    schema: Schema | str | os.PathLike[str] | None = None, test_share: float = 0.25, seed: int = 0,
+    schema: Schema | str | os.PathLike[str] | None = None, test_share: float | None = None, seed: int = 0,
 ) -> Dataset:  # fmt: skip
     """Read a table as a data set.
 
@@ -45,7 +45,7 @@ def table(
         split_time: a column of times: each client's newest rows are test data
         drop: columns to leave out
         schema: what the columns are, a `Schema` or the path of one; what it leaves out is inferred
-        test_share: the share of each client's rows that is test data, with the classes in proportion
+        test_share: the share of each client's rows that is test data, with the classes in proportion; left out: 0.25
         seed: the seed that draws the test data
     """
     roles = {"target": target, "client": client, "group": group, "weight": weight, "split": split,
@@ -94,12 +94,10 @@ class Table:
     schema: Schema  # roles, and the columns that the user described
     names: tuple[str, ...]  # the columns that may be features
 
-    def to_dataset(self, test_share: float, seed: int) -> Dataset:
+    def to_dataset(self, test_share: float | None = None, seed: int = 0) -> Dataset:
         """Split, infer the rest of the schema from the training rows, and encode."""
-        test_share, seed = checks.number(test_share, "test_share"), checks.whole(seed, "seed")
-        if not 0 < test_share < 1:
-            raise InputError(f"test_share = {test_share} must be > 0 and < 1; 0.25 is usual")
         columns, schema = self.columns, self.schema
+        test_share = check_test_share(test_share, seed, given=schema.split is not None)
         if len(columns) < 2:
             raise InputError(f"table {columns.name} has 1 row below its header; it needs at least 2")
         labels, class_names = self._labels()

@@ -4,7 +4,6 @@ import functools
 from pathlib import Path
 
 from fedtilt.data import Dataset, Federation, images, leaf, load
-from fedtilt.data.samples import DEFAULT_TEST_SHARE
 from fedtilt.data.tables import Table, open_table
 from fedtilt.models import MODELS, ModelSource
 from fedtilt.rounds.settings import TrainSettings
@@ -33,7 +32,7 @@ def dataset_of(spec: Spec, seed: int) -> Dataset:
     """The data set that a spec names, read from disk."""
     d = spec.data
     if d.file:
-        return table_of(spec).to_dataset(DEFAULT_TEST_SHARE if d.test_share is None else d.test_share, seed)
+        return table_of(spec).to_dataset(d.test_share, seed)
     if d.images:
         return images(
             d.images,
