@@ -1,6 +1,7 @@
 """A complete run without a network: the simulator's models, metrics and folder; resume; what stays on the sites."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,22 @@ def test_a_site_may_join_late_or_return_as_another_node(
     participation = json.loads((tmp_path / "run/seed-0/participation.json").read_text())
     assert [entry["accepted"] for entry in participation["rounds"].values()] == [[0], [0, 1], [0, 1]]
     assert participation["rejected"] == {"site 1": {"is not connected": 1}}
+
+
+def test_only_the_owner_can_read_models_reports_and_the_run_folder(deployment: Deployment, tmp_path: Path) -> None:
+    umask = os.umask(0o022)  # as on most machines
+    try:
+        deployment.run()
+        assert os.umask(0o022) == 0o022  # not changed
+    finally:
+        os.umask(umask)
+    sites = [tmp_path / f"state/{n}/parity/fedtilt/seed-0/site-{n:05d}" for n in (0, 1)]
+    names = set()
+    for folder in (tmp_path / "run", *sites):
+        for path in (folder, *folder.rglob("*")):
+            names.add(path.name)
+            assert path.stat().st_mode & 0o077 == 0, path
+    assert {"report.txt", "round-00002.safetensors", "participation.json", "metrics.jsonl"} <= names
 
 
 @pytest.mark.parametrize(

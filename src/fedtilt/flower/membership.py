@@ -55,6 +55,7 @@ class Membership:
         self._silent: set[int] = set()  # nodes that are asked without waiting for their reply
         self._late_replies: dict[str, int] = {}  # message → silent node
         self._unanswered: Counter[tuple[int, str]] = Counter()  # by (site, kind of request), in a row
+        self._dropped: set[int] = set()  # nodes whose reply to the last request was too large
         self._rejections: Counter[tuple[str, str]] = Counter()  # by (sender, reason)
 
     def reject(self, sender: str, reason: str) -> None:
@@ -91,6 +92,14 @@ class Membership:
             if claimed is None:
                 return f"has not joined; node {node}, which does not give its site number, {reason}"
         return "is not connected"
+
+    def drop_reply(self, node: int) -> None:
+        """Note that a node sent a reply that is too large to be read."""
+        self._dropped.add(node)
+
+    def silence_reason(self, site: int) -> str:
+        """Why there is no reply of a site that was asked."""
+        return "sent a reply that is too large" if self.nodes().get(site) in self._dropped else "did not reply in time"
 
     def wait_and_join(self, grid: Grid) -> None:
         """Wait until all sites are connected, at most `policy.wait` seconds, and ask them to join."""
@@ -150,6 +159,7 @@ class Membership:
             replied: the sites that sent any reply
         """
         nodes = self.nodes()
+        self._dropped.clear()
         for site in requested:
             if site in replied:
                 del self._unanswered[site, kind]

@@ -21,6 +21,7 @@ from fedtilt.evaluation.results import MethodResult, Result, Summary, evaluated_
 from fedtilt.files import read_json, write_bytes, write_json
 from fedtilt.flower.membership import MissingSitesError
 from fedtilt.flower.messages import parameter_shapes
+from fedtilt.flower.private_files import private_files, private_folder
 from fedtilt.flower.task import FederationInfo, ResolvedTask
 from fedtilt.locks import locked
 from fedtilt.rounds.client_states import FederationState
@@ -49,9 +50,9 @@ class ServerRunFolder:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Lock the folder for this run; an exception is recorded in stopped.json."""
+        """Lock the folder for this run, and keep it private; an exception is recorded in stopped.json."""
         stopped_file = self.folder / "stopped.json"
-        with locked(self.folder):
+        with private_files(), locked(private_folder(self.folder)):
             stopped_file.unlink(missing_ok=True)
             try:
                 yield

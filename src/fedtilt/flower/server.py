@@ -9,6 +9,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedtilt.evaluation.results import Result
 from fedtilt.flower.policy import RoundPolicy
+from fedtilt.flower.reply_size import limit_reply_size, max_reply_size
 from fedtilt.flower.run_folder import ServerRunFolder
 from fedtilt.flower.site_keys import site_keys
 from fedtilt.flower.strategy import FedTiltStrategy
@@ -41,6 +42,7 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
         resolved.method, model, info, settings=resolved.settings, policy=policy, run_folder=run_folder,
         site_keys=site_keys(),
     )  # fmt: skip
+    limit_reply_size(grid, max_reply_size(model), strategy.membership.drop_reply)
     with run_folder.open():
         strategy.start(grid)
         return run_folder.write_results()

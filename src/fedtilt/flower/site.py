@@ -11,6 +11,7 @@ from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.flower.messages import EvaluationReply, TrainReply, class_spreads
+from fedtilt.flower.private_files import private_files, private_folder
 from fedtilt.flower.site_report import write_report
 from fedtilt.flower.site_states import SiteStates
 from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, build_site_model
@@ -65,8 +66,8 @@ class Site:
 
     @contextmanager
     def _states(self, history_id: str) -> Iterator[SiteStates]:
-        """The site's personal models, locked for this process."""
-        with locked(self.folder):
+        """The site's personal models, locked for this process; only the owner can read what is written."""
+        with private_files(), locked(private_folder(self.folder)):
             yield SiteStates(self.folder, history_id)
 
     def train(self, received: Tensor, *, round: int, base_round: int, history_id: str) -> TrainReply:

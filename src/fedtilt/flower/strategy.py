@@ -179,7 +179,9 @@ class FedTiltStrategy(Strategy):
         """Record which sites took part; below the quorum, stop."""
         selected = self.settings.selected(round, self._info.sites)
         missing = {
-            site: "did not reply in time" if site in self._requested else self.membership.absence_reason(site)
+            site: self.membership.silence_reason(site)
+            if site in self._requested
+            else self.membership.absence_reason(site)
             for site in selected
             if site not in accepted and site not in rejected
         }

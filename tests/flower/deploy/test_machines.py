@@ -76,6 +76,9 @@ def test_a_key_is_registered_and_bound_to_one_site(tmp_path: Path) -> None:
         assert sorted(read_site_keys(tmp_path / "keys").values()) == [4, 5]
         output = cluster.flwr("supernode", "list", machines.CONNECTION, "--format", "json")
         assert output.count("node-id") == 2
+        files = {path.name: path.stat().st_mode & 0o077 for path in (tmp_path / "link").iterdir()}
+        assert files.keys() >= {"link.db", "log.txt", "executor.secret"}
+        assert set(files.values()) == {0}  # only the owner can read the database and the log
     finally:
         cluster.down()
     assert cluster.running() == []

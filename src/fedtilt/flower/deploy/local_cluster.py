@@ -25,8 +25,9 @@ from fedtilt.files import read_json, write_bytes, write_json
 from fedtilt.flower.deploy import commands, processes
 from fedtilt.flower.deploy.certificates import make_authority, make_server_certificate, make_site_key
 from fedtilt.flower.deploy.flwr_cli import run_flwr, run_flwr_json
-from fedtilt.flower.deploy.machines import make_secret, private_folder, write_flwr_config
+from fedtilt.flower.deploy.machines import make_secret, write_flwr_config
 from fedtilt.flower.deploy.processes import Process
+from fedtilt.flower.private_files import private_folder
 from fedtilt.flower.site_keys import KEYS_VARIABLE
 from fedtilt.locks import locked
 

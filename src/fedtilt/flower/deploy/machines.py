@@ -17,18 +17,12 @@ from fedtilt.files import write_bytes
 from fedtilt.flower.deploy import commands, proxy, systemd
 from fedtilt.flower.deploy.certificates import make_authority, make_server_certificate, make_site_key, write_secret
 from fedtilt.flower.deploy.flwr_cli import run_flwr
+from fedtilt.flower.private_files import private_folder
 from fedtilt.flower.site_keys import KEYS_VARIABLE, read_site_keys
 from fedtilt.spec.write import format_toml
 
 CONNECTION = "fedtilt"  # the name of the SuperLink in Flower's configuration on the server
 _SUPERNODE_PORT = 9094  # on loopback
-
-
-def private_folder(path: Path) -> Path:
-    """A folder that only its owner can read, made if it is missing."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.chmod(0o700)
-    return path
 
 
 def make_secret(folder: Path) -> Path:
