@@ -229,8 +229,17 @@ PRESETS = {
 }
 
 
-def check_methods(methods: Iterable[Method], lr: float, lr_personal: float | None) -> list[Method]:
-    """Check the methods of a run together: unique names, and learning rates for which the proximal terms are stable."""
+def check_methods(
+    methods: Iterable[Method], lr: float, lr_personal: float | None, *, plain_sgd: bool = True
+) -> list[Method]:
+    """Check the methods of a run together: unique names, and learning rates for which the proximal terms are stable.
+
+    Args:
+        methods: the methods
+        lr: the run's learning rate of shared models
+        lr_personal: the run's learning rate of personal models; None: lr
+        plain_sgd: whether clients train by plain SGD; the bound lr · mu < 2 holds for it alone
+    """
     if isinstance(methods, Method | str) or not isinstance(methods, Iterable):
         raise InputError(f"methods must be a list, such as [ft.fedavg(), ft.ditto()], got {methods!r}")
     methods = list(methods)
@@ -246,7 +255,7 @@ def check_methods(methods: Iterable[Method], lr: float, lr_personal: float | Non
     for m in methods:
         rates = m.rates(lr, lr_personal)
         for key, weight, rate in (("prox", m.prox, rates[0]), ("mu", m.mu, rates[1])):
-            if weight < math.inf and rate * weight >= 2:
+            if plain_sgd and weight < math.inf and rate * weight >= 2:
                 raise InputError(
                     f"{key} = {weight:g} of method {m.name!r} with learning rate {rate:g} diverges: "
                     f"lr · {key} must be < 2, got {rate * weight:g}; lower one of them"

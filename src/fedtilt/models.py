@@ -6,16 +6,19 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedtilt import seeds
 from fedtilt.checks import whole
+from fedtilt.data.inputs import Inputs
+from fedtilt.data.inputs import Shape as InputShape
 from fedtilt.errors import InputError
 from fedtilt.files import read_metadata, read_tensors
 
@@ -78,7 +81,7 @@ def _sizes(sizes: Sequence[int], what: str) -> list[int]:
     return [whole(size, f"every size in {what}", 1) for size in sizes]
 
 
-def build(source: ModelSource, input_shape: Shape, classes: int, seed: int) -> nn.Module:
+def build(source: ModelSource, input_shape: InputShape, classes: int, seed: int) -> nn.Module:
     """A checked model on the CPU: a copy of a module, or the result of a function.
 
     Args:
@@ -93,7 +96,7 @@ def build(source: ModelSource, input_shape: Shape, classes: int, seed: int) -> n
         raise InputError(f"model must be an nn.Module or a function such as ft.models.mlp, got {source!r}")
     else:
         parameters = inspect.signature(source).parameters
-        arguments = {"input_shape": tuple(input_shape), "classes": classes}
+        arguments = {"input_shape": input_shape, "classes": classes}
         _check_callable(parameters.values(), arguments, getattr(source, "__name__", type(source).__name__))
         with seeds.seeded_global_rng(seed % 2**63):
             model = source(**{name: value for name, value in arguments.items() if name in parameters})
@@ -124,7 +127,7 @@ def load(path: str | os.PathLike[str]) -> nn.Module:
     return model.eval()
 
 
-def recipe(source: ModelSource, input_shape: Shape, classes: int) -> dict[str, Any] | None:
+def recipe(source: ModelSource, input_shape: InputShape, classes: int) -> dict[str, Any] | None:
     """The name and arguments to build one of `MODELS` again; None for any other model.
 
     >>> recipe(functools.partial(mlp, hidden=(64,)), (8,), 3)
@@ -156,53 +159,71 @@ def _check_callable(parameters: Iterable[inspect.Parameter], arguments: Containe
 
 
 def check(model: nn.Module) -> None:
-    """Refuse models that cannot be averaged or evaluated sample by sample, such as those with batch norm."""
+    """Refuse models whose parameters cannot be trained and averaged as one float32 vector."""
     for name, layer in model.named_modules():
-        if getattr(layer, "running_mean", None) is not None:
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None:
             raise InputError(
-                f"layer {name!r} ({type(layer).__name__}) keeps running statistics, which clients cannot share; "
-                "use GroupNorm or LayerNorm"
-            )
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            raise InputError(
-                f"layer {name!r} ({type(layer).__name__}) normalises by batch statistics, which clients do not "
-                "share; use GroupNorm or LayerNorm"
+                f"layer {name!r} ({type(layer).__name__}) has no running statistics, so it evaluates a sample by its "
+                "neighbours; build it with track_running_stats=True, or use GroupNorm"
             )
         if isinstance(layer, torch.jit.ScriptModule | nn.DataParallel):
             raise InputError(f"a {type(layer).__name__} does not take other parameters; pass the module inside it")
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
         raise InputError("the model has lazy layers, whose weights are not initialised yet; give them their sizes")
-    types = {p.dtype for p in model.parameters()}
-    if not types:
-        raise InputError(f"{type(model).__name__} has no parameters to train")
+    trained = trained_parameters(model)
+    if not trained:
+        frozen = sum(1 for _ in model.parameters())
+        why = f"all {frozen} are frozen (requires_grad = False)" if frozen else "it has none"
+        raise InputError(f"{type(model).__name__} has no parameters to train: {why}")
+    types = {p.dtype for p in trained.values()}
     if types != {torch.float32}:
         raise InputError(
-            f"parameters must all be float32, got {', '.join(sorted(map(str, types)))}; call model.float()"
+            f"trained parameters must all be float32, got {', '.join(sorted(map(str, types)))}; call model.float()"
         )
-    frozen = next((name for name, p in model.named_parameters() if not p.requires_grad), None)
-    if frozen:
-        raise InputError(
-            f"parameter {frozen!r} is frozen, but a federation trains all parameters; make it a buffer instead"
-        )
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by name, in the order of `model.parameters()`: those that require gradients."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def parameters_to_vector(model: nn.Module) -> Tensor:
-    """All parameters as one new vector (P,), in the order of `model.parameters()`."""
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    """All trained parameters as one new vector (T,), in the order of `trained_parameters`."""
+    return torch.cat([p.detach().reshape(-1) for p in trained_parameters(model).values()])
 
 
 def vector_to_parameters(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-    """Views into `vector` (…, P) by parameter name."""
-    named = list(model.named_parameters())
-    pieces = vector.split([p.numel() for _, p in named], dim=-1)
-    return {name: piece.reshape((*vector.shape[:-1], *p.shape)) for (name, p), piece in zip(named, pieces, strict=True)}
+    """Views into `vector` (…, T) by parameter name."""
+    trained = trained_parameters(model)
+    pieces = vector.split([p.numel() for p in trained.values()], dim=-1)
+    return {
+        name: piece.reshape((*vector.shape[:-1], *p.shape))
+        for (name, p), piece in zip(trained.items(), pieces, strict=True)
+    }
 
 
-def with_weights(model: nn.Module, vector: Tensor) -> nn.Module:
-    """A copy of the model with these parameters."""
+def logits(model: nn.Module, x: Inputs) -> Tensor:
+    """The model's output for a batch; inputs by name are arguments, and of an output object it is `.logits`."""
+    return output_logits(model(**x) if isinstance(x, dict) else model(x))
+
+
+def functional_logits(model: nn.Module, tensors: Mapping[str, Tensor], x: Inputs) -> Tensor:
+    """`logits` with other parameters and buffers; those that are not named are the model's."""
+    args, arguments = ((), x) if isinstance(x, dict) else ((x,), {})
+    return output_logits(functional_call(model, dict(tensors), args, arguments))
+
+
+def output_logits(output: Any) -> Tensor:
+    """A tensor as it is; the `.logits` of an output object, as the models of Hugging Face return."""
+    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
+
+
+def with_weights(model: nn.Module, vector: Tensor, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A copy of the model with these trained parameters and buffers."""
     model = copy.deepcopy(model)
-    values = vector_to_parameters(model, vector)
+    values = vector_to_parameters(model, vector) | dict(buffers or {})
     with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(values[name])
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            if name in values:
+                value.copy_(values[name])
     return model

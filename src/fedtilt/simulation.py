@@ -16,13 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt.data import Federation
+from fedtilt.data.inputs import take
 from fedtilt.data.names import client_number
 from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
 from fedtilt.evaluation.results import evaluated_counts
 from fedtilt.methods import Method, check_methods, check_rates_used
-from fedtilt.models import ModelSource, parameters_to_vector, recipe, with_weights
+from fedtilt.models import ModelSource, recipe
+from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import (
     BatchSettings,
@@ -33,19 +35,25 @@ from fedtilt.rounds.executors import (
     cores,
     one_thread,
 )
-from fedtilt.rounds.round import Plan, invalid_reasons, plan, server_update
+from fedtilt.rounds.initial_model import initial_model
+from fedtilt.rounds.round import (
+    ClientUpdate,
+    build_client_model,
+    finish,
+    invalid_reasons,
+    invalid_updates,
+    plan,
+    server_update,
+)
 from fedtilt.rounds.settings import (
     TrainSettings,
-    initial_model,
     pick_device,
     round_half_up,
     takes_train_settings,
     train_settings,
 )
-from fedtilt.training import choose_backend, distinct_jobs
+from fedtilt.training import BackendChoice, LocalJob, choose_backend, distinct_jobs
 from fedtilt.training.precision import fp32_deterministic
-
-Models = dict[str, dict[int, Tensor]]  # method → client → (P,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +69,7 @@ class Round:
     validation_total: Tensor | None  # (N, K) validation samples
     seconds: float
     _net: nn.Module
+    _parts: Parts
     _clients: tuple[str, ...]
 
     def metrics(self, method: str, *, validation: bool = False) -> Metrics:
@@ -77,14 +86,14 @@ class Round:
     def model(self, method: str, client: int | str | None = None) -> nn.Module:
         """A copy of the method's shared model or, with `client`, of the model that this client uses."""
         self._check(method)
-        personal = None
+        kept: Tensors = {}
         if client is not None:
-            personal = self.state.client_states.get((method, client_number(client, self._clients)))
-        return with_weights(self._net, self.state.shared[method] if personal is None else personal).cpu()
+            kept = self.state.client_states.get((method, client_number(client, self._clients)))
+        return build_client_model(self._net, self._parts, self.state.server[method], kept, personal=client is not None)
 
     def _check(self, method: str) -> None:
-        if method not in self.state.shared:
-            raise InputError(f"there is no method {method!r} in this run; it has {', '.join(self.state.shared)}")
+        if method not in self.state.server:
+            raise InputError(f"there is no method {method!r} in this run; it has {', '.join(self.state.server)}")
 
 
 @takes_train_settings
@@ -120,9 +129,10 @@ class PreparedRun(NamedTuple):
     methods: list[Method]
     federation: Federation
     net: nn.Module  # the initial model of every method
+    parts: Parts
     settings: TrainSettings
     device: torch.device
-    backend: str
+    backend: BackendChoice
     recipe: dict[str, Any] | None  # name and arguments to build the model again; None: a custom model
 
 
@@ -130,7 +140,7 @@ def prepare(
     methods: Iterable[Method], federation: Federation, model: ModelSource, settings: TrainSettings
 ) -> PreparedRun:
     """Check the inputs of a simulation, and refuse what would fail later."""
-    methods = check_methods(methods, settings.lr, settings.lr_personal)
+    methods = check_methods(methods, settings.lr, settings.lr_personal, plain_sgd=settings.client_optimizer.is_plain)
     if torch.is_inference_mode_enabled():
         raise InputError("a run trains models, which is not possible in torch.inference_mode(); start it outside")
     if not isinstance(federation, Federation):
@@ -138,10 +148,19 @@ def prepare(
             f"federation must be a Federation, such as ft.Federation.build(data), got {type(federation).__name__}"
         )
     device = pick_device(settings.device)
-    net = initial_model(federation, model, settings.seed)
-    backend = choose_backend(net, device.type, settings.backend, federation.clean_train(0)[0][:1], settings.precision)
+    net, parts = initial_model(federation, model, settings)
+    jobs = _example_jobs(methods, parts, settings)
+    sample = take(federation.clean_train(0)[0], slice(0, 1))
+    backend = choose_backend(net, jobs, device.type, settings.backend, sample, settings.precision)
     model_recipe = recipe(model, federation.input_shape, federation.classes)
-    return PreparedRun(methods, federation, net, settings, device, backend, model_recipe)
+    return PreparedRun(methods, federation, net, parts, settings, device, backend, model_recipe)
+
+
+def _example_jobs(methods: Sequence[Method], parts: Parts, settings: TrainSettings) -> list[LocalJob]:
+    """All jobs of one client in a round."""
+    server = parts.initial_server()
+    plans = [plan(m, server, {}, parts=parts, settings=settings, round=1) for m in methods]
+    return [job for jobs in plans for job in jobs.values()]
 
 
 def simulate_prepared(
@@ -150,25 +169,31 @@ def simulate_prepared(
     """`simulate` with checked inputs."""
     methods, device = prepared.methods, prepared.device
     if state is None:
-        start = parameters_to_vector(prepared.net).to(device)
+        start = _to(device, prepared.parts.initial_server())
         state = FederationState(
             0, {m.name: start for m in methods}, ClientStates() if client_states is None else client_states
         )
     else:
         for m in methods:
-            if m.name not in state.shared:
-                raise InputError(f"state has no method {m.name!r}; it has {', '.join(state.shared)}")
-        state.shared = {m.name: state.shared[m.name].to(device) for m in methods}
+            if m.name not in state.server:
+                raise InputError(f"state has no method {m.name!r}; it has {', '.join(state.server)}")
+        state.server = {m.name: _to(device, state.server[m.name]) for m in methods}
     return _rounds(prepared, state)
 
 
+def _to(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
 def _rounds(prepared: PreparedRun, state: FederationState) -> Iterator[Round]:
-    _, federation, net, settings, device, _, _ = prepared
-    net.to(device)
+    federation, settings, device = prepared.federation, prepared.settings, prepared.device
+    prepared.net.to(device)
     has_validation = any(map(len, federation.validation_index))
     with fp32_deterministic(device):
-        test = Evaluator(federation, net, device)
-        validation = Evaluator(federation, net, device, "validation") if has_validation else None
+        test = Evaluator(federation, prepared.net, prepared.parts, device)
+        validation = (
+            Evaluator(federation, prepared.net, prepared.parts, device, "validation") if has_validation else None
+        )
         executor = _make_executor(prepared)
     try:
         while state.round < settings.rounds:
@@ -183,7 +208,7 @@ def _rounds(prepared: PreparedRun, state: FederationState) -> Iterator[Round]:
 def _run_round(
     prepared: PreparedRun, state: FederationState, executor: Executor, test: Evaluator, validation: Evaluator | None
 ) -> Round:
-    methods, federation, net, settings, *_ = prepared
+    methods, federation, settings = prepared.methods, prepared.federation, prepared.settings
     started = time.perf_counter()
     number = state.round + 1
 
@@ -191,20 +216,18 @@ def _run_round(
     selected = settings.selected(number, federation.clients)
 
     # 2. plan their local jobs
-    received = _merge_equal(state.shared)
-    initial = parameters_to_vector(net) if any(m.personal_start == "initial" for m in methods) else None
-    plans = {client: _plan_client(methods, received, state, client, settings, initial) for client in selected}
+    server = _merge_equal(state.server)
+    plans = {client: _plan_client(prepared, server, state.client_states, client, number) for client in selected}
 
     # 3. train
-    updates, personal = _train(methods, plans, executor, number)
+    updates, kept = _train(prepared, plans, executor, number)
 
     # 4. server update; the state changes only after all models have been checked
-    _check_finite(number, methods, received, updates, personal)
-    samples = {client: len(federation.train_index[client]) for client in selected}
-    state.shared = {m.name: server_update(m, received[m.name], updates[m.name], samples).shared for m in methods}
+    _check_finite(number, methods, server, updates, kept)
+    state.server = {m.name: server_update(m, server[m.name], updates[m.name], settings).state for m in methods}
     state.round = number
-    _store_personal(state, personal)
-    del received, plans, updates, personal  # free their memory before the evaluation
+    _store(state, kept)
+    del server, plans, updates, kept  # free their memory before the evaluation
 
     # 5. evaluate
     evaluate = settings.evaluates(number)
@@ -217,13 +240,19 @@ def _run_round(
         validation=validation.all_counts(methods, state) if evaluate and validation else None,
         validation_total=validation.total if validation else None,
         seconds=time.perf_counter() - started,
-        _net=net,
+        _net=prepared.net,
+        _parts=prepared.parts,
         _clients=federation.client_names,
     )
 
 
 def _make_executor(prepared: PreparedRun) -> Executor:
-    methods, federation, net, settings, device, backend, _ = prepared
+    federation, settings, device, backend = (
+        prepared.federation,
+        prepared.settings,
+        prepared.device,
+        prepared.backend.name,
+    )
     batch_settings = BatchSettings.of(settings)
     workers = settings.workers
     if device.type != "cpu" or backend == "stacked":
@@ -237,61 +266,67 @@ def _make_executor(prepared: PreparedRun) -> Executor:
             "leave it out or set it to 0"
         )
     if workers == 0:
-        return InProcessExecutor(federation, net, backend, batch_settings, device, settings.precision)
-    return ForkedExecutor(federation, net, backend, batch_settings, workers, jobs_per_client=2 * len(methods))
+        return InProcessExecutor(federation, prepared.net, backend, batch_settings, device, settings.precision)
+    jobs = _example_jobs(prepared.methods, prepared.parts, settings)
+    return ForkedExecutor(federation, prepared.net, backend, batch_settings, workers, jobs)
 
 
-def _merge_equal(shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The shared models, equal ones as the same tensor, so that `distinct_jobs` finds their identical jobs."""
+def _merge_equal(server: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """What the servers keep, equal tensors as the same object, so that `distinct_jobs` finds their identical jobs."""
     distinct: list[Tensor] = []
-    merged = {}
-    for name, model in shared.items():
-        equal = next((other for other in distinct if torch.equal(other, model)), None)
+
+    def merge(tensor: Tensor) -> Tensor:
+        equal = next((other for other in distinct if torch.equal(other, tensor)), None)
         if equal is None:
-            distinct.append(model)
-        merged[name] = model if equal is None else equal
-    return merged
+            distinct.append(tensor)
+        return tensor if equal is None else equal
+
+    return {method: {name: merge(t) for name, t in tensors.items()} for method, tensors in server.items()}
 
 
 def _plan_client(
-    methods: Sequence[Method], received: Mapping[str, Tensor], state: FederationState, client: int,
-    settings: TrainSettings, initial: Tensor | None,
-) -> dict[str, Plan]:  # fmt: skip
-    """The client's plan for every method."""
+    prepared: PreparedRun, server: Mapping[str, Tensors], client_states: ClientStates, client: int, round: int
+) -> dict[str, dict[str, LocalJob]]:
+    """The client's jobs for every method."""
     plans = {}
-    for m in methods:
-        w = received[m.name]
-        last = state.client_states.get((m.name, client)) if m.personal else None
-        last = None if last is None else last.to(w.device)
-        plans[m.name] = plan(m, w, last, settings, initial=initial)
+    for m in prepared.methods:
+        kept = client_states.get((m.name, client))
+        plans[m.name] = plan(m, server[m.name], kept, parts=prepared.parts, settings=prepared.settings, round=round)
     return plans
 
 
 def _train(
-    methods: Sequence[Method], plans: Mapping[int, Mapping[str, Plan]], executor: Executor, number: int
-) -> tuple[Models, Models]:
-    """The trained shared and personal models; jobs that several methods have in common are trained once."""
+    prepared: PreparedRun, plans: Mapping[int, Mapping[str, Mapping[str, LocalJob]]], executor: Executor, number: int
+) -> tuple[dict[str, dict[int, ClientUpdate]], dict[str, dict[int, dict[str, Tensor]]]]:
+    """Updates, and what clients keep, by method and client; jobs that several methods have in common train once."""
     jobs, positions = {}, {}  # by client: its distinct jobs, and for every planned job its position among them
     for client, by_method in plans.items():
-        jobs[client], positions[client] = distinct_jobs([job for p in by_method.values() for job in p.jobs])
-    updates: Models = {m.name: {} for m in methods}
-    personal: Models = {m.name: {} for m in methods}
-    for client, trained in executor.train(number, jobs):
-        results = iter(trained[i] for i in positions[client])
-        for m in methods:
-            updates[m.name][client] = next(results)
-            if m.personal:
-                personal[m.name][client] = next(results)
-    return updates, personal
+        jobs[client], positions[client] = distinct_jobs([job for p in by_method.values() for job in p.values()])
+    updates: dict[str, dict[int, ClientUpdate]] = {m.name: {} for m in prepared.methods}
+    kept: dict[str, dict[int, dict[str, Tensor]]] = {m.name: {} for m in prepared.methods}
+    for client, results in executor.train(number, jobs):
+        by_job = iter(results[i] for i in positions[client])
+        samples = len(prepared.federation.train_index[client])
+        for m in prepared.methods:
+            trained = {model: next(by_job) for model in plans[client][m.name]}
+            updates[m.name][client], kept[m.name][client] = finish(m, trained, parts=prepared.parts, samples=samples)
+    return updates, kept
 
 
 def _check_finite(
-    number: int, methods: Sequence[Method], received: Mapping[str, Tensor], updates: Models, personal: Models
+    number: int,
+    methods: Sequence[Method],
+    server: Mapping[str, Tensors],
+    updates: Mapping[str, Mapping[int, ClientUpdate]],
+    kept: Mapping[str, Mapping[int, Tensors]],
 ) -> None:
     """Raise `Diverged` if any model is not finite; the message is about the first."""
-    reasons = {m.name: invalid_reasons(updates[m.name], received[m.name]) for m in methods}
+    reasons: dict[str, dict[int, str]] = {}
     for m in methods:
-        reasons[m.name] |= invalid_reasons(personal[m.name], received[m.name])
+        reasons[m.name] = invalid_updates(updates[m.name], server[m.name])
+        for name in {name for tensors in kept[m.name].values() for name in tensors}:
+            tensors = {client: state[name] for client, state in kept[m.name].items()}
+            reasons[m.name] |= invalid_reasons(tensors, next(iter(tensors.values())))
     diverged = [name for name, by_client in reasons.items() if by_client]
     if diverged:
         client, reason = next(iter(reasons[diverged[0]].items()))
@@ -303,8 +338,9 @@ def _check_finite(
         )
 
 
-def _store_personal(state: FederationState, personal: Models) -> None:
-    for name, models in personal.items():
-        for client, model in sorted(models.items()):
-            # a copy: a trained model may be a view into a stack of all models, which would stay in memory
-            state.client_states.put((name, client), state.round, model.clone())
+def _store(state: FederationState, kept: Mapping[str, Mapping[int, Tensors]]) -> None:
+    for name, by_client in kept.items():
+        for client, tensors in sorted(by_client.items()):
+            if tensors:
+                # copies: a trained model may be a view into a stack of all models, which would stay in memory
+                state.client_states.put((name, client), state.round, {key: t.clone() for key, t in tensors.items()})

@@ -232,6 +232,7 @@ def _last_evaluation(folder: Path, task: "ResolvedTask") -> tuple[int, "MethodRe
     from torch import nn
 
     from fedtilt.evaluation.results import MethodResult, evaluated_counts
+    from fedtilt.parts import Parts
     from fedtilt.storage.run_folder import RunFolder
 
     run_folder = RunFolder(folder)
@@ -245,7 +246,8 @@ def _last_evaluation(folder: Path, task: "ResolvedTask") -> tuple[int, "MethodRe
         total=total,
         client_names=tuple(_read_json(folder / "federation.json")["clients"]),
         _net=nn.Identity(),  # only the counts are used
-        _shared=state.shared[task.method.name],
+        _parts=Parts.plain(state.shared[task.method.name]),
+        _server=state.server[task.method.name],
     )
     return state.round, result
 

@@ -5,13 +5,16 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from fedtilt.data import Federation
+from fedtilt.data.inputs import Inputs, take, to_device
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.methods import Method
-from fedtilt.models import vector_to_parameters
+from fedtilt.models import functional_logits, vector_to_parameters
+from fedtilt.parts import Parts, vector_to_buffers
 from fedtilt.rounds.client_states import ClientStates, FederationState, Owner
+from fedtilt.rounds.round import client_model
 from fedtilt.training import stacked
 from fedtilt.training.precision import fp32_deterministic
 
@@ -25,13 +28,17 @@ class Evaluator:
     Args:
         federation: the clients' data
         model: the architecture
+        parts: its parts
         device: where to evaluate
         split: "test" or "validation"
     """
 
-    def __init__(self, federation: Federation, model: nn.Module, device: torch.device, split: str = "test") -> None:
+    def __init__(
+        self, federation: Federation, model: nn.Module, parts: Parts, device: torch.device, split: str = "test"
+    ) -> None:
         x, y, client = federation.evaluation(split)  # sorted by client
-        self._x, self._y = federation.model_input(x.to(device)), y.to(device)
+        self._x, self._y = federation.model_input(to_device(x, device)), y.to(device)
+        self._parts = parts
         # a copy: evaluation swaps parameters in and out, and must not touch the module that is being trained
         self._model = copy.deepcopy(model).eval()
         self._stackable_model = stacked.convs_as_matmul(self._model)
@@ -43,12 +50,12 @@ class Evaluator:
         self._cached: dict[str, tuple[Tensor, Tensor]] = {}  # method → round of training (N,), correct (N, K)
         self._most_samples = int(sizes.max())  # of one client
         fits = device.type == "cuda" and 0 < self._most_samples <= _SAMPLES
-        self._use_stack = fits and stacked.supports(model, self._x[:1])
+        self._use_stack = fits and not parts.buffers and stacked.can_stack(model, take(self._x, slice(0, 1)))
         self.total = federation.class_counts(split)  # (N, K)
 
     def all_counts(self, methods: Sequence[Method], state: FederationState) -> dict[str, Counts]:
         """Correct predictions of every method: of its shared model and, if it has any, of its personal models."""
-        shared = {m.name: self._count_shared(state.shared[m.name]) for m in methods}
+        shared = {m.name: self._count_shared(m.name, state) for m in methods}
         personal = [m.name for m in methods if m.personal]
         trained = {name: self._rounds_of_training(name, state.client_states) for name in personal}
         for name in personal:
@@ -74,11 +81,25 @@ class Evaluator:
     def _rounds_of_training(self, method: str, client_states: ClientStates) -> Tensor:
         return torch.tensor([client_states.round_of((method, client)) for client in range(self._clients)])
 
-    def _count_shared(self, weights: Tensor) -> Tensor:
-        """Correct predictions of one model on the data of all clients, (N, K)."""
-        rows = slice(0, len(self._y))
-        counts = self._count(weights, rows, self._client_and_class, self._clients * self._classes)
-        return counts.reshape(self._clients, self._classes).cpu()
+    def _count_shared(self, method: str, state: FederationState) -> Tensor:
+        """Correct predictions of a method's shared model on the data of all clients, (N, K).
+
+        Where clients have local parts or buffers of their own, each client's data is evaluated with its own.
+        """
+        server = state.server[method]
+        if self._parts.is_uniform:
+            rows = slice(0, len(self._y))
+            model = client_model(self._parts, server, {})
+            counts = self._count(*model, rows, self._client_and_class, self._clients * self._classes)
+            return counts.reshape(self._clients, self._classes).cpu()
+        by_client = []
+        for client in range(self._clients):
+            model = client_model(self._parts, server, state.client_states.get((method, client)))
+            by_client.append(self._count(*model, self._rows(client), self._y, self._classes))
+        return torch.stack(by_client).cpu()
+
+    def _rows(self, client: int) -> slice:
+        return slice(int(self._starts[client]), int(self._stops[client]))
 
     def _count_personal(self, owners: Sequence[Owner], client_states: ClientStates) -> Tensor:
         """Correct predictions of personal models on the data of their clients, (models, K)."""
@@ -91,40 +112,41 @@ class Evaluator:
         return torch.cat([self._count_stack(stack, size, client_states) for stack in stacks]).cpu()
 
     def _count_one(self, owner: Owner, client_states: ClientStates) -> Tensor:
-        rows = slice(int(self._starts[owner[1]]), int(self._stops[owner[1]]))
-        weights = client_states.get(owner)
-        assert weights is not None  # every owner has a model
-        return self._count(weights, rows, self._y, self._classes)
+        kept = client_states.get(owner)
+        return self._count(kept["personal"], kept.get("personal_buffers"), self._rows(owner[1]), self._y, self._classes)
 
     def _count_stack(self, owners: Sequence[Owner], size: int, client_states: ClientStates) -> Tensor:
         """Several personal models in one pass, always padded to the same shape, so that the bits are the same too."""
         device = self._y.device
         padded = [*owners, *[owners[-1]] * (size - len(owners))]
-        weights = torch.stack([w.to(device) for owner in padded if (w := client_states.get(owner)) is not None])
+        weights = torch.stack([client_states.get(owner)["personal"].to(device) for owner in padded])
         clients = torch.tensor([client for _, client in padded])
         rows = torch.arange(self._most_samples) + self._starts[clients][:, None]  # (models, samples)
         mask = (rows < self._stops[clients][:, None]).to(device)
         rows = rows.clamp(max=len(self._y) - 1).to(device)
         net = self._stackable_model
 
-        def predict(theta: Tensor, x: Tensor) -> Tensor:
-            return functional_call(net, vector_to_parameters(net, theta), (x,)).argmax(1)
+        def predict(theta: Tensor, x: Inputs) -> Tensor:
+            return functional_logits(net, vector_to_parameters(net, theta), x).argmax(1)
 
         labels = self._y[rows]
         with torch.no_grad(), fp32_deterministic(device):
-            correct = (vmap(predict)(weights, self._x[rows]) == labels) & mask
+            correct = (vmap(predict)(weights, take(self._x, rows)) == labels) & mask
         counts = torch.zeros(len(padded), self._classes, dtype=torch.long, device=device)
         return counts.scatter_add_(1, labels, correct.long())[: len(owners)]
 
-    def _count(self, weights: Tensor, rows: slice, group: Tensor, groups: int) -> Tensor:
+    def _count(self, weights: Tensor, buffers: Tensor | None, rows: slice, group: Tensor, groups: int) -> Tensor:
         """Correct predictions of one model on these rows in every group, (groups,), on the device of the data."""
-        counts = torch.zeros(groups, dtype=torch.long, device=self._y.device)
+        device = self._y.device
+        counts = torch.zeros(groups, dtype=torch.long, device=device)
         if rows.stop == rows.start:
             return counts
-        values = vector_to_parameters(self._model, weights.to(self._y.device))
-        with torch.no_grad(), fp32_deterministic(self._y.device):
-            batches = zip(*(t[rows].split(_SAMPLES) for t in (self._x, self._y, group)), strict=True)
-            for x, y, batch_group in batches:
-                correct = functional_call(self._model, values, (x,)).argmax(1) == y
-                counts.scatter_add_(0, batch_group, correct.long())
+        values = vector_to_parameters(self._model, weights.to(device))
+        if buffers is not None:
+            values |= vector_to_buffers(self._model, tuple(self._parts.buffers), buffers.to(device))
+        with torch.no_grad(), fp32_deterministic(device):
+            for start in range(rows.start, rows.stop, _SAMPLES):
+                batch = slice(start, min(start + _SAMPLES, rows.stop))
+                predicted = functional_logits(self._model, values, take(self._x, batch)).argmax(1)
+                counts.scatter_add_(0, group[batch], (predicted == self._y[batch]).long())
         return counts

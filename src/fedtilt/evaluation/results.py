@@ -10,8 +10,9 @@ from fedtilt.data.names import client_number
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
 from fedtilt.methods import Method
-from fedtilt.models import with_weights
+from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates
+from fedtilt.rounds.round import build_client_model
 
 
 class Summary(NamedTuple):
@@ -95,8 +96,9 @@ class MethodResult:
     client_names: tuple[str, ...]
     class_names: tuple[str, ...] = ()  # empty: classes are named by their numbers
     _net: nn.Module
-    _shared: Tensor
-    _client_states: ClientStates | None = None  # None: personal models are not on this machine
+    _parts: Parts
+    _server: Tensors  # what the server keeps
+    _client_states: ClientStates | None = None  # None: what clients keep is not on this machine
 
     @property
     def summary(self) -> Summary:
@@ -125,8 +127,8 @@ class MethodResult:
 
     @property
     def shared(self) -> nn.Module:
-        """The shared model."""
-        return with_weights(self._net, self._shared).cpu()
+        """The shared model; its local parts are the initial ones, and so are its buffers unless they are averaged."""
+        return build_client_model(self._net, self._parts, self._server, {})
 
     def personal(self, client: int | str) -> nn.Module:
         """The personal model of a client, by number or name; of one that was never selected, the shared model."""
@@ -135,10 +137,13 @@ class MethodResult:
         return self.model(client)
 
     def model(self, client: int | str) -> nn.Module:
-        """The model that a client uses: its personal model if it has one, else the shared model."""
+        """The model that a client uses, by number or name.
+
+        Its personal model if it has one; otherwise the shared model, with the local parts and buffers of the client.
+        """
         owner = self.method.name, client_number(client, self.client_names)
-        weights = self._client_states.get(owner) if self._client_states is not None and self.method.personal else None
-        return with_weights(self._net, self._shared if weights is None else weights).cpu()
+        kept = {} if self._client_states is None else self._client_states.get(owner)
+        return build_client_model(self._net, self._parts, self._server, kept, personal=True)
 
 
 def over_seeds(results: Mapping[int, "Result"]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from fedtilt.flower.messages import (
     encode_failure,
     encode_join_reply,
     encode_train_reply,
-    parameter_shapes,
 )
 from fedtilt.flower.site import Site
 from fedtilt.flower.task import Task
@@ -44,24 +43,23 @@ def client_app(task: Task) -> ClientApp:
 
 
 def _join(site: Site, message: Message) -> RecordDict:
-    parameters = sum(p.numel() for p in site.model.parameters())
-    return encode_join_reply(site.number, site.federation.classes, parameters)
+    return encode_join_reply(site.number, site.federation.classes, site.parts)
 
 
 def _train(site: Site, message: Message) -> RecordDict:
-    instruction = decode_instruction(message, parameter_shapes(site.model))
+    instruction = decode_instruction(message, site.parts)
     reply = site.train(
-        instruction.w,
+        instruction.received,
         round=instruction.round,
         base_round=instruction.base_round,
         history_id=instruction.history_id,
     )
-    return encode_train_reply(site.model, reply, instruction.round)
+    return encode_train_reply(site.parts, reply, instruction.round)
 
 
 def _evaluate(site: Site, message: Message) -> RecordDict:
-    instruction = decode_instruction(message, parameter_shapes(site.model))
-    reply = site.evaluate(instruction.w, round=instruction.round, history_id=instruction.history_id)
+    instruction = decode_instruction(message, site.parts)
+    reply = site.evaluate(instruction.received, round=instruction.round, history_id=instruction.history_id)
     return encode_evaluation_reply(reply, instruction.round, site.declare_classes)
 
 

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from fedtilt.errors import InputError
 from fedtilt.flower.messages import RejectedReply, claimed_site, decode_join_reply
 from fedtilt.flower.policy import RoundPolicy
+from fedtilt.parts import Parts
 
 _MAX_REFUSALS = 3  # then a node is not asked again until it reconnects, with corrected settings
 
@@ -32,7 +33,7 @@ class Membership:
     Args:
         sites: how many sites the federation has
         classes: the number of classes that a site must have to join
-        parameters: the number of model parameters that a site must have to join
+        parts: the parts of the model that a site must have to join
         policy: how long to wait for sites
         site_keys: the site of each public key; a node with another key cannot join. None: a node may be any site
     """
@@ -42,11 +43,11 @@ class Membership:
         *,
         sites: int,
         classes: int,
-        parameters: int,
+        parts: Parts,
         policy: RoundPolicy,
         site_keys: Mapping[bytes, int] | None = None,
     ) -> None:
-        self._sites, self._classes, self._parameters, self._policy = sites, classes, parameters, policy
+        self._sites, self._classes, self._parts, self._policy = sites, classes, parts, policy
         self._site_keys = site_keys
         self._connected: dict[int, ConnectedNode] = {}
         self._site_of: dict[int, int] = {}  # node → site
@@ -178,7 +179,7 @@ class Membership:
             node = reply.metadata.src_node_id
             self._silent.discard(node)
             try:
-                site = decode_join_reply(reply, sites=self._sites, classes=self._classes, parameters=self._parameters)
+                site = decode_join_reply(reply, sites=self._sites, classes=self._classes, parts=self._parts)
                 self._check_key(node, site)
             except RejectedReply as reason:
                 self._refuse(node, claimed_site(reply, self._sites), str(reason))

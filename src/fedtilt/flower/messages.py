@@ -1,10 +1,10 @@
 """All messages, and the checks of what arrives: a reply is decoded into plain values or rejected with a reason.
 
 server → site   join       nothing
-                train      w; round, base round (the round w came from), history id
-                evaluate   w; round, history id
-site → server   join       site number, number of classes, number of parameters
-                train      w_n; round, training samples
+                train      w, and its buffers if they are averaged; round, base round (that w came from), history id
+                evaluate   the same, without a base round
+site → server   join       site number, number of classes, number of parameters, fingerprint of the frozen part
+                train      w_n, and its buffers if they are averaged; round, training samples, declared numbers
                 evaluate   round; correct predictions of the shared and, if there is one, the personal model, and test
                            samples: by class or, if the site withholds those, in total and the spread over its classes
                 a failure  Flower's error code, and the site number
@@ -19,12 +19,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Error, Message, MetricRecord, RecordDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtilt.evaluation.metrics import class_spread
-from fedtilt.models import vector_to_parameters
+from fedtilt.parts import Parts, Tensors, named_pieces
+from fedtilt.rounds.round import ClientUpdate
 
 Shapes = Mapping[str, tuple[int, ...]]
+_DECLARED = "declared-"
 ARRAYS_RECORD, CONFIG_RECORD, METRICS_RECORD = "arrays", "config", "metrics"
 
 _CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
@@ -46,19 +48,28 @@ class RejectedReply(Exception):
 # -- models ----------------------------------------------------------------------------------------------------------
 
 
-def parameter_shapes(model: nn.Module) -> Shapes:
-    """The parameters' names and shapes, in order."""
-    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+def sent_shapes(parts: Parts) -> Shapes:
+    """Name → shape of every tensor that travels, in order: the shared parameters, then the buffers if averaged."""
+    return {**parts.shared_shapes, **(parts.buffers if parts.averages_buffers else {})}
 
 
-def to_arrays(model: nn.Module, vector: Tensor) -> ArrayRecord:
-    """A vector (P,) as Flower arrays by parameter name."""
-    return ArrayRecord(
-        {name: part.detach().cpu().contiguous() for name, part in vector_to_parameters(model, vector).items()}
-    )
+def to_arrays(parts: Parts, parameters: Tensor, buffers: Tensor | None) -> ArrayRecord:
+    """Shared parameters (S,) and, if they are averaged, buffers (B,) as Flower arrays by name."""
+    pieces = named_pieces(parameters, parts.shared_shapes)
+    if parts.averages_buffers:
+        assert buffers is not None
+        pieces |= named_pieces(buffers, parts.buffers)
+    return ArrayRecord({name: piece.detach().cpu().contiguous() for name, piece in pieces.items()})
 
 
-def from_arrays(record: ArrayRecord, shapes: Shapes) -> Tensor:
+def from_arrays(record: ArrayRecord, parts: Parts) -> dict[str, Tensor]:
+    """The inverse of `to_arrays`: "parameters" and, if they are averaged, "buffers"."""
+    values = _vector(record, sent_shapes(parts))
+    size = sum(math.prod(shape) for shape in parts.shared_shapes.values())
+    return {"parameters": values[:size]} | ({"buffers": values[size:]} if parts.averages_buffers else {})
+
+
+def _vector(record: ArrayRecord, shapes: Shapes) -> Tensor:
     """Flower arrays as one vector (P,); rejects other names, shapes and types before it uses any of their bytes.
 
     A received array header is never parsed, only compared with the expected one.
@@ -99,23 +110,24 @@ def _shorten(value: object) -> str:
 class Instruction(NamedTuple):
     """What the server sends to a site."""
 
-    w: Tensor
+    received: dict[str, Tensor]  # what the server sends: "parameters" and maybe "buffers"
     round: int
     base_round: int  # the round w came from: the round before to train, the round itself to evaluate
     history_id: str
 
 
-def encode_instruction(model: nn.Module, w: Tensor, config: Mapping[str, ConfigRecordValues]) -> RecordDict:
+def encode_instruction(parts: Parts, server: Tensors, config: Mapping[str, ConfigRecordValues]) -> RecordDict:
     """The content of a message to a site."""
-    return RecordDict({ARRAYS_RECORD: to_arrays(model, w), CONFIG_RECORD: ConfigRecord(dict(config))})
+    arrays = to_arrays(parts, server["parameters"], server.get("buffers"))
+    return RecordDict({ARRAYS_RECORD: arrays, CONFIG_RECORD: ConfigRecord(dict(config))})
 
 
-def decode_instruction(message: Message, shapes: Shapes) -> Instruction:
+def decode_instruction(message: Message, parts: Parts) -> Instruction:
     """Decode a message to `train` or `evaluate`."""
     config, arrays = message.content.config_records[CONFIG_RECORD], message.content.array_records[ARRAYS_RECORD]
     round = _check_int(config["round"])
     base_round = _check_int(config.get("base-round", round))
-    return Instruction(from_arrays(arrays, shapes), round, base_round, str(config["history"]))
+    return Instruction(from_arrays(arrays, parts), round, base_round, str(config["history"]))
 
 
 def _check_int(value: object) -> int:
@@ -127,13 +139,6 @@ def _check_int(value: object) -> int:
 # -- site → server: encode -------------------------------------------------------------------------------------------
 
 
-class TrainReply(NamedTuple):
-    """A site's trained shared model, and how many samples it has."""
-
-    w: Tensor
-    samples: int
-
-
 class EvaluationReply(NamedTuple):
     """Correct predictions and samples on a site's test data, by class or as one total."""
 
@@ -143,16 +148,17 @@ class EvaluationReply(NamedTuple):
     class_spreads: tuple[float, float]  # std over the site's classes, of the shared and of the personal model
 
 
-def encode_join_reply(site: int, classes: int, parameters: int) -> RecordDict:
+def encode_join_reply(site: int, classes: int, parts: Parts) -> RecordDict:
     """A site's reply to `join`."""
-    metrics = MetricRecord({"site": site, "classes": classes, "parameters": parameters})
-    return RecordDict({METRICS_RECORD: metrics})
+    metrics = MetricRecord({"site": site, "classes": classes, "parameters": parts.shared_size})
+    return RecordDict({METRICS_RECORD: metrics, CONFIG_RECORD: ConfigRecord({"constants": parts.fingerprint})})
 
 
-def encode_train_reply(model: nn.Module, reply: TrainReply, round: int) -> RecordDict:
+def encode_train_reply(parts: Parts, update: ClientUpdate, round: int) -> RecordDict:
     """A site's reply to `train`."""
-    metrics = MetricRecord({"round": round, "num-examples": reply.samples})
-    return RecordDict({ARRAYS_RECORD: to_arrays(model, reply.w), METRICS_RECORD: metrics})
+    declared = {f"{_DECLARED}{name}": float(value) for name, value in update.declared.items()}
+    metrics = MetricRecord({"round": round, "num-examples": update.samples, **declared})
+    return RecordDict({ARRAYS_RECORD: to_arrays(parts, update.parameters, update.buffers), METRICS_RECORD: metrics})
 
 
 def encode_evaluation_reply(reply: EvaluationReply, round: int, by_class: bool) -> RecordDict:
@@ -199,25 +205,40 @@ def claimed_site(reply: Message, sites: int) -> int | None:
     return site if type(site) is int and 0 <= site < sites else None
 
 
-def decode_join_reply(reply: Message, *, sites: int, classes: int, parameters: int) -> int:
+def decode_join_reply(reply: Message, *, sites: int, classes: int, parts: Parts) -> int:
     """Decode a reply to `join` into the site number."""
     metrics = _metrics(reply)
     site = _int_in(metrics, "site", 0, sites - 1)
-    for key, expected in (("classes", classes), ("parameters", parameters)):
+    for key, expected in (("classes", classes), ("parameters", parts.shared_size)):
         if (value := _int_in(metrics, key, 0, 2**62)) != expected:
             raise RejectedReply(f"has {value} {key} instead of {expected}")
+    config = reply.content.get(CONFIG_RECORD)
+    if not isinstance(config, ConfigRecord) or config.get("constants") != parts.fingerprint:
+        raise RejectedReply("has other frozen parameters or initial buffers; give every site the same model")
     return site
 
 
-def decode_train_reply(reply: Message, round: int, shapes: Shapes, max_samples: int) -> TrainReply:
-    """Decode a reply to `train`; `invalid_reason` checks afterwards that the model is finite."""
+def decode_train_reply(reply: Message, round: int, parts: Parts, max_samples: int) -> ClientUpdate:
+    """Decode a reply to `train`; `invalid_updates` checks afterwards that the model is finite."""
     metrics = _metrics(reply)
     _check_round(metrics, round)
     samples = _int_in(metrics, "num-examples", 1, max_samples)
     arrays = reply.content.get(ARRAYS_RECORD)
     if not isinstance(arrays, ArrayRecord):
         raise RejectedReply("has no model")
-    return TrainReply(from_arrays(arrays, shapes), samples)
+    received = from_arrays(arrays, parts)
+    return ClientUpdate(received["parameters"], samples, received.get("buffers"), _declared(metrics))
+
+
+def _declared(metrics: MetricRecord) -> dict[str, float]:
+    """The numbers that a site declares, by name; they must be finite."""
+    declared = {}
+    for key, value in metrics.items():
+        if key.startswith(_DECLARED):
+            if not isinstance(value, float) or not math.isfinite(value):
+                raise RejectedReply(f"declares {_shorten(key)} that is not a finite number")
+            declared[key.removeprefix(_DECLARED)] = value
+    return declared
 
 
 def decode_evaluation_reply(reply: Message, round: int, classes: int, max_samples: int) -> EvaluationReply:

@@ -1,6 +1,6 @@
 """The server's run folder, with the simulator's layout: spec, metrics, counts, checkpoints of the shared model.
 
-It has no personal models. It adds:
+It has nothing that sites keep. It adds:
 
 seed-N/history.json        the id of this training history; sites store their personal models under it
 seed-N/participation.json  which sites took part in each round, and rejection counts by sender and reason
@@ -20,10 +20,10 @@ from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.results import MethodResult, Result, Summary, evaluated_counts, over_seeds
 from fedtilt.files import read_json, write_bytes, write_json
 from fedtilt.flower.membership import MissingSitesError
-from fedtilt.flower.messages import parameter_shapes
 from fedtilt.flower.private_files import private_files, private_folder
 from fedtilt.flower.task import FederationInfo, ResolvedTask
 from fedtilt.locks import locked
+from fedtilt.parts import Parts, Tensors, constants_of, tied_parameters
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.spec import dump
 from fedtilt.storage.provenance import record_environment, seed_folder, settings_of
@@ -37,11 +37,12 @@ class ServerRunFolder:
         folder: the run folder
         task: the spec, the method and the training settings
         info: names of the sites and classes
-        model: the model, for its parameter names and shapes
+        model: the model
+        parts: its parts
     """
 
-    def __init__(self, folder: Path, task: ResolvedTask, info: FederationInfo, model: nn.Module) -> None:
-        self.folder, self._task, self._info, self._model = folder, task, info, model
+    def __init__(self, folder: Path, task: ResolvedTask, info: FederationInfo, model: nn.Module, parts: Parts) -> None:
+        self.folder, self._task, self._info, self._model, self._parts = folder, task, info, model, parts
         self._seed_folder = seed_folder(folder, task.spec.seed)
         self._run_folder = RunFolder(self._seed_folder)
         self._method = task.method.name
@@ -65,8 +66,11 @@ class ServerRunFolder:
         """Whether the folder contains a run, to resume or to reject."""
         return (self._seed_folder / "fingerprint.json").exists()
 
-    def begin(self, w: Tensor, notice: Callable[[str], None]) -> tuple[int, Tensor]:
-        """The last checkpoint's round and shared model, or round 0 and `w`; rejects the folder of another run."""
+    def begin(self, server: Tensors, notice: Callable[[str], None]) -> tuple[int, Tensors]:
+        """The round of the last checkpoint and what the server kept, or round 0 and `server`.
+
+        The folder of another run is refused.
+        """
         state = self._run_folder.begin(self._fingerprint(), notice)
         if not (self.folder / "run.json").exists():
             write_bytes(self.folder / "spec.toml", dump(self._task.spec).encode())
@@ -78,13 +82,13 @@ class ServerRunFolder:
         if self._participation_file.exists():
             self._participation = read_json(self._participation_file)
         if state is None:
-            self.save_checkpoint(0, w)
-            return 0, w
-        return state.round, state.shared[self._method]
+            self.save_checkpoint(0, server)
+            return 0, server
+        return state.round, state.server[self._method]
 
-    def save_checkpoint(self, round: int, w: Tensor) -> None:
-        """Save the shared model of a round."""
-        self._run_folder.checkpoint(FederationState(round, {self._method: w}, self._run_folder.client_states))
+    def save_checkpoint(self, round: int, server: Tensors) -> None:
+        """Save what the server keeps after a round."""
+        self._run_folder.checkpoint(FederationState(round, {self._method: server}, self._run_folder.client_states))
 
     def is_evaluated(self, round: int) -> bool:
         """Whether the metrics of a round are recorded."""
@@ -97,6 +101,7 @@ class ServerRunFolder:
             clients=self._info.site_names,
             classes=class_names if total.shape[1] == len(class_names) else ["all classes"],  # some site withholds them
             has_outliers=self._info.has_outliers.nonzero()[:, 0].tolist(),
+            constants=constants_of(self._model, self._parts),
         )
         self._run_folder.record(round, {self._method: summary}, {self._method: counts}, total)
 
@@ -128,7 +133,8 @@ class ServerRunFolder:
                     total=total,
                     client_names=tuple(self._info.site_names),
                     _net=self._model,
-                    _shared=state.shared[self._method],  # personal models are on their sites
+                    _parts=self._parts,
+                    _server=state.server[self._method],  # what clients keep is on their sites
                 )
             }
         )
@@ -148,5 +154,6 @@ class ServerRunFolder:
             "outliers": dataclasses.asdict(self._task.spec.outliers.to_outliers()),
             "clients": self._info.sites,
             "classes": list(self._info.class_names),
-            "model": {name: list(shape) for name, shape in parameter_shapes(self._model).items()},
+            **self._parts.to_json(),
+            "tied": tied_parameters(self._model),
         }

@@ -36,10 +36,10 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
     """Train to the last round; a run that cannot continue raises, so that Flower does not report it as completed."""
     resolved, policy = task.resolve(config), RoundPolicy.from_config(config)
     info = task.federation_info(resolved)
-    model = task.initial_model(resolved, info)
-    run_folder = ServerRunFolder(run_path(resolved, config), resolved, info, model)
+    model, parts = task.initial_model(resolved, info)
+    run_folder = ServerRunFolder(run_path(resolved, config), resolved, info, model, parts)
     strategy = FedTiltStrategy(
-        resolved.method, model, info, settings=resolved.settings, policy=policy, run_folder=run_folder,
+        resolved.method, parts, info, settings=resolved.settings, policy=policy, run_folder=run_folder,
         site_keys=site_keys(),
     )  # fmt: skip
     limit_reply_size(grid, max_reply_size(model), strategy.membership.drop_reply)

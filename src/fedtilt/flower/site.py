@@ -5,21 +5,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedtilt.data import Federation
+from fedtilt.data.inputs import take
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
-from fedtilt.flower.messages import EvaluationReply, TrainReply, class_spreads
+from fedtilt.flower.messages import EvaluationReply, class_spreads
 from fedtilt.flower.private_files import private_files, private_folder
 from fedtilt.flower.site_report import write_report
 from fedtilt.flower.site_states import SiteStates
 from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, build_site_model
 from fedtilt.locks import locked
-from fedtilt.models import parameters_to_vector
+from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
-from fedtilt.rounds.round import invalid_reason, plan
+from fedtilt.rounds.round import ClientUpdate, finish, invalid_reason, plan
 from fedtilt.rounds.settings import pick_device
 from fedtilt.training import choose_backend
 
@@ -32,7 +33,8 @@ class Site:
     task: ResolvedTask
     federation: Federation  # the rows of all other sites are empty
     model: nn.Module
-    folder: Path  # of the site's personal models and report
+    parts: Parts
+    folder: Path  # of what the site keeps, and its report
     declare_classes: bool  # whether the server receives counts by class
 
     @classmethod
@@ -50,11 +52,13 @@ class Site:
         resolved = task.resolve(run_config)
         spec = resolved.spec
         federation = task.site_federation(resolved, number, node_config)
+        model, parts = build_site_model(federation, number, task.model_source(resolved), resolved.settings)
         return cls(
             number=number,
             task=resolved,
             federation=federation,
-            model=build_site_model(federation, number, task.model_source(resolved), spec.seed),
+            model=model,
+            parts=parts,
             folder=Path(state_dir) / spec.name / resolved.method.name / f"seed-{spec.seed}" / f"site-{number:05d}",
             declare_classes=declare_classes,
         )
@@ -66,57 +70,60 @@ class Site:
 
     @contextmanager
     def _states(self, history_id: str) -> Iterator[SiteStates]:
-        """The site's personal models, locked for this process; only the owner can read what is written."""
+        """What the site keeps, locked for this process; only the owner can read what is written."""
         with private_files(), locked(private_folder(self.folder)):
             yield SiteStates(self.folder, history_id)
 
-    def train(self, received: Tensor, *, round: int, base_round: int, history_id: str) -> TrainReply:
-        """Train one round: return the shared model, store the personal one.
+    def train(self, received: Tensors, *, round: int, base_round: int, history_id: str) -> ClientUpdate:
+        """Train one round: return what is sent, store what is kept.
 
         Args:
-            received: the server's w
+            received: what the server sends: parameters and, if they are averaged, buffers
             round: the round to train
-            base_round: the round w came from
+            base_round: the round that they came from
             history_id: the id of the server's training history
         """
-        method, settings = self.task.method, self.task.settings
+        method, settings, parts = self.task.method, self.task.settings, self.parts
         device = pick_device(settings.device)
-        w = received.to(device)
+        received = {name: tensor.to(device) for name, tensor in received.items()}
         with self._states(history_id) as states:
-            last = states.personal_model(base_round) if method.personal else None
-            initial = parameters_to_vector(self.model).to(device)
-            jobs = plan(method, w, None if last is None else last.to(device), settings, initial=initial).jobs
-            sample = self.federation.clean_train(self.number)[0][:1]
-            backend = choose_backend(self.model, device.type, settings.backend, sample, settings.precision)
-            batch_settings = BatchSettings.of(settings)
-            executor = InProcessExecutor(
-                self.federation, self.model.to(device), backend, batch_settings, device, settings.precision
+            kept = states.current(base_round)
+            jobs = plan(method, received, kept, parts=parts, settings=settings, round=round)
+            sample = take(self.federation.clean_train(self.number)[0], slice(0, 1))
+            backend = choose_backend(
+                self.model, list(jobs.values()), device.type, settings.backend, sample, settings.precision
             )
+            executor = InProcessExecutor(
+                self.federation, self.model.to(device), backend.name, BatchSettings.of(settings), device,
+                settings.precision,
+            )  # fmt: skip
             try:
-                ((_, trained),) = executor.train(round, {self.number: jobs})
+                ((_, results),) = executor.train(round, {self.number: list(jobs.values())})
             finally:
                 executor.close()
-            for model in trained:
-                if reason := invalid_reason(model, w):
+            for trained in results:
+                if reason := invalid_reason(trained.parameters, parts.initial):
                     raise InputError(
                         f"training diverged in round {round}: the model {reason}; lower train.lr or the tilts"
                     )
-            if method.personal:
-                states.save(round, base_round, trained[1].cpu())
-        return TrainReply(trained[0].cpu(), self.samples)
+            update, kept = finish(method, dict(zip(jobs, results, strict=True)), parts=parts, samples=self.samples)
+            if kept:
+                states.save(round, base_round, kept)
+        return update
 
-    def evaluate(self, w: Tensor, *, round: int, history_id: str) -> EvaluationReply:
+    def evaluate(self, received: Tensors, *, round: int, history_id: str) -> EvaluationReply:
         """Evaluate the shared and the personal model on the site's test data, and write the site's report."""
         method, device = self.task.method, pick_device(self.task.settings.device)
         client_states = ClientStates()
         with self._states(history_id) as states:
-            trained_in = states.current_round(round) if method.personal else None
+            trained_in = states.current_round(round)
             if trained_in is not None:
-                model = states.personal_model(round)
-                client_states.put((method.name, self.number), trained_in, model)  # type: ignore[arg-type]
-            evaluator = Evaluator(self.federation, self.model.to(device), device)
-            state = FederationState(round, {method.name: w.to(device)}, client_states)
-            counts = evaluator.all_counts([method], state)[method.name]
+                client_states.put((method.name, self.number), trained_in, states.current(round))
+            evaluator = Evaluator(self.federation, self.model.to(device), self.parts, device)
+            server = {name: tensor.to(device) for name, tensor in received.items()}
+            counts = evaluator.all_counts([method], FederationState(round, {method.name: server}, client_states))[
+                method.name
+            ]
             shared, total = counts.shared[self.number], evaluator.total[self.number]
             personal = None if trained_in is None or counts.personal is None else counts.personal[self.number]
             model_file = None if trained_in is None else states.path(trained_in)

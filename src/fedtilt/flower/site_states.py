@@ -1,4 +1,4 @@
-"""Personal models on their site: one file per round, the last two are kept, none is ever sent.
+"""What a site keeps between rounds, such as its personal model: one file per round, the last two, none is ever sent.
 
 STATE/FEDERATION/METHOD/seed-0/site-00003/1f0c…/round-00007.safetensors
 
@@ -13,10 +13,11 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.files import read_tensors, write_tensors
+from fedtilt.parts import Tensors
 
 
 class SiteStates:
-    """One site's personal models of one training history.
+    """What one site keeps in one training history.
 
     `base_round` is the round that the server's w came from.
     """
@@ -27,7 +28,7 @@ class SiteStates:
         self.folder = folder / history_id
 
     def rounds(self) -> list[int]:
-        """The rounds with a stored model, oldest first."""
+        """The rounds with a stored state, oldest first."""
         numbers = (path.stem.removeprefix("round-") for path in self.folder.glob("round-*.safetensors"))
         return sorted(int(number) for number in numbers if number.isdecimal())
 
@@ -36,29 +37,29 @@ class SiteStates:
         return self.folder / f"round-{round:05d}.safetensors"
 
     def current_round(self, base_round: int) -> int | None:
-        """The round in which the current model was trained; None before the first.
+        """The round of the current state; None before the first.
 
-        A model of a round that the server never aggregated (it was killed and repeats that round) is not current: the
-        model before it is.
+        The state of a round that the server never aggregated (it was killed and repeats that round) is not current: the
+        state before it is.
         """
         rounds = self.rounds()
         aggregated = [round for round in rounds if round <= base_round]
         if not aggregated and len(rounds) > 1:
             raise InputError(
-                f"the server went back to round {base_round}, and the personal models in {self.folder} are of rounds "
+                f"the server went back to round {base_round}, and the states in {self.folder} are of rounds "
                 f"{rounds[0]} and {rounds[-1]}: restore the server's checkpoint, or move that folder away to start over"
             )
         return aggregated[-1] if aggregated else None
 
-    def personal_model(self, base_round: int) -> Tensor | None:
-        """The current personal model; None before the first."""
+    def current(self, base_round: int) -> dict[str, Tensor]:
+        """The current state; empty before the first."""
         round = self.current_round(base_round)
-        return None if round is None else read_tensors(self.path(round))["model"]
+        return {} if round is None else read_tensors(self.path(round))
 
-    def save(self, round: int, base_round: int, model: Tensor) -> None:
-        """Save the model of a round, and keep the one to go back to if the server never aggregates it."""
+    def save(self, round: int, base_round: int, state: Tensors) -> None:
+        """Save the state of a round, and keep the one to go back to if the server never aggregates it."""
         previous = self.current_round(base_round)
-        write_tensors(self.path(round), {"model": model})
+        write_tensors(self.path(round), state)
         for stored in self.rounds():
             if stored not in (previous, round):
                 self.path(stored).unlink()

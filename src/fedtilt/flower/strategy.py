@@ -8,7 +8,6 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import nn
 
 from fedtilt.evaluation.results import Summary
 from fedtilt.flower.combine_metrics import combine_replies
@@ -16,20 +15,18 @@ from fedtilt.flower.membership import Membership, MissingSitesError
 from fedtilt.flower.messages import (
     EvaluationReply,
     RejectedReply,
-    TrainReply,
     decode_evaluation_reply,
     decode_train_reply,
     encode_instruction,
     from_arrays,
-    parameter_shapes,
     to_arrays,
 )
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder
 from fedtilt.flower.task import FederationInfo
 from fedtilt.methods import Method, check_methods
-from fedtilt.models import parameters_to_vector
-from fedtilt.rounds.round import invalid_reason, server_update
+from fedtilt.parts import Parts, Tensors
+from fedtilt.rounds.round import ClientUpdate, invalid_updates, server_update
 from fedtilt.rounds.settings import TrainSettings
 
 _log = logging.getLogger("flwr")
@@ -43,7 +40,7 @@ class FedTiltStrategy(Strategy):
 
     Args:
         method: the method to train
-        model: the model with its initial weights
+        parts: the parts of the model and its initial values
         info: what the server knows about the sites
         settings: the training settings
         policy: quorum, deadlines and limits
@@ -54,7 +51,7 @@ class FedTiltStrategy(Strategy):
     def __init__(
         self,
         method: Method,
-        model: nn.Module,
+        parts: Parts,
         info: FederationInfo,
         *,
         settings: TrainSettings,
@@ -62,18 +59,16 @@ class FedTiltStrategy(Strategy):
         run_folder: ServerRunFolder | None = None,
         site_keys: Mapping[bytes, int] | None = None,
     ) -> None:
-        check_methods([method], settings.lr, settings.lr_personal)
+        check_methods([method], settings.lr, settings.lr_personal, plain_sgd=settings.client_optimizer.is_plain)
         self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
-        self._model, self._info, self._shapes = model, info, parameter_shapes(model)
+        self._parts, self._info = parts, info
         self._history_id = secrets.token_hex(8)
         self._rounds_before = 0  # rounds done before this run
         self._requested: dict[int, int] = {}  # site → node, of the requests in flight
-        self._received = parameters_to_vector(model)
-        parameters = sum(p.numel() for p in model.parameters())
+        self._server: Tensors = parts.initial_server()
         self.membership = Membership(
-            sites=info.sites, classes=len(info.class_names), parameters=parameters, policy=self.policy,
-            site_keys=site_keys,
-        )  # fmt: skip
+            sites=info.sites, classes=len(info.class_names), parts=parts, policy=self.policy, site_keys=site_keys
+        )
         self.summaries: list[tuple[int, Summary]] = []
 
     # -- a run -------------------------------------------------------------------------------------------------------
@@ -89,12 +84,14 @@ class FedTiltStrategy(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Train to the last round, from the model's weights or from the last checkpoint of the run folder."""
-        w = parameters_to_vector(self._model) if initial_arrays is None else from_arrays(initial_arrays, self._shapes)
+        server: Tensors = self._parts.initial_server()
+        if initial_arrays is not None:
+            server = from_arrays(initial_arrays, self._parts)
         is_new = self.run_folder is None or not self.run_folder.has_run()
         if is_new:  # before the folder is written: if too few sites join, another run can still use it
             self._wait_for_sites(grid)
         if self.run_folder is not None:
-            self._rounds_before, w = self.run_folder.begin(w, _log.warning)
+            self._rounds_before, server = self.run_folder.begin(server, _log.warning)
             self._history_id = self.run_folder.history_id
             self.membership.add_rejections(self.run_folder.rejections())
         rounds = num_rounds or self.settings.rounds
@@ -106,7 +103,8 @@ class FedTiltStrategy(Strategy):
             return Result()  # the run is finished
         if not is_new:
             self._wait_for_sites(grid)
-        arrays, seconds = to_arrays(self._model, w), timeout or self.policy.deadline
+        self._server = server
+        arrays, seconds = self._arrays(), timeout or self.policy.deadline
         self._finish_evaluation(grid, arrays, seconds)
         return super().start(
             grid, arrays, max(0, rounds - self._rounds_before), seconds, train_config, evaluate_config, evaluate_fn
@@ -146,12 +144,11 @@ class FedTiltStrategy(Strategy):
         """Ask the selected sites that are connected to train."""
         round = self._rounds_before + server_round
         self.membership.refresh(grid)
-        self._received = from_arrays(arrays, self._shapes)
         nodes = self.membership.nodes()
         selected = self.settings.selected(round, self._info.sites)
         self._requested = {site: nodes[site] for site in selected if site in nodes}
         values = {**dict(config), "round": round, "base-round": round - 1, "history": self._history_id}
-        content = encode_instruction(self._model, self._received, values)
+        content = encode_instruction(self._parts, self._server, values)
         return [_message(content, node, MessageType.TRAIN, round) for node in self._requested.values()]
 
     def aggregate_train(
@@ -160,20 +157,20 @@ class FedTiltStrategy(Strategy):
         """Aggregate the valid models; below the quorum, stop."""
         round = self._rounds_before + server_round
         limit = self.policy.max_samples
-        accepted: dict[int, TrainReply]
-        accepted, rejected = self._decode(replies, lambda reply: decode_train_reply(reply, round, self._shapes, limit))
-        for site, reply in list(accepted.items()):
-            if reason := invalid_reason(reply.w, self._received):
-                rejected[site] = reason
-                self.membership.reject(f"site {site}", reason)
-                del accepted[site]
+        accepted: dict[int, ClientUpdate]
+        accepted, rejected = self._decode(replies, lambda reply: decode_train_reply(reply, round, self._parts, limit))
+        for site, reason in invalid_updates(accepted, self._server).items():
+            rejected[site] = reason
+            self.membership.reject(f"site {site}", reason)
+            del accepted[site]
         self._record_participation(round, accepted, rejected)
-        samples = {site: reply.samples for site, reply in accepted.items()}
-        models = {site: reply.w for site, reply in accepted.items()}
-        w = server_update(self.method, self._received, models, samples).shared
+        self._server = server_update(self.method, self._server, accepted, self.settings).state
         if self.run_folder is not None:
-            self.run_folder.save_checkpoint(round, w)
-        return to_arrays(self._model, w), MetricRecord({"sites": len(accepted), "rejected": len(rejected)})
+            self.run_folder.save_checkpoint(round, self._server)
+        return self._arrays(), MetricRecord({"sites": len(accepted), "rejected": len(rejected)})
+
+    def _arrays(self) -> ArrayRecord:
+        return to_arrays(self._parts, self._server["parameters"], self._server.get("buffers"))
 
     def _record_participation(self, round: int, accepted: Collection[int], rejected: Mapping[int, str]) -> None:
         """Record which sites took part; below the quorum, stop."""
@@ -219,7 +216,7 @@ class FedTiltStrategy(Strategy):
     def _evaluation_requests(self, round: int, arrays: ArrayRecord) -> list[Message]:
         self._requested = self.membership.nodes()
         values: dict[str, int | str] = {"round": round, "history": self._history_id}
-        content = encode_instruction(self._model, from_arrays(arrays, self._shapes), values)
+        content = encode_instruction(self._parts, from_arrays(arrays, self._parts), values)
         return [_message(content, node, MessageType.EVALUATE, round) for node in self._requested.values()]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

@@ -9,12 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedtilt import seeds
 from fedtilt.data import Dataset, Federation, Outliers
+from fedtilt.data.inputs import Shape
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
-from fedtilt.models import ModelSource, build
-from fedtilt.rounds.settings import TrainSettings, initial_model
+from fedtilt.models import ModelSource
+from fedtilt.parts import Parts
+from fedtilt.rounds.initial_model import build_initial_model, initial_model
+from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec import Spec, federation_of, load, model_of, train_settings_of
 
 NodeConfig = Mapping[str, bool | float | int | str]
@@ -31,7 +33,7 @@ class ResolvedTask(NamedTuple):
 class FederationInfo(NamedTuple):
     """What the server knows about the sites' data: no samples and no counts."""
 
-    input_shape: tuple[int, ...]
+    input_shape: Shape
     class_names: tuple[str, ...]
     site_names: tuple[str, ...]
     has_outliers: Tensor  # (sites,) bool: sites whose training data gets simulated outliers
@@ -105,10 +107,11 @@ class Task:
         """The task's model, or the spec's."""
         return model_of(resolved.spec) if self.model is None else self.model
 
-    def initial_model(self, resolved: ResolvedTask, info: FederationInfo) -> nn.Module:
-        """The model with its initial weights, on the server."""
-        key = seeds.key(resolved.spec.seed, "init")
-        return build(self.model_source(resolved), info.input_shape, len(info.class_names), key)
+    def initial_model(self, resolved: ResolvedTask, info: FederationInfo) -> tuple[nn.Module, Parts]:
+        """The model with its initial weights and its parts, on the server."""
+        return build_initial_model(
+            self.model_source(resolved), info.input_shape, len(info.class_names), resolved.settings
+        )
 
     def site_federation(self, resolved: ResolvedTask, number: int, node_config: NodeConfig) -> Federation:
         """The federation as one site sees it: the rows of all other sites are empty."""
@@ -129,10 +132,12 @@ class Task:
         return _single_site_federation(data, number, sites)
 
 
-def build_site_model(federation: Federation, number: int, source: ModelSource, seed: int) -> nn.Module:
-    """The model with its initial weights, checked on a sample of the site."""
+def build_site_model(
+    federation: Federation, number: int, source: ModelSource, settings: TrainSettings
+) -> tuple[nn.Module, Parts]:
+    """The model with its initial weights and its parts, checked on samples of the site."""
     only_site = dataclasses.replace(federation, train_index=[federation.train_index[number]])
-    return initial_model(only_site, source, seed)
+    return initial_model(only_site, source, settings)
 
 
 def _check_site_number(number: int, sites: int) -> None:

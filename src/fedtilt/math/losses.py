@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fedtilt import checks
 from fedtilt.errors import InputError
+from fedtilt.imports import import_function
 from fedtilt.math.tilt import nested_tilt
 
 _IGNORED_LABEL = -100  # the default ignore_index of torch
@@ -17,6 +18,35 @@ SampleLoss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) → (n,)
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of every sample, shape (n,)."""
     return F.cross_entropy(logits, targets, reduction="none")
+
+
+NAMES = ("cross_entropy", "focal")  # losses that have a name
+
+
+def sample_loss(
+    loss: str | SampleLoss, *, label_smoothing: float = 0.0, gamma: float | None = None,
+    class_weights: Sequence[float] = (),
+) -> SampleLoss:  # fmt: skip
+    """The loss of every sample, (outputs, labels) → (n,).
+
+    Args:
+        loss: a name of `NAMES`, a function, or `package.module:function`
+        label_smoothing: of cross_entropy (Szegedy et al., CVPR 2016, arXiv 1512.00567)
+        gamma: of focal: (1 − p)^gamma · cross-entropy (Lin et al., ICCV 2017, arXiv 1708.02002)
+        class_weights: a factor for every class; empty: 1 each
+    """
+    if loss not in NAMES:
+        return import_function(loss, "loss") if isinstance(loss, str) else loss
+    if loss == "cross_entropy" and not label_smoothing and not class_weights:
+        return cross_entropy
+
+    def weighted_loss(logits: Tensor, targets: Tensor) -> Tensor:
+        losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=label_smoothing)
+        if loss == "focal":
+            losses = (-torch.expm1(-losses)) ** (2.0 if gamma is None else gamma) * losses
+        return losses if not class_weights else losses * logits.new_tensor(class_weights)[targets]
+
+    return weighted_loss
 
 
 def client_loss(

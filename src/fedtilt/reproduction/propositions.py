@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtilt.data import Federation, load
+from fedtilt.data.inputs import Inputs
 from fedtilt.evaluation.metrics import client_accuracy
 from fedtilt.evaluation.results import evaluated_counts
 from fedtilt.methods import Method
@@ -19,7 +20,8 @@ from fedtilt.models import mlp, parameters_to_vector
 from fedtilt.reproduction.chapter import Chapter, Holds, Table, Verdict, verdict_on
 from fedtilt.reproduction.experiment import Case, Claim, Experiment, OnProgress, Options, Results
 from fedtilt.rounds.executors import one_thread
-from fedtilt.rounds.settings import TrainSettings, initial_model
+from fedtilt.rounds.initial_model import initial_model
+from fedtilt.rounds.settings import TrainSettings
 from fedtilt.simulation import Round, prepare, simulate_prepared
 from fedtilt.training import make_batches
 
@@ -60,7 +62,7 @@ def _measure(settings: Mapping[str, Any], options: Options) -> dict[str, Any]:
         classes_per_client=settings["clients"]["classes_per_client"], seed=settings["seed"],
     )  # fmt: skip
     training = TrainSettings(**settings["train"], seed=settings["seed"], device=options.device)
-    net = initial_model(federation, partial(mlp, hidden=settings["hidden"]), settings["seed"])
+    net, _ = initial_model(federation, partial(mlp, hidden=settings["hidden"]), TrainSettings(seed=settings["seed"]))
     part, mu = settings["part"], settings.get("mu", math.inf)
     if part == "large mu":
         return {"behind": {f"{value:g}": _distances_to_w(federation, training, net, value) for value in mu}}
@@ -114,7 +116,7 @@ def train_by_hand(
                 x, y, seed=training.seed, round=number, client=client, epochs=training.epochs,
                 batch_size=training.batch_size, last_batch=training.last_batch,
             )  # fmt: skip
-            steps = list(batches.epochs())
+            steps = list(batches.all())
             model = copy.deepcopy(shared)
             _gradient_descent(model, shared, prox, steps, training.lr)
             trained.append(model)
@@ -126,7 +128,7 @@ def train_by_hand(
 
 
 def _gradient_descent(
-    model: nn.Module, anchor: nn.Module, prox: float, batches: Sequence[tuple[Tensor, Tensor]], lr: float
+    model: nn.Module, anchor: nn.Module, prox: float, batches: Sequence[tuple[Inputs, Tensor]], lr: float
 ) -> None:
     """SGD on cross-entropy + prox / 2 · ‖model − anchor‖²."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
@@ -166,7 +168,9 @@ def compare(
     shared, personal = by_hand
     library = {client: r.state.client_states.get((method.name, client)) for client in personal}
     differences = [
-        _round((v.cpu() - parameters_to_vector(personal[c])).abs().max()) for c, v in library.items() if v is not None
+        _round((kept["personal"].cpu() - parameters_to_vector(personal[c])).abs().max())
+        for c, kept in library.items()
+        if kept
     ]
     counts = _correct_by_hand(by_hand, federation, method.personal)
     assert r.counts is not None

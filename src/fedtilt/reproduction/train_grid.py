@@ -195,8 +195,9 @@ def _train(
             message = f"best so far: {best}, {tests[best].evaluated.accuracy:.1f} %"
             if noisy_validation and r.number == rounds:
                 noisy = Evaluator(
-                    replace(federation, validation_outliers=True), prepared.net, prepared.device, "validation"
-                )
+                    replace(federation, validation_outliers=True), prepared.net, prepared.parts, prepared.device,
+                    "validation",
+                )  # fmt: skip
                 counts = noisy.all_counts(methods, r.state)
                 for name, summary in summarise_all(counts, noisy.total, federation.has_outliers).items():
                     last[name]["noisy_validation"] = summary

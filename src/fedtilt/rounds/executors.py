@@ -1,7 +1,7 @@
 """Executors train the local jobs of many clients: in this process, or in one forked worker process per core.
 
 On a CPU, small models train fastest with one client per core and one thread each: two threads are slower than one on
-a product of ten rows. Workers are forked, so they read the federation without a copy. Models are exchanged through
+a product of ten rows. Workers are forked, so they read the federation without a copy. Tensors are exchanged through
 shared memory, tasks and replies as JSON. Every executor gives the same bits.
 """
 
@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Protocol, Self
@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from fedtilt.data import Federation
 from fedtilt.rounds.settings import TrainSettings
-from fedtilt.training import BACKENDS, Backend, Batches, LocalJob, make_batches, stacked
+from fedtilt.training import BACKENDS, Backend, Batches, LocalJob, Trained, make_batches, stacked
+from fedtilt.training.local_job import batch_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +48,24 @@ class BatchSettings:
     ) -> Batches:
         """The batches of one client in one round, with outliers, for the longest of its jobs."""
         x, y = federation.train(client, seed=self.seed, round=round, device=device)
-        epochs = max(self.epochs if job.epochs is None else job.epochs for job in jobs)
+        epochs = max(self._epochs(job, len(y)) for job in jobs)
         return make_batches(
             x, y, seed=self.seed, round=round, client=client, epochs=epochs, batch_size=self.batch_size,
             last_batch=self.last_batch,
         )  # fmt: skip
 
+    def _epochs(self, job: LocalJob, samples: int) -> int:
+        """Passes over the data that a job needs."""
+        if job.steps is None:
+            return self.epochs if job.epochs is None else job.epochs
+        per_epoch = len(batch_bounds(samples, self.batch_size, self.last_batch)) - 1
+        return -(-job.steps // per_epoch)
+
 
 class Executor(Protocol):
     """Trains the local jobs of several clients; yields each client with its trained models, in any order."""
 
-    def train(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Tensor]]]:
+    def train(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Trained]]]:
         """Train the jobs of these clients in this round."""
         ...
 
@@ -102,9 +110,9 @@ class InProcessExecutor:
         self._federation, self._model, self._device = federation.to(device), model, device
         self._batch_settings = batch_settings
         self._stacked = backend == "stacked"
-        self._train: Backend = partial(stacked.train, precision=precision) if self._stacked else BACKENDS[backend]
+        self._train = partial(BACKENDS[backend], precision=precision)
 
-    def train(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Tensor]]]:
+    def train(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Trained]]]:
         """Train all jobs; with the stacked backend, all clients are yielded at the end."""
         groups = [list(jobs)] if self._stacked else [[client] for client in jobs]  # clients trained together
         for clients in groups:
@@ -160,7 +168,81 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_JOB_SETTINGS = [field.name for field in fields(LocalJob) if field.name not in ("start", "anchor")]
+class SharedBlock:
+    """Shared memory for the tensors of one client: those of its jobs, then those of its results.
+
+    Args:
+        memory: its bytes
+        constants: values of jobs that are neither tensors nor JSON (optimisers, losses); known before the fork
+    """
+
+    def __init__(self, memory: memoryview, constants: Sequence[object]) -> None:
+        self._memory, self._constants = memory, constants
+
+    def write_jobs(self, jobs: Sequence[LocalJob]) -> list[dict[str, Any]]:
+        """Write the tensors of the jobs, each once; returns every field of every job as JSON."""
+        offsets: dict[int, list[Any]] = {}
+        described = []
+        for job in jobs:
+            entry: dict[str, Any] = {}
+            for field in fields(job):
+                value = getattr(job, field.name)
+                if isinstance(value, Tensor):
+                    if id(value) not in offsets:
+                        offsets[id(value)] = self._write(value, sum(size for _, size in offsets.values()))
+                    entry[field.name] = {"tensor": offsets[id(value)]}
+                elif value is None or isinstance(value, int | float | str):
+                    entry[field.name] = value
+                else:
+                    entry[field.name] = {"constant": self._constants.index(value)}
+            described.append(entry)
+        return described
+
+    def read_jobs(self, described: Sequence[Mapping[str, Any]]) -> list[LocalJob]:
+        """The jobs that `write_jobs` wrote; equal tensors are the same views into the memory."""
+        views: dict[int, Tensor] = {}
+
+        def value(entry: Any) -> Any:
+            if not isinstance(entry, dict):
+                return entry
+            if "constant" in entry:
+                return self._constants[entry["constant"]]
+            offset, size = entry["tensor"]
+            return views.setdefault(offset, self._view(offset, size))
+
+        return [LocalJob(**{key: value(entry) for key, entry in job.items()}) for job in described]
+
+    def write_results(self, results: Sequence[Trained]) -> list[list[Any]]:
+        """Write trained models over the jobs; returns where each of their tensors is, or None."""
+        described, used = [], 0
+        for result in results:
+            entry = []
+            for tensor in result:
+                entry.append(None if tensor is None else self._write(tensor, used))
+                used += 0 if tensor is None else 4 * tensor.numel()
+            described.append(entry)
+        return described
+
+    def read_results(self, described: Sequence[Sequence[Any]]) -> list[Trained]:
+        """Copies of the trained models that `write_results` wrote."""
+
+        def read(entry: Any) -> Any:
+            return None if entry is None else self._view(*entry).clone()
+
+        return [Trained(*map(read, entries)) for entries in described]
+
+    def _write(self, tensor: Tensor, offset: int) -> list[int]:
+        size = 4 * tensor.numel()
+        if tensor.dtype != torch.float32 or tensor.dim() != 1 or offset + size > len(self._memory):
+            raise RuntimeError(f"no room for {tensor.dtype} of shape {tuple(tensor.shape)} in a block of the workers")
+        self._view(offset, size).copy_(tensor)
+        return [offset, size]
+
+    def _view(self, offset: int, size: int) -> Tensor:
+        return torch.frombuffer(self._memory[offset : offset + size], dtype=torch.float32)
+
+
+_TENSORS_PER_JOB = len([field for field in fields(LocalJob) if "Tensor" in str(field.type)])
 
 
 class ForkedExecutor:
@@ -172,7 +254,7 @@ class ForkedExecutor:
         backend: the name of a backend
         batch_settings: the batches of every client
         workers: the number of processes
-        jobs_per_client: at most so many jobs of one client in a round
+        jobs: examples of all jobs of one client in a round; their tensors have the sizes of those to come
     """
 
     def __init__(
@@ -182,20 +264,20 @@ class ForkedExecutor:
         backend: str,
         batch_settings: BatchSettings,
         workers: int,
-        jobs_per_client: int,
+        jobs: Sequence[LocalJob],
     ) -> None:
-        parameters = sum(p.numel() for p in model.parameters())
-        self._slots = 2 * workers  # a slot has the models of one client; per worker, one in training and one queued
-        self._jobs_per_client = jobs_per_client
-        rows = 2 * jobs_per_client * self._slots  # a slot has two rows per job: its model and its anchor
-        shared_memory = mmap.mmap(-1, max(1, rows * parameters * 4))
-        self._models = torch.frombuffer(shared_memory, dtype=torch.float32).reshape(rows, parameters)
+        self._slots = 2 * workers  # a slot has the block of one client; per worker, one in training and one queued
+        largest = max(tensor.numel() for job in jobs for tensor in vars(job).values() if isinstance(tensor, Tensor))
+        size = 4 * largest * _TENSORS_PER_JOB * len(jobs)  # of a block; the system gives pages when they are written
+        memory = memoryview(mmap.mmap(-1, max(1, self._slots * size)))
+        constants = list(dict.fromkeys(value for job in jobs for value in vars(job).values() if _is_constant(value)))
+        self._blocks = [SharedBlock(memory[i * size : (i + 1) * size], constants) for i in range(self._slots)]
         context = multiprocessing.get_context("fork")
         pipes = [context.Pipe() for _ in range(workers)]
         self._connections = [parent_end for parent_end, _ in pipes]
         self._processes = []
         for i in range(workers):
-            worker = _Worker(federation, model, BACKENDS[backend], batch_settings, self._models, pipes, i)
+            worker = _Worker(federation, model, BACKENDS[backend], batch_settings, self._blocks, pipes, i)
             process = context.Process(target=worker.serve, daemon=True, name=f"fedtilt-worker-{i}")
             with _no_fork_warning():
                 process.start()
@@ -203,7 +285,7 @@ class ForkedExecutor:
         for _, worker_end in pipes:
             worker_end.close()
 
-    def train(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Tensor]]]:
+    def train(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Trained]]]:
         """Send clients to workers as they become free."""
         waiting = list(jobs)[::-1]
         free_slots = list(range(self._slots))
@@ -215,7 +297,9 @@ class ForkedExecutor:
                 if load[worker] == 2:
                     break
                 client, slot = waiting.pop(), free_slots.pop()
-                self._connections[worker].send_bytes(self._task(round, client, slot, jobs[client]))
+                described = self._blocks[slot].write_jobs(jobs[client])
+                task = {"round": round, "client": client, "slot": slot, "jobs": described}
+                self._connections[worker].send_bytes(json.dumps(task).encode())
                 load[worker] += 1
                 client_of_slot[slot] = client
             for connection in multiprocessing.connection.wait(self._connections):
@@ -224,8 +308,7 @@ class ForkedExecutor:
                 load[worker] -= 1
                 slot = reply["slot"]
                 client = client_of_slot.pop(slot)
-                first = self._first_row(slot)
-                trained = [self._models[first + 2 * i].clone() for i in range(len(jobs[client]))]
+                trained = self._blocks[slot].read_results(reply["results"])
                 free_slots.append(slot)
                 yield client, trained
 
@@ -238,20 +321,6 @@ class ForkedExecutor:
             if process.is_alive():
                 process.kill()
                 process.join()
-
-    def _first_row(self, slot: int) -> int:
-        return 2 * self._jobs_per_client * slot
-
-    def _task(self, round: int, client: int, slot: int, jobs: Sequence[LocalJob]) -> bytes:
-        """Write the tensors of the jobs into the slot; their settings as JSON."""
-        if len(jobs) > self._jobs_per_client:
-            raise RuntimeError(f"client {client} has {len(jobs)} jobs; there is room for {self._jobs_per_client}")
-        first = self._first_row(slot)
-        for i, job in enumerate(jobs):
-            self._models[first + 2 * i] = job.start
-            self._models[first + 2 * i + 1] = job.anchor
-        settings = [{key: getattr(job, key) for key in _JOB_SETTINGS} for job in jobs]
-        return json.dumps({"round": round, "client": client, "slot": slot, "row": first, "jobs": settings}).encode()
 
     def _receive(self, worker: int) -> dict[str, Any]:
         try:
@@ -273,7 +342,7 @@ class _Worker:
     model: nn.Module
     backend: Backend
     batch_settings: BatchSettings
-    models: Tensor  # (rows, P), shared with the parent
+    blocks: list[SharedBlock]  # shared with the parent
     pipes: list[tuple[Any, Any]]  # (parent's end, worker's end) of every worker
     number: int
 
@@ -292,8 +361,7 @@ class _Worker:
             except (EOFError, ConnectionResetError):
                 return
             try:
-                self._train(task)
-                reply = {"slot": task["slot"]}
+                reply = {"slot": task["slot"], "results": self._train(task)}
             except Exception:
                 reply = {"error": traceback.format_exc()}
             try:
@@ -301,13 +369,12 @@ class _Worker:
             except (BrokenPipeError, ConnectionResetError):
                 return
 
-    def _train(self, task: dict[str, Any]) -> None:
-        rows = range(task["row"], task["row"] + 2 * len(task["jobs"]), 2)
-        jobs = [
-            LocalJob(start=self.models[row], anchor=self.models[row + 1], **settings)
-            for row, settings in zip(rows, task["jobs"], strict=True)
-        ]
+    def _train(self, task: dict[str, Any]) -> list[list[Any]]:
+        block = self.blocks[task["slot"]]
+        jobs = block.read_jobs(task["jobs"])
         batches = self.batch_settings.batches(self.federation, task["round"], task["client"], jobs, torch.device("cpu"))
-        trained = self.backend(self.model, jobs, [batches] * len(jobs))
-        for row, model in zip(rows, trained, strict=True):
-            self.models[row] = model
+        return block.write_results(self.backend(self.model, jobs, [batches] * len(jobs)))
+
+
+def _is_constant(value: object) -> bool:
+    return value is not None and not isinstance(value, Tensor | int | float | str)

@@ -1,64 +1,139 @@
 """One round of the algorithm, for the simulator and Flower alike.
 
-plan           method, received w, last v  →  local jobs        on every selected client
-train          local jobs, batches         →  trained models    on every selected client (`fedtilt.training`)
-server_update  method, received w, all w_n →  new w             on the server
+plan           method, what the server sends, what the client keeps  →  local jobs          on every selected client
+train          local jobs, batches                                   →  trained models      on every selected client
+finish         trained models  →  what the client sends, what it keeps                      on every selected client
+server_update  what the server keeps, all updates                    →  what it keeps next  on the server
+
+What the server and a client keep between rounds are named sets of tensors:
+
+server   parameters (S,); buffers (B,) if they are averaged; the state of the server optimiser
+client   local (L,), the local parameters of its shared model, and its buffers (B,); personal (T,), its personal model,
+         and personal_buffers (B,)
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtilt.errors import Diverged, InputError
 from fedtilt.math.aggregate import AGGREGATORS, tilted
 from fedtilt.methods import Method
+from fedtilt.models import with_weights
+from fedtilt.parts import Parts, Tensors, vector_to_buffers
+from fedtilt.rounds.server_optimizers import server_step
 from fedtilt.rounds.settings import TrainSettings
-from fedtilt.training import LocalJob
+from fedtilt.training import LocalJob, Trained
 
 
-class Plan(NamedTuple):
-    """The local jobs of one client in one round."""
+class ClientUpdate(NamedTuple):
+    """What a client sends after a round."""
 
-    shared: LocalJob
-    personal: LocalJob | None  # None: the method has no personal models
-
-    @property
-    def jobs(self) -> list[LocalJob]:
-        """The jobs to train, shared first."""
-        return [self.shared] if self.personal is None else [self.shared, self.personal]
+    parameters: Tensor  # (S,)
+    samples: int  # training samples
+    buffers: Tensor | None = None  # (B,) if the server averages them
+    declared: Mapping[str, float] = {}  # numbers that a method asks for, such as the loss of the received model
 
 
 def plan(
-    method: Method, received: Tensor, last: Tensor | None, settings: TrainSettings, *, initial: Tensor | None = None
-) -> Plan:
-    """The local jobs of a client; both have the received w as their anchor, so they are independent of each other.
+    method: Method, received: Tensors, client_state: Tensors, *, parts: Parts, settings: TrainSettings, round: int
+) -> dict[str, LocalJob]:
+    """The local jobs of a client by the model they train: "shared" and, if the method has them, "personal".
+
+    Both have the received w as their anchor, so they are independent of each other.
 
     Args:
         method: tilts, weights of the proximal terms, learning rates of its own
-        received: the shared model w, (P,)
-        last: the client's personal model v, (P,); None: the client is selected for the first time
-        settings: learning rates and epochs of the run
-        initial: the model that the run starts from, (P,); needed by methods with `personal_start = "initial"`
+        received: what the server sends: parameters and, if they are averaged, buffers
+        client_state: what the client keeps; empty if it is selected for the first time
+        parts: the parts of the model and its initial values
+        settings: the recipe of the run
+        round: the number of the round, for the schedule
     """
+    w, w_buffers = client_model(parts, received, client_state)
+    device = w.device
     lr, lr_personal = method.rates(settings.lr, settings.lr_personal)
-    tilts = {"tau": method.tau, "lam": method.lam}
-    shared = LocalJob(start=received, anchor=received, prox=method.prox, lr=lr, epochs=settings.epochs, **tilts)
-    if not method.personal:
-        return Plan(shared, None)
-    start = received if last is None or method.personal_start == "received" else last
-    if last is None and method.personal_start == "initial":
-        assert initial is not None
-        start = initial
-    epochs = method.epochs_personal or settings.epochs
-    return Plan(shared, LocalJob(start=start, anchor=received, prox=method.mu, lr=lr_personal, epochs=epochs, **tilts))
+    factor = settings.lr_factor(round)
+    recipe: dict[str, Any] = {
+        "tau": method.tau,
+        "lam": method.lam,
+        "steps": settings.local_steps,
+        "optimizer": settings.client_optimizer,
+        "loss": settings.sample_loss,
+        "buffer_names": tuple(parts.buffers),
+    }
+    trains_buffers = parts.trains_buffers
+    jobs = {
+        "shared": LocalJob(
+            start=w, anchor=w, prox=method.prox, lr=lr * factor, epochs=settings.job_epochs(None),
+            buffers=w_buffers if trains_buffers else None, **recipe,
+        )
+    }  # fmt: skip
+    if method.personal:
+        start, buffers = w, w_buffers
+        if "personal" in client_state and method.personal_start != "received":
+            start = client_state["personal"].to(device)
+            buffers = client_state["personal_buffers"].to(device) if "personal_buffers" in client_state else w_buffers
+        elif "personal" not in client_state and method.personal_start == "initial":
+            start, buffers = _on(device, parts.initial), _on(device, parts.initial_buffers)
+        jobs["personal"] = LocalJob(
+            start=start, anchor=w, prox=method.mu, lr=lr_personal * factor,
+            epochs=settings.job_epochs(method.epochs_personal), buffers=buffers if trains_buffers else None, **recipe,
+        )  # fmt: skip
+    return jobs
+
+
+def _on(device: torch.device, values: Tensor | None) -> Any:
+    return None if values is None else values.to(device)
+
+
+def client_model(
+    parts: Parts, server: Tensors, client_state: Tensors, *, personal: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The parameters (T,) and buffers (B,) of the model that a client uses; buffers are None if they never change.
+
+    Args:
+        parts: the parts of the model
+        server: what the server keeps
+        client_state: what the client keeps; empty if it was never selected
+        personal: its personal model instead of the shared one with its local parts
+    """
+    if personal and "personal" in client_state:
+        return client_state["personal"], client_state.get("personal_buffers")
+    parameters = server["parameters"]
+    buffers = server.get("buffers", client_state.get("buffers", parts.initial_buffers))
+    if not parts.trains_buffers:
+        buffers = None
+    return parts.merge(parameters, client_state.get("local")), _on(parameters.device, buffers)
+
+
+def build_client_model(
+    net: nn.Module, parts: Parts, server: Tensors, client_state: Tensors, *, personal: bool = False
+) -> nn.Module:
+    """A module on the CPU with what `client_model` gives."""
+    parameters, buffers = client_model(parts, server, client_state, personal=personal)
+    named = {} if buffers is None else vector_to_buffers(net, tuple(parts.buffers), buffers)
+    return with_weights(net, parameters, named).cpu()
+
+
+def finish(
+    method: Method, trained: Mapping[str, Trained], *, parts: Parts, samples: int
+) -> tuple[ClientUpdate, dict[str, Tensor]]:
+    """What a client sends, and what it keeps, from its trained models by the names of `plan`."""
+    shared = trained["shared"]
+    update = ClientUpdate(parts.shared(shared.parameters), samples, shared.buffers if parts.averages_buffers else None)
+    kept = {"local": parts.local(shared.parameters), "buffers": shared.buffers if parts.keeps_buffers else None}
+    if method.personal:
+        kept |= {"personal": trained["personal"].parameters, "personal_buffers": trained["personal"].buffers}
+    return update, {name: tensor for name, tensor in kept.items() if tensor is not None}
 
 
 class ServerUpdate(NamedTuple):
-    """The new shared model, and the clients that were left out of it."""
+    """What the server keeps next, and the clients that were left out of it."""
 
-    shared: Tensor
+    state: dict[str, Tensor]
     rejected: dict[int, str]  # client → reason
 
 
@@ -86,8 +161,21 @@ def invalid_reasons(updates: Mapping[int, Tensor], reference: Tensor) -> dict[in
     return {client: reasons[client] for client in sorted(reasons)}
 
 
+def invalid_updates(updates: Mapping[int, ClientUpdate], server: Tensors) -> dict[int, str]:
+    """`invalid_reasons` of the parameters and the averaged buffers of these updates."""
+    reasons = invalid_reasons({client: u.parameters for client, u in updates.items()}, server["parameters"])
+    if "buffers" in server:
+        for client, update in updates.items():
+            if update.buffers is None:
+                reasons.setdefault(client, "has no buffers")
+        buffers = {client: u.buffers for client, u in updates.items() if u.buffers is not None}
+        for client, reason in invalid_reasons(buffers, server["buffers"]).items():
+            reasons.setdefault(client, f"has buffers that are wrong: the vector {reason}")
+    return {client: reasons[client] for client in sorted(reasons)}
+
+
 def server_update(
-    method: Method, received: Tensor, updates: Mapping[int, Tensor], samples: Mapping[int, int]
+    method: Method, server: Tensors, updates: Mapping[int, ClientUpdate], settings: TrainSettings
 ) -> ServerUpdate:
     """Aggregate the clients' w_n into the next w; invalid models are left out and reported.
 
@@ -95,28 +183,35 @@ def server_update(
 
     Args:
         method: the aggregation rule and its settings
-        received: the w that the clients started from, (P,)
-        updates: client → w_n, (P,)
-        samples: client → number of training samples; used with weighting="samples" only
+        server: what the server keeps; `parameters` is the w that the clients started from
+        updates: client → its update
+        settings: the server optimiser
     """
-    rejected = invalid_reasons(updates, received)
+    received = server["parameters"]
+    rejected = invalid_updates(updates, server)
     accepted = [client for client in sorted(updates) if client not in rejected]
     if not accepted:
         reasons = "; ".join(f"client {client} {reason}" for client, reason in rejected.items())
         raise InputError(f"method {method.name!r} has no client model to aggregate ({reasons or 'none arrived'})")
-    models = torch.stack([updates[client] for client in accepted])  # (C, P)
+    models = torch.stack([updates[client].parameters for client in accepted])  # (C, S)
     weights = None
     if method.weighting == "samples":
-        weights = torch.tensor([samples[client] for client in accepted], dtype=torch.float64)
+        weights = torch.tensor([updates[client].samples for client in accepted], dtype=torch.float64)
     if method.aggregator != "tilted":
-        shared = AGGREGATORS[method.aggregator].apply(models, weights, received, method.bad_share)
+        aggregated = AGGREGATORS[method.aggregator].apply(models, weights, received, method.bad_share)
     else:
-        shared = tilted(models, method.q, method.distance, weights=weights, start=received, steps=method.steps)
-    if reason := invalid_reason(shared, received):
+        aggregated = tilted(models, method.q, method.distance, weights=weights, start=received, steps=method.steps)
+    state = dict(server) | {"parameters": aggregated}
+    if settings.server_optimizer is not None:
+        state = server_step(settings, server, aggregated)
+    if "buffers" in server:
+        buffers = torch.stack([b for client in accepted if (b := updates[client].buffers) is not None])
+        state["buffers"] = tilted(buffers, 0.0, weights=weights, start=server["buffers"])
+    if reason := invalid_reason(state["parameters"], received):
         rule = method.aggregator if method.aggregator != "tilted" else f"tilted, q = {method.q:g}"
         raise Diverged(
             f"method {method.name!r} diverged on the server: the aggregated model {reason}; "
             + (f"lower the size in steps = {method.steps}" if method.steps else f"check its aggregation rule {rule!r}"),
             methods=[method.name],
         )
-    return ServerUpdate(shared, rejected)
+    return ServerUpdate(state, rejected)

@@ -1,16 +1,18 @@
 """Export trained models: their state, and the metadata to use them."""
 
 import json
-import math
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedtilt.data.names import client_number
 from fedtilt.errors import InputError
 from fedtilt.files import read_json
+from fedtilt.parts import Tensors, named_pieces
 from fedtilt.runs.run import Notice
 from fedtilt.runs.spec_run import check_run_folder
 from fedtilt.storage.provenance import seed_folder
@@ -38,22 +40,36 @@ def state_dict(
     state = run_folder.latest(notice)
     if state is None:
         raise InputError(f"{folder} has no checkpoint yet; fedtilt resume {shlex.quote(str(folder))}")
-    if method not in state.shared:
-        raise InputError(f"{folder} has no method {method!r}; it has {', '.join(state.shared)}")
-    vector: torch.Tensor | None = state.shared[method]
+    if method not in state.server:
+        raise InputError(f"{folder} has no method {method!r}; it has {', '.join(state.server)}")
+    kept: Tensors = {}
     if client is not None:
-        vector = state.client_states.get((method, client_number(client, run_folder.description()["clients"])))
-        if vector is None:
+        kept = state.client_states.get((method, client_number(client, run_folder.description()["clients"])))
+        if not kept:
             raise InputError(
-                f"client {client} has no personal model of method {method!r}: it was never selected, or the method has "
-                "none; leave out --client for the shared model"
+                f"client {client} has no model of its own of method {method!r}: it was never selected, or the method "
+                "has no personal models; leave out --client for the shared model"
             )
-    fingerprint = read_json(run_folder.folder / "fingerprint.json")
-    shapes = fingerprint["model"]
-    pieces = vector.split([math.prod(shape) for shape in shapes.values()])  # type: ignore[union-attr]
-    parameters = {name: piece.reshape(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
-    tied = {name: parameters[first].clone() for name, first in fingerprint.get("tied", {}).items()}
-    return parameters | tied | run_folder.buffers()
+    return _named_state(
+        read_json(run_folder.folder / "fingerprint.json"), run_folder.constants(), state.server[method], kept
+    )
+
+
+def _named_state(
+    fingerprint: Mapping[str, Any], constants: Tensors, server: Tensors, kept: Tensors
+) -> dict[str, torch.Tensor]:
+    """A model's tensors by name: what the server keeps, over it what the client keeps, and the constants of the run."""
+    trained, local = fingerprint["model"], fingerprint["local"]
+    pieces = dict(constants) | named_pieces(server["parameters"], {n: s for n, s in trained.items() if n not in local})
+    if "local" in kept:
+        pieces |= named_pieces(kept["local"], {name: shape for name, shape in trained.items() if name in local})
+    if "personal" in kept:
+        pieces |= named_pieces(kept["personal"], trained)
+    buffers = kept.get("personal_buffers", kept.get("buffers", server.get("buffers")))
+    if buffers is not None:
+        named = named_pieces(buffers, fingerprint["buffers"])
+        pieces |= {name: buffer.to(constants[name].dtype) for name, buffer in named.items() if name in constants}
+    return pieces | {name: pieces[first].clone() for name, first in fingerprint["tied"].items()}
 
 
 def metadata(

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 
 from fedtilt.data import Federation
+from fedtilt.data.inputs import Inputs, named_tensors
 from fedtilt.errors import InputError
 from fedtilt.evaluation.results import MethodResult, Result, Summary, evaluated_counts, summarise_all
 from fedtilt.files import read_json
 from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
-from fedtilt.models import ModelSource, parameters_to_vector
+from fedtilt.models import ModelSource
+from fedtilt.parts import constants_of, tied_parameters
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.settings import takes_train_settings, train_settings
 from fedtilt.simulation import PreparedRun, Round, prepare, simulate_prepared
@@ -116,7 +118,7 @@ def train_to_end(
         clients=federation.client_names,
         classes=federation.class_names,
         has_outliers=federation.has_outliers.nonzero()[:, 0].tolist(),
-        buffers=_buffers(prepared.net),
+        constants=constants_of(prepared.net, prepared.parts),
         model=_model_description(prepared),
     )
     saved_at, saved_round = time.monotonic(), 0
@@ -153,7 +155,8 @@ def _result(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: Fed
                 client_names=prepared.federation.client_names,
                 class_names=prepared.federation.class_names,
                 _net=net,
-                _shared=state.shared[m.name].cpu(),
+                _parts=prepared.parts,
+                _server={name: tensor.cpu() for name, tensor in state.server[m.name].items()},
                 _client_states=state.client_states,
             )
             for m in prepared.methods
@@ -168,30 +171,16 @@ def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:
     return {
         **settings_of(prepared.methods, prepared.settings),
         "data": data.name,
-        "samples": _digest([data.x_train, data.y_train, data.x_test, data.y_test]),
+        "samples": _digest([*_tensors(data.x_train), data.y_train, *_tensors(data.x_test), data.y_test]),
         "outliers": dataclasses.asdict(federation.outliers),
         "clients": federation.clients,
         "partition": _digest([*index, federation.has_outliers]),
         "sizes": _digest([torch.tensor([len(rows) for rows in index])]),  # tells apart two partitions of the same rows
-        "model": {name: list(p.shape) for name, p in prepared.net.named_parameters()},
-        "tied": _tied_parameters(prepared.net),
+        **prepared.parts.to_json(),
+        "tied": tied_parameters(prepared.net),
         "architecture": repr(prepared.net),
-        "start": _digest([parameters_to_vector(prepared.net)]),
+        "start": _digest([prepared.parts.initial]),
     }
-
-
-def _tied_parameters(net: torch.nn.Module) -> dict[str, str]:
-    """Tied parameters: every further name of a parameter, with its first name."""
-    first_name = {id(p): name for name, p in net.named_parameters()}
-    all_names = net.named_parameters(remove_duplicate=False)
-    return {name: first_name[id(p)] for name, p in all_names if first_name[id(p)] != name}
-
-
-def _buffers(net: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The state of a model without its parameters; training does not change it."""
-    parameters = dict(net.named_parameters(remove_duplicate=False))
-    buffers = {name: value for name, value in net.state_dict().items() if name not in parameters}
-    return {name: value.detach().clone() for name, value in buffers.items() if isinstance(value, torch.Tensor)}
 
 
 def _model_description(prepared: PreparedRun) -> dict[str, Any]:
@@ -201,6 +190,10 @@ def _model_description(prepared: PreparedRun) -> dict[str, Any]:
     if data.image:
         return description | {"mean": [0.5], "deviation": [0.5]}  # pixels in [0, 1] become [-1, 1]
     return description | ({} if data.schema is None else {"schema": data.schema.to_json()})
+
+
+def _tensors(x: Inputs) -> list[torch.Tensor]:
+    return list(named_tensors(x, "x").values())
 
 
 def _digest(tensors: Sequence[torch.Tensor]) -> str:

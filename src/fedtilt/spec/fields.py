@@ -4,9 +4,12 @@ Error messages, the annotated spec of `fedtilt init` and docs/spec.md are all wr
 """
 
 import dataclasses
+import functools
+import operator
 import re
+import types
 import warnings
-from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
@@ -21,6 +24,7 @@ from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.table import SpecTable, allowed_text, one_of
 
+_TOP_LEVEL = ("seed", "device")  # training settings that are not in [train]
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
@@ -261,12 +265,23 @@ class ModelSpec(SpecTable):
 
 
 def _train_field(setting: dataclasses.Field[Any]) -> tuple[Any, Any]:
-    """A training setting as a key of a spec: its type and a pydantic field."""
+    """A training setting as a key of a spec: its type, without Python objects, and a pydantic field."""
     m, kind = setting.metadata, get_type_hints(TrainSettings)[setting.name]
+    plain = [k for k in get_args(kind) if k in (bool, int, float, str, type(None))]
     examples = None if m["example"] is None else [m["example"]]
     limits: dict[str, Any] = m["limits"] | ({"allow_inf_nan": False} if float in {kind, *get_args(kind)} else {})
-    field = Field(default=setting.default, description=m["meaning"], examples=examples, **limits)
-    return (Annotated[kind, one_of(m["choices"])] if m["choices"] else kind), field
+    extra = allowed_text(m["allowed"]) if m["allowed"] else None
+    if get_origin(kind) is tuple:
+        kind = types.GenericAlias(tuple, (Annotated[plain[0], Field(**limits)], ...))
+        return kind, Field(default=setting.default, strict=False, description=m["meaning"], json_schema_extra=extra)
+    if plain:
+        kind = functools.reduce(operator.or_, plain)
+    if m["choices"]:
+        kind = Annotated[kind, one_of(m["choices"], optional=setting.default is None)]
+    field = Field(
+        default=setting.default, description=m["meaning"], examples=examples, json_schema_extra=extra, **limits
+    )
+    return kind, field
 
 
 if TYPE_CHECKING:
@@ -276,7 +291,7 @@ else:
         "TrainSpec",
         __base__=SpecTable,
         __doc__="`[train]`: the settings of `TrainSettings`, without the top-level keys seed and device.",
-        **{s.name: _train_field(s) for s in dataclasses.fields(TrainSettings) if s.name not in ("seed", "device")},
+        **{s.name: _train_field(s) for s in dataclasses.fields(TrainSettings) if s.name not in _TOP_LEVEL},
     )
 
 
@@ -332,7 +347,12 @@ class Spec(SpecTable):
                 f"data.client = {self.data.client!r} is ignored when clients.partition = "
                 f"{self.clients.partition!r}; leave clients.partition out, or add the column to data.drop"
             )
-        check_methods([m.to_method() for m in self.methods], self.train.lr, self.train.lr_personal)
+        keys = [field.name for field in dataclasses.fields(TrainSettings) if field.name not in _TOP_LEVEL]
+        settings = TrainSettings(**{key: getattr(self.train, key) for key in keys})
+        check_methods(
+            [m.to_method() for m in self.methods], settings.lr, settings.lr_personal,
+            plain_sgd=settings.client_optimizer.is_plain,
+        )  # fmt: skip
         return self
 
 

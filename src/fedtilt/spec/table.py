@@ -18,17 +18,18 @@ class OneOf:
     """A validator that accepts only these values."""
 
     choices: tuple[str, ...]
+    optional: bool = False  # whether None is one of them
 
-    def __call__(self, value: str) -> str:
+    def __call__(self, value: str | None) -> str | None:
         """Return the value, or raise."""
-        if value not in self.choices:
+        if value not in self.choices and not (value is None and self.optional):
             raise ValueError("not one of the choices")  # the error message lists them
         return value
 
 
-def one_of(choices: Iterable[str]) -> AfterValidator:
+def one_of(choices: Iterable[str], *, optional: bool = False) -> AfterValidator:
     """A validator from which `allowed_values` lists the choices."""
-    return AfterValidator(OneOf(tuple(choices)))
+    return AfterValidator(OneOf(tuple(choices), optional))
 
 
 def allowed_text(text: str) -> dict[str, Any]:

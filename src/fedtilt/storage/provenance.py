@@ -20,17 +20,20 @@ from fedtilt.version import __version__
 
 def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str, Any]:
     """Methods and training settings as JSON, without device and workers: a run may be resumed on another machine."""
-    train = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("device", "workers")}
+    without = ("device", "workers", "init")  # where it starts from is part of the fingerprint by its values
+    names = [field.name for field in dataclasses.fields(settings) if field.name not in without]
     return {
         "methods": {m.name: {k: _to_json(v) for k, v in dataclasses.asdict(m).items()} for m in methods},
-        "train": train,
+        "train": {name: _to_json(getattr(settings, name)) for name in names},
     }
 
 
 def _to_json(value: Any) -> Any:
-    """JSON has no infinities and no tuples."""
+    """JSON has no infinities, tuples and functions."""
     if isinstance(value, float) and math.isinf(value):
         return str(value)
+    if callable(value):
+        return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', type(value).__qualname__)}"
     return list(value) if isinstance(value, tuple) else value
 
 

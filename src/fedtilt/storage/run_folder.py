@@ -3,11 +3,11 @@
 fingerprint.json                               methods, settings, data and model: a folder with others is refused
 federation.json                                names of clients and classes, and the clients with outliers
 model.json                                     how to build the model, and how to standardise its input
-buffers.safetensors                            the buffers of the model, if it has any
+constants.safetensors                          frozen parameters and initial buffers of the model, if it has any
 metrics.jsonl                                  one line per evaluated round and method
 counts/round-00040.safetensors                 correct predictions per client and class
-checkpoints/round-00040/                       shared models and a manifest with hashes; the last two
-personal/METHOD/client-00003.round-00038.…     personal models, by client and the round of their training
+checkpoints/round-00040/                       what the server keeps, and a manifest with hashes; the last two
+clients/METHOD/client-00003.round-00038.…      what clients keep, by client and the round they took part in
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class RunFolder:
 
     def __init__(self, folder: Path, memory_limit: int = 2 * 2**30) -> None:
         self.folder = folder
-        self.client_states = ClientStates(folder / "personal", memory_limit)
+        self.client_states = ClientStates(folder / "clients", memory_limit)
         self.history: History = {}
         self.validation: dict[str, Summary] = {}  # of the last evaluated round
 
@@ -82,7 +82,7 @@ class RunFolder:
 
     def describe(
         self, *, clients: Sequence[str], classes: Sequence[str], has_outliers: Sequence[int],
-        buffers: Mapping[str, Tensor] | None = None, model: Mapping[str, Any] | None = None,
+        constants: Mapping[str, Tensor] | None = None, model: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Write names and model for reports and exports.
 
@@ -90,28 +90,28 @@ class RunFolder:
             clients: names of the clients
             classes: names of the classes
             has_outliers: numbers of the clients with outliers
-            buffers: the buffers of the model
+            constants: frozen parameters and initial buffers of the model
             model: how to build the model, and how to standardise its input
         """
         names = {"clients": list(clients), "classes": list(classes), "has_outliers": list(has_outliers)}
         write_json(self.folder / "federation.json", names, sync=False)
         if model is not None:
             write_json(self.folder / "model.json", model, sync=False)
-        if buffers:
-            write_tensors(self._buffers_file, buffers)
+        if constants and not self._constants_file.exists():
+            write_tensors(self._constants_file, constants)
 
     def description(self) -> dict[str, Any]:
-        """What `describe` wrote, without the buffers."""
+        """What `describe` wrote, without the constants."""
         paths = [self.folder / "federation.json", self.folder / "model.json"]
         return {key: value for path in paths if path.exists() for key, value in read_json(path).items()}
 
-    def buffers(self) -> dict[str, Tensor]:
-        """The buffers of the model."""
-        return read_tensors(self._buffers_file) if self._buffers_file.exists() else {}
+    def constants(self) -> dict[str, Tensor]:
+        """Frozen parameters and initial buffers of the model."""
+        return read_tensors(self._constants_file) if self._constants_file.exists() else {}
 
     @property
-    def _buffers_file(self) -> Path:
-        return self.folder / "buffers.safetensors"
+    def _constants_file(self) -> Path:
+        return self.folder / "constants.safetensors"
 
     # -- metrics and counts ------------------------------------------------------------------------------------------
 
@@ -196,11 +196,11 @@ class RunFolder:
         for old in (partial, final):
             shutil.rmtree(old, ignore_errors=True)
         stored = self.client_states.save_all()
-        digest = write_tensors(partial / "shared.safetensors", state.shared)
+        server = {f"{method}/{name}": t for method, tensors in state.server.items() for name, t in tensors.items()}
         manifest = {
             "round": state.round,
-            "shared": digest,
-            "personal": [[*owner, *stored_state] for owner, stored_state in sorted(stored.items())],
+            "server": write_tensors(partial / "server.safetensors", server),
+            "clients": [[*owner, *stored_state] for owner, stored_state in sorted(stored.items())],
         }
         write_json(partial / "manifest.json", {"sha256": _digest(manifest)} | manifest)
         sync_folder(partial)
@@ -209,12 +209,12 @@ class RunFolder:
         self._delete_old_checkpoints()
 
     def _delete_old_checkpoints(self) -> None:
-        """Delete all but the last checkpoints, and the personal models that none of these refers to."""
+        """Delete all but the last checkpoints, and the client states that none of these refers to."""
         folders = self._checkpoints()
         for old in folders[:-_CHECKPOINTS]:
             shutil.rmtree(old)
         manifests = [read_json(folder / "manifest.json") for folder in folders[-_CHECKPOINTS:]]
-        needed = [file_name((method, client), round) for m in manifests for method, client, round, _ in m["personal"]]
+        needed = [file_name((method, client), round) for m in manifests for method, client, round, _ in m["clients"]]
         self.client_states.prune(needed)
 
     def latest(self, notice: Callable[[str], None] = lambda _: None) -> FederationState | None:
@@ -238,12 +238,15 @@ class RunFolder:
         manifest = read_json(folder / "manifest.json")
         if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _digest(manifest):
             raise InputError(f"{folder / 'manifest.json'} was changed after it was written")
-        shared = read_tensors(folder / "shared.safetensors", manifest["shared"])
-        stored = {(method, client): StoredState(*rest) for method, client, *rest in manifest["personal"]}
+        server: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in read_tensors(folder / "server.safetensors", manifest["server"]).items():
+            method, name = key.rsplit("/", 1)
+            server.setdefault(method, {})[name] = tensor
+        stored = {(method, client): StoredState(*rest) for method, client, *rest in manifest["clients"]}
         for owner, stored_state in stored.items():
-            read_tensors(self.folder / "personal" / file_name(owner, stored_state.round), stored_state.sha256)
+            read_tensors(self.folder / "clients" / file_name(owner, stored_state.round), stored_state.sha256)
         self.client_states.restore(stored)
-        return FederationState(manifest["round"], shared, self.client_states)
+        return FederationState(manifest["round"], dict(server), self.client_states)
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.folder / "checkpoints").glob("round-*"), key=_round_of)
@@ -253,7 +256,7 @@ class RunFolder:
 
 
 class InMemoryRun:
-    """The interface of `RunFolder` for a run without a folder; only personal models over the limit are in files."""
+    """The interface of `RunFolder` for a run without a folder; only client states over the limit are in files."""
 
     def __init__(self, memory_limit: int) -> None:
         self.client_states = ClientStates(None, memory_limit)

@@ -1,20 +1,43 @@
-"""Train local jobs: one signature, `train(model, jobs, batches) → trained parameters`, and backends that agree.
+"""Train local jobs: one signature, `train(model, jobs, batches) → results`, and backends that agree.
 
-autograd  any `nn.Module`, by autograd, one job at a time: the reference
+autograd  any `nn.Module` and recipe, by autograd, one job at a time: the reference
 native    perceptrons and CNNs in C, one job at a time: for CPUs with a C compiler
 fused     perceptrons, with a hand-written backward pass, one job at a time: for CPUs without a C compiler
 stacked   all jobs in one step: for GPUs
+
+A backend is asked about the whole work, `unsupported_reason(model, job, device_type, sample)`: None, or a clause that
+says why it does not train this job. The autograd loop never refuses.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
-from torch import Tensor, nn
+from torch import nn
 
+from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
 from fedtilt.training import autograd_loop, fused_mlp, native, stacked
-from fedtilt.training.local_job import LAST_BATCH, Batches, LocalJob, distinct_jobs, make_batches
+from fedtilt.training.local_job import (
+    LAST_BATCH,
+    OPTIMIZERS,
+    Batches,
+    LocalJob,
+    Optimizer,
+    Trained,
+    distinct_jobs,
+    make_batches,
+)
 
-Backend = Callable[[nn.Module, Sequence[LocalJob], Sequence[Batches]], list[Tensor]]
+
+class Backend(Protocol):
+    """Trains every job on its batches; `precision` is that of products on CUDA."""
+
+    def __call__(
+        self, model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], *, precision: str = "float32"
+    ) -> list[Trained]:
+        """The results, in the order of the jobs."""
+        ...
+
 
 BACKENDS: dict[str, Backend] = {
     "autograd": autograd_loop.train,
@@ -22,54 +45,63 @@ BACKENDS: dict[str, Backend] = {
     "fused": fused_mlp.train,
     "stacked": stacked.train,
 }
+_FASTEST_FIRST = {"cpu": ("native", "fused", "autograd"), "cuda": ("stacked", "autograd")}
+_UNSUPPORTED_REASON = {
+    "autograd": lambda *_: None,
+    "native": native.unsupported_reason,
+    "fused": fused_mlp.unsupported_reason,
+    "stacked": stacked.unsupported_reason,
+}
+
+
+class BackendChoice(NamedTuple):
+    """The backend that trains a run, and why faster ones do not."""
+
+    name: str
+    reasons: Mapping[str, str]  # faster backend → why it does not train this run
 
 
 def choose_backend(
-    model: nn.Module, device_type: str, backend: str = "auto", sample: Tensor | None = None, precision: str = "float32"
-) -> str:
-    """The name of the fastest backend for this model and device, or `backend` if it supports them.
+    model: nn.Module,
+    jobs: Sequence[LocalJob],
+    device_type: str,
+    backend: str = "auto",
+    sample: Inputs | None = None,
+    precision: str = "float32",
+) -> BackendChoice:
+    """The fastest backend that trains these jobs, or `backend` if it does.
 
     Args:
-        model: The model to train.
-        device_type: "cpu", "cuda", ….
-        backend: A name from `BACKENDS`, or "auto".
-        sample: One input, (1, …), to test whether the model can be stacked.
-        precision: "float32", or "tf32" or "bfloat16" for stacked models on CUDA.
+        model: the model to train
+        jobs: a job of every kind that the run has
+        device_type: "cpu" or "cuda"
+        backend: a name from `BACKENDS`, or "auto"
+        sample: one input, (1, …), to test whether the model can be stacked
+        precision: "float32", or "tf32" or "bfloat16" on CUDA
     """
-    chosen = _choose(model, device_type, backend, sample)
-    if precision != "float32" and (device_type != "cuda" or chosen != "stacked"):
-        raise InputError(
-            f"precision = {precision!r} is for stacked models on CUDA, not for backend {chosen!r} on {device_type}; "
-            "leave it out"
-        )
-    return chosen
-
-
-def _choose(model: nn.Module, device_type: str, backend: str, sample: Tensor | None) -> str:
-    may_stack = device_type != "cpu" or backend == "stacked"
-    supported = dict.fromkeys(BACKENDS, True) | {
-        "native": native.supports(model) and device_type == "cpu",
-        "fused": fused_mlp.supports(model) and device_type == "cpu",
-        "stacked": may_stack and stacked.supports(model, sample),
-    }
-    if backend == "auto":
-        preferred = ("stacked", "autograd") if device_type != "cpu" else ("native", "fused", "autograd")
-        return next(name for name in preferred if supported[name] and (name != "native" or native.available()))
-    if backend not in supported:
-        raise InputError(f"unknown backend {backend!r}; choose one of auto, {', '.join(supported)}")
-    if not supported[backend]:
-        raise InputError(f"backend {backend!r} does not support this model on {device_type}; use 'auto' or 'autograd'")
-    if backend == "native" and (reason := native.unavailable_reason()):
-        raise InputError(f"backend 'native' cannot run because {reason}; use 'auto'")
-    return backend
+    if precision != "float32" and device_type != "cuda":
+        raise InputError(f"precision = {precision!r} is for CUDA, not for {device_type}; leave it out")
+    if backend not in ("auto", *BACKENDS):
+        raise InputError(f"unknown backend {backend!r}; choose one of auto, {', '.join(BACKENDS)}")
+    reasons: dict[str, str] = {}
+    for name in _FASTEST_FIRST[device_type] if backend == "auto" else (backend,):
+        reason = next((r for job in jobs if (r := _UNSUPPORTED_REASON[name](model, job, device_type, sample))), None)
+        if reason is None:
+            return BackendChoice(name, reasons)
+        reasons[name] = reason
+    raise InputError(f"backend {backend!r} cannot train this because {reasons[backend]}; use 'auto' or 'autograd'")
 
 
 __all__ = [
     "BACKENDS",
     "LAST_BATCH",
+    "OPTIMIZERS",
     "Backend",
+    "BackendChoice",
     "Batches",
     "LocalJob",
+    "Optimizer",
+    "Trained",
     "choose_backend",
     "distinct_jobs",
     "make_batches",

@@ -1,4 +1,4 @@
-"""One job after the other, by autograd, for any `nn.Module`: the reference for every other backend."""
+"""One job after the other, by autograd, for any `nn.Module` and any recipe: the reference for every other backend."""
 
 import copy
 from collections.abc import Sequence
@@ -7,30 +7,90 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt import seeds
-from fedtilt.math.losses import client_loss, cross_entropy
-from fedtilt.models import vector_to_parameters
-from fedtilt.training.local_job import Batches, LocalJob
-from fedtilt.training.precision import fp32_deterministic
+from fedtilt.errors import InputError
+from fedtilt.math.losses import client_loss
+from fedtilt.models import logits, trained_parameters, vector_to_parameters
+from fedtilt.parts import buffers_to_vector, vector_to_buffers
+from fedtilt.training.local_job import Batches, LocalJob, Optimizer, Trained
+from fedtilt.training.precision import autocast, fp32_deterministic
 
 
-def train(model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[Tensor]:
-    """Train every job on its batches; returns the trained parameters, (P,) each."""
-    return [_train_one(model, job, data) for job, data in zip(jobs, batches, strict=True)]
+def train(
+    model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], *, precision: str = "float32"
+) -> list[Trained]:
+    """Train every job on its batches.
+
+    Args:
+        model: the architecture, with its frozen parameters and initial buffers
+        jobs: the jobs
+        batches: the data of each job
+        precision: of products on CUDA; the loss and the parameters are float32
+    """
+    return [_train_one(model, job, data, precision) for job, data in zip(jobs, batches, strict=True)]
 
 
-def _train_one(model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
+def _train_one(model: nn.Module, job: LocalJob, batches: Batches, precision: str) -> Trained:
     theta = job.start.clone()
-    net = copy.deepcopy(model).train().to(theta.device)
-    parameters = [p for _, p in net.named_parameters()]
+    net = copy.deepcopy(model).to(theta.device)
+    changing = _load_buffers(net, job)
+    parameters = list(trained_parameters(net).values())
     views = list(vector_to_parameters(net, theta).values())
     for p, view in zip(parameters, views, strict=True):
         p.data = view  # the network's parameters are views into theta
-    with seeds.seeded_global_rng(batches.key, theta.device), fp32_deterministic(theta.device):
-        for x, y in batches.epochs(job.epochs):
-            loss = client_loss(cross_entropy(net(x), y), y, job.tau, job.lam)
+    anchors = list(vector_to_parameters(net, job.anchor).values()) if job.prox else []
+    optimizer = None if job.optimizer.is_plain else _torch_optimizer(job.optimizer, parameters, job.lr)
+    constant = {name: b.clone() for name, b in net.named_buffers() if name not in changing}
+    with seeds.seeded_global_rng(batches.key, theta.device), fp32_deterministic(theta.device, precision == "tf32"):
+        for x, y in batches.of(job):
+            with autocast(theta.device, precision):
+                outputs = logits(net, x)
+            loss = client_loss(job.loss(outputs.float(), y), y, job.tau, job.lam)
             grads = torch.autograd.grad(loss, parameters, materialize_grads=True)  # 0 for unused parameters
-            if job.prox:
-                theta.lerp_(job.anchor, job.lr * job.prox)
-            for view, grad in zip(views, grads, strict=True):
-                view.sub_(grad, alpha=job.lr)
-    return theta
+            if optimizer is None:
+                if job.prox:
+                    theta.lerp_(job.anchor, job.lr * job.prox)
+                for view, grad in zip(views, grads, strict=True):
+                    view.sub_(grad, alpha=job.lr)
+                continue
+            for p, grad in zip(parameters, grads, strict=True):
+                p.grad = grad
+            for p, anchor in zip(parameters, anchors, strict=False):
+                p.grad = torch.add(p.grad, p.detach() - anchor, alpha=job.prox)  # type: ignore[arg-type]
+            if job.optimizer.clip_norm is not None:
+                nn.utils.clip_grad_norm_(parameters, job.optimizer.clip_norm)
+            optimizer.step()
+    _check_constant(net, constant)
+    return Trained(theta, buffers_to_vector(net, changing) if changing else None)
+
+
+def _load_buffers(net: nn.Module, job: LocalJob) -> tuple[str, ...]:
+    """Set training mode and the buffers of the job; returns the names of the buffers that change."""
+    net.train()
+    if job.buffers is None:
+        for name in job.buffer_names:  # frozen: their layers use them as in evaluation
+            net.get_submodule(name.rpartition(".")[0]).eval()
+        return ()
+    values = vector_to_buffers(net, job.buffer_names, job.buffers)
+    for name, buffer in net.named_buffers():
+        if name in values:
+            buffer.copy_(values[name])
+    return job.buffer_names
+
+
+def _torch_optimizer(settings: Optimizer, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    if settings.name == "sgd":
+        return torch.optim.SGD(
+            parameters, lr, settings.momentum, weight_decay=settings.weight_decay, nesterov=settings.nesterov
+        )
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    return kinds[settings.name](parameters, lr, weight_decay=settings.weight_decay)
+
+
+def _check_constant(net: nn.Module, before: dict[str, Tensor]) -> None:
+    """Refuse a change of a buffer that a probe took for a constant: it would be lost."""
+    for name, buffer in net.named_buffers():
+        if name in before and not torch.equal(buffer, before[name]):
+            raise InputError(
+                f"buffer {name!r} changed in training, but a forward pass of two samples leaves it as it is, so it is "
+                "not kept; let every forward pass in training mode change it"
+            )

@@ -15,14 +15,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedtilt.data.inputs import Inputs
 from fedtilt.math.tilt import nested_tilt_grad
 from fedtilt.models import vector_to_parameters
-from fedtilt.training.local_job import Batches, LocalJob
+from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_setting
 from fedtilt.training.sequential import has_plain_layers
 
 
-def supports(model: nn.Module) -> bool:
-    """Whether the model is an `nn.Sequential` of Flatten, Linear (with bias) and ReLU that ends with a Linear."""
+def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample: Inputs | None = None) -> str | None:
+    """Why this backend does not train the job, as a clause; None if it does."""
+    if device_type != "cpu":
+        return f"the device is {device_type}"
+    if not _is_perceptron(model):
+        return "the model is not an nn.Sequential of Flatten, Linear (with bias) and ReLU that ends with a Linear"
+    return unusual_setting(job, model)
+
+
+def _is_perceptron(model: nn.Module) -> bool:
     if type(model) is not nn.Sequential or len(set(model)) < len(model):  # a subclass may compute something else
         return False
     layers = [m for m in model if not isinstance(m, nn.Flatten)]
@@ -35,10 +44,12 @@ def supports(model: nn.Module) -> bool:
     return has_plain_layers(model, layers[::2])
 
 
-def train(model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[Tensor]:
-    """Train every job on its batches; returns the trained parameters, (P,) each."""
+def train(
+    model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], *, precision: str = "float32"
+) -> list[Trained]:
+    """Train every job on its batches; on a CPU, the precision is always float32."""
     with torch.no_grad():
-        return [_train_one(model, job, data) for job, data in zip(jobs, batches, strict=True)]
+        return [Trained(_train_one(model, job, data)) for job, data in zip(jobs, batches, strict=True)]
 
 
 def _train_one(model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
@@ -46,8 +57,10 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
     layers = _linear_layers(model, theta)
     decay = 1 - job.lr * job.prox  # θ ← decay · θ + (1 − decay) · anchor − lr · grad
     ones = torch.ones(batches.size)
+    assert isinstance(batches.x, Tensor)
     flat_batches = replace(batches, x=batches.x.flatten(1))
-    for x, y in flat_batches.epochs(job.epochs):
+    for x, y in flat_batches.of(job):
+        assert isinstance(x, Tensor)
         # forward: activations (B, width) of every layer, the input first
         activations = [x]
         for weight, bias in layers[:-1]:

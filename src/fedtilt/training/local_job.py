@@ -1,50 +1,116 @@
 """A local job: one model that is trained on one client's batches in one round."""
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtilt import seeds
+from fedtilt.data.inputs import Inputs, split, take
+from fedtilt.math.losses import SampleLoss, cross_entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """The update rule of a local job, with the meaning and defaults of `torch.optim`; its state is new in every round.
+
+    The gradient is that of the loss plus the proximal term. It is clipped before the optimiser takes it.
+    """
+
+    name: str = "sgd"  # a word of OPTIMIZERS
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    clip_norm: float | None = None  # the largest L2 norm of the gradient of all trained parameters
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is θ ← θ − lr · gradient."""
+        return self == Optimizer()
+
+    def describe(self) -> str:
+        """The settings that differ from plain SGD.
+
+        >>> Optimizer(momentum=0.9).describe()
+        'sgd, momentum = 0.9'
+        """
+        plain = Optimizer()
+        changed = [f.name for f in fields(self) if f.name != "name" and getattr(self, f.name) != getattr(plain, f.name)]
+        return ", ".join([self.name, *(f"{key} = {getattr(self, key)}" for key in changed)])
+
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalJob:
-    """Gradient descent from `start`, one mini-batch a step: θ ← θ − lr · (∇R(tau, lam) + prox · (θ − anchor))."""
+    """Training from `start`, one mini-batch a step, with the gradient ∇R(tau, lam) + prox · (θ − anchor)."""
 
-    start: Tensor  # (P,)
-    anchor: Tensor  # (P,) the centre of the proximal term
+    start: Tensor  # (T,)
+    anchor: Tensor  # (T,) the centre of the proximal term
     prox: float  # strength of the proximal term, 0 for none
     tau: float
     lam: float
     lr: float
 
     epochs: int | None = None  # passes over the client's data; None: all epochs of its batches
+    steps: int | None = None  # at most so many steps; None: all of these epochs
+    buffer_names: tuple[str, ...] = ()  # the buffers that `forward` changes in training
+    buffers: Tensor | None = None  # (B,) where these start; None: they are frozen, as the model has them
+    optimizer: Optimizer = Optimizer()
+    loss: SampleLoss = cross_entropy
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Equal for two jobs of one client that give the same result; without a proximal term the anchor is unused."""
         anchor = id(self.anchor) if self.prox else None
-        return id(self.start), anchor, self.prox, self.tau, self.lam, self.lr, self.epochs
+        buffers = None if self.buffers is None else id(self.buffers)
+        settings = self.prox, self.tau, self.lam, self.lr, self.epochs, self.steps, self.optimizer, self.loss
+        return id(self.start), anchor, buffers, *settings
+
+
+def unusual_setting(job: LocalJob, model: nn.Module) -> str | None:
+    """What a job has besides plain SGD on the cross-entropy of all parameters, as a clause; None if nothing."""
+    if not job.optimizer.is_plain:
+        return f"the optimiser is not plain SGD ({job.optimizer.describe()})"
+    if job.loss is not cross_entropy:
+        return "the loss is not the plain cross-entropy"
+    if job.buffer_names:
+        return f"the model has buffers that change in training, such as {job.buffer_names[0]!r}"
+    frozen = next((name for name, p in model.named_parameters() if not p.requires_grad), None)
+    return None if frozen is None else f"parameter {frozen!r} is frozen"
+
+
+class Trained(NamedTuple):
+    """The result of a local job."""
+
+    parameters: Tensor  # (T,)
+    buffers: Tensor | None = None  # (B,); None: the job has none
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batches:
     """A client's data of one round, the order of its samples and how an epoch is split; the same for all its jobs."""
 
-    x: Tensor  # (n, …)
+    x: Inputs  # (n, …), or a dictionary of such tensors
     y: Tensor  # (n,)
     order: Tensor  # (epochs, n): a permutation per epoch
     bounds: Tensor  # (batches per epoch + 1,) on the CPU: batch k is order[epoch, bounds[k] : bounds[k + 1]]
     key: int  # seeds the randomness inside a model (dropout)
 
-    def epochs(self, count: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of the first `count` epochs; None: of all."""
+    def of(self, job: LocalJob) -> Iterator[tuple[Inputs, Tensor]]:
+        """The batches that a job trains on, one after the other."""
+        return itertools.islice(self.all(), self.steps(job))
+
+    def all(self) -> Iterator[tuple[Inputs, Tensor]]:
+        """The batches of all epochs."""
         sizes = self.bounds.diff().tolist()
-        for order in self.order[:count, : int(self.bounds[-1])]:
-            x, y = self.x[order], self.y[order]  # one gather per epoch; batches are views of it
-            yield from zip(x.split(sizes), y.split(sizes), strict=True)
+        for order in self.order[:, : int(self.bounds[-1])]:
+            x, y = take(self.x, order), self.y[order]  # one gather per epoch; batches are views of it
+            yield from zip(split(x, sizes), y.split(sizes), strict=True)
 
     @property
     def size(self) -> int:
@@ -58,7 +124,8 @@ class Batches:
 
     def steps(self, job: LocalJob) -> int:
         """How many steps a job makes."""
-        return self.per_epoch * (len(self.order) if job.epochs is None else job.epochs)
+        steps = self.per_epoch * (len(self.order) if job.epochs is None else job.epochs)
+        return steps if job.steps is None else min(steps, job.steps)
 
     def __len__(self) -> int:
         return len(self.order) * self.per_epoch
@@ -86,7 +153,7 @@ def batch_bounds(samples: int, batch_size: int, last_batch: str = "even") -> lis
 
 
 def make_batches(
-    x: Tensor, y: Tensor, *, seed: int, round: int, client: int, epochs: int, batch_size: int, last_batch: str = "even"
+    x: Inputs, y: Tensor, *, seed: int, round: int, client: int, epochs: int, batch_size: int, last_batch: str = "even"
 ) -> Batches:
     """The batches of one client in one round; their order depends on (seed, round, client) alone.
 

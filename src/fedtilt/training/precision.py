@@ -25,6 +25,11 @@ def fp32_deterministic(device: torch.device, tf32: bool = False) -> Iterator[Non
                 yield
 
 
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """bfloat16 products where `precision` says so; everything in float32 otherwise."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
+
+
 @contextlib.contextmanager
 def _cuda_settings(tf32: bool) -> Iterator[None]:
     """Set torch's CUDA precision and determinism; restore the previous settings afterwards.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtilt import seeds
 from fedtilt.methods import fedtilt
+from fedtilt.parts import Parts
 from fedtilt.reproduction.convergence.problem import (
     Problem,
     constants,
@@ -19,8 +20,9 @@ from fedtilt.reproduction.convergence.problem import (
     shared_optimum,
 )
 from fedtilt.reproduction.experiment import OnProgress
-from fedtilt.rounds.round import plan, server_update
+from fedtilt.rounds.round import finish, plan, server_update
 from fedtilt.rounds.settings import TrainSettings
+from fedtilt.training import Trained
 
 FLOOR = 1e-11  # smaller gaps are rounding errors
 SOLVED = 1e-6  # of the first gap: counts as converged
@@ -67,21 +69,25 @@ def over_rounds(problems: Sequence[Problem], settings: Mapping[str, Any], on_pro
     limit = mean_optimum if decay else fixed_point(problems, steps, eta, mean_optimum)
     optima = [personal_optimum(p, mu, limit) for p in problems]
     w = limit.clone() if settings["start"] == "limit" else problems[0].zero
-    start, personal_models = w, list[Tensor | None]([None] * len(problems))
+    start, parts = w, Parts.plain(w)
+    kept: list[dict[str, Tensor]] = [{} for _ in problems]
     errors = [[float((w - optimum).norm()) for optimum in optima]]  # v starts at the w it receives
     gaps = [[_gap(p, mu, w, w, optimum, limit) for p, optimum in zip(problems, optima, strict=True)]]
     shared = [float((w - limit).norm())]
     squared_norms = [float(w @ w)]
     for t in range(settings["rounds"]):
         lr = eta / (1 + t / decay) if decay else eta
-        updates: dict[int, Tensor] = {}
+        training = TrainSettings(lr=lr, lr_personal=eta)
+        updates = {}
         for n, p in enumerate(problems):
-            planned = plan(method, w, personal_models[n], TrainSettings(lr=lr, lr_personal=eta))
-            updates[n], personal_models[n] = (
-                gradient_descent(p, job.start, steps, job.lr, job.prox, job.anchor) for job in planned.jobs
-            )
-        w = server_update(method, w, updates, dict.fromkeys(updates, 1)).shared
-        personal_now = [v for v in personal_models if v is not None]
+            jobs = plan(method, {"parameters": w}, kept[n], parts=parts, settings=training, round=1)
+            trained = {
+                model: Trained(gradient_descent(p, job.start, steps, job.lr, job.prox, job.anchor))
+                for model, job in jobs.items()
+            }
+            updates[n], kept[n] = finish(method, trained, parts=parts, samples=1)
+        w = server_update(method, {"parameters": w}, updates, training).state["parameters"]
+        personal_now = [state["personal"] for state in kept]
         errors.append([float((v - g).norm()) for v, g in zip(personal_now, optima, strict=True)])
         gaps.append([_gap(p, mu, v, w, g, limit) for p, v, g in zip(problems, personal_now, optima, strict=True)])
         shared.append(float((w - limit).norm()))

@@ -71,8 +71,8 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
         correct = evaluated_counts(r.counts[m.name])
         boundaries[m.name] = []
         for client, groups in enumerate(SETUPS[settings["data"]].groups):
-            model = r.state.client_states.get((m.name, client)) if m.personal else r.state.shared[m.name]
-            assert model is not None  # every client takes part in every round
+            kept = r.state.client_states.get((m.name, client))  # every client takes part in every round
+            model = kept["personal"] if m.personal else r.state.shared[m.name]
             normal, offset = decision_boundary(model.cpu())
             shares = expected_accuracy(normal, float(offset), groups)
             boundaries[m.name].append(

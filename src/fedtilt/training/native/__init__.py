@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
-from fedtilt.training.local_job import Batches, LocalJob
+from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_setting
 from fedtilt.training.native.compiler import CompiledLibrary, LibraryUnavailable, compile_library
 from fedtilt.training.sequential import SequentialNet
 
@@ -24,7 +25,19 @@ _SOURCE = Path(__file__).with_name("c") / "train.c"
 _BAD_LABEL, _BAD_ORDER = 2, 3  # as in c/train.c
 
 
-def supports(model: nn.Module) -> bool:
+def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample: Inputs | None = None) -> str | None:
+    """Why this backend does not train the job, as a clause; None if it does."""
+    if device_type != "cpu":
+        return f"the device is {device_type}"
+    if not _is_sequential(model):
+        return "the model is not an nn.Sequential of the layers that the C kernel has (Conv2d, ReLU, MaxPool2d, Linear)"
+    if reason := unusual_setting(job, model):
+        return reason
+    reason = unavailable_reason()
+    return reason and f"the C kernel cannot run: {reason}"
+
+
+def _is_sequential(model: nn.Module) -> bool:
     """Whether the model is a `SequentialNet`, for images of the size its first linear layer expects."""
     convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
     linear = next((m for m in model.modules() if isinstance(m, nn.Linear)), None)
@@ -70,21 +83,24 @@ def _load_kernel() -> CompiledLibrary | str:
     long, double, pointer = ctypes.c_long, ctypes.c_double, ctypes.c_void_p
     kernel.library.fedtilt_train.argtypes = [
         long, pointer, long, pointer, pointer, pointer, double, double, double, double, pointer, pointer, long, pointer,
-        long, pointer, long,
+        long, pointer, long, long,
     ]  # fmt: skip
     kernel.library.fedtilt_train.restype = ctypes.c_int
     return kernel
 
 
-def train(model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[Tensor]:
-    """Train every job on its batches; returns the trained parameters, (P,) each."""
+def train(
+    model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], *, precision: str = "float32"
+) -> list[Trained]:
+    """Train every job on its batches; on a CPU, the precision is always float32."""
     kernel = _load_kernel()
     if isinstance(kernel, str):
         raise InputError(f"backend 'native' cannot run because {kernel}; use 'auto'")
-    return [_train_one(kernel, model, job, data) for job, data in zip(jobs, batches, strict=True)]
+    return [Trained(_train_one(kernel, model, job, data)) for job, data in zip(jobs, batches, strict=True)]
 
 
 def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
+    assert isinstance(batches.x, Tensor)
     shape, blocks, widths = _layer_sizes(model, tuple(batches.x.shape[1:]))
     parameters = sum(p.numel() for p in model.parameters())
     samples, epochs = len(batches.y), len(batches.order)
@@ -101,8 +117,8 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
     status = kernel.library.fedtilt_train(
         len(blocks) // 5, _long_array(blocks), len(widths) - 1, _long_array(widths),
         theta.data_ptr(), anchor.data_ptr(), job.lr, job.prox, job.tau, job.lam,
-        x.data_ptr(), y.data_ptr(), samples, order.data_ptr(), epochs if job.epochs is None else job.epochs,
-        bounds.data_ptr(), batches.per_epoch,
+        x.data_ptr(), y.data_ptr(), samples, order.data_ptr(), epochs, bounds.data_ptr(), batches.per_epoch,
+        batches.steps(job),
     )  # fmt: skip
     if status == _BAD_LABEL:
         raise InputError(f"labels range from {y.min()} to {y.max()}, but the model has classes 0 to {widths[-1] - 1}")

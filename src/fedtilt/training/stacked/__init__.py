@@ -14,14 +14,16 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedtilt.data.inputs import Inputs
 from fedtilt.math.losses import client_loss, cross_entropy
 from fedtilt.models import parameters_to_vector, vector_to_parameters
-from fedtilt.training.local_job import Batches, LocalJob
+from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_setting
 from fedtilt.training.precision import fp32_deterministic
 from fedtilt.training.sequential import SequentialNet
 from fedtilt.training.stacked.buffers import Buffers
@@ -33,14 +35,21 @@ _MAX_JOBS = 65_535  # the limit of a CUDA grid dimension
 _STEPS_PER_GRAPH = 16  # divides _SIZE_MULTIPLE, so that the steps after a round's last are padding
 
 
-def supports(model: nn.Module, sample: Tensor | None = None) -> bool:
+def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample: Inputs | None = None) -> str | None:
+    """Why this backend does not train the job, as a clause; None if it does."""
+    if reason := unusual_setting(job, model):
+        return reason
+    return None if can_stack(model, sample) else "the model cannot be batched over jobs (recurrent cells, or dropout)"
+
+
+def can_stack(model: nn.Module, sample: Inputs | None = None) -> bool:
     """Whether the model can be batched over jobs: no recurrent cells, and nothing random inside.
 
     With a sample, (1, …), this is tested too: the modules alone do not show what `forward` does.
     """
     if any(isinstance(m, _UNSUPPORTED) or getattr(m, "dropout", 0) for m in model.modules()):
         return False
-    return sample is None or _can_vmap(model, sample)
+    return sample is None or (isinstance(sample, Tensor) and sample.is_floating_point() and _can_vmap(model, sample))
 
 
 def _can_vmap(model: nn.Module, sample: Tensor) -> bool:
@@ -58,12 +67,12 @@ def _can_vmap(model: nn.Module, sample: Tensor) -> bool:
 
 
 def train(
-    model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], precision: str = "float32"
-) -> list[Tensor]:
-    """Train every job on its batches; returns the trained parameters, (P,) each."""
+    model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], *, precision: str = "float32"
+) -> list[Trained]:
+    """Train every job on its batches."""
     if not jobs:
         return []
-    trained: list[Tensor] = []
+    trained: list[Trained] = []
     while len(trained) < len(jobs):
         # as many at once as fit into memory, in parts of nearly equal size: every other shape is another graph
         parts = -(-len(jobs) // min(_jobs_in_memory.get(model, len(jobs)), _MAX_JOBS))
@@ -84,7 +93,7 @@ def train(
 
 def _train_stack(
     model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], precision: str
-) -> list[Tensor]:
+) -> list[Trained]:
     clients = list({id(b): b for b in batches}.values())
     stack = _cached_stack(
         model,
@@ -93,13 +102,13 @@ def _train_stack(
         _round_up(max(len(b.y) for b in clients)),
         _round_up(max(len(b) for b in clients)),
         max(b.size for b in clients),
-        tuple(clients[0].x.shape[1:]),
+        tuple(cast(Tensor, clients[0].x).shape[1:]),
         jobs[0].start.device,
         precision,
     )
     stack.load(jobs, batches, clients)
     stack.run(max(len(b) for b in clients))
-    return list(stack.trained().unbind())
+    return [Trained(theta) for theta in stack.trained().unbind()]
 
 
 def _round_up(count: int) -> int:
@@ -221,7 +230,8 @@ class _Stack:
         self._load_models(b.anchor[: len(anchors)], list(anchors.values()))
         b.batch_indices.fill_(-1)
         for i, data in enumerate(clients):
-            x = data.x if self._net is None else self._net.sample_rows(data.x)
+            x = cast(Tensor, data.x)
+            x = x if self._net is None else self._net.sample_rows(x)
             b.x[i, : len(data.y)], b.y[i, : len(data.y)] = x, data.y
             position = data.bounds[:-1, None] + torch.arange(data.size)  # (batches per epoch, size)
             inside = (position < data.bounds[1:, None]).to(b.y.device)

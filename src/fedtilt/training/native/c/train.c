@@ -181,7 +181,7 @@ enum { DONE, NO_MEMORY, BAD_LABEL, BAD_ORDER };
 
 int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, const long *widths, float *theta,
                   float *anchor, double lr, double prox, double tau, double lam, const float *x, const int64_t *y,
-                  long samples, const int64_t *order, long epochs, const int64_t *bounds, long batches) {
+                  long samples, const int64_t *order, long epochs, const int64_t *bounds, long batches, long steps) {
     Net net = {.block_count = block_count, .layer_count = layer_count, .classes = widths[layer_count]};
     for (long n = 0; n < samples; n++)
         if (y[n] < 0 || y[n] >= net.classes) return BAD_LABEL;
@@ -204,9 +204,10 @@ int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, co
     copy_parameters(&net, theta, anchor, 0);
     for (LinearLayer *l = net.layers; l < net.layers + layer_count; l++)
         for (long b = 0; b < max_batch; b++) l->h[b * l->h_stride + l->weights.in] = 1;
-    for (long n = 0; n < epochs * samples; n += samples)
-        for (long k = 0; k < batches; k++)
-            step(&net, x, y, order + n + bounds[k], bounds[k + 1] - bounds[k], lr, lr * prox, tau, lam);
+    for (long n = 0; n < steps; n++) {
+        long k = n % batches;
+        step(&net, x, y, order + n / batches * samples + bounds[k], bounds[k + 1] - bounds[k], lr, lr * prox, tau, lam);
+    }
     copy_parameters(&net, theta, anchor, 1);
     free(arena.base);
     return DONE;

@@ -1,0 +1,250 @@
+"""The parts of a model: what is trained and shared, what stays on a client, what is frozen, and its buffers.
+
+    shared     parameters that are trained and aggregated: the vector (S,) that travels
+    local      parameters that are trained and stay on their client
+    frozen     parameters with requires_grad = False: trained nowhere, sent never
+    buffers    tensors that `forward` changes in training, such as the running statistics of BatchNorm
+
+A trained model is one vector (T,) of its shared and local parameters in the order of the module, and one vector (B,) of
+its buffers.
+"""
+
+import copy
+import fnmatch
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from fedtilt import seeds
+from fedtilt.data.inputs import Shape
+from fedtilt.errors import InputError
+from fedtilt.models import logits, parameters_to_vector, trained_parameters
+
+Tensors = Mapping[str, Tensor]  # a named set of tensors: what a client or the server keeps between rounds
+
+BUFFER_MODES = (
+    "local",  # every client keeps its own (FedBN, Li et al., ICLR 2021, arXiv 2102.07623)
+    "average",  # the server averages them
+    "frozen",  # they never change; normalisation layers use them in training too
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parts:
+    """The parts of one model, and its initial values; `Parts.of` makes them."""
+
+    trained: Mapping[str, tuple[int, ...]]  # name → shape of every trained parameter, in order
+    local_names: tuple[str, ...]
+    frozen_names: tuple[str, ...]
+    buffers: Mapping[str, tuple[int, ...]]  # name → shape of every buffer that changes
+    buffer_mode: str
+    initial: Tensor  # (T,)
+    initial_buffers: Tensor | None  # (B,); None: the model has no buffers that change
+    fingerprint: str  # of the frozen parameters and all initial buffers
+    _is_local: Tensor | None  # (T,) bool; None: all are shared
+
+    @classmethod
+    def of(cls, model: nn.Module, input_shape: Shape, *, local: Sequence[str] = (), buffers: str = "local") -> Self:
+        """The parts of a model.
+
+        Args:
+            model: the model, on the CPU
+            input_shape: the shape of one sample, to find out which buffers change
+            local: patterns of parameter names that stay on their client, such as "head.*"
+            buffers: a word of `BUFFER_MODES`
+        """
+        trained = trained_parameters(model)
+        local_names = match_names(local, trained)
+        if len(local_names) == len(trained):
+            raise InputError(f"local = {list(local)} leaves no parameter to share; use the method local instead")
+        changing = changing_buffers(model, input_shape)
+        is_local = torch.cat([torch.full((p.numel(),), name in local_names) for name, p in trained.items()])
+        named = dict(model.named_buffers())
+        return cls(
+            trained={name: tuple(p.shape) for name, p in trained.items()},
+            local_names=local_names,
+            frozen_names=tuple(name for name, p in model.named_parameters() if not p.requires_grad),
+            buffers={name: tuple(named[name].shape) for name in changing},
+            buffer_mode=buffers,
+            initial=parameters_to_vector(model).cpu(),
+            initial_buffers=buffers_to_vector(model, changing).cpu() if changing else None,
+            fingerprint=_fingerprint(model),
+            _is_local=is_local if local_names else None,
+        )
+
+    @classmethod
+    def plain(cls, initial: Tensor) -> Self:
+        """The parts of a model that is one vector (T,), all of it trained and shared."""
+        return cls(
+            trained={"theta": tuple(initial.shape)}, local_names=(), frozen_names=(), buffers={}, buffer_mode="local",
+            initial=initial, initial_buffers=None, fingerprint="", _is_local=None,
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """Names, shapes and modes, and a fingerprint of what is frozen, for a run folder."""
+        return {
+            "model": {name: list(shape) for name, shape in self.trained.items()},
+            "local": list(self.local_names),
+            "buffers": {name: list(shape) for name, shape in self.buffers.items()},
+            "constants": self.fingerprint,
+        }
+
+    @property
+    def shared_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name → shape of the parameters that travel."""
+        return {name: shape for name, shape in self.trained.items() if name not in self.local_names}
+
+    @property
+    def shared_size(self) -> int:
+        """S, the number of entries that travel."""
+        return sum(math.prod(shape) for shape in self.shared_shapes.values())
+
+    @property
+    def keeps_buffers(self) -> bool:
+        """Whether every client keeps buffers of its own for the shared model."""
+        return bool(self.buffers) and self.buffer_mode == "local"
+
+    @property
+    def averages_buffers(self) -> bool:
+        """Whether the server averages buffers."""
+        return bool(self.buffers) and self.buffer_mode == "average"
+
+    @property
+    def trains_buffers(self) -> bool:
+        """Whether training changes buffers."""
+        return bool(self.buffers) and self.buffer_mode != "frozen"
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether the shared model is the same on every client."""
+        return self._is_local is None and not self.keeps_buffers
+
+    def initial_server(self) -> dict[str, Tensor]:
+        """What the server starts with: the shared parameters, and the buffers that it averages."""
+        server = {"parameters": self.shared(self.initial)}
+        if self.averages_buffers:
+            assert self.initial_buffers is not None
+            server["buffers"] = self.initial_buffers
+        return server
+
+    def shared(self, trained: Tensor) -> Tensor:
+        """The shared entries (S,) of a trained model (T,)."""
+        return trained if self._is_local is None else trained[~self._is_local.to(trained.device)]
+
+    def local(self, trained: Tensor) -> Tensor | None:
+        """The local entries of a trained model (T,); None if there are none."""
+        return None if self._is_local is None else trained[self._is_local.to(trained.device)]
+
+    def merge(self, shared: Tensor, local: Tensor | None) -> Tensor:
+        """The model (T,) of these shared and local entries; without `local`, the initial ones."""
+        if self._is_local is None:
+            return shared
+        model = self.initial.to(shared.device, copy=True)
+        is_local = self._is_local.to(shared.device)
+        model[~is_local] = shared
+        if local is not None:
+            model[is_local] = local.to(shared.device)
+        return model
+
+
+def match_names(patterns: Sequence[str], names: Mapping[str, object] | Sequence[str]) -> tuple[str, ...]:
+    """The names that match any of the patterns (`head.*`, or a module's name alone); every pattern must match one.
+
+    >>> match_names(["head"], ["body.weight", "head.weight", "head.bias"])
+    ('head.weight', 'head.bias')
+    """
+    matched: set[str] = set()
+    for pattern in patterns:
+        matches = [n for n in names if fnmatch.fnmatchcase(n, pattern) or n.startswith(f"{pattern}.")]
+        if not matches:
+            raise InputError(f"local = {pattern!r} matches no trained parameter; they are {_list(names)}")
+        matched.update(matches)
+    return tuple(n for n in names if n in matched)
+
+
+def _list(names: Mapping[str, object] | Sequence[str], most: int = 8) -> str:
+    shown = list(names)
+    return ", ".join(shown[:most]) + (f", … ({len(shown)} in all)" if len(shown) > most else "")
+
+
+def changing_buffers(model: nn.Module, input_shape: Shape) -> tuple[str, ...]:
+    """The buffers that a forward pass in training mode changes: all of a layer if it changes any of them."""
+    names = [name for name, _ in model.named_buffers()]
+    if not names:
+        return ()
+    net = copy.deepcopy(model).train()
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    with torch.no_grad(), seeds.seeded_global_rng(0):
+        _forward_random(net, input_shape)
+    changed = {_layer_of(name) for name, buffer in net.named_buffers() if not torch.equal(buffer, before[name])}
+    return tuple(name for name in names if _layer_of(name) in changed)
+
+
+def _forward_random(net: nn.Module, input_shape: Shape) -> None:
+    """A forward pass on two random samples; a model of tokens refuses random numbers and takes zeros and ones."""
+    shapes = input_shape if isinstance(input_shape, dict) else {"": input_shape}
+    numbers = {key: torch.randn(2, *shape) for key, shape in shapes.items()}
+    tokens = {key: torch.randint(2, (2, *shape)) for key, shape in shapes.items()}
+    for inputs in (numbers, tokens):
+        try:
+            logits(net, inputs if isinstance(input_shape, dict) else inputs[""])
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            if inputs is tokens:
+                raise
+        else:
+            return
+
+
+def _layer_of(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def buffers_to_vector(model: nn.Module, names: Sequence[str]) -> Tensor:
+    """These buffers as one new float32 vector (B,); counters are whole numbers below 2²⁴."""
+    named = dict(model.named_buffers())
+    return torch.cat([named[name].detach().reshape(-1).float() for name in names])
+
+
+def vector_to_buffers(model: nn.Module, names: Sequence[str], vector: Tensor) -> dict[str, Tensor]:
+    """New tensors by name, in the types of the model's buffers, from a vector (…, B)."""
+    named = dict(model.named_buffers())
+    pieces = vector.split([named[name].numel() for name in names], dim=-1)
+    return {
+        name: piece.reshape((*vector.shape[:-1], *named[name].shape)).to(named[name].dtype, copy=True)
+        for name, piece in zip(names, pieces, strict=True)
+    }
+
+
+def named_pieces(vector: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """Views into a vector by name and shape."""
+    pieces = vector.split([math.prod(shape) for shape in shapes.values()])
+    return {name: piece.reshape(tuple(shape)) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """A digest of everything in a model that training does not change or that every client starts from."""
+    digest = hashlib.blake2b(digest_size=16)
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    for name, value in {**frozen, **dict(model.named_buffers())}.items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def tied_parameters(net: nn.Module) -> dict[str, str]:
+    """Tied parameters: every further name of a parameter, with its first name."""
+    first_name = {id(p): name for name, p in net.named_parameters()}
+    all_names = net.named_parameters(remove_duplicate=False)
+    return {name: first_name[id(p)] for name, p in all_names if first_name[id(p)] != name}
+
+
+def constants_of(net: nn.Module, parts: Parts) -> dict[str, Tensor]:
+    """The state of a model without what is shared: frozen parameters, initial local parameters and initial buffers."""
+    first_name, shared = tied_parameters(net), parts.shared_shapes
+    state = {name: value for name, value in net.state_dict().items() if first_name.get(name, name) not in shared}
+    return {name: value.detach().clone() for name, value in state.items() if isinstance(value, Tensor)}

@@ -1,0 +1,78 @@
+"""The initial model of a run, checked on samples of the data, with its parts."""
+
+import torch
+from torch import Tensor, nn
+
+from fedtilt import seeds
+from fedtilt.data import Federation
+from fedtilt.data.inputs import Inputs, Shape, sample_shape, take
+from fedtilt.errors import InputError
+from fedtilt.initial_weights import load_initial_weights
+from fedtilt.math.losses import SampleLoss
+from fedtilt.models import ModelSource, build, logits
+from fedtilt.parts import Parts
+from fedtilt.rounds.settings import TrainSettings
+from fedtilt.training.local_job import batch_bounds
+
+
+def build_initial_model(
+    model: ModelSource, input_shape: Shape, classes: int, settings: TrainSettings
+) -> tuple[nn.Module, Parts]:
+    """The initial model of every method, and its parts."""
+    net = build(model, input_shape, classes, seeds.key(settings.seed, "init"))
+    if settings.init is not None:
+        load_initial_weights(net, settings.init)
+    return net, Parts.of(net, input_shape, local=settings.local, buffers=settings.buffers)
+
+
+def initial_model(federation: Federation, model: ModelSource, settings: TrainSettings) -> tuple[nn.Module, Parts]:
+    """`build_initial_model`, checked on samples of the first client."""
+    net = build(model, federation.input_shape, federation.classes, seeds.key(settings.seed, "init"))
+    x, y = federation.clean_train(0)
+    for count in (2, 1):  # the last batch of an epoch may have one sample
+        rows = torch.zeros(count, dtype=torch.long)
+        _check_output(net.eval(), take(x, rows), y[rows], federation.classes, settings.sample_loss)
+    net, parts = build_initial_model(model, federation.input_shape, federation.classes, settings)
+    if parts.trains_buffers:
+        _check_batch_sizes(net, federation, settings)
+    return net, parts
+
+
+def _check_output(net: nn.Module, x: Inputs, y: Tensor, classes: int, loss: SampleLoss) -> None:
+    try:
+        with torch.no_grad():
+            outputs, again = logits(net, x), logits(net, x)
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+        raise InputError(f"the model does not take samples of shape {sample_shape(x)}: {error}") from error
+    if not isinstance(outputs, Tensor):
+        raise InputError(f"the model returns a {type(outputs).__name__}; expected a tensor ({len(y)}, {classes})")
+    if outputs.dim() != 2 or len(outputs) != len(y) or outputs.shape[1] < classes:
+        raise InputError(
+            f"the model returns {tuple(outputs.shape)} for {len(y)} samples; expected ({len(y)}, {classes} or more)"
+        )
+    if not torch.equal(outputs, again) and outputs.isfinite().all():
+        raise InputError(
+            "the model gives different outputs for the same sample in evaluation mode; pass training=self.training to "
+            "F.dropout"
+        )
+    losses = loss(outputs, y)
+    if not isinstance(losses, Tensor) or losses.shape != y.shape:
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise InputError(
+            f"the loss returns {shape} for {len(y)} samples; return one value per sample, as with reduction='none'"
+        )
+
+
+def _check_batch_sizes(net: nn.Module, federation: Federation, settings: TrainSettings) -> None:
+    """Refuse batches of one sample where a layer of the model normalises over the batch."""
+    layers = (name for name, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    name = next(layers, None)
+    if name is None:
+        return
+    for client, rows in enumerate(federation.train_index):
+        bounds = torch.tensor(batch_bounds(len(rows), settings.batch_size, settings.last_batch))
+        if len(rows) and int(bounds.diff().min()) < 2:
+            raise InputError(
+                f"client {federation.client_names[client]} has {len(rows)} samples and so a batch of one, over which "
+                f"layer {name!r} cannot normalise; use batch_size ≥ 2 with last_batch = 'even' or 'drop', or GroupNorm"
+            )
