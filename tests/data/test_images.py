@@ -12,7 +12,7 @@ from fedtilt.data import Federation, images
 from fedtilt.data.image_folder import describe_images
 from fedtilt.errors import InputError
 
-pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.DataWarning")  # these data sets are small
+pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.InputWarning")  # these data sets are small
 
 
 @pytest.fixture
@@ -159,9 +159,9 @@ def test_describe(tmp_path):
     save(root / "south/dog/9.png", 5, size=(8, 8), mode="L")
     lines, uniform = describe_images(root)
     assert not uniform
-    assert lines[2].startswith("size: 4 × 6 (8 images, such as ")
-    assert lines[2].endswith("9.png); choose one with size")
-    assert "1 (1 images, such as" in lines[3]
+    assert lines[2].startswith("size: 4 × 6 (8 of them, such as ")
+    assert lines[2].endswith("9.png); choose one with size (data.image_size in a spec)")
+    assert "1 (1 of them, such as" in lines[3]
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,17 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
+from fedtilt.cli.show_folder import describe_folder
 from fedtilt.data import Federation, catalog, check, data_folder, find_folder, get, names
 from fedtilt.data.columns import is_table
 from fedtilt.data.data_warnings import dataset_warnings
 from fedtilt.data.describe import ColumnDescription, describe_columns
 from fedtilt.data.entry import Entry
+from fedtilt.data.image_listing import is_manifest
 from fedtilt.data.splits import describe_split
 from fedtilt.data.tables import Table as TableSource
 from fedtilt.data.tables import open_table
-from fedtilt.errors import DataWarning, InputError
+from fedtilt.errors import InputWarning, InputError
 from fedtilt.spec.build import table_of
 
 app = typer.Typer(no_args_is_help=True, help="List, download, check and show data sets; describe tables.")
@@ -133,7 +135,10 @@ SchemaOption = Annotated[Path | None, typer.Option("--schema", metavar="FILE", h
 @app.command("show")
 def show_(
     source: Annotated[
-        str, typer.Argument(metavar="[SOURCE]", help="A table (or a folder of them), a TOML file or a built-in spec.")
+        str,
+        typer.Argument(
+            metavar="[SOURCE]", help="A table, a folder of tables, images or LEAF data, a TOML file or a built-in spec."
+        ),
     ] = "digits",
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the spec.")
@@ -144,13 +149,13 @@ def show_(
     drop: DropOption = None,
     schema: SchemaOption = None,
 ) -> None:
-    """Show a table's columns, its split and warnings, or how a spec divides its data among clients."""
+    """Show a table's columns, split and warnings, what a folder has, or how a spec divides its data among clients."""
     from fedtilt.spec import federation_of, load
 
     console = Console()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # they are printed below
-        if is_table(source):
+        warnings.simplefilter("ignore", InputWarning)  # they are printed below
+        if is_table(source) and not is_manifest(source):
             if settings:
                 raise InputError(
                     f"--set {settings[0]} sets a key of a spec, and {source} is a table; use --target, --client"
@@ -161,8 +166,16 @@ def show_(
         for option, value in (("target", target), ("client", client), ("drop", drop), ("schema", schema)):
             if value:
                 raise InputError(
-                    f"--{option} {value} describes a table, and {source} is a spec; use --set data.{option}=…"
+                    f"--{option} {value} describes a table, and {source} is none; in a spec, use --set data.{option}=…"
                 )
+        if is_manifest(source) or Path(source).is_dir():
+            if settings:
+                raise InputError(f"--set {settings[0]} sets a key of a spec, and {source} is a folder or manifest")
+            federation = describe_folder(console, Path(source))
+            if federation is not None:
+                console.print(ClassCountChart(federation))
+                print_warnings(console, federation.warnings)
+            return
         folder = [] if data_dir is None else [f"data.folder={data_dir}"]
         loaded = load(source, overrides=[*(settings or []), *folder])
         if loaded.data.file:
@@ -187,7 +200,7 @@ def schema_(
     if to is not None and to.exists() and not force:
         raise InputError(f"{to} already exists; use --force to replace it")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # `data show` prints them
+        warnings.simplefilter("ignore", InputWarning)  # `data show` prints them
         opened = open_table(source, {"target": target, "client": client}, drop or [])
         schema = opened.infer() if target is None else opened.to_dataset().schema
     assert schema is not None

@@ -155,5 +155,5 @@ def _headline(spec: Spec, clients: int, seconds: float) -> str:
     if o.kind != "none" and o.clients < 1:
         outliers += f" on {o.clients:.0%} of the clients"
     rounds = "1 round" if spec.train.rounds == 1 else f"{spec.train.rounds} rounds"
-    data = escape(Path(spec.data.file).name if spec.data.file else spec.data.name)
+    data = escape(Path(spec.data.path).name if spec.data.path else spec.data.name)
     return f"[bold]{data}[/], {clients} clients, {outliers}, {rounds} [dim]({seconds:.1f} s)[/]"

@@ -119,10 +119,10 @@ def describe_images(source: str | os.PathLike[str]) -> ImageDescription:
             lines.append(f"{key}: {next(iter(counts))}")
             continue
         common = [
-            f"{value} ({count:,} images, such as {example[key, value]})" for value, count in counts.most_common(4)
+            f"{value} ({count:,} of them, such as {example[key, value]})" for value, count in counts.most_common(4)
         ]
         more = f", and {len(counts) - 4} more" if len(counts) > 4 else ""
-        lines.append(f"{key}: {', '.join(common)}{more}; choose one with {key}")
+        lines.append(f"{key}: {', '.join(common)}{more}; choose one with {key} (data.image_{key} in a spec)")
     return ImageDescription(lines, all(len(counts) == 1 for counts in found.values()))
 
 

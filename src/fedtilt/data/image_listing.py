@@ -94,6 +94,16 @@ def _walk(root: Path, folder: Path) -> list[Path]:
     return found
 
 
+def is_manifest(source: str | os.PathLike[str]) -> bool:
+    """Whether this is a CSV file with the columns of a manifest and no others."""
+    path = Path(source).expanduser()
+    if path.suffix.lower() != ".csv" or not path.is_file():
+        return False
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        header = [name.strip() for name in file.readline().split(",")]
+    return {"path", "label"} <= set(header) <= set(_COLUMNS)
+
+
 def _read_manifest(path: Path) -> list[ImageFile]:
     """A CSV file with the columns path and label and, optionally, client and split; paths are relative to it."""
     try:

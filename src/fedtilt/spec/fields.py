@@ -136,6 +136,11 @@ class _DataFields(SpecTable):
         json_schema_extra=allowed_text("a folder"),
     )
 
+    @property
+    def path(self) -> str | None:
+        """The path of the user's own data; None: a data set of the catalogue."""
+        return self.file or self.images or self.leaf
+
     @model_validator(mode="after")
     def _check_columns(self) -> Self:
         if self.file is not None and self.target is None and self.schema is None:
