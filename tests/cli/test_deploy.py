@@ -1,6 +1,7 @@
 """`fedtilt deploy`: from a new project to two trained sites, and one line for every error."""
 
 import json
+import secrets
 import ssl
 import subprocess
 import sys
@@ -13,8 +14,11 @@ pytest.importorskip("flwr")
 
 import fedtilt as ft
 from fedtilt.cli.deploy import app
+from fedtilt.flower.deploy import processes
 from fedtilt.flower.deploy.certificates import make_site_key
 from fedtilt.flower.deploy.local_cluster import LocalCluster, free_port
+from fedtilt.flower.deploy.processes import Process
+from fedtilt.flower.private_files import private_folder
 
 
 def deploy(*arguments: object) -> str:
@@ -110,6 +114,24 @@ def test_a_key_of_a_server_that_does_not_run_is_not_bound(tmp_path: Path) -> Non
     with pytest.raises(ft.InputError, match="flwr supernode failed"):
         deploy("register", tmp_path, "--site", 0, "--key", tmp_path / "site.key.pub")
     assert list((tmp_path / "keys").iterdir()) == []
+
+
+def test_a_cluster_whose_superlink_was_killed_is_broken_not_up(tmp_path: Path) -> None:
+    deploy("new", tmp_path / "mine")
+    home = private_folder(tmp_path / "mine/.fedtilt")
+    cluster = LocalCluster(home=home, id=secrets.token_hex(8), link=[Process(2**22 + 1, "1")])
+    env, python = processes.environment(cluster.id, home), Path(sys.executable).name
+    node = processes.start([python, "-c", "import time; time.sleep(99)"], env, home / "log.txt", home)
+    cluster.nodes[0] = [node]
+    cluster._save()
+    problem = f"the SuperLink of the local cluster in {home} has stopped; see {home}/link/log.txt, "
+    problem += "then run fedtilt deploy down and fedtilt deploy up"
+    assert deploy("status", tmp_path / "mine") == f"broken: {problem}\nprocesses: {node.pid}\n"
+    with pytest.raises(ft.InputError) as error:
+        deploy("run", tmp_path / "mine")
+    assert str(error.value) == problem
+    assert deploy("down", tmp_path / "mine") == "down: stopped 1 process\n"
+    assert deploy("status", tmp_path / "mine") == "down: no process is running\n"
 
 
 def test_without_flower_the_error_says_how_to_install_it(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from fedtilt.flower.deploy.project import write_project
 from fedtilt.flower.messages import encode_failure
 from tests.helpers.fake_cluster import SITE_SPEC, FakeCluster
 from tests.helpers.flower_identity import flower_identity  # noqa: F401 (a fixture)
+from tests.helpers.locked_elsewhere import locked_elsewhere
 
 Run = Callable[..., "Output"]
 
@@ -188,6 +189,16 @@ def test_a_finished_run_is_reported_as_finished(cluster: FakeCluster, run: Run) 
     message = "was already finished; for a new run choose another folder with --out"
     assert second.out[0] == f"finished     {cluster.run_config['out']} {message}"
     assert second.out[1:] == first.out
+
+
+def test_a_run_that_still_trains_in_the_folder_is_not_disturbed(cluster: FakeCluster, run: Run) -> None:
+    with locked_elsewhere(Path("out")), pytest.raises(ft.InputError) as error:
+        run("--out", "out")
+    message = "; wait for it, or choose another folder with --out"
+    assert str(error.value) == f"a run still trains in {Path('out').resolve()}{message}"
+    with locked_elsewhere(cluster.home / "submissions"), pytest.raises(ft.InputError, match="another .* run trains on"):
+        run("--out", "other")
+    assert cluster.run_config == {}  # nothing was submitted
 
 
 def test_another_setting_is_rejected_with_a_remedy(cluster: FakeCluster, run: Run) -> None:

@@ -3,12 +3,10 @@
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,21 +16,9 @@ from fedtilt.files import read_json, write_json
 from fedtilt.flower.deploy import local_cluster, processes
 from fedtilt.flower.deploy.local_cluster import LocalCluster
 from fedtilt.flower.deploy.processes import Process
+from tests.helpers.locked_elsewhere import locked_elsewhere
 from tests.helpers.network import write_app
 from tests.helpers.toy_federation import SPEC
-
-HOLD = "import sys; from pathlib import Path; from fedtilt.locks import locked\n"
-HOLD += "with locked(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
-
-
-@contextmanager
-def locked_elsewhere(folder: Path) -> Iterator[None]:
-    """Lock a folder in another process, as another command does."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout.readline() == "locked\n"
-        yield
-        process.stdin.close()
 
 
 def sleeping_process(cluster: LocalCluster, folder: str) -> Process:
