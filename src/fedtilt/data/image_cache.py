@@ -1,10 +1,9 @@
 """Images decoded once into a file that processes map into memory, so that all workers share its pages."""
 
-import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,9 +65,10 @@ def _write(file: Path, paths: Sequence[Path], size: tuple[int, int] | None, chan
     """Decode all images into a temporary file, and rename it at the end."""
     first = _decode(paths[0], size, channels)
     shape = (len(paths), *first.shape)
+    name = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.part")  # two processes may decode at the same time
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
+        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except OSError as error:
         raise InputError(f"cannot write into {file.parent}: {error.strerror}; choose another folder: cache") from error
     try:
@@ -95,8 +95,7 @@ def _write(file: Path, paths: Sequence[Path], size: tuple[int, int] | None, chan
         raise InputError(f"cannot write {file}: {error.strerror or error}; free some space, or choose cache") from error
     finally:
         os.close(handle)
-        with contextlib.suppress(OSError):
-            os.unlink(name)
+        name.unlink(missing_ok=True)
     sync_folder(file.parent)
 
 
