@@ -1,4 +1,4 @@
-"""Errors the user can fix."""
+"""Errors and warnings about what the user can fix."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ class InputError(ValueError):
     """
 
 
-class DataWarning(UserWarning):
-    """What a careful colleague would say about the data: one sentence with what was found and what to do."""
+class InputWarning(UserWarning):
+    """What a careful colleague would say about data or a model: one sentence with what was found and what to do."""
 
 
 class Diverged(InputError):

@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 from fedtilt.data import Dataset, Federation, from_torch, load
 from fedtilt.errors import InputError
 
-pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.DataWarning")  # these data sets are small
+pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.InputWarning")  # these data sets are small
 
 X = np.arange(60, dtype=np.float64).reshape(20, 3)
 Y = np.arange(20) % 2
@@ -178,6 +178,8 @@ class Bare(Photos):
         ({"a": (X, Y)}, {"names": ["a"]}, "leave names out"),
         ([(X, Y[:5])], {}, "client '0' has 20 samples in x but 5 labels"),
         ([(X, Y + 0.5)], {}, "client '0' has the label 0.5, which is no class"),
+        ([(X[:2], ["a", None])], {}, "client '0' has a sample without a label; leave it out"),
+        ([(X[:2], np.array(["a", np.nan], object))], {}, "client '0' has a sample without a label; leave it out"),
         ([(X, np.eye(20))], {}, r"client '0' has labels of shape \(20, 20\); give one per sample, such as y.argmax"),
         ([(X, Y)], {"class_names": ["only"]}, "client '0' has the label 1; with 1 classes"),
         ([(X, ["a"] * 20)], {"class_names": ["b", "c"]}, "has the class 'a', but the classes of class_names are b, c"),
@@ -215,7 +217,7 @@ def test_huggingface_partitions():
     rows = {"input_ids": [[n, n, n, 0] for n in range(20)], "label": [n % 2 for n in range(20)]}
     partitioner = IidPartitioner(num_partitions=4)
     partitioner.dataset = datasets.Dataset.from_dict(rows, features=features)
-    fed = Federation.from_clients([partitioner.load_partition(n) for n in range(4)], outliers="flips")
+    fed = Federation.from_clients((partitioner.load_partition(n) for n in range(4)), outliers="flips")
     assert (fed.clients, fed.class_names, fed.input_shape) == (4, ("bad", "good"), (4,))
     x = torch.cat([fed.clean_train(n)[0] for n in range(4)] + [fed.test(n)[0] for n in range(4)])
     assert sorted(x[:, 0].tolist()) == list(range(20))
@@ -266,6 +268,7 @@ def test_files_are_tables(tmp_path):
         ([(frame(0), frame(1)), frame(0)], {"target": "ill"}, "client '1' has no test data, but client '0' has"),
         ([(frame(0), frame(1))], {"target": "ill", "test_share": 0.5}, "client '0' has its own test data; leave"),
         ([(frame(0), frame(1, ("age", "ill")))], {"target": "ill"}, "client '0' has 'drug' in one of train and test"),
+        ([(frame(0), Y)], {"target": "ill"}, "client '0' has a DataFrame and labels; add the labels to it as a column"),
         ([(frame(0), "b.csv")], {"target": "ill"}, "client '0' has a pair with a file; read both as DataFrames"),
         ([frame(0), frame(1, ("age", "ill"))], {"target": "ill"}, "table DataFrame of client '1' has no column 'drug'"),
     ],

@@ -9,7 +9,7 @@ from PIL import Image
 from fedtilt.data import Federation, from_huggingface
 from fedtilt.errors import InputError
 
-pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.DataWarning")  # these data sets are small
+pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.InputWarning")  # these data sets are small
 
 
 def tokens(count=12, **columns):

@@ -7,7 +7,7 @@ from fedtilt.data import Dataset, Federation
 from fedtilt.data.inputs import concatenate, take
 from fedtilt.errors import InputError
 
-pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.DataWarning")  # these data sets are small
+pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.InputWarning")  # these data sets are small
 
 
 def token_dataset(named, **settings):

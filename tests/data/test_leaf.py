@@ -10,7 +10,7 @@ from fedtilt.data import Federation, leaf
 from fedtilt.data.leaf_json import ALPHABET
 from fedtilt.errors import InputError
 
-pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.DataWarning")  # these data sets are small
+pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.InputWarning")  # these data sets are small
 
 
 def write(path, users, **changes):

@@ -9,7 +9,7 @@ from PIL import Image
 from fedtilt import spec
 from fedtilt.spec import federation_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.DataWarning")  # these data sets are small
+pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.InputWarning")  # these data sets are small
 
 METHOD = '[[methods]]\npreset = "fedavg"\n'
 

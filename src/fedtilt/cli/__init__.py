@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedtilt.cli import data, deploy, export, init, report, reproduce, resume, run, tune
-from fedtilt.errors import DataWarning, InputError
+from fedtilt.errors import InputError, InputWarning
 from fedtilt.version import __version__
 
 app = typer.Typer(
@@ -68,13 +68,13 @@ def _show_data_warnings() -> None:
     show, shown = warnings.showwarning, set[str]()
 
     def show_once(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
-        if not issubclass(category, DataWarning):
+        if not issubclass(category, InputWarning):
             show(message, category, *args, **kwargs)
         elif str(message) not in shown:
             shown.add(str(message))
             data.print_warnings(Console(stderr=True), [str(message)])
 
-    warnings.simplefilter("always", DataWarning)
+    warnings.simplefilter("always", InputWarning)
     warnings.showwarning = show_once
 
 

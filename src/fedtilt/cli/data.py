@@ -24,7 +24,7 @@ from fedtilt.data.image_listing import is_manifest
 from fedtilt.data.splits import describe_split
 from fedtilt.data.tables import Table as TableSource
 from fedtilt.data.tables import open_table
-from fedtilt.errors import InputWarning, InputError
+from fedtilt.errors import InputError, InputWarning
 from fedtilt.spec.build import table_of
 
 app = typer.Typer(no_args_is_help=True, help="List, download, check and show data sets; describe tables.")

@@ -23,6 +23,11 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a trained model as safetensors; its metadata says how to build the model and scale its input."""
+    if to.suffix != ".safetensors":
+        raise InputError(
+            f"--to {to} does not end in .safetensors, the format that is written; for another one, give "
+            "ft.models.load(…) to its exporter, such as torch.onnx.export"
+        )
     if to.exists() and not force:
         raise InputError(f"{to} already exists; use --force to replace it")
     console = Console(stderr=True)

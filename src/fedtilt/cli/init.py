@@ -6,18 +6,27 @@ from typing import Annotated
 import typer
 
 from fedtilt import spec
+from fedtilt.cli.data import ClientOption, DropOption, SchemaOption, TargetOption
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
+from fedtilt.spec.table_spec import table_spec
 
 
 def init(
     path: Annotated[Path, typer.Argument(metavar="[PATH]", help="The file to write.")] = Path("fedtilt.toml"),
+    table: Annotated[
+        Path | None, typer.Option("--table", metavar="FILE", help="A spec for this table, or folder of tables.")
+    ] = None,
+    target: TargetOption = None,
+    client: ClientOption = None,
+    drop: DropOption = None,
+    schema: SchemaOption = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     reference: Annotated[
         bool, typer.Option("--reference", hidden=True, help="Print the text of docs/spec.md.")
     ] = False,
 ) -> None:
-    """Write an annotated spec to start from."""
+    """Write an annotated spec to start from: the built-in spec digits, or one for your own table."""
     if reference:
         typer.echo(spec.reference(), nl=False)
         return
@@ -25,9 +34,16 @@ def init(
         raise InputError(f"{path} is a folder; name a file in it, as in {path / 'fedtilt.toml'}")
     if path.exists() and not force:
         raise InputError(f"{path} already exists; give another name, or --force to overwrite it")
+    for option, value in (("target", target), ("client", client), ("drop", drop), ("schema", schema)):
+        if table is None and value:
+            raise InputError(f"--{option} {value} describes a table; name it with --table")
+    content = None
+    if table is not None:
+        content = table_spec(path, table, target=target, client=client, drop=drop or [], schema=schema)
     try:
-        write_bytes(path, spec.annotated(str(path)).encode())
+        write_bytes(path, spec.annotated(str(path), content).encode())
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; choose another folder") from error
-    typer.echo(f"wrote {path}: the built-in spec digits with every key explained")
+    what = "the built-in spec digits" if table is None else f"FedAvg, Ditto and FedTilt on {table}"
+    typer.echo(f"wrote {path}: {what}, with every key explained")
     typer.echo(f"next: fedtilt run {path}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.data.inputs import Inputs, named_tensors
-from fedtilt.errors import DataWarning
+from fedtilt.errors import InputWarning
 
 if TYPE_CHECKING:
     from fedtilt.data.dataset import Dataset
@@ -20,9 +20,9 @@ _IMBALANCE = 20  # times as many samples of one class as of another
 
 
 def warn(texts: Iterable[str], stacklevel: int = 3) -> None:
-    """Emit each text as a `DataWarning` of the function that called the caller."""
+    """Emit each text as an `InputWarning` of the function that called the caller."""
     for text in texts:
-        warnings.warn(text, DataWarning, stacklevel=stacklevel)
+        warnings.warn(text, InputWarning, stacklevel=stacklevel)
 
 
 def dataset_warnings(data: "Dataset") -> list[str]:

@@ -124,7 +124,7 @@ class Federation:
     @classmethod
     def from_clients(
         cls,
-        data: Mapping[str, Any] | Sequence[Any],
+        data: Mapping[str, Any] | Iterable[Any],
         names: Iterable[object] | None = None,
         *,
         name: str = "clients",
@@ -352,7 +352,10 @@ def _check_dataset(dataset: object) -> None:
             f"dataset = {dataset!r} is a name; pass ft.data.load({dataset!r}), or ft.data.table for your own file"
         )
     if not isinstance(dataset, Dataset):
-        raise InputError(f"dataset is a {type(dataset).__name__}; pass a ft.data.Dataset, or ft.data.load('digits')")
+        raise InputError(
+            f"dataset is a {type(dataset).__name__}; pass a ft.data.Dataset, such as ft.data.load('digits') returns, or "
+            "the data of each client to Federation.from_clients"
+        )
 
 
 def _partition(data: Dataset, partition: str, clients: int, per_client: int, alpha: float, seed: int) -> Partition:
@@ -386,8 +389,8 @@ def _resolve_clients(data: Dataset, partition: str | None, clients: int | None) 
         return partition or "classes", count
     if clients is not None and count != len(own):
         raise InputError(
-            f"clients = {clients} differs from the {len(own)} clients that {data.name!r} has of its own; leave it out, or "
-            "set partition to classes, dirichlet or iid"
+            f"clients = {clients} differs from the {len(own)} clients that {data.name!r} has of its own; leave it out, "
+            "or set partition to classes, dirichlet or iid"
         )
     return "column", len(own)
 

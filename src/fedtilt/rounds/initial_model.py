@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from fedtilt import seeds
 from fedtilt.data import Federation
+from fedtilt.data.data_warnings import ends_in_softmax, warn
 from fedtilt.data.inputs import Inputs, Shape, sample_shape, take
 from fedtilt.errors import InputError
 from fedtilt.initial_weights import load_initial_weights
@@ -32,6 +33,9 @@ def initial_model(federation: Federation, model: ModelSource, settings: TrainSet
     for count in (2, 1):  # the last batch of an epoch may have one sample
         rows = torch.zeros(count, dtype=torch.long)
         _check_output(net.eval(), take(x, rows), y[rows], federation.classes, settings.sample_loss)
+    with torch.no_grad():
+        if not callable(settings.loss) and ends_in_softmax(logits(net, take(x, slice(0, 8)))):
+            warn(["the model ends in Softmax, but the loss takes logits, so training is slow; remove the last layer"])
     net, parts = build_initial_model(model, federation.input_shape, federation.classes, settings)
     if parts.trains_buffers:
         _check_batch_sizes(net, federation, settings)

@@ -26,10 +26,17 @@ def dump(spec: Spec) -> str:
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 
-def annotated(file: str = "fedtilt.toml") -> str:
-    """The digits spec with every key, its meaning, allowed values and default; `file` is where it is written."""
-    spec = load("digits").model_copy(update={"name": Path(file).stem})
-    blocks = [_ANNOTATED.format(file=file), *_commented_pairs(spec, _TOP)]
+def annotated(file: str = "fedtilt.toml", spec: Spec | None = None) -> str:
+    """A spec with every key, its meaning, allowed values and default.
+
+    Args:
+        file: where it is written
+        spec: the spec; left out: the digits spec
+    """
+    about = "20 clients with 30 % wrong labels" if spec is None else str(spec.data.file)
+    spec = spec or load("digits").model_copy(update={"name": Path(file).stem})
+    example = "methods.fedtilt.lam=-3" if about.startswith("20") else "methods.fedtilt.tau=5"
+    blocks = [_ANNOTATED.format(file=file, about=about, example=example), *_commented_pairs(spec, _TOP)]
     for key, table in TABLES.items():
         blocks += [f"# {_sentence(Spec.model_fields[key])}\n[{key}]"]
         blocks += _commented_pairs(getattr(spec, key), table.model_fields)
@@ -169,10 +176,10 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 _ANNOTATED = """\
-# A spec for `fedtilt run`: FedAvg, Ditto and FedTilt on 20 clients with 30 % wrong labels.
+# A spec for `fedtilt run`: FedAvg, Ditto and FedTilt on {about}.
 #
 # It lists every key with its meaning, its allowed values and its default. A key that you leave out has its default.
-# Change a key here, or for one run:  fedtilt run {file} --set train.rounds=5 --set methods.fedtilt.lam=-3"""
+# Change a key here, or for one run:  fedtilt run {file} --set train.rounds=5 --set {example}"""
 
 _INTRODUCTION = """\
 # The spec

@@ -1,0 +1,56 @@
+"""A spec to start from for the user's own table."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedtilt.data.tables import open_table
+from fedtilt.spec.fields import Spec
+from fedtilt.spec.read import parse
+
+_FEW_CLIENTS = 20  # with at most so many, all take part in every round
+_SIMULATED = 5  # clients of a table that has none of its own
+_LEAST_ROWS = 20  # training rows of a simulated client
+
+
+def table_spec(
+    file: Path, table: Path, *, target: str | None = None, client: str | None = None, drop: Sequence[str] = (),
+    schema: Path | None = None,
+) -> Spec:  # fmt: skip
+    """FedAvg, Ditto and FedTilt on a table, which is read to check the names of its columns.
+
+    Args:
+        file: the file that the spec will be written to; its paths are relative to it
+        table: the table, or a folder of tables
+        target: the column of the labels
+        client: the column of the clients; left out: the rows are divided among a few simulated clients
+        drop: columns to leave out
+        schema: a schema file
+    """
+    data = open_table(table, {"target": target, "client": client}, drop, schema).to_dataset()
+    paths = {"file": table, "schema": schema}
+    columns = {"target": target, "client": client, "drop": list(drop) or None}
+    clients: dict[str, object] = {}
+    if data.client_names is None:
+        clients = {"partition": "iid", "count": max(1, min(_SIMULATED, len(data.y_train) // _LEAST_ROWS))}
+    count = len(data.client_names or ()) or 1
+    raw = {
+        "name": file.stem,
+        "data": {key: os.path.relpath(path, file.parent) for key, path in paths.items() if path is not None}
+        | {key: value for key, value in columns.items() if value is not None},
+        "clients": clients,
+        "model": {"name": "mlp", "hidden": [32]},
+        "train": {
+            "rounds": 30,
+            "participation": 1.0 if count <= _FEW_CLIENTS else _FEW_CLIENTS / count,
+            "epochs": 2,
+            "batch_size": 16,
+            "lr": 0.03,
+        },
+        "methods": [
+            {"preset": "fedavg"},
+            {"preset": "ditto", "mu": 1.0},
+            {"preset": "fedtilt", "tau": 2.0, "lam": 0.0, "mu": 1.0},  # tau > 0: fair to the rare classes
+        ],
+    }
+    return parse(raw)
