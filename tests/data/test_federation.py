@@ -245,7 +245,7 @@ def test_outliers_accept_default_settings_beside_them(digits):
     ("data", "message"),
     [
         ("digits", r"dataset = 'digits' is a name; pass ft.data.load\('digits'\), or ft.data.table for your own file"),
-        (None, r"dataset is a NoneType; pass a ft.data.Dataset, or ft.data.load\('digits'\)"),
+        (None, r"dataset is a NoneType; pass a ft.data.Dataset, such as ft.data.load\('digits'\) returns"),
         (torch.zeros(3), "dataset is a Tensor; pass a ft.data.Dataset"),
     ],
 )

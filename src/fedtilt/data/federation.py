@@ -353,8 +353,8 @@ def _check_dataset(dataset: object) -> None:
         )
     if not isinstance(dataset, Dataset):
         raise InputError(
-            f"dataset is a {type(dataset).__name__}; pass a ft.data.Dataset, such as ft.data.load('digits') returns, or "
-            "the data of each client to Federation.from_clients"
+            f"dataset is a {type(dataset).__name__}; pass a ft.data.Dataset, such as ft.data.load('digits') returns, "
+            "or the data of each client to Federation.from_clients"
         )
 
 

@@ -3,7 +3,7 @@
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from fedtilt.errors import InputError
 
 
 def read_clients(
-    data: Mapping[str, Any] | Sequence[Any],
+    data: Mapping[str, Any] | Iterable[Any],
     names: Iterable[object] | None = None,
     *,
     name: str = "clients",
@@ -90,6 +90,8 @@ def _read_tables(
 
 def _join_frames(origin: str, train: Any, test: Any) -> Any:
     """One data frame with a column `split`."""
+    if _is_array(test):
+        raise InputError(f"{origin} has a DataFrame and labels; add the labels to it as a column, and name it: target")
     if not (_is_frame(train) and _is_frame(test)):
         raise InputError(f"{origin} has a pair with a file; read both as DataFrames")
     if "split" in train or set(train) != set(test):
@@ -105,7 +107,7 @@ def _name_clients(data: object, names: Iterable[object] | None) -> dict[str, Any
             raise InputError("names and a dictionary both name the clients; leave names out")
         values, texts = list(data.values()), [str(key) for key in data]
     else:
-        if not isinstance(data, list | tuple):
+        if not isinstance(data, list | tuple | Iterator):
             raise InputError(
                 f"data is a {type(data).__name__}; give a list with the data of each client, or a dictionary by client "
                 f"name{_partition_remedy(data)}"

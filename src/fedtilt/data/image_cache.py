@@ -45,7 +45,9 @@ def decode_images(paths: Sequence[Path], size: tuple[int, int] | None, channels:
     if not file.exists():
         _write(file, paths, size, channels)
     try:
-        pixels = np.load(file, mmap_mode="c")  # changes stay in memory; torch wants a writable array
+        pixels = np.load(
+            file, mmap_mode="c", allow_pickle=False
+        )  # changes stay in memory; torch wants a writable array
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{file} is damaged ({error}); delete it, and the images are decoded again") from error
     return torch.from_numpy(pixels)
