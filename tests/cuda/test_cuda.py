@@ -19,7 +19,7 @@ from fedtilt import models, seeds
 from fedtilt.math import aggregate
 from fedtilt.math.tilt import nested_tilt
 from fedtilt.runs.export import state_dict
-from fedtilt.training import BACKENDS, LocalJob, choose_backend, make_batches, stacked
+from fedtilt.training import BACKENDS, Batches, LocalJob, choose_backend, make_batches, stacked
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 
 # torch's compiler uses deprecated parts of torch
@@ -101,16 +101,23 @@ def test_aggregation(name: str, far: float) -> None:
 # -- backends ----------------------------------------------------------------------------------------------------------
 
 
+def train(
+    backend: str, model: nn.Module, jobs: list[LocalJob], batches: list[Batches], precision: str = "float32"
+) -> list[Tensor]:
+    """The trained parameters of every job."""
+    return [trained.parameters for trained in BACKENDS[backend](model, jobs, batches, precision=precision)]
+
+
 @pytest.mark.parametrize("name", WITHOUT_DROPOUT)
 def test_every_backend_agrees_with_the_autograd_loop_on_the_cpu(name: str) -> None:
     model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
-    expected = BACKENDS["autograd"](model, *make_jobs(model))
+    expected = train("autograd", model, *make_jobs(model))
     model.cuda()
     jobs, batches = make_jobs(model, device="cuda")
-    chosen = choose_backend(model, "cuda", sample=torch.zeros(1, *SHAPE, device="cuda"))
+    chosen = choose_backend(model, jobs, "cuda", sample=torch.zeros(1, *SHAPE, device="cuda")).name
     assert chosen == ("autograd" if name == "lstm" else "stacked")
     for backend in dict.fromkeys(["autograd", chosen]):
-        first, again = BACKENDS[backend](model, jobs, batches), BACKENDS[backend](model, jobs, batches)
+        first, again = train(backend, model, jobs, batches), train(backend, model, jobs, batches)
         for job, trained, twice, reference in zip(jobs, first, again, expected, strict=True):
             assert torch.equal(trained, twice)
             assert distance(trained, reference) <= 1e-4 * distance(reference, job.start)
@@ -119,13 +126,13 @@ def test_every_backend_agrees_with_the_autograd_loop_on_the_cpu(name: str) -> No
 @pytest.mark.parametrize("name", ["dropout", "functional dropout"])
 def test_dropout_is_seeded_and_does_not_change_the_generators(name: str) -> None:
     model = models.build(MODELS[name], SHAPE, CLASSES, seed=3).cuda()
-    assert choose_backend(model, "cuda", sample=torch.zeros(1, *SHAPE, device="cuda")) == "autograd"
     jobs, batches = make_jobs(model, epochs=1, device="cuda")
+    assert choose_backend(model, jobs, "cuda", sample=torch.zeros(1, *SHAPE, device="cuda")).name == "autograd"
     before = torch.cuda.get_rng_state()
-    first = BACKENDS["autograd"](model, jobs, batches)
+    first = train("autograd", model, jobs, batches)
     assert torch.equal(torch.cuda.get_rng_state(), before)
     torch.cuda.manual_seed(99)
-    again = BACKENDS["autograd"](model, jobs[::-1], batches[::-1])[::-1]
+    again = train("autograd", model, jobs[::-1], batches[::-1])[::-1]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert distance(first[0], jobs[0].start) > 0.01
 
@@ -140,7 +147,7 @@ def test_large_batches_are_deterministic(size: int, name: str) -> None:
     data = make_batches(x.cuda(), y.cuda(), seed=0, round=1, client=0, epochs=3, batch_size=size)
     job = LocalJob(start=received, anchor=received, prox=0.1, tau=2.0, lam=-1.0, lr=0.1)
     for backend in ("autograd", "stacked"):
-        first, *others = (BACKENDS[backend](model, [job], [data])[0] for _ in range(4))
+        first, *others = (train(backend, model, [job], [data])[0] for _ in range(4))
         assert all(torch.equal(first, other) for other in others)
 
 
@@ -162,10 +169,10 @@ class Strided(nn.Module):
 @pytest.mark.parametrize("name", ["mlp", "cnn", "norm", "strided"])
 def test_precisions(name: str, precision: str) -> None:
     model = models.build(MODELS.get(name, Strided), SHAPE, CLASSES, seed=3)
-    expected = BACKENDS["autograd"](model, *make_jobs(model, epochs=1))
+    expected = train("autograd", model, *make_jobs(model, epochs=1))
     model.cuda()
     jobs, batches = make_jobs(model, epochs=1, device="cuda")
-    trained = stacked.train(model, jobs, batches, precision)
+    trained = train("stacked", model, jobs, batches, precision)
     errors = [distance(a, b) / distance(b, job.start) for job, a, b in zip(jobs, trained, expected, strict=True)]
     if precision == "float32":
         assert max(errors) <= 1e-4
@@ -181,7 +188,7 @@ def test_many_shapes_in_one_process() -> None:
     for size in range(2, 14):  # torch compiles one code object at most eight times
         data = make_batches(x, y, seed=0, round=1, client=0, epochs=1, batch_size=size)
         job = LocalJob(start=received, anchor=received, prox=0.1, tau=1.0, lam=-1.0, lr=0.1)
-        (a,), (b,) = (BACKENDS[backend](model, [job], [data]) for backend in ("stacked", "autograd"))
+        (a,), (b,) = (train(backend, model, [job], [data]) for backend in ("stacked", "autograd"))
         assert distance(a, b) <= 1e-4 * distance(b, received)
 
 
@@ -189,16 +196,14 @@ def test_results_do_not_depend_on_global_torch_settings() -> None:
     """Training is in float32 even if the program has allowed TF32 everywhere, by torch's new API."""
     model = models.build(Strided, SHAPE, CLASSES, seed=3).cuda()
     jobs, batches = make_jobs(model, epochs=1, device="cuda")
-    plain = {backend: BACKENDS[backend](model, jobs, batches) for backend in ("autograd", "stacked")}
+    plain = {backend: train(backend, model, jobs, batches) for backend in ("autograd", "stacked")}
     stacked.clear_cache()
     matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
     before = matmul.fp32_precision, conv.fp32_precision
     try:
         matmul.fp32_precision = conv.fp32_precision = "tf32"
         for backend, expected in plain.items():
-            assert all(
-                torch.equal(a, b) for a, b in zip(BACKENDS[backend](model, jobs, batches), expected, strict=True)
-            )
+            assert all(torch.equal(a, b) for a, b in zip(train(backend, model, jobs, batches), expected, strict=True))
         assert (matmul.fp32_precision, conv.fp32_precision) == ("tf32", "tf32")
     finally:
         matmul.fp32_precision, conv.fp32_precision = before
@@ -218,7 +223,7 @@ def test_a_stack_larger_than_the_memory_is_split() -> None:
     x, y = torch.randn(20, 64, device="cuda"), torch.arange(20, device="cuda") % 4
     batches = [make_batches(x, y, seed=0, round=1, client=c, epochs=1, batch_size=10) for c in range(16)]
     jobs = [LocalJob(start=received, anchor=received, prox=0.1, tau=1.0, lam=-1.0, lr=0.1) for _ in batches]
-    whole = [t.cpu() for t in stacked.train(model, jobs, batches)]
+    whole = [t.cpu() for t in train("stacked", model, jobs, batches)]
     free_gpu_memory()
     # The limit applies to reserved memory: what is allocated, and free parts of blocks that other tests still use.
     # These parts are too small for the buffers, so the limit is relative to all that is reserved now. 16 jobs do not
@@ -226,7 +231,7 @@ def test_a_stack_larger_than_the_memory_is_split() -> None:
     limit = torch.cuda.memory_reserved() + 400 * 2**20
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
     try:
-        parts = stacked.train(model, jobs, batches)
+        parts = train("stacked", model, jobs, batches)
         assert stacked._jobs_in_memory[model] < 16
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
@@ -266,13 +271,13 @@ def test_a_simulation_agrees_with_the_cpu(name: str, federation: ft.Federation) 
     on_cpu, on_gpu = last_rounds["cpu"], last_rounds["cuda"]
     start = models.parameters_to_vector(models.build(FACTORIES[name], federation.input_shape, 10, seeds.key(0, "init")))
     for method in METHODS:
-        a, b = on_cpu.state.shared[method.name], on_gpu.state.shared[method.name]
+        a, b = (r.state.server[method.name]["parameters"] for r in (on_cpu, on_gpu))
         assert b.is_cuda
         assert distance(a, b) <= 1e-3 * distance(a, start)
         assert (on_cpu.counts[method.name].shared - on_gpu.counts[method.name].shared).abs().sum() <= 2
     assert on_cpu.state.client_states.owners() == on_gpu.state.client_states.owners() != []
     for owner in on_cpu.state.client_states.owners():
-        a, b = on_cpu.state.client_states.get(owner), on_gpu.state.client_states.get(owner)
+        a, b = (r.state.client_states.get(owner)["personal"] for r in (on_cpu, on_gpu))
         assert distance(a, b) <= 1e-3 * distance(a, start)
 
 
@@ -302,7 +307,9 @@ def test_resume_export_and_pickle(federation: ft.Federation, tmp_path: Path) -> 
         net = whole[name].shared
         net.load_state_dict(state_dict(tmp_path, name))
         assert all(torch.equal(p, q) for p, q in zip(net.parameters(), whole[name].shared.parameters(), strict=True))
-        assert copied[name]._shared.device.type == next(copied[name]._net.parameters()).device.type == "cpu"
+        assert (
+            copied[name]._server["parameters"].device.type == next(copied[name]._net.parameters()).device.type == "cpu"
+        )
     # a run folder can be resumed on another device, with a notice
     on_cpu = TRAIN | {"device": "cpu", "workers": 0, "out": tmp_path, "notice": notes.append}
     assert repr(ft.run(METHODS, federation, ft.models.mlp, **on_cpu)) == repr(whole)

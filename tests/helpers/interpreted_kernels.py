@@ -95,9 +95,9 @@ def main() -> None:
     _patch_bfloat16_dot()
     for name, (model, shape, batch_size) in CASES.items():
         jobs, batches = make_jobs(model, shape, batch_size)
-        expected = autograd_loop.train(model, jobs, batches)
+        expected = [t.parameters for t in autograd_loop.train(model, jobs, batches)]
         for precision in PRECISIONS.get(name, ("float32",)):
-            trained = stacked.train(model, jobs, batches, precision)
+            trained = [t.parameters for t in stacked.train(model, jobs, batches, precision=precision)]
             compared = list(zip(jobs, expected, trained, strict=True))
             # with an infinite tilt, rounding may change which sample is the maximum
             smooth = [(job, a, b) for job, a, b in compared if math.isfinite(job.tau)]
