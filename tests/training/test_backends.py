@@ -1,6 +1,7 @@
 """Every backend agrees with the autograd loop: one conformance table, backends × models × settings."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,7 +12,16 @@ from torch import nn
 
 from fedtilt import models, seeds
 from fedtilt.errors import InputError
-from fedtilt.training import BACKENDS, LAST_BATCH, LocalJob, choose_backend, distinct_jobs, make_batches, native
+from fedtilt.training import (
+    BACKENDS,
+    LAST_BATCH,
+    BackendChoice,
+    LocalJob,
+    choose_backend,
+    distinct_jobs,
+    make_batches,
+    native,
+)
 from fedtilt.training.local_job import batch_bounds
 from tests.helpers.models import CLASSES, MODELS, SHAPE, FunctionalDropout, Recurrent, make_jobs
 
@@ -24,12 +34,21 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
+def choose(model: nn.Module, device: str = "cpu", backend: str = "auto", **settings: object) -> BackendChoice:
+    """The choice for plain SGD, with a sample of the right shape, unless `settings` say otherwise."""
+    start = models.parameters_to_vector(model)
+    job = LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=0.1)
+    changes = {key: settings.pop(key) for key in ("optimizer", "loss", "buffer_names") if key in settings}
+    sample = torch.zeros(1, *SHAPE)
+    return choose_backend(model, [job, replace(job, **changes)], device, backend, sample, **settings)
+
+
 def supported_pairs() -> list[tuple[str, str]]:
     pairs = []
     for name, build in MODELS.items():
         for backend in BACKENDS:
             try:
-                choose_backend(build(), "cpu", backend, torch.zeros(1, *SHAPE))
+                choose(build(), "cpu", backend)
             except InputError:
                 continue
             if backend != "autograd":
@@ -44,11 +63,43 @@ def test_what_each_backend_supports() -> None:
         ("stacked", "logistic"), ("stacked", "mlp"), ("stacked", "cnn"), ("stacked", "norm"),
         ("stacked", "bias-free"), ("stacked", "subclass"), ("stacked", "unused layer"),
     }  # fmt: skip
-    assert choose_backend(MODELS["mlp"](), "cpu") == ("native" if native.available() else "fused")
-    assert choose_backend(MODELS["cnn"](), "cpu") == ("native" if native.available() else "autograd")
-    assert choose_backend(MODELS["cnn"](), "cuda") == "stacked"
-    assert choose_backend(Recurrent(), "cuda") == "autograd"
-    assert choose_backend(FunctionalDropout(), "cuda", sample=torch.zeros(1, *SHAPE)) == "autograd"
+    assert choose(MODELS["mlp"]()).name == ("native" if native.available() else "fused")
+    assert choose(MODELS["cnn"]()).name == ("native" if native.available() else "autograd")
+    assert choose(MODELS["cnn"](), "cuda").name == "stacked"
+    assert choose(Recurrent(), "cuda").name == "autograd"
+    assert choose(FunctionalDropout(), "cuda").name == "autograd"
+
+
+def frozen_first_layer() -> nn.Module:
+    model = MODELS["mlp"]()
+    model[1].requires_grad_(False)
+    return model
+
+
+NOT_NATIVE = "the model is not an nn.Sequential of the layers that the C kernel has (Conv2d, ReLU, MaxPool2d, Linear)"
+NOT_FUSED = "the model is not an nn.Sequential of Flatten, Linear (with bias) and ReLU that ends with a Linear"
+
+
+@pytest.mark.skipif(not native.available(), reason=f"native cannot run because {native.unavailable_reason()}")
+@pytest.mark.parametrize(
+    ("model", "settings", "name", "reasons"),
+    [
+        (MODELS["mlp"], {}, "native", {}),
+        (Recurrent, {}, "autograd", {"native": NOT_NATIVE, "fused": NOT_FUSED}),
+        (
+            MODELS["mlp"], {"buffer_names": ("1.mean",)}, "autograd",
+            dict.fromkeys(("native", "fused"), "the model has buffers that change in training, such as '1.mean'"),
+        ),
+        (
+            frozen_first_layer, {}, "autograd",
+            dict.fromkeys(("native", "fused"), "parameter '1.weight' is frozen"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_choice_says_why_a_faster_backend_does_not_run(
+    model: Callable[[], nn.Module], settings: dict, name: str, reasons: dict[str, str]
+) -> None:
+    assert choose(model(), **settings) == (name, reasons)
 
 
 @pytest.mark.parametrize(("backend", "name"), supported_pairs())
@@ -57,9 +108,9 @@ def test_backends_agree_with_the_autograd_loop(backend: str, name: str) -> None:
     jobs, batches = make_jobs(model)
     expected = BACKENDS["autograd"](model, jobs, batches)
     for job, trained, reference in zip(jobs, BACKENDS[backend](model, jobs, batches), expected, strict=True):
-        moved = (reference - job.start).norm()
+        moved = (reference.parameters - job.start).norm()
         assert moved > 0.01
-        assert (trained - reference).norm() <= 2e-5 * moved
+        assert (trained.parameters - reference.parameters).norm() <= 2e-5 * moved
 
 
 @pytest.mark.parametrize(("backend", "name"), [*(("autograd", name) for name in MODELS), *supported_pairs()])
@@ -71,7 +122,7 @@ def test_every_backend_is_deterministic_and_does_not_change_its_inputs(backend: 
     first = BACKENDS[backend](model, jobs, batches)
     torch.manual_seed(99)
     again = BACKENDS[backend](model, jobs[::-1], batches[::-1])[::-1]
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert all(torch.equal(a.parameters, b.parameters) for a, b in zip(first, again, strict=True))
     for job, data, job_before, data_before in zip(jobs, batches, *before, strict=True):
         assert torch.equal(job.start, job_before.start)
         assert torch.equal(job.anchor, job_before.anchor)
@@ -104,7 +155,8 @@ def test_any_depth_and_batch_size(backend: str, hidden: tuple[int, ...], size: i
     for job, trained, expected in zip(
         jobs, BACKENDS[backend](model, jobs, batches), BACKENDS["autograd"](model, jobs, batches), strict=True
     ):
-        assert (trained - expected).norm() <= 3e-5 * (expected - job.start).norm(), job
+        moved = (expected.parameters - job.start).norm()
+        assert (trained.parameters - expected.parameters).norm() <= 3e-5 * moved, job
 
 
 @pytest.mark.parametrize("last_batch", LAST_BATCH)
@@ -141,7 +193,8 @@ def test_every_backend_splits_an_epoch_alike_and_stops_after_a_jobs_epochs(backe
     together = BACKENDS[backend](model, jobs, [make_batches(x, y, epochs=3, **settings)] * 3)
     for epochs, trained in zip((1, 2, 3), together, strict=True):
         (alone,) = BACKENDS["autograd"](model, [job], [make_batches(x, y, epochs=epochs, **settings)])
-        assert (trained - alone).norm() <= 3e-5 * (alone - start).norm()
+        moved = (alone.parameters - start).norm()
+        assert (trained.parameters - alone.parameters).norm() <= 3e-5 * moved
 
 
 def conv_net(shape: tuple[int, int, int], channels: tuple[int, ...], size: int, hidden: tuple[int, ...]) -> nn.Module:
@@ -169,7 +222,6 @@ def test_any_image_and_kernel_size(
     shape: tuple[int, int, int], channels: tuple[int, ...], size: int, hidden: tuple[int, ...], batch: int
 ) -> None:
     model = models.build(lambda: conv_net(shape, channels, size, hidden), shape, CLASSES, seed=7)
-    assert choose_backend(model, "cpu") == "native"
     received = models.parameters_to_vector(model)
     rng = torch.Generator().manual_seed(8)
     x, y = torch.randn(13, *shape, generator=rng), torch.randint(0, CLASSES, (13,), generator=rng)
@@ -180,9 +232,10 @@ def test_any_image_and_kernel_size(
         LocalJob(start=personal, anchor=received, prox=prox, tau=tau, lam=lam, lr=0.05)
         for prox, tau, lam in ((0.0, 0.0, 0.0), (0.3, 2.0, -2.0))
     ]
+    assert choose_backend(model, jobs, "cpu").name == "native"
     expected = BACKENDS["autograd"](model, jobs, [data] * 2)
     for job, trained, reference in zip(jobs, native.train(model, jobs, [data] * 2), expected, strict=True):
-        assert (trained - reference).norm() <= 3e-5 * (reference - job.start).norm()
+        assert (trained.parameters - reference.parameters).norm() <= 3e-5 * (reference.parameters - job.start).norm()
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "lstm"])
@@ -208,7 +261,7 @@ def test_the_autograd_loop_equals_torch_optim(name: str) -> None:
             prox = sum((p - a).square().sum() for p, a in zip(net.parameters(), anchors, strict=True))
             (F.cross_entropy(net(x[rows]), y[rows]) + 0.3 / 2 * prox).backward()
             optimizer.step()
-    torch.testing.assert_close(trained, models.parameters_to_vector(net), rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(trained.parameters, models.parameters_to_vector(net), rtol=1e-4, atol=2e-6)
 
 
 def test_dropout_is_active_and_depends_on_round_and_client() -> None:
@@ -217,12 +270,12 @@ def test_dropout_is_active_and_depends_on_round_and_client() -> None:
     no_dropout[2].p = 0.0
     jobs, batches = make_jobs(model, epochs=1)
     (with_dropout,), (without,) = (BACKENDS["autograd"](net, jobs[:1], batches[:1]) for net in (model, no_dropout))
-    assert not torch.equal(with_dropout, without)
+    assert not torch.equal(with_dropout.parameters, without.parameters)
     x, y = batches[0].x, batches[0].y
     for round, client in ((2, 0), (3, 0), (2, 1)):  # the same batches with the key of another round or client
         key = make_batches(x, y, seed=1, round=round, client=client, epochs=1, batch_size=10).key
         (other,) = BACKENDS["autograd"](model, jobs[:1], [replace(batches[0], key=key)])
-        assert torch.equal(with_dropout, other) == ((round, client) == (2, 0))
+        assert torch.equal(with_dropout.parameters, other.parameters) == ((round, client) == (2, 0))
 
 
 def test_a_batch_is_no_larger_than_the_data() -> None:
@@ -230,11 +283,12 @@ def test_a_batch_is_no_larger_than_the_data() -> None:
     assert make_batches(x, y, seed=0, round=1, client=0, epochs=2, batch_size=100_000).size == 23
 
 
-def test_precision_is_only_for_stacked_on_cuda() -> None:
-    assert choose_backend(MODELS["mlp"](), "cuda", precision="tf32") == "stacked"
-    for device, backend in (("cpu", "auto"), ("cpu", "stacked"), ("cuda", "autograd")):
-        with pytest.raises(InputError, match="precision = 'bfloat16' is for stacked models on CUDA"):
-            choose_backend(MODELS["mlp"](), device, backend, precision="bfloat16")
+def test_precision_is_only_for_cuda() -> None:
+    assert choose(MODELS["mlp"](), "cuda", precision="tf32").name == "stacked"
+    assert choose(Recurrent(), "cuda", precision="bfloat16").name == "autograd"
+    for backend in ("auto", "stacked", "autograd"):
+        with pytest.raises(InputError, match="precision = 'bfloat16' is for CUDA, not for cpu; leave it out"):
+            choose(MODELS["mlp"](), "cpu", backend, precision="bfloat16")
 
 
 def test_identical_jobs_are_trained_once() -> None:
@@ -252,7 +306,7 @@ def test_identical_jobs_are_trained_once() -> None:
 def test_an_epoch_has_every_sample_once() -> None:
     x = torch.arange(23.0)[:, None]
     data = make_batches(x, torch.arange(23), seed=0, round=1, client=4, epochs=2, batch_size=10)
-    pairs = list(data.epochs())
+    pairs = list(data.all())
     assert [len(y) for _, y in pairs] == [7, 8, 8] * 2
     assert len(data) == 6
     for epoch in (pairs[:3], pairs[3:]):
@@ -262,9 +316,9 @@ def test_an_epoch_has_every_sample_once() -> None:
 
 def test_an_unsupported_backend_is_rejected() -> None:
     for model, backend, message in (
-        (MODELS["cnn"](), "fused", "does not support"),
-        (Recurrent(), "native", "does not support"),
-        (MODELS["mlp"](), "best", "unknown backend"),
+        (MODELS["cnn"](), "fused", "backend 'fused' cannot train this because the model is not .*; use 'auto'"),
+        (Recurrent(), "native", "backend 'native' cannot train this because the model is not"),
+        (MODELS["mlp"](), "best", "unknown backend 'best'; choose one of auto, autograd"),
     ):
         with pytest.raises(InputError, match=message):
-            choose_backend(model, "cpu", backend)
+            choose(model, "cpu", backend)

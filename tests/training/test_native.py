@@ -44,13 +44,13 @@ def make_job(**changes: object) -> LocalJob:
 def test_a_diverging_job_ends_with_non_finite_numbers(tilt: float) -> None:
     diverging = {"lr": 1e30, "tau": tilt, "lam": tilt}
     (trained,) = native.train(MODEL, [make_job(**diverging)], [make_data()])
-    assert not trained.isfinite().all()
+    assert not trained.parameters.isfinite().all()
     model = models.cnn((1, 4, 4), 3, channels=(5,))
     start = models.parameters_to_vector(model)
     (trained,) = native.train(
         model, [make_job(start=start, anchor=start, **diverging)], [make_data(x=torch.ones(20, 1, 4, 4))]
     )
-    assert not trained.isfinite().all()
+    assert not trained.parameters.isfinite().all()
 
 
 @needs_kernel
@@ -59,7 +59,7 @@ def test_tied_losses_share_the_gradient(tilt: float) -> None:
     """Identical samples have equal losses: every tilt is the mean."""
     data = make_data(x=torch.ones(20, 6), y=torch.ones(20, dtype=torch.long))
     mean, tilted = native.train(MODEL, [make_job(), make_job(tau=tilt, lam=-tilt)], [data, data])
-    torch.testing.assert_close(tilted, mean, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(tilted.parameters, mean.parameters, rtol=1e-6, atol=1e-7)
 
 
 @needs_kernel
@@ -68,7 +68,7 @@ def test_non_contiguous_samples() -> None:
     wide = torch.zeros(20, 2, 6)
     wide[:, 0] = data.x
     expected, trained = native.train(MODEL, [make_job(), make_job()], [data, make_data(x=wide[:, 0])])
-    assert torch.equal(trained, expected)
+    assert torch.equal(trained.parameters, expected.parameters)
 
 
 @needs_kernel
@@ -222,9 +222,9 @@ def test_with_a_broken_compiler_fused_is_used(
     install_compiler(tmp_path / "bin", script, monkeypatch)
     assert not native.available()
     assert native.build_id() == "none"
-    assert choose_backend(MODEL, "cpu") == "fused"
-    with pytest.raises(InputError, match=f"backend 'native' cannot run because .*{message}"):
-        choose_backend(MODEL, "cpu", "native")
+    assert choose_backend(MODEL, [make_job()], "cpu").name == "fused"
+    with pytest.raises(InputError, match=f"backend 'native' cannot train this because the C kernel .*{message}"):
+        choose_backend(MODEL, [make_job()], "cpu", "native")
     with pytest.raises(InputError, match=message):
         native.train(MODEL, [make_job()], [make_data()])
 
@@ -232,7 +232,7 @@ def test_with_a_broken_compiler_fused_is_used(
 def test_without_a_compiler_fused_is_used(empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "no C compiler" in native.unavailable_reason()
-    assert choose_backend(MODEL, "cpu") == "fused"
+    assert choose_backend(MODEL, [make_job()], "cpu").name == "fused"
 
 
 def test_without_a_writable_folder_fused_is_used(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,16 +240,17 @@ def test_without_a_writable_folder_fused_is_used(empty_cache: Path, monkeypatch:
     blocked.write_text("not a folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     assert native.unavailable_reason() is not None
-    assert choose_backend(MODEL, "cpu") == "fused"
+    assert choose_backend(MODEL, [make_job()], "cpu").name == "fused"
 
 
 def test_an_environment_variable_turns_it_off(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDTILT_NATIVE", "0")
-    assert choose_backend(MODEL, "cpu") == "fused"
+    choice = choose_backend(MODEL, [make_job()], "cpu")
+    assert choice == ("fused", {"native": "the C kernel cannot run: FEDTILT_NATIVE=0 turns it off"})
     assert native.build_id() == "none"
     assert not empty_cache.exists()  # nothing was compiled
-    with pytest.raises(InputError, match="because FEDTILT_NATIVE=0 turns it off; use 'auto'"):
-        choose_backend(MODEL, "cpu", "native")
+    with pytest.raises(InputError, match="because the C kernel cannot run: FEDTILT_NATIVE=0 turns it off; use"):
+        choose_backend(MODEL, [make_job()], "cpu", "native")
 
 
 # -- in a run --------------------------------------------------------------------------------------------------------
