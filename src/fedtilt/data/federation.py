@@ -5,23 +5,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedtilt import checks, seeds
-from fedtilt.data import partition as partitions
+from fedtilt import checks
 from fedtilt.data.data_warnings import dataset_warnings, federation_warnings, warn
 from fedtilt.data.dataset import Dataset
+from fedtilt.data.division import choose_clients_with_outliers, divide, resolve_clients, split_validation
 from fedtilt.data.from_clients import read_clients
 from fedtilt.data.inputs import Inputs, Shape, concatenate, take, to_device
 from fedtilt.data.names import client_number
 from fedtilt.data.outliers import Outliers, apply, resolve_outliers
-from fedtilt.data.partition import Partition, TooManyClients
-from fedtilt.data.sampling import holdout_size, stratified_mask
 from fedtilt.errors import InputError
 
-PARTITIONS = ("classes", "dirichlet", "iid", "column")
 Device = torch.device | str
 
 
@@ -87,7 +83,7 @@ class Federation:
         """
         _check_dataset(dataset)
         outliers = resolve_outliers(outliers, outlier_rate, outlier_strength, outlier_clients)
-        partition, clients = _resolve_clients(dataset, partition, clients)
+        partition, clients = resolve_clients(dataset, partition, clients)
         seed = checks.whole(seed, "seed")
         classes_per_client = checks.whole(classes_per_client, "classes_per_client")
         alpha, validation = checks.number(alpha, "alpha"), checks.number(validation, "validation")
@@ -102,10 +98,8 @@ class Federation:
             raise InputError(f"validation = {validation} is not a share; choose a number ≥ 0 and < 1")
         if max_train is not None and max_train < 1:
             raise InputError(f"max_train = {max_train} leaves no training data; choose 1 or more, or leave it out")
-        indices = _partition(dataset, partition, clients, classes_per_client, alpha, seed)
-        names = _client_names(dataset, partition, len(indices.train))
-        _check_not_empty(indices, names, dataset.name)
-        train_index, validation_index = _split_validation(dataset.y_train, indices.train, max_train, validation, seed)
+        indices, names = divide(dataset, partition, clients, classes_per_client, alpha, seed)
+        train_index, validation_index = split_validation(dataset.y_train, indices.train, max_train, validation, seed)
         federation = cls(
             dataset=dataset,
             outliers=outliers,
@@ -114,7 +108,7 @@ class Federation:
             validation_index=validation_index,
             test_index=indices.test,
             client_classes=_classes_by_client(dataset.y_train, train_index, dataset.classes),
-            has_outliers=_choose_clients_with_outliers(outliers, len(names), seed),
+            has_outliers=choose_clients_with_outliers(outliers, len(names), seed),
             seed=seed,
             validation_outliers=bool(validation_outliers),
         )
@@ -356,86 +350,3 @@ def _check_dataset(dataset: object) -> None:
             f"dataset is a {type(dataset).__name__}; pass a ft.data.Dataset, such as ft.data.load('digits') returns, "
             "or the data of each client to Federation.from_clients"
         )
-
-
-def _partition(data: Dataset, partition: str, clients: int, per_client: int, alpha: float, seed: int) -> Partition:
-    rng = seeds.generator(seeds.key(seed, "partition"))
-    try:
-        if partition == "classes":
-            return partitions.by_classes(data.y_train, data.y_test, clients, per_client, rng)
-        if partition == "dirichlet":
-            return partitions.dirichlet(data.y_train, data.y_test, clients, alpha, rng)
-        if partition == "iid":
-            return partitions.iid(data.y_train, data.y_test, clients, rng)
-    except TooManyClients as error:
-        if data.client_names is None:
-            raise
-        count = len(data.client_names)
-        raise InputError(f"{error}, or partition = 'column' for the data's own {count} clients") from None
-    if partition != "column":
-        raise InputError(f"partition = {partition!r} is unknown; choose one of {', '.join(PARTITIONS)}")
-    if data.client_train is None or data.client_test is None or data.client_names is None:
-        raise InputError(
-            f"partition = 'column' needs a client column, and {data.name!r} has none; use classes, dirichlet or iid"
-        )
-    return partitions.by_column(data.client_train, data.client_test, len(data.client_names))
-
-
-def _resolve_clients(data: Dataset, partition: str | None, clients: int | None) -> tuple[str, int]:
-    """How the data is divided and the number of clients, where the user leaves them out."""
-    own = data.client_names
-    count = checks.whole(100 if clients is None else clients, "clients")
-    if partition not in (None, "column") or own is None:
-        return partition or "classes", count
-    if clients is not None and count != len(own):
-        raise InputError(
-            f"clients = {clients} differs from the {len(own)} clients that {data.name!r} has of its own; leave it out, "
-            "or set partition to classes, dirichlet or iid"
-        )
-    return "column", len(own)
-
-
-def _client_names(data: Dataset, partition: str, clients: int) -> tuple[str, ...]:
-    if partition == "column" and data.client_names is not None:
-        return data.client_names
-    return tuple(str(number) for number in range(clients))
-
-
-def _check_not_empty(indices: Partition, names: tuple[str, ...], name: str) -> None:
-    for client, rows in zip(names, indices.train, strict=True):
-        if not len(rows):
-            raise InputError(f"client {client!r} has no training data in {name!r}; add some or leave the client out")
-    if not any(len(rows) for rows in indices.test):
-        raise InputError(f"no client has test data in {name!r}; add test samples")
-
-
-def _split_validation(
-    y: Tensor, index: Sequence[Tensor], max_train: int | None, validation: float, seed: int
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Each client's training rows, at most `max_train`, and validation rows."""
-    if max_train is None and not validation:
-        return list(index), [rows[:0] for rows in index]
-    labels = y.numpy()
-    train_index, validation_index = [], []
-    for client, rows in enumerate(index):
-        if max_train is not None and len(rows) > max_train:
-            rows = rows[_draw(labels[rows.numpy()], max_train, seeds.key(seed, "max_train", client=client))]
-        count = holdout_size(len(rows), validation)
-        mask = _draw(labels[rows.numpy()], count, seeds.key(seed, "validation", client=client))
-        train_index.append(rows[~mask])
-        validation_index.append(rows[mask])
-    return train_index, validation_index
-
-
-def _draw(labels: np.ndarray, count: int, key: int) -> Tensor:
-    """A stratified mask of `count` samples."""
-    return torch.from_numpy(stratified_mask(labels, count, seeds.generator(key)))
-
-
-def _choose_clients_with_outliers(outliers: Outliers, clients: int, seed: int) -> Tensor:
-    """A mask of the clients with outliers: their share, and at least one if the share is above 0."""
-    has_outliers = torch.zeros(clients, dtype=torch.bool)
-    if outliers.kind != "none" and outliers.clients > 0:
-        count = max(1, round(outliers.clients * clients))
-        has_outliers[seeds.choose(seeds.key(seed, "carriers"), clients, count)] = True
-    return has_outliers

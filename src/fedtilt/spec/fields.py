@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model, model
 
 from fedtilt.checks import is_plain_name
 from fedtilt.data import Outliers, names
-from fedtilt.data.federation import PARTITIONS
+from fedtilt.data.division import PARTITIONS
 from fedtilt.data.outliers import KINDS
 from fedtilt.errors import InputError
 from fedtilt.methods import check_methods
