@@ -41,6 +41,7 @@ def mlp(input_shape: Shape = (1, 28, 28), classes: int = 10, hidden: Sequence[in
     >>> sum(p.numel() for p in mlp().parameters())
     199210
     """
+    _check_one_tensor(input_shape, "mlp")
     inner = _sizes(hidden, "hidden")
     sizes = [whole(math.prod(input_shape), "a sample's size", 1), *inner, whole(classes, "classes", 1)]
     layers: list[nn.Module] = [nn.Flatten()]
@@ -55,6 +56,7 @@ def cnn(input_shape: Shape = (3, 32, 32), classes: int = 10, channels: Sequence[
     >>> cnn()(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
+    _check_one_tensor(input_shape, "cnn")
     if len(input_shape) != 3:
         raise InputError(f"cnn needs images (channels, height, width), got input_shape {tuple(input_shape)}; use mlp")
     planes, height, width = input_shape
@@ -73,6 +75,14 @@ def cnn(input_shape: Shape = (3, 32, 32), classes: int = 10, channels: Sequence[
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"logistic": logistic, "mlp": mlp, "cnn": cnn}
+
+
+def _check_one_tensor(input_shape: object, name: str) -> None:
+    if isinstance(input_shape, Mapping):
+        raise InputError(
+            f"{name} takes one tensor, and samples are a dictionary of {', '.join(input_shape)}; pass a model whose "
+            "forward takes these names"
+        )
 
 
 def _sizes(sizes: Sequence[int], what: str) -> list[int]:

@@ -63,3 +63,13 @@ def test_a_model_that_takes_other_names_is_refused():
     federation = ft.Federation.from_clients(list(clients(named=True)))
     with pytest.raises(ft.InputError, match=r"the model does not take samples of shape .*'input_ids': \(6,\)"):
         ft.run([ft.fedavg()], federation, nn.Linear(LENGTH, 2), rounds=1)
+    with pytest.raises(
+        ft.InputError, match="mlp takes one tensor, and samples are a dictionary of input_ids, attention"
+    ):
+        ft.run([ft.fedavg()], federation, ft.models.mlp, rounds=1)
+
+
+def test_a_model_for_numbers_is_refused_on_tokens():
+    federation = ft.Federation.from_clients(list(clients(named=False)))
+    with pytest.raises(ft.InputError, match="int64 samples are tokens for nn.Embedding, make them float32 if they are"):
+        ft.run([ft.fedavg()], federation, ft.models.mlp, rounds=1)

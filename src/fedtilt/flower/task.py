@@ -66,7 +66,7 @@ class Task:
     spec: str | Path
     model: ModelSource | None = None
     data: Callable[[NodeConfig], Dataset] | None = None
-    input_shape: tuple[int, ...] = ()
+    input_shape: Shape = ()
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -124,10 +124,11 @@ class Task:
         data = self.data(node_config)
         if not isinstance(data, Dataset):
             raise InputError(f"the data function must return a fedtilt.data.Dataset, got {type(data).__name__}")
-        if data.input_shape != tuple(self.input_shape) or data.classes != len(self.class_names):
+        shape = self.input_shape if isinstance(self.input_shape, dict) else tuple(self.input_shape)
+        if data.input_shape != shape or data.classes != len(self.class_names):
             raise InputError(
                 f"the site's data has samples of shape {data.input_shape} in {data.classes} classes; the task has "
-                f"{tuple(self.input_shape)} in {len(self.class_names)}"
+                f"{shape} in {len(self.class_names)}"
             )
         return _single_site_federation(data, number, sites)
 

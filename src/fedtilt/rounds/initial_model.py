@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from fedtilt import seeds
 from fedtilt.data import Federation
 from fedtilt.data.data_warnings import ends_in_softmax, warn
-from fedtilt.data.inputs import Inputs, Shape, sample_shape, take
+from fedtilt.data.inputs import Inputs, Shape, named_tensors, sample_shape, take
 from fedtilt.errors import InputError
 from fedtilt.initial_weights import load_initial_weights
 from fedtilt.math.losses import SampleLoss
@@ -47,7 +47,9 @@ def _check_output(net: nn.Module, x: Inputs, y: Tensor, classes: int, loss: Samp
         with torch.no_grad():
             outputs, again = logits(net, x), logits(net, x)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        raise InputError(f"the model does not take samples of shape {sample_shape(x)}: {error}") from error
+        tokens = any(t.dtype == torch.int64 for t in named_tensors(x, "x").values())
+        remedy = "; int64 samples are tokens for nn.Embedding, make them float32 if they are numbers" if tokens else ""
+        raise InputError(f"the model does not take samples of shape {sample_shape(x)}: {error}{remedy}") from error
     if not isinstance(outputs, Tensor):
         raise InputError(f"the model returns a {type(outputs).__name__}; expected a tensor ({len(y)}, {classes})")
     if outputs.dim() != 2 or len(outputs) != len(y) or outputs.shape[1] < classes:
