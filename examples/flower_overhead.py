@@ -16,10 +16,9 @@ import torch
 
 import fedtilt as ft
 from fedtilt.flower import ServerRunFolder, Task
-from fedtilt.flower.messages import from_arrays, parameter_shapes, to_arrays
+from fedtilt.flower.messages import from_arrays, to_arrays
 from fedtilt.flower.site_states import SiteStates
-from fedtilt.models import parameters_to_vector
-from fedtilt.rounds.round import invalid_reason, server_update
+from fedtilt.rounds.round import ClientUpdate, invalid_updates, server_update
 
 
 def milliseconds(function: Callable[[], object], repeats: int = 5) -> float:
@@ -35,22 +34,28 @@ def main(hidden: int) -> None:
     task = Task(spec="digits", model=ft.models.mlp((1, 28, 28), 10, hidden=(hidden, hidden)))
     resolved = task.resolve({"method": "fedtilt"})
     info = task.federation_info(resolved)
-    model = task.initial_model(resolved, info)
-    w, shapes = parameters_to_vector(model), parameter_shapes(model)
-    models = {n: w + 0.01 * torch.randn_like(w) for n in range(10)}
-    samples = dict.fromkeys(models, 100)
+    model, parts = task.initial_model(resolved, info)
+    server, w = parts.initial_server(), parts.initial
+    updates = {n: ClientUpdate(w + 0.01 * torch.randn_like(w), samples=100) for n in range(10)}
+
+    def read_reply() -> dict[int, str]:
+        return invalid_updates({0: ClientUpdate(from_arrays(arrays, parts)["parameters"], samples=100)}, server)
+
+    def aggregate() -> object:
+        return server_update(resolved.method, server, updates, resolved.settings)
+
     with tempfile.TemporaryDirectory() as folder:
         states = SiteStates(Path(folder), "0" * 16)
-        run_folder = ServerRunFolder(Path(folder) / "run", resolved, info, model)
-        run_folder.begin(w, lambda _: None)
-        arrays = to_arrays(model, w)
+        run_folder = ServerRunFolder(Path(folder) / "run", resolved, info, model, parts)
+        run_folder.begin(server, lambda _: None)
+        arrays = to_arrays(parts, w, None)
         times = {
-            "site: read and check w": milliseconds(lambda: from_arrays(arrays, shapes)),
-            "site: save the personal model": milliseconds(lambda: states.save(1, 0, w)),
-            "site: encode w_n": milliseconds(lambda: to_arrays(model, w)),
-            "server: read and check a reply": milliseconds(lambda: invalid_reason(from_arrays(arrays, shapes), w)),
-            "server: aggregate 10 models": milliseconds(lambda: server_update(resolved.method, w, models, samples)),
-            "server: checkpoint": milliseconds(lambda: run_folder.save_checkpoint(1, w)),
+            "site: read and check w": milliseconds(lambda: from_arrays(arrays, parts)),
+            "site: save the personal model": milliseconds(lambda: states.save(1, 0, {"personal": w})),
+            "site: encode w_n": milliseconds(lambda: to_arrays(parts, w, None)),
+            "server: read and check a reply": milliseconds(read_reply),
+            "server: aggregate 10 models": milliseconds(aggregate),
+            "server: checkpoint": milliseconds(lambda: run_folder.save_checkpoint(1, server)),
         }
     print(f"{len(w):,} parameters ({4 * len(w) / 2**20:.1f} MB)")
     for step, time_ms in times.items():

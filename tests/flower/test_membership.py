@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import torch
 from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
 
@@ -14,9 +15,10 @@ from fedtilt.flower.membership import Membership
 from fedtilt.flower.messages import encode_join_reply
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.site_keys import KEYS_VARIABLE, read_site_keys, site_keys
+from fedtilt.parts import Parts
 from tests.helpers.loopback import Deployment, LoopbackGrid
 
-P = 7
+PARTS = Parts.plain(torch.zeros(7))
 JOINED = {0: 100, 1: 101}
 
 
@@ -54,12 +56,12 @@ class Nodes:
         return [self._reply(m) for m in map(self._pending.__getitem__, ids) if m.metadata.dst_node_id not in self.hung]
 
     def _reply(self, message: Message) -> Message:
-        return Message(encode_join_reply(self.claims[message.metadata.dst_node_id], 3, P), reply_to=message)
+        return Message(encode_join_reply(self.claims[message.metadata.dst_node_id], 3, PARTS), reply_to=message)
 
 
 def new_membership(**settings: object) -> Membership:
     policy = RoundPolicy(deadline=600, wait=5, max_silent_rounds=2)
-    return Membership(sites=2, classes=3, parameters=P, policy=policy, **settings)
+    return Membership(sites=2, classes=3, parts=PARTS, policy=policy, **settings)
 
 
 def test_a_site_that_reconnects_ten_times_joins_every_time() -> None:

@@ -91,7 +91,7 @@ def test_a_killed_site_is_left_out_and_its_files_are_intact(tmp_path: Path) -> N
     assert rounds(run)["3"]["accepted"] == [0]
     assert "site 1" in read_json(run / "seed-0/participation.json")["rejected"]
     assert "round-00001.safetensors" in personal_models(cluster, 1)
-    assert all(load_file(path)["model"].isfinite().all() for path in personal_models(cluster, 1).values())
+    assert all(load_file(path)["personal"].isfinite().all() for path in personal_models(cluster, 1).values())
 
 
 def test_a_killed_server_resumes_to_the_simulators_models(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_a_killed_server_resumes_to_the_simulators_models(tmp_path: Path) -> Non
     simulated = RunFolder(tmp_path / "simulated/seed-0").latest()
     torch.testing.assert_close(RunFolder(run / "seed-0").latest().shared, simulated.shared)
     for site in (0, 1):
-        personal = load_file(personal_models(cluster, site)["round-00003.safetensors"])["model"]
-        torch.testing.assert_close(personal, simulated.client_states.get(("fedtilt", site)))
+        kept = load_file(personal_models(cluster, site)["round-00003.safetensors"])
+        torch.testing.assert_close(kept, simulated.client_states.get(("fedtilt", site)))
 
 
 CANARY = np.float32(0.73918462)
@@ -193,7 +193,9 @@ def test_no_data_and_no_personal_model_is_sent(tmp_path: Path) -> None:
         cluster.down()
         proxy.close()
     recorded = bytes(proxy.recorded)
-    models = [load_file(path)["model"].numpy() for site in (0, 1) for path in personal_models(cluster, site).values()]
+    models = [
+        load_file(path)["personal"].numpy() for site in (0, 1) for path in personal_models(cluster, site).values()
+    ]
     assert len(models) == 4
     for model in models:
         for pair in model.reshape(-1, 2):  # eight bytes do not occur by chance

@@ -1,5 +1,6 @@
 """Every invalid reply is rejected, counted, and changes nothing."""
 
+import dataclasses
 import io
 import json
 import math
@@ -10,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from torch import Tensor, nn
+from torch import Tensor
 
 import fedtilt as ft
 from fedtilt.errors import Diverged
 from fedtilt.flower import FedTiltStrategy, RoundPolicy
 from fedtilt.flower.membership import Membership
 from fedtilt.flower.messages import (
-    TrainReply,
     encode_failure,
     encode_join_reply,
     encode_train_reply,
@@ -25,13 +25,14 @@ from fedtilt.flower.messages import (
     to_arrays,
 )
 from fedtilt.flower.task import FederationInfo
-from fedtilt.models import parameters_to_vector
+from fedtilt.parts import Parts
+from fedtilt.rounds.round import ClientUpdate
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.loopback import Deployment
 
-MODEL = ft.models.mlp((4,), 3, hidden=(5,))
-P = len(parameters_to_vector(MODEL))
+PARTS = Parts.of(ft.models.mlp((4,), 3, hidden=(5,)), (4,))
+P = len(PARTS.initial)
 UNNUMBERED = "has not joined; node 102, which does not give its site number,"
 INFO = FederationInfo((4,), ("a", "b", "c"), ("0", "1", "2"), torch.zeros(3, dtype=torch.bool))
 
@@ -43,7 +44,7 @@ class ThreeNodes:
         return [100, 101, 102]
 
     def send_and_receive(self, messages: Iterable[Message], timeout: float | None = None) -> list[Message]:
-        return [Message(encode_join_reply(m.metadata.dst_node_id - 100, 3, P), reply_to=m) for m in messages]
+        return [Message(encode_join_reply(m.metadata.dst_node_id - 100, 3, PARTS), reply_to=m) for m in messages]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         self.late_replies = self.send_and_receive(messages)
@@ -54,7 +55,7 @@ class ThreeNodes:
 
 
 def trained_model(site: int) -> Tensor:
-    return parameters_to_vector(MODEL) + site + 1
+    return PARTS.initial + site + 1
 
 
 def round_one(
@@ -63,17 +64,17 @@ def round_one(
     """A strategy that waits for the replies of round 1; its messages and valid replies, by site."""
     settings = TrainSettings(participation=participation, rounds=1)
     method = method or ft.fedavg(weighting="samples")
-    strategy = FedTiltStrategy(method, MODEL, INFO, settings=settings, policy=policy)
+    strategy = FedTiltStrategy(method, PARTS, INFO, settings=settings, policy=policy)
     grid = ThreeNodes()
     strategy.membership.wait_and_join(grid)
-    arrays = to_arrays(MODEL, parameters_to_vector(MODEL))
+    arrays = to_arrays(PARTS, PARTS.initial, None)
     messages = {m.metadata.dst_node_id - 100: m for m in strategy.configure_train(1, arrays, ConfigRecord(), grid)}
     replies = {site: train_reply(site, 10 + site, message) for site, message in messages.items()}
     return strategy, messages, replies
 
 
 def train_reply(site: int, samples: int, message: Message) -> Message:
-    return Message(encode_train_reply(MODEL, TrainReply(trained_model(site), samples), 1), reply_to=message)
+    return Message(encode_train_reply(PARTS, ClientUpdate(trained_model(site), samples), 1), reply_to=message)
 
 
 def aggregate_without(site: int) -> ArrayRecord:
@@ -98,7 +99,7 @@ def set_array(value: object) -> Callable[[RecordDict], None]:
 
 
 def set_model(w: Tensor) -> Callable[[RecordDict], None]:
-    return lambda content: content.update(arrays=to_arrays(MODEL, w))
+    return lambda content: content.update(arrays=to_arrays(PARTS, w, None))
 
 
 def npy_bytes(value: np.ndarray, version: tuple[int, int] = (1, 0)) -> bytes:
@@ -116,7 +117,7 @@ def with_header(text: bytes) -> bytes:
 FIVE = np.arange(5, dtype=np.float32)
 INVALID = {
     "is not finite": set_model(torch.full((P,), math.nan)),
-    "is not finite ": set_model(parameters_to_vector(MODEL).index_fill(0, torch.tensor([3]), math.inf)),
+    "is not finite ": set_model(PARTS.initial.index_fill(0, torch.tensor([3]), math.inf)),
     "has shape (4,) instead of (5,) in '1.bias'": set_array(np.zeros(4, np.float32)),
     "has shape () instead of (5,) in '1.bias'": set_array(np.zeros((), np.float32)),
     "has shape (1,) instead of (5,) in '1.bias'": set_array(np.zeros(1, np.float32)),
@@ -179,7 +180,8 @@ def test_arrays_that_flower_sends_are_read() -> None:
     shapes = {"scalar": (), "none": (0,), "flat": (3, 0, 2), "one": (1, 7, 1), "image": (2, 3, 4, 5), "long": (99_999,)}
     tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
     vector = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
-    assert torch.equal(from_arrays(ArrayRecord(tensors), shapes), vector)
+    parts = dataclasses.replace(Parts.plain(vector), trained=shapes)
+    assert torch.equal(from_arrays(ArrayRecord(tensors), parts)["parameters"], vector)
 
 
 @pytest.mark.parametrize("reason", INVALID)
@@ -256,9 +258,9 @@ def test_below_quorum_the_round_is_not_aggregated() -> None:
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        (encode_join_reply(7, 3, P), "has site = 7, outside 0 to 2"),
-        (encode_join_reply(0, 4, P), "has 4 classes instead of 3"),
-        (encode_join_reply(0, 3, 1), f"has 1 parameters instead of {P}"),
+        (encode_join_reply(7, 3, PARTS), "has site = 7, outside 0 to 2"),
+        (encode_join_reply(0, 4, PARTS), "has 4 classes instead of 3"),
+        (encode_join_reply(0, 3, Parts.plain(torch.zeros(1))), f"has 1 parameters instead of {P}"),
         (RecordDict({"metrics": MetricRecord({"site": 0.5})}), "has a value of site that is not a whole number"),
         (RecordDict(), "has no metrics"),
     ],
@@ -273,17 +275,17 @@ def test_a_node_with_another_model_or_number_cannot_join(reply: RecordDict, reas
 def test_a_node_cannot_take_the_number_of_another_site() -> None:
     strategy, _, _ = round_one()
     request = Message(RecordDict(), dst_node_id=55, message_type="query")
-    strategy.membership.admit([Message(encode_join_reply(0, 3, P), reply_to=request)])
+    strategy.membership.admit([Message(encode_join_reply(0, 3, PARTS), reply_to=request)])
     assert strategy.membership.nodes()[0] == 100
     assert strategy.membership.rejections() == {"node 55": {"cannot join: another node is site 0": 1}}
 
 
 def test_two_new_nodes_that_claim_the_same_site_are_both_rejected() -> None:
-    membership = Membership(sites=3, classes=3, parameters=P, policy=RoundPolicy())
+    membership = Membership(sites=3, classes=3, parts=PARTS, policy=RoundPolicy())
     claims = {100: 0, 101: 1, 102: 0}
     requests = {node: Message(RecordDict(), dst_node_id=node, message_type="query") for node in claims}
     membership.admit(
-        [Message(encode_join_reply(claims[node], 3, P), reply_to=request) for node, request in requests.items()]
+        [Message(encode_join_reply(claims[node], 3, PARTS), reply_to=request) for node, request in requests.items()]
     )
     assert membership.nodes() == {1: 101}
     assert membership.absence_reason(0) == "cannot join: more than one node claims to be this site"
@@ -299,11 +301,11 @@ def test_two_new_nodes_that_claim_the_same_site_are_both_rejected() -> None:
         (encode_failure(2), "cannot join: failed; see its log"),
         (Error(code=1, reason="site 2"), "cannot join: could not load the project; see its log"),
         (Error(code=99, reason="site 2"), "cannot join: failed with Flower's error 99; see its log"),
-        (encode_join_reply(2, 4, P), "cannot join: has 4 classes instead of 3"),
-        (encode_join_reply(1, 3, P), "is not connected"),
+        (encode_join_reply(2, 4, PARTS), "cannot join: has 4 classes instead of 3"),
+        (encode_join_reply(1, 3, PARTS), "is not connected"),
         (encode_failure("two"), f"{UNNUMBERED} cannot join: failed; see its log"),
         (encode_failure(7), f"{UNNUMBERED} cannot join: failed; see its log"),
-        (encode_join_reply(7, 3, P), f"{UNNUMBERED} cannot join: has site = 7, outside 0 to 2"),
+        (encode_join_reply(7, 3, PARTS), f"{UNNUMBERED} cannot join: has site = 7, outside 0 to 2"),
         (None, f"{UNNUMBERED} did not reply to the join request"),
     ],
 )
@@ -314,7 +316,7 @@ def test_the_reason_why_a_site_has_not_joined(reply: RecordDict | Error | None, 
             request = Message(RecordDict(), dst_node_id=last.metadata.src_node_id, message_type="query")
             return valid if reply is None else [*valid, Message(reply, reply_to=request)]
 
-    membership = Membership(sites=3, classes=3, parameters=P, policy=RoundPolicy())
+    membership = Membership(sites=3, classes=3, parts=PARTS, policy=RoundPolicy())
     membership.wait_and_join(Grid())
     assert 2 not in membership.nodes()
     assert membership.absence_reason(2) == reason
@@ -389,4 +391,4 @@ def test_an_exception_on_a_site_goes_only_to_its_log(deployment: Deployment, cap
 
 def test_a_step_size_that_diverges_is_rejected_at_once() -> None:
     with pytest.raises(ft.InputError, match="diverges"):
-        FedTiltStrategy(ft.ditto(3.0), nn.Linear(4, 3), INFO, settings=TrainSettings(lr=1.0))
+        FedTiltStrategy(ft.ditto(3.0), PARTS, INFO, settings=TrainSettings(lr=1.0))

@@ -18,9 +18,10 @@ from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.loopback import Deployment, LoopbackGrid
 
 
-def personal_model(home: Path, site: int) -> torch.Tensor:
+def site_state(home: Path, site: int) -> dict[str, torch.Tensor]:
+    """What a site keeps after round 2."""
     (path,) = (home / "state" / str(site)).rglob("round-00002.safetensors")
-    return load_file(path)["model"]
+    return load_file(path)
 
 
 def metrics_lines(folder: Path) -> list[dict]:
@@ -35,7 +36,7 @@ def test_models_metrics_and_folder_equal_the_simulators(deployment: Deployment, 
     torch.testing.assert_close(deployed.shared, simulated.shared)
     assert deployed.client_states.owners() == []  # personal models are on their sites
     for site in (0, 1):
-        torch.testing.assert_close(personal_model(tmp_path, site), simulated.client_states.get(("fedtilt", site)))
+        torch.testing.assert_close(site_state(tmp_path, site), simulated.client_states.get(("fedtilt", site)))
     assert metrics_lines(tmp_path / "run") == metrics_lines(tmp_path / "simulated")
     for name in ("spec.toml", "results.json"):
         assert (tmp_path / "run" / name).read_text() == (tmp_path / "simulated" / name).read_text()
@@ -61,7 +62,7 @@ def test_steps_and_starts_of_a_method_equal_the_simulators(
     simulated = RunFolder(tmp_path / "simulated/seed-0").latest()
     torch.testing.assert_close(RunFolder(tmp_path / "run/seed-0").latest().shared, simulated.shared)
     for site in (0, 1):
-        torch.testing.assert_close(personal_model(tmp_path, site), simulated.client_states.get(("fedtilt", site)))
+        torch.testing.assert_close(site_state(tmp_path, site), simulated.client_states.get(("fedtilt", site)))
 
 
 def test_a_site_writes_its_report(deployment: Deployment, tmp_path: Path) -> None:
@@ -91,7 +92,9 @@ def test_a_killed_server_resumes_to_the_same_models(deployment: Deployment, tmp_
     a, b = (RunFolder(home / "run/seed-0").latest() for home in (tmp_path, tmp_path / "uninterrupted"))
     assert torch.equal(a.shared["fedtilt"], b.shared["fedtilt"])
     for site in (0, 1):  # back by one round, and trained again
-        assert torch.equal(personal_model(tmp_path, site), personal_model(tmp_path / "uninterrupted", site))
+        a_kept, b_kept = site_state(tmp_path, site), site_state(tmp_path / "uninterrupted", site)
+        assert a_kept.keys() == b_kept.keys() == {"personal"}
+        assert torch.equal(a_kept["personal"], b_kept["personal"])
     assert metrics_lines(tmp_path / "run") == metrics_lines(tmp_path / "uninterrupted/run")
 
 
@@ -219,8 +222,10 @@ def test_a_spec_with_several_methods_needs_a_choice() -> None:
 
 def test_a_join_reply_says_nothing_about_the_data(deployment: Deployment) -> None:
     grid = deployment.run()
-    replies = [reply.content["metrics"] for m, reply in grid.sent if m.metadata.message_type == "query"]
-    assert [sorted(metrics) for metrics in replies] == [["classes", "parameters", "site"]] * 2
+    replies = [reply.content for m, reply in grid.sent if m.metadata.message_type == "query"]
+    assert [sorted(content["metrics"]) for content in replies] == [["classes", "parameters", "site"]] * 2
+    assert [sorted(content["config"]) for content in replies] == [["constants"]] * 2  # of the model as it was built
+    assert [content.keys() for content in replies] == [{"metrics", "config"}] * 2
 
 
 def test_personal_models_are_in_no_reply(deployment: Deployment, tmp_path: Path) -> None:
@@ -228,10 +233,10 @@ def test_personal_models_are_in_no_reply(deployment: Deployment, tmp_path: Path)
     sent = b""
     for _, reply in grid.sent:
         for name, record in reply.content.items():
-            assert name in ("arrays", "metrics")
+            assert name in ("arrays", "metrics", "config")
             sent += b"".join(array.data for array in record.values()) if name == "arrays" else repr(record).encode()
     for path in (tmp_path / "state").rglob("round-*.safetensors"):
-        model = load_file(path)["model"].numpy()
+        model = load_file(path)["personal"].numpy()
         parts = [model[i : i + 4] for i in range(0, len(model) - 4, 4)]
         assert not any(part.tobytes() in sent for part in parts if part.all())
     shared = RunFolder(tmp_path / "run/seed-0").latest().shared["fedtilt"]

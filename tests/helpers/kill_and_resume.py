@@ -41,13 +41,14 @@ def train(folder: Path, workers: int) -> None:
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
-    """Hashes of the shared models, every personal model, the counts and the metrics."""
+    """Hashes of what the server and every client keep, the counts and the metrics."""
     seed = folder / "seed-0"
     state = RunFolder(seed).latest()
     assert state is not None
     assert state.round == 15
-    tensors = {f"shared {name}": w for name, w in state.shared.items()}
-    tensors |= {f"personal {m} {n}": state.client_states.get((m, n)) for m, n in state.client_states.owners()}
+    kept = {f"server {method}": tensors for method, tensors in state.server.items()}
+    kept |= {f"client {m} {n}": state.client_states.get((m, n)) for m, n in state.client_states.owners()}
+    tensors = {f"{owner} {name}": tensor for owner, named in kept.items() for name, tensor in named.items()}
     hashes = {key: hashlib.sha256(value.numpy().tobytes()).hexdigest() for key, value in tensors.items()}
     for file in [seed / "metrics.jsonl", *sorted((seed / "counts").iterdir())]:
         hashes[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()

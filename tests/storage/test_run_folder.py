@@ -87,18 +87,18 @@ def alter(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
-def personal_model(folder: Path, round: int) -> Path:
-    """A personal model that was trained in this round."""
-    return next((folder / "seed-0" / "personal").glob(f"*/*.round-{round:05d}.safetensors"))
+def client_state(folder: Path, round: int) -> Path:
+    """The state of a client that took part in this round."""
+    return next((folder / "seed-0" / "clients").glob(f"*/*.round-{round:05d}.safetensors"))
 
 
 @pytest.mark.parametrize("damage", [truncate, alter, Path.unlink])
 @pytest.mark.parametrize(
     "file",
     [
-        lambda f: checkpoint(f, 4) / "shared.safetensors",
+        lambda f: checkpoint(f, 4) / "server.safetensors",
         lambda f: checkpoint(f, 4) / "manifest.json",
-        lambda f: personal_model(f, 4),
+        lambda f: client_state(f, 4),
     ],
 )
 def test_a_damaged_checkpoint_is_skipped(federation: ft.Federation, finished: Path, copy: Path, file, damage) -> None:
@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_is_skipped(federation: ft.Federation, finished: Pa
 
 def test_a_run_without_an_intact_checkpoint_is_refused(federation: ft.Federation, copy: Path) -> None:
     for round in (3, 4):
-        alter(checkpoint(copy, round) / "shared.safetensors")
+        alter(checkpoint(copy, round) / "server.safetensors")
     with pytest.raises(ft.InputError, match="no checkpoint in .* is intact; start again in another folder"):
         run_again(federation, copy)
 
@@ -221,7 +221,9 @@ def test_a_changed_environment_is_reported(federation: ft.Federation, copy: Path
 def test_rounds_beyond_five_digits_keep_their_order(tmp_path: Path) -> None:
     run_folder = RunFolder(tmp_path)
     for round in (99_998, 99_999, 100_000):
-        state = FederationState(round, {"fedavg": torch.tensor([float(round)])}, run_folder.client_states)
+        state = FederationState(
+            round, {"fedavg": {"parameters": torch.tensor([float(round)])}}, run_folder.client_states
+        )
         run_folder.checkpoint(state)
     latest = RunFolder(tmp_path).latest()
     assert latest is not None
@@ -276,14 +278,14 @@ def test_another_initial_model_is_refused(federation: ft.Federation, copy: Path)
         ft.run(METHODS, federation, shifted, out=copy, **SETTINGS)
 
 
-def test_two_checkpoints_and_their_personal_models_are_kept(copy: Path) -> None:
+def test_two_checkpoints_and_their_client_states_are_kept(copy: Path) -> None:
     seed = copy / "seed-0"
     assert [p.name for p in sorted((seed / "checkpoints").iterdir())] == ["round-00003", "round-00004"]
     needed = set()
     for round in (3, 4):
         manifest = json.loads((checkpoint(copy, round) / "manifest.json").read_text())
-        needed |= {file_name((method, client), trained) for method, client, trained, _ in manifest["personal"]}
-    assert {str(p.relative_to(seed / "personal")) for p in (seed / "personal").rglob("*.safetensors")} == needed
+        needed |= {file_name((method, client), trained) for method, client, trained, _ in manifest["clients"]}
+    assert {str(p.relative_to(seed / "clients")) for p in (seed / "clients").rglob("*.safetensors")} == needed
 
 
 def run_in_child(function) -> int:
@@ -347,17 +349,17 @@ def test_a_folder_that_cannot_be_created_is_refused(federation: ft.Federation, t
 @pytest.mark.parametrize("limit", [0, 250, 10**9])
 def test_client_states_are_in_memory_or_on_disk(tmp_path: Path, limit: int) -> None:
     client_states = ClientStates(tmp_path, limit_bytes=limit)
-    models = {("m", n): torch.randn(20) for n in range(10)}
+    models = {("m", n): {"personal": torch.randn(20)} for n in range(10)}
     for round in (1, 2):
         for owner, value in models.items():
-            client_states.put(owner, round, value + round)
+            client_states.put(owner, round, {"personal": value["personal"] + round})
     client_states.prune([])
     assert len(list(tmp_path.glob("m/*"))) == {0: 9, 250: 7, 10**9: 0}[limit]  # 80 bytes each, and one stays in memory
     assert len(client_states) == 10
     assert ("m", 11) not in client_states
-    assert client_states.get(("m", 11)) is None
+    assert client_states.get(("m", 11)) == {}
     for owner, value in models.items():
-        assert torch.equal(client_states.get(owner), value + 2)
+        assert torch.equal(client_states.get(owner)["personal"], value["personal"] + 2)
         assert client_states.round_of(owner) == 2
     assert {owner: stored_state.round for owner, stored_state in client_states.save_all().items()} == dict.fromkeys(
         models, 2
@@ -367,13 +369,13 @@ def test_client_states_are_in_memory_or_on_disk(tmp_path: Path, limit: int) -> N
 @pytest.mark.parametrize("persistent", [True, False])
 def test_a_copy_of_client_states_respects_its_limit(tmp_path: Path, persistent: bool) -> None:
     client_states = ClientStates(tmp_path if persistent else None, limit_bytes=240)
-    models = {("m", n): torch.randn(20) for n in range(10)}
+    models = {("m", n): {"personal": torch.randn(20)} for n in range(10)}
     for owner, value in models.items():
         client_states.put(owner, 10 - owner[1], value)
     copied = deepcopy(client_states)
-    assert all(torch.equal(copied.get(owner), value) for owner, value in models.items())
+    assert all(torch.equal(copied.get(owner)["personal"], value["personal"]) for owner, value in models.items())
     for n in range(3):
-        copied.put(("m", 20 + n), 11 + n, torch.randn(20))
+        copied.put(("m", 20 + n), 11 + n, {"personal": torch.randn(20)})
     assert list(copied._in_memory) == [("m", 20), ("m", 21), ("m", 22)]
     assert copied._bytes_in_memory == 240
-    assert all(torch.equal(copied.get(owner), value) for owner, value in models.items())
+    assert all(torch.equal(copied.get(owner)["personal"], value["personal"]) for owner, value in models.items())
