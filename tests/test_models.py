@@ -53,15 +53,14 @@ def test_flat_and_back() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "layer '1' (BatchNorm1d) keeps running statistics"),
         (
-            lambda: nn.BatchNorm1d(4, track_running_stats=False),
-            "batch statistics, which clients do not share",
+            lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)),
+            "layer '1' (BatchNorm1d) has no running statistics, so it evaluates a sample by its neighbours; build it "
+            "with track_running_stats=True, or use GroupNorm",
         ),
-        (lambda: nn.Sequential(nn.Conv2d(1, 1, 1), nn.InstanceNorm2d(1, track_running_stats=True)), "use GroupNorm"),
         (lambda: nn.Flatten(), "has no parameters"),
         (lambda: nn.Linear(2, 2).double(), "float32, got torch.float64"),
-        (lambda: nn.Linear(2, 2).requires_grad_(False), "parameter 'weight' is frozen"),
+        (lambda: nn.Linear(2, 2).requires_grad_(False), "has no parameters to train: all 2 are frozen"),
         (lambda: models.mlp((4,), 2, hidden=(0,)), "every size in hidden must be a whole number ≥ 1, got 0"),
         (lambda: models.mlp((4,), 2, hidden=64), "hidden must be a list of sizes, such as (64, 64), got 64"),
         (lambda: models.mlp((4,), 0), "classes must be a whole number ≥ 1, got 0"),

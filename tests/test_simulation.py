@@ -18,9 +18,11 @@ from fedtilt import seeds
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import measure
 from fedtilt.models import parameters_to_vector, vector_to_parameters
+from fedtilt.parts import Tensors
 from fedtilt.rounds import executors
 from fedtilt.rounds.client_states import FederationState
-from fedtilt.rounds.settings import initial_model
+from fedtilt.rounds.initial_model import initial_model
+from fedtilt.rounds.settings import TrainSettings
 
 TRAIN = {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 10, "lr": 0.1}
 
@@ -44,11 +46,19 @@ def train(methods: Sequence[ft.Method], federation: ft.Federation, model=small, 
 
 
 def same(a: FederationState, b: FederationState, name: str, other: str | None = None) -> bool:
-    return torch.equal(a.shared[name], b.shared[other or name]) and all(
-        torch.equal(a.client_states.get((name, n)), b.client_states.get((other or name, n)))
+    return same_tensors(a.server[name], b.server[other or name]) and all(
+        same_tensors(a.client_states.get((name, n)), b.client_states.get((other or name, n)))
         for m, n in a.client_states.owners()
         if m == name
     )
+
+
+def same_tensors(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def personal_of(state: FederationState, method: str, client: int) -> torch.Tensor | None:
+    return state.client_states.get((method, client)).get("personal")
 
 
 def test_special_cases_are_the_same_bits(federation: ft.Federation) -> None:
@@ -92,7 +102,7 @@ def test_ditto_is_an_independent_loop_with_torch_optim(federation: ft.Federation
     torch.testing.assert_close(state.shared["ditto"], w, rtol=1e-4, atol=1e-5)
     assert sorted(n for _, n in state.client_states.owners()) == sorted(personal)
     for client, expected in personal.items():
-        torch.testing.assert_close(state.client_states.get(("ditto", client)), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(personal_of(state, "ditto", client), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_ditto_without_proximal_term_is_local_training(federation: ft.Federation) -> None:
@@ -102,9 +112,7 @@ def test_ditto_without_proximal_term_is_local_training(federation: ft.Federation
     other_server = train([ft.ditto(0.0, q=-math.inf)], federation, **full)
     assert not torch.equal(alone.shared["ditto"], other_server.shared["ditto"])
     for client in range(6):
-        assert torch.equal(
-            alone.client_states.get(("ditto", client)), other_server.client_states.get(("ditto", client))
-        )
+        assert torch.equal(personal_of(alone, "ditto", client), personal_of(other_server, "ditto", client))
 
 
 METHODS = [ft.fedavg(), ft.ditto(0.1), ft.fedtilt(tau=5, lam=-2, q=1.0, mu=0.1)]
@@ -136,7 +144,7 @@ def test_rates_epochs_and_starts_of_a_method_reach_every_executor(federation: ft
     alone = train([ft.local(lr=0.5, lr_personal=0.1), ft.fedavg()], federation, workers=0)
     for owner in in_process.client_states.owners():  # what w does is nothing to local training
         if owner[0] == "local":
-            assert torch.equal(in_process.client_states.get(owner), alone.client_states.get(owner))
+            assert torch.equal(personal_of(in_process, *owner), personal_of(alone, *owner))
 
 
 @pytest.mark.parametrize("backend", ["autograd", "stacked"])
@@ -190,7 +198,7 @@ def test_counts_agree_with_a_plain_evaluation(federation: ft.Federation) -> None
     net = ft.models.build(small, federation.input_shape, federation.classes, 0)
     for client in range(federation.clients):
         x, y = federation.test(client)
-        personal = state.client_states.get(("ditto", client))
+        personal = personal_of(state, "ditto", client)
         for weights, table in ((state.shared["ditto"], counts["ditto"].shared), (personal, counts["ditto"].personal)):
             model = ft.models.with_weights(net, state.shared["ditto"] if weights is None else weights)
             correct = (model(x).argmax(1) == y).long()
@@ -340,7 +348,7 @@ def test_numbers_may_be_numpy_scalars_and_methods_any_iterable(federation: ft.Fe
     [
         ({"rounds": 0}, "rounds must be a whole number ≥ 1, got 0"),
         ({"epochs": 1.5}, "epochs must be a whole number ≥ 1, got 1.5"),
-        ({"participation": 0.0}, "participation must be in"),
+        ({"participation": 0.0}, "participation must be a number > 0 and ≤ 1, got 0.0"),
         ({"lr": math.inf}, "lr must be a number > 0, got inf"),
         ({"lr_personal": -1.0}, "lr_personal must be a number > 0, got -1.0"),
         ({"device": "tpu"}, "unknown device 'tpu'; choose auto, cpu or cuda"),
@@ -432,7 +440,7 @@ def test_models_are_evaluated_on_validation_data_too() -> None:
     assert personal.sum() > 0
     for client in last.selected:
         x, y = fed.validation(client)
-        weights = last.state.client_states.get(("ditto", client))
+        weights = personal_of(last.state, "ditto", client)
         assert weights is not None
         correct = ft.models.with_weights(ft.models.logistic(fed.input_shape, 10), weights)(x).argmax(1) == y
         assert torch.equal(torch.bincount(y[correct], minlength=10), personal[client])
@@ -447,9 +455,9 @@ def test_without_validation_data_there_are_no_validation_counts() -> None:
 
 def test_stacked_and_single_evaluation_of_personal_models_agree(federation: ft.Federation) -> None:
     *_, last = ft.simulate([ft.ditto(), ft.fedtilt(tau=1, lam=1)], federation, ft.models.mlp, **TRAIN, workers=0)
-    model = initial_model(federation, ft.models.mlp, 0)
-    single = Evaluator(federation, model, torch.device("cpu"))
-    stacked = Evaluator(federation, model, torch.device("cpu"))
+    model, parts = initial_model(federation, ft.models.mlp, TrainSettings())
+    single = Evaluator(federation, model, parts, torch.device("cpu"))
+    stacked = Evaluator(federation, model, parts, torch.device("cpu"))
     stacked._use_stack = True  # as on a GPU
     methods = [ft.ditto(), ft.fedtilt(tau=1, lam=1)]
     for a, b in zip(

@@ -8,14 +8,30 @@ from torch import Tensor
 
 from fedtilt.errors import Diverged, InputError
 from fedtilt.methods import Method, ditto, fedavg, fedavg_finetuned, fedprox, fedtilt, local, term
-from fedtilt.rounds.round import plan, server_update
+from fedtilt.parts import Parts
+from fedtilt.rounds.round import ClientUpdate, ServerUpdate, plan, server_update
 from fedtilt.rounds.settings import TrainSettings
+from fedtilt.training import LocalJob
 
 W, V = torch.zeros(4), torch.ones(4)
+INITIAL = torch.full((4,), 9.0)
 SETTINGS = TrainSettings(lr=0.1, lr_personal=0.2, epochs=3)
 
 
-def settings_of(job) -> tuple:
+def jobs_of(method: Method, personal: Tensor | None, settings: TrainSettings = SETTINGS) -> dict[str, LocalJob]:
+    """The jobs of a client that received W and keeps this personal model."""
+    kept = {} if personal is None else {"personal": personal}
+    return plan(method, {"parameters": W}, kept, parts=Parts.plain(INITIAL), settings=settings, round=1)
+
+
+def aggregate(method: Method, received: Tensor, models: dict[int, Tensor], samples: int | dict = 1) -> ServerUpdate:
+    """The server's update from these client models."""
+    counts = samples if isinstance(samples, dict) else dict.fromkeys(models, samples)
+    updates = {client: ClientUpdate(model, counts[client]) for client, model in models.items()}
+    return server_update(method, {"parameters": received}, updates, SETTINGS)
+
+
+def settings_of(job: LocalJob) -> tuple:
     return job.start is W, job.anchor is W, job.prox, job.tau, job.lam, job.lr
 
 
@@ -33,55 +49,53 @@ def test_the_local_jobs_of_every_method() -> None:
         fedtilt(5.0, -2.0, mu=0.5): (False, True, 0.5, 5.0, -2.0, 0.2),
     }
     for method, expected in shared.items():
-        planned = plan(method, W, V, SETTINGS)
-        assert settings_of(planned.shared) == expected
+        planned = jobs_of(method, V if method.personal else None)
+        assert settings_of(planned["shared"]) == expected
         if method in personal:
-            assert settings_of(planned.personal) == personal[method]
-            assert planned.personal.start is V
-            assert plan(method, W, None, SETTINGS).personal.start is W  # the first time, v starts at w
+            assert settings_of(planned["personal"]) == personal[method]
+            assert planned["personal"].start is V
+            assert jobs_of(method, None)["personal"].start is W  # the first time, v starts at w
         else:
-            assert planned.personal is None
-            assert len(planned.jobs) == 1
+            assert list(planned) == ["shared"]
 
 
 def test_a_methods_own_rates_and_epochs_come_first() -> None:
-    planned = plan(ditto(0.5, lr=0.05, lr_personal=0.01, epochs_personal=7), W, V, SETTINGS)
-    assert (planned.shared.lr, planned.shared.epochs) == (0.05, 3)
-    assert (planned.personal.lr, planned.personal.epochs) == (0.01, 7)
-    assert plan(ditto(0.5, lr=0.05), W, V, SETTINGS).personal.lr == 0.2  # the run's own personal rate
-    assert plan(ditto(0.5, lr=0.05), W, V, TrainSettings(lr=0.1)).personal.lr == 0.05  # else that of the shared model
+    planned = jobs_of(ditto(0.5, lr=0.05, lr_personal=0.01, epochs_personal=7), V)
+    assert (planned["shared"].lr, planned["shared"].epochs) == (0.05, 3)
+    assert (planned["personal"].lr, planned["personal"].epochs) == (0.01, 7)
+    assert jobs_of(ditto(0.5, lr=0.05), V)["personal"].lr == 0.2  # the run's own personal rate
+    only_shared = jobs_of(ditto(0.5, lr=0.05), V, TrainSettings(lr=0.1))
+    assert only_shared["personal"].lr == 0.05  # else that of the shared model
 
 
 def test_where_personal_models_start() -> None:
-    initial = torch.full((4,), 9.0)
-
     def starts(method: Method) -> list[Tensor]:
-        return [plan(method, W, last, SETTINGS, initial=initial).personal.start for last in (None, V)]
+        return [jobs_of(method, last)["personal"].start for last in (None, V)]
 
     for method, expected in (
         (ditto(0.5), [W, V]),
-        (ditto(0.5, personal_start="initial"), [initial, V]),
-        (local(), [initial, V]),
+        (ditto(0.5, personal_start="initial"), [INITIAL, V]),
+        (local(), [INITIAL, V]),
         (fedavg_finetuned(), [W, W]),
     ):
         assert all(a is b for a, b in zip(starts(method), expected, strict=True))
-    assert plan(local(), W, V, SETTINGS).personal.prox == plan(fedavg_finetuned(), W, V, SETTINGS).personal.prox == 0
+    assert [jobs_of(method, V)["personal"].prox for method in (local(), fedavg_finetuned())] == [0, 0]
 
 
 def test_fedavg_takes_the_mean_in_any_order_of_arrival() -> None:
     updates = {n: torch.randn(50) for n in (5, 1, 9)}
-    update = server_update(fedavg(), torch.zeros(50), updates, {})
-    torch.testing.assert_close(update.shared, torch.stack(list(updates.values())).mean(0))
+    update = aggregate(fedavg(), torch.zeros(50), updates)
+    torch.testing.assert_close(update.state["parameters"], torch.stack(list(updates.values())).mean(0))
     assert update.rejected == {}
     assert torch.equal(
-        server_update(fedavg(), torch.zeros(50), dict(reversed(updates.items())), {}).shared, update.shared
+        aggregate(fedavg(), torch.zeros(50), dict(reversed(updates.items()))).state["parameters"], update.state["parameters"]
     )
 
 
 def test_weighting_by_samples() -> None:
     updates, samples = {0: torch.zeros(3), 1: torch.ones(3)}, {0: 100, 1: 300}
-    assert server_update(fedavg(weighting="samples"), W[:3], updates, samples).shared.tolist() == [0.75] * 3
-    assert server_update(fedavg(), W[:3], updates, samples).shared.tolist() == [0.5] * 3
+    assert aggregate(fedavg(weighting="samples"), W[:3], updates, samples).state["parameters"].tolist() == [0.75] * 3
+    assert aggregate(fedavg(), W[:3], updates, samples).state["parameters"].tolist() == [0.5] * 3
 
 
 @pytest.mark.parametrize(
@@ -90,7 +104,7 @@ def test_weighting_by_samples() -> None:
 )
 def test_a_method_may_use_any_aggregator(aggregator: str) -> None:
     updates = {n: torch.randn(20) for n in range(10)} | {10: torch.full((20,), 1e6)}
-    shared = server_update(fedavg(aggregator=aggregator), torch.zeros(20), updates, {}).shared
+    shared = aggregate(fedavg(aggregator=aggregator), torch.zeros(20), updates).state["parameters"]
     assert (shared.abs().max() < 5) == (aggregator not in ("tilted", "mean"))
 
 
@@ -99,9 +113,9 @@ def test_an_aggregate_that_is_not_finite_is_refused() -> None:
     with pytest.raises(
         Diverged, match=r"'fedavg' diverged on the server: .* is not finite; check its aggregation rule"
     ):
-        server_update(fedavg(), W[:3], far, {})
+        aggregate(fedavg(), W[:3], far)
     with pytest.raises(Diverged, match=r"lower the size in steps = \(300, 10.0\)"):
-        server_update(fedavg(steps=(300, 10)), W[:3], {0: torch.ones(3), 1: 3 * torch.ones(3)}, {})
+        aggregate(fedavg(steps=(300, 10)), W[:3], {0: torch.ones(3), 1: 3 * torch.ones(3)})
 
 
 @pytest.mark.parametrize(
@@ -118,8 +132,8 @@ def test_an_aggregate_that_is_not_finite_is_refused() -> None:
 )
 def test_an_invalid_model_never_enters_an_average(invalid: Tensor, reason: str) -> None:
     valid = {0: torch.ones(3), 2: 3 * torch.ones(3)}
-    update = server_update(fedavg(), W[:3], valid | {1: invalid}, {})
+    update = aggregate(fedavg(), W[:3], valid | {1: invalid})
     assert update.rejected == {1: reason}
-    assert torch.equal(update.shared, server_update(fedavg(), W[:3], valid, {}).shared)
+    assert torch.equal(update.state["parameters"], aggregate(fedavg(), W[:3], valid).state["parameters"])
     with pytest.raises(InputError, match="no client model to aggregate"):
-        server_update(fedavg(), W[:3], {1: invalid}, {})
+        aggregate(fedavg(), W[:3], {1: invalid})
