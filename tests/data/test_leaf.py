@@ -64,13 +64,13 @@ def test_sent140(tmp_path):
         return ["1", "Mon Apr 06", "NO_QUERY", "user", text, "training"]
 
     write(tmp_path / "train/a.json", {"u": ([tweet("Happy happy day"), tweet("sad")], [1, 0])})
-    write(tmp_path / "test/a.json", {"u": ([tweet("day")], [1])})
+    write(tmp_path / "test/a.json", {"u": ([tweet("Day.")], [1])})
     data = leaf(tmp_path, words=4, vocabulary=50)
     assert data.class_names == ("0", "1")
     happy, again, day, padding = data.x_train[0].tolist()
     assert happy == again == 1 + zlib.crc32(b"happy") % 49
     assert padding == 0
-    assert data.x_test[0].tolist() == [day, 0, 0, 0]
+    assert data.x_test[0].tolist() == [day, 1 + zlib.crc32(b".") % 49, 0, 0]
 
 
 NUMBERS = {"a": ([[1, 2], [3, 4]], [0, 1])}

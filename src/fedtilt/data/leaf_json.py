@@ -6,6 +6,7 @@ Caldas et al., LEAF: A Benchmark for Federated Settings, arXiv:1812.01097.
 import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from fedtilt.errors import InputError
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 _CHARACTER_NAMES = tuple({"\n": "newline", " ": "space"}.get(character, character) for character in ALPHABET)
 _TWEET_TEXT = 4  # the position of the text in a sample of Sent140
+_WORD = re.compile(r"\w[\w']*|[.,!?;]")  # punctuation counts as words, as in LEAF's models
 _FEMNIST = (1, 28, 28)
 
 Users = dict[str, Mapping[str, Any]]
@@ -164,7 +166,7 @@ def _read_characters(data: Mapping[str, Any], origin: str, length: int) -> Sampl
 def _read_tweets(data: Mapping[str, Any], origin: str, words: int, vocabulary: int) -> Samples:
     tokens = np.zeros((len(data["y"]), words), np.int64)
     for row, tweet in enumerate(data["x"]):
-        for column, word in enumerate(tweet[_TWEET_TEXT].lower().split()[:words]):
+        for column, word in enumerate(_WORD.findall(tweet[_TWEET_TEXT].lower())[:words]):
             tokens[row, column] = 1 + zlib.crc32(word.encode()) % (vocabulary - 1)
     return from_arrays(tokens, np.asarray(data["y"], None if len(data["y"]) else np.int64), origin)
 
