@@ -148,12 +148,14 @@ class _TextColumn:
         """The column as `kind`, or as what it looks like."""
         if not self.rows:
             return _all_missing(kind, len(self.codes))
+        if kind == "number" and (cells := self._as_yes_no(required=False)):  # yes/no here, numbers at another site
+            return Cells(kind, values=cells.values)
         for reader, read_kind in ((self._as_yes_no, "yes/no"), (self._as_numbers, "number")):
             if kind in (None, read_kind) and (cells := reader(required=kind is not None)):
                 return cells
         if kind in (None, "date") and (cells := self._as_dates(date_format, required=kind is not None)):
             return cells
-        return self._as_category(kind or self._text_kind())
+        return self._as_category(kind or text_kind(self._present(), self.rows))
 
     def _present(self) -> list[str]:
         return [text for text, missing in zip(self.texts, self.missing, strict=False) if not missing]
@@ -218,19 +220,6 @@ class _TextColumn:
         )
         return Cells(kind, codes=codes[self.codes], names=names)
 
-    def _text_kind(self) -> str:
-        """Category, free text to ignore, or an identifier."""
-        present = self._present()
-        length = sum(map(len, present)) / len(present)
-        if len(present) <= _FEW:
-            return "category"
-        if length > _LONG_TEXT:
-            return "ignore"
-        if 2 * len(present) > self.rows:
-            spaces = sum(text.count(" ") for text in present) / len(present)
-            return "ignore" if spaces >= 3 else "identifier"
-        return "category"
-
     def _map(self, function: Callable[[str], float]) -> np.ndarray:
         """A number for every row, from its text; NaN where missing."""
         values = [math.nan if gap else function(text) for text, gap in zip(self.texts, self.missing, strict=False)]
@@ -247,6 +236,23 @@ class _TextColumn:
         number = int(np.flatnonzero(failures)[0])
         position = int(np.flatnonzero(self.codes == number)[0])
         return _bad_cell(self.columns, self.name, self.texts[number], position, rule)
+
+
+def text_kind(texts: Sequence[str], rows: int) -> str:
+    """Category, free text to ignore, or an identifier.
+
+    Args:
+        texts: the different texts of a column
+        rows: the number of rows with a text
+    """
+    if len(texts) <= _FEW:
+        return "category"
+    if sum(map(len, texts)) / len(texts) > _LONG_TEXT:
+        return "ignore"
+    if 2 * len(texts) > rows:
+        spaces = sum(text.count(" ") for text in texts) / len(texts)
+        return "ignore" if spaces >= 3 else "identifier"
+    return "category"
 
 
 def to_number(text: str) -> float:

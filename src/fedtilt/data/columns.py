@@ -66,6 +66,11 @@ class Columns:
         """The name of every row, such as `patients.csv, row 17`."""
         return RowNames(tuple(part.rows for part in self.parts))
 
+    def with_missing(self, names: Iterable[str]) -> "Columns":
+        """The same table with columns of these names, whose values are missing, where it lacks them."""
+        names = tuple(names)
+        return replace(self, parts=tuple(_with_missing(part, names) for part in self.parts))
+
     def read(self, column: str) -> pa.ChunkedArray:
         """One column; the parts' types become one."""
         arrays = [part.read(column) for part in self.parts]
@@ -74,30 +79,32 @@ class Columns:
         return arrays[0] if len(arrays) == 1 else pa.chunked_array([c for array in arrays for c in array.chunks])
 
 
-def read_columns(source: Source, text: Iterable[str] = ()) -> Columns:
+def read_columns(source: Source, text: Iterable[str] = (), optional: Iterable[str] = ()) -> Columns:
     """Open a table.
 
     Args:
         source: a CSV, TSV or Parquet file or a data frame (pandas, or any other that Arrow can read); or several of
             them: a folder, a list of files, or a dictionary by client
         text: columns to read as they are written, without looking for numbers
+        optional: columns whose values are missing in a file that lacks them, if another file has them
     """
-    text = tuple(text)
+    text, optional = tuple(text), tuple(optional)
     if isinstance(source, str | os.PathLike):
         path = Path(_local(source))
         if not path.is_dir():
-            return _checked(path.stem, str(path), [_file(path, text)])
+            return _checked(path.stem, str(path), [_file(path, text)], optional)
         files = {file.stem: file for file in _files_of(path)}
-        return _checked(path.name, str(path), [replace(_file(file, text), client=stem) for stem, file in files.items()])
+        parts = [replace(_file(file, text), client=stem) for stem, file in files.items()]
+        return _checked(path.name, str(path), parts, optional)
     if isinstance(source, Mapping):
         parts = [_client_part(str(key), part, text) for key, part in source.items()]
-        return _checked("table", ", ".join(str(key) for key in source), parts)
+        return _checked("table", ", ".join(str(key) for key in source), parts, optional)
     if isinstance(source, Sequence) and source and all(isinstance(part, str | os.PathLike) for part in source):
         paths = [Path(_local(part)) for part in source]
         _check_stems(paths)
         parts = [replace(_file(path, text), client=path.stem) for path in paths]
-        return _checked(paths[0].parent.resolve().name, ", ".join(map(str, paths)), parts)
-    return _checked("DataFrame", "DataFrame", [_frame(source)])
+        return _checked(paths[0].parent.resolve().name, ", ".join(map(str, paths)), parts, optional)
+    return _checked("DataFrame", "DataFrame", [_frame(source)], optional)
 
 
 def is_table(source: _File) -> bool:
@@ -152,11 +159,24 @@ def _same_columns(parts: list[Part]) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _checked(title: str, name: str, parts: list[Part]) -> Columns:
+def _checked(title: str, name: str, parts: list[Part], optional: Sequence[str]) -> Columns:
     for part in parts:
         if not len(part.rows):
             raise InputError(f"table {part.name} has 0 rows below its header; add some")
-    return Columns(title, name, _same_columns(parts))
+    known = [name for name in optional if any(name in part.header for part in parts)]
+    return Columns(title, name, _same_columns([_with_missing(part, known) for part in parts]))
+
+
+def _with_missing(part: Part, names: Sequence[str]) -> Part:
+    """The same part with columns of these names, whose values are missing, where it lacks them."""
+    lacking = [name for name in names if name not in part.header]
+    if not lacking:
+        return part
+
+    def read(column: str) -> pa.ChunkedArray:
+        return pa.chunked_array([pa.nulls(len(part.rows))]) if column in lacking else part.read(column)
+
+    return replace(part, header=(*part.header, *lacking), read=read)
 
 
 def _part(source: Any, text: Sequence[str]) -> Part:

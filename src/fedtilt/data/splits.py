@@ -1,9 +1,12 @@
 """Which rows of a table are test data: pure functions of the rows, their order and a seed."""
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedtilt import seeds
-from fedtilt.data.cells import read_cells, read_names
+from fedtilt.data.cells import read_cells, read_names, to_number
 from fedtilt.data.columns import Columns
 from fedtilt.data.samples import DEFAULT_TEST_SHARE
 from fedtilt.data.sampling import holdout_size, stratified_mask
@@ -14,25 +17,35 @@ _SIDES = {"train": False, "training": False, "test": True, "testing": True}
 
 
 def draw_test_rows(
-    columns: Columns, schema: Schema, labels: np.ndarray, client: np.ndarray, share: float, seed: int
-) -> np.ndarray:
+    columns: Columns, schema: Schema, labels: np.ndarray, class_names: Sequence[str], client: np.ndarray,
+    share: float, seed: int,
+) -> np.ndarray:  # fmt: skip
     """A mask of the test rows: from the split column, else drawn client by client.
+
+    A client's test rows depend on its own rows alone, so that a site draws what the simulator draws for its client.
 
     Args:
         columns: the table
         schema: its split, split_group and split_time columns
         labels: the class of each row
+        class_names: the names of the classes
         client: the client of each row
         share: the share of each client's rows that is test data
         seed: the seed of the draw
     """
     if schema.split is not None:
         return _by_column(columns, schema.split)
-    group = None if schema.split_group is None else read_names(columns, schema.split_group)[0]
+    labels = _ranks(class_names)[labels]
+    group = None
+    if schema.split_group is not None:
+        codes, names = read_names(columns, schema.split_group)
+        group = _ranks(names)[codes]
     time = None if schema.split_time is None else _times(columns, schema.split_time)
     test = np.zeros(len(labels), bool)
     order = np.argsort(client, kind="stable")
     for number, rows in enumerate(np.split(order, np.cumsum(np.bincount(client))[:-1])):
+        if not len(rows):
+            continue
         if time is not None:
             test[rows] = by_time(time[rows], holdout_size(len(rows), share))
             continue
@@ -50,6 +63,21 @@ def draw_test_rows(
             f"that of {row}; every client's rows are split by themselves, so give its rows one client"
         )
     return test
+
+
+def _ranks(names: Sequence[str]) -> np.ndarray:
+    """The rank of each name: numbers by value, then texts; the ranks of some of the names are in the same order.
+
+    >>> _ranks(["x", "10", "9"]).tolist()
+    [2, 1, 0]
+    """
+    values = [to_number(name) for name in names]
+    keys = [
+        (0, value, name) if math.isfinite(value) else (1, 0.0, name) for name, value in zip(names, values, strict=True)
+    ]
+    ranks = np.empty(len(names), np.int64)
+    ranks[sorted(range(len(names)), key=keys.__getitem__)] = np.arange(len(names))
+    return ranks
 
 
 def describe_split(schema: Schema, share: float | None, seed: int) -> str:
@@ -122,9 +150,4 @@ def _by_column(columns: Columns, name: str) -> np.ndarray:
                 f"table {columns.name} has {value!r} in {row}, column {name!r}; a split column has train and test "
                 "(rows for validation are drawn from train: clients.validation in a spec)"
             )
-    test = np.array([_SIDES[value.casefold()] for value in names])[codes]
-    if test.all() or not test.any():
-        raise InputError(
-            f"split = {name!r} has only {names[0]!r} in {columns.name}; mark some rows train and some test"
-        )
-    return np.asarray(test)
+    return np.asarray(np.array([_SIDES[value.casefold()] for value in names])[codes])

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from fedtilt.data.encoding import encode
 from fedtilt.data.samples import check_test_share
 from fedtilt.data.schema import ROLES, Schema, read_schema
 from fedtilt.data.splits import draw_test_rows
-from fedtilt.data.summaries import merge, summarise_sites
+from fedtilt.data.summaries import Summary, merge, summarise_sites
 from fedtilt.data.table_warnings import left_out, table_warnings
 from fedtilt.errors import InputError
 
@@ -86,6 +87,17 @@ def rows(source: Source, *, like: Dataset | Schema | str | os.PathLike[str]) -> 
     return torch.from_numpy(encode(columns, schema, [np.arange(len(columns))])[0])
 
 
+class _Labelled(NamedTuple):
+    """The rows of a table: class, client, and which are training data."""
+
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    client: np.ndarray | None
+    client_names: tuple[str, ...] | None
+    train: np.ndarray  # positions
+    test: np.ndarray
+
+
 @dataclass(frozen=True)
 class Table:
     """An open table and what is known of its schema before its rows are read."""
@@ -93,38 +105,37 @@ class Table:
     columns: Columns
     schema: Schema  # roles, and the columns that the user described
     names: tuple[str, ...]  # the columns that may be features
+    site: int | None = None  # whose rows these are; None: the table has the rows of all clients
 
     def to_dataset(self, test_share: float | None = None, seed: int = 0) -> Dataset:
         """Split, infer the rest of the schema from the training rows, and encode."""
-        columns, schema = self.columns, self.schema
-        test_share = check_test_share(test_share, seed, given=schema.split is not None)
-        if len(columns) < 2:
-            raise InputError(f"table {columns.name} has 1 row below its header; it needs at least 2")
-        labels, class_names = self._labels()
-        client, client_names = self._clients()
-        test = draw_test_rows(columns, schema, labels, _zeros(labels) if client is None else client, test_share, seed)
-        train, held_out = np.flatnonzero(~test), np.flatnonzero(test)
-        schema = self._infer(train, client, client_names, labels, class_names)
-        x_train, x_test = encode(columns, schema, [train, held_out])
+        columns, rows = self.columns, self._split(test_share, seed)
+        schema = merge(self._summaries(rows), replace(self.schema, classes=rows.class_names))
+        if not any(column.is_feature for column in schema.columns):
+            kinds = ", ".join(f"{column.name} ({column.kind})" for column in schema.columns) or "none"
+            raise InputError(
+                f"table {columns.name} has no feature column; beside target and client its columns are {kinds}"
+            )
+        x_train, x_test = encode(columns, schema, [rows.train, rows.test])
         group, group_names = read_names(columns, schema.group) if schema.group else (None, None)
         weight = None if schema.weight is None else _weights(columns, schema.weight)
-        parts = {"y": labels, "client": client, "group": group, "weight": weight, "rows": np.arange(len(columns))}
+        parts = {"y": rows.labels, "client": rows.client, "group": group, "weight": weight}
         tensors = {
             f"{key}_{side}": torch.from_numpy(values[positions])
-            for key, values in parts.items() if values is not None
-            for side, positions in (("train", train), ("test", held_out))
+            for key, values in (parts | {"rows": np.arange(len(columns))}).items() if values is not None
+            for side, positions in (("train", rows.train), ("test", rows.test))
         }  # fmt: skip
         return Dataset(
             name=columns.title,
             x_train=torch.from_numpy(x_train),
             x_test=torch.from_numpy(x_test),
-            classes=len(class_names),
-            class_names=class_names,
-            client_names=client_names,
+            classes=len(rows.class_names),
+            class_names=rows.class_names,
+            client_names=rows.client_names,
             group_names=group_names,
             schema=schema,
             row_names=columns.rows,
-            warnings=(*left_out(schema, self.schema), *table_warnings(columns, schema, train, labels)),
+            warnings=(*left_out(schema, self.schema), *table_warnings(columns, schema, rows.train, rows.labels)),
             **tensors,  # type: ignore[arg-type]
         )
 
@@ -134,25 +145,53 @@ class Table:
         summaries = summarise_sites(self.columns, self.names, {"": everything}, {"": ()}, self.schema)
         return merge(summaries, self.schema)
 
-    def _infer(
-        self, train: np.ndarray, client: np.ndarray | None, client_names: Sequence[str] | None, labels: np.ndarray,
-        class_names: tuple[str, ...],
-    ) -> Schema:  # fmt: skip
-        """The schema of the training rows: each client's summary, merged."""
-        sites = {"": train}
-        if client is not None and client_names is not None:
-            order = train[np.argsort(client[train], kind="stable")]
-            counts = np.bincount(client[train], minlength=len(client_names))
-            sites = dict(zip(client_names, np.split(order, np.cumsum(counts)[:-1]), strict=True))
-        classes = {site: [class_names[k] for k in np.unique(labels[rows])] for site, rows in sites.items()}
-        known = replace(self.schema, classes=class_names)
-        schema = merge(summarise_sites(self.columns, self.names, sites, classes, known), known)
-        if not any(column.is_feature for column in schema.columns):
-            kinds = ", ".join(f"{column.name} ({column.kind})" for column in schema.columns) or "none"
+    def site_summary(self, test_share: float | None, seed: int) -> Summary:
+        """What a site sends of its training rows, so that all sites agree on one schema."""
+        rows = self._split(test_share, seed)
+        (summary,) = self._summaries(rows)
+        return replace(summary, classes=tuple(rows.class_names[k] for k in np.unique(rows.labels)))  # of test rows too
+
+    def with_schema(self, schema: Schema) -> Self:
+        """The same table with the schema that the sites agreed on; a column that one of them lacks is refused."""
+        features = [column.name for column in schema.columns if column.is_feature]
+        lacking = next((name for name in features if name not in self.names), None)
+        if lacking is not None:
+            raise InputError(f"table {self.columns.name} has no column {lacking!r}, which the schema has; add it")
+        unknown = next((name for name in self.names if schema.column(name) is None), None)
+        if unknown is not None:
             raise InputError(
-                f"table {self.columns.name} has no feature column; beside target and client its columns are {kinds}"
+                f"table {self.columns.name} has the column {unknown!r}, which the schema lacks; drop = [{unknown!r}]"
             )
-        return schema
+        return replace(self, schema=schema, names=tuple(column.name for column in schema.columns))
+
+    def _split(self, test_share: float | None, seed: int) -> _Labelled:
+        columns, schema = self.columns, self.schema
+        test_share = check_test_share(test_share, seed, given=schema.split is not None)
+        if len(columns) < 2:
+            raise InputError(f"table {columns.name} has 1 row below its header; it needs at least 2")
+        labels, class_names = self._labels()
+        client, client_names = self._clients()
+        owner = np.full(len(labels), self.site or 0) if client is None else client
+        test = draw_test_rows(columns, schema, labels, class_names, owner, test_share, seed)
+        if self.site is None and schema.split is not None and (test.all() or not test.any()):
+            side = "test" if test.all() else "train"
+            raise InputError(
+                f"split = {schema.split!r} has only {side!r} in {columns.name}; mark some rows train and some test"
+            )
+        return _Labelled(labels, class_names, client, client_names, np.flatnonzero(~test), np.flatnonzero(test))
+
+    def _summaries(self, rows: _Labelled) -> list[Summary]:
+        """A summary of each client's training rows; without clients, of all."""
+        sites = {"" if self.site is None else str(self.site): rows.train}
+        if rows.client is not None and rows.client_names is not None:
+            owner = rows.client[rows.train]
+            ends = np.cumsum(np.bincount(owner, minlength=len(rows.client_names)))
+            parts = np.split(rows.train[np.argsort(owner, kind="stable")], ends[:-1])
+            sites = dict(zip(rows.client_names, parts, strict=True))
+        classes = {
+            site: [rows.class_names[k] for k in np.unique(rows.labels[positions])] for site, positions in sites.items()
+        }
+        return summarise_sites(self.columns, self.names, sites, classes, self.schema)
 
     def _labels(self) -> tuple[np.ndarray, tuple[str, ...]]:
         target, known = self.schema.target, self.schema.classes
@@ -168,7 +207,7 @@ class Table:
                         f"{', '.join(known)}"
                     )
             return np.array([known.index(name) for name in names])[labels], known
-        if len(names) < 2:
+        if len(names) < 2 and self.site is None:
             raise InputError(
                 f"target = {target!r} has one class, {names[0]!r}, in {self.columns.name}; it needs two or more"
             )
@@ -177,6 +216,9 @@ class Table:
         return labels, names
 
     def _clients(self) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
+        if self.site is not None:
+            self._check_one_client()
+            return None, None
         if self.schema.client is not None:
             return read_names(self.columns, self.schema.client)
         parts = self.columns.parts
@@ -186,20 +228,45 @@ class Table:
             part.client for part in parts
         )
 
+    def _check_one_client(self) -> None:
+        """Refuse a site's table with the rows of several clients; it need not have the column of the clients."""
+        client = self.schema.client
+        if client is None or self.columns.read(client).null_count == len(self.columns):
+            return
+        _, names = read_names(self.columns, client)
+        if len(names) > 1:
+            raise InputError(
+                f"table {self.columns.name} has rows of {names[0]!r} and {names[1]!r} in column {client!r}; a site has "
+                "the rows of one client"
+            )
+
 
 def open_table(
     source: Source, roles: Mapping[str, str | int | None], drop: Sequence[str | int] = (),
-    schema: Schema | str | os.PathLike[str] | None = None,
+    schema: Schema | str | os.PathLike[str] | None = None, site: int | None = None,
 ) -> Table:  # fmt: skip
-    """Open a table, and check the names of columns against it."""
+    """Open a table, and check the names of columns against it.
+
+    A column that the schema describes with `"gaps": true` or as no feature may be absent from some files: its values
+    are missing there. In the table of a site, the client column and columns to drop may be absent too.
+
+    Args:
+        source: the table
+        roles: the columns that are no features, by what they are
+        drop: columns to leave out
+        schema: what the columns are
+        site: the number of the site whose rows these are; left out: the table has the rows of all clients
+    """
     if isinstance(drop, str):
         raise InputError(f"drop = {drop!r} is text; give a list of columns, such as drop = [{drop!r}]")
     known = schema if isinstance(schema, Schema) else Schema(columns=()) if schema is None else read_schema(schema)
     known = _with_roles(known, {role: str(name) for role, name in roles.items() if name is not None})
-    columns = read_columns(
-        source, text=[name for role, name in known.roles.items() if role not in ("weight", "split_time")]
-    )
     dropped = [str(name) for name in drop]
+    text = [name for role, name in known.roles.items() if role not in ("weight", "split_time")]
+    optional = [column.name for column in known.columns if column.gaps or not column.is_feature]
+    columns = read_columns(source, text=text, optional=optional)
+    if site is not None:
+        columns = columns.with_missing([*optional, *dropped, *([] if known.client is None else [known.client])])
     _check_names(columns, known, dropped)
     taken = [name for role, name in known.roles.items() if role != "split_time"]
     names = [name for name in columns.header if name not in (*taken, *dropped)]
@@ -215,7 +282,7 @@ def open_table(
     if not names:
         raise InputError(f"table {columns.name} has no feature column, only {', '.join(columns.header)}; add one")
     known = known.with_columns([column for column in known.columns if column.name not in dropped])
-    return Table(columns, known, tuple(names))
+    return Table(columns, known, tuple(names), site)
 
 
 def _with_roles(schema: Schema, roles: Mapping[str, str]) -> Schema:
@@ -249,10 +316,6 @@ def _check_names(columns: Columns, schema: Schema, drop: Iterable[str]) -> None:
     splits = [role for role in ("split", "split_group", "split_time") if getattr(schema, role) is not None]
     if len(splits) > 1:
         raise InputError(f"{' and '.join(splits)} are two ways to split; choose one")
-
-
-def _zeros(values: np.ndarray) -> np.ndarray:
-    return np.zeros_like(values)
 
 
 def _weights(columns: Columns, name: str) -> np.ndarray:
