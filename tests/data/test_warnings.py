@@ -1,0 +1,158 @@
+"""Warnings as a careful colleague would give them: one test each, and how they are emitted."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedtilt as ft
+from fedtilt.data import Dataset, Federation, load, table
+from fedtilt.errors import InputWarning
+
+pandas = pytest.importorskip("pandas")
+
+
+def clean(n=200):
+    """A table that nothing is to be said about."""
+    rng = np.random.default_rng(0)
+    return pandas.DataFrame({"a": rng.normal(size=n), "b": rng.normal(size=n), "y": rng.integers(0, 2, n)})
+
+
+def about(frame, **settings):
+    """All warnings about a table of one client."""
+    data = table(frame.assign(site="all"), target="y", client="site", **settings)
+    return list(Federation.build(data).warnings)
+
+
+def test_a_table_without_problems():
+    assert about(clean()) == []
+
+
+def test_an_identifier():
+    texts = clean().assign(code=[f"X{n}" for n in range(200)])
+    assert about(texts) == [
+        "column 'code' looks like an identifier and is left out; drop it, or set its kind in a schema"
+    ]
+    for name, numbers in (("row", range(7, 207)), ("patient_id", np.random.default_rng(0).permutation(10**6)[:200])):
+        assert about(clean().assign(**{name: numbers})) == [
+            f"column {name!r} looks like an identifier: a different whole number in every row; drop it"
+        ]
+    assert about(clean().assign(income=np.random.default_rng(0).permutation(10**6)[:200])) == []
+    assert about(texts, drop=["code"]) == []
+
+
+def test_free_text():
+    notes = clean().assign(note=[f"the {n}th note of a long list of notes" for n in range(200)])
+    (text,) = about(notes)
+    assert text.startswith("column 'note' is free text or empty and is left out")
+
+
+def test_a_constant():
+    expected = ["column 'c' is constant in the training rows; its input is always 0: drop it"]
+    assert about(clean().assign(c=0.1)) == expected
+    assert about(clean().assign(c="x")) == expected
+
+
+def test_a_copy_of_the_label():
+    frame = clean()
+    message = "column 'c' alone predicts 'y' in every row; if it is a copy of the label, drop it"
+    for copy in (frame["y"], 1 - frame["y"], frame["y"].map({0: "no", 1: "yes"}), frame["y"].map({0: "p", 1: "q"}),
+                 frame["y"] * 10 + frame["a"].clip(-3, 3)):  # fmt: skip
+        assert about(frame.assign(c=copy)) == [message]
+    almost = frame["y"].copy()
+    almost.iloc[::10] = 1 - almost.iloc[::10]
+    assert about(frame.assign(c=almost)) == []
+
+
+def test_heavy_imbalance():
+    frame = clean(600).assign(y=[1 if n % 60 == 0 else 0 for n in range(600)])
+    (text,) = about(frame)
+    assert text.startswith(
+        "class '0' has 443 training samples and class '1' has 7; accuracy says little about the rare"
+    )
+
+
+def test_copies_of_training_rows_among_test_rows():
+    frame = clean()
+    doubled = pandas.concat([frame, frame.iloc[:50]], ignore_index=True)
+    (text,) = about(doubled)
+    copies = int(text.split()[0])
+    data = table(doubled, target="y")
+    train = {tuple(row) for row in data.x_train.tolist()}
+    assert copies == sum(tuple(row) in train for row in data.x_test.tolist()) > 0
+    assert f"{copies} of {len(data.y_test)} test samples are copies of training samples" in text
+
+
+def test_a_client_with_few_samples():
+    frame = clean().assign(site=["small"] * 8 + ["large"] * 192)
+    fed = Federation.build(table(frame, target="y", client="site"))
+    assert fed.warnings == ("client 'small' (6) has fewer than 10 training samples",)
+    many = Federation.build(load("digits"), clients=200, partition="iid")
+    assert many.warnings == ("clients '0' (6), '1' (6), '2' (6) and 197 more have fewer than 10 training samples",)
+
+
+def test_a_class_without_test_or_training_samples():
+    data = Dataset(
+        name="mine", x_train=torch.randn(40, 2), y_train=torch.arange(40) % 2, x_test=torch.randn(20, 2),
+        y_test=torch.zeros(20).long(), classes=3, class_names=("a", "b", "c"),
+    )  # fmt: skip
+    assert Federation.build(data, clients=2, partition="iid").warnings == (
+        "class 'b' has no test sample; no figure says anything about it: add test samples",
+    )
+    data = replace(data, y_train=torch.zeros(40).long(), y_test=torch.arange(20) % 3)
+    assert Federation.build(data, clients=2, partition="iid").warnings == (
+        "classes 'b', 'c' have test samples but no training sample; add some",
+    )
+
+
+def test_values_that_overflow():
+    (text,) = about(clean().assign(huge=np.arange(200) * 1e199))
+    assert text == "column 'huge' has values up to 2e+201, too large to standardise; its input is 0: divide it"
+    frame = clean().assign(large=clean()["a"] * 1e39)  # beyond float32, but not once it is standardised
+    data = table(frame, target="y")
+    assert about(frame) == []
+    assert torch.allclose(data.x_train[:, 2], data.x_train[:, 0])
+
+
+def test_dates_that_can_be_read_in_two_ways():
+    frame = clean().assign(when=[f"{1 + n % 12:02d}/{1 + n % 9:02d}/2026" for n in range(200)])
+    (text,) = about(frame)
+    assert text.startswith("column 'when' has dates that can be month/day or day/month; they are read as %m/%d/%Y")
+
+
+def test_images_with_channels_last():
+    x, y = torch.rand(40, 8, 8, 3), torch.arange(40) % 2
+    data = Dataset(name="mine", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10], classes=2, image=True)
+    (text,) = Federation.build(data, clients=2).warnings
+    assert text.startswith("images of shape (8, 8, 3) look like (height, width, channels) and are read as 8 channels; ")
+    first = replace(data, x_train=x.permute(0, 3, 1, 2), x_test=x[:10].permute(0, 3, 1, 2))
+    assert Federation.build(first, clients=2).warnings == ()
+
+
+@pytest.mark.parametrize("last", [[nn.Softmax(dim=1)], []])
+def test_a_model_that_ends_in_softmax(last):
+    fed = Federation.build(load("digits"), clients=4, max_train=20)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), *last)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ft.run([ft.fedavg()], fed, model, rounds=1, workers=0)
+    texts = {str(w.message) for w in caught if issubclass(w.category, InputWarning)}
+    expected = "the model ends in Softmax, but the loss takes logits, so training is slow; remove the last layer"
+    assert texts == ({expected} if last else set())
+
+
+def test_build_emits_the_warnings_at_the_line_of_the_user():
+    data = table(clean().assign(c=1), target="y")
+    with pytest.warns(InputWarning) as caught:
+        fed = Federation.build(data, clients=2, partition="iid")
+    assert [str(w.message) for w in caught] == list(fed.warnings)
+    assert {w.filename for w in caught} == {__file__}
+
+
+def test_the_built_in_data_sets_have_no_warnings():
+    assert Federation.build(load("digits"), clients=20).warnings == ()
+    for name in ("toy-1", "toy-2", "toy-3"):
+        assert Federation.build(load(name)).warnings == ()
