@@ -17,6 +17,7 @@ from fedtilt.training import (
     LAST_BATCH,
     BackendChoice,
     LocalJob,
+    Optimizer,
     choose_backend,
     distinct_jobs,
     make_batches,
@@ -24,6 +25,10 @@ from fedtilt.training import (
 )
 from fedtilt.training.local_job import batch_bounds
 from tests.helpers.models import CLASSES, MODELS, SHAPE, FunctionalDropout, Recurrent, make_jobs
+
+needs_kernel = pytest.mark.skipif(
+    not native.available(), reason=f"native cannot run because {native.unavailable_reason()}"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -80,11 +85,12 @@ NOT_NATIVE = "the model is not an nn.Sequential of the layers that the C kernel 
 NOT_FUSED = "the model is not an nn.Sequential of Flatten, Linear (with bias) and ReLU that ends with a Linear"
 
 
-@pytest.mark.skipif(not native.available(), reason=f"native cannot run because {native.unavailable_reason()}")
+@needs_kernel
 @pytest.mark.parametrize(
     ("model", "settings", "name", "reasons"),
     [
         (MODELS["mlp"], {}, "native", {}),
+        (MODELS["mlp"], {"optimizer": Optimizer(name="adam", clip_norm=1.0)}, "native", {}),
         (Recurrent, {}, "autograd", {"native": NOT_NATIVE, "fused": NOT_FUSED}),
         (
             MODELS["mlp"], {"buffer_names": ("1.mean",)}, "autograd",
@@ -131,14 +137,56 @@ def test_every_backend_is_deterministic_and_does_not_change_its_inputs(backend: 
     torch.random.set_rng_state(state)
 
 
+OPTIMIZERS = (
+    Optimizer(momentum=0.9),
+    Optimizer(momentum=0.9, nesterov=True, weight_decay=0.1),
+    Optimizer(weight_decay=0.1),
+    Optimizer(clip_norm=0.3),
+    Optimizer(momentum=0.5, weight_decay=0.1, clip_norm=0.5),
+    Optimizer(name="adam"),
+    Optimizer(name="adam", weight_decay=0.1, clip_norm=0.5),
+    Optimizer(name="adamw", weight_decay=0.1),
+)
+
+
+@needs_kernel
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=Optimizer.describe)
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_the_optimizers_of_native_are_those_of_torch(name: str, optimizer: Optimizer) -> None:
+    """Two rounds, each with a new state of the optimiser, against the autograd loop, which uses `torch.optim`."""
+    model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
+    jobs, batches = make_jobs(model)
+    # Adam needs smaller learning rates; its step has the size of 1 even where the gradient is little but rounding
+    divisor, tolerance = (1, 2e-5) if optimizer.name == "sgd" else (20, 1e-4)
+    jobs = [replace(job, lr=job.lr / divisor, optimizer=optimizer) for job in jobs]
+    assert choose_backend(model, jobs, "cpu") == ("native", {})
+    starts, trained, expected = [job.start for job in jobs], jobs, jobs
+    for _ in range(2):
+        trained, expected = (
+            [replace(job, start=r.parameters) for job, r in zip(current, train(model, current, batches), strict=True)]
+            for current, train in ((trained, native.train), (expected, BACKENDS["autograd"]))
+        )
+    for start, job, reference in zip(starts, trained, expected, strict=True):
+        moved = (reference.start - start).norm()
+        assert moved > 0.01
+        assert (job.start - reference.start).norm() <= tolerance * moved
+
+
 INF = float("inf")
 TILTS = ((0.0, 0.0), (2.0, -2.0), (-2.0, 2.0), (50.0, 100.0), (INF, -INF), (-INF, INF), (0.0, INF), (INF, 0.0))
 
 
 @pytest.mark.parametrize("size", [1, 3, 10, 33])
 @pytest.mark.parametrize("hidden", [(), (5,), (70, 50), (20, 33, 16)], ids=str)
-@pytest.mark.parametrize("backend", ["native", "fused"])
-def test_any_depth_and_batch_size(backend: str, hidden: tuple[int, ...], size: int) -> None:
+@pytest.mark.parametrize(
+    ("backend", "optimizer"),
+    [
+        ("native", Optimizer()),
+        ("native", Optimizer(momentum=0.5, weight_decay=0.1, clip_norm=2)),
+        ("fused", Optimizer()),
+    ],
+)
+def test_any_depth_and_batch_size(backend: str, optimizer: Optimizer, hidden: tuple[int, ...], size: int) -> None:
     if backend == "native" and not native.available():
         pytest.skip(f"native cannot run because {native.unavailable_reason()}")
     model = models.build(lambda: models.mlp(SHAPE, CLASSES, hidden), SHAPE, CLASSES, seed=7)
@@ -148,7 +196,7 @@ def test_any_depth_and_batch_size(backend: str, hidden: tuple[int, ...], size: i
     data = make_batches(x, y, seed=3, round=1, client=0, epochs=1, batch_size=size)
     personal = received + 0.05 * torch.randn(len(received), generator=rng)
     jobs = [
-        LocalJob(start=personal, anchor=received, prox=prox, tau=tau, lam=lam, lr=0.05)
+        LocalJob(start=personal, anchor=received, prox=prox, tau=tau, lam=lam, lr=0.05, optimizer=optimizer)
         for (tau, lam), prox in zip(TILTS, (0.0, 0.3) * 4, strict=True)
     ]
     batches = [data] * len(jobs)
@@ -206,7 +254,7 @@ def conv_net(shape: tuple[int, int, int], channels: tuple[int, ...], size: int, 
     return nn.Sequential(*layers, *models.mlp((planes, height, width), CLASSES, hidden))
 
 
-@pytest.mark.skipif(not native.available(), reason=f"native cannot run because {native.unavailable_reason()}")
+@needs_kernel
 @pytest.mark.parametrize(
     ("shape", "channels", "size", "hidden"),
     [

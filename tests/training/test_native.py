@@ -11,7 +11,7 @@ import fedtilt as ft
 from fedtilt import models, spec
 from fedtilt.errors import InputError
 from fedtilt.runs import spec_run
-from fedtilt.training import Batches, LocalJob, choose_backend, make_batches, native
+from fedtilt.training import Batches, LocalJob, Optimizer, choose_backend, make_batches, native
 from fedtilt.training.native import compiler
 
 needs_kernel = pytest.mark.skipif(
@@ -40,9 +40,10 @@ def make_job(**changes: object) -> LocalJob:
 
 
 @needs_kernel
+@pytest.mark.parametrize("optimizer", [Optimizer(), Optimizer(momentum=0.9), Optimizer(clip_norm=1.0)])
 @pytest.mark.parametrize("tilt", [0.0, 3.0, -3.0, float("inf"), float("-inf")])
-def test_a_diverging_job_ends_with_non_finite_numbers(tilt: float) -> None:
-    diverging = {"lr": 1e30, "tau": tilt, "lam": tilt}
+def test_a_diverging_job_ends_with_non_finite_numbers(tilt: float, optimizer: Optimizer) -> None:
+    diverging = {"lr": 1e30, "tau": tilt, "lam": tilt, "optimizer": optimizer}
     (trained,) = native.train(MODEL, [make_job(**diverging)], [make_data()])
     assert not trained.parameters.isfinite().all()
     model = models.cnn((1, 4, 4), 3, channels=(5,))

@@ -1,8 +1,8 @@
 """Sequential networks in C: one call trains a job on all its batches of a round. For CPUs with a C compiler.
 
-It supports the models of `sequential.SequentialNet`: perceptrons, and CNNs of convolution, ReLU and max-pooling. The
-steps are those of `fused_mlp`; see c/train.c. Without a compiler, or with FEDTILT_NATIVE=0, other backends train the
-same models to the same results, up to rounding.
+It supports the models of `sequential.SequentialNet`, perceptrons and CNNs of convolution, ReLU and max-pooling, with
+every optimiser of a job; see c/train.c. Without a compiler, or with FEDTILT_NATIVE=0, other backends train the same
+models to the same results, up to rounding.
 """
 
 import ctypes
@@ -10,6 +10,7 @@ import functools
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,12 +18,22 @@ from torch import Tensor, nn
 
 from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
-from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_setting
+from fedtilt.training.local_job import Batches, LocalJob, Optimizer, Trained, unusual_setting
 from fedtilt.training.native.compiler import CompiledLibrary, LibraryUnavailable, compile_library
 from fedtilt.training.sequential import SequentialNet
 
 _SOURCE = Path(__file__).with_name("c") / "train.c"
 _BAD_LABEL, _BAD_ORDER = 2, 3  # as in c/train.c
+_OPTIMIZERS = ("plain sgd", "sgd", "adam", "adamw")  # in the order of c/optimizer.h
+
+
+class _Optimizer(ctypes.Structure):
+    """`Optimizer` of c/optimizer.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("lr", "prox", "momentum", "weight_decay", "clip_norm")),
+        *((name, ctypes.c_long) for name in ("kind", "nesterov")),
+    )
 
 
 def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample: Inputs | None = None) -> str | None:
@@ -31,7 +42,7 @@ def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample
         return f"the device is {device_type}"
     if not _is_sequential(model):
         return "the model is not an nn.Sequential of the layers that the C kernel has (Conv2d, ReLU, MaxPool2d, Linear)"
-    if reason := unusual_setting(job, model):
+    if reason := unusual_setting(replace(job, optimizer=Optimizer()), model):
         return reason
     reason = unavailable_reason()
     return reason and f"the C kernel cannot run: {reason}"
@@ -82,8 +93,8 @@ def _load_kernel() -> CompiledLibrary | str:
         return str(reason)
     long, double, pointer = ctypes.c_long, ctypes.c_double, ctypes.c_void_p
     kernel.library.fedtilt_train.argtypes = [
-        long, pointer, long, pointer, pointer, pointer, double, double, double, double, pointer, pointer, long, pointer,
-        long, pointer, long, long,
+        long, pointer, long, pointer, pointer, pointer, double, double, pointer, pointer, pointer, long, pointer, long,
+        pointer, long, long,
     ]  # fmt: skip
     kernel.library.fedtilt_train.restype = ctypes.c_int
     return kernel
@@ -116,7 +127,7 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
         raise InputError(f"the job has {job.epochs} epochs, but there are batches for {epochs}")
     status = kernel.library.fedtilt_train(
         len(blocks) // 5, _long_array(blocks), len(widths) - 1, _long_array(widths),
-        theta.data_ptr(), anchor.data_ptr(), job.lr, job.prox, job.tau, job.lam,
+        theta.data_ptr(), anchor.data_ptr(), job.tau, job.lam, ctypes.byref(_optimizer(job)),
         x.data_ptr(), y.data_ptr(), samples, order.data_ptr(), epochs, bounds.data_ptr(), batches.per_epoch,
         batches.steps(job),
     )  # fmt: skip
@@ -129,6 +140,19 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
     if status:
         raise MemoryError("not enough memory to train a model of this size")
     return theta
+
+
+def _optimizer(job: LocalJob) -> _Optimizer:
+    optimizer = job.optimizer
+    return _Optimizer(
+        lr=job.lr,
+        prox=job.prox,
+        momentum=optimizer.momentum,
+        weight_decay=optimizer.weight_decay,
+        clip_norm=math.inf if optimizer.clip_norm is None else optimizer.clip_norm,
+        kind=_OPTIMIZERS.index("plain sgd" if optimizer.is_plain else optimizer.name),
+        nesterov=optimizer.nesterov,
+    )
 
 
 def _layer_sizes(model: nn.Module, sample_shape: tuple[int, ...]) -> tuple[tuple[int, ...], list[int], list[int]]:

@@ -1,22 +1,25 @@
-/* Linear layers. The gradient of the weights is never stored: it is added to the weights as it is computed. */
+/* Linear layers. */
 
 typedef struct {
     Weights weights;
     float *h;     /* (batch, in + 1): the inputs, followed by a 1 for the bias */
-    float *delta; /* (batch, out): -lr times the gradient by the outputs */
+    float *delta; /* (batch, out): the gradient by the outputs; with plain SGD, -lr times that */
     long h_stride, delta_stride;
 } LinearLayer;
 
+/* Add x * delta, summed over the samples, to the gradient, or to the weights themselves, with the proximal term. */
 static void linear_update(const LinearLayer *layer, long batch, float lr_prox) {
     const Weights *weights = &layer->weights;
+    float *to = weights->gradient ? weights->gradient : weights->w;
+    const float *from_anchor = weights->gradient ? NULL : weights->anchor;
     long tiles = tile_count(batch), stride = layer->h_stride, d_stride = layer->delta_stride;
     for (long p = 0; p < weights->vectors; p += 2) {
         long panel = p * LANES * (weights->in + 1);
         for (long t = 0; t < tiles; t++) {
             long first = t * batch / tiles, rows = (t + 1) * batch / tiles - first;
             const float *x = layer->h + first * stride, *d = layer->delta + first * d_stride + p * LANES;
-            const float *anchor = weights->anchor && t == 0 ? weights->anchor + panel : NULL; /* once a step */
-            float *w = weights->w + panel;
+            const float *anchor = from_anchor && t == 0 ? from_anchor + panel : NULL; /* once a step */
+            float *w = to + panel;
             if (p + 1 < weights->vectors)
                 WITH_ROWS(rows, update_tile(ROWS, 2, x, stride, weights->in, d, d_stride, w, anchor, lr_prox))
             else

@@ -67,8 +67,11 @@ INLINE const vec *as_vec(const float *p) { return (const vec *)p; }
 typedef struct {
     long in, out, vectors; /* vectors of outputs */
     long channels, pixels; /* input k has the index k % channels * pixels + k / channels in torch */
-    float *w;              /* panels of in + 1 rows */
-    float *anchor;         /* the same for the anchor; NULL without a proximal term */
+    float *w;              /* panels of in + 1 rows; those below have the same layout */
+    float *anchor;         /* NULL without a proximal term */
+    float *gradient;       /* NULL where it is added to the weights as it is computed */
+    float *mean;           /* the momentum of SGD, or Adam's running mean of the gradient; NULL without */
+    float *square_mean;    /* Adam's running mean of the squared gradient; NULL without */
 } Weights;
 
 /* n rounded up to whole vectors. */

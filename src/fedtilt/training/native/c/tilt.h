@@ -60,8 +60,8 @@ static void tilt_grad(const double *loss, const int32_t *label, long batch, long
     for (long b = 0; b < batch; b++) out[b] = groups[label[b]].grad * member_grad(groups + label[b], loss[b], 1, lam);
 }
 
-/* Replace the logits in `z` by -lr times the gradient of the loss by them. */
-static void output_delta(float *z, long stride, const int32_t *label, long batch, long classes, double lr, double tau,
+/* Replace the logits in `z` by `scale` times the gradient of the loss by them. */
+static void output_delta(float *z, long stride, const int32_t *label, long batch, long classes, double scale, double tau,
                          double lam, double *loss, double *loss_grad, Group *groups) {
     for (long b = 0; b < batch; b++) {
         const float *row = z + b * stride;
@@ -75,7 +75,7 @@ static void output_delta(float *z, long stride, const int32_t *label, long batch
         float *row = z + b * stride;
         double log_sum = loss[b] + row[label[b]];
         for (long k = 0; k < classes; k++)
-            row[k] = -lr * loss_grad[b] * (exp(row[k] - log_sum) - (k == label[b]));
+            row[k] = scale * loss_grad[b] * (exp(row[k] - log_sum) - (k == label[b]));
     }
 }
 

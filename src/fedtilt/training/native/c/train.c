@@ -8,6 +8,7 @@
 #include "tilt.h"
 #include "linear.h"
 #include "conv.h"
+#include "optimizer.h"
 
 /* Copy parameters from torch's order, weight (out, in) then bias (out,), to panels, or back to it. */
 static void repack(const Weights *w, float *theta, float *panels, int to_theta) {
@@ -39,11 +40,17 @@ static void *arena_alloc(Arena *arena, long count, long size) {
     return memory;
 }
 
-static void alloc_weights(Arena *arena, Weights *w, long in, long out, long channels, int has_prox) {
+static void alloc_weights(Arena *arena, Weights *w, long in, long out, long channels, const Optimizer *o,
+                          int has_gradient) {
     w->in = in, w->out = out, w->vectors = round_up(out) / LANES;
     w->channels = channels, w->pixels = in / channels;
-    w->w = arena_alloc(arena, (in + 1 + LANES) * round_up(out), 4); /* linear_backward reads past the last row */
-    w->anchor = has_prox ? arena_alloc(arena, (in + 1) * round_up(out), 4) : NULL;
+    int is_adam = o->kind == ADAM || o->kind == ADAMW;
+    long count = (in + 1) * round_up(out);
+    w->w = arena_alloc(arena, count + LANES * round_up(out), 4); /* linear_backward reads past the last row */
+    w->anchor = o->prox ? arena_alloc(arena, count, 4) : NULL;
+    w->gradient = has_gradient ? arena_alloc(arena, count, 4) : NULL;
+    w->mean = is_adam || o->momentum ? arena_alloc(arena, count, 4) : NULL;
+    w->square_mean = is_adam ? arena_alloc(arena, count, 4) : NULL;
 }
 
 /* n, or one vector more, so that rows are an odd number of vectors: powers of two would share cache sets. */
@@ -63,7 +70,8 @@ typedef struct {
 
 /* `conv_sizes` has height, width, channels, out and kernel of every block; `widths` has the inputs of the first linear
  * layer and the outputs of all. */
-static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long *widths, long batch, int has_prox) {
+static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long *widths, long batch,
+                      const Optimizer *o) {
     long max_maps = 0, max_input_delta = 0, channels = widths[0];
     net->blocks = arena_alloc(arena, net->block_count, sizeof(ConvBlock));
     net->layers = arena_alloc(arena, net->layer_count, sizeof(LinearLayer));
@@ -74,12 +82,11 @@ static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long
         conv->padding = conv->kernel / 2;
         conv->row_size = (conv->width + 2 * conv->padding) * conv->channels;
         conv->image_size = (conv->height + 2 * conv->padding) * conv->row_size;
-        alloc_weights(arena, &conv->weights, kernel_area(conv) * conv->channels, out, conv->channels, has_prox);
+        alloc_weights(arena, &conv->weights, kernel_area(conv) * conv->channels, out, conv->channels, o, 1);
         conv->input = arena_alloc(arena, batch * conv->image_size, 4);
         conv->argmax = arena_alloc(arena, batch * (conv->height / 2) * (conv->width / 2) * out, sizeof(int32_t));
         conv->delta = arena_alloc(
             arena, (conv->height + 2 * conv->padding) * (conv->width + 2 * conv->padding) * round_up(out), 4);
-        conv->gradient = arena_alloc(arena, (conv->weights.in + 1) * round_up(out), 4);
         conv->flipped =
             n ? arena_alloc(arena, (kernel_area(conv) * round_up(out) + 1) * round_up(conv->channels), 4) : NULL;
         long maps = conv->height * conv->width * round_up(out);
@@ -91,7 +98,7 @@ static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long
     }
     for (long n = 0; n < net->layer_count; n++) {
         LinearLayer layer, *l = &layer;
-        alloc_weights(arena, &l->weights, widths[n], widths[n + 1], n ? widths[n] : channels, has_prox);
+        alloc_weights(arena, &l->weights, widths[n], widths[n + 1], n ? widths[n] : channels, o, o->kind != PLAIN_SGD);
         l->h_stride = odd_stride(round_up(widths[n] + 1)), l->delta_stride = odd_stride(round_up(widths[n + 1]));
         l->h = arena_alloc(arena, batch * l->h_stride, 4);
         l->delta = arena_alloc(arena, batch * l->delta_stride, 4);
@@ -106,10 +113,14 @@ static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long
     net->groups = arena_alloc(arena, net->classes, sizeof(Group));
 }
 
+static const Weights *weights_of(const Net *net, long n) {
+    return n < net->block_count ? &net->blocks[n].weights : &net->layers[n - net->block_count].weights;
+}
+
 /* Copy all parameters into the net, or back into theta. */
 static void copy_parameters(const Net *net, float *theta, float *anchor, int to_theta) {
     for (long n = 0; n < net->block_count + net->layer_count; n++) {
-        const Weights *w = n < net->block_count ? &net->blocks[n].weights : &net->layers[n - net->block_count].weights;
+        const Weights *w = weights_of(net, n);
         repack(w, theta, w->w, to_theta);
         if (w->anchor && !to_theta) repack(w, anchor, w->anchor, 0);
         theta += (w->in + 1) * w->out, anchor += (w->in + 1) * w->out;
@@ -144,8 +155,25 @@ static void conv_backward(const Net *net, long batch) {
     }
 }
 
-static void step(const Net *net, const float *x, const int64_t *y, const int64_t *batch_indices, long batch, double lr,
-                 double lr_prox, double tau, double lam) {
+/* Update all weights from their gradients in step `number` of the job, which starts at 1. */
+static void optimizer_step(const Net *net, const Optimizer *o, long number) {
+    long count = net->block_count + net->layer_count;
+    double scale = 1;
+    if (o->clip_norm < INFINITY) { /* as torch.nn.utils.clip_grad_norm_ */
+        double total = 0;
+        for (long n = 0; n < count; n++) total += squared_norm(weights_of(net, n), o->prox);
+        scale = o->clip_norm / (sqrt(total) + 1e-6);
+        scale = scale > 1 ? 1 : scale; /* keeps NaN */
+    }
+    for (long n = 0; n < count; n++)
+        if (o->kind == SGD)
+            sgd_step(weights_of(net, n), o, scale);
+        else
+            adam_step(weights_of(net, n), o, scale, number);
+}
+
+static void step(const Net *net, const float *x, const int64_t *y, const int64_t *batch_indices, long batch, double tau,
+                 double lam, const Optimizer *o, long number) {
     LinearLayer *first = net->layers, *last = first + net->layer_count - 1;
     for (long b = 0; b < batch; b++) {
         if (net->block_count) {
@@ -165,22 +193,25 @@ static void step(const Net *net, const float *x, const int64_t *y, const int64_t
         /* the padding of the output has overwritten the 1 for the next layer's bias */
         for (long b = 0; l < last && b < batch; b++) out[b * out_stride + l->weights.out] = 1;
     }
-    output_delta(last->delta, last->delta_stride, net->label, batch, net->classes, lr, tau, lam, net->loss,
-                 net->loss_grad, net->groups);
+    output_delta(last->delta, last->delta_stride, net->label, batch, net->classes, o->kind == PLAIN_SGD ? -o->lr : 1, tau, lam,
+                 net->loss, net->loss_grad, net->groups);
     /* all deltas before any update: a layer's delta needs the next layer's weights before their update */
     for (LinearLayer *l = last; l > first; l--) linear_backward(l, batch, l[-1].delta, l[-1].delta_stride);
     if (net->block_count) {
         linear_backward(first, batch, net->feature_delta, first->weights.in);
         conv_backward(net, batch);
     }
-    for (LinearLayer *l = first; l <= last; l++) linear_update(l, batch, lr_prox);
-    for (long n = 0; n < net->block_count; n++) apply_gradient(net->blocks + n, lr_prox);
+    for (LinearLayer *l = first; l <= last; l++) linear_update(l, batch, o->lr * o->prox);
+    if (o->kind == PLAIN_SGD)
+        for (long n = 0; n < net->block_count; n++) apply_gradient(net->blocks + n, o->lr * o->prox);
+    else
+        optimizer_step(net, o, number);
 }
 
 enum { DONE, NO_MEMORY, BAD_LABEL, BAD_ORDER };
 
 int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, const long *widths, float *theta,
-                  float *anchor, double lr, double prox, double tau, double lam, const float *x, const int64_t *y,
+                  float *anchor, double tau, double lam, const Optimizer *optimizer, const float *x, const int64_t *y,
                   long samples, const int64_t *order, long epochs, const int64_t *bounds, long batches, long steps) {
     Net net = {.block_count = block_count, .layer_count = layer_count, .classes = widths[layer_count]};
     for (long n = 0; n < samples; n++)
@@ -194,19 +225,20 @@ int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, co
     long max_batch = 0;
     for (long k = 0; k < batches; k++)
         if (bounds[k + 1] - bounds[k] > max_batch) max_batch = bounds[k + 1] - bounds[k];
-    alloc_net(&net, &arena, conv_sizes, widths, max_batch, prox != 0);
+    alloc_net(&net, &arena, conv_sizes, widths, max_batch, optimizer);
     arena.base = aligned_alloc(64, arena.used);
     if (!arena.base) return NO_MEMORY;
     memset(arena.base, 0, arena.used); /* all padding stays 0 */
     arena.used = 0;
-    alloc_net(&net, &arena, conv_sizes, widths, max_batch, prox != 0);
+    alloc_net(&net, &arena, conv_sizes, widths, max_batch, optimizer);
 
     copy_parameters(&net, theta, anchor, 0);
     for (LinearLayer *l = net.layers; l < net.layers + layer_count; l++)
         for (long b = 0; b < max_batch; b++) l->h[b * l->h_stride + l->weights.in] = 1;
     for (long n = 0; n < steps; n++) {
         long k = n % batches;
-        step(&net, x, y, order + n / batches * samples + bounds[k], bounds[k + 1] - bounds[k], lr, lr * prox, tau, lam);
+        step(&net, x, y, order + n / batches * samples + bounds[k], bounds[k + 1] - bounds[k], tau, lam, optimizer,
+             n + 1);
     }
     copy_parameters(&net, theta, anchor, 1);
     free(arena.base);
