@@ -1,5 +1,6 @@
 """The reproduction page in a real browser."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from fedtilt.reproduction.page.build import build_page
 from fedtilt.reproduction.page.html import as_html
 from fedtilt.reproduction.results_folder import ResultsFolder
 from tests.helpers.chromium import Browser
+from tests.helpers.handmade_results import write_tuned_results
 
 RESULTS = Path(__file__).parents[3] / "docs" / "reproduction" / "results"
 TABLES = """return [...document.querySelectorAll('table')]
@@ -18,8 +20,12 @@ TABLES = """return [...document.querySelectorAll('table')]
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("plotly")
-    path = tmp_path_factory.mktemp("page") / "index.html"
-    path.write_text(as_html(build_page(ResultsFolder(RESULTS)), plots=True), "utf-8")
+    folder = tmp_path_factory.mktemp("page")
+    results = ResultsFolder(shutil.copytree(RESULTS, folder / "results"))
+    if not (RESULTS / "tuned").exists():
+        write_tuned_results(results, seeds=2)
+    path = folder / "index.html"
+    path.write_text(as_html(build_page(results), plots=True), "utf-8")
     return path
 
 
