@@ -58,6 +58,7 @@ WRONG_VALUES = [
         ["data.images=a", "data.image_size=0"],
         r"data.image_size = 0 is not possible; give a whole number ≥ 1, or a list",
     ),
+    (["data.images=a", "data.image_channels=2"], r"data.image_channels = 2 is not possible; give 1, 3 or 4"),
     (["data.images=a", "data.leaf=b"], r"data.images and data.leaf are two data sets; keep one of them"),
     (["data.test_share=0.5"], r"data.test_share = 0.5 needs data.file or data.images; leave it out"),
     (

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model, model
 from fedtilt.checks import is_plain_name
 from fedtilt.data import Outliers, names
 from fedtilt.data.division import PARTITIONS
+from fedtilt.data.image_cache import MODES
 from fedtilt.data.outliers import KINDS
 from fedtilt.errors import InputError
 from fedtilt.methods import check_methods
@@ -39,6 +40,12 @@ ColumnName = Annotated[str, BeforeValidator(_name_as_text)]
 def _check_device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise ValueError("not a device")
+    return value
+
+
+def _check_channels(value: int) -> int:
+    if value not in MODES:
+        raise ValueError("not a number of channels")
     return value
 
 
@@ -109,7 +116,7 @@ class _DataFields(SpecTable):
         examples=[32],
         json_schema_extra=allowed_text("a whole number ≥ 1, or a list of two"),
     )
-    image_channels: int | None = Field(
+    image_channels: Annotated[int, AfterValidator(_check_channels)] | None = Field(
         default=None,
         description="the channels to convert images to: 1 (grey), 3 (colour) or 4 (with transparency); left out: they "
         "all have the same",
