@@ -18,6 +18,8 @@ from triton.runtime import interpreter
 from fedtilt import models
 from fedtilt.training import autograd_loop, stacked
 from fedtilt.training.local_job import Batches, LocalJob, make_batches
+from fedtilt.training.stacked.buffers import Recipe
+from fedtilt.training.stacked.stack import kernel_net
 
 CLASSES = 3
 CLIENT_SETTINGS = ((0.0, 0.0, 0.0), (0.5, 5.0, -2.0), (0.1, -math.inf, math.inf), (0.1, 1e-6, 1e-12))  # prox, tau, lam
@@ -96,6 +98,7 @@ def main() -> None:
     for name, (model, shape, batch_size) in CASES.items():
         jobs, batches = make_jobs(model, shape, batch_size)
         expected = [t.parameters for t in autograd_loop.train(model, jobs, batches)]
+        uses_kernels = kernel_net(model, Recipe.of(jobs[0]), shape, batch_size, torch.device("cpu")) is not None
         for precision in PRECISIONS.get(name, ("float32",)):
             trained = [t.parameters for t in stacked.train(model, jobs, batches, precision=precision)]
             compared = list(zip(jobs, expected, trained, strict=True))
@@ -105,7 +108,8 @@ def main() -> None:
                 "error": _max((a - b).abs().max() for _, a, b in compared),
                 "relative error": _max((a - b).norm() / (a - job.start).norm() for job, a, b in smooth),
                 "moved": min((a - job.start).abs().max().item() for job, a, _ in compared),
-                "uses kernels": stacked._kernel_net(model, shape, batch_size, torch.device("cpu")) is not None,
+                "uses kernels": kernel_net(model, Recipe.of(jobs[0]), shape, batch_size, torch.device("cpu"))
+                is not None,
             }
             stacked.clear_cache()
     json.dump(results, sys.stdout)

@@ -1,8 +1,30 @@
-"""The buffers that all jobs of a round are loaded into, so that one step trains them all."""
+"""What the jobs of one stack have in common, and the buffers that they are loaded into, so that one step trains all."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from torch import Tensor
+
+from fedtilt.math.losses import SampleLoss
+from fedtilt.training.local_job import LocalJob, Optimizer
+
+
+class Recipe(NamedTuple):
+    """The settings that are the same for all jobs of a stack."""
+
+    optimizer: Optimizer
+    loss: SampleLoss
+    buffer_names: tuple[str, ...]  # the buffers of the model that change in training mode
+    trains_buffers: bool  # otherwise they are frozen
+
+    @classmethod
+    def of(cls, job: LocalJob) -> Self:
+        """The recipe of a job."""
+        return cls(job.optimizer, job.loss, job.buffer_names, job.buffers is not None)
+
+    @property
+    def buffer_layers(self) -> tuple[str, ...]:
+        """The names of the layers whose buffers change in training mode."""
+        return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self.buffer_names))
 
 
 class Buffers(NamedTuple):
@@ -12,6 +34,8 @@ class Buffers(NamedTuple):
     """
 
     theta: Tensor  # (L, row_length)
+    optimizer_state: Tensor  # (rows of state, L, row_length)
+    model_buffers: Tensor  # (L, B) the buffers of the model, such as running statistics
     anchor: Tensor  # (L, row_length), the distinct anchors first
     anchor_index: Tensor  # (L,) the row of a job's anchor
     prox: Tensor  # (L,)
@@ -24,3 +48,8 @@ class Buffers(NamedTuple):
     y: Tensor  # (C, samples)
     batch_indices: Tensor  # (steps, C, batch size) the samples of every step, −1 for padding
     first_step: Tensor  # (1,) the number of the next step to run
+
+    @property
+    def trained(self) -> tuple[Tensor, ...]:
+        """The buffers that a step changes."""
+        return self.theta, self.optimizer_state, self.model_buffers

@@ -1,0 +1,50 @@
+"""The update rules of `torch.optim` for many models at once, a row each."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedtilt.training.local_job import Optimizer
+
+_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8  # the defaults of torch.optim.Adam and AdamW
+
+
+def state_rows(settings: Optimizer) -> int:
+    """How many rows of state a model has: its momentum, or both averages of Adam; all start at 0."""
+    if settings.name == "sgd":
+        return 1 if settings.momentum else 0
+    return 2
+
+
+def optimizer_step(
+    settings: Optimizer, theta: Tensor, gradient: Tensor, state: Sequence[Tensor], lr: Tensor, step: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """The next parameters (L, T) and state, of this gradient.
+
+    Args:
+        settings: the optimiser
+        theta: parameters (L, T)
+        gradient: of the loss and the proximal term (L, T)
+        state: `state_rows` tensors (L, T)
+        lr: learning rates (L, 1)
+        step: the number of the step (1,), the first is 1
+    """
+    if settings.clip_norm is not None:
+        norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+        gradient = gradient * (settings.clip_norm / (norm + 1e-6)).clamp(max=1)  # as nn.utils.clip_grad_norm_
+    if settings.weight_decay and settings.name != "adamw":
+        gradient = gradient + settings.weight_decay * theta
+    if settings.name == "sgd":
+        if not settings.momentum:
+            return theta - lr * gradient, []
+        momentum = settings.momentum * state[0] + gradient
+        direction = gradient + settings.momentum * momentum if settings.nesterov else momentum
+        return theta - lr * direction, [momentum]
+    if settings.name == "adamw":
+        theta = theta * (1 - lr * settings.weight_decay)
+    mean = state[0] + (1 - _BETA1) * (gradient - state[0])
+    square = _BETA2 * state[1] + (1 - _BETA2) * gradient.square()
+    mean_bias, square_bias = (1 - beta ** step.double() for beta in (_BETA1, _BETA2))
+    scale = square.sqrt() / square_bias.sqrt().float() + _EPS
+    return theta - lr / mean_bias.float() * (mean / scale), [mean, square]

@@ -1,0 +1,195 @@
+"""The buffers of one stack of jobs and the training step over them, captured in a CUDA graph where there is one."""
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedtilt.math.losses import cross_entropy
+from fedtilt.models import parameters_to_vector
+from fedtilt.training.local_job import Batches, LocalJob, Trained
+from fedtilt.training.precision import fp32_deterministic
+from fedtilt.training.sequential import SequentialNet
+from fedtilt.training.stacked.buffers import Buffers, Recipe
+from fedtilt.training.stacked.optimizers import state_rows
+from fedtilt.training.stacked.vmap_step import VmapStep
+
+_SIZE_MULTIPLE = 256  # sizes are rounded up to a multiple of this, so that few shapes are compiled
+_STEPS_PER_GRAPH = 16  # divides _SIZE_MULTIPLE, so that the steps after a round's last are padding
+
+
+class StackSizes(NamedTuple):
+    """The sizes that a step is compiled for."""
+
+    jobs: int
+    clients: int
+    samples: int  # of the largest client, rounded up
+    steps: int  # of the longest job, rounded up
+    batch_size: int
+    sample_shape: tuple[int, ...]
+    model_buffers: int
+
+    @classmethod
+    def of(cls, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> "StackSizes":
+        """The sizes of these jobs."""
+        return cls(
+            jobs=len(jobs),
+            clients=len({id(data) for data in batches}),
+            samples=_round_up(max(len(data.y) for data in batches)),
+            steps=_round_up(max(data.steps(job) for job, data in zip(jobs, batches, strict=True))),
+            batch_size=max(data.size for data in batches),
+            sample_shape=tuple(cast(Tensor, batches[0].x).shape[1:]),
+            model_buffers=0 if jobs[0].buffers is None else len(jobs[0].buffers),
+        )
+
+
+def _round_up(count: int) -> int:
+    return -(-count // _SIZE_MULTIPLE) * _SIZE_MULTIPLE
+
+
+def kernel_net(
+    model: nn.Module, recipe: Recipe, shape: tuple[int, ...], batch: int, device: torch.device
+) -> SequentialNet | None:
+    """The model as a network that the Triton kernels train with this recipe on this device, or None."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, slowly: for tests
+    if device.type != ("cpu" if interpreted else "cuda") or importlib.util.find_spec("triton") is None:
+        return None
+    if not recipe.optimizer.is_plain or recipe.loss is not cross_entropy:
+        return None
+    from fedtilt.training.stacked.launch import MAX_BATCH_SIZE, MAX_CHANNELS, MAX_CLASSES
+
+    net = SequentialNet.from_module(model, shape)
+    if net is None or batch > MAX_BATCH_SIZE or net.layers[-1].out_features > MAX_CLASSES:
+        return None
+    if any(max(block.in_channels, block.out_channels) > MAX_CHANNELS for block in net.blocks):
+        return None
+    return net if all(p.requires_grad for p in model.parameters()) else None
+
+
+class Stack:
+    """The buffers for one set of sizes, and the training step over them."""
+
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, sizes: StackSizes, device: torch.device, precision: str
+    ) -> None:
+        def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(*size, dtype=dtype, device=device)
+
+        self._recipe, self._precision = recipe, precision
+        self._net = kernel_net(model, recipe, sizes.sample_shape, sizes.batch_size, device)
+        self._parameter_index = None if self._net is None else self._net.parameter_index.to(device)
+        parameters = len(parameters_to_vector(model)) if self._net is None else self._net.row_length
+        sample_shape, sample_dtype = sizes.sample_shape, torch.float32
+        if self._net is not None:
+            from fedtilt.training.stacked.launch import KernelStep, storage_dtype
+
+            sample_shape, sample_dtype = (self._net.sample_size,), storage_dtype(precision)
+        jobs, clients = sizes.jobs, sizes.clients
+        self._buffers = b = Buffers(
+            theta=zeros(jobs, parameters),
+            optimizer_state=zeros(state_rows(recipe.optimizer), jobs, parameters),
+            model_buffers=zeros(jobs, sizes.model_buffers),
+            anchor=zeros(jobs, parameters),
+            anchor_index=zeros(jobs, dtype=torch.long),
+            prox=zeros(jobs),
+            lr=zeros(jobs),
+            tau=zeros(jobs),
+            lam=zeros(jobs),
+            client_index=zeros(jobs, dtype=torch.long),
+            steps=zeros(jobs, dtype=torch.long),
+            x=zeros(clients, sizes.samples, *sample_shape, dtype=sample_dtype),
+            y=zeros(clients, sizes.samples, dtype=torch.long),
+            batch_indices=zeros(sizes.steps, clients, sizes.batch_size, dtype=torch.long),
+            first_step=zeros(1, dtype=torch.long),
+        )
+        self._replay: Callable[[], None] | None = None
+        self._step: Callable[[int], None] = (
+            VmapStep(model, recipe, b, precision) if self._net is None else KernelStep(self._net, b, precision)
+        )
+
+    def train(self, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[Trained]:
+        """Train these jobs, which have the sizes and the recipe of the stack."""
+        self._load(jobs, batches)
+        self._run(max(data.steps(job) for job, data in zip(jobs, batches, strict=True)))
+        b = self._buffers
+        theta = b.theta.clone() if self._parameter_index is None else b.theta[:, self._parameter_index]
+        model_buffers = b.model_buffers.clone().unbind() if self._recipe.trains_buffers else [None] * len(jobs)
+        return [Trained(*result) for result in zip(theta.unbind(), model_buffers, strict=True)]
+
+    def _load(self, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> None:
+        """Fill the buffers for one round."""
+        b = self._buffers
+        clients = list({id(data): data for data in batches}.values())
+        client_row = {id(data): i for i, data in enumerate(clients)}
+        anchors = {id(job.anchor): job.anchor for job in jobs}
+        anchor_row = {key: i for i, key in enumerate(anchors)}
+        for column, values in (
+            (b.prox, [job.prox for job in jobs]), (b.lr, [job.lr for job in jobs]),
+            (b.tau, [job.tau for job in jobs]), (b.lam, [job.lam for job in jobs]),
+            (b.client_index, [client_row[id(data)] for data in batches]),
+            (b.steps, [data.steps(job) for job, data in zip(jobs, batches, strict=True)]),
+            (b.anchor_index, [anchor_row[id(job.anchor)] for job in jobs]),
+        ):  # fmt: skip
+            column.copy_(torch.tensor(values, dtype=column.dtype))
+        self._load_models(b.theta, [job.start for job in jobs])
+        self._load_models(b.anchor[: len(anchors)], list(anchors.values()))
+        b.optimizer_state.zero_()
+        if self._recipe.trains_buffers:
+            torch.stack([cast(Tensor, job.buffers) for job in jobs], out=b.model_buffers)
+        b.batch_indices.fill_(-1)
+        for i, data in enumerate(clients):
+            x = cast(Tensor, data.x)
+            x = x if self._net is None else self._net.sample_rows(x)
+            b.x[i, : len(data.y)], b.y[i, : len(data.y)] = x, data.y
+            position = data.bounds[:-1, None] + torch.arange(data.size)  # (batches per epoch, size)
+            inside = (position < data.bounds[1:, None]).to(b.y.device)
+            sample = data.order[:, position.clamp(max=len(data.y) - 1).to(b.y.device)]
+            indices = torch.where(inside, sample, -1).flatten(0, 1)[: len(b.batch_indices)]  # of the stack's steps
+            b.batch_indices[: len(indices), i, : data.size] = indices
+        b.first_step.zero_()
+
+    def _load_models(self, rows: Tensor, models: Sequence[Tensor]) -> None:
+        if self._parameter_index is None:
+            torch.stack(list(models), out=rows)
+        else:
+            rows[:, self._parameter_index] = torch.stack(list(models))
+
+    def _run(self, steps: int) -> None:
+        device = self._buffers.theta.device
+        if device.type != "cuda":
+            for offset in range(steps):
+                self._step(offset)
+            return
+        with torch.cuda.device(device):
+            replay = self._capture_graph()
+            for _ in range(0, steps, _STEPS_PER_GRAPH):
+                replay()
+
+    def _capture_graph(self) -> Callable[[], None]:
+        """Capture several steps in a CUDA graph, once; the buffers are unchanged afterwards."""
+        if self._replay is None:
+            b = self._buffers
+            before = [t.clone() for t in b.trained]
+            with fp32_deterministic(b.theta.device, tf32=self._precision == "tf32"), warnings.catch_warnings():
+                # inductor advises to allow TF32; here `precision` decides
+                warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor")
+                side = torch.cuda.Stream()
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    for _ in range(3):
+                        self._step(0)
+                torch.cuda.current_stream().wait_stream(side)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    for offset in range(_STEPS_PER_GRAPH):
+                        self._step(offset)
+                    b.first_step.add_(_STEPS_PER_GRAPH)
+            for t, value in zip(b.trained, before, strict=True):
+                t.copy_(value)
+            b.first_step.zero_()
+            self._replay = graph.replay
+        return self._replay

@@ -1,0 +1,229 @@
+"""The stacked backend trains any recipe like the autograd loop: optimisers, losses, BatchNorm, frozen parameters."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedtilt import models
+from fedtilt.math.losses import cross_entropy, sample_loss
+from fedtilt.parts import buffers_to_vector, changing_buffers
+from fedtilt.training import BACKENDS, LocalJob, Optimizer, Trained, make_batches, stacked
+from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
+
+SAMPLE = torch.zeros(1, *SHAPE)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def assert_equal_training(
+    model: nn.Module, jobs: list[LocalJob], batches: list, tolerance: float = 3e-5
+) -> list[Trained]:
+    """The stacked backend and the autograd loop give the same models and buffers."""
+    for job in jobs:
+        assert stacked.unsupported_reason(model, job, "cuda", SAMPLE) is None
+    expected = BACKENDS["autograd"](model, jobs, batches)
+    trained = BACKENDS["stacked"](model, jobs, batches)
+    for job, a, b in zip(jobs, trained, expected, strict=True):
+        moved = (b.parameters - job.start).norm()
+        assert moved > 1e-3
+        assert (a.parameters - b.parameters).norm() <= tolerance * moved, job
+        assert (a.buffers is None) == (b.buffers is None) == (job.buffers is None)
+        if a.buffers is not None:
+            torch.testing.assert_close(a.buffers, b.buffers, rtol=1e-5, atol=1e-6)
+    return trained
+
+
+OPTIMIZERS = [
+    Optimizer(momentum=0.9),
+    Optimizer(weight_decay=0.1),
+    Optimizer(momentum=0.9, nesterov=True, weight_decay=0.01),
+    Optimizer(clip_norm=0.5),
+    Optimizer(momentum=0.5, clip_norm=1e3),
+    Optimizer(name="adam"),
+    Optimizer(name="adam", weight_decay=0.1, clip_norm=0.5),
+    Optimizer(name="adamw", weight_decay=0.1),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=Optimizer.describe)
+@pytest.mark.parametrize("name", ["mlp", "norm"])
+def test_optimisers(name: str, optimizer: Optimizer) -> None:
+    """Unequal clients: those with fewer steps than others keep the model of their last step."""
+    model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
+    jobs, batches = make_jobs(model)
+    slower = 0.05 if optimizer.name != "sgd" else 1.0
+    assert_equal_training(
+        model, [replace(job, optimizer=optimizer, lr=slower * job.lr) for job in jobs], batches, tolerance=2e-4
+    )
+
+
+def test_jobs_of_several_recipes_and_lengths_in_one_call() -> None:
+    model = models.build(MODELS["norm"], SHAPE, CLASSES, seed=3)
+    jobs, batches = make_jobs(model)
+    recipes = [
+        {}, {"optimizer": Optimizer(momentum=0.9)}, {"steps": 3, "optimizer": Optimizer(momentum=0.9)}, {"epochs": 1},
+    ]  # fmt: skip
+    jobs = [replace(job, **recipes[i % 4]) for i, job in enumerate(jobs)]
+    assert_equal_training(model, jobs, batches)
+
+
+def hinge(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The multi-class hinge loss, smooth: by how much the other classes exceed the label's."""
+    margin = 1 + outputs - outputs.gather(-1, labels[:, None])
+    return nn.functional.softplus(margin).sum(-1)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        sample_loss("cross_entropy", label_smoothing=0.1),
+        sample_loss("focal", gamma=1.5),
+        sample_loss("cross_entropy", class_weights=(1.0, 2.0, 0.5, 3.0)),
+        hinge,
+    ],
+    ids=["label smoothing", "focal", "class weights", "a function"],
+)
+def test_losses(loss) -> None:
+    model = models.build(MODELS["mlp"], SHAPE, CLASSES, seed=3)
+    jobs, batches = make_jobs(model)
+    assert_equal_training(model, [replace(job, loss=loss) for job in jobs], batches)
+
+
+def batch_norm_net() -> nn.Module:
+    """BatchNorm over images and vectors; with and without momentum, and without weights."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
+        nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6, momentum=None), nn.ReLU(), nn.Flatten(),
+        nn.Linear(24, 8, bias=False), nn.BatchNorm1d(8, affine=False, momentum=0.3), nn.ReLU(), nn.Linear(8, CLASSES),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer(), Optimizer(momentum=0.9), Optimizer(name="adamw")])
+def test_batch_norm_with_buffers_of_its_own(optimizer: Optimizer) -> None:
+    """Unequal clients and short batches: padding neither normalises nor enters the running statistics."""
+    model = models.build(batch_norm_net, SHAPE, CLASSES, seed=3)
+    names = changing_buffers(model, SHAPE)
+    assert len(names) == 9
+    initial = buffers_to_vector(model, names)
+    jobs, batches = make_jobs(model)
+    starts = [initial * (1 + i % 2) for i in range(len(jobs))]  # the variances differ, and the counters stay at 0
+    jobs = [
+        replace(job, buffer_names=names, buffers=buffers, optimizer=optimizer, lr=0.01)
+        for job, buffers in zip(jobs, starts, strict=True)
+    ]
+    trained = assert_equal_training(model, jobs, batches, tolerance=2e-4)
+    counters = {result.buffers[-1].item() for result in trained}
+    assert counters == {2.0, 6.0, 8.0}  # steps of the three clients in two epochs
+
+
+def test_frozen_batch_norm() -> None:
+    model = models.build(batch_norm_net, SHAPE, CLASSES, seed=3).train()
+    model(torch.randn(50, *SHAPE, generator=torch.Generator().manual_seed(1)))  # statistics of some data
+    jobs, batches = make_jobs(model)
+    jobs = [replace(job, buffer_names=changing_buffers(model, SHAPE)) for job in jobs]
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    assert_equal_training(model, jobs, batches)
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+
+
+def test_a_batch_of_one_sample_is_refused_by_torch() -> None:
+    model = models.build(batch_norm_net, SHAPE, CLASSES, seed=3)
+    names = changing_buffers(model, SHAPE)
+    start = models.parameters_to_vector(model)
+    data = make_batches(
+        torch.randn(3, *SHAPE), torch.tensor([0, 1, 2]), seed=0, round=1, client=0, epochs=1, batch_size=2
+    )
+    job = LocalJob(
+        start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=0.1, buffer_names=names,
+        buffers=buffers_to_vector(model, names),
+    )  # fmt: skip
+    for backend in ("autograd", "stacked"):
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            BACKENDS[backend](model, [job], [data])
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer(), Optimizer(momentum=0.9, weight_decay=0.1)])
+def test_frozen_parameters(optimizer: Optimizer) -> None:
+    model = models.build(lambda: models.mlp(SHAPE, CLASSES, (20, 15)), SHAPE, CLASSES, seed=3)
+    model[1].requires_grad_(False)
+    jobs, batches = make_jobs(model)
+    assert len(jobs[0].start) == 20 * 15 + 15 + 15 * CLASSES + CLASSES
+    assert_equal_training(model, [replace(job, optimizer=optimizer) for job in jobs], batches)
+
+
+class MovingMean(nn.Module):
+    """A layer with a buffer that changes, and that is no BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x - self.mean
+
+
+def test_what_is_not_supported_has_a_reason() -> None:
+    model = nn.Sequential(nn.Flatten(), MovingMean(), nn.Linear(64, CLASSES))
+    start = models.parameters_to_vector(model)
+    job = LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=0.1, buffer_names=("1.mean",))
+    assert stacked.unsupported_reason(model, job, "cuda", SAMPLE) is None  # frozen
+    changing = replace(job, buffers=torch.zeros(64))
+    reason = stacked.unsupported_reason(model, changing, "cuda", SAMPLE)
+    assert reason == "the buffers of layer '1' (MovingMean) change in training"
+
+    def branches(outputs: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(outputs, labels) * (2 if outputs.max() > 0 else 1)
+
+    for name, loss, expected in (
+        ("lstm", cross_entropy, "layer 'lstm' (LSTM) cannot be batched over jobs"),
+        ("dropout", cross_entropy, "layer '2' (Dropout) cannot be batched over jobs"),
+        ("functional dropout", cross_entropy, "draws random numbers, or branches on values"),
+        ("mlp", branches, "draws random numbers, or branches on values"),
+    ):
+        net = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
+        start = models.parameters_to_vector(net)
+        plain = replace(job, start=start, anchor=start, buffer_names=(), loss=loss)
+        assert expected in str(stacked.unsupported_reason(net, plain, "cuda", SAMPLE))
+    tokens = stacked.unsupported_reason(model, job, "cuda", SAMPLE.long())
+    assert tokens == "the inputs are not one tensor of floating-point numbers"
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, (2, 1)])
+@pytest.mark.parametrize("kernel", [1, 3, (3, 2)])
+def test_convolutions_as_products(kernel, stride) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 5, kernel, stride=stride, padding=1)
+    x = torch.randn(2, 3, 7, 8)
+    as_product = stacked.convs_as_matmul(conv)
+    assert type(as_product) is not nn.Conv2d
+    torch.testing.assert_close(as_product(x), conv(x))
+
+
+def test_long_and_short_jobs_are_stacks_of_their_own_where_it_pays() -> None:
+    start = torch.zeros(3)
+    job = LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=0.1)
+    x, y = torch.zeros(40, 1), torch.zeros(40, dtype=torch.long)
+    data = make_batches(x, y, seed=0, round=1, client=0, epochs=20, batch_size=10)
+
+    def stacks(*lengths: tuple[int, int]) -> list[int]:
+        """The sizes of the stacks of (number of jobs, their epochs)."""
+        jobs = [replace(job, epochs=epochs) for count, epochs in lengths for _ in range(count)]
+        split = stacked._split_into_stacks(jobs, [data] * len(jobs))
+        assert sorted(i for stack in split for i in stack) == list(range(len(jobs)))
+        return [len(stack) for stack in split]
+
+    assert stacks((10, 10), (30, 10)) == [40]
+    assert stacks((20, 10), (10, 20)) == [10, 20]  # 20 · 10 epochs saved, 16 · 10 lost
+    assert stacks((10, 10), (10, 20)) == [20]  # too few to pay
+    assert stacks((1000, 17), (10, 20)) == [1010]  # nearly as long
+    assert stacks((40, 5), (40, 10), (40, 20)) == [40, 40, 40]
