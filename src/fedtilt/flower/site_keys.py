@@ -42,5 +42,5 @@ def _read_key(path: Path) -> bytes:
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise InputError(f"{path} is not a public key ({error}); fedtilt deploy key writes one") from None
+        raise InputError(f"{path} is not a public key ({error}); fedtilt deploy site writes one") from None
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)

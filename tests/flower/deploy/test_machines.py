@@ -1,6 +1,8 @@
 """The systemd units of real machines, and keys that are registered for one site each."""
 
+import os
 import secrets
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,10 +10,14 @@ from pathlib import Path
 import pytest
 
 import fedtilt as ft
+from fedtilt.files import read_json
 from fedtilt.flower.deploy import machines
 from fedtilt.flower.deploy.certificates import make_site_key
 from fedtilt.flower.deploy.local_cluster import LocalCluster, free_port
 from fedtilt.flower.site_keys import read_site_keys
+from tests.helpers.network import wait_until, write_app
+from tests.helpers.nginx import needs_nginx, nginx
+from tests.helpers.toy_federation import SPEC
 
 ODD_PATH = '/srv/a "b" $HOME 50%.csv'
 
@@ -82,3 +88,52 @@ def test_a_key_is_registered_and_bound_to_one_site(tmp_path: Path) -> None:
     finally:
         cluster.down()
     assert cluster.running() == []
+
+
+def start_unit(path: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start the program of a unit as systemd does."""
+    settings = [line.partition("=") for line in path.read_text().splitlines()]
+    environment = [shlex.split(value)[0].replace("%%", "%") for key, _, value in settings if key == "Environment"]
+    values = {key: value for key, _, value in settings}
+    command = [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(values["ExecStart"])]
+    env = dict(entry.split("=", 1) for entry in environment) | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env=env,
+            cwd=values["WorkingDirectory"],
+            stdout=output,
+            stderr=output,
+            umask=int(values["UMask"], 8),
+        )
+
+
+@needs_nginx
+@pytest.mark.slow
+def test_the_units_and_the_proxy_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port, superlink_port = free_port(), free_port()
+    monkeypatch.setattr(machines, "_SUPERNODE_PORT", free_port())
+    app = write_app(tmp_path / "app", SPEC.replace("count = 2", "count = 1"))
+    server, home = tmp_path / "server", tmp_path / "site"
+    *units, proxy = machines.write_server(server, ["localhost"], port=port, superlink_port=superlink_port, days=1)
+    cluster = LocalCluster(home=server, port=superlink_port)  # for its questions to the SuperLink
+    log, started = tmp_path / "log.txt", []
+    try:
+        started += [start_unit(unit, log) for unit in units]
+        wait_until(cluster._is_healthy)
+        units = machines.write_site(home, 0, f"localhost:{port}", server / "certificates/ca.crt", node_config={})
+        machines.register_site(server, 0, home / "site.key.pub")
+        with nginx(tmp_path / "nginx", proxy.read_text()):
+            started += [start_unit(unit, log) for unit in units]
+            cluster.flwr("run", str(app), machines.CONNECTION)
+            results = server / "runs/parity-fedtilt/results.json"
+            wait_until(lambda: results.exists() or any(process.poll() is not None for process in started))
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            process.wait(30)
+    assert results.exists(), log.read_text()[-3000:]
+    rounds = read_json(results.parent / "seed-0/participation.json")["rounds"]
+    assert [entry["accepted"] for entry in rounds.values()] == [[0], [0]]
+    (model,) = home.rglob("round-00002.safetensors")
+    assert model.stat().st_mode & 0o077 == 0

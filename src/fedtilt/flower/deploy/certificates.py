@@ -75,7 +75,7 @@ def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{folder} has no usable ca.crt and ca.key ({error}); create them with fedtilt deploy certificate"
+            f"{folder} has no usable ca.crt and ca.key ({error}); create them with fedtilt deploy server"
         ) from error
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return certificate, key
