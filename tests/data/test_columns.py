@@ -75,7 +75,7 @@ def test_files_whose_columns_have_other_types(tmp_path):
     assert [column.kind for column in data.schema.columns] == ["number", "number"]
     assert data.schema.column("z").gaps
     (tmp_path / "b.csv").write_text("x,y,z\n" + "".join(f"many,{n % 2},{n}\n" for n in range(40)))
-    assert table(tmp_path, target="y").schema.column("x").kind == "identifier"
+    assert table(tmp_path, target="y").schema.column("x").kind == "category"
 
 
 def test_row_numbers_with_empty_lines_and_quoted_newlines(tmp_path):

@@ -114,7 +114,7 @@ def test_kinds_that_sites_disagree_on():
     assert merge([summary(unique.head(60), "a"), summary(frame, "b")]).column("ward").kind == "category"
     assert merge([summary(unique, "a"), summary(frame.head(60), "b")]).column("ward").kind == "identifier"
     with pytest.raises(
-        InputError, match="column 'age' is number at site 'b' and category at site 'c'; make them the sa"
+        InputError, match="site 'c' has column 'age' as category, and it is number at site 'b'; make them the same"
     ):
         merge([summary(frame, "b"), summary(frame.assign(age=frame["ward"]), "c")])
     given = Schema(columns=(Column(name="age", kind="category"),))

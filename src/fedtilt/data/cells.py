@@ -16,6 +16,7 @@ from fedtilt.errors import InputError
 
 KINDS = ("number", "yes/no", "category", "date", "ignore", "identifier")
 NUMERIC = ("number", "yes/no", "date")  # kinds with a mean and a deviation
+TEXT_KINDS = ("category", "ignore", "identifier")
 
 _YES_NO = [({"true": 1.0, "false": 0.0}), ({"yes": 1.0, "no": 0.0}), ({"y": 1.0, "n": 0.0}), ({"t": 1.0, "f": 0.0})]
 _BOOLEANS = _YES_NO[0]  # as pandas and spreadsheets write them

@@ -13,20 +13,20 @@ one site it is exact.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 
-from fedtilt import checks
-from fedtilt.data.cells import KINDS, NUMERIC, Cells, read_cells
+from fedtilt.data.alignment import describe_site, misfits
+from fedtilt.data.cells import NUMERIC, TEXT_KINDS, Cells, read_cells, text_kind
 from fedtilt.data.columns import Columns
 from fedtilt.data.names import sort_names
 from fedtilt.data.schema import Column, Schema
+from fedtilt.data.summary_checks import MAX_CATEGORIES, MAX_NAME, MAX_QUANTILES, MAX_ROWS, check_summary
 from fedtilt.errors import InputError
 
-_QUANTILES = 15  # odd: the middle one is the median
-_MAX_CATEGORIES = 100
+_MAX_INPUTS = 100  # of one category
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,39 +79,14 @@ class Summary:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: Any) -> Self:
-        """The inverse of `to_json`; what a site sent is checked."""
+    def from_json(cls, values: Any, max_rows: int = MAX_ROWS) -> Self:
+        """The inverse of `to_json`; what a site sent is checked, and it may have at most `max_rows` training rows."""
         try:
-            known = {field.name for field in fields(ColumnSummary)}
-            columns = [dict(column) for column in values["columns"]]
-            if set(values) != {"site", "rows", "classes", "columns"} or any(set(column) - known for column in columns):
-                raise ValueError("unknown keys")
-            summaries = [ColumnSummary(**column | {"quantiles": tuple(column["quantiles"])}) for column in columns]
-            for summary in summaries:
-                _check(summary)
-            classes = tuple(str(name) for name in values["classes"])
-            return cls(
-                site=str(values["site"]),
-                rows=checks.whole(values["rows"], "rows", 0),
-                classes=classes,
-                columns=tuple(summaries),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"the summary of a site's table is damaged ({error})") from error
-
-
-def _check(summary: ColumnSummary) -> None:
-    """Refuse numbers that no rows can have."""
-    checks.whole(summary.rows, "rows", 0)
-    checks.whole(summary.missing, "missing", 0)
-    checks.whole(summary.rare, "rare", 0)
-    numbers = [summary.mean, summary.squares, *summary.quantiles]
-    if summary.kind not in (None, *KINDS) or not all(math.isfinite(n) for n in numbers if n is not None):
-        raise ValueError(f"column {summary.name!r} has the kind {summary.kind!r} and the numbers {numbers}")
-    if (summary.squares or 0) < 0 or any(checks.whole(n, "count", 1) < 1 for n in (summary.categories or {}).values()):
-        raise ValueError(f"column {summary.name!r} has negative counts or squares")
-    if summary.kind in NUMERIC and summary.rows and (summary.mean is None or summary.squares is None):
-        raise ValueError(f"column {summary.name!r} has no mean")
+            check_summary(values, max_rows)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InputError(f"the summary of a site's table is damaged: {error}") from error
+        columns = (ColumnSummary(**{**column, "quantiles": tuple(column["quantiles"])}) for column in values["columns"])
+        return cls(site=values["site"], rows=values["rows"], classes=tuple(values["classes"]), columns=tuple(columns))
 
 
 def summarise(
@@ -136,7 +111,10 @@ def summarise_sites(
     columns: Columns, names: Sequence[str], rows: Mapping[str, np.ndarray], classes: Mapping[str, Sequence[str]],
     schema: Schema | None = None,
 ) -> list[Summary]:  # fmt: skip
-    """The summaries of sites whose rows are in one table; kinds are found out from all rows."""
+    """The summaries of sites whose rows are in one table.
+
+    Each site's own rows tell categories, free text and identifiers apart; other kinds are found out from all rows.
+    """
     schema = schema or Schema(columns=())
     by_site: dict[str, list[ColumnSummary]] = {site: [] for site in rows}
     for name in names:
@@ -146,22 +124,18 @@ def summarise_sites(
         kind, date_format = (None, None) if known is None else (known.kind, known.format)
         cells = read_cells(columns, name, kind, date_format)
         for site, positions in rows.items():
-            by_site[site].append(_summarise_column(name, cells, positions, schema.min_count))
+            by_site[site].append(_summarise_column(name, cells, positions, schema.min_count, kind is not None))
     return [
         Summary(site=site, rows=len(rows[site]), classes=tuple(classes[site]), columns=tuple(by_site[site]))
         for site in rows
     ]
 
 
-def _summarise_column(name: str, cells: Cells, positions: np.ndarray, min_count: int) -> ColumnSummary:
-    if cells.codes is not None and cells.kind == "category":
-        counts = np.bincount(cells.codes[positions] + 1, minlength=len(cells.names) + 1)
-        kept = {label: int(n) for label, n in zip(cells.names, counts[1:], strict=True) if n >= min_count}
-        observed = int(counts[1:].sum())
-        return ColumnSummary(
-            name=name, kind=cells.kind if observed else None, rows=observed, missing=int(counts[0]), categories=kept,
-            rare=observed - sum(kept.values()),
-        )  # fmt: skip
+def _summarise_column(
+    name: str, cells: Cells, positions: np.ndarray, min_count: int, is_given: bool
+) -> ColumnSummary:  # fmt: skip
+    if cells.codes is not None:
+        return _summarise_names(name, cells, cells.codes[positions], min_count, is_given)
     if cells.values is None:  # ignored, or an identifier
         return ColumnSummary(name=name, kind=cells.kind, rows=len(positions), missing=0)
     values = np.sort(cells.values[positions])
@@ -173,6 +147,25 @@ def _summarise_column(name: str, cells: Cells, positions: np.ndarray, min_count:
     return ColumnSummary(
         name=name, kind=cells.kind, rows=observed, missing=missing, mean=mean, squares=squares,
         quantiles=_quantiles(values, min_count), format=cells.format,
+    )  # fmt: skip
+
+
+def _summarise_names(name: str, cells: Cells, codes: np.ndarray, min_count: int, is_given: bool) -> ColumnSummary:
+    """A column of names; a site with few rows of it may find another kind than one with many."""
+    present, counts = np.unique(codes[codes >= 0], return_counts=True)
+    observed = int(counts.sum())
+    missing = len(codes) - observed
+    if not observed:
+        return ColumnSummary(name=name, kind=None, rows=0, missing=missing)
+    names = [cells.names[code] for code in present]
+    kind = cells.kind if is_given else text_kind(names, observed)
+    kept: dict[str, int] = {}
+    if kind == "category":
+        frequent = sorted(zip(-counts, names, strict=True))[:MAX_CATEGORIES]
+        kept = {label: int(-n) for n, label in frequent if -n >= min_count and len(label) <= MAX_NAME}
+    return ColumnSummary(
+        name=name, kind=kind, rows=observed, missing=missing, categories=kept if kind == "category" else None,
+        rare=observed - sum(kept.values()),
     )  # fmt: skip
 
 
@@ -192,7 +185,7 @@ def _quantiles(values: np.ndarray, min_count: int) -> tuple[float, ...]:
     >>> _quantiles(np.arange(11.0), 5)
     (5.0,)
     """
-    count = min(_QUANTILES, len(values) // min_count)
+    count = min(MAX_QUANTILES, len(values) // min_count)  # 15 is odd: the middle one is the median
     count -= count > 0 and count % 2 == 0
     position = (np.arange(count) + 0.5) / max(count, 1) * (len(values) - 1)
     low = np.floor(position).astype(np.int64)
@@ -208,45 +201,23 @@ def merge(summaries: Sequence[Summary], schema: Schema | None = None) -> Schema:
         schema: what is known already; it goes before what the sites send
     """
     schema = schema or Schema(columns=())
-    _check_same_columns(summaries)
+    for site, reason in misfits(summaries, schema).items():
+        raise InputError(f"{describe_site(site)} {reason}")
+    sites: dict[str, list[ColumnSummary]] = {}
+    for column in (column for summary in summaries for column in summary.columns):
+        sites.setdefault(column.name, []).append(column)
     known = {column.name: column for column in schema.columns}
-    inferred = {
-        name: _merge_column(name, {s.site: c for s in summaries for c in s.columns if c.name == name}, known.get(name))
-        for name in (column.name for column in summaries[0].columns)
-    }
+    inferred = {name: _merge_column(name, columns, known.get(name)) for name, columns in sites.items()}
     names = [*known, *(name for name in inferred if name not in known)]
     classes = schema.classes or sort_names({name for summary in summaries for name in summary.classes}) or None
-    for summary in summaries:
-        unknown = [name for name in summary.classes if name not in (classes or ())]
-        if unknown:
-            raise InputError(
-                f"{_site(summary.site)} has the class {unknown[0]!r}, which the schema lacks; its classes are "
-                f"{', '.join(classes or ())}"
-            )
     return replace(schema, columns=tuple(inferred.get(name) or known[name] for name in names), classes=classes)
 
 
-def _site(name: str) -> str:
-    return f"site {name!r}" if name else "the table"
-
-
-def _check_same_columns(summaries: Sequence[Summary]) -> None:
-    first = summaries[0]
-    for other in summaries[1:]:
-        for a, b in ((first, other), (other, first)):
-            lacking = {column.name for column in a.columns} - {column.name for column in b.columns}
-            if lacking:
-                raise InputError(
-                    f"{_site(b.site)} has no column {', '.join(map(repr, sorted(lacking)))}, which {_site(a.site)} "
-                    "has; add it there, or give every site a schema without it"
-                )
-
-
-def _merge_column(name: str, sites: Mapping[str, ColumnSummary], known: Column | None) -> Column:
+def _merge_column(name: str, sites: Sequence[ColumnSummary], known: Column | None) -> Column:
     """One column of the merged schema; values that are known already stay."""
-    kind = known.kind if known else _merge_kind(name, sites)
-    present = [summary for summary in sites.values() if summary.rows]
-    values: dict[str, Any] = {"gaps": any(summary.missing for summary in sites.values())}
+    kind = known.kind if known else _merge_kind(sites)
+    present = [summary for summary in sites if summary.rows]
+    values: dict[str, Any] = {"gaps": any(summary.missing for summary in sites)}
     if kind in NUMERIC:
         formats = {summary.format for summary in present}
         values |= dict(zip(("fill", "mean", "deviation"), _merge_numbers(present), strict=True))
@@ -262,10 +233,10 @@ def _merge_column(name: str, sites: Mapping[str, ColumnSummary], known: Column |
     return Column(**{"name": name, "kind": kind} | values | given)
 
 
-def _merge_kind(name: str, sites: Mapping[str, ColumnSummary]) -> str:
+def _merge_kind(sites: Sequence[ColumnSummary]) -> str:
     """The kind that all sites can use."""
     rows = Counter[str]()
-    for summary in sites.values():
+    for summary in sites:
         if summary.kind is not None:
             rows[summary.kind] += summary.rows
     kinds = set(rows)
@@ -275,13 +246,7 @@ def _merge_kind(name: str, sites: Mapping[str, ColumnSummary]) -> str:
         return kinds.pop()
     if kinds <= {"number", "yes/no"}:
         return "number"
-    if kinds <= {"category", "ignore", "identifier"}:  # a small site cannot tell them apart: most rows decide
-        return max(KINDS, key=lambda kind: rows[kind])
-    shown = [f"{summary.kind} at {_site(site)}" for site, summary in sites.items() if summary.kind is not None]
-    first = next(text for text in shown if text.partition(" at ")[0] != shown[0].partition(" at ")[0])
-    raise InputError(
-        f"column {name!r} is {shown[0]} and {first}; make them the same, or write the column's kind into the schema"
-    )
+    return max(TEXT_KINDS, key=lambda kind: rows[kind])  # a small site cannot tell them apart: most rows decide
 
 
 def _merge_numbers(sites: Sequence[ColumnSummary]) -> tuple[float, float, float]:
@@ -294,12 +259,15 @@ def _merge_numbers(sites: Sequence[ColumnSummary]) -> tuple[float, float, float]
         return 0.0, 0.0, 0.0
     means = np.array([summary.mean for summary in sites], np.float64)
     squares = np.array([summary.squares for summary in sites], np.float64)
-    if (means == means[0]).all():
-        mean, between = float(means[0]), 0.0
-    else:
-        mean = float((rows * means).sum() / rows.sum())
-        between = float((rows * (means - mean) ** 2).sum())
-    deviation = math.sqrt((float(squares.sum()) + between) / float(rows.sum()))
+    with np.errstate(over="ignore", invalid="ignore"):
+        if (means == means[0]).all():
+            mean, between = float(means[0]), 0.0
+        else:
+            mean = float((rows * means).sum() / rows.sum())
+            between = float((rows * (means - mean) ** 2).sum())
+        deviation = math.sqrt((float(squares.sum()) + between) / float(rows.sum()))
+    if not math.isfinite(mean + deviation):  # as `_moments`
+        mean, deviation = 0.0, 0.0
     return _weighted_median(sites, mean), mean, deviation
 
 
@@ -324,6 +292,6 @@ def _merge_categories(sites: Sequence[ColumnSummary]) -> dict[str, Any]:
     counts = Counter[str]()
     for summary in sites:
         counts.update(summary.categories or {})
-    frequent = sorted(counts, key=lambda name: (-counts[name], name))[:_MAX_CATEGORIES]
+    frequent = sorted(counts, key=lambda name: (-counts[name], name))[:_MAX_INPUTS]
     rare = sum(summary.rare for summary in sites) + sum(counts.values()) - sum(counts[name] for name in frequent)
     return {"categories": sort_names(frequent), "other": rare > 0}
