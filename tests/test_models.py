@@ -73,7 +73,7 @@ def test_flat_and_back() -> None:
             lambda classes, width: None,
             "<lambda> needs 'width', but is called with input_shape and classes only; give width a d",
         ),
-        (lambda: None, "the model function returned a NoneType; it must return an nn.Module"),
+        (lambda: None, "the model function <lambda> returned a NoneType; it must return an nn.Module"),
         (lambda: nn.DataParallel(nn.Linear(2, 2)), "a DataParallel does not take other parameters"),
         (lambda: models.cnn((4,), 2), "cnn needs images"),
         (lambda: models.cnn((1, 4, 4), 2), "too small for 3 blocks"),

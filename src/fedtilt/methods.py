@@ -230,7 +230,7 @@ PRESETS = {
 
 
 def check_methods(
-    methods: Iterable[Method], lr: float, lr_personal: float | None, *, plain_sgd: bool = True
+    methods: Iterable[Method], lr: float, lr_personal: float | None, *, plain_sgd: bool = True, epochs: bool = True
 ) -> list[Method]:
     """Check the methods of a run together: unique names, and learning rates for which the proximal terms are stable.
 
@@ -239,6 +239,7 @@ def check_methods(
         lr: the run's learning rate of shared models
         lr_personal: the run's learning rate of personal models; None: lr
         plain_sgd: whether clients train by plain SGD; the bound lr · mu < 2 holds for it alone
+        epochs: whether clients train for a number of epochs; otherwise methods cannot have their own
     """
     if isinstance(methods, Method | str) or not isinstance(methods, Iterable):
         raise InputError(f"methods must be a list, such as [ft.fedavg(), ft.ditto()], got {methods!r}")
@@ -253,6 +254,11 @@ def check_methods(
         if names.count(name) > 1:
             raise InputError(f"two methods are named {name!r}; give one of them another name=")
     for m in methods:
+        if m.epochs_personal is not None and not epochs:
+            raise InputError(
+                f"epochs_personal = {m.epochs_personal} of method {m.name!r} has no effect with local_steps; leave one "
+                "of them out"
+            )
         rates = m.rates(lr, lr_personal)
         for key, weight, rate in (("prox", m.prox, rates[0]), ("mu", m.mu, rates[1])):
             if plain_sgd and weight < math.inf and rate * weight >= 2:

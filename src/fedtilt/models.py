@@ -105,15 +105,46 @@ def build(source: ModelSource, input_shape: InputShape, classes: int, seed: int)
     elif not callable(source):
         raise InputError(f"model must be an nn.Module or a function such as ft.models.mlp, got {source!r}")
     else:
-        parameters = inspect.signature(source).parameters
-        arguments = {"input_shape": input_shape, "classes": classes}
-        _check_callable(parameters.values(), arguments, getattr(source, "__name__", type(source).__name__))
         with seeds.seeded_global_rng(seed % 2**63):
-            model = source(**{name: value for name, value in arguments.items() if name in parameters})
-        if not isinstance(model, nn.Module):
-            raise InputError(f"the model function returned a {type(model).__name__}; it must return an nn.Module")
+            model = _call(source, input_shape, classes)
     check(model)
     return model.cpu()
+
+
+def build_without_storage(source: ModelSource, input_shape: InputShape, classes: int) -> nn.Module | None:
+    """A built-in model whose parameters have shapes but no memory.
+
+    None for any other model: the user's function may read files or count its calls.
+    """
+    if isinstance(source, nn.Module) or _name_of(source) is None:
+        return None
+    with torch.device("meta"):
+        return _call(source, input_shape, classes)
+
+
+def _call(source: Callable[..., nn.Module], input_shape: InputShape, classes: int) -> nn.Module:
+    """What the function returns for the arguments that it takes."""
+    name = function_name(source)
+    parameters = inspect.signature(source).parameters
+    arguments = {"input_shape": input_shape, "classes": classes}
+    _check_callable(parameters.values(), arguments, name)
+    model = source(**{key: value for key, value in arguments.items() if key in parameters})
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model function {name} returned a {type(model).__name__}; it must return an nn.Module")
+    return model
+
+
+def _name_of(source: ModelSource) -> str | None:
+    """The name of a built-in model; None for any other."""
+    function = source.func if isinstance(source, functools.partial) else source
+    return next((name for name, builder in MODELS.items() if builder is function), None)
+
+
+def function_name(function: Callable[..., object]) -> str:
+    """The name of a function or class, for messages."""
+    if isinstance(function, functools.partial):
+        return function_name(function.func)
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def load(path: str | os.PathLike[str]) -> nn.Module:
@@ -143,12 +174,10 @@ def recipe(source: ModelSource, input_shape: InputShape, classes: int) -> dict[s
     >>> recipe(functools.partial(mlp, hidden=(64,)), (8,), 3)
     {'name': 'mlp', 'input_shape': [8], 'classes': 3, 'hidden': [64]}
     """
-    function, args, keywords = source, (), {}
-    if isinstance(source, functools.partial):
-        function, args, keywords = source.func, source.args, source.keywords
-    name = next((name for name, builder in MODELS.items() if builder is function), None)
-    if name is None:
+    name = _name_of(source)
+    if name is None or isinstance(source, nn.Module):
         return None
+    args, keywords = (source.args, source.keywords) if isinstance(source, functools.partial) else ((), {})
     shapes = {"input_shape": input_shape, "classes": classes}
     shapes = {key: value for key, value in shapes.items() if key in inspect.signature(source).parameters}
     call = inspect.signature(MODELS[name]).bind(*args, **keywords | shapes)
@@ -226,6 +255,13 @@ def functional_logits(model: nn.Module, tensors: Mapping[str, Tensor], x: Inputs
 def output_logits(output: Any) -> Tensor:
     """A tensor as it is; the `.logits` of an output object, as the models of Hugging Face return."""
     return output if isinstance(output, Tensor) else getattr(output, "logits", output)
+
+
+def copy_with_parameters(model: nn.Module, parameters: Mapping[str, Tensor]) -> nn.Module:
+    """A copy whose parameters of these names are these tensors; it shares the others and has buffers of its own."""
+    named = model.named_parameters()
+    memo = {id(p): nn.Parameter(parameters[name]) if name in parameters else p for name, p in named}
+    return copy.deepcopy(model, memo)
 
 
 def with_weights(model: nn.Module, vector: Tensor, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:

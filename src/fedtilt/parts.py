@@ -9,7 +9,6 @@ A trained model is one vector (T,) of its shared and local parameters in the ord
 its buffers.
 """
 
-import copy
 import fnmatch
 import hashlib
 import math
@@ -23,12 +22,12 @@ from torch import Tensor, nn
 from fedtilt import seeds
 from fedtilt.data.inputs import Shape
 from fedtilt.errors import InputError
-from fedtilt.models import logits, parameters_to_vector, trained_parameters
+from fedtilt.models import copy_with_parameters, logits, parameters_to_vector, trained_parameters
 
 Tensors = Mapping[str, Tensor]  # a named set of tensors: what a client or the server keeps between rounds
 
 BUFFER_MODES = (
-    "local",  # every client keeps its own (FedBN, Li et al., ICLR 2021, arXiv 2102.07623)
+    "local",  # every client keeps its own (SiloBN, Andreux et al., DCL 2020, arXiv 2008.07424)
     "average",  # the server averages them
     "frozen",  # they never change; normalisation layers use them in training too
 )
@@ -45,7 +44,7 @@ class Parts:
     buffer_mode: str
     initial: Tensor  # (T,)
     initial_buffers: Tensor | None  # (B,); None: the model has no buffers that change
-    fingerprint: str  # of the frozen parameters and all initial buffers
+    constants: Mapping[str, str]  # name → digest of the frozen parameters and all initial buffers
     _is_local: Tensor | None  # (T,) bool; None: all are shared
 
     @classmethod
@@ -73,7 +72,7 @@ class Parts:
             buffer_mode=buffers,
             initial=parameters_to_vector(model).cpu(),
             initial_buffers=buffers_to_vector(model, changing).cpu() if changing else None,
-            fingerprint=_fingerprint(model),
+            constants=_digests(model),
             _is_local=is_local if local_names else None,
         )
 
@@ -82,16 +81,16 @@ class Parts:
         """The parts of a model that is one vector (T,), all of it trained and shared."""
         return cls(
             trained={"theta": tuple(initial.shape)}, local_names=(), frozen_names=(), buffers={}, buffer_mode="local",
-            initial=initial, initial_buffers=None, fingerprint="", _is_local=None,
+            initial=initial, initial_buffers=None, constants={}, _is_local=None,
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
-        """Names, shapes and modes, and a fingerprint of what is frozen, for a run folder."""
+        """Names, shapes, and digests of what is frozen, for a run folder."""
         return {
             "model": {name: list(shape) for name, shape in self.trained.items()},
             "local": list(self.local_names),
             "buffers": {name: list(shape) for name, shape in self.buffers.items()},
-            "constants": self.fingerprint,
+            "constants": dict(self.constants),
         }
 
     @property
@@ -177,7 +176,7 @@ def changing_buffers(model: nn.Module, input_shape: Shape) -> tuple[str, ...]:
     names = [name for name, _ in model.named_buffers()]
     if not names:
         return ()
-    net = copy.deepcopy(model).train()
+    net = copy_with_parameters(model, trained_parameters(model)).train()
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
     with torch.no_grad(), seeds.seeded_global_rng(0):
         _forward_random(net, input_shape)
@@ -226,14 +225,16 @@ def named_pieces(vector: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[st
     return {name: piece.reshape(tuple(shape)) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
-def _fingerprint(model: nn.Module) -> str:
-    """A digest of everything in a model that training does not change or that every client starts from."""
-    digest = hashlib.blake2b(digest_size=16)
+def _digests(model: nn.Module) -> dict[str, str]:
+    """Name → digest of everything that no client sends: frozen parameters, and the buffers that all start from."""
     frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
-    for name, value in {**frozen, **dict(model.named_buffers())}.items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return {name: _digest(value) for name, value in {**frozen, **dict(model.named_buffers())}.items()}
+
+
+def _digest(values: Tensor) -> str:
+    header = f"{values.dtype} {tuple(values.shape)} ".encode()
+    content = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.blake2b(header + content, digest_size=8).hexdigest()
 
 
 def tied_parameters(net: nn.Module) -> dict[str, str]:

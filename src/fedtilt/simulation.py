@@ -22,8 +22,8 @@ from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
 from fedtilt.evaluation.results import evaluated_counts
-from fedtilt.methods import Method, check_methods, check_rates_used
-from fedtilt.models import ModelSource, recipe
+from fedtilt.methods import Method, check_rates_used
+from fedtilt.models import ModelSource, build_without_storage, recipe
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import (
@@ -36,6 +36,7 @@ from fedtilt.rounds.executors import (
     one_thread,
 )
 from fedtilt.rounds.initial_model import initial_model
+from fedtilt.rounds.memory import check_memory
 from fedtilt.rounds.round import (
     ClientUpdate,
     build_client_model,
@@ -48,7 +49,6 @@ from fedtilt.rounds.round import (
 from fedtilt.rounds.settings import (
     TrainSettings,
     pick_device,
-    round_half_up,
     takes_train_settings,
     train_settings,
 )
@@ -140,7 +140,7 @@ def prepare(
     methods: Iterable[Method], federation: Federation, model: ModelSource, settings: TrainSettings
 ) -> PreparedRun:
     """Check the inputs of a simulation, and refuse what would fail later."""
-    methods = check_methods(methods, settings.lr, settings.lr_personal, plain_sgd=settings.client_optimizer.is_plain)
+    methods = settings.check_methods(methods)
     if torch.is_inference_mode_enabled():
         raise InputError("a run trains models, which is not possible in torch.inference_mode(); start it outside")
     if not isinstance(federation, Federation):
@@ -148,12 +148,25 @@ def prepare(
             f"federation must be a Federation, such as ft.Federation.build(data), got {type(federation).__name__}"
         )
     device = pick_device(settings.device)
+    template = build_without_storage(model, federation.input_shape, federation.classes)
+    if template is not None:
+        _check_memory(template, methods, federation, settings, device)
     net, parts = initial_model(federation, model, settings)
+    if template is None:  # a model of the user's own has to be built to know its size
+        _check_memory(net, methods, federation, settings, device)
     jobs = _example_jobs(methods, parts, settings)
     sample = take(federation.clean_train(0)[0], slice(0, 1))
     backend = choose_backend(net, jobs, device.type, settings.backend, sample, settings.precision)
     model_recipe = recipe(model, federation.input_shape, federation.classes)
     return PreparedRun(methods, federation, net, parts, settings, device, backend, model_recipe)
+
+
+def _check_memory(
+    net: nn.Module, methods: Sequence[Method], federation: Federation, settings: TrainSettings, device: torch.device
+) -> None:
+    clients = settings.clients_per_round(federation.clients)
+    workers = min(cores(), clients) if settings.workers is None else settings.workers
+    check_memory(net, methods, settings, clients=clients, workers=workers if device.type == "cpu" else 0, device=device)
 
 
 def _example_jobs(methods: Sequence[Method], parts: Parts, settings: TrainSettings) -> list[LocalJob]:
@@ -258,7 +271,7 @@ def _make_executor(prepared: PreparedRun) -> Executor:
     if device.type != "cpu" or backend == "stacked":
         workers = 0
     elif workers is None:
-        clients = max(1, round_half_up(settings.participation * federation.clients))  # in a round
+        clients = settings.clients_per_round(federation.clients)
         workers = min(cores(), clients) if cores() > 1 and can_fork(backend) else 0
     elif workers and not can_fork(backend):
         raise InputError(

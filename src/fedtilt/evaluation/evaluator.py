@@ -1,6 +1,5 @@
 """Evaluate models on the clients' test or validation data: correct predictions per client and class."""
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +10,7 @@ from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, take, to_device
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.methods import Method
-from fedtilt.models import functional_logits, vector_to_parameters
+from fedtilt.models import copy_with_parameters, functional_logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import Parts, vector_to_buffers
 from fedtilt.rounds.client_states import ClientStates, FederationState, Owner
 from fedtilt.rounds.round import client_model
@@ -40,8 +39,7 @@ class Evaluator:
         self._x, self._y = federation.model_input(to_device(x, device)), y.to(device)
         self._parts = parts
         # a copy: evaluation swaps parameters in and out, and must not touch the module that is being trained
-        self._model = copy.deepcopy(model).eval()
-        self._stackable_model = stacked.convs_as_matmul(self._model)
+        self._model = copy_with_parameters(model, trained_parameters(model)).eval()
         self._classes, self._clients = federation.classes, federation.clients
         sizes = torch.bincount(client, minlength=self._clients)
         self._stops = sizes.cumsum(0)  # (N,) rows of a client: [start, stop)
@@ -51,6 +49,7 @@ class Evaluator:
         self._most_samples = int(sizes.max())  # of one client
         fits = device.type == "cuda" and 0 < self._most_samples <= _SAMPLES
         self._use_stack = fits and not parts.buffers and stacked.can_stack(model, take(self._x, slice(0, 1)))
+        self._stackable_model = stacked.convs_as_matmul(self._model) if self._use_stack else self._model
         self.total = federation.class_counts(split)  # (N, K)
 
     def all_counts(self, methods: Sequence[Method], state: FederationState) -> dict[str, Counts]:

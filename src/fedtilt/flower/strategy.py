@@ -24,7 +24,7 @@ from fedtilt.flower.messages import (
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder
 from fedtilt.flower.task import FederationInfo
-from fedtilt.methods import Method, check_methods
+from fedtilt.methods import Method
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.round import ClientUpdate, invalid_updates, server_update
 from fedtilt.rounds.settings import TrainSettings
@@ -59,7 +59,7 @@ class FedTiltStrategy(Strategy):
         run_folder: ServerRunFolder | None = None,
         site_keys: Mapping[bytes, int] | None = None,
     ) -> None:
-        check_methods([method], settings.lr, settings.lr_personal, plain_sgd=settings.client_optimizer.is_plain)
+        settings.check_methods([method])
         self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
         self._parts, self._info = parts, info
         self._history_id = secrets.token_hex(8)

@@ -32,7 +32,7 @@ def sample_loss(
     Args:
         loss: a name of `NAMES`, a function, or `package.module:function`
         label_smoothing: of cross_entropy (Szegedy et al., CVPR 2016, arXiv 1512.00567)
-        gamma: of focal: (1 − p)^gamma · cross-entropy (Lin et al., ICCV 2017, arXiv 1708.02002)
+        gamma: of focal: (1 − p)^gamma · cross-entropy (Lin et al., ICCV 2017, arXiv 1708.02002); None: 2
         class_weights: a factor for every class; empty: 1 each
     """
     if loss not in NAMES:
@@ -43,7 +43,9 @@ def sample_loss(
     def weighted_loss(logits: Tensor, targets: Tensor) -> Tensor:
         losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=label_smoothing)
         if loss == "focal":
-            losses = (-torch.expm1(-losses)) ** (2.0 if gamma is None else gamma) * losses
+            # the clamp: at p = 1 and gamma < 1 the derivative of the power is infinite, and times 0 not a number
+            error = (-torch.expm1(-losses)).clamp_min(torch.finfo(losses.dtype).tiny)
+            losses = error ** (2.0 if gamma is None else gamma) * losses
         return losses if not class_weights else losses * logits.new_tensor(class_weights)[targets]
 
     return weighted_loss

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt.data import Federation
+from fedtilt.errors import InputError
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.training import BACKENDS, Backend, Batches, LocalJob, Trained, make_batches, stacked
 from fedtilt.training.local_job import batch_bounds
@@ -193,8 +194,10 @@ class SharedBlock:
                     entry[field.name] = {"tensor": offsets[id(value)]}
                 elif value is None or isinstance(value, int | float | str):
                     entry[field.name] = value
-                else:
+                elif value in self._constants:
                     entry[field.name] = {"constant": self._constants.index(value)}
+                else:
+                    raise RuntimeError(f"{field.name} of a job is {value!r}, which the workers were not started with")
             described.append(entry)
         return described
 
@@ -329,6 +332,8 @@ class ForkedExecutor:
             self._processes[worker].join(timeout=1)
             code = self._processes[worker].exitcode
             raise RuntimeError(f"worker {worker} died with exit code {code} (out of memory?)") from None
+        if "bad_input" in reply:
+            raise InputError(reply["bad_input"])
         if "error" in reply:
             raise RuntimeError(f"worker {worker} failed:\n{reply['error']}")
         return reply
@@ -362,6 +367,8 @@ class _Worker:
                 return
             try:
                 reply = {"slot": task["slot"], "results": self._train(task)}
+            except InputError as error:
+                reply = {"bad_input": str(error)}
             except Exception:
                 reply = {"error": traceback.format_exc()}
             try:

@@ -19,27 +19,38 @@ from fedtilt.training.local_job import batch_bounds
 def build_initial_model(
     model: ModelSource, input_shape: Shape, classes: int, settings: TrainSettings
 ) -> tuple[nn.Module, Parts]:
-    """The initial model of every method, and its parts."""
-    net = build(model, input_shape, classes, seeds.key(settings.seed, "init"))
-    if settings.init is not None:
-        load_initial_weights(net, settings.init)
-    return net, Parts.of(net, input_shape, local=settings.local, buffers=settings.buffers)
+    """The initial model of every method, in evaluation mode, and its parts."""
+    net = _build(model, input_shape, classes, settings)
+    return net, _parts(net, input_shape, settings)
 
 
 def initial_model(federation: Federation, model: ModelSource, settings: TrainSettings) -> tuple[nn.Module, Parts]:
     """`build_initial_model`, checked on samples of the first client."""
-    net = build(model, federation.input_shape, federation.classes, seeds.key(settings.seed, "init"))
+    net = _build(model, federation.input_shape, federation.classes, settings)
     x, y = federation.clean_train(0)
     for count in (2, 1):  # the last batch of an epoch may have one sample
         rows = torch.zeros(count, dtype=torch.long)
-        _check_output(net.eval(), take(x, rows), y[rows], federation.classes, settings.sample_loss)
+        _check_output(net, take(x, rows), y[rows], federation.classes, settings.sample_loss)
     with torch.no_grad():
         if not callable(settings.loss) and ends_in_softmax(logits(net, take(x, slice(0, 8)))):
             warn(["the model ends in Softmax, but the loss takes logits, so training is slow; remove the last layer"])
-    net, parts = build_initial_model(model, federation.input_shape, federation.classes, settings)
+    parts = _parts(net, federation.input_shape, settings)
     if parts.trains_buffers:
         _check_batch_sizes(net, federation, settings)
     return net, parts
+
+
+def _build(model: ModelSource, input_shape: Shape, classes: int, settings: TrainSettings) -> nn.Module:
+    if settings.class_weights and len(settings.class_weights) != classes:
+        raise InputError(f"class_weights has {len(settings.class_weights)} values for {classes} classes; give one each")
+    net = build(model, input_shape, classes, seeds.key(settings.seed, "init"))
+    if settings.init is not None:
+        load_initial_weights(net, settings.init)
+    return net.eval()
+
+
+def _parts(net: nn.Module, input_shape: Shape, settings: TrainSettings) -> Parts:
+    return Parts.of(net, input_shape, local=settings.local, buffers=settings.buffers)
 
 
 def _check_output(net: nn.Module, x: Inputs, y: Tensor, classes: int, loss: SampleLoss) -> None:
@@ -65,7 +76,7 @@ def _check_output(net: nn.Module, x: Inputs, y: Tensor, classes: int, loss: Samp
     if not isinstance(losses, Tensor) or losses.shape != y.shape:
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise InputError(
-            f"the loss returns {shape} for {len(y)} samples; return one value per sample, as with reduction='none'"
+            f"the loss returns {shape} for {len(y)} samples; return one value per sample, as reduction='none' does"
         )
 
 

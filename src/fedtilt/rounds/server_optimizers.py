@@ -8,7 +8,7 @@ Reddi et al., Adaptive Federated Optimization, ICLR 2021, arXiv 2003.00295, Algo
     v ← v − (1 − β₂) Δ² sign(v − Δ²)                       yogi
     w ← w + server_lr · m / (√v + ε)                       for sgd, w + server_lr · m
 
-v starts at ε², as in the paper's experiments, and there is no bias correction.
+v starts at ε², the least that the paper allows, and there is no bias correction.
 """
 
 from torch import Tensor

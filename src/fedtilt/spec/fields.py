@@ -19,7 +19,6 @@ from fedtilt.data.division import PARTITIONS
 from fedtilt.data.image_cache import MODES
 from fedtilt.data.outliers import KINDS
 from fedtilt.errors import InputError
-from fedtilt.methods import check_methods
 from fedtilt.models import MODELS
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec.method import MethodSpec
@@ -361,10 +360,7 @@ class Spec(SpecTable):
             )
         keys = [field.name for field in dataclasses.fields(TrainSettings) if field.name not in _TOP_LEVEL]
         settings = TrainSettings(**{key: getattr(self.train, key) for key in keys})
-        check_methods(
-            [m.to_method() for m in self.methods], settings.lr, settings.lr_personal,
-            plain_sgd=settings.client_optimizer.is_plain,
-        )  # fmt: skip
+        settings.check_methods(m.to_method() for m in self.methods)
         return self
 
 

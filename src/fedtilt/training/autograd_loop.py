@@ -1,7 +1,6 @@
 """One job after the other, by autograd, for any `nn.Module` and any recipe: the reference for every other backend."""
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from fedtilt import seeds
 from fedtilt.errors import InputError
 from fedtilt.math.losses import client_loss
-from fedtilt.models import logits, trained_parameters, vector_to_parameters
+from fedtilt.models import copy_with_parameters, logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import buffers_to_vector, vector_to_buffers
 from fedtilt.training.local_job import Batches, LocalJob, Optimizer, Trained
 from fedtilt.training.precision import autocast, fp32_deterministic
@@ -21,7 +20,7 @@ def train(
     """Train every job on its batches.
 
     Args:
-        model: the architecture, with its frozen parameters and initial buffers
+        model: the architecture, with its frozen parameters and initial buffers, on the device of the jobs
         jobs: the jobs
         batches: the data of each job
         precision: of products on CUDA; the loss and the parameters are float32
@@ -31,34 +30,18 @@ def train(
 
 def _train_one(model: nn.Module, job: LocalJob, batches: Batches, precision: str) -> Trained:
     theta = job.start.clone()
-    net = copy.deepcopy(model).to(theta.device)
-    changing = _load_buffers(net, job)
+    views = vector_to_parameters(model, theta)
+    net = copy_with_parameters(model, views)  # a step on its parameters changes theta
     parameters = list(trained_parameters(net).values())
-    views = list(vector_to_parameters(net, theta).values())
-    for p, view in zip(parameters, views, strict=True):
-        p.data = view  # the network's parameters are views into theta
-    anchors = list(vector_to_parameters(net, job.anchor).values()) if job.prox else []
-    optimizer = None if job.optimizer.is_plain else _torch_optimizer(job.optimizer, parameters, job.lr)
+    changing = _load_buffers(net, job)
+    step = _step(job, theta, list(views.values()), parameters)
     constant = {name: b.clone() for name, b in net.named_buffers() if name not in changing}
     with seeds.seeded_global_rng(batches.key, theta.device), fp32_deterministic(theta.device, precision == "tf32"):
         for x, y in batches.of(job):
             with autocast(theta.device, precision):
                 outputs = logits(net, x)
             loss = client_loss(job.loss(outputs.float(), y), y, job.tau, job.lam)
-            grads = torch.autograd.grad(loss, parameters, materialize_grads=True)  # 0 for unused parameters
-            if optimizer is None:
-                if job.prox:
-                    theta.lerp_(job.anchor, job.lr * job.prox)
-                for view, grad in zip(views, grads, strict=True):
-                    view.sub_(grad, alpha=job.lr)
-                continue
-            for p, grad in zip(parameters, grads, strict=True):
-                p.grad = grad
-            for p, anchor in zip(parameters, anchors, strict=False):
-                p.grad = torch.add(p.grad, p.detach() - anchor, alpha=job.prox)  # type: ignore[arg-type]
-            if job.optimizer.clip_norm is not None:
-                nn.utils.clip_grad_norm_(parameters, job.optimizer.clip_norm)
-            optimizer.step()
+            step(torch.autograd.grad(loss, parameters, materialize_grads=True))  # 0 for unused parameters
     _check_constant(net, constant)
     return Trained(theta, buffers_to_vector(net, changing) if changing else None)
 
@@ -77,7 +60,36 @@ def _load_buffers(net: nn.Module, job: LocalJob) -> tuple[str, ...]:
     return job.buffer_names
 
 
-def _torch_optimizer(settings: Optimizer, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+def _step(
+    job: LocalJob, theta: Tensor, views: Sequence[Tensor], parameters: Sequence[nn.Parameter]
+) -> Callable[[Sequence[Tensor]], None]:
+    """A function that takes one step with the gradients of the loss; views and parameters are the pieces of theta."""
+
+    def plain_step(grads: Sequence[Tensor]) -> None:
+        if job.prox:
+            theta.lerp_(job.anchor, job.lr * job.prox)
+        for view, grad in zip(views, grads, strict=True):
+            view.sub_(grad, alpha=job.lr)
+
+    if job.optimizer.is_plain:
+        return plain_step
+    optimizer = _torch_optimizer(job.optimizer, parameters, job.lr)
+    sizes = [view.numel() for view in views]
+
+    def optimizer_step(grads: Sequence[Tensor]) -> None:
+        if job.prox:
+            towards = ((theta - job.anchor) * job.prox).split(sizes)
+            grads = [grad + piece.view_as(grad) for grad, piece in zip(grads, towards, strict=True)]
+        for p, grad in zip(parameters, grads, strict=True):
+            p.grad = grad
+        if job.optimizer.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, job.optimizer.clip_norm)
+        optimizer.step()
+
+    return optimizer_step
+
+
+def _torch_optimizer(settings: Optimizer, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
     if settings.name == "sgd":
         return torch.optim.SGD(
             parameters, lr, settings.momentum, weight_decay=settings.weight_decay, nesterov=settings.nesterov

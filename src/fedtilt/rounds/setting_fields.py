@@ -1,0 +1,68 @@
+"""Fields of a settings dataclass that carry their meaning and limits, from which specs, docs and errors are written."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, field
+from typing import Any, get_args, get_origin
+
+from fedtilt.checks import number, whole
+from fedtilt.errors import InputError
+
+
+def setting(
+    default: Any, meaning: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None,
+    lt: float | None = None, choices: Iterable[str] = (), example: Any = None, allowed: str = "", heading: str = "",
+) -> Any:  # fmt: skip
+    """A field; with a default of None it is optional.
+
+    Args:
+        default: its value if it is left out
+        meaning: what it means
+        ge: ≥ this
+        gt: > this
+        le: ≤ this
+        lt: < this
+        choices: the words it may be
+        example: a value for the annotated spec, if the default is None
+        allowed: the allowed values in words, if its type and limits are not enough
+        heading: stands above this and the following settings in the annotated spec
+    """
+    limits = {key: value for key, value in {"ge": ge, "gt": gt, "le": le, "lt": lt}.items() if value is not None}
+    metadata = {
+        "meaning": meaning, "limits": limits, "choices": tuple(choices), "example": example, "allowed": allowed,
+        "heading": heading,
+    }  # fmt: skip
+    return field(default=default, metadata=metadata)
+
+
+def check_value(field: Field[Any], value: Any) -> Any:
+    """The value as a plain int, float, bool, text or tuple within the limits of its field, or an InputError."""
+    name, limits, choices = field.name, field.metadata["limits"], field.metadata["choices"]
+    types = {field.type, *get_args(field.type)}
+    if get_origin(field.type) is tuple:
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise InputError(f"{name} must be a list, got {value!r}")
+        return tuple(_check_number(part, name, limits) if float in types else str(part) for part in value)
+    if bool in types:
+        if not isinstance(value, bool):
+            raise InputError(f"{name} must be True or False, got {value!r}")
+        return value
+    if int in types:
+        return whole(value, name, limits.get("ge"))
+    if float in types:
+        return _check_number(value, name, limits)
+    if choices and value not in choices:
+        raise InputError(f"unknown {name} {value!r}; choose one of {', '.join(choices)}")
+    return value
+
+
+def _check_number(value: Any, name: str, limits: Mapping[str, float]) -> float:
+    """A finite number within the limits, or an InputError."""
+    value = number(value, name)
+    below = value < limits["ge"] if "ge" in limits else value <= limits["gt"]
+    above = value > limits["le"] if "le" in limits else value >= limits.get("lt", math.inf)
+    if below or above:
+        low = f"≥ {limits['ge']:g}" if "ge" in limits else f"> {limits['gt']:g}"
+        high = f" and ≤ {limits['le']:g}" if "le" in limits else f" and < {limits['lt']:g}" if "lt" in limits else ""
+        raise InputError(f"{name} must be a number {low}{high}, got {value!r}")
+    return value
