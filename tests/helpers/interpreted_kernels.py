@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from triton.runtime import interpreter
 
 from fedtilt import models
 from fedtilt.training import autograd_loop, stacked
-from fedtilt.training.local_job import Batches, LocalJob, make_batches
+from fedtilt.training.local_job import Batches, LocalJob, Optimizer, make_batches
 from fedtilt.training.stacked.buffers import Recipe
 from fedtilt.training.stacked.stack import kernel_net
 
@@ -53,6 +54,13 @@ CASES = {
 }
 
 PRECISIONS = {"cnn": ("float32", "bfloat16"), "mlp": ("float32", "bfloat16")}  # the others: float32
+OPTIMIZERS = [  # besides plain SGD
+    ("mlp", Optimizer(momentum=0.9, weight_decay=0.1)),
+    ("mlp", Optimizer(weight_decay=0.1)),
+    ("mlp", Optimizer(name="adam", weight_decay=0.1)),
+    ("cnn", Optimizer(momentum=0.9, nesterov=True)),
+    ("cnn", Optimizer(name="adamw", weight_decay=0.1)),
+]
 
 
 def _to_float32(x: Any) -> Any:
@@ -95,21 +103,22 @@ def main() -> None:
     torch.set_num_threads(1)
     results = {}
     _patch_bfloat16_dot()
-    for name, (model, shape, batch_size) in CASES.items():
+    for name, optimizer in [*((name, Optimizer()) for name in CASES), *OPTIMIZERS]:
+        model, shape, batch_size = CASES[name]
         jobs, batches = make_jobs(model, shape, batch_size)
+        jobs = [replace(job, optimizer=optimizer, lr=0.2 if optimizer.name == "sgd" else 0.01) for job in jobs]
         expected = [t.parameters for t in autograd_loop.train(model, jobs, batches)]
         uses_kernels = kernel_net(model, Recipe.of(jobs[0]), shape, batch_size, torch.device("cpu")) is not None
-        for precision in PRECISIONS.get(name, ("float32",)):
+        for precision in PRECISIONS.get(name, ("float32",)) if optimizer.is_plain else ("float32",):
             trained = [t.parameters for t in stacked.train(model, jobs, batches, precision=precision)]
             compared = list(zip(jobs, expected, trained, strict=True))
             # with an infinite tilt, rounding may change which sample is the maximum
             smooth = [(job, a, b) for job, a, b in compared if math.isfinite(job.tau)]
-            results[f"{name}, {precision}"] = {
+            results[f"{name}, {optimizer.describe()}, {precision}"] = {
                 "error": _max((a - b).abs().max() for _, a, b in compared),
                 "relative error": _max((a - b).norm() / (a - job.start).norm() for job, a, b in smooth),
                 "moved": min((a - job.start).abs().max().item() for job, a, _ in compared),
-                "uses kernels": kernel_net(model, Recipe.of(jobs[0]), shape, batch_size, torch.device("cpu"))
-                is not None,
+                "uses kernels": uses_kernels,
             }
             stacked.clear_cache()
     json.dump(results, sys.stdout)

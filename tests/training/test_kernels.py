@@ -23,7 +23,7 @@ def test_kernels_agree_with_the_autograd_loop() -> None:
     process = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     results = json.loads(process.stdout)
-    assert len(results) == 13
+    assert len(results) == 18
     for name, case in results.items():
         assert case["uses kernels"], name
         assert case["moved"] > 1e-3, name

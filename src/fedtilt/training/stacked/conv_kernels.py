@@ -6,13 +6,13 @@ Images are (height, width, channels), padded with zeros, so that a patch is read
     unpool              the gradient by a window, at its maximum: the gradient by the convolution's output
     conv_input_grad     the gradient by a block's input, unpooled in the block below
     conv_weight_grad    the gradient by a block's parameters, independent of the one by its input
-    conv_update         W ← decay · W + (1 − decay) · anchor − lr · grad
+    conv_update         the optimiser's step of a block's parameters
 """
 
 import triton
 import triton.language as tl
 
-from fedtilt.training.stacked.linear_kernels import dot, sample_rows, update_rates
+from fedtilt.training.stacked.linear_kernels import dot, sample_rows, update_rates, updated
 
 
 @triton.jit
@@ -219,13 +219,14 @@ def conv_weight_grad(
 
 @triton.jit(do_not_specialize=["STEP_OFFSET"])
 def conv_update(
-    theta, weights, anchor, anchor_index, lr, prox, steps, grad, first_step, STEP_OFFSET, ROW_LENGTH: tl.constexpr,
-    OFFSET: tl.constexpr, COUNT: tl.constexpr, PARTS: tl.constexpr, HAS_COPY: tl.constexpr, COLUMNS: tl.constexpr,
+    theta, state, weights, anchor, anchor_index, lr, prox, steps, momentum, weight_decay, STATE_STRIDE, grad,
+    first_step, STEP_OFFSET, RULE: tl.constexpr, ROW_LENGTH: tl.constexpr, OFFSET: tl.constexpr, COUNT: tl.constexpr,
+    PARTS: tl.constexpr, HAS_COPY: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Add the parts of a block's gradient; update its weight, its bias and their copy in the storage type."""
     job = tl.program_id(1)
     step = tl.load(first_step) + STEP_OFFSET
-    rate, decay, has_prox = update_rates(job, step, lr, prox, steps)
+    rate, strength = update_rates(job, step, lr, prox, steps)
     i = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), tl.float32)
     for part in tl.static_range(PARTS):
@@ -233,8 +234,11 @@ def conv_update(
     parameters = job.to(tl.int64) * ROW_LENGTH + OFFSET + i
     anchor_row = anchor + tl.load(anchor_index + job) * ROW_LENGTH + OFFSET + i
     old = tl.load(theta + parameters, mask=i < COUNT, other=0.0)
-    anchor_weight = tl.load(anchor_row, mask=i < COUNT * has_prox, other=0.0)
-    new = decay * old + (1 - decay) * anchor_weight - rate * total
+    anchor_weight = tl.load(anchor_row, mask=i < COUNT * tl.where(strength > 0, 1, 0), other=0.0)
+    new = updated(
+        old, total, anchor_weight, state + parameters, i < COUNT, rate, strength, step, momentum, weight_decay,
+        STATE_STRIDE, RULE,
+    )  # fmt: skip
     tl.store(theta + parameters, new, mask=i < COUNT)
     if HAS_COPY:
         tl.store(weights + parameters, new, mask=i < COUNT)

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from fedtilt.training.local_job import Optimizer
 from fedtilt.training.sequential import ConvBlock, SequentialNet
 from fedtilt.training.stacked import conv_kernels, linear_kernels
 from fedtilt.training.stacked.buffers import Buffers
@@ -58,8 +59,8 @@ _CONV_TILES = {  # for up to 32, up to 64 and up to 128 channels
 class KernelStep:
     """One training step of all jobs over these buffers, as kernel launches."""
 
-    def __init__(self, net: SequentialNet, buffers: Buffers, precision: str) -> None:
-        self._net, self._buffers, self._precision = net, buffers, precision
+    def __init__(self, net: SequentialNet, optimizer: Optimizer, buffers: Buffers, precision: str) -> None:
+        self._net, self._optimizer, self._buffers, self._precision = net, optimizer, buffers, precision
         jobs, device = len(buffers.theta), buffers.theta.device
         dtype, self._shared_memory = storage_dtype(precision), _shared_memory(device)
         self._second_stream = torch.cuda.Stream(device) if net.blocks and device.type == "cuda" else None
@@ -144,8 +145,10 @@ class KernelStep:
     def _update_arguments(self) -> dict[str, Any]:
         b = self._buffers
         return {
-            "theta": b.theta, "anchor": b.anchor, "anchor_index": b.anchor_index, "lr": b.lr, "prox": b.prox,
-            "steps": b.steps, "ROW_LENGTH": self._net.row_length,
+            "theta": b.theta, "state": b.optimizer_state, "anchor": b.anchor, "anchor_index": b.anchor_index,
+            "lr": b.lr, "prox": b.prox, "steps": b.steps, "momentum": self._optimizer.momentum,
+            "weight_decay": self._optimizer.weight_decay, "STATE_STRIDE": b.theta.numel(),
+            "RULE": _update_rule(self._optimizer), "ROW_LENGTH": self._net.row_length,
         }  # fmt: skip
 
     def _linear_tile(self, kernel: str) -> Tile:
@@ -256,6 +259,20 @@ class KernelStep:
             first_step=self._buffers.first_step, STEP_OFFSET=offset, OFFSET=block.offset, COUNT=block.parameter_count,
             PARTS=self._parts[i], HAS_COPY=self._has_copy, COLUMNS=columns, num_warps=4,
         )  # fmt: skip
+
+
+def supports_optimizer(optimizer: Optimizer) -> bool:
+    """Whether the kernels update with it: a norm for clipping would need all gradients before the first update."""
+    return optimizer.clip_norm is None
+
+
+def _update_rule(optimizer: Optimizer) -> str:
+    """The branch of `linear_kernels.updated`."""
+    if optimizer.is_plain:
+        return "plain"
+    if optimizer.name == "sgd" and optimizer.momentum:
+        return "nesterov" if optimizer.nesterov else "momentum"
+    return optimizer.name
 
 
 def _shared_memory(device: torch.device) -> int:

@@ -6,11 +6,18 @@ handful of launches instead of dozens. The convolutions are in `conv_kernels`.
 
     linear_forward      h ← relu(h W + b)
     head                the last layer, forward and backward, with the tilted loss
-    linear_backward     delta ← (delta Wᵀ) where h > 0;  W ← decay · W + (1 − decay) · anchor − lr · deltaᵀ h
+    linear_backward     delta ← (delta Wᵀ) where h > 0;  W ← the optimiser's step by deltaᵀ h
 """
+
+import math
 
 import triton
 import triton.language as tl
+
+from fedtilt.training.stacked.optimizers import BETA1, BETA2, EPS
+
+_BETA1, _BETA2, _EPS = tl.constexpr(BETA1), tl.constexpr(BETA2), tl.constexpr(EPS)
+_LOG_BETA1, _LOG_BETA2 = tl.constexpr(math.log(BETA1)), tl.constexpr(math.log(BETA2))
 
 
 @triton.jit
@@ -40,10 +47,47 @@ def sample_rows(
 
 @triton.jit
 def update_rates(job, step, lr, prox, steps):
-    """The learning rate of a job (0 after its last step), 1 − rate · prox, and whether it has a proximal term."""
-    rate = tl.where(step < tl.load(steps + job), tl.load(lr + job), 0.0)
-    strength = tl.load(prox + job)
-    return rate, 1 - rate * strength, tl.where(strength > 0, 1, 0)
+    """The learning rate of a job (0 after its last step), and the strength of its proximal term."""
+    return tl.where(step < tl.load(steps + job), tl.load(lr + job), 0.0), tl.load(prox + job)
+
+
+@triton.jit
+def updated(
+    old, grad, anchor, state, valid, rate, strength, step, momentum, weight_decay, STATE_STRIDE, RULE: tl.constexpr,
+):  # fmt: skip
+    """The next values of parameters; the rows of their optimiser's state, `STATE_STRIDE` apart, are updated in place.
+
+    `optimizers.optimizer_step` is the same for a batch of models.
+    """
+    if RULE == "plain":
+        decay = 1 - rate * strength
+        new = decay * old + (1 - decay) * anchor - rate * grad
+    else:
+        grad += strength * (old - anchor)
+        if RULE == "adamw":
+            old *= 1 - rate * weight_decay
+        else:
+            grad += weight_decay * old
+        if RULE == "adam" or RULE == "adamw":
+            mean = tl.load(state, mask=valid, other=0.0)
+            mean += (1 - _BETA1) * (grad - mean)
+            square = tl.load(state + STATE_STRIDE, mask=valid, other=0.0)
+            square = _BETA2 * square + (1 - _BETA2) * grad * grad
+            tl.store(state, mean, mask=valid)
+            tl.store(state + STATE_STRIDE, square, mask=valid)
+            number = (step + 1).to(tl.float64)
+            mean_bias = (1 - tl.exp(number * _LOG_BETA1)).to(tl.float32)
+            square_bias = (1 - tl.exp(number * _LOG_BETA2)).to(tl.float32)
+            new = old - rate / mean_bias * (mean / (tl.sqrt(square) / tl.sqrt(square_bias) + _EPS))
+        elif RULE == "sgd":
+            new = old - rate * grad
+        else:
+            velocity = momentum * tl.load(state, mask=valid, other=0.0) + grad
+            tl.store(state, velocity, mask=valid)
+            if RULE == "nesterov":
+                velocity = grad + momentum * velocity
+            new = old - rate * velocity
+    return new
 
 
 @triton.jit
@@ -104,8 +148,8 @@ def linear_forward(
 
 @triton.jit(do_not_specialize=["STEP_OFFSET"])
 def linear_backward(
-    theta, anchor, anchor_index, lr, prox, steps, source, delta, input_delta, client_index, batch_indices, first_step,
-    STEP_OFFSET, CLIENTS, SAMPLES,
+    theta, state, anchor, anchor_index, lr, prox, steps, momentum, weight_decay, STATE_STRIDE, source, delta,
+    input_delta, client_index, batch_indices, first_step, STEP_OFFSET, CLIENTS, SAMPLES, RULE: tl.constexpr,
     ROW_LENGTH: tl.constexpr, OFFSET: tl.constexpr, BIAS_OFFSET: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
     BATCH: tl.constexpr, FIRST: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -113,12 +157,14 @@ def linear_backward(
     """The gradient by a layer's input, and the update of its weights: columns are a part of the inputs."""
     job = tl.program_id(1)
     step = tl.load(first_step) + STEP_OFFSET
-    rate, decay, has_prox = update_rates(job, step, lr, prox, steps)
+    rate, strength = update_rates(job, step, lr, prox, steps)
+    has_prox = tl.where(strength > 0, 1, 0)
     b, i = tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (b < BATCH)[:, None] & (i < IN)[None, :]
     row = sample_rows(b, job, step, client_index, batch_indices, CLIENTS, SAMPLES, BATCH, IN, FIRST)
     h = tl.load(source + row[:, None] + i[None, :], mask=inside, other=0.0)
     parameters = theta + job.to(tl.int64) * ROW_LENGTH
+    state_row = state + job.to(tl.int64) * ROW_LENGTH
     anchor_row = anchor + tl.load(anchor_index + job) * ROW_LENGTH
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, OUT, DEPTH):
@@ -134,33 +180,40 @@ def linear_backward(
             sums = dot(d, weight, sums, PRECISION)
         grad = dot(tl.trans(d), h, tl.zeros((DEPTH, COLUMNS), tl.float32), PRECISION)
         anchor_weight = tl.load(anchor_row + index, mask=valid & (i < IN * has_prox)[None, :], other=0.0)
-        tl.store(parameters + index, decay * weight + (1 - decay) * anchor_weight - rate * grad, mask=valid)
+        new = updated(
+            weight, grad, anchor_weight, state_row + index, valid, rate, strength, step, momentum, weight_decay,
+            STATE_STRIDE, RULE,
+        )  # fmt: skip
+        tl.store(parameters + index, new, mask=valid)
         if tl.program_id(0) == 0:
             bias = tl.load(parameters + BIAS_OFFSET + o, mask=o < OUT, other=0.0)
             anchor_bias = tl.load(anchor_row + BIAS_OFFSET + o, mask=o < OUT * has_prox, other=0.0)
-            tl.store(
-                parameters + BIAS_OFFSET + o,
-                decay * bias + (1 - decay) * anchor_bias - rate * tl.sum(d, axis=0),
-                mask=o < OUT,
-            )
+            new_bias = updated(
+                bias, tl.sum(d, axis=0), anchor_bias, state_row + BIAS_OFFSET + o, o < OUT, rate, strength, step,
+                momentum, weight_decay, STATE_STRIDE, RULE,
+            )  # fmt: skip
+            tl.store(parameters + BIAS_OFFSET + o, new_bias, mask=o < OUT)
     if not FIRST:
         tl.store(input_delta + row[:, None] + i[None, :], tl.where(h > 0, sums, 0.0), mask=inside)
 
 
 @triton.jit(do_not_specialize=["STEP_OFFSET"])
 def head(
-    theta, anchor, anchor_index, lr, prox, steps, tau, lam, labels, source, input_delta, client_index, batch_indices,
-    first_step, STEP_OFFSET, CLIENTS, SAMPLES, ROW_LENGTH: tl.constexpr, OFFSET: tl.constexpr,
-    BIAS_OFFSET: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, BATCH: tl.constexpr, FIRST: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr, COLUMNS: tl.constexpr,
+    theta, state, anchor, anchor_index, lr, prox, steps, momentum, weight_decay, STATE_STRIDE, tau, lam, labels, source,
+    input_delta, client_index, batch_indices, first_step, STEP_OFFSET, CLIENTS, SAMPLES, RULE: tl.constexpr,
+    ROW_LENGTH: tl.constexpr, OFFSET: tl.constexpr, BIAS_OFFSET: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
+    BATCH: tl.constexpr, FIRST: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The last layer, forward and backward, with the loss: one program per job."""
     job = tl.program_id(0)
     step = tl.load(first_step) + STEP_OFFSET
-    rate, decay, has_prox = update_rates(job, step, lr, prox, steps)
+    rate, strength = update_rates(job, step, lr, prox, steps)
+    has_prox = tl.where(strength > 0, 1, 0)
     b, k = tl.arange(0, ROWS), tl.arange(0, CLASSES)
     row = sample_rows(b, job, step, client_index, batch_indices, CLIENTS, SAMPLES, BATCH, IN, FIRST)
     parameters = theta + job.to(tl.int64) * ROW_LENGTH
+    state_row = state + job.to(tl.int64) * ROW_LENGTH
     anchor_row = anchor + tl.load(anchor_index + job) * ROW_LENGTH
 
     logits = tl.zeros((ROWS, CLASSES), tl.float32)
@@ -198,8 +251,14 @@ def head(
             tl.store(input_delta + row[:, None] + i[None, :], tl.where(h > 0, sums, 0.0), mask=inside)
         grad = dot(tl.trans(d), h, tl.zeros((CLASSES, COLUMNS), tl.float32), PRECISION)
         anchor_weight = tl.load(anchor_row + index, mask=valid & (i < IN * has_prox)[None, :], other=0.0)
-        tl.store(parameters + index, decay * weight + (1 - decay) * anchor_weight - rate * grad, mask=valid)
+        new = updated(
+            weight, grad, anchor_weight, state_row + index, valid, rate, strength, step, momentum, weight_decay,
+            STATE_STRIDE, RULE,
+        )  # fmt: skip
+        tl.store(parameters + index, new, mask=valid)
     anchor_bias = tl.load(anchor_row + BIAS_OFFSET + k, mask=k < OUT * has_prox, other=0.0)
-    tl.store(
-        parameters + BIAS_OFFSET + k, decay * bias + (1 - decay) * anchor_bias - rate * tl.sum(d, axis=0), mask=k < OUT
-    )
+    new_bias = updated(
+        bias, tl.sum(d, axis=0), anchor_bias, state_row + BIAS_OFFSET + k, k < OUT, rate, strength, step, momentum,
+        weight_decay, STATE_STRIDE, RULE,
+    )  # fmt: skip
+    tl.store(parameters + BIAS_OFFSET + k, new_bias, mask=k < OUT)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedtilt.training.local_job import Optimizer
 
-_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8  # the defaults of torch.optim.Adam and AdamW
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # the defaults of torch.optim.Adam and AdamW
 
 
 def state_rows(settings: Optimizer) -> int:
@@ -43,8 +43,8 @@ def optimizer_step(
         return theta - lr * direction, [momentum]
     if settings.name == "adamw":
         theta = theta * (1 - lr * settings.weight_decay)
-    mean = state[0] + (1 - _BETA1) * (gradient - state[0])
-    square = _BETA2 * state[1] + (1 - _BETA2) * gradient.square()
-    mean_bias, square_bias = (1 - beta ** step.double() for beta in (_BETA1, _BETA2))
-    scale = square.sqrt() / square_bias.sqrt().float() + _EPS
+    mean = state[0] + (1 - BETA1) * (gradient - state[0])
+    square = BETA2 * state[1] + (1 - BETA2) * gradient.square()
+    mean_bias, square_bias = (1 - beta ** step.double() for beta in (BETA1, BETA2))
+    scale = square.sqrt() / square_bias.sqrt().float() + EPS
     return theta - lr / mean_bias.float() * (mean / scale), [mean, square]

@@ -58,10 +58,10 @@ def kernel_net(
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, slowly: for tests
     if device.type != ("cpu" if interpreted else "cuda") or importlib.util.find_spec("triton") is None:
         return None
-    if not recipe.optimizer.is_plain or recipe.loss is not cross_entropy:
-        return None
-    from fedtilt.training.stacked.launch import MAX_BATCH_SIZE, MAX_CHANNELS, MAX_CLASSES
+    from fedtilt.training.stacked.launch import MAX_BATCH_SIZE, MAX_CHANNELS, MAX_CLASSES, supports_optimizer
 
+    if recipe.loss is not cross_entropy or not supports_optimizer(recipe.optimizer):
+        return None
     net = SequentialNet.from_module(model, shape)
     if net is None or batch > MAX_BATCH_SIZE or net.layers[-1].out_features > MAX_CLASSES:
         return None
@@ -108,7 +108,9 @@ class Stack:
         )
         self._replay: Callable[[], None] | None = None
         self._step: Callable[[int], None] = (
-            VmapStep(model, recipe, b, precision) if self._net is None else KernelStep(self._net, b, precision)
+            VmapStep(model, recipe, b, precision)
+            if self._net is None
+            else KernelStep(self._net, recipe.optimizer, b, precision)
         )
 
     def train(self, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[Trained]:
