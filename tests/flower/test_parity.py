@@ -1,16 +1,23 @@
-"""A real SuperLink and real SuperNodes give the simulator's models."""
+"""A Flower federation gives the simulator's models: over a real network, and with every part of a recipe."""
 
+import dataclasses
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+import fedtilt as ft
 from fedtilt.files import read_json
+from fedtilt.flower import Task
 from fedtilt.flower.deploy.local_cluster import LocalCluster
 from fedtilt.runs.spec_run import run_spec
-from fedtilt.spec import federation_of, load
+from fedtilt.simulation import Round, prepare, simulate_prepared
+from fedtilt.spec import federation_of, load, train_settings_of
 from fedtilt.storage.run_folder import RunFolder
+from tests.helpers.loopback import Deployment
 from tests.helpers.network import write_app
+from tests.helpers.recipe_model import RecipeModel, other_backbone, other_statistics
 
 
 def test_a_real_federation_gives_the_simulators_models(tmp_path: Path) -> None:
@@ -35,3 +42,67 @@ def test_a_real_federation_gives_the_simulators_models(tmp_path: Path) -> None:
         torch.testing.assert_close(load_file(file), simulated.client_states.get(("fedtilt", site)))
     assert read_json(run / "results.json") == read_json(tmp_path / "simulated/results.json")
     assert read_json(run / "seed-0/participation.json")["rejected"] == {}
+
+
+MOMENTUM = "train.momentum=0.9\ntrain.weight_decay=0.01\ntrain.lr=0.02"
+RECIPES = {
+    "local buffers": MOMENTUM,
+    "averaged buffers": f"{MOMENTUM}\ntrain.buffers=average\nmethods.fedtilt.weighting=samples",
+    "frozen buffers": f"{MOMENTUM}\ntrain.buffers=frozen",
+    "local head": f'{MOMENTUM}\ntrain.local=["head.*"]',
+    "all of it": 'train.optimizer=adamw\ntrain.schedule=exponential\ntrain.decay=0.5\ntrain.clip_norm=1.0\n'
+    'train.local=["head.*"]\ntrain.buffers=average\ntrain.server_optimizer=adam\ntrain.server_lr=0.05',
+}  # fmt: skip
+
+
+def simulated(spec: Path, settings: str) -> Round:
+    loaded = load(spec, overrides=settings.splitlines())
+    methods = [m.to_method() for m in loaded.methods]
+    *_, last = simulate_prepared(
+        prepare(methods, federation_of(loaded, 0), RecipeModel, train_settings_of(loaded, 0))
+    )  # fmt: skip
+    return last
+
+
+@pytest.mark.parametrize(
+    ("recipe", "preset"),
+    [*((recipe, "fedtilt") for recipe in RECIPES), ("local buffers", "fedavg"), ("all of it", "fedavg")],
+)
+def test_every_part_of_a_recipe_gives_the_simulators_states(
+    recipe: str, preset: str, spec: Path, tmp_path: Path
+) -> None:
+    settings = RECIPES[recipe].replace("fedtilt", preset) + "\ntrain.rounds=3"
+    if preset == "fedavg":
+        text = spec.read_text().split("[[methods]]")[0] + '[[methods]]\npreset = "fedavg"\n'
+        spec = tmp_path / "fedavg.toml"
+        spec.write_text(text)
+    Deployment(Task(spec=spec, model=RecipeModel), tmp_path).run(set=settings)
+    last = simulated(spec, settings)
+    deployed = RunFolder(tmp_path / "run/seed-0").latest()
+    torch.testing.assert_close(deployed.server, last.state.server)
+    for site in (0, 1):
+        kept = last.state.client_states.get((preset, site))
+        files = list((tmp_path / "state" / str(site)).rglob("round-00003.safetensors"))
+        assert bool(files) == bool(kept)
+        if files:
+            torch.testing.assert_close(load_file(files[0]), dict(kept))
+    counts, _ = RunFolder(tmp_path / "run/seed-0").counts(3)
+    assert torch.equal(counts[preset].shared, last.counts[preset].shared)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (other_backbone, "another frozen parameter 'backbone.bias'"),
+        (other_statistics, "another initial buffer 'norm.running_var'"),
+    ],
+)
+def test_a_site_with_another_frozen_part_or_other_buffers_cannot_join(
+    model: object, reason: str, spec: Path, tmp_path: Path
+) -> None:
+    task = Task(spec=spec, model=RecipeModel)
+    with pytest.raises(ft.InputError) as error:
+        Deployment(task, tmp_path).run(tasks={1: dataclasses.replace(task, model=model)}, **{"join-quorum": 1.0})
+    assert f"site 1 cannot join: has {reason}; give every site the same model" in str(error.value)
+    assert "site 0" not in str(error.value)
+    assert not (tmp_path / "run/seed-0").exists()

@@ -16,6 +16,7 @@ from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.loopback import Deployment, LoopbackGrid
+from tests.helpers.recipe_model import RecipeModel
 
 
 def site_state(home: Path, site: int) -> dict[str, torch.Tensor]:
@@ -71,8 +72,9 @@ def test_a_site_writes_its_report(deployment: Deployment, tmp_path: Path) -> Non
     report = json.loads(path.read_text())
     assert report["round"] == 2
     assert report["accuracy"]["samples"] == sum(row["samples"] for row in report["classes"])
-    assert Path(report["personal_model"]).exists()
-    assert "personal" in path.with_suffix(".txt").read_text()
+    assert Path(report["file"]).exists()
+    assert report["kept"] == ["personal"]
+    assert f"kept on this site: personal model in {report['file']}" in path.with_suffix(".txt").read_text()
 
 
 @pytest.mark.parametrize("stop_at", ["train", "evaluate"])
@@ -224,20 +226,39 @@ def test_a_join_reply_says_nothing_about_the_data(deployment: Deployment) -> Non
     grid = deployment.run()
     replies = [reply.content for m, reply in grid.sent if m.metadata.message_type == "query"]
     assert [sorted(content["metrics"]) for content in replies] == [["classes", "parameters", "site"]] * 2
-    assert [sorted(content["config"]) for content in replies] == [["constants"]] * 2  # of the model as it was built
-    assert [content.keys() for content in replies] == [{"metrics", "config"}] * 2
+    assert [content.keys() for content in replies] == [{"metrics", "constants"}] * 2
+    assert [dict(content["constants"]) for content in replies] == [{}] * 2  # this model has no frozen part
 
 
-def test_personal_models_are_in_no_reply(deployment: Deployment, tmp_path: Path) -> None:
-    grid = deployment.run()
+@pytest.mark.parametrize(
+    ("model", "settings", "kept"),
+    [
+        (None, "", {"personal"}),
+        (RecipeModel, 'train.local=["head.*"]', {"personal", "personal_buffers", "local", "buffers"}),
+        (RecipeModel, 'train.local=["head.*"]\ntrain.buffers=average', {"personal", "personal_buffers", "local"}),
+    ],
+)
+def test_what_a_site_keeps_is_in_no_reply(
+    spec: Path, tmp_path: Path, model: type | None, settings: str, kept: set[str]
+) -> None:
+    grid = Deployment(Task(spec=spec, model=model), tmp_path).run(set=settings)
     sent = b""
     for _, reply in grid.sent:
         for name, record in reply.content.items():
-            assert name in ("arrays", "metrics", "config")
+            assert name in ("arrays", "metrics", "constants")
             sent += b"".join(array.data for array in record.values()) if name == "arrays" else repr(record).encode()
     for path in (tmp_path / "state").rglob("round-*.safetensors"):
-        model = load_file(path)["personal"].numpy()
-        parts = [model[i : i + 4] for i in range(0, len(model) - 4, 4)]
-        assert not any(part.tobytes() in sent for part in parts if part.all())
+        state = load_file(path)
+        assert state.keys() == kept
+        for values in map(torch.Tensor.numpy, state.values()):
+            parts = [part for i in range(0, len(values) - 4, 4) if (part := values[i : i + 4]).all()]
+            assert parts
+            assert not any(part.tobytes() in sent for part in parts)
+    frozen = RunFolder(tmp_path / "run/seed-0").constants().get("backbone.weight", torch.zeros(0))
+    requests = b"".join(
+        array.data for message, _ in grid.sent for array in dict(message.content.get("arrays", {})).values()
+    )
+    assert len(requests) >= len(sent) // 2  # the shared models were sent to the sites
+    assert not any(row.numpy().tobytes() in requests + sent for row in frozen)
     shared = RunFolder(tmp_path / "run/seed-0").latest().shared["fedtilt"]
     assert len(sent) > 4 * 4 * len(shared)  # two sites, two rounds: the trained shared models were sent

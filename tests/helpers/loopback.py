@@ -21,10 +21,14 @@ class LoopbackGrid(Grid):
         self, task: Task, sites: int, state_dir: Path, run_config: Config, tamper: Tamper | None = None
     ) -> None:
         self._sites, self._state_dir, self._run_config, self._tamper = sites, state_dir, run_config, tamper
-        self._app = client_app(task)
+        self._apps = [client_app(task) for _ in range(sites)]
         self.node_config: dict[int, Config] = {}
         self.sent: list[tuple[Message, Message]] = []  # (message, reply)
         self.timeouts: set[float | None] = set()
+
+    def set_task(self, site: int, task: Task) -> None:
+        """Give a site another task than the server has."""
+        self._apps[site] = client_app(task)
 
     def set_run(self, run: object) -> None:
         pass
@@ -56,7 +60,7 @@ class LoopbackGrid(Grid):
                 **self.node_config.get(site, {}),
             }
             context = Context(1, message.metadata.dst_node_id, node_config, RecordDict(), dict(self._run_config))
-            reply = self._app(message, context)
+            reply = self._apps[site](message, context)
             self.sent.append((message, reply))
             round = int(message.metadata.group_id or 0)
             replies += [reply] if self._tamper is None else self._tamper(reply, site, round)
@@ -72,10 +76,17 @@ class Deployment:
     sites: int = 2
 
     def run(
-        self, tamper: Tamper | None = None, node_config: dict[int, Config] | None = None, **config: object
+        self,
+        tamper: Tamper | None = None,
+        node_config: dict[int, Config] | None = None,
+        tasks: dict[int, Task] | None = None,
+        **config: object,
     ) -> LoopbackGrid:
+        """Run to the end; `tasks` are those of sites that have another one than the server."""
         run_config: Config = {"out": str(self.home / "run"), "wait": 1.0, **config}  # type: ignore[dict-item]
         grid = LoopbackGrid(self.task, self.sites, self.home / "state", run_config, tamper)
         grid.node_config = node_config or {}
+        for site, task in (tasks or {}).items():
+            grid.set_task(site, task)
         serve(self.task, grid, run_config)
         return grid

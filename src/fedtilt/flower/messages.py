@@ -3,7 +3,7 @@
 server → site   join       nothing
                 train      w, and its buffers if they are averaged; round, base round (that w came from), history id
                 evaluate   the same, without a base round
-site → server   join       site number, number of classes, number of parameters, fingerprint of the frozen part
+site → server   join       site number, number of classes, number of parameters, digests of what is frozen
                 train      w_n, and its buffers if they are averaged; round, training samples, declared numbers
                 evaluate   round; correct predictions of the shared and, if there is one, the personal model, and test
                            samples: by class or, if the site withholds those, in total and the spread over its classes
@@ -27,7 +27,7 @@ from fedtilt.rounds.round import ClientUpdate
 
 Shapes = Mapping[str, tuple[int, ...]]
 _DECLARED = "declared-"
-ARRAYS_RECORD, CONFIG_RECORD, METRICS_RECORD = "arrays", "config", "metrics"
+ARRAYS_RECORD, CONFIG_RECORD, METRICS_RECORD, CONSTANTS_RECORD = "arrays", "config", "metrics", "constants"
 
 _CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
 _FAILURES = {  # by Flower's error code; 3 to 5 come from the SuperLink
@@ -151,7 +151,7 @@ class EvaluationReply(NamedTuple):
 def encode_join_reply(site: int, classes: int, parts: Parts) -> RecordDict:
     """A site's reply to `join`."""
     metrics = MetricRecord({"site": site, "classes": classes, "parameters": parts.shared_size})
-    return RecordDict({METRICS_RECORD: metrics, CONFIG_RECORD: ConfigRecord({"constants": parts.fingerprint})})
+    return RecordDict({METRICS_RECORD: metrics, CONSTANTS_RECORD: ConfigRecord(dict(parts.constants))})
 
 
 def encode_train_reply(parts: Parts, update: ClientUpdate, round: int) -> RecordDict:
@@ -212,10 +212,19 @@ def decode_join_reply(reply: Message, *, sites: int, classes: int, parts: Parts)
     for key, expected in (("classes", classes), ("parameters", parts.shared_size)):
         if (value := _int_in(metrics, key, 0, 2**62)) != expected:
             raise RejectedReply(f"has {value} {key} instead of {expected}")
-    config = reply.content.get(CONFIG_RECORD)
-    if not isinstance(config, ConfigRecord) or config.get("constants") != parts.fingerprint:
-        raise RejectedReply("has other frozen parameters or initial buffers; give every site the same model")
+    _check_constants(reply.content.get(CONSTANTS_RECORD), parts)
     return site
+
+
+def _check_constants(received: object, parts: Parts) -> None:
+    """Reject a site whose frozen parameters or initial buffers are not the server's."""
+    constants = received if isinstance(received, ConfigRecord) else {}
+    for name, digest in parts.constants.items():
+        if constants.get(name) != digest:
+            what = "frozen parameter" if name in parts.frozen_names else "initial buffer"
+            raise RejectedReply(f"has another {what} {name!r}; give every site the same model and init")
+    if unknown := len(constants) - len(parts.constants):
+        raise RejectedReply(f"has {unknown} frozen parameters or buffers too many; give every site the same model")
 
 
 def decode_train_reply(reply: Message, round: int, parts: Parts, max_samples: int) -> ClientUpdate:

@@ -1,4 +1,4 @@
-"""One site of a federation: it trains and evaluates on its own data, and stores its personal model."""
+"""One site of a federation: it trains and evaluates on its own data, and stores what it keeps."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,7 +45,10 @@ class Site:
             raise InputError(f"--node-config needs partition-id, the site's number from 0 up; got {number!r}")
         state_dir = node_config.get("state-dir")
         if not isinstance(state_dir, str) or not state_dir:
-            raise InputError(f"--node-config needs state-dir, a folder for the personal models; got {state_dir!r}")
+            raise InputError(
+                f"--node-config needs state-dir, a folder for what the site keeps, such as its personal model; "
+                f"got {state_dir!r}"
+            )
         declare_classes = node_config.get("declare-classes", True)
         if not isinstance(declare_classes, bool):
             raise InputError(f"declare-classes in --node-config must be true or false, got {declare_classes!r}")
@@ -102,10 +105,11 @@ class Site:
             finally:
                 executor.close()
             for trained in results:
-                if reason := invalid_reason(trained.parameters, parts.initial):
-                    raise InputError(
-                        f"training diverged in round {round}: the model {reason}; lower train.lr or the tilts"
-                    )
+                for values, initial in zip(trained, (parts.initial, parts.initial_buffers), strict=True):
+                    if values is not None and initial is not None and (reason := invalid_reason(values, initial)):
+                        raise InputError(
+                            f"training diverged in round {round}: the model {reason}; lower train.lr or the tilts"
+                        )
             update, kept = finish(method, dict(zip(jobs, results, strict=True)), parts=parts, samples=self.samples)
             if kept:
                 states.save(round, base_round, kept)
@@ -116,9 +120,9 @@ class Site:
         method, device = self.task.method, pick_device(self.task.settings.device)
         client_states = ClientStates()
         with self._states(history_id) as states:
-            trained_in = states.current_round(round)
+            trained_in, kept = states.current_round(round), states.current(round)
             if trained_in is not None:
-                client_states.put((method.name, self.number), trained_in, states.current(round))
+                client_states.put((method.name, self.number), trained_in, kept)
             evaluator = Evaluator(self.federation, self.model.to(device), self.parts, device)
             server = {name: tensor.to(device) for name, tensor in received.items()}
             counts = evaluator.all_counts([method], FederationState(round, {method.name: server}, client_states))[
@@ -126,8 +130,8 @@ class Site:
             ]
             shared, total = counts.shared[self.number], evaluator.total[self.number]
             personal = None if trained_in is None or counts.personal is None else counts.personal[self.number]
-            model_file = None if trained_in is None else states.path(trained_in)
             write_report(
-                self.folder, round, self.federation.class_names, shared, personal, total, model_file, history_id
-            )
+                self.folder, round, self.federation.class_names, shared, personal, total, history_id,
+                kept=list(kept), file=None if trained_in is None else states.path(trained_in),
+            )  # fmt: skip
         return EvaluationReply(shared, personal, total, class_spreads(shared, personal, total))

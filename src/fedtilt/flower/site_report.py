@@ -8,10 +8,12 @@ from torch import Tensor
 
 from fedtilt.files import write_bytes, write_json
 
+_KEPT = {"personal": "personal model", "local": "local parameters", "buffers": "buffers"}
+
 
 def write_report(
     folder: Path, round: int, class_names: Sequence[str], shared: Tensor, personal: Tensor | None, total: Tensor,
-    model_file: Path | None, history_id: str,
+    history_id: str, *, kept: Sequence[str], file: Path | None,
 ) -> None:  # fmt: skip
     """Write report.json and report.txt of one round.
 
@@ -22,8 +24,9 @@ def write_report(
         shared: (K,) correct predictions of the shared model
         personal: (K,) correct predictions of the personal model, or None if there is none
         total: (K,) test samples
-        model_file: the file of the personal model, or None if there is none
         history_id: the id of the training history, which tells the reports of different runs apart
+        kept: names of the tensors that the site keeps, such as "personal"
+        file: the file they are in, or None if there is none
     """
     rows = [
         {
@@ -41,24 +44,29 @@ def write_report(
         "shared": _percent(shared.sum(), total.sum()),
         "personal": None if personal is None else _percent(personal.sum(), total.sum()),
     }
-    model = None if model_file is None else str(model_file)
-    report = {"round": round, "history": history_id, "accuracy": all_classes, "classes": rows, "personal_model": model}
+    stored = None if file is None else str(file)
+    report = {
+        "round": round, "history": history_id, "accuracy": all_classes, "classes": rows, "kept": list(kept),
+        "file": stored,
+    }  # fmt: skip
     write_json(folder / "report.json", report)
-    write_bytes(folder / "report.txt", _text(round, [*rows, all_classes], model).encode())
+    what = ", ".join(_KEPT[name] for name in kept if name in _KEPT)
+    last_line = f"kept on this site: {what} in {stored}" if stored else "kept on this site: nothing"
+    write_bytes(folder / "report.txt", _text(round, [*rows, all_classes], last_line).encode())
 
 
 def _percent(correct: Tensor, samples: Tensor) -> float | None:
     return 100 * int(correct) / int(samples) if samples else None
 
 
-def _text(round: int, rows: Sequence[dict[str, Any]], model: str | None) -> str:
+def _text(round: int, rows: Sequence[dict[str, Any]], last_line: str) -> str:
     width = max(len("class"), *(len(str(row["class"])) for row in rows))
     lines = [f"round {round}: accuracy in % on this site's test data", ""]
     lines += [f"{'class':<{width}}  {'samples':>8}  {'shared':>7}  {'personal':>8}"]
     for row in rows:
         shared, personal = (_format_percent(row[key]) for key in ("shared", "personal"))
         lines.append(f"{row['class']:<{width}}  {row['samples']:>8}  {shared:>7}  {personal:>8}")
-    lines += ["", f"personal model: {model or 'none yet'}", ""]
+    lines += ["", last_line, ""]
     return "\n".join(lines)
 
 

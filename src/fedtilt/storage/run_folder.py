@@ -305,7 +305,7 @@ def _with_keys_of(before: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> 
 
 def _without_seed(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a fingerprint that the seeds of one run share; a seed may change samples, partition and model."""
-    by_seed = ("samples", "partition", "sizes", "start")
+    by_seed = ("samples", "partition", "sizes", "start", "constants")
     common = {key: value for key, value in fingerprint.items() if key not in by_seed}
     return common | {"train": {key: value for key, value in fingerprint["train"].items() if key != "seed"}}
 
