@@ -105,7 +105,7 @@ def test_data_show_describes_every_column(fedtilt, tmp_path: Path) -> None:
         "clients hospital: island ",
         "split 25 % of each client's rows are test data, stratified by class (seed 0): 900 training, 300 test rows",
         "patient identifier left out: names the row",
-        "ward category 10 % A ",
+        "ward category 9 % A 39 %",
         "smokes yes/no ",
         "admitted date 2024-01-0",
         "warning: column 'patient' looks like an identifier and is left out",
