@@ -22,7 +22,6 @@ import fedtilt as ft
 from benchmarks.measure import ROOT, available_cores, matmul_peak, step_operations, write_result
 from benchmarks.processes import CACHE, Implementation, ImplementationError, ImplementationProcess
 from fedtilt.rounds.settings import TrainSettings
-from fedtilt.training import choose_backend
 
 SHAPES = {"mlp": (1, 28, 28), "cnn": (3, 32, 32)}
 PATTERN_STD = {"mlp": 12, "cnn": 48}  # of 255; the noise has 48
@@ -39,10 +38,15 @@ class Task:
     samples: int
     epochs: int
     methods: tuple[ft.Method, ...]  # the other simulators train the first
+    backends: tuple[str, ...] = ()  # that train the first method too, besides the default
     clients: int = 100
     selected: int = 10
     batch_size: int = 10
     lr: float = 0.01
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    simulators: bool = True  # whether the other simulators have this optimiser; the plain loop has
 
     @property
     def mu(self) -> float | None:
@@ -58,11 +62,19 @@ class Task:
 TASKS = (
     Task(
         name="fedavg", title="FedAvg (one model per client), MLP 784-200-200-10", model="mlp", samples=600, epochs=10,
-        methods=(ft.fedavg(),),
+        methods=(ft.fedavg(),), backends=("fused",),
+    ),
+    Task(
+        name="momentum", title="FedAvg, SGD with momentum 0.9 and weight decay 1e-4, MLP 784-200-200-10", model="mlp",
+        samples=600, epochs=10, methods=(ft.fedavg(),), lr=0.001, momentum=0.9, weight_decay=1e-4, simulators=False,
+    ),
+    Task(
+        name="adam", title="FedAvg, Adam, MLP 784-200-200-10", model="mlp", samples=600, epochs=10,
+        methods=(ft.fedavg(),), lr=0.001, optimizer="adam", simulators=False,
     ),
     Task(
         name="two-models", title="Ditto and FedTilt (two models per client), MLP 784-200-200-10", model="mlp",
-        samples=600, epochs=10, methods=(ft.ditto(), ft.fedtilt(tau=50, lam=100)),
+        samples=600, epochs=10, methods=(ft.ditto(), ft.fedtilt(tau=50, lam=100)), backends=("fused",),
     ),
     Task(
         name="cnn", title="FedAvg, CNN 32-64-128 on 3 × 32 × 32", model="cnn", samples=500, epochs=1,
@@ -83,17 +95,12 @@ PLAIN_LOOP = Implementation(name="plain PyTorch loop", script="run_plain_loop")
 
 
 def our_implementations(task: Task) -> list[tuple[Implementation, ft.Method]]:
-    """Every method with the default backend, and the first also with `fused` where that is not the default."""
-    net = getattr(ft.models, task.model)()
+    """Every method with the default backend, and the first also with the task's other backends."""
     ours = [(Implementation(name=PREFIX + method.name, script="run_fedtilt"), method) for method in task.methods]
-    if choose_backend(net, "cpu") != "fused":
-        try:
-            choose_backend(net, "cpu", "fused")
-        except ft.InputError:
-            return ours
-        name = f"{PREFIX}{task.methods[0].name}, backend fused"
-        fused = Implementation(name=name, script="run_fedtilt", arguments=("--backend", "fused"))
-        ours.append((fused, task.methods[0]))
+    for backend in task.backends:
+        name = f"{PREFIX}{task.methods[0].name}, backend {backend}"
+        implementation = Implementation(name=name, script="run_fedtilt", arguments=("--backend", backend))
+        ours.append((implementation, task.methods[0]))
     return ours
 
 
@@ -126,7 +133,8 @@ def write_workload(task: Task, method: ft.Method, rounds: int, folder: Path, nam
     content = {
         "folder": str(folder), "output": str(folder / f"{name}.npz"), "model": task.model, "clients": task.clients,
         "tau": method.tau, "lam": method.lam, "mu": task.mu, "epochs": task.epochs, "batch_size": task.batch_size,
-        "lr": task.lr, "cores": available_cores(),
+        "lr": task.lr, "optimizer": task.optimizer, "momentum": task.momentum, "weight_decay": task.weight_decay,
+        "cores": available_cores(),
         "schedule": [settings.selected(number, task.clients) for number in range(1, rounds + 1)],
     }  # fmt: skip
     path = folder / f"{name}.json"
@@ -166,7 +174,8 @@ def run_task(task: Task, simulators: Sequence[Implementation], repeats: int) -> 
     """Run all implementations of one table."""
     folder = CACHE / "work" / task.name
     write_samples(task, folder)
-    entries = [*our_implementations(task), *((other, task.methods[0]) for other in (PLAIN_LOOP, *simulators))]
+    others = (PLAIN_LOOP, *simulators) if task.simulators else (PLAIN_LOOP,)
+    entries = [*our_implementations(task), *((other, task.methods[0]) for other in others)]
     results: dict[str, dict[str, Any]] = {}
     running: dict[str, ImplementationProcess] = {}
     workloads: dict[str, Path] = {}

@@ -32,16 +32,15 @@ def train(message: Message, context: Context) -> Message:
     workload, client = read_workload(), int(message.content["config"]["client"])
     x, y = load_data()[client]
     received = message.content["arrays"].to_torch_state_dict()
-    settings = {"epochs": workload.epochs, "batch_size": workload.batch_size, "lr": workload.lr}
     net = build_model(workload.model)
     steps = 0
     if workload.mu is not None:
         personal = context.state["personal"].to_torch_state_dict() if "personal" in context.state else received
         net.load_state_dict(personal)
-        steps += train_locally(net, x, y, mu=workload.mu, anchor=list(received.values()), **settings)
+        steps += train_locally(net, x, y, workload, mu=workload.mu, anchor=list(received.values()))
         context.state["personal"] = ArrayRecord(net.state_dict())
     net.load_state_dict(received)
-    steps += train_locally(net, x, y, mu=0.0, anchor=[], **settings)
+    steps += train_locally(net, x, y, workload, anchor=[])
     metrics = MetricRecord({"steps": steps, "num-examples": len(y)})
     return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
 

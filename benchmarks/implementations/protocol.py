@@ -33,6 +33,9 @@ class Workload:
     epochs: int
     batch_size: int
     lr: float
+    optimizer: str  # sgd or adam, with the meaning of torch.optim; its state is new in every round
+    momentum: float
+    weight_decay: float
     cores: int
 
     @classmethod

@@ -10,7 +10,8 @@ from protocol import RoundRequests, Workload
 
 import fedtilt as ft
 from fedtilt.models import vector_to_parameters
-from fedtilt.training import choose_backend
+from fedtilt.rounds.settings import TrainSettings
+from fedtilt.simulation import prepare, simulate_prepared
 
 
 def build_federation(workload: Workload) -> ft.Federation:
@@ -39,11 +40,13 @@ def main() -> None:
     method = ft.Method(name="bench", tau=workload.tau, lam=workload.lam, mu=mu)
     requests = RoundRequests(workload)
     total_rounds = len(workload.schedule) + 1
-    rounds = ft.simulate(
-        [method], federation, net, rounds=total_rounds, eval_every=total_rounds,
-        participation=len(workload.schedule[0]) / federation.clients, epochs=workload.epochs,
-        batch_size=workload.batch_size, lr=workload.lr, device="cpu", backend=arguments.backend,
+    settings = TrainSettings(
+        rounds=total_rounds, eval_every=total_rounds, participation=len(workload.schedule[0]) / federation.clients,
+        epochs=workload.epochs, batch_size=workload.batch_size, lr=workload.lr, optimizer=workload.optimizer,
+        momentum=workload.momentum, weight_decay=workload.weight_decay, device="cpu", backend=arguments.backend,
     )  # fmt: skip
+    prepared = prepare([method], federation, net, settings)
+    rounds = simulate_prepared(prepared)
     # (clients,) steps of one model
     steps_per_client = workload.epochs * -(-federation.train_sizes() // workload.batch_size)
     for clients in requests:
@@ -54,15 +57,15 @@ def main() -> None:
 
     personal = {}
     for client in range(federation.clients) if method.personal else ():
-        parameters = last.state.client_states.get(("bench", client))
-        if parameters is not None:
-            personal[client] = vector_to_parameters(net, parameters)
+        state = last.state.client_states.get(("bench", client))
+        if "personal" in state:
+            personal[client] = vector_to_parameters(net, state["personal"])
     requests.finish(
         vector_to_parameters(net, last.state.shared["bench"]),
         personal,
         fedtilt=ft.__version__,
         torch=torch.__version__,
-        backend=choose_backend(net, "cpu", arguments.backend),
+        backend=prepared.backend.name,
     )
     rounds.close()
 

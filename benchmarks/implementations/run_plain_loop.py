@@ -18,7 +18,6 @@ def main() -> None:
     shared = build_model(workload.model)
     load_weights(shared, workload.initial_weights())
     personal: dict[int, torch.nn.Module] = {}
-    settings = {"epochs": workload.epochs, "batch_size": workload.batch_size, "lr": workload.lr}
 
     for clients in requests:
         anchor = [p.detach().clone() for p in shared.parameters()]
@@ -26,11 +25,11 @@ def main() -> None:
         for client in clients:
             x, y = data[client]
             net = copy.deepcopy(shared)
-            requests.steps += train_locally(net, x, y, mu=0.0, anchor=anchor, **settings)
+            requests.steps += train_locally(net, x, y, workload, anchor=anchor)
             client_nets.append(net)
             if workload.mu is not None:
                 net = personal.setdefault(client, copy.deepcopy(shared))
-                requests.steps += train_locally(net, x, y, mu=workload.mu, anchor=anchor, **settings)
+                requests.steps += train_locally(net, x, y, workload, mu=workload.mu, anchor=anchor)
         with torch.no_grad():
             for p, *trained in zip(shared.parameters(), *(net.parameters() for net in client_nets), strict=True):
                 p.copy_(torch.stack(trained).mean(0))

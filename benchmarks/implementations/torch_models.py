@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
-from protocol import Weights
+from protocol import Weights, Workload
 from torch import Tensor, nn
 
 
@@ -37,17 +37,24 @@ def add_prox_gradient(net: nn.Module, anchor: list[Tensor], mu: float) -> None:
         p.grad.add_(p, alpha=mu).add_(a, alpha=-mu)
 
 
+def build_optimizer(net: nn.Module, workload: Workload) -> torch.optim.Optimizer:
+    """The optimiser of the workload."""
+    if workload.optimizer == "adam":
+        return torch.optim.Adam(net.parameters(), workload.lr, weight_decay=workload.weight_decay)
+    return torch.optim.SGD(net.parameters(), workload.lr, workload.momentum, weight_decay=workload.weight_decay)
+
+
 def train_locally(
-    net: nn.Module, x: Tensor, y: Tensor, *, epochs: int, batch_size: int, lr: float, mu: float, anchor: list[Tensor]
+    net: nn.Module, x: Tensor, y: Tensor, workload: Workload, *, mu: float = 0.0, anchor: list[Tensor]
 ) -> int:
     """Train with autograd and torch.optim; return the number of steps.
 
     The proximal term is added to the gradient, not to the loss: the same step, without a graph over all parameters.
     """
-    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+    optimizer = build_optimizer(net, workload)
     steps = 0
-    for _ in range(epochs):
-        for rows in torch.randperm(len(y)).split(batch_size):
+    for _ in range(workload.epochs):
+        for rows in torch.randperm(len(y)).split(workload.batch_size):
             optimizer.zero_grad()
             F.cross_entropy(net(x[rows]), y[rows]).backward()
             if mu:
