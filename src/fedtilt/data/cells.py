@@ -95,7 +95,8 @@ def _numbers(columns: Columns, name: str, column: pa.ChunkedArray) -> tuple[str,
     if pa.types.is_boolean(kind):
         return "yes/no", column.cast(pa.int8()).to_numpy().astype(np.float64)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return "number", column.to_numpy().astype(np.float64, copy=False)
+        numbers = column.chunk(0).to_numpy(zero_copy_only=False) if column.num_chunks == 1 else column.to_numpy()
+        return "number", numbers.astype(np.float64, copy=False)
     if pa.types.is_decimal(kind):
         return "number", column.cast(pa.float64()).to_numpy()
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):

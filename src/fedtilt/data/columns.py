@@ -225,13 +225,14 @@ def _csv(path: Path, text: Sequence[str]) -> Part:
 
 
 def _arrow_csv(path: Path, separator: str, text: Sequence[str], *, quoted_newlines: bool) -> pa.Table:
-    return pyarrow.csv.read_csv(
+    table = pyarrow.csv.read_csv(
         path,
         parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=quoted_newlines),
         convert_options=pyarrow.csv.ConvertOptions(
             null_values=_MISSING_SPELLINGS, column_types=dict.fromkeys(text, pa.string())
         ),
     )
+    return table.combine_chunks()  # a column in one piece is read without a copy
 
 
 def _separator(header: str) -> str:
