@@ -224,11 +224,13 @@ def test_the_examples_in_the_annotated_spec_are_valid(file):
         "images": ("images", "image_size", "image_channels"),
         "leaf": ("leaf",),
     }
+    # what the examples of these settings need: decay a schedule, and so on
+    with_examples = ["train.epochs=", "train.schedule=step", "train.loss=focal", "train.optimizer=adam"]
     given = set()
     for source in only_with:
         left_out = [key for other, keys in only_with.items() if other != source for key in keys]
         overrides = [f"data.{key}=" for key in [*left_out, *(["test_share"] if source == "leaf" else [])]]
-        overrides += ["outliers.kind=gaussian", "clients.partition=column"]
+        overrides += ["outliers.kind=gaussian", "clients.partition=column", *with_examples]
         loaded = spec.load(file("\n".join(uncommented)), overrides=overrides)
         given |= {
             (name, key) for name in TABLES for key, value in dict(getattr(loaded, name)).items() if value is not None

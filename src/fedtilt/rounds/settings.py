@@ -140,7 +140,7 @@ class TrainSettings:
     workers: int | None = setting(None, "worker processes; left out: one per core; 0: none", ge=0, example=2)
     precision: str = setting(
         "float32",
-        "of matrix products on CUDA; tf32 and bfloat16 are faster; models are always float32",
+        "precision of products on CUDA; tf32 and bfloat16 are faster; models, losses and averages are float32",
         choices=PRECISIONS,
     )
 

@@ -1,10 +1,17 @@
 """Build what a spec describes: data, federation, model, training settings."""
 
 import functools
+import inspect
 from pathlib import Path
+from typing import Any
 
-from fedtilt.data import Dataset, Federation, images, leaf, load
-from fedtilt.data.tables import Table, open_table
+from torch import nn
+
+from fedtilt.data import Dataset, Federation, Schema, images, leaf, load
+from fedtilt.data.columns import Source
+from fedtilt.data.tables import Table, known_schema, open_table
+from fedtilt.errors import InputError
+from fedtilt.imports import import_function
 from fedtilt.models import MODELS, ModelSource
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec.fields import TABLES, Spec
@@ -47,19 +54,48 @@ def dataset_of(spec: Spec, seed: int) -> Dataset:
     return load(d.name, d.folder or None, seed=seed)
 
 
-def table_of(spec: Spec) -> Table:
-    """The table that a spec names."""
+def table_of(spec: Spec, source: Source | None = None, site: int | None = None) -> Table:
+    """The table that a spec names, or the one of a site in its place."""
     d = spec.data
-    assert d.file is not None
-    roles = {role: getattr(d, role) or None for role in ("target", "client", "split", "split_group", "split_time")}
-    return open_table(d.file, roles, d.drop, d.schema)
+    source = d.file if source is None else source
+    assert source is not None
+    return open_table(source, _roles(spec), d.drop, d.schema, site)
+
+
+def known_schema_of(spec: Spec) -> Schema:
+    """What a spec says of its table: the roles of columns, and its schema file."""
+    return known_schema(spec.data.schema, _roles(spec))
+
+
+def _roles(spec: Spec) -> dict[str, str | None]:
+    d = spec.data
+    return {role: getattr(d, role) or None for role in ("target", "client", "split", "split_group", "split_time")}
 
 
 def model_of(spec: Spec) -> ModelSource:
     """The model that a spec names, as a function of the input shape and the number of classes."""
     m = spec.model
+    if m.name not in MODELS:
+        return _own_model(m.name, m.arguments)
     settings = {"mlp": {"hidden": tuple(m.hidden)}, "cnn": {"channels": tuple(m.channels)}}.get(m.name, {})
     return functools.partial(MODELS[m.name], **settings)
+
+
+def _own_model(path: str, arguments: dict[str, Any]) -> ModelSource:
+    """The user's function, with the arguments of the spec."""
+    function = import_function(path, "model.name")
+    if isinstance(function, nn.Module):
+        raise InputError(f"model.name = {path!r} is a module, which would be the same for every seed; name a function")
+    parameters = inspect.signature(function).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for key in arguments:
+        if key not in parameters and not takes_any:
+            raise InputError(f"model.arguments.{key} is not an argument of {path}, which takes {', '.join(parameters)}")
+    for key, p in parameters.items():
+        required = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if required and key not in ("input_shape", "classes", *arguments):
+            raise InputError(f"model.name = {path!r} needs an argument {key!r}; set model.arguments.{key}")
+    return functools.partial(function, **arguments)
 
 
 def train_settings_of(spec: Spec, seed: int) -> TrainSettings:

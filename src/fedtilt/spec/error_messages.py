@@ -14,6 +14,8 @@ from fedtilt.spec.fields import TABLES, Spec
 from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.table import OneOf, SpecTable
 
+_MOST_KEYS = 12  # in a message
+
 
 def allowed_values(field: FieldInfo) -> str:
     """The allowed values of a key, in words.
@@ -21,7 +23,7 @@ def allowed_values(field: FieldInfo) -> str:
     >>> allowed_values(TABLES["train"].model_fields["participation"])
     'a number in (0, 1]'
     """
-    if isinstance(field.json_schema_extra, dict):
+    if isinstance(field.json_schema_extra, dict) and "allowed" in field.json_schema_extra:
         return str(field.json_schema_extra["allowed"])
     for part in _annotations(field):
         if isinstance(part, AfterValidator) and isinstance(part.func, OneOf):
@@ -71,7 +73,9 @@ def unknown_key(path: Iterable[str], key: str, value: object, table: type[SpecTa
     elif tables or (key in MethodSpec.model_fields and table is not MethodSpec):
         remedy = f"did you mean {f'{tables[0]}.{key}' if tables else f'methods.NAME.{key}'}?"
     else:
-        remedy = f"choose one of {', '.join(table.model_fields)}"
+        keys = list(table.model_fields)
+        more = ", … (`fedtilt init` explains all)" if len(keys) > _MOST_KEYS else ""
+        remedy = f"choose one of {', '.join(keys[:_MOST_KEYS])}{more}"
     return InputError(f"{'.'.join([*path, key])} = {_format_value(value)} is not a key of a spec; {remedy}")
 
 

@@ -19,6 +19,7 @@ from fedtilt.data.division import PARTITIONS
 from fedtilt.data.image_cache import MODES
 from fedtilt.data.outliers import KINDS
 from fedtilt.errors import InputError
+from fedtilt.imports import is_function_path
 from fedtilt.models import MODELS
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec.method import MethodSpec
@@ -256,23 +257,57 @@ class OutliersSpec(SpecTable):
             raise InputError(str(error).replace("outlier_", "outliers.")) from None
 
 
+def _check_model_name(name: str) -> str:
+    if name not in MODELS and not is_function_path(name):
+        raise ValueError("neither a built-in model nor a function")
+    return name
+
+
+def _check_arguments(value: Any) -> Any:
+    """Values that a spec can hold: numbers, text, true and false, lists and tables of them."""
+    if not isinstance(value, bool | int | float | str | list | dict):
+        raise ValueError("not an argument")
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_arguments(part)
+    return value
+
+
 class ModelSpec(SpecTable):
     """`[model]`."""
 
-    name: Annotated[str, one_of(MODELS)] = Field(default="mlp", description="the model every client trains")
+    name: Annotated[str, AfterValidator(_check_model_name)] = Field(
+        default="mlp",
+        description="the model every client trains; your own is a function, found from the current folder, that "
+        "returns an nn.Module and may take input_shape and classes",
+        json_schema_extra=allowed_text(f"one of {', '.join(MODELS)}, or package.module:function"),
+    )
+    arguments: Annotated[dict[str, Any], AfterValidator(_check_arguments)] = Field(
+        default={},
+        description="further arguments of your own function; it may be a table [model.arguments] too",
+        json_schema_extra=allowed_text("a table, such as {width = 64}"),
+    )
     hidden: tuple[PositiveInt, ...] = Field(
         default=(200, 200),
         strict=False,
-        description="the sizes of the hidden layers; mlp only",
+        description="the sizes of the hidden layers of mlp",
         json_schema_extra=allowed_text("a list of whole numbers ≥ 1"),
     )
     channels: tuple[PositiveInt, ...] = Field(
         default=(32, 64, 128),
         strict=False,
         min_length=1,
-        description="the channels of the convolution blocks; cnn only",
+        description="the channels of the convolution blocks of cnn",
         json_schema_extra=allowed_text("a list of one or more whole numbers ≥ 1"),
     )
+
+    @model_validator(mode="after")
+    def _check_own(self) -> Self:
+        if self.arguments and self.name in MODELS:
+            raise InputError(
+                f"model.arguments = {self.arguments} are for a function of your own, and model.name is {self.name!r}; "
+                "leave them out"
+            )
+        return self
 
 
 def _train_field(setting: dataclasses.Field[Any]) -> tuple[Any, Any]:
@@ -281,7 +316,7 @@ def _train_field(setting: dataclasses.Field[Any]) -> tuple[Any, Any]:
     plain = [k for k in get_args(kind) if k in (bool, int, float, str, type(None))]
     examples = None if m["example"] is None else [m["example"]]
     limits: dict[str, Any] = m["limits"] | ({"allow_inf_nan": False} if float in {kind, *get_args(kind)} else {})
-    extra = allowed_text(m["allowed"]) if m["allowed"] else None
+    extra = {key: m[key] for key in ("allowed", "heading") if m[key]} or None
     if get_origin(kind) is tuple:
         kind = types.GenericAlias(tuple, (Annotated[plain[0], Field(**limits)], ...))
         return kind, Field(default=setting.default, strict=False, description=m["meaning"], json_schema_extra=extra)

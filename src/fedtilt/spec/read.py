@@ -21,6 +21,7 @@ from fedtilt.spec.method import MethodSpec, required_settings
 from fedtilt.spec.table import SpecTable
 
 Raw = dict[str, Any]
+_PATHS = (*(("data", key) for key in ("file", "images", "leaf", "schema", "folder")), ("train", "init"))
 
 
 def builtin_names() -> list[str]:
@@ -116,12 +117,12 @@ def _toml_problem(error: tomllib.TOMLDecodeError) -> str:
 
 
 def _make_paths_absolute(raw: Raw, folder: Path) -> None:
-    data = raw.get("data", {})
-    for key in ("file", "images", "leaf", "schema", "folder"):
-        if isinstance(data.get(key), str) and data[key]:
-            if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", data[key]):
-                raise InputError(f"data.{key} = {data[key]!r} is a URL; download it first, and give the path")
-            data[key] = os.path.abspath(folder / Path(data[key]).expanduser())
+    for name, key in _PATHS:
+        table = raw.get(name, {})
+        if isinstance(table.get(key), str) and table[key]:
+            if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", table[key]):
+                raise InputError(f"{name}.{key} = {table[key]!r} is a URL; download it first, and give the path")
+            table[key] = os.path.abspath(folder / Path(table[key]).expanduser())
 
 
 def _select_methods(methods: list[Raw], requested: Sequence[str]) -> list[Raw]:
@@ -150,6 +151,7 @@ def _override(raw: Raw, text: str) -> None:
         raise InputError(f"--set {text!r} is not KEY=VALUE; write for example --set train.rounds=5")
     head, _, rest = key.partition(".")
     table: type[SpecTable] = Spec
+    kind: Any
     target, path, last = raw, [head] if rest else [], rest or head  # the raw table to change
     if head in TABLES and rest:
         table, target = TABLES[head], raw.setdefault(head, {})
@@ -161,9 +163,13 @@ def _override(raw: Raw, text: str) -> None:
         raise InputError(f"--set {text!r} sets a whole table; set one of its keys, as in {example}")
     elif rest:
         raise InputError(f"--set {text!r} names an unknown table; the tables are {', '.join([*TABLES, 'methods'])}")
-    if last not in table.model_fields:
+    key, _, entry = last.partition(".")
+    if entry and key in table.model_fields and get_origin(table.model_fields[key].annotation) is dict:
+        kind, target, last = Any, target.setdefault(key, {}), entry  # model.arguments.width
+    elif last in table.model_fields:
+        kind = table.model_fields[last].annotation
+    else:
         raise unknown_key(path, last, _parse_value(value_text), table)
-    kind = table.model_fields[last].annotation
     if not value_text:
         target.pop(last, None)
     else:  # for a key of type text, 5 and 2026-01-01 are text
@@ -191,7 +197,7 @@ def _method_table(raw: Raw, name: str, text: str) -> Raw:
 
 
 def _takes_text(kind: Any) -> bool:
-    if get_origin(kind) is tuple:
+    if get_origin(kind) in (tuple, dict):
         return False
     kinds = {kind, *get_args(kind)}
     return str in kinds or any(str in get_args(part)[:1] for part in kinds)

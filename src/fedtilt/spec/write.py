@@ -50,7 +50,7 @@ def reference() -> str:
     blocks = [_INTRODUCTION.format(builtins=", ".join(f"`{name}`" for name in builtin_names()))]
     blocks += ["## The run", _rows(Spec, _TOP)]
     for key, table in TABLES.items():
-        blocks += [f"## `[{key}]`", _sentence(Spec.model_fields[key]), _rows(table, table.model_fields)]
+        blocks += [f"## `[{key}]`", _sentence(Spec.model_fields[key]), *_sections(table)]
     blocks += ["## `[[methods]]`", _sentence(Spec.model_fields["methods"]), _METHODS, _presets()]
     blocks += ["The keys of a method:", _rows(MethodSpec, MethodSpec.model_fields)]
     return "\n\n".join(blocks) + "\n"
@@ -66,6 +66,8 @@ def format_toml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{', '.join(format_toml(part) for part in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{format_toml(str(key))} = {format_toml(part)}' for key, part in value.items())}}}"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves DEL, TOML forbids it
     return repr(value)  # int and float: shortest text that reads back as the same number; inf and -inf are TOML
@@ -119,6 +121,8 @@ def _commented_pairs(table: SpecTable, keys: Iterable[str]) -> list[str]:
     blocks = []
     for key in keys:
         field, value = type(table).model_fields[key], getattr(table, key)
+        if heading := _heading(field):
+            blocks.append(f"# --- {heading} ---")
         pair = (
             f"# {key} = {format_toml((field.examples or [''])[0])}"
             if value is None
@@ -151,6 +155,23 @@ def _parameters_text(preset: str) -> str:
         for key, default in defaults.items()
     ]
     return ", ".join(texts) or "none"
+
+
+def _heading(field: FieldInfo) -> str:
+    """What stands above this key and the following ones, if anything."""
+    extra = field.json_schema_extra
+    return str(extra.get("heading", "")) if isinstance(extra, dict) else ""
+
+
+def _sections(table: type[SpecTable]) -> list[str]:
+    """The rows of all keys, a table under every heading."""
+    sections: dict[str, list[str]] = {}
+    heading = ""
+    for key, field in table.model_fields.items():
+        heading = _heading(field) or heading
+        sections.setdefault(heading, []).append(key)
+    return [block for title, keys in sections.items() for block in (f"### {title}" if title else "", _rows(table, keys))
+            if block]  # fmt: skip
 
 
 def _rows(table: type[SpecTable], keys: Iterable[str]) -> str:
