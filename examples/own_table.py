@@ -31,7 +31,7 @@ def write_table(path: Path) -> None:
 def main(path: Path) -> None:
     """Train three methods on the table and print the accuracy per hospital and class."""
     data = ft.data.table(path, target="diagnosis", client="hospital")
-    federation = ft.Federation.build(data, partition="column")
+    federation = ft.Federation.build(data)
     result = ft.run(
         [ft.fedavg(), ft.ditto(mu=0.1), ft.fedtilt(tau=2, lam=0, mu=0.1)],
         federation, ft.models.logistic, rounds=20, participation=1.0, epochs=5, lr=0.1,
