@@ -68,9 +68,10 @@ class Round:
     validation: Mapping[str, Counts] | None  # the same on validation data, if the federation has any
     validation_total: Tensor | None  # (N, K) validation samples
     seconds: float
+    screened: Mapping[str, Mapping[int, str]]  # method → client → why its update was refused or bounded
     _net: nn.Module
     _parts: Parts
-    _clients: tuple[str, ...]
+    client_names: tuple[str, ...]
 
     def metrics(self, method: str, *, validation: bool = False) -> Metrics:
         """Metrics of the method's evaluated models, on test or on validation data."""
@@ -88,7 +89,7 @@ class Round:
         self._check(method)
         kept: Tensors = {}
         if client is not None:
-            kept = self.state.client_states.get((method, client_number(client, self._clients)))
+            kept = self.state.client_states.get((method, client_number(client, self.client_names)))
         return build_client_model(self._net, self._parts, self.state.server[method], kept, personal=client is not None)
 
     def _check(self, method: str) -> None:
@@ -237,7 +238,8 @@ def _run_round(
 
     # 4. server update; the state changes only after all models have been checked
     _check_finite(number, methods, server, updates, kept)
-    state.server = {m.name: server_update(m, server[m.name], updates[m.name], settings).state for m in methods}
+    updated = {m.name: server_update(m, server[m.name], updates[m.name], settings) for m in methods}
+    state.server = {name: update.state for name, update in updated.items()}
     state.round = number
     _store(state, kept)
     del server, plans, updates, kept  # free their memory before the evaluation
@@ -253,9 +255,10 @@ def _run_round(
         validation=validation.all_counts(methods, state) if evaluate and validation else None,
         validation_total=validation.total if validation else None,
         seconds=time.perf_counter() - started,
+        screened={name: {**update.bounded, **update.rejected} for name, update in updated.items()},
         _net=prepared.net,
         _parts=prepared.parts,
-        _clients=federation.client_names,
+        client_names=federation.client_names,
     )
 
 

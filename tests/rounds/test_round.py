@@ -88,7 +88,8 @@ def test_fedavg_takes_the_mean_in_any_order_of_arrival() -> None:
     torch.testing.assert_close(update.state["parameters"], torch.stack(list(updates.values())).mean(0))
     assert update.rejected == {}
     assert torch.equal(
-        aggregate(fedavg(), torch.zeros(50), dict(reversed(updates.items()))).state["parameters"], update.state["parameters"]
+        aggregate(fedavg(), torch.zeros(50), dict(reversed(updates.items()))).state["parameters"],
+        update.state["parameters"],
     )
 
 

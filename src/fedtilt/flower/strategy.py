@@ -26,7 +26,8 @@ from fedtilt.flower.run_folder import ServerRunFolder
 from fedtilt.flower.task import FederationInfo
 from fedtilt.methods import Method
 from fedtilt.parts import Parts, Tensors
-from fedtilt.rounds.round import ClientUpdate, invalid_updates, server_update
+from fedtilt.rounds.client_update import ClientUpdate
+from fedtilt.rounds.round import ServerUpdate, invalid_updates, server_update
 from fedtilt.rounds.settings import TrainSettings
 
 _log = logging.getLogger("flwr")
@@ -164,10 +165,20 @@ class FedTiltStrategy(Strategy):
             self.membership.reject(f"site {site}", reason)
             del accepted[site]
         self._record_participation(round, accepted, rejected)
-        self._server = server_update(self.method, self._server, accepted, self.settings).state
+        updated = server_update(self.method, self._server, accepted, self.settings)
+        self._record_screening(round, updated)
+        self._server = updated.state
         if self.run_folder is not None:
             self.run_folder.save_checkpoint(round, self._server)
         return self._arrays(), MetricRecord({"sites": len(accepted), "rejected": len(rejected)})
+
+    def _record_screening(self, round: int, updated: ServerUpdate) -> None:
+        """Name the sites whose updates were refused or bounded because they stand out."""
+        for site, reason in sorted({**updated.bounded, **updated.rejected}.items()):
+            _log.warning("round %d: site %d %s", round, site, reason)
+            self.membership.reject(f"site {site}", reason.partition(" (")[0])
+        if self.run_folder is not None and (updated.bounded or updated.rejected):
+            self.run_folder.record_rejections(self.membership.rejections())
 
     def _arrays(self) -> ArrayRecord:
         return to_arrays(self._parts, self._server["parameters"], self._server.get("buffers"))

@@ -19,6 +19,7 @@ from fedtilt.rounds.initial_model import build_initial_model, initial_model
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec import Spec, federation_of, load, model_of, train_settings_of
 
+SCREEN = 3.0  # of updates, in a deployment whose spec does not say: see `fedtilt.rounds.screening`
 NodeConfig = Mapping[str, bool | float | int | str]
 
 
@@ -87,7 +88,10 @@ class Task:
             raise InputError(
                 f"outliers.kind = {spec.outliers.kind!r} would corrupt real data; remove [outliers] from the spec"
             )
-        return ResolvedTask(spec, spec.methods[0].to_method(), train_settings_of(spec, spec.seed))
+        settings = train_settings_of(spec, spec.seed)
+        if settings.screen is None:
+            settings = dataclasses.replace(settings, screen=SCREEN)
+        return ResolvedTask(spec, spec.methods[0].to_method(), settings)
 
     def federation_info(self, resolved: ResolvedTask) -> FederationInfo:
         """What the server knows about the sites."""

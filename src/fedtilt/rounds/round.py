@@ -23,18 +23,11 @@ from fedtilt.math.aggregate import AGGREGATORS, tilted
 from fedtilt.methods import Method
 from fedtilt.models import with_weights
 from fedtilt.parts import Parts, Tensors, vector_to_buffers
+from fedtilt.rounds.client_update import ClientUpdate
+from fedtilt.rounds.screening import screen
 from fedtilt.rounds.server_optimizers import server_step
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.training import LocalJob, Trained
-
-
-class ClientUpdate(NamedTuple):
-    """What a client sends after a round."""
-
-    parameters: Tensor  # (S,)
-    samples: int  # training samples
-    buffers: Tensor | None = None  # (B,) if the server averages them
-    declared: Mapping[str, float] = {}  # numbers that a method asks for, such as the loss of the received model
 
 
 def plan(
@@ -135,6 +128,7 @@ class ServerUpdate(NamedTuple):
 
     state: dict[str, Tensor]
     rejected: dict[int, str]  # client → reason
+    bounded: dict[int, str]  # client → what screening bounded in its update
 
 
 def invalid_reason(update: Tensor, reference: Tensor) -> str | None:
@@ -189,7 +183,12 @@ def server_update(
     """
     received = server["parameters"]
     rejected = invalid_updates(updates, server)
-    accepted = [client for client in sorted(updates) if client not in rejected]
+    updates = {client: updates[client] for client in sorted(updates) if client not in rejected}
+    state, bounded = dict(server), dict[int, str]()
+    if settings.screen and updates:
+        updates, refused, bounded, state["update_lengths"] = screen(server, updates, settings.screen)
+        rejected |= refused
+    accepted = list(updates)
     if not accepted:
         reasons = "; ".join(f"client {client} {reason}" for client, reason in rejected.items())
         raise InputError(f"method {method.name!r} has no client model to aggregate ({reasons or 'none arrived'})")
@@ -201,9 +200,9 @@ def server_update(
         aggregated = AGGREGATORS[method.aggregator].apply(models, weights, received, method.bad_share)
     else:
         aggregated = tilted(models, method.q, method.distance, weights=weights, start=received, steps=method.steps)
-    state = dict(server) | {"parameters": aggregated}
+    state["parameters"] = aggregated
     if settings.server_optimizer is not None:
-        state = server_step(settings, server, aggregated)
+        state |= server_step(settings, server, aggregated)
     if "buffers" in server:
         buffers = torch.stack([b for client in accepted if (b := updates[client].buffers) is not None])
         state["buffers"] = tilted(buffers, 0.0, weights=weights, start=server["buffers"])
@@ -214,4 +213,4 @@ def server_update(
             + (f"lower the size in steps = {method.steps}" if method.steps else f"check its aggregation rule {rule!r}"),
             methods=[method.name],
         )
-    return ServerUpdate(state, rejected)
+    return ServerUpdate(state, dict(sorted(rejected.items())), bounded)

@@ -123,6 +123,13 @@ class TrainSettings:
     server_epsilon: float | None = setting(
         None, "what adam, yogi and adagrad add to the root of the second moment; left out: 0.001", gt=0, example=0.001
     )
+    screen: float | None = setting(
+        None,
+        "compare every update with the others of its round: one longer than so many times the median is clipped, one "
+        "that stands out more is refused; 0: no screening; left out: 0 in the simulator, 3 in a deployment",
+        ge=0,
+        example=3.0,
+    )
     seed: int = setting(0, "the random seed", ge=0)
     eval_every: int | None = setting(
         None,
@@ -183,6 +190,8 @@ class TrainSettings:
             raise InputError(f"schedule = {self.schedule!r} needs decay, such as decay = 0.5")
         if self.schedule == "step" and self.decay_rounds is None:
             raise InputError("schedule = 'step' needs decay_rounds, such as decay_rounds = 10")
+        if self.screen is not None and 0 < self.screen <= 1:
+            raise InputError(f"screen = {self.screen:g} would clip ordinary updates; choose 0 (none) or more than 1")
         if self.warmup_rounds >= self.rounds and self.warmup_rounds:
             raise InputError(
                 f"warmup_rounds = {self.warmup_rounds} is not less than rounds = {self.rounds}; choose fewer"

@@ -122,8 +122,10 @@ def train_to_end(
         model=_model_description(prepared),
     )
     saved_at, saved_round = time.monotonic(), 0
+    screened: set[tuple[str, int]] = set()
     for r in simulate_prepared(prepared, state=state, client_states=recorder.client_states):
         state, summaries = r.state, None
+        _notice_screened(r, screened, notice)
         if r.counts is not None:
             summaries = summarise_all(r.counts, r.total, federation.has_outliers)
             validation = summarise_all(r.validation, r.validation_total, federation.has_outliers)
@@ -139,6 +141,15 @@ def train_to_end(
             raise
     assert state is not None  # there is at least one round, trained now or before
     return _result(prepared, recorder, state)
+
+
+def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) -> None:
+    """Name every client whose update stands out, the first time that it does."""
+    for method, reasons in round.screened.items():
+        for client, reason in sorted(reasons.items()):
+            if (method, client) not in known:
+                known.add((method, client))
+                notice(f"round {round.number}, method {method!r}: client {round.client_names[client]} {reason}")
 
 
 def _result(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: FederationState) -> Result:

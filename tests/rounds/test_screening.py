@@ -1,0 +1,139 @@
+"""Screening: one client's update cannot destroy a shared model, and the client is named."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedtilt as ft
+from fedtilt import simulation
+from fedtilt.rounds.client_update import ClientUpdate
+from fedtilt.rounds.round import server_update
+from fedtilt.rounds.screening import screen
+from fedtilt.rounds.settings import TrainSettings
+
+W = torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def updates(*steps: list[float], samples: int = 10) -> dict[int, ClientUpdate]:
+    return {n: ClientUpdate(W + torch.tensor(step), samples) for n, step in enumerate(steps)}
+
+
+HONEST = [[1.0, 0.1, 0.0, 0.0], [1.0, -0.1, 0.0, 0.0], [1.0, 0.0, 0.1, 0.0]]
+
+
+def test_updates_of_one_kind_pass_unchanged() -> None:
+    before = updates(*HONEST)
+    screened = screen({"parameters": W}, before, 3.0)
+    assert screened.refused == screened.bounded == {}
+    assert all(screened.updates[n].parameters is before[n].parameters for n in before)
+    assert screened.lengths.tolist() == pytest.approx([1.01**0.5])
+
+
+def test_a_long_update_is_clipped_and_a_longer_one_refused() -> None:
+    before = updates(*HONEST, [0.0, 4.0, 0.0, 0.0], [700.0, 0.0, 0.0, 0.0])
+    screened = screen({"parameters": W}, before, 3.0)
+    reference = 1.01**0.5  # the median of five lengths
+    assert (screened.updates[3].parameters - W).norm() == pytest.approx(3 * reference)
+    assert screened.bounded == {3: "sent an update 3.98 times as long as the median: it was clipped"}
+    assert screened.refused == {4: "sent an update 697 times as long as the median"}
+    assert list(screened.updates) == [0, 1, 2, 3]
+
+
+def test_earlier_rounds_are_a_reference_where_a_round_has_two_updates() -> None:
+    pair = updates(HONEST[0], [1e30, 0.0, 0.0, 0.0])
+    assert screen({"parameters": W}, pair, 3.0).refused == {}  # which of the two is right?
+    server = {"parameters": W, "update_lengths": torch.tensor([1.0, 1.1, 0.9])}
+    screened = screen(server, pair, 3.0)
+    assert list(screened.refused) == [1]
+    assert screened.lengths.tolist() == pytest.approx([1.0, 1.1, 0.9, 1.01**0.5])
+
+
+def test_an_update_against_all_others_is_refused_if_these_agree() -> None:
+    opposed = [-1.0, 0.0, 0.0, 0.0]
+    screened = screen({"parameters": W}, updates(*HONEST, opposed), 3.0)
+    assert screened.refused == {3: "sent an update that points away from the others (cosine -1.00)"}
+    different = updates([1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], opposed)
+    assert screen({"parameters": W}, different, 3.0).refused == {}
+
+
+def test_a_model_sent_back_and_a_claim_of_samples() -> None:
+    before = updates(*HONEST, [0.0] * 4)
+    before[0] = before[0]._replace(samples=10_000_000)
+    screened = screen({"parameters": W}, before, 3.0)
+    assert screened.refused == {3: "sent the model back as it received it"}
+    assert screened.bounded == {0: "claimed 10000000 samples, of which 30 count"}
+    assert screened.updates[0].samples == 30
+
+
+def test_the_server_keeps_the_lengths_and_reports_what_it_did() -> None:
+    method, settings = ft.fedavg(), TrainSettings(screen=3.0)
+    update = server_update(method, {"parameters": W}, updates(*HONEST, [1e30] * 4), settings)
+    assert list(update.rejected) == [3]
+    torch.testing.assert_close(update.state["parameters"], W + torch.tensor(HONEST).mean(0))
+    assert len(update.state["update_lengths"]) == 1
+    plain = server_update(method, {"parameters": W}, updates(*HONEST), TrainSettings())
+    screened = server_update(method, {"parameters": W}, updates(*HONEST), settings)
+    assert torch.equal(plain.state["parameters"], screened.state["parameters"])
+    assert list(plain.state) == ["parameters"]
+
+
+def _poisoned(kind: str, update: ClientUpdate, w: Tensor) -> ClientUpdate:
+    if kind == "samples":
+        return update._replace(samples=10_000_000)
+    step = update.parameters - w
+    parameters = {
+        "x10": w + 10 * step, "x100": w + 100 * step, "sign flip": w - step, "minus": -update.parameters,
+        "1e30": torch.full_like(w, 1e30), "3e38": torch.full_like(w, 3e38), "zeros": torch.zeros_like(w),
+        "unchanged": w.clone(),
+    }  # fmt: skip
+    return update._replace(parameters=parameters[kind])
+
+
+POISONS = ["x10", "x100", "sign flip", "minus", "1e30", "3e38", "zeros", "unchanged", "samples"]
+
+
+def _train(monkeypatch: pytest.MonkeyPatch, clients: int, bad: tuple[int, ...], kind: str) -> simulation.Round:
+    """Twelve rounds in which the bad clients are absent, or send poison; returns the last."""
+    federation = ft.Federation.build(ft.data.load("digits"), clients=clients, partition="iid")
+    method = ft.ditto(weighting="samples")
+
+    def poison(prepared: object, plans: dict, *rest: object) -> tuple:  # type: ignore[type-arg]
+        if kind == "absent":
+            return train(prepared, {c: plan for c, plan in plans.items() if c not in bad}, *rest)
+        sent, kept = train(prepared, plans, *rest)
+        for client in bad:
+            w = plans[client][method.name]["shared"].start
+            sent[method.name][client] = _poisoned(kind, sent[method.name][client], w)
+        return sent, kept
+
+    train = simulation._train
+    monkeypatch.setattr(simulation, "_train", poison)
+    rounds = ft.simulate(
+        [method], federation, ft.models.logistic, rounds=12, participation=1.0, epochs=2, lr=0.05, screen=3.0, workers=0
+    )
+    named = set()
+    for last in rounds:
+        named |= set(last.screened[method.name])
+    monkeypatch.undo()
+    assert named == (set() if kind == "absent" else set(bad))
+    return last
+
+
+@pytest.mark.parametrize(("clients", "bad"), [(4, (1,)), (10, (2, 7))])
+def test_no_poison_costs_two_points(monkeypatch: pytest.MonkeyPatch, clients: int, bad: tuple[int, ...]) -> None:
+    """The goal: shared and personal accuracy within 2 points of the run without the bad clients, which are named."""
+    without = _train(monkeypatch, clients, bad, "absent")
+    good = [n for n in range(clients) if n not in bad]
+    for kind in POISONS:
+        with_poison = _train(monkeypatch, clients, bad, kind)
+        for part in ("shared", "personal"):
+            accuracy = [
+                100 * (getattr(r.counts["ditto"], part)[good].sum() / r.total[good].sum()).item()  # type: ignore[index]
+                for r in (without, with_poison)
+            ]
+            assert accuracy[1] > accuracy[0] - 2, (kind, part, accuracy)
+
+
+def test_settings_of_screening() -> None:
+    with pytest.raises(ft.InputError, match=r"screen = 0.5 would clip ordinary updates; choose 0 \(none\)"):
+        TrainSettings(screen=0.5)
