@@ -111,6 +111,8 @@ def test_a_class_without_test_or_training_samples():
 def test_values_that_overflow():
     (text,) = about(clean().assign(huge=np.arange(200) * 1e199))
     assert text == "column 'huge' has values up to 2e+201, too large to standardise; its input is 0: divide it"
+    (text,) = about(clean().assign(huge=[None, *(n * 1e199 for n in range(199))]))
+    assert "too large to standardise" in text
     frame = clean().assign(large=clean()["a"] * 1e39)  # beyond float32, but not once it is standardised
     data = table(frame, target="y")
     assert about(frame) == []

@@ -1,6 +1,7 @@
 """Warnings about the columns of a table, as a careful colleague would give them."""
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -23,37 +24,32 @@ def table_warnings(columns: Columns, schema: Schema, train: np.ndarray, labels: 
         train: the positions of the training rows
         labels: the class of each row; None: unknown
     """
-    warnings = []
-    for column in schema.columns:
-        if not column.is_feature:
-            continue
-        cells = read_cells(columns, column.name, column.kind, column.format)
-        name = f"column {column.name!r}"
-        if _is_constant(column):
-            if (
-                cells.values is not None
-                and np.nanmin(cells.values[train], initial=0) != np.nanmax(cells.values[train], initial=0)
-                and _overflows(cells.values[train])
-            ):
-                largest = np.nanmax(np.abs(cells.values[train]))
-                warnings.append(
-                    f"{name} has values up to {largest:.0e}, too large to standardise; its input is 0: divide it"
-                )
-            else:
-                warnings.append(f"{name} is constant in the training rows; its input is always 0: drop it")
-            continue
-        if column.kind == "number" and _is_row_number(column, cells, train):
-            warnings.append(f"{name} looks like an identifier: a different whole number in every row; drop it")
-        if column.format and _is_ambiguous(column, cells):
-            warnings.append(
-                f"{name} has dates that can be month/day or day/month; they are read as {column.format}: set format in "
-                "the schema"
-            )
-        if labels is not None and _predicts(column, cells, train, labels):
-            warnings.append(
-                f"{name} alone predicts {schema.target!r} in every row; if it is a copy of the label, drop it"
-            )
-    return warnings
+    return [
+        f"column {column.name!r} {text}"
+        for column in schema.columns if column.is_feature
+        for text in _problems(columns, column, train, labels, schema.target)
+    ]  # fmt: skip
+
+
+def _problems(
+    columns: Columns, column: Column, train: np.ndarray, labels: np.ndarray | None, target: str | None
+) -> Iterator[str]:
+    cells = read_cells(columns, column.name, column.kind, column.format)
+    if column.kind in NUMERIC and not column.deviation and _overflows(cells.values[train]):  # type: ignore[index]
+        largest = np.nanmax(np.abs(cells.values[train]))  # type: ignore[index]
+        yield f"has values up to {largest:.0e}, too large to standardise; its input is 0: divide it"
+        return
+    if _is_constant(column):
+        yield "is constant in the training rows; its input is always 0: drop it"
+        return
+    if column.kind == "number" and _is_row_number(column, cells, train):
+        yield "looks like an identifier: a different whole number in every row; drop it"
+    if column.format and _is_ambiguous(column, cells):
+        yield (
+            f"has dates that can be month/day or day/month; they are read as {column.format}: set format in the schema"
+        )
+    if labels is not None and _predicts(column, cells, train, labels):
+        yield f"alone predicts {target!r} in every row; if it is a copy of the label, drop it"
 
 
 def left_out(schema: Schema, described: Schema) -> list[str]:
@@ -75,8 +71,10 @@ def _is_constant(column: Column) -> bool:
 
 
 def _overflows(values: np.ndarray) -> bool:
+    """Whether the squares of these values are beyond float64."""
+    present = values[~np.isnan(values)]
     with np.errstate(over="ignore", invalid="ignore"):
-        return not np.isfinite(np.nansum(np.square(values - np.nanmean(values))))
+        return len(present) > 0 and not np.isfinite(np.square(present - present.mean()).sum())
 
 
 def _is_row_number(column: Column, cells: Cells, train: np.ndarray) -> bool:
