@@ -25,6 +25,11 @@ def site_state(home: Path, site: int) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
+def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    """The same bits."""
+    torch.testing.assert_close(dict(a), dict(b), rtol=0, atol=0)
+
+
 def metrics_lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "seed-0/metrics.jsonl").read_text().splitlines()]
 
@@ -77,11 +82,21 @@ def test_a_site_writes_its_report(deployment: Deployment, tmp_path: Path) -> Non
     assert f"kept on this site: personal model in {report['file']}" in path.with_suffix(".txt").read_text()
 
 
+RECIPE = 'train.local=["head.*"]\ntrain.momentum=0.9\ntrain.lr=0.02\ntrain.server_optimizer=adagrad'
+
+
 @pytest.mark.parametrize("stop_at", ["train", "evaluate"])
-def test_a_killed_server_resumes_to_the_same_models(deployment: Deployment, tmp_path: Path, stop_at: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "settings", "kept"),
+    [(None, "", {"personal"}), (RecipeModel, RECIPE, {"personal", "personal_buffers", "local", "buffers"})],
+)
+def test_a_killed_server_resumes_to_the_same_models(
+    spec: Path, tmp_path: Path, stop_at: str, model: type | None, settings: str, kept: set[str]
+) -> None:
     """The server is killed after the sites have trained round 2: before it aggregates, or before it evaluates."""
+    deployment = Deployment(Task(spec=spec, model=model), tmp_path)
     uninterrupted = Deployment(deployment.task, tmp_path / "uninterrupted")
-    uninterrupted.run()
+    uninterrupted.run(set=settings)
 
     def interrupt(reply, site, round):
         if reply.metadata.message_type == stop_at and round == 2 and site == 1:
@@ -89,14 +104,14 @@ def test_a_killed_server_resumes_to_the_same_models(deployment: Deployment, tmp_
         return [reply]
 
     with pytest.raises(KeyboardInterrupt):
-        deployment.run(interrupt)
-    deployment.run()
+        deployment.run(interrupt, set=settings)
+    deployment.run(set=settings)
     a, b = (RunFolder(home / "run/seed-0").latest() for home in (tmp_path, tmp_path / "uninterrupted"))
-    assert torch.equal(a.shared["fedtilt"], b.shared["fedtilt"])
+    assert_equal(a.server["fedtilt"], b.server["fedtilt"])
     for site in (0, 1):  # back by one round, and trained again
         a_kept, b_kept = site_state(tmp_path, site), site_state(tmp_path / "uninterrupted", site)
-        assert a_kept.keys() == b_kept.keys() == {"personal"}
-        assert torch.equal(a_kept["personal"], b_kept["personal"])
+        assert a_kept.keys() == kept
+        assert_equal(a_kept, b_kept)
     assert metrics_lines(tmp_path / "run") == metrics_lines(tmp_path / "uninterrupted/run")
 
 

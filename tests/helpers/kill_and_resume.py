@@ -1,6 +1,6 @@
 """Kill and resume a run many times, and compare its final state with an uninterrupted run. Used by test_run_folder.py.
 
-    python tests/helpers/kill_and_resume.py FOLDER KILLS
+    python -m tests.helpers.kill_and_resume FOLDER KILLS CASE
 
 The process forks a child for every attempt, so that torch is imported once; the child is killed with SIGKILL after a
 random time. Every attempt resumes the last one; a run that finishes is compared, and a new one is started.
@@ -20,6 +20,7 @@ import torch
 
 import fedtilt as ft
 from fedtilt.storage.run_folder import RunFolder
+from tests.helpers.recipe_model import RecipeModel
 
 torch.set_num_threads(1)
 FEDERATION = ft.Federation.build(
@@ -27,14 +28,23 @@ FEDERATION = ft.Federation.build(
 )  # fmt: skip
 
 
-def model(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+def mlp(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
     return ft.models.mlp(input_shape, classes, hidden=(8,))
 
 
-def train(folder: Path, workers: int) -> None:
+RECIPE = {"lr": 0.02, "momentum": 0.9, "schedule": "step", "decay": 0.5, "decay_rounds": 5, "server_optimizer": "yogi"}
+CASES = {
+    "plain": (mlp, {"lr": 0.1}),
+    "local": (RecipeModel, RECIPE | {"local": ["head.*"]}),
+    "average": (RecipeModel, RECIPE | {"buffers": "average", "optimizer": "adam", "momentum": 0.0}),
+}
+
+
+def train(folder: Path, workers: int, case: str) -> None:
     methods = [ft.ditto(0.1), ft.fedtilt(tau=1, lam=-2, mu=0.1)]
-    settings = {"rounds": 15, "participation": 0.5, "epochs": 1, "lr": 0.1, "eval_every": 2}
-    # a memory limit of three models: most of them are on disk
+    model, recipe = CASES[case]
+    settings = {"rounds": 15, "participation": 0.5, "epochs": 1, "eval_every": 2} | recipe
+    # a memory limit of a few models: most of them are on disk
     ft.run(
         methods, FEDERATION, model, out=folder, checkpoint_seconds=0, memory_limit=3 * 2500, workers=workers, **settings
     )
@@ -55,13 +65,13 @@ def hashes_of(folder: Path) -> dict[str, str]:
     return hashes
 
 
-def attempt(folder: Path, workers: int, seconds: float) -> bool:
+def attempt(folder: Path, workers: int, case: str, seconds: float) -> bool:
     """Start or resume a run, and kill it after so many seconds; whether it finished before."""
     child = os.fork()
     if not child:
         code = 1
         try:
-            train(folder, workers)
+            train(folder, workers, case)
             code = 0
         finally:
             os._exit(code)
@@ -77,16 +87,16 @@ def attempt(folder: Path, workers: int, seconds: float) -> bool:
     return os.waitstatus_to_exitcode(status) == 0
 
 
-def main(folder: Path, kills_wanted: int) -> None:
+def main(folder: Path, kills_wanted: int, case: str) -> None:
     reference = folder / "reference"
-    assert attempt(reference, 0, 60.0)
+    assert attempt(reference, 0, case, 60.0)
     expected = hashes_of(reference)
     rng = random.Random(0)
     kills = finished = 0
     run = folder / "run"
     while kills < kills_wanted or not finished:
         seconds = rng.uniform(0.01, 0.3) if kills < kills_wanted else 60.0
-        if attempt(run, kills % 3, seconds):
+        if attempt(run, kills % 3, case, seconds):
             finished += 1
             assert hashes_of(run) == expected, "a resumed run differs from an uninterrupted one"
             shutil.rmtree(run)
@@ -96,4 +106,4 @@ def main(folder: Path, kills_wanted: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from fedtilt.locks import locked
 from fedtilt.rounds.client_states import ClientStates, FederationState, file_name
 from fedtilt.runs.export import state_dict
 from fedtilt.storage.run_folder import RunFolder
+from tests.helpers.recipe_model import RecipeModel, other_backbone, other_statistics
 
 METHODS = [ft.ditto(0.1), ft.fedtilt(tau=1, lam=-2, mu=0.1)]
 SETTINGS = {"rounds": 4, "participation": 0.5, "epochs": 1, "lr": 0.1, "workers": 0}
@@ -49,16 +51,27 @@ def run_again(federation: ft.Federation, folder: Path, **changed) -> tuple[ft.Re
     return ft.run(arguments.pop("methods", METHODS), federation, model, **arguments), notes
 
 
-def test_a_run_killed_fifty_times_ends_with_the_same_bits(tmp_path: Path) -> None:
-    script = Path(__file__).parents[1] / "helpers" / "kill_and_resume.py"
+@pytest.mark.parametrize(
+    ("case", "kills", "hashes"),
+    [
+        ("plain", 50, 2 + 12 + 8 + 1),  # two servers, twelve personal models, counts and metrics
+        ("local", 10, 2 * 3 + 12 * 4 + 8 + 1),  # momentum of the server; local parts and two sets of buffers
+        ("average", 10, 2 * 4 + 12 * 2 + 8 + 1),
+    ],
+)
+def test_a_run_killed_many_times_ends_with_the_same_bits(tmp_path: Path, case: str, kills: int, hashes: int) -> None:
     process = subprocess.run(
-        [sys.executable, "-W", "error", str(script), str(tmp_path), "50"], capture_output=True, text=True, timeout=300
+        [sys.executable, "-W", "error", "-m", "tests.helpers.kill_and_resume", str(tmp_path), str(kills), case],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert process.returncode == 0, process.stderr
     summary = json.loads(process.stdout)
-    assert summary["kills"] == 50
+    assert summary["kills"] == kills
     assert summary["finished"] >= 1
-    assert summary["hashes"] >= 2 + 6 + 8  # shared, personal, counts and metrics
+    assert summary["hashes"] == hashes
 
 
 def test_a_finished_run_is_read_not_trained(federation: ft.Federation, copy: Path) -> None:
@@ -276,6 +289,30 @@ def test_another_initial_model_is_refused(federation: ft.Federation, copy: Path)
 
     with pytest.raises(ft.InputError, match="was started with start"):
         ft.run(METHODS, federation, shifted, out=copy, **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (other_backbone, r"was started with constants\.backbone\.bias = \w+, and now it is \w+; restore it"),
+        (other_statistics, r"was started with constants\.norm\.running_var = "),
+    ],
+)
+def test_another_frozen_part_or_other_buffers_are_refused(
+    federation: ft.Federation, tmp_path: Path, other: Callable[..., torch.nn.Module], message: str
+) -> None:
+    ft.run(METHODS, federation, RecipeModel, out=tmp_path, **SETTINGS)
+    with pytest.raises(ft.InputError, match=message):
+        ft.run(METHODS, federation, other, out=tmp_path, **SETTINGS)
+    ft.run(METHODS, federation, RecipeModel, out=tmp_path, seed=1, **SETTINGS)  # another random frozen part
+
+
+def test_frozen_parameters_are_stored_once(federation: ft.Federation, tmp_path: Path) -> None:
+    result = ft.run(METHODS, federation, RecipeModel, out=tmp_path, checkpoint_seconds=0, **SETTINGS)
+    frozen = result["ditto"].shared.backbone.weight.numpy().tobytes()
+    files = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
+    assert [str(path) for path in files if frozen in (tmp_path / path).read_bytes()] == ["seed-0/constants.safetensors"]
+    assert len([path for path in files if path.suffix == ".safetensors"]) > 10
 
 
 def test_two_checkpoints_and_their_client_states_are_kept(copy: Path) -> None:
