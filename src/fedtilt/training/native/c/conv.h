@@ -13,6 +13,7 @@ typedef struct {
     float *input;    /* (batch, padded height, padded width, channels) */
     int32_t *argmax; /* (batch, height / 2, width / 2, out): which of the four pixels was largest, -1 if none was > 0 */
     float *delta;    /* (padded height, padded width, out rounded up): of one sample */
+    float *gradient; /* in the layout of the weights */
     float *flipped;  /* the weights for the gradient by the input; NULL in the first block, which needs none */
 } ConvBlock;
 
@@ -94,7 +95,7 @@ static void add_weight_gradient(const ConvBlock *conv, const float *image) {
     long tiles = tile_count(run);
     for (long p = 0; p < conv->weights.vectors; p += 2) {
         long vecs = p + 1 < conv->weights.vectors ? 2 : 1;
-        float *panel = conv->weights.gradient + p * LANES * (conv->weights.in + 1);
+        float *panel = conv->gradient + p * LANES * (conv->weights.in + 1);
         const float *d = delta + p * LANES;
         for (long s = 0; s < conv->kernel; s++)
             for (long t = 0; t < tiles; t++) {
@@ -124,13 +125,12 @@ static void convolve_backward(const ConvBlock *conv, float *input_delta) {
                conv->flipped, stride / LANES, input_delta + i * conv->width * stride, stride, 0);
 }
 
-/* w += lr_prox * (anchor - w) + gradient, then set the gradient to 0. */
+/* A step of plain SGD: w += lr_prox * (anchor - w) + gradient. */
 static void apply_gradient(const ConvBlock *conv, float lr_prox) {
-    long count = (conv->weights.in + 1) * conv->weights.vectors;
-    vec *w = (vec *)conv->weights.w, *gradient = (vec *)conv->weights.gradient;
-    for (long i = 0; i < count; i++) {
-        if (conv->weights.anchor) gradient[i] += lr_prox * (as_vec(conv->weights.anchor)[i] - w[i]);
-        w[i] += gradient[i];
-        gradient[i] = (vec){0};
+    vec *w = (vec *)conv->weights.w;
+    for (long i = 0; i < vector_count(&conv->weights); i++) {
+        vec change = as_vec(conv->gradient)[i];
+        if (conv->weights.anchor) change += lr_prox * (as_vec(conv->weights.anchor)[i] - w[i]);
+        w[i] += change;
     }
 }

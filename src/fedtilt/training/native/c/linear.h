@@ -7,25 +7,47 @@ typedef struct {
     long h_stride, delta_stride;
 } LinearLayer;
 
-/* Add x * delta, summed over the samples, to the gradient, or to the weights themselves, with the proximal term. */
+/* Add the sum over the samples of x * delta to `to`, for `count` rows of panel `p` from row `first`; with an anchor,
+ * `to` is the weights, and the proximal term is added too. */
+static void add_products(const LinearLayer *layer, long batch, long p, long first, long count, float *to,
+                         const float *anchor, float lr_prox) {
+    long tiles = tile_count(batch), stride = layer->h_stride, d_stride = layer->delta_stride;
+    for (long t = 0; t < tiles; t++) {
+        long sample = t * batch / tiles, rows = (t + 1) * batch / tiles - sample;
+        const float *x = layer->h + sample * stride + first, *d = layer->delta + sample * d_stride + p * LANES;
+        const float *pull = t == 0 ? anchor : NULL; /* once a step */
+        if (p + 1 < layer->weights.vectors)
+            WITH_ROWS(rows, update_tile(ROWS, 2, x, stride, count, d, d_stride, to, pull, lr_prox))
+        else
+            WITH_ROWS(rows, update_tile(ROWS, 1, x, stride, count, d, d_stride, to, pull, lr_prox))
+    }
+}
+
+/* A step of plain SGD: the gradient is never stored, it is added to the weights as it is computed. */
 static void linear_update(const LinearLayer *layer, long batch, float lr_prox) {
     const Weights *weights = &layer->weights;
-    float *to = weights->gradient ? weights->gradient : weights->w;
-    const float *from_anchor = weights->gradient ? NULL : weights->anchor;
-    long tiles = tile_count(batch), stride = layer->h_stride, d_stride = layer->delta_stride;
     for (long p = 0; p < weights->vectors; p += 2) {
         long panel = p * LANES * (weights->in + 1);
-        for (long t = 0; t < tiles; t++) {
-            long first = t * batch / tiles, rows = (t + 1) * batch / tiles - first;
-            const float *x = layer->h + first * stride, *d = layer->delta + first * d_stride + p * LANES;
-            const float *anchor = from_anchor && t == 0 ? from_anchor + panel : NULL; /* once a step */
-            float *w = to + panel;
-            if (p + 1 < weights->vectors)
-                WITH_ROWS(rows, update_tile(ROWS, 2, x, stride, weights->in, d, d_stride, w, anchor, lr_prox))
-            else
-                WITH_ROWS(rows, update_tile(ROWS, 1, x, stride, weights->in, d, d_stride, w, anchor, lr_prox))
+        const float *anchor = weights->anchor ? weights->anchor + panel : NULL;
+        add_products(layer, batch, p, 0, weights->in + 1, weights->w + panel, anchor, lr_prox);
+    }
+}
+
+/* Pass the gradient to `use`, a strip that stays in the first-level cache at a time. */
+static double linear_gradient(const LinearLayer *layer, long batch, UseGradient *use, const Step *step) {
+    enum { STRIP = 64 }; /* rows of a panel */
+    const Weights *weights = &layer->weights;
+    double total = 0;
+    for (long p = 0; p < weights->vectors; p += 2) {
+        long vecs = p + 1 < weights->vectors ? 2 : 1;
+        for (long i = 0; i <= weights->in; i += STRIP) {
+            long count = weights->in + 1 - i < STRIP ? weights->in + 1 - i : STRIP;
+            vec gradient[2 * STRIP] = {0};
+            add_products(layer, batch, p, i, count, (float *)gradient, NULL, 0);
+            total += use(weights, p * (weights->in + 1) + i * vecs, count * vecs, gradient, step);
         }
     }
+    return total;
 }
 
 /* sum[k] += delta * rows[k] for two samples; sums of rows past the last are computed, but not used. */

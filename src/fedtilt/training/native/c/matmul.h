@@ -69,10 +69,11 @@ typedef struct {
     long channels, pixels; /* input k has the index k % channels * pixels + k / channels in torch */
     float *w;              /* panels of in + 1 rows; those below have the same layout */
     float *anchor;         /* NULL without a proximal term */
-    float *gradient;       /* NULL where it is added to the weights as it is computed */
-    float *mean;           /* the momentum of SGD, or Adam's running mean of the gradient; NULL without */
-    float *square_mean;    /* Adam's running mean of the squared gradient; NULL without */
+    float *mean;           /* the momentum of SGD, or Adam's running mean of the gradient; or NULL */
+    float *square_mean;    /* Adam's running mean of the squared gradient; or NULL */
 } Weights;
+
+static long vector_count(const Weights *w) { return (w->in + 1) * w->vectors; }
 
 /* n rounded up to whole vectors. */
 static long round_up(long n) { return (n + LANES - 1) / LANES * LANES; }
@@ -101,14 +102,14 @@ INLINE void matmul_tile(int rows, int vecs, const float *x, long stride, long se
         }
 }
 
-/* panel += lr_prox * (anchor - panel) + the sum over `rows` samples of x[b] * delta[b]. The weights are added last:
+/* panel += lr_prox * (anchor - panel) + the sum over `rows` samples of x[b] * delta[b], for `in` inputs. The weights are added last:
  * they come from the second-level cache, and adding small terms first is more accurate. */
 INLINE void update_tile(int rows, int vecs, const float *x, long stride, long in, const float *delta, long delta_stride,
                         float *panel, const float *anchor, float lr_prox) {
     vec d[TILE][2];
     for (int b = 0; b < rows; b++)
         for (int v = 0; v < vecs; v++) d[b][v] = as_vec(delta + b * delta_stride)[v];
-    for (long i = 0; i <= in; i++) {
+    for (long i = 0; i < in; i++) {
         vec sum[2];
         for (int v = 0; v < vecs; v++) sum[v] = x[i] * d[0][v];
         for (int b = 1; b < rows; b++)

@@ -1,4 +1,4 @@
-/* The steps of torch.optim, in one pass over the weights, their gradient and its running means. Plain SGD does not come
+/* The steps of torch.optim: one pass over the weights, their gradient and its running means. Plain SGD does not come
  * here: it adds the gradient to the weights as it is computed. */
 
 typedef struct {
@@ -14,27 +14,57 @@ enum { PLAIN_SGD, SGD, ADAM, ADAMW }; /* as in native/__init__.py */
 
 static const double BETA1 = 0.9, BETA2 = 0.999, EPSILON = 1e-8; /* torch's defaults */
 
-static long vector_count(const Weights *w) { return (w->in + 1) * w->vectors; }
+typedef struct {
+    const Optimizer *optimizer;
+    float scale;                 /* of the gradient: less than 1 where it is clipped */
+    float step_size, correction; /* of Adam, whose running means start at 0 */
+} Step;
+
+/* The `number`-th step of a job, from 1. */
+static Step make_step(const Optimizer *o, long number) {
+    double step_size = o->lr / (1 - pow(BETA1, number)), correction = 1 / sqrt(1 - pow(BETA2, number));
+    return (Step){.optimizer = o, .scale = 1, .step_size = step_size, .correction = correction};
+}
+
+/* What is done with `count` vectors of a gradient, those of the weights from vector `first`; the sum of the results
+ * counts. */
+typedef double UseGradient(const Weights *weights, long first, long count, const vec *gradient, const Step *step);
 
 /* The gradient of the loss and the proximal term. */
-INLINE vec full_gradient(const Weights *w, long i, float prox) {
-    vec gradient = as_vec(w->gradient)[i];
-    if (w->anchor) gradient += prox * (as_vec(w->w)[i] - as_vec(w->anchor)[i]);
+INLINE vec add_prox(vec gradient, const Weights *weights, long i, float prox) {
+    if (weights->anchor) gradient += prox * (as_vec(weights->w)[i] - as_vec(weights->anchor)[i]);
     return gradient;
 }
 
-static double squared_norm(const Weights *w, float prox) {
+static double squared_norm(const Weights *weights, long first, long count, const vec *gradient, const Step *step) {
     enum { RUN = 64 }; /* vectors that are summed in single precision */
+    float prox = step->optimizer->prox;
     double total = 0;
-    for (long i = 0, count = vector_count(w); i < count; i += RUN) {
+    for (long i = 0; i < count; i += RUN) {
         vec sum = {0};
         for (long k = i; k < count && k < i + RUN; k++) {
-            vec gradient = full_gradient(w, k, prox);
-            sum += gradient * gradient;
+            vec g = add_prox(gradient[k], weights, first + k, prox);
+            sum += g * g;
         }
         for (int lane = 0; lane < LANES; lane++) total += sum[lane];
     }
     return total;
+}
+
+static double sgd_step(const Weights *weights, long first, long count, const vec *gradient, const Step *step) {
+    const Optimizer *o = step->optimizer;
+    vec *w = (vec *)weights->w, *momentum = (vec *)weights->mean;
+    float scale = step->scale, lr = o->lr, prox = o->prox, beta = o->momentum, decay = o->weight_decay;
+    float own = o->nesterov, kept = o->nesterov ? beta : 1; /* the parts of gradient and momentum in a step */
+    for (long i = first; i < first + count; i++) {
+        vec g = scale * add_prox(*gradient++, weights, i, prox) + decay * w[i];
+        if (momentum) {
+            momentum[i] = beta * momentum[i] + g;
+            g = own * g + kept * momentum[i];
+        }
+        w[i] -= lr * g;
+    }
+    return 0;
 }
 
 INLINE vec square_root(vec x) {
@@ -42,33 +72,17 @@ INLINE vec square_root(vec x) {
     return x;
 }
 
-static void sgd_step(const Weights *weights, const Optimizer *o, float scale) {
-    vec *w = (vec *)weights->w, *gradient = (vec *)weights->gradient, *momentum = (vec *)weights->mean;
-    float lr = o->lr, prox = o->prox, beta = o->momentum, decay = o->weight_decay;
-    float own = o->nesterov ? 1 : 0, kept = o->nesterov ? beta : 1; /* the parts of gradient and momentum in a step */
-    for (long i = 0, count = vector_count(weights); i < count; i++) {
-        vec g = scale * full_gradient(weights, i, prox) + decay * w[i];
-        if (momentum) {
-            momentum[i] = beta * momentum[i] + g;
-            g = own * g + kept * momentum[i];
-        }
-        w[i] -= lr * g;
-        gradient[i] = (vec){0};
-    }
-}
-
-static void adam_step(const Weights *weights, const Optimizer *o, float scale, long number) {
-    vec *w = (vec *)weights->w, *gradient = (vec *)weights->gradient;
-    vec *mean = (vec *)weights->mean, *square_mean = (vec *)weights->square_mean;
-    float prox = o->prox, beta2 = BETA2, epsilon = EPSILON;
-    float step_size = o->lr / (1 - pow(BETA1, number)), correction = 1 / sqrt(1 - pow(BETA2, number));
+static double adam_step(const Weights *weights, long first, long count, const vec *gradient, const Step *step) {
+    const Optimizer *o = step->optimizer;
+    vec *w = (vec *)weights->w, *mean = (vec *)weights->mean, *square_mean = (vec *)weights->square_mean;
+    float scale = step->scale, step_size = step->step_size, correction = step->correction, prox = o->prox;
     float decay = o->kind == ADAM ? o->weight_decay : 0; /* added to the gradient; AdamW shrinks the weights instead */
     float shrink = o->kind == ADAMW ? 1 - o->lr * o->weight_decay : 1;
-    for (long i = 0, count = vector_count(weights); i < count; i++) {
-        vec g = scale * full_gradient(weights, i, prox) + decay * w[i];
+    for (long i = first; i < first + count; i++) {
+        vec g = scale * add_prox(*gradient++, weights, i, prox) + decay * w[i];
         mean[i] += (float)(1 - BETA1) * (g - mean[i]);
-        square_mean[i] = beta2 * square_mean[i] + (float)(1 - BETA2) * g * g;
-        w[i] = shrink * w[i] - step_size * mean[i] / (square_root(square_mean[i]) * correction + epsilon);
-        gradient[i] = (vec){0};
+        square_mean[i] = (float)BETA2 * square_mean[i] + (float)(1 - BETA2) * g * g;
+        w[i] = shrink * w[i] - step_size * mean[i] / (square_root(square_mean[i]) * correction + (float)EPSILON);
     }
+    return 0;
 }

@@ -6,9 +6,9 @@
  */
 #include "matmul.h"
 #include "tilt.h"
+#include "optimizer.h"
 #include "linear.h"
 #include "conv.h"
-#include "optimizer.h"
 
 /* Copy parameters from torch's order, weight (out, in) then bias (out,), to panels, or back to it. */
 static void repack(const Weights *w, float *theta, float *panels, int to_theta) {
@@ -40,15 +40,13 @@ static void *arena_alloc(Arena *arena, long count, long size) {
     return memory;
 }
 
-static void alloc_weights(Arena *arena, Weights *w, long in, long out, long channels, const Optimizer *o,
-                          int has_gradient) {
+static void alloc_weights(Arena *arena, Weights *w, long in, long out, long channels, const Optimizer *o) {
     w->in = in, w->out = out, w->vectors = round_up(out) / LANES;
     w->channels = channels, w->pixels = in / channels;
     int is_adam = o->kind == ADAM || o->kind == ADAMW;
     long count = (in + 1) * round_up(out);
     w->w = arena_alloc(arena, count + LANES * round_up(out), 4); /* linear_backward reads past the last row */
     w->anchor = o->prox ? arena_alloc(arena, count, 4) : NULL;
-    w->gradient = has_gradient ? arena_alloc(arena, count, 4) : NULL;
     w->mean = is_adam || o->momentum ? arena_alloc(arena, count, 4) : NULL;
     w->square_mean = is_adam ? arena_alloc(arena, count, 4) : NULL;
 }
@@ -82,11 +80,12 @@ static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long
         conv->padding = conv->kernel / 2;
         conv->row_size = (conv->width + 2 * conv->padding) * conv->channels;
         conv->image_size = (conv->height + 2 * conv->padding) * conv->row_size;
-        alloc_weights(arena, &conv->weights, kernel_area(conv) * conv->channels, out, conv->channels, o, 1);
+        alloc_weights(arena, &conv->weights, kernel_area(conv) * conv->channels, out, conv->channels, o);
         conv->input = arena_alloc(arena, batch * conv->image_size, 4);
         conv->argmax = arena_alloc(arena, batch * (conv->height / 2) * (conv->width / 2) * out, sizeof(int32_t));
         conv->delta = arena_alloc(
             arena, (conv->height + 2 * conv->padding) * (conv->width + 2 * conv->padding) * round_up(out), 4);
+        conv->gradient = arena_alloc(arena, (conv->weights.in + 1) * round_up(out), 4);
         conv->flipped =
             n ? arena_alloc(arena, (kernel_area(conv) * round_up(out) + 1) * round_up(conv->channels), 4) : NULL;
         long maps = conv->height * conv->width * round_up(out);
@@ -98,7 +97,7 @@ static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long
     }
     for (long n = 0; n < net->layer_count; n++) {
         LinearLayer layer, *l = &layer;
-        alloc_weights(arena, &l->weights, widths[n], widths[n + 1], n ? widths[n] : channels, o, o->kind != PLAIN_SGD);
+        alloc_weights(arena, &l->weights, widths[n], widths[n + 1], n ? widths[n] : channels, o);
         l->h_stride = odd_stride(round_up(widths[n] + 1)), l->delta_stride = odd_stride(round_up(widths[n + 1]));
         l->h = arena_alloc(arena, batch * l->h_stride, 4);
         l->delta = arena_alloc(arena, batch * l->delta_stride, 4);
@@ -113,14 +112,10 @@ static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long
     net->groups = arena_alloc(arena, net->classes, sizeof(Group));
 }
 
-static const Weights *weights_of(const Net *net, long n) {
-    return n < net->block_count ? &net->blocks[n].weights : &net->layers[n - net->block_count].weights;
-}
-
 /* Copy all parameters into the net, or back into theta. */
 static void copy_parameters(const Net *net, float *theta, float *anchor, int to_theta) {
     for (long n = 0; n < net->block_count + net->layer_count; n++) {
-        const Weights *w = weights_of(net, n);
+        const Weights *w = n < net->block_count ? &net->blocks[n].weights : &net->layers[n - net->block_count].weights;
         repack(w, theta, w->w, to_theta);
         if (w->anchor && !to_theta) repack(w, anchor, w->anchor, 0);
         theta += (w->in + 1) * w->out, anchor += (w->in + 1) * w->out;
@@ -140,7 +135,10 @@ static void conv_forward(const Net *net, long batch) {
 }
 
 static void conv_backward(const Net *net, long batch) {
-    for (long n = 1; n < net->block_count; n++) flip_kernel(net->blocks + n);
+    for (long n = 0; n < net->block_count; n++) {
+        if (n) flip_kernel(net->blocks + n);
+        memset(net->blocks[n].gradient, 0, vector_count(&net->blocks[n].weights) * sizeof(vec));
+    }
     for (long b = 0; b < batch; b++) {
         const float *pooled = net->feature_delta + b * net->layers->weights.in;
         for (long n = net->block_count - 1; n >= 0; n--) {
@@ -155,21 +153,24 @@ static void conv_backward(const Net *net, long batch) {
     }
 }
 
-/* Update all weights from their gradients in step `number` of the job, which starts at 1. */
-static void optimizer_step(const Net *net, const Optimizer *o, long number) {
-    long count = net->block_count + net->layer_count;
-    double scale = 1;
+/* Pass the gradients of all weights to `use`; the sum of the results. */
+static double use_gradients(const Net *net, long batch, UseGradient *use, const Step *step) {
+    double total = 0;
+    for (const LinearLayer *l = net->layers; l < net->layers + net->layer_count; l++)
+        total += linear_gradient(l, batch, use, step);
+    for (const ConvBlock *conv = net->blocks; conv < net->blocks + net->block_count; conv++)
+        total += use(&conv->weights, 0, vector_count(&conv->weights), as_vec(conv->gradient), step);
+    return total;
+}
+
+/* A step of any other optimiser. To clip the gradient, it is computed twice: it is not stored. */
+static void optimizer_step(const Net *net, long batch, const Optimizer *o, long number) {
+    Step step = make_step(o, number);
     if (o->clip_norm < INFINITY) { /* as torch.nn.utils.clip_grad_norm_ */
-        double total = 0;
-        for (long n = 0; n < count; n++) total += squared_norm(weights_of(net, n), o->prox);
-        scale = o->clip_norm / (sqrt(total) + 1e-6);
-        scale = scale > 1 ? 1 : scale; /* keeps NaN */
+        double scale = o->clip_norm / (sqrt(use_gradients(net, batch, squared_norm, &step)) + 1e-6);
+        step.scale = scale > 1 ? 1 : scale; /* keeps NaN */
     }
-    for (long n = 0; n < count; n++)
-        if (o->kind == SGD)
-            sgd_step(weights_of(net, n), o, scale);
-        else
-            adam_step(weights_of(net, n), o, scale, number);
+    use_gradients(net, batch, o->kind == SGD ? sgd_step : adam_step, &step);
 }
 
 static void step(const Net *net, const float *x, const int64_t *y, const int64_t *batch_indices, long batch, double tau,
@@ -201,11 +202,12 @@ static void step(const Net *net, const float *x, const int64_t *y, const int64_t
         linear_backward(first, batch, net->feature_delta, first->weights.in);
         conv_backward(net, batch);
     }
+    if (o->kind != PLAIN_SGD) {
+        optimizer_step(net, batch, o, number);
+        return;
+    }
     for (LinearLayer *l = first; l <= last; l++) linear_update(l, batch, o->lr * o->prox);
-    if (o->kind == PLAIN_SGD)
-        for (long n = 0; n < net->block_count; n++) apply_gradient(net->blocks + n, o->lr * o->prox);
-    else
-        optimizer_step(net, o, number);
+    for (long n = 0; n < net->block_count; n++) apply_gradient(net->blocks + n, o->lr * o->prox);
 }
 
 enum { DONE, NO_MEMORY, BAD_LABEL, BAD_ORDER };
