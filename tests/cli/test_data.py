@@ -13,7 +13,8 @@ with warnings.catch_warnings():  # some typer releases warn at import with the n
     warnings.simplefilter("ignore", DeprecationWarning)
     from typer.testing import CliRunner
 
-    from fedtilt.cli.data import ClassCountChart, app
+    from fedtilt.cli.class_count_chart import ClassCountChart
+    from fedtilt.cli.data import app
 
 
 @pytest.fixture

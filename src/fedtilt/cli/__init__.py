@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedtilt.cli import data, deploy, export, init, report, reproduce, resume, run, tune
+from fedtilt.cli.show_table import print_warnings
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.version import __version__
 
@@ -72,7 +73,7 @@ def _show_data_warnings() -> None:
             show(message, category, *args, **kwargs)
         elif str(message) not in shown:
             shown.add(str(message))
-            data.print_warnings(Console(stderr=True), [str(message)])
+            print_warnings(Console(stderr=True), [str(message)])
 
     warnings.simplefilter("always", InputWarning)
     warnings.showwarning = show_once

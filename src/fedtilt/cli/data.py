@@ -1,28 +1,23 @@
 """`fedtilt data`: list, download and check data sets, describe tables, and draw the classes of every client."""
 
-import math
 import warnings
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
+from fedtilt.cli.class_count_chart import ClassCountChart
 from fedtilt.cli.show_folder import describe_folder
-from fedtilt.data import Federation, catalog, check, data_folder, find_folder, get, names
+from fedtilt.cli.show_table import print_warnings, show_table, table_messages
+from fedtilt.data import catalog, check, data_folder, find_folder, get, names
 from fedtilt.data.columns import is_table
-from fedtilt.data.data_warnings import dataset_warnings
-from fedtilt.data.describe import ColumnDescription, describe_columns
 from fedtilt.data.entry import Entry
 from fedtilt.data.image_listing import is_manifest
-from fedtilt.data.splits import describe_split
-from fedtilt.data.tables import Table as TableSource
 from fedtilt.data.tables import open_table
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.spec.build import table_of
@@ -161,7 +156,8 @@ def show_(
                     f"--set {settings[0]} sets a key of a spec, and {source} is a table; use --target, --client"
                 )
             opened = open_table(source, {"target": target, "client": client}, drop or [], schema)
-            show_table(console, opened, test_share=None, seed=0)
+            dataset = show_table(console, opened)
+            print_warnings(console, [] if dataset is None else table_messages(dataset))
             return
         for option, value in (("target", target), ("client", client), ("drop", drop), ("schema", schema)):
             if value:
@@ -179,7 +175,7 @@ def show_(
         folder = [] if data_dir is None else [f"data.folder={data_dir}"]
         loaded = load(source, overrides=[*(settings or []), *folder])
         if loaded.data.file:
-            show_table(console, table_of(loaded), test_share=loaded.data.test_share, seed=loaded.seed, chart=False)
+            show_table(console, table_of(loaded), test_share=loaded.data.test_share, seed=loaded.seed)
             console.print()
         federation = federation_of(loaded, loaded.seed)
         console.print(ClassCountChart(federation))
@@ -212,164 +208,3 @@ def schema_(
     schema.write(to)
     print(f"wrote {to}: {len(schema.columns)} columns" + ("" if kinds else f", {len(schema.inputs)} inputs of a model"))
     print(f"edit it, then set data.schema = {str(to)!r} in a spec, or schema={str(to)!r} in ft.data.table")
-
-
-def show_table(
-    console: Console, opened: TableSource, *, test_share: float | None, seed: int, chart: bool = True
-) -> None:
-    """Print a table's classes, clients, split, columns and warnings."""
-    columns = opened.columns
-    rows = Text.assemble((columns.title, "bold"), f"  {len(columns):,} rows, {len(columns.header)} columns")
-    console.print(rows if len(columns.parts) == 1 else rows.append(f", {len(columns.parts)} files"))
-    dataset = None if opened.schema.target is None else opened.to_dataset(test_share, seed)
-    if dataset is None:
-        schema = opened.infer()
-        console.print("target    none: name the column of the labels with --target to see classes, split and warnings")
-    else:
-        assert dataset.schema is not None
-        schema = dataset.schema
-        counts = torch.cat([dataset.y_train, dataset.y_test]).bincount(minlength=dataset.classes).tolist()
-        console.print(_counted(f"target    {schema.target}: ", dataset.class_names, counts), soft_wrap=True)
-        if dataset.client_names is not None and dataset.client_train is not None and dataset.client_test is not None:
-            counts = torch.cat([dataset.client_train, dataset.client_test]).bincount().tolist()
-            source = schema.client or "the files"
-            console.print(_counted(f"clients   {source}: ", dataset.client_names, counts), soft_wrap=True)
-        split = describe_split(schema, test_share, seed)
-        console.print(
-            f"split     {split}: {len(dataset.y_train):,} training, {len(dataset.y_test):,} test rows", highlight=False
-        )
-    console.print()
-    console.print(_column_table(describe_columns(columns, schema)))
-    if dataset is not None and chart:
-        federation = Federation.build(dataset) if dataset.client_names is not None else None
-        print_warnings(
-            console, (*dataset.warnings, *dataset_warnings(dataset)) if federation is None else federation.warnings
-        )
-
-
-def _counted(head: str, names: Sequence[str], counts: Sequence[int], limit: int = 12) -> Text:
-    shown = ", ".join(f"{name} {count:,}" for name, count in list(zip(names, counts, strict=True))[:limit])
-    return Text(head + shown + (f" and {len(names) - limit:,} more" if len(names) > limit else ""))
-
-
-def _column_table(descriptions: Sequence[ColumnDescription]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("column", style="cyan", overflow="fold")
-    table.add_column("kind", no_wrap=True)
-    table.add_column("missing", justify="right", no_wrap=True)
-    table.add_column("values", overflow="fold")
-    table.add_column("inputs", justify="right", no_wrap=True)
-    for d in descriptions:
-        table.add_row(Text(d.name), d.kind, d.missing, Text(d.values), str(d.inputs) if d.inputs else "")
-    return table
-
-
-def print_warnings(console: Console, texts: Iterable[str]) -> None:
-    """Print each warning as one line."""
-    for text in texts:
-        console.print(Text.assemble(("warning: ", "bold yellow"), text), soft_wrap=True, highlight=False)
-
-
-class ClassCountChart:
-    """A rich renderable of the first `limit` clients: classes as rows, clients as columns, shaded by sample count."""
-
-    def __init__(self, federation: Federation, limit: int = 300) -> None:
-        self.federation, self.limit = federation, limit
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        fed = self.federation
-        shown = min(fed.clients, self.limit)
-        counts, sizes = fed.class_counts()[:shown].tolist(), fed.train_sizes()[:shown].tolist()
-        shades, bars, mark = (" .:*#", ".:-=+*#", "!") if options.ascii_only else ("·░▒▓█", "▁▂▃▄▅▆▇", "▲")
-        label_width = min(14, max(len("outliers"), *(len(name) for name in fed.class_names)))
-        width = options.max_width - label_width - 2
-        cell_width = 2 if shown * 2 <= width else 1
-        largest_count, largest_size = max(max(row) for row in counts), max(sizes)
-        yield _summary(fed)
-        for block in _blocks(shown, max(1, width // cell_width)):
-            yield Text("")
-            yield _line("client", _ruler(block, cell_width), label_width, "dim")
-            for k, name in enumerate(fed.class_names):
-                row = Text()
-                for client in block:
-                    row.append(*_shade(counts[client][k], largest_count, shades, cell_width))
-                yield _line(name, row, label_width)
-            heights = "".join(_bar(sizes[n], largest_size, bars) * cell_width for n in block)
-            yield _line("samples", Text(heights), label_width, "blue")
-            if fed.has_outliers.any():
-                marks = "".join((mark if fed.has_outliers[n] else " ").ljust(cell_width) for n in block)
-                yield _line("outliers", Text(marks), label_width, "red")
-        yield Text("")
-        yield _legend(largest_count, shades, shown, fed, mark)
-
-
-def _blocks(clients: int, limit: int) -> list[range]:
-    """Clients in blocks of nearly equal size, a multiple of ten if it fits."""
-    size = math.ceil(clients / math.ceil(clients / limit))
-    tens = math.ceil(size / 10) * 10
-    size = tens if tens <= limit else size
-    return [range(start, min(start + size, clients)) for start in range(0, clients, size)]
-
-
-def _summary(fed: Federation) -> Text:
-    sizes = fed.train_sizes()
-    low, high = int(sizes.min()), int(sizes.max())
-    each = f"{low:,} each" if low == high else f"{low:,} to {high:,} each"
-    text = Text.assemble((fed.dataset.name, "bold"), f"  {fed.clients:,} clients, {fed.classes} classes\n")
-    text.append(f"{int(sizes.sum()):,} training samples ({each})")
-    validation = sum(len(rows) for rows in fed.validation_index)
-    test = sum(len(rows) for rows in fed.test_index)
-    return text.append((f", {validation:,} validation" if validation else "") + f", {test:,} test")
-
-
-def _line(name: str, cells: Text, label_width: int, style: str = "") -> Text:
-    label = name if len(name) <= label_width else name[: label_width - 1] + "…"
-    cells.stylize(style)
-    return Text(no_wrap=True, overflow="crop").append(label.rjust(label_width) + "  ", style="dim").append_text(cells)
-
-
-def _ruler(block: range, cell_width: int) -> Text:
-    """The number of every tenth client above its column."""
-    ruler = ""
-    for position, client in enumerate(block):
-        if client % 10 == 0 and len(ruler) <= position * cell_width:
-            ruler = ruler.ljust(position * cell_width) + str(client)
-    return Text(ruler[: max(len(block) * cell_width, len(str(block[0])))])
-
-
-def _shade(count: int, largest_count: int, shades: str, cell_width: int) -> tuple[str, str]:
-    """A cell's characters and colour: the first shade is 0, the last the largest count."""
-    if not count:
-        return shades[0].ljust(cell_width), "bright_black"
-    levels = len(shades) - 1
-    level = next(level for level in range(1, levels + 1) if count <= _upper(level, levels, largest_count))
-    return shades[level] * cell_width, "cyan"
-
-
-def _upper(level: int, levels: int, largest_count: int) -> int:
-    """The largest count of a shade; squares, because counts are skewed and small ones should still differ."""
-    return largest_count * level**2 // levels**2
-
-
-def _bar(size: int, largest_size: int, bars: str) -> str:
-    return bars[math.ceil(size * len(bars) / largest_size) - 1]
-
-
-def _legend(largest_count: int, shades: str, shown: int, fed: Federation, mark: str) -> Text:
-    text = Text("training samples of a class: ", style="dim").append(f"{shades[0]} none", style="dim")
-    levels = len(shades) - 1
-    for level in range(1, levels + 1):
-        low, high = _upper(level - 1, levels, largest_count) + 1, _upper(level, levels, largest_count)
-        if low <= high:
-            span = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-            text.append("  ").append(shades[level], style="cyan").append(f" {span}", style="dim")
-    with_outliers = int(fed.has_outliers.sum())
-    if with_outliers:
-        kind = fed.outliers.kind
-        text.append(f"\n{mark}", style="red").append(f" has outliers: {kind}, {with_outliers:,} clients", style="dim")
-    if shown <= 30 and fed.client_names != tuple(str(number) for number in range(fed.clients)):
-        named = ", ".join(f"{number} = {name}" for number, name in enumerate(fed.client_names))
-        text.append(f"\nclients: {named}", style="dim")
-    if shown < fed.clients:
-        text.append(f"\nthe first {shown:,} of {fed.clients:,} clients are shown", style="dim")
-    return text
