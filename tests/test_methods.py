@@ -3,8 +3,22 @@ import math
 
 import pytest
 
+from fedtilt.data import Federation, load
 from fedtilt.errors import InputError
-from fedtilt.methods import Method, check_methods, check_rates_used, ditto, fedavg, fedprox, fedtilt, local, term
+from fedtilt.methods import (
+    Method,
+    check_bad_share,
+    check_methods,
+    check_rates_used,
+    ditto,
+    fedavg,
+    fedprox,
+    fedtilt,
+    local,
+    term,
+)
+from fedtilt.models import mlp
+from fedtilt.runs.run import run
 
 
 def test_presets_are_settings_of_one_object() -> None:
@@ -108,3 +122,14 @@ def test_a_rate_of_the_run_that_no_method_takes_is_refused(methods: list[Method]
         check_rates_used(methods, given)
     check_rates_used(methods, ["rounds"])
     check_rates_used([*methods, ditto(name="another")], given)
+
+
+@pytest.mark.parametrize("aggregator", ["trimmed_mean", "multi_krum"])
+def test_a_rule_that_leaves_out_nobody_is_refused(aggregator: str) -> None:
+    method = fedavg(aggregator=aggregator, bad_share=0.2)
+    check_bad_share([method, fedavg(name="krum", aggregator="krum")], 5)  # one of five
+    with pytest.raises(InputError, match=r"bad_share = 0.2 .* no client of the 4 .* use bad_share ≥ 0.25"):
+        check_bad_share([method], 4)
+    federation = Federation.build(load("digits"), clients=4, partition="iid")
+    with pytest.raises(InputError, match=f"{aggregator} would be the plain mean"):
+        run([method], federation, mlp, rounds=1, participation=1.0)

@@ -22,7 +22,7 @@ from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
 from fedtilt.evaluation.results import evaluated_counts
-from fedtilt.methods import Method, check_rates_used
+from fedtilt.methods import Method, check_bad_share, check_rates_used
 from fedtilt.models import ModelSource, build_without_storage, recipe
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
@@ -148,6 +148,7 @@ def prepare(
         raise InputError(
             f"federation must be a Federation, such as ft.Federation.build(data), got {type(federation).__name__}"
         )
+    check_bad_share(methods, settings.clients_per_round(federation.clients))
     device = pick_device(settings.device)
     template = build_without_storage(model, federation.input_shape, federation.classes)
     if template is not None:

@@ -24,7 +24,7 @@ from fedtilt.flower.messages import (
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder
 from fedtilt.flower.task import FederationInfo
-from fedtilt.methods import Method
+from fedtilt.methods import Method, check_bad_share
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_update import ClientUpdate
 from fedtilt.rounds.round import ServerUpdate, invalid_updates, server_update
@@ -61,6 +61,7 @@ class FedTiltStrategy(Strategy):
         site_keys: Mapping[bytes, int] | None = None,
     ) -> None:
         settings.check_methods([method])
+        check_bad_share([method], settings.clients_per_round(info.sites))
         self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
         self._parts, self._info = parts, info
         self._history_id = secrets.token_hex(8)
