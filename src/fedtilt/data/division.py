@@ -81,6 +81,10 @@ def split_validation(
     labels = y.numpy()
     train_index, validation_index = [], []
     for client, rows in enumerate(index):
+        if not len(rows):  # another site's client
+            train_index.append(rows)
+            validation_index.append(rows)
+            continue
         if max_train is not None and len(rows) > max_train:
             rows = rows[_draw(labels[rows.numpy()], max_train, seeds.key(seed, "max_train", client=client))]
         count = holdout_size(len(rows), validation)

@@ -180,6 +180,11 @@ class Schema:
         return tuple(name for column in self.columns for name in column.inputs)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to be inferred."""
+        return bool(self.columns) and self.classes is not None and all(column.is_complete for column in self.columns)
+
+    @property
     def roles(self) -> dict[str, str]:
         """The columns that are no features, by what they are: target, client, …"""
         return {role: getattr(self, role) for role in ROLES if getattr(self, role) is not None}

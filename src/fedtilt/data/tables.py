@@ -259,9 +259,7 @@ def open_table(
     """
     if isinstance(drop, str):
         raise InputError(f"drop = {drop!r} is text; give a list of columns, such as drop = [{drop!r}]")
-    known = schema if isinstance(schema, Schema) else Schema(columns=()) if schema is None else read_schema(schema)
-    known = _with_roles(known, {role: str(name) for role, name in roles.items() if name is not None})
-    dropped = [str(name) for name in drop]
+    known, dropped = known_schema(schema, roles), [str(name) for name in drop]
     text = [name for role, name in known.roles.items() if role not in ("weight", "split_time")]
     optional = [column.name for column in known.columns if column.gaps or not column.is_feature]
     columns = read_columns(source, text=text, optional=optional)
@@ -285,12 +283,17 @@ def open_table(
     return Table(columns, known, tuple(names), site)
 
 
-def _with_roles(schema: Schema, roles: Mapping[str, str]) -> Schema:
-    for role, name in roles.items():
-        written = getattr(schema, role)
+def known_schema(
+    schema: Schema | str | os.PathLike[str] | None, roles: Mapping[str, str | int | None]
+) -> Schema:  # fmt: skip
+    """What the user says of a table: a schema or the path of one, and the roles of columns."""
+    known = schema if isinstance(schema, Schema) else Schema(columns=()) if schema is None else read_schema(schema)
+    names = {role: str(name) for role, name in roles.items() if name is not None}
+    for role, name in names.items():
+        written = getattr(known, role)
         if written is not None and written != name:
             raise InputError(f"{role} = {name!r} differs from the schema's, {written!r}; correct one of them")
-    return replace(schema, **roles)  # type: ignore[arg-type]
+    return replace(known, **names)  # type: ignore[arg-type]
 
 
 def _check_names(columns: Columns, schema: Schema, drop: Iterable[str]) -> None:

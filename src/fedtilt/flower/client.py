@@ -13,8 +13,10 @@ from fedtilt.flower.messages import (
     encode_join_reply,
     encode_train_reply,
 )
+from fedtilt.flower.schema_messages import decode_schema, encode_problem, encode_summary_reply
 from fedtilt.flower.site import Site
-from fedtilt.flower.task import Task
+from fedtilt.flower.site_table import SchemaMismatch
+from fedtilt.flower.task import Task, site_number
 
 _log = logging.getLogger("flwr")
 
@@ -23,9 +25,14 @@ def client_app(task: Task) -> ClientApp:
     """The app that a SuperNode runs: joins, trains, evaluates.
 
     The SuperNode's `--node-config` identifies the site: `partition-id=0 state-dir="/var/lib/fedtilt"`. Add
-    `declare-classes=false` if counts by class must not leave the site.
+    `declare-classes=false` if counts by class must not leave the site, and `share-summary=false` if the summary of its
+    table must not.
     """
     app = ClientApp()
+
+    @app.query("summary")
+    def summary(message: Message, context: Context) -> Message:
+        return _reply(_summary, task, message, context)
 
     @app.query()
     def join(message: Message, context: Context) -> Message:
@@ -42,11 +49,18 @@ def client_app(task: Task) -> ClientApp:
     return app
 
 
-def _join(site: Site, message: Message) -> RecordDict:
+def _summary(task: Task, message: Message, context: Context) -> RecordDict:
+    number, resolved = site_number(context.node_config), task.resolve(context.run_config)
+    return encode_summary_reply(number, task.site_summary(resolved, number, context.node_config))
+
+
+def _join(task: Task, message: Message, context: Context) -> RecordDict:
+    site = _site(task, message, context)
     return encode_join_reply(site.number, site.federation.classes, site.parts)
 
 
-def _train(site: Site, message: Message) -> RecordDict:
+def _train(task: Task, message: Message, context: Context) -> RecordDict:
+    site = _site(task, message, context)
     instruction = decode_instruction(message, site.parts)
     reply = site.train(
         instruction.received,
@@ -57,17 +71,28 @@ def _train(site: Site, message: Message) -> RecordDict:
     return encode_train_reply(site.parts, reply, instruction.round)
 
 
-def _evaluate(site: Site, message: Message) -> RecordDict:
+def _evaluate(task: Task, message: Message, context: Context) -> RecordDict:
+    site = _site(task, message, context)
     instruction = decode_instruction(message, site.parts)
     reply = site.evaluate(instruction.received, round=instruction.round, history_id=instruction.history_id)
     return encode_evaluation_reply(reply, instruction.round, site.declare_classes)
 
 
-def _reply(step: Callable[[Site, Message], RecordDict], task: Task, message: Message, context: Context) -> Message:
-    """The reply to a message; an exception goes to the site's log only, because it may quote the data."""
+def _site(task: Task, message: Message, context: Context) -> Site:
+    return Site.open(task, context.run_config, context.node_config, decode_schema(message))
+
+
+def _reply(
+    step: Callable[[Task, Message, Context], RecordDict], task: Task, message: Message, context: Context
+) -> Message:
+    """The reply to a message; an exception goes to the site's log only, because it may quote the data.
+
+    Before the site has joined, the reply says what differs between its table and the schema.
+    """
     try:
-        site = Site.open(task, context.run_config, context.node_config)
-        return Message(step(site, message), reply_to=message)
-    except Exception:
+        return Message(step(task, message, context), reply_to=message)
+    except Exception as error:
         _log.exception("this site could not reply")
+        if isinstance(error, SchemaMismatch) and step in (_summary, _join):
+            return Message(encode_problem(site_number(context.node_config), error.difference), reply_to=message)
         return Message(encode_failure(context.node_config.get("partition-id")), reply_to=message)

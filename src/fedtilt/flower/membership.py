@@ -5,14 +5,17 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fedtilt.data import Schema
 from fedtilt.errors import InputError
-from fedtilt.flower.messages import RejectedReply, claimed_site, decode_join_reply
+from fedtilt.flower.messages import CONFIG_RECORD, RejectedReply, claimed_site, decode_join_reply
 from fedtilt.flower.policy import RoundPolicy
+from fedtilt.flower.schema_messages import reject_problem, schema_config
 from fedtilt.parts import Parts
 
+SiteKeys = Mapping[bytes, int]  # public key → site
 _MAX_REFUSALS = 3  # then a node is not asked again until it reconnects, with corrected settings
 
 
@@ -36,6 +39,7 @@ class Membership:
         parts: the parts of the model that a site must have to join
         policy: how long to wait for sites
         site_keys: the site of each public key; a node with another key cannot join. None: a node may be any site
+        schema: the schema of the sites' tables, which a site's own must fit to join; None: the sites have no tables
     """
 
     def __init__(
@@ -45,10 +49,11 @@ class Membership:
         classes: int,
         parts: Parts,
         policy: RoundPolicy,
-        site_keys: Mapping[bytes, int] | None = None,
+        site_keys: SiteKeys | None = None,
+        schema: Schema | None = None,
     ) -> None:
         self._sites, self._classes, self._parts, self._policy = sites, classes, parts, policy
-        self._site_keys = site_keys
+        self._site_keys, self._schema = site_keys, schema
         self._connected: dict[int, ConnectedNode] = {}
         self._site_of: dict[int, int] = {}  # node → site
         self._not_joined: dict[int, tuple[int | None, str]] = {}  # node → the site it claims to be, and the reason
@@ -104,9 +109,7 @@ class Membership:
 
     def wait_and_join(self, grid: Grid) -> None:
         """Wait until all sites are connected, at most `policy.wait` seconds, and ask them to join."""
-        end = time.monotonic() + self._policy.wait
-        while len(set(grid.get_node_ids())) < self._sites and time.monotonic() < end:
-            time.sleep(1)
+        wait_for_nodes(grid, self._sites, self._policy.wait)
         self.refresh(grid, timeout=self._policy.deadline)
 
     def refresh(self, grid: Grid, *, timeout: float | None = None) -> None:
@@ -143,12 +146,13 @@ class Membership:
         if nodes:
             self._not_joined |= dict.fromkeys(nodes, (None, "did not reply to the join request"))
             self._silent.update(nodes)
-            self.admit(grid.send_and_receive(_join_requests(nodes), timeout=timeout))
+            self.admit(grid.send_and_receive(_join_requests(nodes, self._schema), timeout=timeout))
 
     def _ask_later(self, nodes: Sequence[int], grid: Grid) -> None:
         """Ask silent nodes to join, and read their replies in a later round."""
         if nodes:
-            messages = grid.push_messages(_join_requests(nodes))  # no id for a message that could not be sent
+            requests = _join_requests(nodes, self._schema)
+            messages = grid.push_messages(requests)  # no id for a message that could not be sent
             self._late_replies |= {message: node for message, node in zip(messages, nodes, strict=False) if message}
 
     def record_replies(self, kind: str, requested: Iterable[int], replied: Collection[int]) -> None:
@@ -179,8 +183,9 @@ class Membership:
             node = reply.metadata.src_node_id
             self._silent.discard(node)
             try:
+                reject_problem(reply)
                 site = decode_join_reply(reply, sites=self._sites, classes=self._classes, parts=self._parts)
-                self._check_key(node, site)
+                check_key(self._site_keys, self._connected.get(node), site)
             except RejectedReply as reason:
                 self._refuse(node, claimed_site(reply, self._sites), str(reason))
                 continue
@@ -196,16 +201,6 @@ class Membership:
                 self._refusals.pop(nodes[0], None)
                 self._site_of[nodes[0]] = site
 
-    def _check_key(self, node: int, site: int) -> None:
-        if self._site_keys is None:
-            return
-        known = self._connected.get(node)
-        owner = None if known is None else self._site_keys.get(known.public_key)
-        if owner is None:
-            raise RejectedReply("its key belongs to no site; register it with fedtilt deploy register")
-        if owner != site:
-            raise RejectedReply(f"it claims to be site {site}, and its key is that of site {owner}")
-
     def _refuse(self, node: int, site: int | None, reason: str) -> None:
         self.reject(f"node {node}", f"cannot join: {reason}")
         self._refusals[node] += 1
@@ -220,6 +215,29 @@ class ConnectedNode(NamedTuple):
     activated_at: str  # differs after the node has reconnected
 
 
+def check_key(site_keys: SiteKeys | None, node: ConnectedNode | None, site: int) -> None:
+    """Reject a node that claims to be a site whose key it does not have; without keys, a node may be any site."""
+    if site_keys is None:
+        return
+    owner = None if node is None else site_keys.get(node.public_key)
+    if owner is None:
+        raise RejectedReply("its key belongs to no site; register it with fedtilt deploy register")
+    if owner != site:
+        raise RejectedReply(f"it claims to be site {site}, and its key is that of site {owner}")
+
+
+def wait_for_nodes(grid: Grid, count: int, seconds: float) -> None:
+    """Wait until so many nodes are connected, at most so many seconds."""
+    end = time.monotonic() + seconds
+    while len(set(grid.get_node_ids())) < count and time.monotonic() < end:
+        time.sleep(1)
+
+
+def list_reasons(reasons: Mapping[int, str]) -> str:
+    """Why sites are missing, in one line."""
+    return "; ".join(f"site {site} {reason}" for site, reason in sorted(reasons.items()))
+
+
 def connected_nodes(grid: Grid) -> dict[int, ConnectedNode]:
     """The connected nodes; a grid without a network knows only their numbers."""
     if not hasattr(grid, "get_nodes"):
@@ -227,5 +245,7 @@ def connected_nodes(grid: Grid) -> dict[int, ConnectedNode]:
     return {info.node_id: ConnectedNode(info.public_key, info.last_activated_at) for info in grid.get_nodes()}
 
 
-def _join_requests(nodes: Iterable[int]) -> list[Message]:
-    return [Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]
+def _join_requests(nodes: Iterable[int], schema: Schema | None) -> list[Message]:
+    config = schema_config(schema)
+    content = RecordDict({CONFIG_RECORD: ConfigRecord(config)} if config else {})
+    return [Message(content, dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]

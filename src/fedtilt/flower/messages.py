@@ -207,10 +207,10 @@ def claimed_site(reply: Message, sites: int) -> int | None:
 
 def decode_join_reply(reply: Message, *, sites: int, classes: int, parts: Parts) -> int:
     """Decode a reply to `join` into the site number."""
-    metrics = _metrics(reply)
-    site = _int_in(metrics, "site", 0, sites - 1)
+    metrics = reply_metrics(reply)
+    site = int_in(metrics, "site", 0, sites - 1)
     for key, expected in (("classes", classes), ("parameters", parts.shared_size)):
-        if (value := _int_in(metrics, key, 0, 2**62)) != expected:
+        if (value := int_in(metrics, key, 0, 2**62)) != expected:
             raise RejectedReply(f"has {value} {key} instead of {expected}")
     _check_constants(reply.content.get(CONSTANTS_RECORD), parts)
     return site
@@ -229,9 +229,9 @@ def _check_constants(received: object, parts: Parts) -> None:
 
 def decode_train_reply(reply: Message, round: int, parts: Parts, max_samples: int) -> ClientUpdate:
     """Decode a reply to `train`; `invalid_updates` checks afterwards that the model is finite."""
-    metrics = _metrics(reply)
+    metrics = reply_metrics(reply)
     _check_round(metrics, round)
-    samples = _int_in(metrics, "num-examples", 1, max_samples)
+    samples = int_in(metrics, "num-examples", 1, max_samples)
     arrays = reply.content.get(ARRAYS_RECORD)
     if not isinstance(arrays, ArrayRecord):
         raise RejectedReply("has no model")
@@ -252,9 +252,9 @@ def _declared(metrics: MetricRecord) -> dict[str, float]:
 
 def decode_evaluation_reply(reply: Message, round: int, classes: int, max_samples: int) -> EvaluationReply:
     """Decode a reply to `evaluate`."""
-    metrics = _metrics(reply)
+    metrics = reply_metrics(reply)
     _check_round(metrics, round)
-    by_class = _int_in(metrics, "by-class", 0, 1) == 1
+    by_class = int_in(metrics, "by-class", 0, 1) == 1
     size = classes if by_class else 1
     total = _counts(metrics, "total", torch.full((size,), max_samples))
     shared = _counts(metrics, "shared", total)
@@ -266,7 +266,8 @@ def decode_evaluation_reply(reply: Message, round: int, classes: int, max_sample
     return EvaluationReply(shared, personal, total, spreads)
 
 
-def _metrics(reply: Message) -> MetricRecord:
+def reply_metrics(reply: Message) -> MetricRecord:
+    """The numbers in a reply; a failure is rejected with what is known of it."""
     if reply.has_error():
         code = reply.error.code
         raise RejectedReply(_FAILURES.get(code, f"failed with Flower's error {code}; see its log"))
@@ -276,7 +277,8 @@ def _metrics(reply: Message) -> MetricRecord:
     return metrics
 
 
-def _int_in(metrics: MetricRecord, key: str, low: int, high: int) -> int:
+def int_in(metrics: MetricRecord, key: str, low: int, high: int) -> int:
+    """A whole number between two limits."""
     value = metrics.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
         raise RejectedReply(f"has a value of {key} that is not a whole number")
@@ -293,7 +295,7 @@ def _points(metrics: MetricRecord, key: str) -> float:
 
 
 def _check_round(metrics: MetricRecord, round: int) -> None:
-    if (value := _int_in(metrics, "round", 0, 2**62)) != round:
+    if (value := int_in(metrics, "round", 0, 2**62)) != round:
         raise RejectedReply(f"is of round {value} instead of {round}")
 
 

@@ -25,7 +25,9 @@ def max_reply_size(model: nn.Module) -> int:
 def limit_reply_size(grid: Grid, limit: int, on_excess: Callable[[int], None]) -> None:
     """Make a grid drop replies of more than `limit` bytes; `on_excess` is called with the node that sent one."""
     if isinstance(grid, HttpGrid):  # a grid without a network has no parts to count
-        grid._client = _LimitedClient(grid._runtime_client, grid.node, limit, on_excess)  # type: ignore[assignment]
+        client: Any = grid._runtime_client
+        client = client._client if isinstance(client, _LimitedClient) else client  # a new limit replaces the last one
+        grid._client = _LimitedClient(client, grid.node, limit, on_excess)  # type: ignore[assignment]
 
 
 class _LimitedClient:

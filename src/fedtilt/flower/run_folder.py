@@ -5,6 +5,7 @@ It has nothing that sites keep. It adds:
 seed-N/history.json        the id of this training history; sites store their personal models under it
 seed-N/participation.json  which sites took part in each round, and rejection counts by sender and reason
 stopped.json               why a run stopped, and the sites that were missing
+schema.json                the schema of the sites' tables, if they have tables
 """
 
 import dataclasses
@@ -30,6 +31,20 @@ from fedtilt.storage.provenance import record_environment, seed_folder, settings
 from fedtilt.storage.run_folder import RunFolder
 
 
+@contextmanager
+def open_run_folder(folder: Path) -> Iterator[None]:
+    """Lock the folder for this run, and keep it private; an exception is recorded in stopped.json."""
+    stopped_file = folder / "stopped.json"
+    with private_files(), locked(private_folder(folder)):
+        stopped_file.unlink(missing_ok=True)
+        try:
+            yield
+        except Exception as error:
+            missing = {"sites": error.sites} if isinstance(error, MissingSitesError) else {}
+            write_json(stopped_file, {"reason": str(error)} | missing)
+            raise
+
+
 class ServerRunFolder:
     """The run folder of one training run on the server.
 
@@ -49,19 +64,6 @@ class ServerRunFolder:
         self.history_id = ""
         self._participation: dict[str, Any] = {"rejected": {}, "rounds": {}}
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Lock the folder for this run, and keep it private; an exception is recorded in stopped.json."""
-        stopped_file = self.folder / "stopped.json"
-        with private_files(), locked(private_folder(self.folder)):
-            stopped_file.unlink(missing_ok=True)
-            try:
-                yield
-            except Exception as error:
-                missing = {"sites": error.sites} if isinstance(error, MissingSitesError) else {}
-                write_json(stopped_file, {"reason": str(error)} | missing)
-                raise
-
     def has_run(self) -> bool:
         """Whether the folder contains a run, to resume or to reject."""
         return (self._seed_folder / "fingerprint.json").exists()
@@ -74,6 +76,8 @@ class ServerRunFolder:
         state = self._run_folder.begin(self._fingerprint(), notice)
         if not (self.folder / "run.json").exists():
             write_bytes(self.folder / "spec.toml", dump(self._task.spec).encode())
+            if self._info.schema is not None:
+                self._info.schema.write(self.folder / "schema.json")
             record_environment(self.folder, "cpu", [self._task.spec.seed], runner="flower")
         history_file = self._seed_folder / "history.json"
         if not history_file.exists():
@@ -102,6 +106,7 @@ class ServerRunFolder:
             classes=class_names if total.shape[1] == len(class_names) else ["all classes"],  # some site withholds them
             has_outliers=self._info.has_outliers.nonzero()[:, 0].tolist(),
             constants=constants_of(self._model, self._parts),
+            model=self._info.model_description,
         )
         self._run_folder.record(round, {self._method: summary}, {self._method: counts}, total)
 
@@ -156,4 +161,17 @@ class ServerRunFolder:
             "classes": list(self._info.class_names),
             **self._parts.to_json(),
             "tied": tied_parameters(self._model),
+            **self._table_fingerprint(),
+        }
+
+    def _table_fingerprint(self) -> dict[str, Any]:
+        """The schema of the sites' tables, and what decides which of their rows are training data."""
+        if self._info.schema is None:
+            return {}
+        spec = self._task.spec
+        return {
+            "schema": self._info.schema.to_json(),
+            "test_share": spec.data.test_share,
+            "validation": spec.clients.validation,
+            "max_train": spec.clients.max_train,
         }

@@ -7,13 +7,18 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedtilt.data import Schema
 from fedtilt.evaluation.results import Result
+from fedtilt.flower.membership import SiteKeys
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.reply_size import limit_reply_size, max_reply_size
-from fedtilt.flower.run_folder import ServerRunFolder
+from fedtilt.flower.run_folder import ServerRunFolder, open_run_folder
+from fedtilt.flower.schema_exchange import agree_on_schema, stored_schema
 from fedtilt.flower.site_keys import site_keys
 from fedtilt.flower.strategy import FedTiltStrategy
 from fedtilt.flower.task import ResolvedTask, Task
+from fedtilt.spec import known_schema_of
+from fedtilt.storage.provenance import seed_folder
 
 
 def server_app(task: Task) -> ServerApp:
@@ -34,18 +39,30 @@ def server_app(task: Task) -> ServerApp:
 
 def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
     """Train to the last round; a run that cannot continue raises, so that Flower does not report it as completed."""
-    resolved, policy = task.resolve(config), RoundPolicy.from_config(config)
-    info = task.federation_info(resolved)
-    model, parts = task.initial_model(resolved, info)
-    run_folder = ServerRunFolder(run_path(resolved, config), resolved, info, model, parts)
-    strategy = FedTiltStrategy(
-        resolved.method, parts, info, settings=resolved.settings, policy=policy, run_folder=run_folder,
-        site_keys=site_keys(),
-    )  # fmt: skip
-    limit_reply_size(grid, max_reply_size(model), strategy.membership.drop_reply)
-    with run_folder.open():
+    resolved, policy, keys = task.resolve(config), RoundPolicy.from_config(config), site_keys()
+    folder = run_path(resolved, config)
+    with open_run_folder(folder):
+        info = task.federation_info(resolved, _schema(task, resolved, folder, grid, policy, keys))
+        model, parts = task.initial_model(resolved, info)
+        run_folder = ServerRunFolder(folder, resolved, info, model, parts)
+        strategy = FedTiltStrategy(
+            resolved.method, parts, info, settings=resolved.settings, policy=policy, run_folder=run_folder,
+            site_keys=keys,
+        )  # fmt: skip
+        limit_reply_size(grid, max_reply_size(model), strategy.membership.drop_reply)
         strategy.start(grid)
         return run_folder.write_results()
+
+
+def _schema(
+    task: Task, resolved: ResolvedTask, folder: Path, grid: Grid, policy: RoundPolicy, keys: SiteKeys | None
+) -> Schema | None:
+    """The schema of the sites' tables: that of the run to resume, else what the sites agree on."""
+    if task.table is None:
+        return None
+    known, spec = known_schema_of(resolved.spec), resolved.spec
+    stored = stored_schema(seed_folder(folder, spec.seed), known)
+    return stored or agree_on_schema(known, spec.clients.count, grid, policy, keys)
 
 
 def run_path(task: ResolvedTask, config: Mapping[str, object]) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from fedtilt.data import Federation
+from fedtilt.data import Federation, Schema
 from fedtilt.data.inputs import take
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
@@ -15,7 +15,7 @@ from fedtilt.flower.messages import EvaluationReply, class_spreads
 from fedtilt.flower.private_files import private_files, private_folder
 from fedtilt.flower.site_report import write_report
 from fedtilt.flower.site_states import SiteStates
-from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, build_site_model
+from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, build_site_model, site_number, yes_or_no
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
@@ -36,25 +36,24 @@ class Site:
     parts: Parts
     folder: Path  # of what the site keeps, and its report
     declare_classes: bool  # whether the server receives counts by class
+    schema: Schema | None  # of the sites' tables, if they have tables
 
     @classmethod
-    def open(cls, task: Task, run_config: NodeConfig, node_config: NodeConfig) -> "Site":
-        """The site that a SuperNode's `--node-config` describes."""
-        number = node_config.get("partition-id")
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise InputError(f"--node-config needs partition-id, the site's number from 0 up; got {number!r}")
+    def open(
+        cls, task: Task, run_config: NodeConfig, node_config: NodeConfig, schema: Schema | None = None
+    ) -> "Site":  # fmt: skip
+        """The site that a SuperNode's `--node-config` describes, with the schema that the server sends."""
+        number = site_number(node_config)
         state_dir = node_config.get("state-dir")
         if not isinstance(state_dir, str) or not state_dir:
             raise InputError(
                 f"--node-config needs state-dir, a folder for what the site keeps, such as its personal model; "
                 f"got {state_dir!r}"
             )
-        declare_classes = node_config.get("declare-classes", True)
-        if not isinstance(declare_classes, bool):
-            raise InputError(f"declare-classes in --node-config must be true or false, got {declare_classes!r}")
+        declare_classes = yes_or_no(node_config, "declare-classes")
         resolved = task.resolve(run_config)
         spec = resolved.spec
-        federation = task.site_federation(resolved, number, node_config)
+        federation = task.site_federation(resolved, number, node_config, schema)
         model, parts = build_site_model(federation, number, task.model_source(resolved), resolved.settings)
         return cls(
             number=number,
@@ -64,6 +63,7 @@ class Site:
             parts=parts,
             folder=Path(state_dir) / spec.name / resolved.method.name / f"seed-{spec.seed}" / f"site-{number:05d}",
             declare_classes=declare_classes,
+            schema=schema,
         )
 
     @property
@@ -75,6 +75,8 @@ class Site:
     def _states(self, history_id: str) -> Iterator[SiteStates]:
         """What the site keeps, locked for this process; only the owner can read what is written."""
         with private_files(), locked(private_folder(self.folder)):
+            if self.schema is not None:
+                self.schema.write(self.folder / "schema.json")  # to use the personal model: ft.data.rows(like=…)
             yield SiteStates(self.folder, history_id)
 
     def train(self, received: Tensors, *, round: int, base_round: int, history_id: str) -> ClientUpdate:

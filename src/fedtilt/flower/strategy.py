@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedtilt.evaluation.results import Summary
 from fedtilt.flower.combine_metrics import combine_replies
-from fedtilt.flower.membership import Membership, MissingSitesError
+from fedtilt.flower.membership import Membership, MissingSitesError, list_reasons
 from fedtilt.flower.messages import (
     EvaluationReply,
     RejectedReply,
@@ -23,6 +23,7 @@ from fedtilt.flower.messages import (
 )
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder
+from fedtilt.flower.schema_messages import schema_config
 from fedtilt.flower.task import FederationInfo
 from fedtilt.methods import Method, check_bad_share
 from fedtilt.parts import Parts, Tensors
@@ -69,8 +70,9 @@ class FedTiltStrategy(Strategy):
         self._requested: dict[int, int] = {}  # site → node, of the requests in flight
         self._server: Tensors = parts.initial_server()
         self.membership = Membership(
-            sites=info.sites, classes=len(info.class_names), parts=parts, policy=self.policy, site_keys=site_keys
-        )
+            sites=info.sites, classes=len(info.class_names), parts=parts, policy=self.policy, site_keys=site_keys,
+            schema=info.schema,
+        )  # fmt: skip
         self.summaries: list[tuple[int, Summary]] = []
 
     # -- a run -------------------------------------------------------------------------------------------------------
@@ -120,7 +122,7 @@ class FedTiltStrategy(Strategy):
             missing = {site: self.membership.absence_reason(site) for site in range(sites) if site not in joined}
             raise MissingSitesError(
                 f"{len(joined)} of {sites} sites joined and {'all' if required == sites else required} must "
-                f"({_list_reasons(missing)}); nothing was trained: fix the sites and run it again",
+                f"({list_reasons(missing)}); nothing was trained: fix the sites and run it again",
                 sites=missing,
             )
 
@@ -150,7 +152,7 @@ class FedTiltStrategy(Strategy):
         selected = self.settings.selected(round, self._info.sites)
         self._requested = {site: nodes[site] for site in selected if site in nodes}
         values = {**dict(config), "round": round, "base-round": round - 1, "history": self._history_id}
-        content = encode_instruction(self._parts, self._server, values)
+        content = encode_instruction(self._parts, self._server, values | schema_config(self._info.schema))
         return [_message(content, node, MessageType.TRAIN, round) for node in self._requested.values()]
 
     def aggregate_train(
@@ -211,7 +213,7 @@ class FedTiltStrategy(Strategy):
             models = "1 valid model" if len(accepted) == 1 else f"{len(accepted)} valid models"
             reasons = {**rejected, **missing}
             raise MissingSitesError(
-                f"round {round} has {models} of {len(selected)} and needs {required} ({_list_reasons(reasons)}); "
+                f"round {round} has {models} of {len(selected)} and needs {required} ({list_reasons(reasons)}); "
                 f"the run stops after round {round - 1}: fix the sites and run it again",
                 sites=reasons,
             )
@@ -227,7 +229,7 @@ class FedTiltStrategy(Strategy):
 
     def _evaluation_requests(self, round: int, arrays: ArrayRecord) -> list[Message]:
         self._requested = self.membership.nodes()
-        values: dict[str, int | str] = {"round": round, "history": self._history_id}
+        values = {"round": round, "history": self._history_id, **schema_config(self._info.schema)}
         content = encode_instruction(self._parts, from_arrays(arrays, self._parts), values)
         return [_message(content, node, MessageType.EVALUATE, round) for node in self._requested.values()]
 
@@ -284,10 +286,6 @@ class FedTiltStrategy(Strategy):
                 rejected[site] = str(reason)
                 self.membership.reject(f"site {site}", str(reason))
         return accepted, rejected
-
-
-def _list_reasons(reasons: Mapping[int, str]) -> str:
-    return "; ".join(f"site {site} {reason}" for site, reason in sorted(reasons.items()))
 
 
 def _message(content: RecordDict, node: int, kind: str, round: int) -> Message:

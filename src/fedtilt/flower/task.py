@@ -4,16 +4,20 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedtilt.data import Dataset, Federation, Outliers
+from fedtilt.data import Dataset, Federation, Outliers, Schema
+from fedtilt.data.columns import Source
+from fedtilt.data.division import split_validation
 from fedtilt.data.inputs import Shape
+from fedtilt.data.summaries import Summary
 from fedtilt.errors import InputError
+from fedtilt.flower.site_table import site_dataset, site_summary
 from fedtilt.methods import Method
-from fedtilt.models import ModelSource
+from fedtilt.models import ModelSource, recipe
 from fedtilt.parts import Parts
 from fedtilt.rounds.initial_model import build_initial_model, initial_model
 from fedtilt.rounds.settings import TrainSettings
@@ -39,6 +43,14 @@ class FederationInfo(NamedTuple):
     site_names: tuple[str, ...]
     has_outliers: Tensor  # (sites,) bool: sites whose training data gets simulated outliers
     data: str = "the sites' own"  # the name of the data set
+    schema: Schema | None = None  # of the sites' tables, if they have tables
+    recipe: Mapping[str, Any] | None = None  # name and arguments to build the model again; None: a custom model
+
+    @property
+    def model_description(self) -> dict[str, Any]:
+        """How to build the model, and how tables become its input; for exports."""
+        description: dict[str, Any] = {} if self.recipe is None else {"model": self.recipe}
+        return description | ({} if self.schema is None else {"schema": self.schema.to_json()})
 
     @property
     def sites(self) -> int:
@@ -50,13 +62,15 @@ class FederationInfo(NamedTuple):
 class Task:
     """A spec and, optionally, a model and the sites' own data.
 
-    Without `data`, the spec's data set is divided among the sites as in the simulator.
+    With neither `table` nor `data`, the spec's data set is divided among the sites as in the simulator.
 
     Args:
         spec: the name of a built-in spec, or a TOML file
         model: a model, or a function that returns one; None: the spec's model
-        data: reads a site's data: it is called on the site with the SuperNode's `--node-config` and returns a `Dataset`
-            of that site only
+        table: the table of a site, a CSV, TSV or Parquet file or a data frame: it is called on the site with the
+            SuperNode's `--node-config`. The spec's `[data]` names the target and other columns, and the sites agree on
+            one schema for all tables before the first round
+        data: reads other data of a site: it is called in the same way and returns a `Dataset` of that site only
         input_shape: the shape of one sample; required with `data`, because the server builds the model without data
         class_names: the names of all classes; required with `data`
 
@@ -66,11 +80,17 @@ class Task:
 
     spec: str | Path
     model: ModelSource | None = None
+    table: Callable[[NodeConfig], Source] | None = None
     data: Callable[[NodeConfig], Dataset] | None = None
     input_shape: Shape = ()
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.table is not None and (self.data is not None or self.input_shape or self.class_names):
+            raise InputError(
+                "a task with a table function has no data function, input_shape or class_names; remove them: the sites "
+                "agree on a schema"
+            )
         if self.data is not None and not (self.input_shape and self.class_names):
             raise InputError("a task with a data function needs input_shape and class_names as well")
 
@@ -84,7 +104,17 @@ class Task:
             raise InputError(f"a deployment trains one method and the spec has {names}; choose one with --method")
         if spec.seeds > 1:
             raise InputError(f"a deployment trains one seed and the spec has seeds = {spec.seeds}; set seeds = 1")
-        if self.data is not None and spec.outliers.kind != "none":
+        if self.table is not None and spec.data.file is None:
+            raise InputError(
+                "a task with a table function needs [data] in its spec: target, and file to simulate with; each site "
+                "reads its own table"
+            )
+        if self.table is not None and spec.clients.partition not in (None, "column"):
+            raise InputError(
+                f"clients.partition = {spec.clients.partition!r} has no effect on sites with tables of their own; "
+                "remove it"
+            )
+        if (self.table or self.data) is not None and spec.outliers.kind != "none":
             raise InputError(
                 f"outliers.kind = {spec.outliers.kind!r} would corrupt real data; remove [outliers] from the spec"
             )
@@ -93,11 +123,23 @@ class Task:
             settings = dataclasses.replace(settings, screen=SCREEN)
         return ResolvedTask(spec, spec.methods[0].to_method(), settings)
 
-    def federation_info(self, resolved: ResolvedTask) -> FederationInfo:
-        """What the server knows about the sites."""
-        if self.data is not None:
+    def federation_info(self, resolved: ResolvedTask, schema: Schema | None = None) -> FederationInfo:
+        """What the server knows about the sites; with a table function, by the schema that they agree on."""
+        if self.table is not None or self.data is not None:
+            shape, classes = self.input_shape, self.class_names
+            if self.table is not None:
+                if schema is None:
+                    raise InputError("a task with a table function needs the schema that the sites agree on")
+                shape, classes = (len(schema.inputs),), schema.classes or ()
             names = tuple(str(n) for n in range(resolved.spec.clients.count))
-            return FederationInfo(self.input_shape, self.class_names, names, torch.zeros(len(names), dtype=torch.bool))
+            return FederationInfo(
+                input_shape=shape,
+                class_names=classes,
+                site_names=names,
+                has_outliers=torch.zeros(len(names), dtype=torch.bool),
+                schema=schema,
+                recipe=recipe(self.model_source(resolved), shape, len(classes)),
+            )
         federation = federation_of(resolved.spec, resolved.spec.seed)
         return FederationInfo(
             input_shape=federation.input_shape,
@@ -105,6 +147,7 @@ class Task:
             site_names=federation.client_names,
             has_outliers=federation.has_outliers,
             data=federation.dataset.name,
+            recipe=recipe(self.model_source(resolved), federation.input_shape, federation.classes),
         )
 
     def model_source(self, resolved: ResolvedTask) -> ModelSource:
@@ -117,24 +160,65 @@ class Task:
             self.model_source(resolved), info.input_shape, len(info.class_names), resolved.settings
         )
 
-    def site_federation(self, resolved: ResolvedTask, number: int, node_config: NodeConfig) -> Federation:
+    def site_summary(self, resolved: ResolvedTask, number: int, node_config: NodeConfig) -> Summary:
+        """What a site sends of its table before the sites agree on a schema."""
+        if self.table is None:
+            raise InputError("the server asks for the summary of a table, and this site's task has no table function")
+        _check_site_number(number, resolved.spec.clients.count)
+        shared = yes_or_no(node_config, "share-summary")
+        return site_summary(resolved.spec, self.table(node_config), number, shared=shared)
+
+    def site_federation(
+        self, resolved: ResolvedTask, number: int, node_config: NodeConfig, schema: Schema | None = None
+    ) -> Federation:
         """The federation as one site sees it: the rows of all other sites are empty."""
-        if self.data is None:
+        if self.table is None and self.data is None:
             federation = federation_of(resolved.spec, resolved.spec.seed)
             _check_site_number(number, federation.clients)
             return _only_site(federation, number)
-        sites = resolved.spec.clients.count
-        _check_site_number(number, sites)
+        _check_site_number(number, resolved.spec.clients.count)
+        if self.table is None:
+            return _single_site_federation(self._own_data(node_config), number, resolved.spec)
+        if schema is None:
+            raise InputError("the server sent no schema, and this site's task has a table function; give both one task")
+        shared = yes_or_no(node_config, "share-summary")
+        data = site_dataset(resolved.spec, self.table(node_config), number, schema, shared=shared)
+        return _single_site_federation(data, number, resolved.spec)
+
+    def _own_data(self, node_config: NodeConfig) -> Dataset:
+        """What the data function returns, with its classes in the order of the task."""
+        assert self.data is not None
         data = self.data(node_config)
         if not isinstance(data, Dataset):
             raise InputError(f"the data function must return a fedtilt.data.Dataset, got {type(data).__name__}")
+        if data.schema is not None:
+            raise InputError(
+                "the data function returns a table, whose columns other sites may have in another order; give the task "
+                "a table function instead, and the sites agree on a schema"
+            )
         shape = self.input_shape if isinstance(self.input_shape, dict) else tuple(self.input_shape)
         if data.input_shape != shape or data.classes != len(self.class_names):
             raise InputError(
                 f"the site's data has samples of shape {data.input_shape} in {data.classes} classes; the task has "
                 f"{shape} in {len(self.class_names)}"
             )
-        return _single_site_federation(data, number, sites)
+        return _with_class_order(data, self.class_names)
+
+
+def site_number(node_config: NodeConfig) -> int:
+    """The number of the site that a SuperNode's `--node-config` describes."""
+    number = node_config.get("partition-id")
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise InputError(f"--node-config needs partition-id, the site's number from 0 up; got {number!r}")
+    return number
+
+
+def yes_or_no(node_config: NodeConfig, key: str) -> bool:
+    """A switch in a SuperNode's `--node-config`; true if it is left out."""
+    value = node_config.get(key, True)
+    if not isinstance(value, bool):
+        raise InputError(f"{key} in --node-config must be true or false, got {value!r}")
+    return value
 
 
 def build_site_model(
@@ -164,19 +248,39 @@ def _only_site(federation: Federation, number: int) -> Federation:
     )
 
 
-def _single_site_federation(data: Dataset, number: int, sites: int) -> Federation:
+def _with_class_order(data: Dataset, class_names: Sequence[str]) -> Dataset:
+    """The same data with its classes in this order; numbers in place of names are taken as they are."""
+    if data.class_names in (tuple(class_names), tuple(map(str, range(data.classes)))):
+        return data
+    unknown = [name for name in data.class_names if name not in class_names]
+    if unknown:
+        raise InputError(
+            f"the site's data has the class {unknown[0]!r}, which the task lacks; its classes are "
+            f"{', '.join(class_names)}"
+        )
+    order = torch.tensor([class_names.index(name) for name in data.class_names])
+    return dataclasses.replace(
+        data, class_names=tuple(class_names), y_train=order[data.y_train], y_test=order[data.y_test]
+    )
+
+
+def _single_site_federation(data: Dataset, number: int, spec: Spec) -> Federation:
     """A federation in which only this site has data."""
+    sites, clients = spec.clients.count, spec.clients
     no_rows = torch.zeros(0, dtype=torch.int64)
 
     def index(samples: int) -> list[Tensor]:
         return [torch.arange(samples) if n == number else no_rows for n in range(sites)]
 
+    train, validation = split_validation(
+        data.y_train, index(len(data.y_train)), clients.max_train, clients.validation, spec.seed
+    )
     return Federation(
         dataset=data,
         outliers=Outliers(kind="none"),
         client_names=tuple(str(n) for n in range(sites)),
-        train_index=index(len(data.y_train)),
-        validation_index=[no_rows] * sites,
+        train_index=train,
+        validation_index=validation,
         test_index=index(len(data.y_test)),
         client_classes=[data.y_train.unique()] * sites,
         has_outliers=torch.zeros(sites, dtype=torch.bool),

@@ -1,0 +1,148 @@
+"""One schema for all sites' tables: the server asks for summaries, merges them, and keeps the result with the run."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedtilt.data import Schema
+from fedtilt.data.alignment import misfits
+from fedtilt.data.summaries import Summary, merge
+from fedtilt.errors import InputError
+from fedtilt.files import first_difference, read_json
+from fedtilt.flower.membership import (
+    MissingSitesError,
+    SiteKeys,
+    check_key,
+    connected_nodes,
+    list_reasons,
+    wait_for_nodes,
+)
+from fedtilt.flower.messages import RejectedReply, claimed_site
+from fedtilt.flower.policy import RoundPolicy
+from fedtilt.flower.reply_size import limit_reply_size
+from fedtilt.flower.schema_messages import MAX_SIZE, SUMMARY_REQUEST, decode_summary_reply
+
+_log = logging.getLogger("flwr")
+
+
+def agree_on_schema(known: Schema, sites: int, grid: Grid, policy: RoundPolicy, site_keys: SiteKeys | None) -> Schema:
+    """The schema of all sites: the project's if it is complete, else with what the sites' summaries add.
+
+    A site that sends no summary, or one that fits neither the project's schema nor the other sites, is refused by name.
+    The run stops if fewer sites are left than the policy requires to join.
+
+    Args:
+        known: what the project says of the columns
+        sites: the number of sites
+        grid: the connection to the nodes
+        policy: quorum, deadlines and limits
+        site_keys: the site of each public key; None: not checked
+    """
+    if known.is_complete:
+        return known
+    summaries, refused = _ask(sites, grid, policy, site_keys)
+    while reasons := misfits([summaries[site] for site in sorted(summaries)], known):
+        for name, reason in reasons.items():
+            refused[int(name)] = reason
+            del summaries[int(name)]
+    for site, reason in sorted(refused.items()):
+        _log.warning("no summary of site %d is used: it %s", site, reason)
+    required = max(1, policy.required_to_join(sites))
+    if len(summaries) < required:
+        reasons_by_site = {site: refused[site] for site in range(sites) if site not in summaries}
+        raise MissingSitesError(
+            f"{len(summaries)} of {sites} sites agree on a schema and {'all' if required == sites else required} must "
+            f"({list_reasons(reasons_by_site)}); nothing was trained: fix the sites and run it again",
+            sites=reasons_by_site,
+        )
+    schema = merge([summaries[site] for site in sorted(summaries)], known)
+    _check(schema)
+    _log.info(
+        "%d of %d sites agree on a schema: %d inputs, %d classes",
+        len(summaries), sites, len(schema.inputs), len(schema.classes or ()),
+    )  # fmt: skip
+    return schema
+
+
+def _ask(
+    sites: int, grid: Grid, policy: RoundPolicy, site_keys: SiteKeys | None
+) -> tuple[dict[int, Summary], dict[int, str]]:
+    """The sites' summaries, and for each other site why there is none."""
+    wait_for_nodes(grid, sites, policy.wait)
+    connected = connected_nodes(grid)
+    too_large: list[int] = []
+    limit_reply_size(grid, 4 * MAX_SIZE, too_large.append)  # UTF-8 has at most four bytes per character
+    requests = [Message(RecordDict(), dst_node_id=node, message_type=SUMMARY_REQUEST) for node in sorted(connected)]
+    replies = grid.send_and_receive(requests, timeout=policy.deadline)
+    summaries: dict[int, Summary] = {}
+    refused: dict[int, str] = {}
+    for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
+        node = reply.metadata.src_node_id
+        try:
+            site, summary = decode_summary_reply(reply, sites=sites, max_samples=policy.max_samples)
+            check_key(site_keys, connected.get(node), site)
+        except RejectedReply as reason:
+            claimed = claimed_site(reply, sites)
+            if claimed is None:
+                _log.warning("no summary of node %d is used: it %s", node, reason)
+            else:
+                refused.setdefault(claimed, str(reason))
+            continue
+        if site in summaries:
+            refused[site] = "has more than one node"
+        summaries[site] = summary
+    for node in too_large:
+        _log.warning("no summary of node %d is used: it is too large", node)
+    silent = "sent no summary in time" if len(connected) >= sites else "is not connected, or sent no summary in time"
+    for site in range(sites):
+        if site in refused:
+            summaries.pop(site, None)
+        elif site not in summaries:
+            refused[site] = silent
+    return summaries, refused
+
+
+def _check(schema: Schema) -> None:
+    if len(schema.classes or ()) < 2:
+        raise InputError(
+            f"target = {schema.target!r} has one class, {', '.join(schema.classes or ())!r}, at all sites together; it "
+            "needs two or more"
+        )
+    if not schema.inputs:
+        kinds = ", ".join(f"{column.name} ({column.kind})" for column in schema.columns) or "none"
+        raise InputError(f"the sites have no feature column; beside the target their columns are {kinds}")
+
+
+def stored_schema(seed_folder: Path, known: Schema) -> Schema | None:
+    """The schema of the run in a folder, to resume it; None: there is no run.
+
+    Args:
+        seed_folder: the folder of one seed of a run
+        known: what the project says now; it is refused if it differs
+    """
+    path = seed_folder / "fingerprint.json"
+    values = read_json(path).get("schema") if path.exists() else None
+    if values is None:
+        return None
+    schema = Schema.from_json(values)
+    now = known.to_json()
+    difference = first_difference(_with_keys_of(now, schema.to_json()), now)
+    if difference:
+        key, was, is_now = difference
+        raise InputError(
+            f"{seed_folder.parent} was started with schema.{key} = {was}, and now it is {is_now}; restore it, or start "
+            "a new run in another folder"
+        )
+    return schema
+
+
+def _with_keys_of(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of `values` that `known` has too."""
+    return {
+        key: _with_keys_of(value, values.get(key, {})) if isinstance(value, Mapping) else values.get(key)
+        for key, value in known.items()
+    }
