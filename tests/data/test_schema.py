@@ -223,6 +223,18 @@ def test_whole_numbers_can_be_categories(tmp_path):
     assert rows(frame, like=data)[:2].tolist() == [[0, 0, 0, 0], [0, 1, 0, 0]]
 
 
+def test_categories_are_read_as_they_are_written(tmp_path):
+    old, new = tmp_path / "old.csv", tmp_path / "new.csv"
+    old.write_text("code,y\n" + "".join(f"{['01', '1', 'A1'][n % 3]},{n % 2}\n" for n in range(60)))
+    new.write_text("code\n01\n1\n2\n")  # only numbers
+    data = table(old, target="y")
+    assert data.schema.inputs == ("code = 01", "code = 1", "code = A1")
+    assert rows(new, like=data).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
+    old.write_text("zip,y\n" + "".join(f"{['01067', '1067'][n % 3 % 2]},{n % 2}\n" for n in range(60)))
+    given = Schema(columns=(Column(name="zip", kind="category"),))
+    assert table(old, target="y", schema=given).schema.inputs == ("zip = 01067", "zip = 1067")
+
+
 def test_text_with_numbers_and_something_else_names_the_row(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("dose,y\n" + "".join(f"{'<5' if n == 7 else n},{n % 2}\n" for n in range(60)))

@@ -189,6 +189,12 @@ class Schema:
         """The columns that are no features, by what they are: target, client, …"""
         return {role: getattr(self, role) for role in ROLES if getattr(self, role) is not None}
 
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """The columns to read as they are written: 01 and 1 are two names."""
+        names = [name for role, name in self.roles.items() if role not in ("weight", "split_time")]
+        return (*names, *(column.name for column in self.columns if column.kind == "category"))
+
     def column(self, name: str) -> Column | None:
         """The column of this name."""
         return next((column for column in self.columns if column.name == name), None)

@@ -73,7 +73,7 @@ def rows(source: Source, *, like: Dataset | Schema | str | os.PathLike[str]) -> 
         raise InputError(f"data set {like.name!r} has no schema; give a data set that ft.data.table returned")
     schema = like.schema if isinstance(like, Dataset) else like
     schema = schema if isinstance(schema, Schema) else read_schema(schema)  # type: ignore[arg-type]
-    columns = read_columns(source)
+    columns = read_columns(source, text=schema.text_columns)
     features = [column for column in schema.columns if column.is_feature]
     missing = [column.name for column in features if column.name not in columns.header]
     if missing:
@@ -260,7 +260,7 @@ def open_table(
     if isinstance(drop, str):
         raise InputError(f"drop = {drop!r} is text; give a list of columns, such as drop = [{drop!r}]")
     known, dropped = known_schema(schema, roles), [str(name) for name in drop]
-    text = [name for role, name in known.roles.items() if role not in ("weight", "split_time")]
+    text = known.text_columns
     optional = [column.name for column in known.columns if column.gaps or not column.is_feature]
     columns = read_columns(source, text=text, optional=optional)
     if site is not None:
