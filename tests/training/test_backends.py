@@ -8,10 +8,11 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedtilt import models, seeds
 from fedtilt.errors import InputError
+from fedtilt.math.losses import sample_loss
 from fedtilt.training import (
     BACKENDS,
     LAST_BATCH,
@@ -81,6 +82,10 @@ def frozen_first_layer() -> nn.Module:
     return model
 
 
+def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (F.one_hot(labels, CLASSES) - outputs).square().sum(1)
+
+
 NOT_NATIVE = "the model is not an nn.Sequential of the layers that the C kernel has (Conv2d, ReLU, MaxPool2d, Linear)"
 NOT_FUSED = "the model is not an nn.Sequential of Flatten, Linear (with bias) and ReLU that ends with a Linear"
 
@@ -91,6 +96,13 @@ NOT_FUSED = "the model is not an nn.Sequential of Flatten, Linear (with bias) an
     [
         (MODELS["mlp"], {}, "native", {}),
         (MODELS["mlp"], {"optimizer": Optimizer(name="adam", clip_norm=1.0)}, "native", {}),
+        (
+            MODELS["mlp"], {"loss": squared_error}, "autograd",
+            {
+                "native": "the loss is a Python function, which the C kernel cannot call",
+                "fused": "the loss is not the plain cross-entropy",
+            },
+        ),
         (Recurrent, {}, "autograd", {"native": NOT_NATIVE, "fused": NOT_FUSED}),
         (
             MODELS["mlp"], {"buffer_names": ("1.mean",)}, "autograd",
@@ -170,6 +182,40 @@ def test_the_optimizers_of_native_are_those_of_torch(name: str, optimizer: Optim
         moved = (reference.start - start).norm()
         assert moved > 0.01
         assert (job.start - reference.start).norm() <= tolerance * moved
+
+
+LOSSES = {
+    "label smoothing": {"loss": "cross_entropy", "label_smoothing": 0.2},
+    "class weights": {"loss": "cross_entropy", "class_weights": (1.0, 3.0, 0.5, 0.0)},
+    "focal": {"loss": "focal", "gamma": 0.5, "class_weights": (1.0, 3.0, 0.5, 2.0)},
+}
+
+
+@needs_kernel
+@pytest.mark.parametrize("settings", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("optimizer", [Optimizer(), Optimizer(momentum=0.9)], ids=Optimizer.describe)
+def test_native_has_the_losses_with_a_name(settings: dict, optimizer: Optimizer) -> None:
+    model = models.build(MODELS["mlp"], SHAPE, CLASSES, seed=3)
+    jobs, batches = make_jobs(model)
+    jobs = [replace(job, loss=sample_loss(**settings), optimizer=optimizer) for job in jobs]
+    assert choose_backend(model, jobs, "cpu") == ("native", {})
+    expected = BACKENDS["autograd"](model, jobs, batches)
+    for job, trained, reference in zip(jobs, native.train(model, jobs, batches), expected, strict=True):
+        moved = (reference.parameters - job.start).norm()
+        assert moved > 0.01
+        assert (trained.parameters - reference.parameters).norm() <= 2e-5 * moved
+
+
+@needs_kernel
+def test_focal_loss_of_a_certain_prediction_has_no_gradient() -> None:
+    model = models.build(MODELS["logistic"], SHAPE, CLASSES, seed=3)
+    start = models.parameters_to_vector(model)
+    start[-CLASSES] = 200.0  # the bias of class 0
+    x, y = torch.zeros(5, *SHAPE), torch.zeros(5, dtype=torch.long)
+    data = make_batches(x, y, seed=3, round=1, client=0, epochs=1, batch_size=5)
+    job = LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=1.0, loss=sample_loss("focal", gamma=0.5))
+    (trained,) = native.train(model, [job], [data])
+    assert torch.equal(trained.parameters, start)
 
 
 INF = float("inf")
@@ -360,6 +406,12 @@ def test_an_epoch_has_every_sample_once() -> None:
     for epoch in (pairs[:3], pairs[3:]):
         assert sorted(torch.cat([y for _, y in epoch]).tolist()) == list(range(23))
     assert all(torch.equal(a[:, 0].long(), y) for a, y in pairs)
+
+
+def test_fused_trains_plain_sgd_only() -> None:
+    reason = r"because the optimiser is not plain SGD \(sgd, momentum = 0.9\); use 'auto' or 'autograd'"
+    with pytest.raises(InputError, match=reason):
+        choose(MODELS["mlp"](), backend="fused", optimizer=Optimizer(momentum=0.9))
 
 
 def test_an_unsupported_backend_is_rejected() -> None:

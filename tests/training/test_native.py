@@ -10,6 +10,7 @@ import torch
 import fedtilt as ft
 from fedtilt import models, spec
 from fedtilt.errors import InputError
+from fedtilt.math.losses import sample_loss
 from fedtilt.runs import spec_run
 from fedtilt.training import Batches, LocalJob, Optimizer, choose_backend, make_batches, native
 from fedtilt.training.native import compiler
@@ -113,6 +114,13 @@ def test_parameters_of_another_model_are_rejected() -> None:
     for wrong in ({"start": torch.zeros(5)}, {"anchor": torch.zeros(94, dtype=torch.float64)}):
         with pytest.raises(InputError, match=r"must be torch.float32 of shape \(93,\)"):
             native.train(MODEL, [make_job(**wrong)], [make_data()])
+
+
+@needs_kernel
+def test_class_weights_of_another_number_of_classes_are_rejected() -> None:
+    loss = sample_loss("cross_entropy", class_weights=(1.0, 2.0))
+    with pytest.raises(InputError, match="class_weights has 2 values for 3 classes; give one each"):
+        native.train(MODEL, [make_job(loss=loss)], [make_data()])
 
 
 # -- compilation -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """From per-sample losses to a client's loss: R(tau, lam), the paper's two-level tilted loss."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,25 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets, reduction="none")
 
 
-NAMES = ("cross_entropy", "focal")  # losses that have a name
+@dataclass(frozen=True, kw_only=True)
+class ClassLoss:
+    """The losses that have a name: weight of the label's class · (1 − p)^gamma · cross-entropy, with p = exp(−it)."""
+
+    label_smoothing: float
+    gamma: float  # 0: the cross-entropy
+    class_weights: tuple[float, ...]  # empty: 1 each
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of every sample, shape (n,)."""
+        losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
+        if self.gamma:
+            # the clamp: at p = 1 and gamma < 1 the derivative of the power is infinite, and times 0 not a number
+            error = (-torch.expm1(-losses)).clamp_min(torch.finfo(losses.dtype).tiny)
+            losses = error**self.gamma * losses
+        return losses * logits.new_tensor(self.class_weights)[targets] if self.class_weights else losses
+
+
+NAMES = ("cross_entropy", "focal")
 
 
 def sample_loss(
@@ -39,16 +58,8 @@ def sample_loss(
         return import_function(loss, "loss") if isinstance(loss, str) else loss
     if loss == "cross_entropy" and not label_smoothing and not class_weights:
         return cross_entropy
-
-    def weighted_loss(logits: Tensor, targets: Tensor) -> Tensor:
-        losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=label_smoothing)
-        if loss == "focal":
-            # the clamp: at p = 1 and gamma < 1 the derivative of the power is infinite, and times 0 not a number
-            error = (-torch.expm1(-losses)).clamp_min(torch.finfo(losses.dtype).tiny)
-            losses = error ** (2.0 if gamma is None else gamma) * losses
-        return losses if not class_weights else losses * logits.new_tensor(class_weights)[targets]
-
-    return weighted_loss
+    focal_gamma = 0.0 if loss == "cross_entropy" else 2.0 if gamma is None else gamma
+    return ClassLoss(label_smoothing=label_smoothing, gamma=focal_gamma, class_weights=tuple(class_weights))
 
 
 def client_loss(

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtilt.data.inputs import Inputs
+from fedtilt.math.losses import cross_entropy
 from fedtilt.math.tilt import nested_tilt_grad
 from fedtilt.models import vector_to_parameters
-from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_setting
+from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_part
 from fedtilt.training.sequential import has_plain_layers
 
 
@@ -28,7 +29,11 @@ def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample
         return f"the device is {device_type}"
     if not _is_perceptron(model):
         return "the model is not an nn.Sequential of Flatten, Linear (with bias) and ReLU that ends with a Linear"
-    return unusual_setting(job, model)
+    if not job.optimizer.is_plain:
+        return f"the optimiser is not plain SGD ({job.optimizer.describe()})"
+    if job.loss is not cross_entropy:
+        return "the loss is not the plain cross-entropy"
+    return unusual_part(job, model)
 
 
 def _is_perceptron(model: nn.Module) -> bool:

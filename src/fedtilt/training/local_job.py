@@ -72,12 +72,8 @@ class LocalJob:
         return id(self.start), anchor, buffers, *settings
 
 
-def unusual_setting(job: LocalJob, model: nn.Module) -> str | None:
-    """What a job has besides plain SGD on the cross-entropy of all parameters, as a clause; None if nothing."""
-    if not job.optimizer.is_plain:
-        return f"the optimiser is not plain SGD ({job.optimizer.describe()})"
-    if job.loss is not cross_entropy:
-        return "the loss is not the plain cross-entropy"
+def unusual_part(job: LocalJob, model: nn.Module) -> str | None:
+    """What the model has besides parameters that all train, as a clause; None if nothing."""
     if job.buffer_names:
         return f"the model has buffers that change in training, such as {job.buffer_names[0]!r}"
     frozen = next((name for name, p in model.named_parameters() if not p.requires_grad), None)

@@ -10,7 +10,6 @@ import functools
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,13 +17,23 @@ from torch import Tensor, nn
 
 from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
-from fedtilt.training.local_job import Batches, LocalJob, Optimizer, Trained, unusual_setting
+from fedtilt.math.losses import ClassLoss, cross_entropy
+from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_part
 from fedtilt.training.native.compiler import CompiledLibrary, LibraryUnavailable, compile_library
 from fedtilt.training.sequential import SequentialNet
 
 _SOURCE = Path(__file__).with_name("c") / "train.c"
 _BAD_LABEL, _BAD_ORDER = 2, 3  # as in c/train.c
 _OPTIMIZERS = ("plain sgd", "sgd", "adam", "adamw")  # in the order of c/optimizer.h
+
+
+class _Loss(ctypes.Structure):
+    """`Loss` of c/loss.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("tau", "lam", "label_smoothing", "gamma")),
+        ("class_weights", ctypes.POINTER(ctypes.c_double)),
+    )
 
 
 class _Optimizer(ctypes.Structure):
@@ -42,7 +51,9 @@ def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample
         return f"the device is {device_type}"
     if not _is_sequential(model):
         return "the model is not an nn.Sequential of the layers that the C kernel has (Conv2d, ReLU, MaxPool2d, Linear)"
-    if reason := unusual_setting(replace(job, optimizer=Optimizer()), model):
+    if job.loss is not cross_entropy and not isinstance(job.loss, ClassLoss):
+        return "the loss is a Python function, which the C kernel cannot call"
+    if reason := unusual_part(job, model):
         return reason
     reason = unavailable_reason()
     return reason and f"the C kernel cannot run: {reason}"
@@ -91,9 +102,9 @@ def _load_kernel() -> CompiledLibrary | str:
         kernel = compile_library(_SOURCE)
     except LibraryUnavailable as reason:
         return str(reason)
-    long, double, pointer = ctypes.c_long, ctypes.c_double, ctypes.c_void_p
+    long, pointer = ctypes.c_long, ctypes.c_void_p
     kernel.library.fedtilt_train.argtypes = [
-        long, pointer, long, pointer, pointer, pointer, double, double, pointer, pointer, pointer, long, pointer, long,
+        long, pointer, long, pointer, pointer, pointer, pointer, pointer, pointer, pointer, long, pointer, long,
         pointer, long, long,
     ]  # fmt: skip
     kernel.library.fedtilt_train.restype = ctypes.c_int
@@ -127,7 +138,7 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
         raise InputError(f"the job has {job.epochs} epochs, but there are batches for {epochs}")
     status = kernel.library.fedtilt_train(
         len(blocks) // 5, _long_array(blocks), len(widths) - 1, _long_array(widths),
-        theta.data_ptr(), anchor.data_ptr(), job.tau, job.lam, ctypes.byref(_optimizer(job)),
+        theta.data_ptr(), anchor.data_ptr(), ctypes.byref(_loss(job, widths[-1])), ctypes.byref(_optimizer(job)),
         x.data_ptr(), y.data_ptr(), samples, order.data_ptr(), epochs, bounds.data_ptr(), batches.per_epoch,
         batches.steps(job),
     )  # fmt: skip
@@ -140,6 +151,17 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
     if status:
         raise MemoryError("not enough memory to train a model of this size")
     return theta
+
+
+def _loss(job: LocalJob, classes: int) -> _Loss:
+    loss = _Loss(tau=job.tau, lam=job.lam)
+    if isinstance(job.loss, ClassLoss):
+        weights = job.loss.class_weights
+        if len(weights) not in (0, classes):
+            raise InputError(f"class_weights has {len(weights)} values for {classes} classes; give one each")
+        loss.label_smoothing, loss.gamma = job.loss.label_smoothing, job.loss.gamma
+        loss.class_weights = (ctypes.c_double * classes)(*weights) if weights else None
+    return loss
 
 
 def _optimizer(job: LocalJob) -> _Optimizer:

@@ -102,8 +102,8 @@ INLINE void matmul_tile(int rows, int vecs, const float *x, long stride, long se
         }
 }
 
-/* panel += lr_prox * (anchor - panel) + the sum over `rows` samples of x[b] * delta[b], for `in` inputs. The weights are added last:
- * they come from the second-level cache, and adding small terms first is more accurate. */
+/* panel += lr_prox * (anchor - panel) + the sum over `rows` samples of x[b] * delta[b], for `in` inputs. The weights are
+ * added last: they come from the second-level cache, and adding small terms first is more accurate. */
 INLINE void update_tile(int rows, int vecs, const float *x, long stride, long in, const float *delta, long delta_stride,
                         float *panel, const float *anchor, float lr_prox) {
     vec d[TILE][2];

@@ -59,23 +59,3 @@ static void tilt_grad(const double *loss, const int32_t *label, long batch, long
         if (g->mass) g->grad = member_grad(&whole, g->value, g->mass, tau);
     for (long b = 0; b < batch; b++) out[b] = groups[label[b]].grad * member_grad(groups + label[b], loss[b], 1, lam);
 }
-
-/* Replace the logits in `z` by `scale` times the gradient of the loss by them. */
-static void output_delta(float *z, long stride, const int32_t *label, long batch, long classes, double scale, double tau,
-                         double lam, double *loss, double *loss_grad, Group *groups) {
-    for (long b = 0; b < batch; b++) {
-        const float *row = z + b * stride;
-        double top = row[0], sum = 0;
-        for (long k = 1; k < classes; k++) top = row[k] > top ? row[k] : top;
-        for (long k = 0; k < classes; k++) sum += exp(row[k] - top);
-        loss[b] = log(sum) + (top - row[label[b]]);
-    }
-    tilt_grad(loss, label, batch, classes, lam, tau, groups, loss_grad);
-    for (long b = 0; b < batch; b++) {
-        float *row = z + b * stride;
-        double log_sum = loss[b] + row[label[b]];
-        for (long k = 0; k < classes; k++)
-            row[k] = scale * loss_grad[b] * (exp(row[k] - log_sum) - (k == label[b]));
-    }
-}
-

@@ -6,6 +6,7 @@
  */
 #include "matmul.h"
 #include "tilt.h"
+#include "loss.h"
 #include "optimizer.h"
 #include "linear.h"
 #include "conv.h"
@@ -61,8 +62,7 @@ typedef struct {
     float *maps;          /* the output of a convolution for one sample */
     float *input_delta;   /* the deltas of a block's input for one sample */
     float *feature_delta; /* (batch, in of the first layer): the deltas of the last block's output */
-    double *loss, *loss_grad;
-    int32_t *label;
+    Samples samples;
     Group *groups;
 } Net;
 
@@ -106,9 +106,12 @@ static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long
     net->maps = arena_alloc(arena, max_maps, 4);
     net->input_delta = arena_alloc(arena, max_input_delta, 4);
     net->feature_delta = arena_alloc(arena, net->block_count ? batch * widths[0] : 0, 4);
-    net->loss = arena_alloc(arena, batch, sizeof(double));
-    net->loss_grad = arena_alloc(arena, batch, sizeof(double));
-    net->label = arena_alloc(arena, batch, sizeof(int32_t));
+    Samples *s = &net->samples;
+    s->log_sum = arena_alloc(arena, batch, sizeof(double));
+    s->loss = arena_alloc(arena, batch, sizeof(double));
+    s->slope = arena_alloc(arena, batch, sizeof(double));
+    s->tilt_grad = arena_alloc(arena, batch, sizeof(double));
+    s->label = arena_alloc(arena, batch, sizeof(int32_t));
     net->groups = arena_alloc(arena, net->classes, sizeof(Group));
 }
 
@@ -173,8 +176,8 @@ static void optimizer_step(const Net *net, long batch, const Optimizer *o, long 
     use_gradients(net, batch, o->kind == SGD ? sgd_step : adam_step, &step);
 }
 
-static void step(const Net *net, const float *x, const int64_t *y, const int64_t *batch_indices, long batch, double tau,
-                 double lam, const Optimizer *o, long number) {
+static void step(const Net *net, const float *x, const int64_t *y, const int64_t *batch_indices, long batch,
+                 const Loss *loss, const Optimizer *o, long number) {
     LinearLayer *first = net->layers, *last = first + net->layer_count - 1;
     for (long b = 0; b < batch; b++) {
         if (net->block_count) {
@@ -183,7 +186,7 @@ static void step(const Net *net, const float *x, const int64_t *y, const int64_t
                        conv->input + b * conv->image_size);
         } else
             memcpy(first->h + b * first->h_stride, x + batch_indices[b] * first->weights.in, 4 * first->weights.in);
-        net->label[b] = y[batch_indices[b]];
+        net->samples.label[b] = y[batch_indices[b]];
     }
     conv_forward(net, batch);
     for (LinearLayer *l = first; l <= last; l++) {
@@ -194,8 +197,8 @@ static void step(const Net *net, const float *x, const int64_t *y, const int64_t
         /* the padding of the output has overwritten the 1 for the next layer's bias */
         for (long b = 0; l < last && b < batch; b++) out[b * out_stride + l->weights.out] = 1;
     }
-    output_delta(last->delta, last->delta_stride, net->label, batch, net->classes, o->kind == PLAIN_SGD ? -o->lr : 1, tau, lam,
-                 net->loss, net->loss_grad, net->groups);
+    output_delta(last->delta, last->delta_stride, &net->samples, batch, net->classes,
+                 o->kind == PLAIN_SGD ? -o->lr : 1, loss, net->groups);
     /* all deltas before any update: a layer's delta needs the next layer's weights before their update */
     for (LinearLayer *l = last; l > first; l--) linear_backward(l, batch, l[-1].delta, l[-1].delta_stride);
     if (net->block_count) {
@@ -213,15 +216,16 @@ static void step(const Net *net, const float *x, const int64_t *y, const int64_t
 enum { DONE, NO_MEMORY, BAD_LABEL, BAD_ORDER };
 
 int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, const long *widths, float *theta,
-                  float *anchor, double tau, double lam, const Optimizer *optimizer, const float *x, const int64_t *y,
+                  float *anchor, const Loss *job_loss, const Optimizer *optimizer, const float *x, const int64_t *y,
                   long samples, const int64_t *order, long epochs, const int64_t *bounds, long batches, long steps) {
     Net net = {.block_count = block_count, .layer_count = layer_count, .classes = widths[layer_count]};
     for (long n = 0; n < samples; n++)
         if (y[n] < 0 || y[n] >= net.classes) return BAD_LABEL;
     for (long n = 0; n < epochs * samples; n++)
         if (order[n] < 0 || order[n] >= samples) return BAD_ORDER;
-    if (fabs(tau) < 1e-30) tau = 0; /* as in math/tilt.py */
-    if (fabs(lam) < 1e-30) lam = 0;
+    Loss loss = *job_loss;
+    if (fabs(loss.tau) < 1e-30) loss.tau = 0; /* as in math/tilt.py */
+    if (fabs(loss.lam) < 1e-30) loss.lam = 0;
 
     Arena arena = {0};
     long max_batch = 0;
@@ -239,8 +243,7 @@ int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, co
         for (long b = 0; b < max_batch; b++) l->h[b * l->h_stride + l->weights.in] = 1;
     for (long n = 0; n < steps; n++) {
         long k = n % batches;
-        step(&net, x, y, order + n / batches * samples + bounds[k], bounds[k + 1] - bounds[k], tau, lam, optimizer,
-             n + 1);
+        step(&net, x, y, order + n / batches * samples + bounds[k], bounds[k + 1] - bounds[k], &loss, optimizer, n + 1);
     }
     copy_parameters(&net, theta, anchor, 1);
     free(arena.base);
