@@ -1,0 +1,53 @@
+/* The loss of a batch and its gradient by the logits, in double precision; the reference is math/losses.py. */
+
+typedef struct {
+    double tau, lam;
+    double label_smoothing;
+    double gamma;                /* of the focal loss; 0: the cross-entropy */
+    const double *class_weights; /* NULL: 1 each */
+} Loss;
+
+/* What is kept of every sample of a batch. */
+typedef struct {
+    double *log_sum;   /* of the exponentials of the logits */
+    double *loss;      /* before the tilts */
+    double *slope;     /* the derivative of `loss` by the cross-entropy */
+    double *tilt_grad; /* the gradient of the tilted loss by `loss` */
+    int32_t *label;
+} Samples;
+
+/* The loss of a sample with this cross-entropy, and its derivative by that. */
+static double class_loss(const Loss *loss, double cross_entropy, int32_t label, double *slope) {
+    double value = cross_entropy, weight = loss->class_weights ? loss->class_weights[label] : 1;
+    *slope = weight;
+    if (loss->gamma) {
+        double error = -expm1(-cross_entropy), power = pow(error, loss->gamma);
+        value *= power;
+        *slope *= error <= 0 ? 0 : power + loss->gamma * power / error * (1 - error) * cross_entropy;
+    }
+    return weight * value;
+}
+
+/* Replace the logits in `z` by `scale` times the gradient of the loss by them. */
+static void output_delta(float *z, long stride, const Samples *s, long batch, long classes, double scale,
+                         const Loss *loss, Group *groups) {
+    double smoothing = loss->label_smoothing, others = smoothing / classes, own = 1 - smoothing + others;
+    for (long b = 0; b < batch; b++) {
+        const float *row = z + b * stride;
+        double top = row[0], sum = 0, total = 0;
+        for (long k = 1; k < classes; k++) top = row[k] > top ? row[k] : top;
+        for (long k = 0; k < classes; k++) sum += exp(row[k] - top), total += row[k];
+        float logit = row[s->label[b]];
+        double cross_entropy = log(sum) + (top - logit);
+        s->log_sum[b] = cross_entropy + logit;
+        if (smoothing) cross_entropy += smoothing * (logit - total / classes);
+        s->loss[b] = class_loss(loss, cross_entropy, s->label[b], s->slope + b);
+    }
+    tilt_grad(s->loss, s->label, batch, classes, loss->lam, loss->tau, groups, s->tilt_grad);
+    for (long b = 0; b < batch; b++) {
+        float *row = z + b * stride;
+        double factor = scale * s->tilt_grad[b] * s->slope[b];
+        for (long k = 0; k < classes; k++)
+            row[k] = factor * (exp(row[k] - s->log_sum[b]) - (k == s->label[b] ? own : others));
+    }
+}
