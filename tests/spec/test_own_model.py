@@ -135,7 +135,7 @@ def test_arguments_are_set_one_by_one_and_survive_a_round_trip(folder: Path) -> 
         ),
         (["model.arguments.widht=3"], "model.arguments.widht is not an argument of own_model:net, which takes input_s"),
         (["model.arguments.width=2026-01-01"], "is not possible; give a table, such as {width = 64}"),
-        (["model.name=mlp"], "model.arguments = {'width': 6, 'depth': 2} are for a function of your own, and model.name"),
+        (["model.name=mlp"], "model.arguments = {'width': 6, 'depth': 2} are for a function of your own"),
         (["train.loss=focl"], "unknown loss 'focl'; choose one of cross_entropy, focal, or name your own function as"),
         (["train.loss=no_such:f"], "loss = 'no_such:f': there is no module 'no_such'; install it, or start fedtilt in"),
         (
@@ -147,13 +147,13 @@ def test_arguments_are_set_one_by_one_and_survive_a_round_trip(folder: Path) -> 
         (["train.server_optimizer=sgdm"], "train.server_optimizer = 'sgdm' is not possible; give one of sgd, adam, yo"),
         (
             ["train.local=['head']"],
-            "local = 'head' matches no trained parameter; they are 1.weight, 1.bias, 3.weight, 3.bias, 5.weight, 5.bias",
+            "local = 'head' matches no trained parameter; they are 1.weight, 1.bias, 3.weight, 3.bias, 5.weight",
         ),
         (["train.local=['*']"], "local = ['*'] leaves no parameter to share; use the method local instead"),
         (["train.buffers=mean"], "train.buffers = 'mean' is not possible; give one of local, average, frozen"),
         (["train.init=none.safetensors"], "none.safetensors"),
         (["train.init=https://example.org/w.safetensors"], "is a URL; download it first, and give the path"),
-        (["train.momentum=0.9", "train.optimizer=adam"], "momentum = 0.9 has no effect here; set optimizer = 'sgd', or"),
+        (["train.momentum=0.9", "train.optimizer=adam"], "momentum = 0.9 has no effect here; set optimizer = 'sgd'"),
     ],
 )  # fmt: skip
 def test_errors_are_one_line(folder: Path, fedtilt: Callable, overrides: list[str], message: str) -> None:
@@ -180,8 +180,8 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_built(fedtilt: Callab
     result = fedtilt("run", "--out", "run", "--set", "model.hidden=[1000000,100000]")
     assert result.code == 2
     assert re.search(
-        r"the run keeps \d+ models of 100,066,\d+,\d+ parameters, about [\d,]+ GB, and [\d.]+ GB of memory are available; "
-        "use a smaller model, or a smaller participation, fewer methods or workers",
+        r"the run keeps \d+ models of 100,066,\d+,\d+ parameters, about [\d,]+ GB, and [\d.]+ GB of memory are "
+        "available; use a smaller model, or a smaller participation, fewer methods or workers",
         result.err,
     )
     assert len(result.err.strip().splitlines()) == 1
