@@ -4,7 +4,7 @@
     python -m benchmarks.page --record bench-results/*.json  # record these results, then write the page
 
 Each recorded result is one JSON file, named by date and benchmark. The page shows the latest result of each kind in
-full and all of them in the history.
+full (of the rounds: of each task) and all of them in the history.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def latest(records: Sequence[Record], kind: str) -> Record | None:
 def render_page(records: Sequence[Record]) -> str:
     """The page as Markdown."""
     return Template(TEMPLATE.read_text()).substitute(
-        rounds=_rounds(latest(records, "rounds")),
+        rounds=_rounds(records),
         scale=_scale(records),
         memory=_memory(latest(records, "memory")),
         aggregation=_aggregation(latest(records, "aggregation")),
@@ -115,14 +115,15 @@ def our_names(implementations: Record) -> list[str]:
     return [name for name in median_seconds(implementations) if name.startswith(PREFIX) and ", backend" not in name]
 
 
-def _rounds(record: Record | None) -> str:
-    if record is None:
+def _rounds(records: Sequence[Record]) -> str:
+    of_task = {name: record for record in records if record["kind"] == "rounds" for name in record["tasks"]}
+    if not of_task:
         return _not_recorded("make bench")
     parts = [
-        f"{_machine(record)}. The median of {record['repeats']} rounds, and the fastest and slowest in brackets. "
-        "Speed-ups are ratios of medians.\n"
+        "The median of several rounds, and the fastest and slowest in brackets. Speed-ups are ratios of medians.\n"
     ]
-    for task in record["tasks"].values():
+    for name, record in of_task.items():
+        task = record["tasks"][name]
         implementations, seconds = task["implementations"], median_seconds(task["implementations"])
         ours = our_names(implementations)
         parts.append(
@@ -130,6 +131,7 @@ def _rounds(record: Record | None) -> str:
             f"× {task['epochs']} epoch{'s' if task['epochs'] > 1 else ''}, batch {task['batch_size']}: "
             f"{task['steps']:,} steps, {task['operations'] / 1e9:.1f} GFLOP. "
             f"Peak {task['peak_operations_per_second'] / 1e9:.0f} GFLOP/s.\n"
+            f"{record['repeats']} rounds on {_machine(record)}.\n"
         )
         speed_ups = [f"speed-up of our {name.removeprefix(PREFIX)}" for name in ours]
         rows = [["", "seconds per round", *speed_ups, "of peak", "memory", "loss"]]

@@ -92,6 +92,9 @@ OTHER_SIMULATORS = (
     ),
 )
 PLAIN_LOOP = Implementation(name="plain PyTorch loop", script="run_plain_loop")
+ONE_THREAD = Implementation(
+    name="plain PyTorch loop, one thread", script="run_plain_loop", arguments=("--threads", "1")
+)
 
 
 def our_implementations(task: Task) -> list[tuple[Implementation, ft.Method]]:
@@ -174,7 +177,7 @@ def run_task(task: Task, simulators: Sequence[Implementation], repeats: int) -> 
     """Run all implementations of one table."""
     folder = CACHE / "work" / task.name
     write_samples(task, folder)
-    others = (PLAIN_LOOP, *simulators) if task.simulators else (PLAIN_LOOP,)
+    others = (PLAIN_LOOP, ONE_THREAD, *(simulators if task.simulators else ()))
     entries = [*our_implementations(task), *((other, task.methods[0]) for other in others)]
     results: dict[str, dict[str, Any]] = {}
     running: dict[str, ImplementationProcess] = {}

@@ -1,4 +1,4 @@
-"""The plain loop: one client after another, autograd and torch.optim, all cores inside one operation."""
+"""The plain loop: one client after another, autograd and torch.optim, all cores inside one operation or `--threads`."""
 
 import argparse
 import copy
@@ -11,8 +11,10 @@ from torch_models import build_model, copy_weights, load_weights, train_locally
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("workload")
-    workload = Workload.read(parser.parse_args().workload)
-    torch.set_num_threads(workload.cores)
+    parser.add_argument("--threads", type=int)
+    arguments = parser.parse_args()
+    workload = Workload.read(arguments.workload)
+    torch.set_num_threads(arguments.threads or workload.cores)
     requests = RoundRequests(workload)
     data = {c: (torch.from_numpy(x), torch.from_numpy(y)) for c, (x, y) in workload.all_samples().items()}
     shared = build_model(workload.model)

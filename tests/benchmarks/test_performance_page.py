@@ -88,6 +88,18 @@ def test_the_page_shows_the_latest_record_and_a_history_of_all() -> None:
     assert table_row(page, "2030-02-01")[3] == "0.250 (16.0 ×, 8.0 ×)"
 
 
+def test_the_page_shows_the_latest_result_of_every_task() -> None:
+    """A later record of another task leaves the table of the first one as it is."""
+    later = rounds_record("2030-02-01T00:00:00Z", seconds=0.25)
+    later["tasks"] = {"adam": later["tasks"]["fedavg"] | {"title": "Another task"}}
+    page = render_page([rounds_record("2030-01-01T00:00:00Z", seconds=1.0), later])
+    first, second = page.split("### A task")[1].split("### Another task")
+    assert table_row(first, "**fedtilt: fedavg**")[1] == "1.000 (0.500 to 2.000)"
+    assert table_row(second.split("## Scale")[0], "**fedtilt: fedavg**")[1] == "0.250 (0.125 to 1.250)"
+    assert "2030-01-01" in first
+    assert "2030-02-01" not in first
+
+
 def test_the_page_shows_gpu_memory_and_aggregation() -> None:
     step = {"model": "mlp", "models": 320, "precision": "tf32", "microseconds_per_step": 412.4}
     run = {
