@@ -450,7 +450,7 @@ def test_clients_with_few_or_no_test_rows_are_listed(fedtilt) -> None:
 
 def test_damaged_and_changed_files_are_reported(fedtilt) -> None:
     fedtilt("run", *QUICK, "--out", "run", "--quiet", "--set", "storage.checkpoint_seconds=0")
-    shared = Path("run/seed-0/checkpoints/round-00003/shared.safetensors")
+    shared = Path("run/seed-0/checkpoints/round-00003/server.safetensors")
     shared.write_bytes(shared.read_bytes() + b"x")
     result = fedtilt("export", "run", "--method", "ditto", "--to", "m.safetensors")
     assert result.code == 0

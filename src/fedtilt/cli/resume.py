@@ -18,19 +18,31 @@ from fedtilt.runs.tune import Tuning
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Go on to this round, beyond the end of the run too (default: as the run was planned)."
+        ),
+    ] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Resume a run where it stopped, and print its table; the results are bit-identical."""
+    """Resume a run where it stopped, and print its table; the results are bit-identical.
+
+    With --rounds, the results are those of a run of so many rounds. Refused if the schedule of the learning rates
+    depends on the length (cosine). The interval between evaluations stays as it was.
+    """
     spec = spec_of(folder)
-    if (folder / "results.json").exists() and not (quiet or as_json):
+    if rounds not in (None, spec.train.rounds):
+        spec = spec_of(folder, f"train.rounds={rounds}")
+    elif (folder / "results.json").exists() and not (quiet or as_json):
         Console(stderr=True, soft_wrap=True).print(f"note: {folder} is finished; these are its results", markup=False)
     record = read_json(folder / "run.json")
 
     def train(callbacks: RunCallbacks) -> dict[int, Result]:
-        if "tuning" in record:
+        if "tuning" in record and rounds is None:
             return search_with_progress(spec, Tuning.from_json(record["tuning"]), folder, callbacks, resuming=True)
-        return resume_run(folder, **callbacks._asdict())
+        return resume_run(folder, rounds, **callbacks._asdict())
 
     run_and_print(spec, folder, train, quiet=quiet, verbose=verbose, as_json=as_json)

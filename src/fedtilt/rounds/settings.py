@@ -5,6 +5,7 @@ import functools
 import inspect
 import math
 import os
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from fedtilt.math import losses
 from fedtilt.math.losses import SampleLoss
 from fedtilt.methods import Method, check_methods
 from fedtilt.parts import BUFFER_MODES
+from fedtilt.rounds.privacy import Privacy
 from fedtilt.rounds.setting_fields import check_value, setting
 from fedtilt.training import BACKENDS, LAST_BATCH, OPTIMIZERS, Optimizer
 
@@ -130,6 +132,10 @@ class TrainSettings:
         ge=0,
         example=3.0,
     )
+    privacy: Privacy | None = setting(  # noqa: RUF009
+        None,
+        "client-level differential privacy, such as ft.Privacy(clip=1.0, epsilon=8, delta=1e-5); left out: none",
+    )
     seed: int = setting(0, "the random seed", ge=0)
     eval_every: int | None = setting(
         None,
@@ -164,6 +170,8 @@ class TrainSettings:
             object.__setattr__(self, "init", os.fspath(self.init))
         if not isinstance(self.init, str | nn.Module | None):
             raise InputError(f"init must be a safetensors file or an nn.Module, got {self.init!r}")
+        if not isinstance(self.privacy, Privacy | None):
+            raise InputError(f"privacy must be an ft.Privacy, got {self.privacy!r}")
         self._check_used()
 
     def _check_used(self) -> None:
@@ -192,6 +200,12 @@ class TrainSettings:
             raise InputError("schedule = 'step' needs decay_rounds, such as decay_rounds = 10")
         if self.screen is not None and 0 < self.screen <= 1:
             raise InputError(f"screen = {self.screen:g} would clip ordinary updates; choose 0 (none) or more than 1")
+        if self.privacy is not None and self.screen:
+            raise InputError(
+                f"screen = {self.screen:g} has no known sensitivity; leave it out: privacy.clip bounds every update"
+            )
+        if self.privacy is not None and self.buffers == "average":
+            raise InputError("buffers = 'average' are not covered by privacy; choose 'local' or 'frozen'")
         if self.warmup_rounds >= self.rounds and self.warmup_rounds:
             raise InputError(
                 f"warmup_rounds = {self.warmup_rounds} is not less than rounds = {self.rounds}; choose fewer"
@@ -224,7 +238,11 @@ class TrainSettings:
     def check_methods(self, methods: Iterable[Method]) -> list[Method]:
         """The methods as a list, if they can be trained together with these settings."""
         plain, epochs = self.client_optimizer.is_plain, self.local_steps is None
-        return check_methods(methods, self.lr, self.lr_personal, plain_sgd=plain, epochs=epochs)
+        methods = check_methods(methods, self.lr, self.lr_personal, plain_sgd=plain, epochs=epochs)
+        if self.privacy is not None:
+            for method in methods:
+                self.privacy.check_method(method)
+        return methods
 
     def lr_factor(self, round: int) -> float:
         """What the learning rates of this round, counted from 1, are multiplied with: warm-up, then the schedule."""
@@ -242,8 +260,11 @@ class TrainSettings:
         return None if self.local_steps is not None else epochs or self.epochs
 
     def selected(self, round: int, clients: int) -> list[int]:
-        """The clients that take part in a round."""
-        return seeds.choose(seeds.key(self.seed, "selection", round=round), clients, self.clients_per_round(clients))
+        """The clients that take part in a round; with secret randomness, every call is another draw."""
+        count = self.clients_per_round(clients)
+        if self.privacy is not None and self.privacy.randomness == "secret":
+            return sorted(secrets.SystemRandom().sample(range(clients), count))
+        return seeds.choose(seeds.key(self.seed, "selection", round=round), clients, count)
 
     def clients_per_round(self, clients: int) -> int:
         """How many clients take part in a round: max(participation · N, 1)."""
@@ -251,8 +272,17 @@ class TrainSettings:
 
     def evaluates(self, round: int) -> bool:
         """Whether models are evaluated after this round; after the last one they always are."""
-        every = self.eval_every or max(1, self.rounds // 50)
-        return round % every == 0 or round == self.rounds
+        return round % self.eval_interval == 0 or round == self.rounds
+
+    @property
+    def eval_interval(self) -> int:
+        """Rounds between two evaluations."""
+        return self.eval_every or default_eval_every(self.rounds)
+
+
+def default_eval_every(rounds: int) -> int:
+    """Rounds between two evaluations, about fifty of them a run."""
+    return max(1, rounds // 50)
 
 
 def train_settings(settings: Mapping[str, Any]) -> TrainSettings:

@@ -26,6 +26,7 @@ from fedtilt.rounds.settings import takes_train_settings, train_settings
 from fedtilt.simulation import PreparedRun, Round, prepare, simulate_prepared
 from fedtilt.storage.provenance import environment, record_environment, seed_folder, settings_of
 from fedtilt.storage.run_folder import InMemoryRun, RunFolder
+from fedtilt.storage.run_length import continued
 
 OnRound = Callable[[Round, Mapping[str, Summary] | None], None]
 Notice = Callable[[str], None]
@@ -51,7 +52,9 @@ def run(
     """Train every method to the last round; the defaults are the setting of the paper.
 
     With `out`, metrics, counts, checkpoints and models are written into that folder. Called again with the same
-    arguments, an interrupted run continues from its last checkpoint, with the same bits as an uninterrupted run.
+    arguments, an interrupted run continues from its last checkpoint, with the same bits as an uninterrupted run. Called
+    with more rounds, it goes on beyond its end, with the same bits as a run of so many rounds; without `eval_every`,
+    the interval between evaluations stays as it was.
 
     Args:
         methods: the methods to compare, with unique names
@@ -67,6 +70,7 @@ def run(
     train = train_settings(settings)
     if out is not None:
         check_out_folder(Path(out), may_resume=True)
+        train = continued(seed_folder(Path(out), train.seed), train)
     prepared = prepare(methods, federation, model, train)
     check_rates_used(prepared.methods, settings)
     fingerprint = fingerprint_of(prepared)
@@ -113,6 +117,8 @@ def train_to_end(
 ) -> Result:
     """Train one seed from its last checkpoint, or from the start, to the last round."""
     federation = prepared.federation
+    for text in prepared.notices:
+        notice(text)
     state = recorder.begin(fingerprint, notice)
     recorder.describe(
         clients=federation.client_names,
@@ -127,7 +133,7 @@ def train_to_end(
         state, summaries = r.state, None
         _notice_screened(r, screened, notice)
         if r.counts is not None:
-            summaries = summarise_all(r.counts, r.total, federation.has_outliers)
+            summaries = summarise_all(r.counts, r.total, federation.has_outliers, r.privacy)
             validation = summarise_all(r.validation, r.validation_total, federation.has_outliers)
             recorder.record(r.number, summaries, r.counts, r.total, validation)
         if time.monotonic() - saved_at >= checkpoint_seconds or r.number == prepared.settings.rounds:

@@ -21,6 +21,7 @@ from fedtilt.runs.run import (
 from fedtilt.simulation import PreparedRun, prepare
 from fedtilt.storage.provenance import record_environment, seed_folder
 from fedtilt.storage.run_folder import RunFolder
+from fedtilt.storage.run_length import continued
 
 if TYPE_CHECKING:
     from fedtilt.spec import Spec
@@ -49,7 +50,7 @@ def run_spec(
 
     folder = Path(out)
     check_out_folder(folder, may_resume=False)
-    _prepare_seed(spec, spec.seed)  # a wrong device, data set or model is refused before the folder is created
+    _prepare_seed(spec, spec.seed, folder)  # a wrong device, data set or model is refused before the folder is created
     with locked(folder):
         write_bytes(folder / "spec.toml", dump(spec).encode())
         record_environment(folder, spec.device, range(spec.seed, spec.seed + spec.seeds), **(note or {}))
@@ -58,6 +59,7 @@ def run_spec(
 
 def resume(
     folder: str | os.PathLike[str],
+    rounds: int | None = None,
     *,
     on_seed: Callable[[int], None] = silent,
     on_round: OnRound = silent,
@@ -65,8 +67,12 @@ def resume(
 ) -> dict[int, Result]:
     """Continue a run of a spec from its last checkpoint, with the same bits as without a stop; the results by seed.
 
+    With `rounds`, it goes on to that round, beyond its end too, with the same bits as a run of so many rounds. The spec
+    in the folder then has these rounds, and the interval between evaluations as it was.
+
     Args:
         folder: the run folder
+        rounds: the number of rounds; None: as many as the spec says
         on_seed: called before every seed
         on_round: called after every round with the `Round` and, where it was evaluated, the metrics by method
         notice: called with sentences a person should read
@@ -82,18 +88,36 @@ def resume(
                 f"{folder} was started with seeds {run['seeds']}, and its spec.toml now says {list(spec_seeds)}; "
                 "restore it, or start a new run in another folder (--out, or out= in Python)"
             )
+        if "tuning" in run and rounds is not None:
+            raise InputError(f"{folder} is a search, and its rounds cannot change; run the settings that it recommends")
+        if rounds is not None and rounds != spec.train.rounds:
+            spec = _change_rounds(spec, folder, rounds)
         compare_environment(folder, spec.device, notice)
         return _train_seeds(spec, folder, on_seed, on_round, notice)
 
 
-def spec_of(folder: Path) -> "Spec":
-    """The spec of a run."""
+def _change_rounds(spec: "Spec", folder: Path, rounds: int) -> "Spec":
+    """The spec with another number of rounds, written into the folder if all its seeds can go on to it."""
+    from fedtilt.spec import dump, train_settings_of
+
+    settings = continued(seed_folder(folder, spec.seed), train_settings_of(spec, spec.seed))
+    spec = spec_of(folder, f"train.rounds={rounds}", f"train.eval_every={settings.eval_interval}")
+    train_settings_of(spec, spec.seed)  # the rounds must fit the other settings, such as a warm-up
+    for seed in range(spec.seed, spec.seed + spec.seeds):
+        RunFolder(seed_folder(folder, seed)).check_rounds(rounds)
+    (folder / "results.json").unlink(missing_ok=True)  # of the shorter run
+    write_bytes(folder / "spec.toml", dump(spec).encode())
+    return spec
+
+
+def spec_of(folder: Path, *overrides: str) -> "Spec":
+    """The spec of a run, with overrides such as "train.rounds=200"."""
     from fedtilt.spec import load as load_spec
 
     check_run_folder(folder)
     if not (folder / "spec.toml").exists():
         raise InputError(f"{folder} was started from Python: call fedtilt.run again with the same arguments and out=")
-    return load_spec(folder / "spec.toml")
+    return load_spec(folder / "spec.toml", overrides=overrides)
 
 
 def check_run_folder(folder: Path) -> None:
@@ -111,7 +135,7 @@ def _train_seeds(
     for seed in range(spec.seed, spec.seed + spec.seeds):
         on_seed(seed)
         run_folder = RunFolder(seed_folder(folder, seed), spec.storage.memory_limit_mb * 2**20)
-        prepared = _prepare_seed(spec, seed)
+        prepared = _prepare_seed(spec, seed, folder)
         results[seed] = train_to_end(
             prepared, fingerprint_of(prepared), run_folder, spec.storage.checkpoint_seconds, on_round, notice
         )
@@ -119,8 +143,8 @@ def _train_seeds(
     return results
 
 
-def _prepare_seed(spec: "Spec", seed: int) -> PreparedRun:
+def _prepare_seed(spec: "Spec", seed: int, folder: Path) -> PreparedRun:
     from fedtilt.spec import federation_of, model_of, train_settings_of
 
-    methods = [m.to_method() for m in spec.methods]
-    return prepare(methods, federation_of(spec, seed), model_of(spec), train_settings_of(spec, seed))
+    methods, settings = [m.to_method() for m in spec.methods], train_settings_of(spec, seed)
+    return prepare(methods, federation_of(spec, seed), model_of(spec), continued(seed_folder(folder, seed), settings))

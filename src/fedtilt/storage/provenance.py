@@ -20,11 +20,14 @@ from fedtilt.version import __version__
 
 def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str, Any]:
     """Methods and training settings as JSON, without device and workers: a run may be resumed on another machine."""
-    without = ("device", "workers", "init")  # where it starts from is part of the fingerprint by its values
+    without = ["device", "workers", "init"]  # where it starts from is part of the fingerprint by its values
+    if settings.privacy is None:  # no key for it, so that a folder of an earlier version can be resumed
+        without.append("privacy")
     names = [field.name for field in dataclasses.fields(settings) if field.name not in without]
+    train = {name: _to_json(getattr(settings, name)) for name in names}
     return {
         "methods": {m.name: {k: _to_json(v) for k, v in dataclasses.asdict(m).items()} for m in methods},
-        "train": {name: _to_json(getattr(settings, name)) for name in names},
+        "train": train | {"eval_every": settings.eval_interval},
     }
 
 
@@ -32,6 +35,8 @@ def _to_json(value: Any) -> Any:
     """JSON has no infinities, tuples and functions."""
     if isinstance(value, float) and math.isinf(value):
         return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
     if callable(value):
         return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', type(value).__qualname__)}"
     return list(value) if isinstance(value, tuple) else value

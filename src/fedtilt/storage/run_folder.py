@@ -25,6 +25,8 @@ from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.results import Summary
 from fedtilt.files import first_difference, read_json, read_tensors, sync_folder, write_bytes, write_json, write_tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState, StoredState, file_name
+from fedtilt.storage import run_length
+from fedtilt.storage.run_length import with_interval, without_rounds
 
 History = dict[str, list[tuple[int, Summary]]]  # method → (round, metrics)
 _CHECKPOINTS = 2  # how many are kept
@@ -44,35 +46,63 @@ class RunFolder:
     def begin(self, fingerprint: Mapping[str, Any], notice: Callable[[str], None]) -> FederationState | None:
         """Start or resume a run in this folder: the state of the last checkpoint, or None for a new run.
 
-        A folder with another fingerprint is refused. A damaged checkpoint is reported to `notice` and skipped.
+        A folder with another fingerprint is refused; the number of rounds may change as `check_rounds` allows. A
+        damaged checkpoint is reported to `notice` and skipped.
         """
         path = self.folder / "fingerprint.json"
         if not path.exists():
             write_json(path, fingerprint)
             return None
-        before = read_json(path)
-        difference = first_difference(before, _with_keys_of(before, fingerprint))
+        before = with_interval(read_json(path))
+        difference = first_difference(without_rounds(before), without_rounds(_with_keys_of(before, fingerprint)))
         if difference:
             key, was, now = difference
             raise InputError(
                 f"{self.folder} was started with {key} = {was}, and now it is {now}; "
                 "restore it, or start a new run in another folder (--out, or out= in Python)"
             )
-        return self.resume(notice)
+        train = fingerprint["train"]
+        rounds, interval = train["rounds"], train["eval_every"]
+        if rounds != before["train"]["rounds"]:
+            self.check_rounds(rounds)
+            write_json(path, _with_keys_of(before, fingerprint))
+        # the last round is evaluated even between two intervals; a longer run has no such evaluation
+        return self.resume(notice, lambda round: round % interval == 0 or round == rounds)
 
-    def resume(self, notice: Callable[[str], None]) -> FederationState | None:
-        """The state of the newest intact checkpoint; everything that was written after it is deleted."""
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse this number of rounds if the run in this folder cannot go on to it."""
+        path = self.folder / "fingerprint.json"
+        if path.exists():
+            done = max(map(_round_of, self._checkpoints()), default=0)
+            is_evaluated = self._counts_file(done).exists()
+            run_length.check_rounds(self.folder, read_json(path)["train"], rounds, done, is_evaluated)
+
+    def resume(
+        self, notice: Callable[[str], None], evaluates: Callable[[int], bool] = lambda _: True
+    ) -> FederationState | None:
+        """The state of the newest intact checkpoint; everything that was written after it is deleted.
+
+        Args:
+            notice: called with a message about a damaged checkpoint
+            evaluates: whether the run evaluates a round; other evaluations are deleted too
+        """
         state = self.latest(notice)
-        self._delete_after(state.round if state else 0)
+        self._delete_after(state.round if state else 0, evaluates)
         return state
 
     def check_other_seeds(self, fingerprint: Mapping[str, Any]) -> None:
-        """Refuse a folder with seeds of another run: reports would mix them."""
+        """Refuse a folder with seeds of another run: reports would mix them.
+
+        The seeds of one run may differ in their number of rounds while they go on beyond their end, one by one.
+        """
+        compared = without_rounds if (self.folder / "fingerprint.json").exists() else dict
         for path in sorted(self.folder.parent.glob("seed-*/fingerprint.json")):
             if path.parent == self.folder:
                 continue
-            other = read_json(path)
-            difference = first_difference(_without_seed(other), _without_seed(_with_keys_of(other, fingerprint)))
+            other = compared(with_interval(read_json(path)))
+            difference = first_difference(
+                _without_seed(other), _without_seed(compared(_with_keys_of(other, fingerprint)))
+            )
             if difference:
                 key, was, now = difference
                 raise InputError(
@@ -161,8 +191,8 @@ class RunFolder:
     def _counts_file(self, round: int) -> Path:
         return self.folder / "counts" / f"round-{round:05d}.safetensors"
 
-    def _delete_after(self, round: int) -> None:
-        """Read the history up to this round, and delete what later rounds have written."""
+    def _delete_after(self, round: int, evaluates: Callable[[int], bool]) -> None:
+        """Read the history up to this round, and delete what later rounds and other evaluations have written."""
         self.history, self.validation = {}, {}
         lines = []
         if self._metrics_file.exists():
@@ -171,14 +201,14 @@ class RunFolder:
                     entry = json.loads(line)
                 except ValueError:
                     break  # the line that was being written when the process was killed
-                if entry["round"] <= round:
+                if entry["round"] <= round and evaluates(entry["round"]):
                     lines.append(line)
                     self.history.setdefault(entry["method"], []).append((entry["round"], Summary.from_json(entry)))
                     if "validation" in entry:
                         self.validation[entry["method"]] = Summary.from_json(entry["validation"])
             write_bytes(self._metrics_file, "".join(line + "\n" for line in lines).encode())
         for path in (self.folder / "counts").glob("round-*"):
-            if _round_of(path) > round:
+            if _round_of(path) > round or not evaluates(_round_of(path)):
                 path.unlink()
         for folder in self._checkpoints():
             if _round_of(folder) > round:  # a damaged one that was skipped
