@@ -18,7 +18,10 @@ from fedtilt.flower.deploy import processes
 from fedtilt.flower.deploy.certificates import make_site_key
 from fedtilt.flower.deploy.local_cluster import LocalCluster, free_port
 from fedtilt.flower.deploy.processes import Process
+from fedtilt.flower.deploy.project import site_tables
 from fedtilt.flower.private_files import private_folder
+from fedtilt.runs.spec_run import run_spec
+from fedtilt.spec import load
 
 
 def deploy(*arguments: object) -> str:
@@ -32,25 +35,40 @@ def deploy(*arguments: object) -> str:
 def test_a_new_project_is_complete_and_trains(tmp_path: Path) -> None:
     deploy("new", tmp_path / "Mine 2", "--sites", 3)
     code = (
-        "from federation.task import TASK; from federation import client, server\n"
-        "task = TASK.resolve({}); print(task.method.name, TASK.federation_info(task).sites, task.spec.name)\n"
-        "data = TASK.site_federation(task, 1, {'partition-id': 1}); print(int(data.train_sizes()[1]) > 100)"
+        "from federation.task import TASK; from federation import client, server; task = TASK.resolve({})\n"
+        "site = TASK.site_summary(task, 1, {'partition-id': 1, 'data': 'data/site-1.csv'})\n"
+        "print(task.method.name, task.spec.clients.count, task.spec.name, site.rows, *site.classes)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "Mine 2", capture_output=True, text=True)
-    assert done.stdout.split() == ["fedtilt", "3", "mine-2", "True"], done.stderr
+    assert done.stdout.split() == ["fedtilt", "3", "mine-2", "142", "benign", "malignant"], done.stderr
+    result = run_spec(load(tmp_path / "Mine 2/spec.toml", overrides=["train.rounds=2"]), tmp_path / "run")[0]
+    assert result["fedtilt"].accuracy > 85
 
 
 def test_a_project_reads_a_sites_own_table(tmp_path: Path) -> None:
     deploy("new", tmp_path / "mine")
-    rows = [",".join([*(["0.5"] * 64), str(n % 3)]) for n in range(40)]
-    (tmp_path / "table.csv").write_text("\n".join([",".join([*(f"f{n}" for n in range(64)), "label"]), *rows]))
-    code = (
-        "from federation.task import TASK; task = TASK.resolve({})\n"
-        f"data = TASK.site_federation(task, 0, {{'partition-id': 0, 'data': {str(tmp_path / 'table.csv')!r}}})\n"
-        "print(data.train_sizes().tolist(), data.class_counts('test')[0].tolist())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "mine", capture_output=True, text=True)
-    assert done.stdout.split("\n")[0] == "[30, 0] [4, 3, 3, 0, 0, 0, 0, 0, 0, 0]", done.stderr
+    (tmp_path / "table.csv").write_text("dose,diagnosis\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(40)))
+    for config, printed in (
+        (f"{{'data': {str(tmp_path / 'table.csv')!r}}}", "30 dose"),
+        ("{}", "the table function returned None; give the SuperNode its table"),
+    ):
+        code = (
+            "from federation.task import TASK; task = TASK.resolve({})\n"
+            f"site = TASK.site_summary(task, 0, {{'partition-id': 0}} | {config})\n"
+            "print(site.rows, *(column.name for column in site.columns))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "mine", capture_output=True, text=True)
+        assert printed in done.stdout + done.stderr
+
+
+def test_example_tables_are_the_sites_of_a_local_cluster(tmp_path: Path) -> None:
+    """In the order of their names, which is that of the simulator's clients; every site has enough rows."""
+    deploy("new", tmp_path / "mine", "--sites", 12)
+    tables = site_tables(tmp_path / "mine")
+    assert [table.name for table in tables] == [f"site-{n:02d}.csv" for n in range(12)]
+    assert {len(table.read_text().splitlines()) for table in tables} == {1 + 569 // 12}
+    assert ft.data.table(tmp_path / "mine/data", target="diagnosis").client_names == tuple(t.stem for t in tables)
+    assert site_tables(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def new(
     from fedtilt.flower.deploy.project import write_project
 
     write_project(folder, sites)
-    typer.echo(f"wrote  {folder}: put your data and model in {folder / 'federation/task.py'}, the rest in spec.toml")
+    typer.echo(f"wrote  {folder}: name your target column and the model in {folder / 'spec.toml'}; README.md says more")
     typer.echo(f"next   fedtilt deploy up {folder}")
 
 
@@ -52,15 +52,20 @@ def up(
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys.")] = False,
 ) -> None:
-    """Start a local cluster: a SuperLink and a SuperNode per site on this machine, over TLS, with registered keys."""
+    """Start a local cluster: a SuperLink and a SuperNode per site on this machine, over TLS, with registered keys.
+
+    The tables in DIR/data, by name, are those of site 0, site 1, …, unless --node-config gives a site other data.
+    """
     from fedtilt.flower.deploy.local_cluster import LocalCluster
-    from fedtilt.flower.deploy.project import check_project
+    from fedtilt.flower.deploy.project import check_project, site_tables
     from fedtilt.spec import load
 
     check_project(project)
     sites = load(project / "spec.toml").clients.count
     cluster = LocalCluster(home=_cluster_home(project), tls=not insecure, sites=sites)
     node_configs = _node_configs(node_config or [], sites)
+    for site, table in enumerate(site_tables(project)[:sites]):
+        node_configs.setdefault(site, {}).setdefault("data", str(table))
     with Console(stderr=True).status(f"starting a SuperLink and {_plural(sites, 'SuperNode')}"):
         cluster.up(node_config=node_configs, notice=lambda text: typer.echo(text, err=True))
     security = "without TLS" if insecure else "over TLS, with registered keys"

@@ -110,7 +110,7 @@ def read_columns(source: Source, text: Iterable[str] = (), optional: Iterable[st
 def is_table(source: _File) -> bool:
     """Whether this path can be a table: a file with a table's suffix, or a folder with such files."""
     path = Path(source)
-    return path.suffix.lower() in SUFFIXES or (path.is_dir() and bool(_tables_in(path)))
+    return path.suffix.lower() in SUFFIXES or (path.is_dir() and bool(tables_in(path)))
 
 
 def _local(source: _File) -> str:
@@ -124,14 +124,15 @@ def _local(source: _File) -> str:
 def _files_of(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    files = _tables_in(path)
+    files = tables_in(path)
     if not files:
         raise InputError(f"folder {path} has no table; put one .csv, .tsv or .parquet file per client into it")
     _check_stems(files)
     return files
 
 
-def _tables_in(folder: Path) -> list[Path]:
+def tables_in(folder: Path) -> list[Path]:
+    """The tables in a folder, by name."""
     return sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
 
 

@@ -80,7 +80,7 @@ class Task:
 
     spec: str | Path
     model: ModelSource | None = None
-    table: Callable[[NodeConfig], Source] | None = None
+    table: Callable[[NodeConfig], Source | None] | None = None
     data: Callable[[NodeConfig], Dataset] | None = None
     input_shape: Shape = ()
     class_names: tuple[str, ...] = ()
@@ -166,7 +166,7 @@ class Task:
             raise InputError("the server asks for the summary of a table, and this site's task has no table function")
         _check_site_number(number, resolved.spec.clients.count)
         shared = yes_or_no(node_config, "share-summary")
-        return site_summary(resolved.spec, self.table(node_config), number, shared=shared)
+        return site_summary(resolved.spec, self._source(node_config), number, shared=shared)
 
     def site_federation(
         self, resolved: ResolvedTask, number: int, node_config: NodeConfig, schema: Schema | None = None
@@ -182,8 +182,19 @@ class Task:
         if schema is None:
             raise InputError("the server sent no schema, and this site's task has a table function; give both one task")
         shared = yes_or_no(node_config, "share-summary")
-        data = site_dataset(resolved.spec, self.table(node_config), number, schema, shared=shared)
+        data = site_dataset(resolved.spec, self._source(node_config), number, schema, shared=shared)
         return _single_site_federation(data, number, resolved.spec)
+
+    def _source(self, node_config: NodeConfig) -> Source:
+        """What the table function returns."""
+        assert self.table is not None
+        source = self.table(node_config)
+        if source is None:
+            raise InputError(
+                'the table function returned None; give the SuperNode its table: data="/path/to/table.csv" in '
+                "--node-config"
+            )
+        return source
 
     def _own_data(self, node_config: NodeConfig) -> Dataset:
         """What the data function returns, with its classes in the order of the task."""

@@ -7,6 +7,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from fedtilt.data.columns import tables_in
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
 
@@ -21,7 +22,33 @@ def write_project(folder: Path, sites: int = 2) -> list[Path]:
     if sites < 1:
         raise InputError(f"a federation needs at least one site, got {sites}")
     values = {"@NAME@": name[:32], "@SITES@": str(sites), "@DIR@": str(folder)}
-    return _copy(resources.files("fedtilt.flower") / "template", folder, values)
+    return _copy(resources.files("fedtilt.flower") / "template", folder, values) + _write_tables(folder / "data", sites)
+
+
+def site_tables(folder: Path) -> list[Path]:
+    """The tables in a project, for a local cluster: the table of site 0, of site 1, …"""
+    tables = folder / "data"
+    return [file.resolve() for file in tables_in(tables)] if tables.is_dir() else []
+
+
+def _write_tables(folder: Path, sites: int) -> list[Path]:
+    """Write an example table for each site: scikit-learn's breast cancer data, dealt to the sites row by row."""
+    from sklearn.datasets import load_breast_cancer
+
+    data = load_breast_cancer()
+    features = [name.replace(" ", "_") for name in data.feature_names[:10]]  # means; the others are errors and extremes
+    rows = max(40, len(data.target) // sites)
+    paths = []
+    for site in range(sites):
+        lines = [",".join([*features, "diagnosis"])]
+        for number in (site + sites * row for row in range(rows)):
+            number %= len(data.target)
+            cells = [f"{value:g}" for value in data.data[number, :10]]
+            lines.append(",".join([*cells, str(data.target_names[data.target[number]])]))
+        path = folder / f"site-{site:0{len(str(sites - 1))}d}.csv"
+        write_bytes(path, ("\n".join(lines) + "\n").encode())
+        paths.append(path)
+    return paths
 
 
 def _copy(source: Traversable, target: Path, values: dict[str, str]) -> list[Path]:
