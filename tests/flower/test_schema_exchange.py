@@ -273,6 +273,17 @@ def test_a_site_may_withhold_its_summary_if_the_projects_schema_is_complete(
         third.run(node_config=withheld, **{"join-quorum": 1.0})  # and the class is not named
 
 
+def test_the_mean_of_few_values_is_not_sent(hospitals: Deployment, tmp_path: Path) -> None:
+    south = north_and_south()["south"].assign(age=[np.nan] * 89 + [77.7])
+    south.loc[south.index[:3], "age"] = 77.7
+    south.to_csv(tmp_path / "data/1.csv", index=False)
+    with pytest.raises(MissingSitesError, match="site 1 has fewer than 5 training rows with a value in column 'age'"):
+        hospitals.run(**{"join-quorum": 1.0})
+    (tmp_path / "data/schema.json").write_text('{"version": 1, "min_count": 1, "columns": {}}')
+    (tmp_path / "data/spec.toml").write_text(SPEC.replace("[clients]", 'schema = "schema.json"\n[clients]'))
+    hospitals.run(**{"join-quorum": 1.0})
+
+
 def damaged(**changes: object):
     """Tamper with the summary that site 1 sends."""
 

@@ -5,8 +5,9 @@ site      one client: trains, evaluates, stores its personal model (`site_states
 client    a Flower ClientApp around a site
 strategy  a Flower Strategy: selects sites, checks every reply (`messages`, `membership`), aggregates, counts rejections
 server    a Flower ServerApp around the strategy: run folder, checkpoints, resume (`run_folder`)
+schema    sites with tables (`site_table`) agree on one schema before the first round (`schema_exchange`)
 
-`messages` defines everything that is sent.
+`messages` and `schema_messages` define everything that is sent.
 """
 
 from fedtilt.errors import InputError
@@ -19,8 +20,9 @@ except ImportError:
 from fedtilt.flower.client import client_app
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder
+from fedtilt.flower.schema_exchange import agree_on_schema
 from fedtilt.flower.server import server_app
 from fedtilt.flower.strategy import FedTiltStrategy
 from fedtilt.flower.task import Task
 
-__all__ = ["FedTiltStrategy", "RoundPolicy", "ServerRunFolder", "Task", "client_app", "server_app"]
+__all__ = ["FedTiltStrategy", "RoundPolicy", "ServerRunFolder", "Task", "agree_on_schema", "client_app", "server_app"]

@@ -29,7 +29,9 @@ from fedtilt.flower.schema_messages import MAX_SIZE, SUMMARY_REQUEST, decode_sum
 _log = logging.getLogger("flwr")
 
 
-def agree_on_schema(known: Schema, sites: int, grid: Grid, policy: RoundPolicy, site_keys: SiteKeys | None) -> Schema:
+def agree_on_schema(
+    known: Schema, sites: int, grid: Grid, policy: RoundPolicy, site_keys: SiteKeys | None = None
+) -> Schema:
     """The schema of all sites: the project's if it is complete, else with what the sites' summaries add.
 
     A site that sends no summary, or one that fits neither the project's schema nor the other sites, is refused by name.

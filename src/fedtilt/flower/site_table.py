@@ -31,7 +31,21 @@ def site_summary(spec: Spec, source: Source, number: int, *, shared: bool) -> Su
     if not shared:
         raise _withheld(known_schema_of(spec))
     with _differences(spec, source, None, shared=True):
-        return table_of(spec, source, site=number).site_summary(spec.data.test_share, spec.seed)
+        table = table_of(spec, source, site=number)
+        summary = table.site_summary(spec.data.test_share, spec.seed)
+    _check_few_values(summary, table.schema.min_count)
+    return summary
+
+
+def _check_few_values(summary: Summary, min_count: int) -> None:
+    """Refuse to send the mean of so few values that it reveals them."""
+    for column in summary.columns:
+        if column.mean is not None and column.rows < min_count:
+            text = (
+                f"has fewer than {min_count} training rows with a value in column {column.name!r}, whose mean would "
+                "reveal them; drop the column, or write its statistics or a smaller min_count into the project's schema"
+            )
+            raise SchemaMismatch(f"this site {text}", difference=text)
 
 
 def site_dataset(spec: Spec, source: Source, number: int, schema: Schema, *, shared: bool) -> Dataset:
