@@ -81,6 +81,15 @@ def test_equal_parts_of_different_replies_are_counted_once_for_each(grid: HttpGr
     assert excess == []
 
 
+def test_a_new_limit_replaces_the_last_one(grid: HttpGrid) -> None:
+    grid._client = Client({101: 3 * MIB})
+    before, after = [], []
+    limit_reply_size(grid, MIB, before.append)
+    limit_reply_size(grid, 4 * MIB, after.append)
+    assert not any(reply.has_error() for reply in grid.pull_messages(["a"]))
+    assert before == after == []
+
+
 def test_the_limit_follows_the_models_size() -> None:
     model = nn.Sequential(nn.Linear(1000, 1000), nn.BatchNorm1d(1000))
     parameters, buffers = 4 * (1000 * 1000 + 1000 + 2000), 4 * 2000 + 8

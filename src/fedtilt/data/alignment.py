@@ -23,11 +23,15 @@ def misfits(summaries: Sequence["Summary"], schema: Schema) -> dict[str, str]:
         schema: what is known already
     """
     reasons: dict[str, str] = {}
-    for name in dict.fromkeys(column.name for summary in summaries for column in summary.columns):
-        sites = {s.site: column for s in summaries for column in s.columns if column.name == name}
+    columns: dict[str, dict[str, ColumnSummary]] = {}  # by name and site
+    for summary in summaries:
+        for column in summary.columns:
+            columns.setdefault(column.name, {})[summary.site] = column
+    described = {column.name for column in schema.columns}
+    for name, sites in columns.items():
         lacking = [summary.site for summary in summaries if summary.site not in sites]
         _add(reasons, _lacks_column(name, sites, lacking))
-        if schema.column(name) is None:
+        if name not in described:
             _add(reasons, _other_kind(name, sites))
     for summary in summaries:
         unknown = [name for name in summary.classes if schema.classes and name not in schema.classes]

@@ -161,9 +161,9 @@ class Schema:
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
         names = [column.name for column in self.columns]
-        for name in names:
-            if names.count(name) > 1:
-                raise InputError(f"the schema has the column {name!r} twice; remove one")
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError(f"the schema has the column {twice!r} twice; remove one")
         for role in ROLES:
             value = getattr(self, role)
             if value is not None:
