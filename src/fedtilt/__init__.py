@@ -8,6 +8,7 @@ from fedtilt.math import aggregate
 from fedtilt.math.losses import TiltedLoss
 from fedtilt.math.tilt import nested_tilt, tilted_mean
 from fedtilt.methods import Method, ditto, fedavg, fedavg_finetuned, fedprox, fedtilt, local, term
+from fedtilt.rounds.privacy import Privacy
 from fedtilt.runs.run import run
 from fedtilt.runs.spec_run import resume
 from fedtilt.simulation import Round, simulate
@@ -17,6 +18,7 @@ __all__ = [
     "Federation",
     "InputError",
     "Method",
+    "Privacy",
     "Result",
     "Round",
     "TiltedLoss",

@@ -71,7 +71,12 @@ def uniform(key: int, shape: Sequence[int], device: torch.device | str = "cpu", 
 
 def normal(key: int, shape: Sequence[int], device: torch.device | str = "cpu", rows: Tensor | None = None) -> Tensor:
     """Standard normal float32 numbers, by inversion: one integer each, so that every device uses the same integers."""
-    probability = (_shift_right(bits(key, shape, device, rows), 11).double() + 0.5) * 2.0**-53
+    return normal_of(bits(key, shape, device, rows))
+
+
+def normal_of(bits: Tensor) -> Tensor:
+    """A standard normal float32 number from every random 64-bit integer."""
+    probability = (_shift_right(bits, 11).double() + 0.5) * 2.0**-53
     return torch.special.ndtri(probability.clamp(max=1 - 2.0**-53)).float()  # the last of 2^53 would round to 1
 
 

@@ -35,6 +35,7 @@ from fedtilt.rounds.executors import (
     cores,
     one_thread,
 )
+from fedtilt.rounds.gaussian_mechanism import GaussianMechanism, PrivacyLoss
 from fedtilt.rounds.initial_model import initial_model
 from fedtilt.rounds.memory import check_memory
 from fedtilt.rounds.round import (
@@ -69,6 +70,7 @@ class Round:
     validation_total: Tensor | None  # (N, K) validation samples
     seconds: float
     screened: Mapping[str, Mapping[int, str]]  # method → client → why its update was refused or bounded
+    privacy: PrivacyLoss | None  # of the shared model of each method, so far; None: no privacy, or not evaluated
     _net: nn.Module
     _parts: Parts
     client_names: tuple[str, ...]
@@ -135,6 +137,8 @@ class PreparedRun(NamedTuple):
     device: torch.device
     backend: BackendChoice
     recipe: dict[str, Any] | None  # name and arguments to build the model again; None: a custom model
+    mechanism: GaussianMechanism | None = None  # of privacy
+    notices: tuple[str, ...] = ()  # what the user should know before the run
 
 
 def prepare(
@@ -160,7 +164,11 @@ def prepare(
     sample = take(federation.clean_train(0)[0], slice(0, 1))
     backend = choose_backend(net, jobs, device.type, settings.backend, sample, settings.precision)
     model_recipe = recipe(model, federation.input_shape, federation.classes)
-    return PreparedRun(methods, federation, net, parts, settings, device, backend, model_recipe)
+    mechanism = GaussianMechanism.of(settings, federation.clients, parts)
+    notices: tuple[str, ...] = ()
+    if mechanism is not None:
+        settings, notices = mechanism.within_budget(settings)
+    return PreparedRun(methods, federation, net, parts, settings, device, backend, model_recipe, mechanism, notices)
 
 
 def _check_memory(
@@ -239,7 +247,8 @@ def _run_round(
 
     # 4. server update; the state changes only after all models have been checked
     _check_finite(number, methods, server, updates, kept)
-    updated = {m.name: server_update(m, server[m.name], updates[m.name], settings) for m in methods}
+    mechanism = prepared.mechanism and prepared.mechanism.for_round(number)
+    updated = {m.name: server_update(m, server[m.name], updates[m.name], settings, mechanism) for m in methods}
     state.server = {name: update.state for name, update in updated.items()}
     state.round = number
     _store(state, kept)
@@ -257,6 +266,7 @@ def _run_round(
         validation_total=validation.total if validation else None,
         seconds=time.perf_counter() - started,
         screened={name: {**update.bounded, **update.rejected} for name, update in updated.items()},
+        privacy=mechanism.loss(number) if mechanism and evaluate else None,
         _net=prepared.net,
         _parts=prepared.parts,
         client_names=federation.client_names,

@@ -12,6 +12,7 @@ from fedtilt.evaluation.metrics import Counts, Metrics, measure
 from fedtilt.methods import Method
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates
+from fedtilt.rounds.gaussian_mechanism import PrivacyLoss
 from fedtilt.rounds.round import build_client_model
 
 
@@ -23,6 +24,7 @@ class Summary(NamedTuple):
     ever_selected: Metrics | None  # personal, without clients never selected; None: all were selected
     clean: Metrics | None  # evaluated, over clients without outliers; None unless only some have outliers
     never_selected: int  # how many clients
+    privacy: PrivacyLoss | None = None  # of the shared model; None: the run has no privacy
 
     @property
     def evaluated(self) -> Metrics:
@@ -31,8 +33,10 @@ class Summary(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        parts = {key: value and asdict(value) for key, value in self._asdict().items() if key != "never_selected"}
-        return parts | {"never_selected": self.never_selected}
+        names = ("shared", "personal", "ever_selected", "clean")
+        parts = {name: value and asdict(value) for name in names for value in [getattr(self, name)]}
+        privacy = {} if self.privacy is None else {"privacy": self.privacy._asdict()}
+        return parts | {"never_selected": self.never_selected} | privacy
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Summary":
@@ -51,6 +55,7 @@ class Summary(NamedTuple):
             metrics(values["ever_selected"]),
             metrics(values["clean"]),
             values["never_selected"],
+            PrivacyLoss(**values["privacy"]) if "privacy" in values else None,
         )
 
 
@@ -76,12 +81,16 @@ def summarise(counts: Counts, total: Tensor, has_outliers: Tensor) -> Summary:
 
 
 def summarise_all(
-    counts: Mapping[str, Counts] | None, total: Tensor | None, has_outliers: Tensor
+    counts: Mapping[str, Counts] | None,
+    total: Tensor | None,
+    has_outliers: Tensor,
+    privacy: PrivacyLoss | None = None,
 ) -> dict[str, Summary]:
     """`summarise` for every method; empty if the round was not evaluated."""
     if counts is None or total is None:
         return {}
-    return {name: summarise(method_counts, total, has_outliers) for name, method_counts in counts.items()}
+    summaries = {name: summarise(method_counts, total, has_outliers) for name, method_counts in counts.items()}
+    return {name: summary._replace(privacy=privacy) for name, summary in summaries.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +128,11 @@ class MethodResult:
     def client_fairness(self) -> float:
         """Standard deviation of accuracy over clients, in points: lower is fairer."""
         return self.metrics.client_fairness
+
+    @property
+    def privacy(self) -> PrivacyLoss | None:
+        """Epsilon and delta of the shared model after the last round; None: the run has no privacy."""
+        return self.summary.privacy
 
     @property
     def client_data_fairness(self) -> tuple[float, float]:

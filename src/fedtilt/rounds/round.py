@@ -12,7 +12,7 @@ client   local (L,), the local parameters of its shared model, and its buffers (
          and personal_buffers (B,)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ from fedtilt.methods import Method
 from fedtilt.models import with_weights
 from fedtilt.parts import Parts, Tensors, vector_to_buffers
 from fedtilt.rounds.client_update import ClientUpdate
+from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.rounds.screening import screen
 from fedtilt.rounds.server_optimizers import server_step
 from fedtilt.rounds.settings import TrainSettings
@@ -169,7 +170,11 @@ def invalid_updates(updates: Mapping[int, ClientUpdate], server: Tensors) -> dic
 
 
 def server_update(
-    method: Method, server: Tensors, updates: Mapping[int, ClientUpdate], settings: TrainSettings
+    method: Method,
+    server: Tensors,
+    updates: Mapping[int, ClientUpdate],
+    settings: TrainSettings,
+    mechanism: GaussianMechanism | None = None,
 ) -> ServerUpdate:
     """Aggregate the clients' w_n into the next w; invalid models are left out and reported.
 
@@ -180,7 +185,10 @@ def server_update(
         server: what the server keeps; `parameters` is the w that the clients started from
         updates: client → its update
         settings: the server optimiser
+        mechanism: with `settings.privacy`, that of this round
     """
+    if (settings.privacy is None) != (mechanism is None):
+        raise ValueError("settings.privacy and the mechanism of the round need each other")
     received = server["parameters"]
     rejected = invalid_updates(updates, server)
     updates = {client: updates[client] for client in sorted(updates) if client not in rejected}
@@ -189,17 +197,16 @@ def server_update(
         updates, refused, bounded, state["update_lengths"] = screen(server, updates, settings.screen)
         rejected |= refused
     accepted = list(updates)
-    if not accepted:
+    if not accepted and mechanism is None:
         reasons = "; ".join(f"client {client} {reason}" for client, reason in rejected.items())
         raise InputError(f"method {method.name!r} has no client model to aggregate ({reasons or 'none arrived'})")
-    models = torch.stack([updates[client].parameters for client in accepted])  # (C, S)
     weights = None
     if method.weighting == "samples":
         weights = torch.tensor([updates[client].samples for client in accepted], dtype=torch.float64)
-    if method.aggregator != "tilted":
-        aggregated = AGGREGATORS[method.aggregator].apply(models, weights, received, method.bad_share)
+    if mechanism is not None:
+        aggregated = mechanism.aggregate(method, received, {client: u.parameters for client, u in updates.items()})
     else:
-        aggregated = tilted(models, method.q, method.distance, weights=weights, start=received, steps=method.steps)
+        aggregated = _aggregate(method, received, [u.parameters for u in updates.values()], weights)
     state["parameters"] = aggregated
     if settings.server_optimizer is not None:
         state |= server_step(settings, server, aggregated)
@@ -214,3 +221,11 @@ def server_update(
             methods=[method.name],
         )
     return ServerUpdate(state, dict(sorted(rejected.items())), bounded)
+
+
+def _aggregate(method: Method, received: Tensor, models: Sequence[Tensor], weights: Tensor | None) -> Tensor:
+    """The aggregated model by the rule of the method."""
+    stacked = torch.stack(list(models))  # (C, S)
+    if method.aggregator != "tilted":
+        return AGGREGATORS[method.aggregator].apply(stacked, weights, received, method.bad_share)
+    return tilted(stacked, method.q, method.distance, weights=weights, start=received, steps=method.steps)

@@ -21,11 +21,12 @@ from fedtilt.data.outliers import KINDS
 from fedtilt.errors import InputError
 from fedtilt.imports import is_function_path
 from fedtilt.models import MODELS
+from fedtilt.rounds.privacy import Privacy
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.table import SpecTable, allowed_text, one_of
 
-_TOP_LEVEL = ("seed", "device")  # training settings that are not in [train]
+_NOT_IN_TRAIN = ("seed", "device", "privacy")  # training settings that are not in [train]
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
@@ -310,9 +311,15 @@ class ModelSpec(SpecTable):
         return self
 
 
-def _train_field(setting: dataclasses.Field[Any]) -> tuple[Any, Any]:
-    """A training setting as a key of a spec: its type, without Python objects, and a pydantic field."""
-    m, kind = setting.metadata, get_type_hints(TrainSettings)[setting.name]
+def _keys_of(settings: type, without: tuple[str, ...] = ()) -> dict[str, tuple[Any, Any]]:
+    """The settings of a dataclass as keys of a spec: type and pydantic field of each."""
+    kinds = get_type_hints(settings)
+    return {s.name: _key_of(s, kinds[s.name]) for s in dataclasses.fields(settings) if s.name not in without}
+
+
+def _key_of(setting: dataclasses.Field[Any], kind: Any) -> tuple[Any, Any]:
+    """A setting as a key of a spec: its type, without Python objects, and a pydantic field."""
+    m = setting.metadata
     plain = [k for k in get_args(kind) if k in (bool, int, float, str, type(None))]
     examples = None if m["example"] is None else [m["example"]]
     limits: dict[str, Any] = m["limits"] | ({"allow_inf_nan": False} if float in {kind, *get_args(kind)} else {})
@@ -336,9 +343,29 @@ else:
     TrainSpec = create_model(
         "TrainSpec",
         __base__=SpecTable,
-        __doc__="`[train]`: the settings of `TrainSettings`, without the top-level keys seed and device.",
-        **{s.name: _train_field(s) for s in dataclasses.fields(TrainSettings) if s.name not in _TOP_LEVEL},
+        __doc__="`[train]`: the settings of `TrainSettings`, without seed, device and privacy.",
+        **_keys_of(TrainSettings, without=_NOT_IN_TRAIN),
     )
+
+
+class _PrivacyTable(SpecTable):
+    """A base: the keys of `Privacy` are added to it."""
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        self.to_privacy()
+        return self
+
+    def to_privacy(self) -> Privacy | None:
+        """The setting `privacy` of a run; None if no key is set."""
+        settings = {key: getattr(self, key) for key in type(self).model_fields}
+        return None if all(value is None for value in settings.values()) else Privacy(**settings)
+
+
+if TYPE_CHECKING:
+    PrivacySpec = _PrivacyTable
+else:
+    PrivacySpec = create_model("PrivacySpec", __base__=_PrivacyTable, __doc__="`[privacy]`.", **_keys_of(Privacy))
 
 
 class StorageSpec(SpecTable):
@@ -377,6 +404,9 @@ class Spec(SpecTable):
     )
     model: ModelSpec = Field(default=ModelSpec(), description="the model")
     train: TrainSpec = Field(default=TrainSpec(), description="the training settings, the same for every method")
+    privacy: PrivacySpec = Field(
+        default=PrivacySpec(), description="client-level differential privacy of the shared model; without keys: none"
+    )
     storage: StorageSpec = Field(default=StorageSpec(), description="checkpoints and memory; does not change results")
     methods: tuple[MethodSpec, ...] = Field(
         default=(),
@@ -393,8 +423,8 @@ class Spec(SpecTable):
                 f"data.client = {self.data.client!r} is ignored when clients.partition = "
                 f"{self.clients.partition!r}; leave clients.partition out, or add the column to data.drop"
             )
-        keys = [field.name for field in dataclasses.fields(TrainSettings) if field.name not in _TOP_LEVEL]
-        settings = TrainSettings(**{key: getattr(self.train, key) for key in keys})
+        keys = [field.name for field in dataclasses.fields(TrainSettings) if field.name not in _NOT_IN_TRAIN]
+        settings = TrainSettings(**{key: getattr(self.train, key) for key in keys}, privacy=self.privacy.to_privacy())
         settings.check_methods(m.to_method() for m in self.methods)
         return self
 
