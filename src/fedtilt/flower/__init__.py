@@ -5,9 +5,9 @@ site      one client: trains, evaluates, stores its personal model (`site_states
 client    a Flower ClientApp around a site
 strategy  a Flower Strategy: selects sites, checks every reply (`messages`, `membership`), aggregates, counts rejections
 server    a Flower ServerApp around the strategy: run folder, checkpoints, resume (`run_folder`)
-schema    sites with tables (`site_table`) agree on one schema before the first round (`schema_exchange`)
 
-`messages` and `schema_messages` define everything that is sent.
+Before the first round, sites with tables (`site_table`) agree on one schema (`schema_exchange`). `messages` and
+`schema_messages` define everything that is sent.
 """
 
 from fedtilt.errors import InputError
