@@ -1,6 +1,8 @@
 """The stacked backend trains any recipe like the autograd loop: optimisers, losses, BatchNorm, frozen parameters."""
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +11,9 @@ from torch import Tensor, nn
 from fedtilt import models
 from fedtilt.math.losses import cross_entropy, sample_loss
 from fedtilt.parts import buffers_to_vector, changing_buffers
-from fedtilt.training import BACKENDS, LocalJob, Optimizer, Trained, make_batches, stacked
+from fedtilt.training import BACKENDS, LocalJob, Optimizer, Trained, make_batches, native, stacked
+from fedtilt.training.stacked import stack
+from fedtilt.training.stacked.vmap_step import VmapStep
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 
 SAMPLE = torch.zeros(1, *SHAPE)
@@ -198,13 +202,37 @@ def test_what_is_not_supported_has_a_reason() -> None:
     assert tokens == "the inputs are not one tensor of floating-point numbers"
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch's compiler uses deprecated parts of torch
+@pytest.mark.skipif(not native.available(), reason="torch compiles with a C++ compiler on the CPU")
+def test_a_compiled_step_is_the_same_and_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA, where every step is compiled."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    layers = nn.Flatten(), nn.Linear(64, 6, bias=False), nn.BatchNorm1d(6), nn.Linear(6, CLASSES)
+    model = models.build(lambda: nn.Sequential(*layers), SHAPE, CLASSES, seed=3)
+    model[3].bias.requires_grad_(False)
+    names = changing_buffers(model, SHAPE)
+    jobs, batches = make_jobs(model)
+    buffers, optimizer = buffers_to_vector(model, names), Optimizer(momentum=0.9)
+    jobs = [replace(job, buffer_names=names, buffers=buffers, optimizer=optimizer, lr=0.01) for job in jobs]
+    monkeypatch.setattr(stack, "VmapStep", partial(VmapStep, compiled=True))
+    for found in (0, 1):
+        counters.clear()
+        stacked.clear_cache()
+        assert_equal_training(model, jobs, batches)
+        assert counters["aot_autograd"]["autograd_cache_hit"] == found
+    stacked.clear_cache()
+
+
 @pytest.mark.parametrize("stride", [1, 2, 3, (2, 1)])
 @pytest.mark.parametrize("kernel", [1, 3, (3, 2)])
 def test_convolutions_as_products(kernel, stride) -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(3, 5, kernel, stride=stride, padding=1)
     x = torch.randn(2, 3, 7, 8)
-    as_product = stacked.convs_as_matmul(conv)
+    as_product = stacked.stackable_copy(conv)
     assert type(as_product) is not nn.Conv2d
     torch.testing.assert_close(as_product(x), conv(x))
 

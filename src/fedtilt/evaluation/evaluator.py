@@ -49,7 +49,7 @@ class Evaluator:
         self._most_samples = int(sizes.max())  # of one client
         fits = device.type == "cuda" and 0 < self._most_samples <= _SAMPLES
         self._use_stack = fits and not parts.buffers and stacked.can_stack(model, take(self._x, slice(0, 1)))
-        self._stackable_model = stacked.convs_as_matmul(self._model) if self._use_stack else self._model
+        self._stackable_model = stacked.stackable_copy(self._model) if self._use_stack else self._model
         self.total = federation.class_counts(split)  # (N, K)
 
     def all_counts(self, methods: Sequence[Method], state: FederationState) -> dict[str, Counts]:

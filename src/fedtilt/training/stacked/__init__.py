@@ -20,11 +20,11 @@ from fedtilt.models import parameters_to_vector
 from fedtilt.parts import buffers_to_vector
 from fedtilt.training.local_job import Batches, LocalJob, Optimizer, Trained
 from fedtilt.training.stacked.buffers import Recipe
-from fedtilt.training.stacked.layers import BATCH_NORMS, convs_as_matmul
+from fedtilt.training.stacked.layers import BATCH_NORMS, stackable_copy
 from fedtilt.training.stacked.stack import Stack, StackSizes
-from fedtilt.training.stacked.vmap_step import stacked_gradient
+from fedtilt.training.stacked.vmap_step import StackedGradient
 
-__all__ = ["can_stack", "clear_cache", "convs_as_matmul", "train", "unsupported_reason"]
+__all__ = ["can_stack", "clear_cache", "stackable_copy", "train", "unsupported_reason"]
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _UNSUPPORTED = (nn.RNNBase, nn.RReLU, *_DROPOUT)
@@ -67,8 +67,8 @@ def _can_vmap(model: nn.Module, recipe: Recipe, sample: Tensor) -> bool:
     y, one = torch.zeros(1, dtype=torch.long, device=theta.device), theta.new_ones(1)
     arguments = theta, buffers, sample.to(theta.device), y, one, one[0], one[0]
     try:
-        gradient = stacked_gradient(model, recipe, theta.device, "float32")
-        gradient(*(value.expand(2, *value.shape) for value in arguments))
+        gradient = StackedGradient(model, recipe, theta.device, "float32")
+        gradient(gradient.constants, *(value.expand(2, *value.shape) for value in arguments))
     except RuntimeError:
         return False
     return True

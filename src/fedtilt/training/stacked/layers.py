@@ -36,12 +36,21 @@ def _is_plain_conv(layer: nn.Conv2d) -> bool:
     return dense and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
 
-def convs_as_matmul(model: nn.Module) -> nn.Module:
-    """A copy of the model that computes its plain convolutions as matrix products."""
+class _MeanPool2d(nn.AdaptiveAvgPool2d):
+    """The mean over an image; torch's own has an operation that does not batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((-2, -1), keepdim=True)
+
+
+def stackable_copy(model: nn.Module) -> nn.Module:
+    """A copy of the model whose convolutions and mean pooling batch well over jobs."""
     net = copy.deepcopy(model)
     for layer in net.modules():
         if type(layer) is nn.Conv2d and _is_plain_conv(layer):
             layer.__class__ = _MatmulConv2d
+        elif type(layer) is nn.AdaptiveAvgPool2d and layer.output_size in (1, (1, 1)):
+            layer.__class__ = _MeanPool2d
     return net
 
 

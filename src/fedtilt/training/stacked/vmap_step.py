@@ -1,84 +1,136 @@
 """The training step of any model: autograd over a batch of models, compiled by torch on CUDA."""
 
-import types
-from collections.abc import Callable
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedtilt.math.losses import client_loss
-from fedtilt.models import functional_logits, vector_to_parameters
+from fedtilt.models import functional_logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import vector_to_buffers
 from fedtilt.training.precision import autocast
 from fedtilt.training.stacked.buffers import Buffers, Recipe
-from fedtilt.training.stacked.layers import convs_as_matmul, pad_batch_norms
+from fedtilt.training.stacked.layers import pad_batch_norms, stackable_copy
 from fedtilt.training.stacked.optimizers import optimizer_step
 
-# theta (L, T), model buffers (L, B), x, y, sample weights (L, batch size), tau, lam → gradients, next model buffers
-StackedGradient = Callable[..., tuple[Tensor, Tensor]]
 
+class StackedGradient:
+    """The gradient of the clients' losses by the parameters of a batch of models, and the models' next buffers."""
 
-def stacked_gradient(model: nn.Module, recipe: Recipe, device: torch.device, precision: str) -> StackedGradient:
-    """The gradient of the clients' losses by the parameters of a batch of models, and their next buffers."""
-    net = convs_as_matmul(model).to(device).train()
-    names = recipe.buffer_names if recipe.trains_buffers else ()
-    if names:
-        pad_batch_norms(net, recipe.buffer_layers)
-    else:
-        for name in recipe.buffer_layers:  # frozen: their layers use them as in evaluation
-            net.get_submodule(name).eval()
+    def __init__(self, model: nn.Module, recipe: Recipe, device: torch.device, precision: str) -> None:
+        self._net = net = stackable_copy(model).to(device).train()
+        self._recipe, self._device, self._precision = recipe, device, precision
+        self._names = recipe.buffer_names if recipe.trains_buffers else ()
+        changing = {*trained_parameters(net), *self._names}
+        tensors = {name: t.detach() for name, t in [*net.named_parameters(), *net.named_buffers()]}
+        self.constants = {name: t for name, t in tensors.items() if name not in changing}
+        if recipe.trains_buffers:
+            pad_batch_norms(net, recipe.buffer_layers)
+        else:
+            for name in recipe.buffer_layers:  # frozen: their layers use them as in evaluation
+                net.get_submodule(name).eval()
+        self._batched = vmap(grad(self._loss, argnums=1, has_aux=True), in_dims=(None, *(0,) * 7))
 
-    def loss(
-        theta: Tensor, model_buffers: Tensor, x: Tensor, y: Tensor, weights: Tensor, tau: Tensor, lam: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        values = vector_to_buffers(net, names, model_buffers)  # new tensors, which `forward` changes
-        padding = {f"{name}.sample_weights": weights for name in recipe.buffer_layers} if names else {}
-        with autocast(device, precision):
-            outputs = functional_logits(net, vector_to_parameters(net, theta) | values | padding, x)
+    def __call__(
+        self, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Tensor, y: Tensor,
+        weights: Tensor, tau: Tensor, lam: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Gradients (L, T) and buffers (L, B).
+
+        Args:
+            constants: what the model has besides, by name
+            theta: parameters (L, T)
+            model_buffers: the buffers that change (L, B)
+            x: a batch for every model (L, batch size, …)
+            y: labels (L, batch size)
+            weights: 0 for padding, 1 otherwise (L, batch size)
+            tau: tilts (L,)
+            lam: tilts (L,)
+        """
+        return self._batched(constants, theta, model_buffers, x, y, weights, tau, lam)
+
+    def _loss(
+        self, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Tensor, y: Tensor,
+        weights: Tensor, tau: Tensor, lam: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Of one model: the client's loss, and the next buffers."""
+        values = vector_to_buffers(self._net, self._names, model_buffers)  # new tensors, which `forward` changes
+        tensors = {**constants, **vector_to_parameters(self._net, theta), **values}
+        if self._names:
+            tensors |= {f"{name}.sample_weights": weights for name in self._recipe.buffer_layers}
+        with autocast(self._device, self._precision):
+            outputs = functional_logits(self._net, tensors, x)
         changed = [value.reshape(-1).float() for value in values.values()]
-        return (
-            client_loss(recipe.loss(outputs.float(), y), y, tau, lam, weights),
-            torch.cat(changed) if changed else model_buffers,
-        )
-
-    return vmap(grad(loss, has_aux=True))
+        losses = self._recipe.loss(outputs.float(), y)
+        return client_loss(losses, y, tau, lam, weights), torch.cat(changed) if changed else model_buffers
 
 
 class VmapStep:
     """One training step of all jobs over these buffers, by autograd."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, buffers: Buffers, precision: str) -> None:
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, buffers: Buffers, precision: str, *, compiled: bool | None = None
+    ) -> None:
         device = buffers.theta.device
-        self._recipe, self._buffers = recipe, buffers
-        self._gradient = stacked_gradient(model, recipe, device, precision)
-        self._client_rows = torch.arange(len(buffers.x), device=device)[:, None]
-        self._step: Callable[[Tensor], None] = self._run_step
-        if device.type == "cuda":
-            self._step = torch.compile(_with_own_code(self._run_step), fullgraph=True, dynamic=False)
+        self._optimizer, self._buffers = recipe.optimizer, buffers
+        self._gradient = StackedGradient(model, recipe, device, precision)
+        self._compiled = device.type == "cuda" if compiled is None else compiled
 
     def __call__(self, offset: int = 0) -> None:
         """Run step number `first_step + offset`; first_step is on the device."""
-        self._step(self._buffers.first_step + offset)
+        self._step(self._buffers.first_step + offset, *self._buffers, *self._gradient.constants.values())
 
-    def _run_step(self, step: Tensor) -> None:
+    @functools.cached_property
+    def _step(self) -> Callable[..., None]:
+        """The step as a function of tensors alone, compiled on first use: then the precision is set."""
+        if not self._compiled:
+            return self._run
         b = self._buffers
-        index = b.batch_indices.index_select(0, step)[0]  # (C, B)
-        rows = self._client_rows, index.clamp(min=0)
+        number = b.first_step.clone()  # two arguments that are one tensor would stay one
+        return compile_function(self._run, [number, *b, *self._gradient.constants.values()])
+
+    def _run(self, number: Tensor, *tensors: Tensor) -> None:
+        b = Buffers(*tensors[: len(self._buffers)])
+        constants = dict(zip(self._gradient.constants, tensors[len(b) :], strict=True))
+        index = b.batch_indices.index_select(0, number)[0]  # (C, batch size)
+        rows = torch.arange(len(b.x), device=number.device)[:, None], index.clamp(min=0)
         x, y, weights = (t[b.client_index] for t in (b.x[rows], b.y[rows], (index >= 0).float()))
-        gradient, model_buffers = self._gradient(b.theta, b.model_buffers, x, y, weights, b.tau, b.lam)
+        gradient, model_buffers = self._gradient(constants, b.theta, b.model_buffers, x, y, weights, b.tau, b.lam)
         gradient = gradient + b.prox[:, None] * (b.theta - b.anchor[b.anchor_index])
         theta, state = optimizer_step(
-            self._recipe.optimizer, b.theta, gradient, b.optimizer_state.unbind(), b.lr[:, None], step + 1
+            self._optimizer, b.theta, gradient, b.optimizer_state.unbind(), b.lr[:, None], number + 1
         )
-        active = (step < b.steps)[:, None]  # a job that is done does not change
+        active = (number < b.steps)[:, None]  # a job that is done does not change
         old = (b.theta, b.model_buffers, *b.optimizer_state.unbind())
         for value, next_value in zip(old, (theta, model_buffers, *state), strict=True):
             value.copy_(torch.where(active, next_value, value))
 
 
-def _with_own_code(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    """The method with a copy of its code object: torch refuses to compile one code object more than eight times."""
-    assert isinstance(method, types.MethodType)
-    code = method.__func__.__code__.replace()
-    return types.MethodType(types.FunctionType(code, method.__func__.__globals__), method.__self__)
+def compile_function(function: Callable[..., None], arguments: Sequence[Tensor]) -> Callable[..., None]:
+    """A function of tensors, compiled for arguments of these shapes.
+
+    `torch.compile` would trace Python first; its cache refuses what that gives for vmap, and every process would
+    compile again. The graph of tensor operations is found in torch's cache.
+    """
+    import torch._inductor
+
+    _set_cache_folder()
+    graph = make_fx(function, tracing_mode="fake")(*arguments)
+    with torch.no_grad():
+        return torch._inductor.standalone_compile(graph, list(arguments), dynamic_shapes="from_example_inputs")
+
+
+def _set_cache_folder() -> None:
+    """Let torch keep compiled steps in the user's home; its default is a temporary folder, which may be emptied."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        folder = (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "fedtilt" / "torch"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # no home, or one that cannot be written to
+        return
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
