@@ -9,7 +9,8 @@ from fedtilt.models import mlp
 from fedtilt.reproduction import Options
 from fedtilt.reproduction import load as load_experiment
 from fedtilt.reproduction.propositions import cases, chapter, compare, measure, train_by_hand
-from fedtilt.rounds.settings import TrainSettings, initial_model
+from fedtilt.rounds.initial_model import initial_model
+from fedtilt.rounds.settings import TrainSettings
 
 EXPERIMENT = load_experiment("propositions").quick_version()
 
@@ -49,7 +50,7 @@ def test_a_large_mu_keeps_v_at_the_w_it_received(results: dict[str, dict[str, di
 def test_the_comparison_detects_a_wrong_setting() -> None:
     federation = Federation.build(load("digits"), clients=4, classes_per_client=2, max_train=30)
     training = TrainSettings(rounds=2, participation=0.5, epochs=1, lr=0.1, device="cpu")
-    net = initial_model(federation, partial(mlp, hidden=[8]), 0)
+    net, _ = initial_model(federation, partial(mlp, hidden=[8]), training)
     by_hand = train_by_hand(federation, training, net, mu=0.5)
     exact = compare(ditto(0.5), by_hand, federation, training, net)
     assert exact["personal"] < 1e-6

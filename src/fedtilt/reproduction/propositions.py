@@ -179,7 +179,7 @@ def compare(
         "moved": _round((parameters_to_vector(shared) - parameters_to_vector(net)).abs().max()),
         "shared": _round((r.state.shared[method.name].cpu() - parameters_to_vector(shared)).abs().max()),
         "personal": max(differences) if differences else None,
-        "missing": sorted(c for c, v in library.items() if v is None),
+        "missing": sorted(c for c, kept in library.items() if not kept),
         "accuracy": _round(accuracy.abs().max()),
     }  # fmt: skip
 
@@ -228,7 +228,7 @@ def _distances_to_w(federation: Federation, training: TrainSettings, net: nn.Mod
     received, aggregated = parameters_to_vector(net), parameters_to_vector(net)
     for r in simulate_prepared(prepare([method], federation, net, stable)):
         received, aggregated = aggregated, r.state.shared["fedtilt"].cpu()
-    v = torch.stack([r.state.client_states.get(("fedtilt", c)) for c in r.selected]).cpu()  # type: ignore[misc]
+    v = torch.stack([r.state.client_states.get(("fedtilt", c))["personal"] for c in r.selected]).cpu()
     return {
         "received": _round((v - received).norm(dim=1).max()),
         "out": _round((v - aggregated).norm(dim=1).max()),
