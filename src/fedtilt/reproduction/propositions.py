@@ -213,7 +213,7 @@ def _separate_models(federation: Federation, training: TrainSettings, net: nn.Mo
     one_round = replace(training, rounds=1)
     (first,) = _all_rounds(separate, federation, one_round, net)
     (first_prox,) = _all_rounds(fedprox, federation, one_round, net)
-    v = torch.stack([first.state.client_states.get(("fedtilt", c)) for c in first.selected])  # type: ignore[misc]
+    v = torch.stack([first.state.client_states.get(("fedtilt", c))["personal"] for c in first.selected])
     return {
         "apart_from_fedprox": _round((final[0] - final[1]).abs().max()),
         "apart_from_fedavg": _round((final[0] - final[2]).abs().max()),
