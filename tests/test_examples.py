@@ -34,3 +34,17 @@ def test_own_table() -> None:
     ]
     assert len(rare_class) == 3  # hospitals
     assert all(row["fedtilt"] > max(row["fedavg"], row["ditto"]) for row in rare_class)
+
+
+def test_frozen_backbone() -> None:
+    head, whole = (line.split() for line in output_of("frozen_backbone").splitlines())
+    assert [line[0] for line in (head, whole)] == ["new_head:", "from_the_start:"]
+    assert float(head[1]) > float(whole[1])
+    assert [line[-3] for line in (head, whole)] == ["258", "5154"]
+
+
+def test_lora() -> None:
+    before, after = output_of("lora").splitlines()
+    assert float(before.split()[1]) < 10
+    assert float(after.split()[1]) > 70
+    assert after.endswith("1320 of 8970 numbers travel")
