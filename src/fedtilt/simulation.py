@@ -69,6 +69,7 @@ class Round:
     validation: Mapping[str, Counts] | None  # the same on validation data, if the federation has any
     validation_total: Tensor | None  # (N, K) validation samples
     seconds: float
+    backend: BackendChoice  # what trained the models, and why nothing faster did
     screened: Mapping[str, Mapping[int, str]]  # method → client → why its update was refused or bounded
     privacy: PrivacyLoss | None  # of the shared model of each method, so far; None: no privacy, or not evaluated
     _net: nn.Module
@@ -265,6 +266,7 @@ def _run_round(
         validation=validation.all_counts(methods, state) if evaluate and validation else None,
         validation_total=validation.total if validation else None,
         seconds=time.perf_counter() - started,
+        backend=prepared.backend,
         screened={name: {**update.bounded, **update.rejected} for name, update in updated.items()},
         privacy=mechanism.loss(number) if mechanism and evaluate else None,
         _net=prepared.net,

@@ -34,7 +34,7 @@ def show_progress(console: Console, rounds: int, seeds: int, *, quiet: bool, ver
         rounds: the number of rounds
         seeds: the number of seeds
         quiet: print only notices
-        verbose: print a line for every round
+        verbose: print a line for every round, and which backend trains
     """
 
     def notice(text: str) -> None:  # printed even if quiet: a file is damaged, or the machine is another one
@@ -48,8 +48,12 @@ def show_progress(console: Console, rounds: int, seeds: int, *, quiet: bool, ver
         else:
             callbacks = _print_lines(console, rounds, seeds, verbose, notice)
         stop_requested = stack.enter_context(_handle_interrupt(console))
+        backends: set[str] = set()  # as they were printed
 
         def on_round(r: Round, summaries: Mapping[str, Summary] | None) -> None:
+            if verbose and not quiet and (line := f"backend: {r.backend.describe()}") not in backends:
+                backends.add(line)
+                console.print(line, highlight=False, soft_wrap=True, markup=False)
             callbacks.on_round(r, summaries)
             if stop_requested():
                 raise KeyboardInterrupt

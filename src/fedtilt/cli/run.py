@@ -28,7 +28,9 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.rounds=5.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run folder.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line for every round.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print a line for every round, and which backend trains.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 
 

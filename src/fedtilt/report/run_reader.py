@@ -122,6 +122,9 @@ def read_run(folder: Path) -> Run:
         resume = f"fedtilt resume {shlex.quote(str(folder))}"
         remedy = resume if (folder / "spec.toml").exists() else "fedtilt.run and the same arguments"
         raise InputError(f"{folder} has no evaluated round yet; continue with: {remedy}")
+    backend = seed_folders[seed_runs[0].seed] / "backend.json"
+    if backend.exists():
+        environment |= read_json(backend)
     return Run(
         folder=folder,
         name=folder.resolve().name,

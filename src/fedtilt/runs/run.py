@@ -126,6 +126,7 @@ def train_to_end(
         has_outliers=federation.has_outliers.nonzero()[:, 0].tolist(),
         constants=constants_of(prepared.net, prepared.parts),
         model=_model_description(prepared),
+        backend=prepared.backend.describe(),
     )
     saved_at, saved_round = time.monotonic(), 0
     screened: set[tuple[str, int]] = set()

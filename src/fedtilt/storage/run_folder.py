@@ -2,6 +2,7 @@
 
 fingerprint.json                               methods, settings, data and model: a folder with others is refused
 federation.json                                names of clients and classes, and the clients with outliers
+backend.json                                   which backend trained last, and why faster ones did not
 model.json                                     how to build the model, and how to standardise its input
 constants.safetensors                          frozen parameters and initial buffers of the model, if it has any
 metrics.jsonl                                  one line per evaluated round and method
@@ -113,8 +114,9 @@ class RunFolder:
     def describe(
         self, *, clients: Sequence[str], classes: Sequence[str], has_outliers: Sequence[int],
         constants: Mapping[str, Tensor] | None = None, model: Mapping[str, Any] | None = None,
+        backend: str | None = None,
     ) -> None:  # fmt: skip
-        """Write names and model for reports and exports.
+        """Write names, model and backend for reports and exports.
 
         Args:
             clients: names of the clients
@@ -122,9 +124,12 @@ class RunFolder:
             has_outliers: numbers of the clients with outliers
             constants: frozen parameters and initial buffers of the model
             model: how to build the model, and how to standardise its input
+            backend: which backend trains, and why faster ones do not
         """
         names = {"clients": list(clients), "classes": list(classes), "has_outliers": list(has_outliers)}
         write_json(self.folder / "federation.json", names, sync=False)
+        if backend is not None:
+            write_json(self.folder / "backend.json", {"backend": backend}, sync=False)
         if model is not None:
             write_json(self.folder / "model.json", model, sync=False)
         if constants and not self._constants_file.exists():

@@ -60,6 +60,15 @@ class BackendChoice(NamedTuple):
     name: str
     reasons: Mapping[str, str]  # faster backend → why it does not train this run
 
+    def describe(self) -> str:
+        """One line for the user.
+
+        >>> BackendChoice("autograd", {"native": "the model has an LSTM"}).describe()
+        'autograd (not native: the model has an LSTM)'
+        """
+        reasons = "; ".join(f"not {name}: {reason}" for name, reason in self.reasons.items())
+        return f"{self.name} ({reasons})" if reasons else self.name
+
 
 def choose_backend(
     model: nn.Module,
