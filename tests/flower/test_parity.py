@@ -77,7 +77,7 @@ def test_every_part_of_a_recipe_gives_the_simulators_states(
         spec = tmp_path / "fedavg.toml"
         spec.write_text(text)
     Deployment(Task(spec=spec, model=RecipeModel), tmp_path).run(set=settings)
-    last = simulated(spec, settings)
+    last = simulated(spec, f"{settings}\ntrain.screen=3")  # the default of a deployment
     deployed = RunFolder(tmp_path / "run/seed-0").latest()
     torch.testing.assert_close(deployed.server, last.state.server)
     for site in (0, 1):
