@@ -320,7 +320,7 @@ def test_export_refuses_a_model_that_is_not_in_the_run(fedtilt) -> None:
     fedtilt("run", *QUICK, "--out", "run", "--quiet")
     for extra, message in (
         (["--method", "term"], "has no method 'term'; it has"),
-        (["--method", "fedavg", "--client", "1"], "client 1 has no model of its own of method 'fedavg'"),
+        (["--method", "fedavg", "--client", "1"], "client 1 has no personal model of method 'fedavg'"),
         (["--method", "ditto", "--client", "99"], "client 99 does not exist; the clients are 0 to 5"),
         (["--method", "ditto", "--seed", "3"], "has no seed 3; it has 0"),
     ):

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fedtilt.errors import InputError
 from fedtilt.files import write_tensors
-from fedtilt.runs.export import metadata, state_dict
+from fedtilt.runs.export import export_model
 
 
 def export(
@@ -17,8 +17,14 @@ def export(
     to: Annotated[Path, typer.Option(help="The file to write, such as model.safetensors.")],
     client: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Export this client's personal model, not the shared model."),
+        typer.Option(
+            metavar="NAME",
+            help="Export the model that this client uses: its personal model, or the shared one with its own parts.",
+        ),
     ] = None,
+    trained_only: Annotated[
+        bool, typer.Option("--trained-only", help="Without frozen parameters and parts that are as they started.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="The seed of the run (default: the first).")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
@@ -31,8 +37,13 @@ def export(
     if to.exists() and not force:
         raise InputError(f"{to} already exists; use --force to replace it")
     console = Console(stderr=True)
-    tensors = state_dict(folder, method, client, seed, notice=lambda text: console.print(f"note: {text}", markup=False))
-    write_tensors(to, tensors, metadata(folder, method, client, seed))
-    model = "shared model" if client is None else f"personal model of client {client}"
-    count = sum(t.numel() for t in tensors.values())
-    print(f"wrote the {model} of {method} ({count:,} parameters) to {to}")
+    exported = export_model(
+        folder, method, client, seed, trained_only=trained_only,
+        notice=lambda text: console.print(f"note: {text}", markup=False),
+    )  # fmt: skip
+    write_tensors(to, exported.tensors, exported.metadata)
+    model = "shared model" if client is None else f"{'personal ' * exported.personal}model of client {client}"
+    count = sum(t.numel() for t in exported.tensors.values())
+    print(f"wrote the {'trained part of the ' * trained_only}{model} of {method} ({count:,} parameters) to {to}")
+    if exported.sources:
+        print("; ".join(f"{part.replace('_', ' ')}: {source}" for part, source in exported.sources.items()))

@@ -5,7 +5,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,27 +13,39 @@ from fedtilt.data.names import client_number
 from fedtilt.errors import InputError
 from fedtilt.files import read_json
 from fedtilt.parts import Tensors, named_pieces
+from fedtilt.rounds.client_states import FederationState
 from fedtilt.runs.run import Notice
 from fedtilt.runs.spec_run import check_run_folder
 from fedtilt.storage.provenance import seed_folder
 from fedtilt.storage.run_folder import RunFolder
 
 
-def state_dict(
+class Export(NamedTuple):
+    """A trained model for a safetensors file."""
+
+    tensors: dict[str, torch.Tensor]  # as `load_state_dict` takes them
+    metadata: dict[str, str]  # how to build and use the model: texts unchanged, other values as JSON
+    sources: dict[str, str]  # part of the model → where it comes from, such as "initial"
+    personal: bool  # whether it is a personal model
+
+
+def export_model(
     folder: str | os.PathLike[str],
     method: str,
     client: int | str | None = None,
     seed: int | None = None,
     *,
+    trained_only: bool = False,
     notice: Notice = lambda _: None,
-) -> dict[str, torch.Tensor]:
-    """The state of a trained model, as `load_state_dict` takes it.
+) -> Export:
+    """A trained model of a run.
 
     Args:
         folder: the run folder
         method: the name of the method
-        client: number or name of a client, for its personal model; None: the shared model
+        client: number or name of a client, for the model that it uses; None: the shared model
         seed: which seed of the run; None: the first
+        trained_only: without what training did not change: frozen parameters, and parts that have their initial values
         notice: called with a message if a damaged checkpoint is skipped
     """
     run_folder = _open(folder, seed)
@@ -42,17 +54,66 @@ def state_dict(
         raise InputError(f"{folder} has no checkpoint yet; fedtilt resume {shlex.quote(str(folder))}")
     if method not in state.server:
         raise InputError(f"{folder} has no method {method!r}; it has {', '.join(state.server)}")
+    description = run_folder.description()
+    clients = description.pop("clients", [])
+    fingerprint, server = read_json(run_folder.folder / "fingerprint.json"), state.server[method]
     kept: Tensors = {}
     if client is not None:
-        kept = state.client_states.get((method, client_number(client, run_folder.description()["clients"])))
-        if not kept:
-            raise InputError(
-                f"client {client} has no model of its own of method {method!r}: it was never selected, or the method "
-                "has no personal models; leave out --client for the shared model"
-            )
-    return _named_state(
-        read_json(run_folder.folder / "fingerprint.json"), run_folder.constants(), state.server[method], kept
-    )
+        kept = _kept(state, fingerprint, method, client_number(client, clients), client)
+        description["client"] = clients[client_number(client, clients)]
+    sources = _sources(fingerprint, server, kept)
+    tensors = _named_state(fingerprint, run_folder.constants(), server, kept)
+    if trained_only:
+        changed = _trained_names(fingerprint, sources)
+        if len(changed) < len(tensors):
+            description.pop("model", None)  # it takes all tensors to build it
+        tensors = {name: tensor for name, tensor in tensors.items() if name in changed}
+    values = description | {"method": method} | sources
+    texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items() if key != "has_outliers"}
+    return Export(tensors, texts, sources, "personal" in kept)
+
+
+def state_dict(
+    folder: str | os.PathLike[str], method: str, client: int | str | None = None, seed: int | None = None
+) -> dict[str, torch.Tensor]:
+    """The tensors of `export_model`, as `load_state_dict` takes them."""
+    return export_model(folder, method, client, seed).tensors
+
+
+def _kept(
+    state: FederationState, fingerprint: Mapping[str, Any], method: str, number: int, client: int | str
+) -> Tensors:
+    """What a client keeps, or an error that says why there is nothing."""
+    if fingerprint.get("runner") == "flower":
+        raise InputError(f"what client {client} keeps is on its site; leave out --client for the shared model")
+    kept = state.client_states.get((method, number))
+    if not kept:
+        raise InputError(
+            f"client {client} has no personal model of method {method!r}, and no local parameters or buffers: it was "
+            "never selected, or there are none; leave out --client for the shared model"
+        )
+    return kept
+
+
+def _sources(fingerprint: Mapping[str, Any], server: Tensors, kept: Tensors) -> dict[str, str]:
+    """Where local parameters and buffers of an exported model come from, if it has any."""
+    sources = {}
+    if fingerprint["local"]:
+        sources["local_parameters"] = "of the client" if "local" in kept else "initial"
+    if fingerprint["buffers"]:
+        of_client = "personal_buffers" in kept or "buffers" in kept
+        sources["buffers"] = "of the client" if of_client else "averaged" if "buffers" in server else "initial"
+    return sources
+
+
+def _trained_names(fingerprint: Mapping[str, Any], sources: Mapping[str, str]) -> set[str]:
+    """The names of the tensors that training has changed."""
+    names = set(fingerprint["model"])
+    if sources.get("local_parameters") == "initial":
+        names -= set(fingerprint["local"])
+    if sources.get("buffers", "initial") != "initial":
+        names |= set(fingerprint["buffers"])
+    return names | {name for name, first in fingerprint["tied"].items() if first in names}
 
 
 def _named_state(
@@ -70,16 +131,6 @@ def _named_state(
         named = named_pieces(buffers, fingerprint["buffers"])
         pieces |= {name: buffer.to(constants[name].dtype) for name, buffer in named.items() if name in constants}
     return pieces | {name: pieces[first].clone() for name, first in fingerprint["tied"].items()}
-
-
-def metadata(
-    folder: str | os.PathLike[str], method: str, client: int | str | None = None, seed: int | None = None
-) -> dict[str, str]:
-    """How to build and use the model of `state_dict`, for a safetensors file: texts unchanged, other values as JSON."""
-    values = _open(folder, seed).description()
-    clients = values.pop("clients", [])
-    values |= {"method": method} | ({} if client is None else {"client": clients[client_number(client, clients)]})
-    return {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items() if key != "has_outliers"}
 
 
 def _open(folder: str | os.PathLike[str], seed: int | None) -> RunFolder:

@@ -1,0 +1,117 @@
+"""Exports hold the whole model or the trained part alone, and say where local parts and buffers come from."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import fedtilt as ft
+from fedtilt.runs.export import export_model
+from tests.helpers.recipe_model import RecipeModel
+
+FROZEN = {"backbone.weight", "backbone.bias"}
+SHARED = {"body.weight", "body.bias", "norm.weight", "norm.bias"}
+HEAD = {"head.weight", "head.bias"}
+BUFFERS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+CASES = [  # settings; where local parts and buffers come from in the server's export, in that of FedAvg's client 0
+    ({}, {"buffers": "initial"}, {"buffers": "of the client"}),
+    ({"buffers": "average"}, {"buffers": "averaged"}, None),
+    ({"buffers": "frozen"}, {"buffers": "initial"}, None),
+    (
+        {"local": ["head.*"]},
+        {"local_parameters": "initial", "buffers": "initial"},
+        {"local_parameters": "of the client", "buffers": "of the client"},
+    ),
+    (
+        {"local": ["head.*"], "buffers": "average"},
+        {"local_parameters": "initial", "buffers": "averaged"},
+        {"local_parameters": "of the client", "buffers": "averaged"},
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def federation() -> ft.Federation:
+    return ft.Federation.build(ft.data.load("digits"), clients=3, max_train=20)
+
+
+def train(federation: ft.Federation, folder: Path, model: object = RecipeModel, **settings: object) -> ft.Result:
+    return ft.run(
+        [ft.fedavg(), ft.ditto(0.1)], federation, model, out=folder, rounds=2, participation=1.0, epochs=1, workers=0,
+        **settings,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "of_server", "of_client"), CASES)
+def test_an_export_loads_to_the_same_predictions(
+    federation: ft.Federation, tmp_path: Path, settings: dict, of_server: dict, of_client: dict | None
+) -> None:
+    result = train(federation, tmp_path, **settings)
+    x, _ = federation.test(0)
+
+    def predict(exported: dict[str, torch.Tensor]) -> torch.Tensor:
+        net = RecipeModel(federation.input_shape, federation.classes)
+        net.load_state_dict(exported)  # strict: every tensor is there
+        return net.eval()(x)
+
+    shared = export_model(tmp_path, "fedavg")
+    assert shared.sources == of_server
+    assert shared.metadata.items() >= of_server.items()
+    assert torch.equal(predict(shared.tensors), result["fedavg"].shared.eval()(x))
+    personal = export_model(tmp_path, "ditto", client=0)
+    assert torch.equal(predict(personal.tensors), result["ditto"].personal(0).eval()(x))
+    if of_client is None:
+        with pytest.raises(ft.InputError, match="client 0 has no personal model of method 'fedavg', and no local"):
+            export_model(tmp_path, "fedavg", client=0)
+    else:
+        own = export_model(tmp_path, "fedavg", client=0)
+        assert own.sources == of_client
+        assert not own.personal
+        assert torch.equal(predict(own.tensors), result["fedavg"].model(0).eval()(x))
+
+
+@pytest.mark.parametrize(
+    ("settings", "client", "names"),
+    [
+        ({}, None, SHARED | HEAD),
+        ({}, 0, SHARED | HEAD | BUFFERS),
+        ({"buffers": "average"}, None, SHARED | HEAD | BUFFERS),
+        ({"local": ["head.*"]}, None, SHARED),
+        ({"local": ["head.*"]}, 0, SHARED | HEAD | BUFFERS),
+        ({"buffers": "frozen"}, None, SHARED | HEAD),
+    ],
+)
+def test_the_trained_part_alone(
+    federation: ft.Federation, tmp_path: Path, settings: dict, client: int | None, names: set[str]
+) -> None:
+    train(federation, tmp_path, **settings)
+    whole, trained = (export_model(tmp_path, "fedavg", client, trained_only=only) for only in (False, True))
+    assert whole.tensors.keys() == FROZEN | SHARED | HEAD | BUFFERS
+    assert trained.tensors.keys() == names
+    assert all(torch.equal(value, whole.tensors[name]) for name, value in trained.tensors.items())
+
+
+def test_the_command_says_what_it_wrote_and_models_load_reads_it(
+    fedtilt: Callable, federation: ft.Federation, tmp_path: Path
+) -> None:
+    run, out = str(tmp_path / "run"), str(tmp_path / "m.safetensors")
+    result = train(federation, Path(run), ft.models.mlp, local=["5.*"])
+    x, _ = federation.test(1)
+    printed = fedtilt("export", run, "--method", "fedavg", "--to", out)
+    assert printed.out.startswith("wrote the shared model of fedavg")
+    assert printed.out.splitlines()[1] == "local parameters: initial"
+    assert torch.equal(ft.models.load(out)(x), result["fedavg"].shared(x))
+    printed = fedtilt("export", run, "--method", "fedavg", "--client", "1", "--to", out, "--force")
+    assert printed.out.startswith("wrote the model of client 1 of fedavg")
+    assert printed.out.splitlines()[1] == "local parameters: of the client"
+    assert torch.equal(ft.models.load(out)(x), result["fedavg"].model(1)(x))
+    with safe_open(out, "pt") as file:
+        assert file.metadata()["local_parameters"] == "of the client"
+    printed = fedtilt("export", run, "--method", "fedavg", "--to", out, "--force", "--trained-only")
+    assert printed.out.startswith("wrote the trained part of the shared model of fedavg")
+    assert load_file(out).keys() == {"1.weight", "1.bias", "3.weight", "3.bias"}
+    with pytest.raises(ft.InputError, match="does not say how to build its model"):
+        ft.models.load(out)
