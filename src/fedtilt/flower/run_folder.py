@@ -6,6 +6,7 @@ seed-N/history.json        the id of this training history; sites store their pe
 seed-N/participation.json  which sites took part in each round, and rejection counts by sender and reason
 stopped.json               why a run stopped, and the sites that were missing
 schema.json                the schema of the sites' tables, if they have tables
+seed-N/privacy.json        with privacy: how many models the server has made, also in rounds that were repeated
 """
 
 import dataclasses
@@ -93,6 +94,18 @@ class ServerRunFolder:
     def save_checkpoint(self, round: int, server: Tensors) -> None:
         """Save what the server keeps after a round."""
         self._run_folder.checkpoint(FederationState(round, {self._method: server}, self._run_folder.client_states))
+
+    def releases(self) -> int:
+        """How many models with noise the server has made."""
+        return int(read_json(self._privacy_file)["releases"]) if self._privacy_file.exists() else 0
+
+    def record_release(self, releases: int) -> None:
+        """Record that so many models were made, before the last one is sent."""
+        write_json(self._privacy_file, {"releases": releases})
+
+    @property
+    def _privacy_file(self) -> Path:
+        return self._seed_folder / "privacy.json"
 
     def is_evaluated(self, round: int) -> bool:
         """Whether the metrics of a round are recorded."""

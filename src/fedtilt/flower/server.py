@@ -17,6 +17,7 @@ from fedtilt.flower.schema_exchange import agree_on_schema, stored_schema
 from fedtilt.flower.site_keys import site_keys
 from fedtilt.flower.strategy import FedTiltStrategy
 from fedtilt.flower.task import ResolvedTask, Task
+from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.spec import known_schema_of
 from fedtilt.storage.provenance import seed_folder
 
@@ -44,6 +45,9 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
     with open_run_folder(folder):
         info = task.federation_info(resolved, _schema(task, resolved, folder, grid, policy, keys))
         model, parts = task.initial_model(resolved, info)
+        mechanism = GaussianMechanism.of(resolved.settings, info.sites, parts)
+        if mechanism is not None:  # the noise is part of the fingerprint: a run has one
+            resolved = resolved._replace(settings=mechanism.with_noise(resolved.settings))
         run_folder = ServerRunFolder(folder, resolved, info, model, parts)
         strategy = FedTiltStrategy(
             resolved.method, parts, info, settings=resolved.settings, policy=policy, run_folder=run_folder,

@@ -28,6 +28,7 @@ from fedtilt.flower.task import FederationInfo
 from fedtilt.methods import Method, check_bad_share
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_update import ClientUpdate
+from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.rounds.round import ServerUpdate, invalid_updates, server_update
 from fedtilt.rounds.settings import TrainSettings
 
@@ -68,6 +69,9 @@ class FedTiltStrategy(Strategy):
         self._history_id = secrets.token_hex(8)
         self._rounds_before = 0  # rounds done before this run
         self._requested: dict[int, int] = {}  # site → node, of the requests in flight
+        self._selected: list[int] = []  # sites that take part in this round
+        self._mechanism = GaussianMechanism.of(settings, info.sites, parts)
+        self._releases = 0  # models with noise, also of rounds that were repeated
         self._server: Tensors = parts.initial_server()
         self.membership = Membership(
             sites=info.sites, classes=len(info.class_names), parts=parts, policy=self.policy, site_keys=site_keys,
@@ -99,6 +103,9 @@ class FedTiltStrategy(Strategy):
             self._history_id = self.run_folder.history_id
             self.membership.add_rejections(self.run_folder.rejections())
         rounds = num_rounds or self.settings.rounds
+        if self._mechanism is not None:
+            self._limit_rounds(self._mechanism)
+            rounds = min(rounds, self.settings.rounds)
         if (
             self.run_folder is not None
             and self._rounds_before >= rounds
@@ -113,6 +120,16 @@ class FedTiltStrategy(Strategy):
         return super().start(
             grid, arrays, max(0, rounds - self._rounds_before), seconds, train_config, evaluate_config, evaluate_fn
         )
+
+    def _limit_rounds(self, mechanism: GaussianMechanism) -> None:
+        """Stop where the budget of privacy ends; a round that was repeated after a damaged checkpoint counts again."""
+        recorded = 0 if self.run_folder is None else self.run_folder.releases()
+        self._releases = max(recorded, self._rounds_before)
+        self.settings, notices = mechanism.within_budget(
+            self.settings, done=self._rounds_before, releases=self._releases
+        )
+        for notice in notices:
+            _log.warning("%s", notice)
 
     def _wait_for_sites(self, grid: Grid) -> None:
         """Ask the sites to join; stop if fewer join than the policy requires."""
@@ -149,8 +166,8 @@ class FedTiltStrategy(Strategy):
         round = self._rounds_before + server_round
         self.membership.refresh(grid)
         nodes = self.membership.nodes()
-        selected = self.settings.selected(round, self._info.sites)
-        self._requested = {site: nodes[site] for site in selected if site in nodes}
+        self._selected = self.settings.selected(round, self._info.sites)
+        self._requested = {site: nodes[site] for site in self._selected if site in nodes}
         values = {**dict(config), "round": round, "base-round": round - 1, "history": self._history_id}
         content = encode_instruction(self._parts, self._server, values | schema_config(self._info.schema))
         return [_message(content, node, MessageType.TRAIN, round) for node in self._requested.values()]
@@ -168,7 +185,12 @@ class FedTiltStrategy(Strategy):
             self.membership.reject(f"site {site}", reason)
             del accepted[site]
         self._record_participation(round, accepted, rejected)
-        updated = server_update(self.method, self._server, accepted, self.settings)
+        mechanism = self._mechanism and self._mechanism.for_round(round)
+        updated = server_update(self.method, self._server, accepted, self.settings, mechanism)
+        if mechanism is not None:
+            self._releases += 1
+            if self.run_folder is not None:
+                self.run_folder.record_release(self._releases)
         self._record_screening(round, updated)
         self._server = updated.state
         if self.run_folder is not None:
@@ -188,7 +210,7 @@ class FedTiltStrategy(Strategy):
 
     def _record_participation(self, round: int, accepted: Collection[int], rejected: Mapping[int, str]) -> None:
         """Record which sites took part; below the quorum, stop."""
-        selected = self.settings.selected(round, self._info.sites)
+        selected = self._selected
         missing = {
             site: self.membership.silence_reason(site)
             if site in self._requested
@@ -247,6 +269,8 @@ class FedTiltStrategy(Strategy):
                 self.membership.reject(f"site {site}", "did not evaluate in time")
         self.membership.record_replies("evaluate", self._requested, {*accepted, *rejected})
         counts, total, summary = combine_replies(accepted, self._info.has_outliers, self.method.personal, classes)
+        if self._mechanism is not None:
+            summary = summary._replace(privacy=self._mechanism.loss(self._releases))
         self.summaries.append((round, summary))
         if self.run_folder is not None:
             self.run_folder.record_evaluation(round, summary, counts, total)
@@ -259,6 +283,7 @@ class FedTiltStrategy(Strategy):
                 "client-data-fairness": list(metrics.client_data_fairness),
                 "worst": metrics.worst,
                 "sites": metrics.clients,
+                **({} if summary.privacy is None else summary.privacy._asdict()),
             }
         )
 

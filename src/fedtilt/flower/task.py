@@ -119,7 +119,9 @@ class Task:
                 f"outliers.kind = {spec.outliers.kind!r} would corrupt real data; remove [outliers] from the spec"
             )
         settings = train_settings_of(spec, spec.seed)
-        if settings.screen is None:
+        if settings.privacy is not None and settings.privacy.randomness is None:
+            settings = dataclasses.replace(settings, privacy=dataclasses.replace(settings.privacy, randomness="secret"))
+        if settings.screen is None and settings.privacy is None:
             settings = dataclasses.replace(settings, screen=SCREEN)
         return ResolvedTask(spec, spec.methods[0].to_method(), settings)
 

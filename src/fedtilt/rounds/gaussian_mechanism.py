@@ -93,6 +93,11 @@ class GaussianMechanism:
             population=population, seed=None if privacy.randomness == "secret" else settings.seed,
         )  # fmt: skip
 
+    def with_noise(self, settings: TrainSettings) -> TrainSettings:
+        """The settings with this noise, which `epsilon` may have decided."""
+        assert settings.privacy is not None
+        return replace(settings, privacy=replace(settings.privacy, noise=self.noise))
+
     def for_round(self, round: int) -> Self:
         """The mechanism of this round."""
         return replace(self, round=round)
@@ -127,9 +132,8 @@ class GaussianMechanism:
         self, settings: TrainSettings, *, done: int = 0, releases: int = 0
     ) -> tuple[TrainSettings, tuple[str, ...]]:
         """The settings with this noise and the rounds that the budget allows, and what to tell the user about it."""
-        assert settings.privacy is not None
         last = self.last_round(settings.rounds, done=done, releases=releases)
-        limited = replace(settings, rounds=last, privacy=replace(settings.privacy, noise=self.noise))
+        limited = replace(self.with_noise(settings), rounds=last)
         if last == settings.rounds:
             return limited, ()
         return limited, (f"privacy: the budget epsilon = {self.budget:g} lasts for {last} of {settings.rounds} rounds",)
