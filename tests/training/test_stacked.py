@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedtilt import models
 from fedtilt.math.losses import cross_entropy, sample_loss
 from fedtilt.parts import buffers_to_vector, changing_buffers
 from fedtilt.training import BACKENDS, LocalJob, Optimizer, Trained, make_batches, native, stacked
 from fedtilt.training.stacked import stack
-from fedtilt.training.stacked.vmap_step import VmapStep
+from fedtilt.training.stacked.vmap_step import VmapStep, lift_constants
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 
 SAMPLE = torch.zeros(1, *SHAPE)
@@ -202,6 +203,26 @@ def test_what_is_not_supported_has_a_reason() -> None:
     assert tokens == "the inputs are not one tensor of floating-point numbers"
 
 
+def test_constants_of_a_step_become_inputs_of_its_graph() -> None:
+    def scale(x: Tensor, labels: Tensor) -> Tensor:
+        factor = x.new_tensor([1.0, 2.0, 3.0]) + torch.tensor([0.5, 0.5, 0.5])
+        return x * factor[labels]
+
+    x, labels = torch.ones(2), torch.tensor([2, 0])
+    graph = make_fx(scale, tracing_mode="fake")(x, labels)
+    constants = lift_constants(graph)
+    assert [value.tolist() for value in constants] == [[1.5, 2.5, 3.5]]
+    assert all(node.op != "get_attr" for node in graph.graph.nodes)
+    assert graph(x, labels, *constants).tolist() == [3.5, 1.5]
+
+    def change_constant(x: Tensor) -> Tensor:
+        return torch.tensor([1.0, 2.0]).add_(x)
+
+    graph = make_fx(change_constant, tracing_mode="fake")(x)
+    assert lift_constants(graph) == []
+    assert [graph(x).tolist() for _ in range(2)] == [[2.0, 3.0], [2.0, 3.0]]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # torch's compiler uses deprecated parts of torch
 @pytest.mark.skipif(not native.available(), reason="torch compiles with a C++ compiler on the CPU")
@@ -216,7 +237,9 @@ def test_a_compiled_step_is_the_same_and_is_found_in_the_cache(tmp_path: Path, m
     names = changing_buffers(model, SHAPE)
     jobs, batches = make_jobs(model)
     buffers, optimizer = buffers_to_vector(model, names), Optimizer(momentum=0.9)
-    jobs = [replace(job, buffer_names=names, buffers=buffers, optimizer=optimizer, lr=0.01) for job in jobs]
+    loss = sample_loss("cross_entropy", class_weights=(1.0, 2.0, 0.5, 3.0))
+    recipe = {"buffer_names": names, "buffers": buffers, "optimizer": optimizer, "loss": loss, "lr": 0.01}
+    jobs = [replace(job, **recipe) for job in jobs]
     monkeypatch.setattr(stack, "VmapStep", partial(VmapStep, compiled=True))
     for found in (0, 1):
         counters.clear()

@@ -4,9 +4,10 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -122,7 +123,46 @@ def compile_function(function: Callable[..., None], arguments: Sequence[Tensor])
     _set_cache_folder()
     graph = make_fx(function, tracing_mode="fake")(*arguments)
     with torch.no_grad():
-        return torch._inductor.standalone_compile(graph, list(arguments), dynamic_shapes="from_example_inputs")
+        constants = lift_constants(graph)
+        compiled = torch._inductor.standalone_compile(
+            graph, [*arguments, *constants], dynamic_shapes="from_example_inputs"
+        )
+    return lambda *arguments: compiled(*arguments, *constants)
+
+
+def lift_constants(graph: fx.GraphModule) -> list[Tensor]:
+    """Make what a graph computes from constants alone (the class weights of a loss) further inputs; return these.
+
+    Otherwise every call would copy them to the device, which a CUDA graph cannot capture.
+    """
+    values: dict[fx.Node, Any] = {}
+    for node in graph.graph.nodes:
+        inputs = node.all_input_nodes
+        if node.op == "get_attr":
+            values[node] = getattr(graph, node.target)
+        elif node.op == "call_function" and inputs and all(i in values for i in inputs):
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+        elif _is_mutable(node) and any(i in values for i in inputs):
+            return []  # the step changes its own copy
+    lifted: list[Tensor] = []
+    first = next(node for node in graph.graph.nodes if node.op != "placeholder")
+    for node, value in values.items():
+        users = [user for user in node.users if user not in values]
+        if users:
+            with graph.graph.inserting_before(first):
+                placeholder = graph.graph.placeholder(f"constant_{len(lifted)}")
+            placeholder.meta = dict(node.meta)
+            node.replace_all_uses_with(placeholder, delete_user_cb=lambda user: user not in values)
+            lifted.append(value)
+    for node in reversed(values):
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return lifted
+
+
+def _is_mutable(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _set_cache_folder() -> None:
