@@ -283,7 +283,7 @@ def test_patterns_of_names(patterns: list[str], expected: str) -> None:
         ({"loss": F.cross_entropy}, "the loss returns () for 2 samples; return one value per sample, as"),
         ({"loss": 5}, "loss must be a name or a function of outputs and labels, got 5"),
         ({"init": 5}, "init must be a safetensors file or an nn.Module, got 5"),
-        ({"init": nn.Linear(2, 2)}, "init, a Linear, is of another model: it lacks 'first.weight' and 3 more; it has "),
+        ({"init": nn.Linear(2, 2)}, "init, a Linear, is of another model: it has 'weight', 'bias', and the model has"),
     ],
 )  # fmt: skip
 def test_bad_settings_of_parts_and_losses_are_refused(settings: dict, message: str) -> None:

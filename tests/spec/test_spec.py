@@ -232,6 +232,9 @@ def test_the_examples_in_the_annotated_spec_are_valid(file):
         left_out = [key for other, keys in only_with.items() if other != source for key in keys]
         overrides = [f"data.{key}=" for key in [*left_out, *(["test_share"] if source == "leaf" else [])]]
         overrides += ["outliers.kind=gaussian", "clients.partition=column", *with_examples]
+        # updates are screened, or clipped for privacy
+        private = source == "file"
+        overrides += ["train.screen="] if private else [f"privacy.{key}=" for key in TABLES["privacy"].model_fields]
         loaded = spec.load(file("\n".join(uncommented)), overrides=overrides)
         given |= {
             (name, key) for name in TABLES for key, value in dict(getattr(loaded, name)).items() if value is not None
