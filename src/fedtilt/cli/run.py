@@ -127,7 +127,8 @@ def run_and_print(
     if not quiet:
         federation = federation_of(spec, spec.seed)
         console.print()
-        console.print(_headline(spec, federation.clients, time.monotonic() - start_time))
+        rounds = next(iter(next(iter(results.values())).values())).history[-1][0]  # fewer than planned with a budget
+        console.print(_headline(spec, federation.clients, rounds, time.monotonic() - start_time))
         if "tuning" in table:
             table = print_tuning(console, table, int(federation.class_counts("validation").sum()) * spec.seeds)
             results = {seed: result.only(table["methods"]) for seed, result in results.items()}
@@ -151,11 +152,11 @@ def write_report(folder: Path) -> str:
     return str(write([folder], folder / "report.html", published=published_for(folder)))
 
 
-def _headline(spec: Spec, clients: int, seconds: float) -> str:
+def _headline(spec: Spec, clients: int, rounds: int, seconds: float) -> str:
     o = spec.outliers
     outliers = "no outliers" if o.kind == "none" else f"{o.rate:.0%} {o.kind} every round"
     if o.kind != "none" and o.clients < 1:
         outliers += f" on {o.clients:.0%} of the clients"
-    rounds = "1 round" if spec.train.rounds == 1 else f"{spec.train.rounds} rounds"
+    length = "1 round" if rounds == 1 else f"{rounds} rounds"
     data = escape(Path(spec.data.path).name if spec.data.path else spec.data.name)
-    return f"[bold]{data}[/], {clients} clients, {outliers}, {rounds} [dim]({seconds:.1f} s)[/]"
+    return f"[bold]{data}[/], {clients} clients, {outliers}, {length} [dim]({seconds:.1f} s)[/]"
