@@ -189,3 +189,43 @@ def test_focal_loss_of_a_certain_prediction_has_a_finite_gradient() -> None:
         assert grad.isfinite().all()
         assert grad[0].tolist() == [0.0, 0.0]
         assert grad[1, 0] < 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 3, "local_steps": 5}, "epochs = 3 has no effect here; leave local_steps out, or leave it out"),
+        ({"optimizer": "rmsprop"}, "unknown optimizer 'rmsprop'; choose one of sgd, adam, adamw"),
+        ({"schedule": "linear"}, "unknown schedule 'linear'; choose one of constant, cosine, step, exponential"),
+        ({"server_optimizer": "sgdm"}, "unknown server_optimizer 'sgdm'; choose one of sgd, adam, yogi, adagrad"),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum = 0.9 has no effect here; set optimizer = 'sgd'"),
+        ({"nesterov": True}, "nesterov = True has no effect here; set momentum"),
+        ({"momentum": 1.0}, "momentum must be a number ≥ 0 and < 1, got 1.0"),
+        ({"clip_norm": 0.0}, "clip_norm must be a number > 0, got 0.0"),
+        ({"decay": 0.5}, "decay = 0.5 has no effect here; set schedule = 'step' or 'exponential'"),
+        ({"schedule": "exponential"}, "schedule = 'exponential' needs decay, such as decay = 0.5"),
+        ({"schedule": "step", "decay": 0.5}, "schedule = 'step' needs decay_rounds, such as decay_rounds = 10"),
+        ({"rounds": 3, "warmup_rounds": 3}, "warmup_rounds = 3 is not less than rounds = 3; choose fewer"),
+        ({"loss": "focal", "label_smoothing": 0.1}, "label_smoothing = 0.1 has no effect here; set loss = 'cross_ent"),
+        ({"loss": "hinge"}, "unknown loss 'hinge'; choose one of cross_entropy, focal, or name your own function as"),
+        ({"server_lr": 0.1}, "server_lr = 0.1 has no effect here; set server_optimizer"),
+        ({"precision": "bfloat16", "device": "cpu"}, "precision = 'bfloat16' is for CUDA, not for cpu; leave it out"),
+    ],
+    ids=str,
+)
+def test_settings_without_effect_and_unknown_words_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ft.InputError) as error:
+        last_round([ft.fedavg()], ONE, small, **settings)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_epochs_of_a_method_are_refused_with_local_steps() -> None:
+    with pytest.raises(ft.InputError, match="epochs_personal = 3 of method 'ditto' has no effect with local_steps"):
+        last_round([ft.ditto(epochs_personal=3)], ONE, small, local_steps=5)
+
+
+def test_the_bound_on_lr_and_mu_is_for_plain_sgd() -> None:
+    with pytest.raises(ft.InputError, match=r"lr · mu must be < 2, got 5"):
+        last_round([ft.ditto(50)], ONE, small, rounds=1, lr=0.1)
+    last_round([ft.ditto(50)], ONE, small, rounds=1, epochs=1, lr=0.1, optimizer="adam")
