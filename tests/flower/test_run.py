@@ -19,9 +19,9 @@ from tests.helpers.loopback import Deployment, LoopbackGrid
 from tests.helpers.recipe_model import RecipeModel
 
 
-def site_state(home: Path, site: int) -> dict[str, torch.Tensor]:
-    """What a site keeps after round 2."""
-    (path,) = (home / "state" / str(site)).rglob("round-00002.safetensors")
+def site_state(home: Path, site: int, round: int = 2) -> dict[str, torch.Tensor]:
+    """What a site keeps after a round."""
+    (path,) = (home / "state" / str(site)).rglob(f"round-{round:05d}.safetensors")
     return load_file(path)
 
 
@@ -120,6 +120,19 @@ def test_a_finished_run_is_not_trained_again(deployment: Deployment, tmp_path: P
     before = (tmp_path / "run/results.json").read_bytes()
     assert deployment.run().sent == []
     assert (tmp_path / "run/results.json").read_bytes() == before
+
+
+def test_a_finished_run_goes_on_with_more_rounds(deployment: Deployment, tmp_path: Path) -> None:
+    planned = Deployment(deployment.task, tmp_path / "planned")
+    planned.run(set="train.rounds=3\ntrain.eval_every=1")
+    deployment.run(set="train.eval_every=")
+    deployment.run(set="train.eval_every=\ntrain.rounds=3")
+    a, b = (RunFolder(home / "run/seed-0").latest() for home in (tmp_path, tmp_path / "planned"))
+    assert a.round == b.round == 3
+    assert_equal(a.server["fedtilt"], b.server["fedtilt"])
+    for site in (0, 1):
+        assert_equal(site_state(tmp_path, site, 3), site_state(tmp_path / "planned", site, 3))
+    assert metrics_lines(tmp_path / "run") == metrics_lines(tmp_path / "planned/run")
 
 
 def test_the_server_waits_no_longer_than_the_deadline(deployment: Deployment) -> None:

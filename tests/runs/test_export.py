@@ -112,6 +112,7 @@ def test_the_command_says_what_it_wrote_and_models_load_reads_it(
         assert file.metadata()["local_parameters"] == "of the client"
     printed = fedtilt("export", run, "--method", "fedavg", "--to", out, "--force", "--trained-only")
     assert printed.out.startswith("wrote the trained part of the shared model of fedavg")
+    assert printed.out.splitlines()[1] == "local parameters: left out"
     assert load_file(out).keys() == {"1.weight", "1.bias", "3.weight", "3.bias"}
     with pytest.raises(ft.InputError, match="does not say how to build its model"):
         ft.models.load(out)

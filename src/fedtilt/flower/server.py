@@ -20,6 +20,7 @@ from fedtilt.flower.task import ResolvedTask, Task
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.spec import known_schema_of
 from fedtilt.storage.provenance import seed_folder
+from fedtilt.storage.run_length import continued
 
 
 def server_app(task: Task) -> ServerApp:
@@ -43,6 +44,8 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
     resolved, policy, keys = task.resolve(config), RoundPolicy.from_config(config), site_keys()
     folder = run_path(resolved, config)
     with open_run_folder(folder):
+        settings = continued(seed_folder(folder, resolved.spec.seed), resolved.settings)
+        resolved = resolved._replace(settings=settings)
         info = task.federation_info(resolved, _schema(task, resolved, folder, grid, policy, keys))
         model, parts = task.initial_model(resolved, info)
         mechanism = GaussianMechanism.of(resolved.settings, info.sites, parts)

@@ -68,6 +68,7 @@ def export_model(
         if len(changed) < len(tensors):
             description.pop("model", None)  # it takes all tensors to build it
         tensors = {name: tensor for name, tensor in tensors.items() if name in changed}
+        sources = {part: "left out" if source == "initial" else source for part, source in sources.items()}
     values = description | {"method": method} | sources
     texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items() if key != "has_outliers"}
     return Export(tensors, texts, sources, "personal" in kept)
