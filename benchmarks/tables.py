@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 import fedtilt as ft
 from benchmarks.measure import write_result
-from fedtilt.data.columns import read_columns
+from fedtilt.data.tables.columns import read_columns
 
 
 def best_seconds(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:

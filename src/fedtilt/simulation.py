@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedtilt.data import Federation
 from fedtilt.data.inputs import take
-from fedtilt.data.names import client_number
+from fedtilt.data.naming import client_number
 from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import Counts, Metrics, measure

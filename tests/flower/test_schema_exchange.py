@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.torch import load_file
 
 import fedtilt as ft
-from fedtilt.data.schema import read_schema
+from fedtilt.data.tables.schema import read_schema
 from fedtilt.files import read_json
 from fedtilt.flower import Task
 from fedtilt.flower.membership import MissingSitesError

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedtilt.data.schema import read_schema
+from fedtilt.data.tables.schema import read_schema
 from fedtilt.files import read_json
 from fedtilt.flower.deploy.local_cluster import LocalCluster
 from fedtilt.flower.deploy.project import site_tables, write_project

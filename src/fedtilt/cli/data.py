@@ -14,11 +14,12 @@ from rich.text import Text
 from fedtilt.cli.class_count_chart import ClassCountChart
 from fedtilt.cli.show_folder import describe_folder
 from fedtilt.cli.show_table import print_warnings, show_table, table_messages
-from fedtilt.data import catalog, check, data_folder, find_folder, get, names
-from fedtilt.data.columns import is_table
-from fedtilt.data.entry import Entry
-from fedtilt.data.image_listing import is_manifest
-from fedtilt.data.tables import open_table
+from fedtilt.data import check, data_folder, find_folder, get, names
+from fedtilt.data.image_folders.listing import is_manifest
+from fedtilt.data.published import catalog
+from fedtilt.data.published.entry import Entry
+from fedtilt.data.tables.columns import is_table
+from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.spec.build import table_of
 

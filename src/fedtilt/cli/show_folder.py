@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.text import Text
 
 from fedtilt.data import Dataset, Federation, images, leaf
-from fedtilt.data.image_folder import describe_images
-from fedtilt.data.leaf_json import is_leaf
+from fedtilt.data.image_folders.folder import describe_images
+from fedtilt.data.sources.leaf_json import is_leaf
 
 
 def describe_folder(console: Console, source: Path) -> Federation | None:

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from fedtilt.data import Dataset, Federation
 from fedtilt.data.data_warnings import dataset_warnings
-from fedtilt.data.describe import ColumnDescription, describe_columns
-from fedtilt.data.splits import describe_split
-from fedtilt.data.tables import Table
+from fedtilt.data.tables.describe import ColumnDescription, describe_columns
+from fedtilt.data.tables.splits import describe_split
+from fedtilt.data.tables.table import Table
 
 
 def show_table(console: Console, opened: Table, *, test_share: float | None = None, seed: int = 0) -> Dataset | None:

@@ -1,17 +1,17 @@
 """Data: load or read a data set, divide it among clients, and add outliers."""
 
-from fedtilt.data.catalog import find_folder, load, names
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.download import check, get
-from fedtilt.data.entry import data_folder
 from fedtilt.data.federation import Federation
-from fedtilt.data.huggingface import from_huggingface
-from fedtilt.data.image_folder import images
-from fedtilt.data.leaf_json import leaf
+from fedtilt.data.image_folders.folder import images
 from fedtilt.data.outliers import Outliers
-from fedtilt.data.schema import Column, Schema
-from fedtilt.data.tables import rows, table
-from fedtilt.data.torch_dataset import from_torch
+from fedtilt.data.published.catalog import find_folder, load, names
+from fedtilt.data.published.download import check, get
+from fedtilt.data.published.entry import data_folder
+from fedtilt.data.sources.huggingface import from_huggingface
+from fedtilt.data.sources.leaf_json import leaf
+from fedtilt.data.sources.torch_dataset import from_torch
+from fedtilt.data.tables.schema import Column, Schema
+from fedtilt.data.tables.table import rows, table
 
 __all__ = [
     "Column",

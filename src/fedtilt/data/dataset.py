@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtilt import checks
 from fedtilt.data.inputs import Inputs, Shape, named_tensors, sample_shape, to_device
-from fedtilt.data.schema import Schema
+from fedtilt.data.tables.schema import Schema
 from fedtilt.errors import InputError
 
 _OPTIONAL = ("client", "group", "weight", "rows")

@@ -12,10 +12,10 @@ from fedtilt import checks
 from fedtilt.data.data_warnings import dataset_warnings, federation_warnings, warn
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.division import choose_clients_with_outliers, divide, resolve_clients, split_validation
-from fedtilt.data.from_clients import read_clients
 from fedtilt.data.inputs import Inputs, Shape, concatenate, take, to_device
-from fedtilt.data.names import client_number
+from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import Outliers, apply, resolve_outliers
+from fedtilt.data.sources.from_clients import read_clients
 from fedtilt.errors import InputError
 
 Device = torch.device | str

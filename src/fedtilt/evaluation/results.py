@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from fedtilt.data.names import client_number
+from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
 from fedtilt.methods import Method

@@ -9,8 +9,8 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedtilt.data import Schema
-from fedtilt.data.alignment import misfits
-from fedtilt.data.summaries import Summary, merge
+from fedtilt.data.tables.alignment import misfits
+from fedtilt.data.tables.summaries import Summary, merge
 from fedtilt.errors import InputError
 from fedtilt.files import first_difference, read_json
 from fedtilt.flower.membership import (

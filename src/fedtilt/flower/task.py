@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt.data import Dataset, Federation, Outliers, Schema
-from fedtilt.data.columns import Source
 from fedtilt.data.division import split_validation
 from fedtilt.data.inputs import Shape
-from fedtilt.data.summaries import Summary
+from fedtilt.data.tables.columns import Source
+from fedtilt.data.tables.summaries import Summary
 from fedtilt.errors import InputError
 from fedtilt.flower.site_table import site_dataset, site_summary
 from fedtilt.methods import Method

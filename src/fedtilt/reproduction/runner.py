@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
 
-from fedtilt.data import catalog
+from fedtilt.data.published import catalog
 from fedtilt.errors import InputError
 from fedtilt.locks import locked
 from fedtilt.reproduction import outliers, propositions

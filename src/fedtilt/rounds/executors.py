@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Protocol, Self
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.rounds.settings import TrainSettings
+from fedtilt.rounds.shared_block import TENSORS_PER_JOB, SharedBlock, is_constant
 from fedtilt.training import BACKENDS, Backend, Batches, LocalJob, Trained, make_batches, stacked
 from fedtilt.training.local_job import batch_bounds
 
@@ -169,85 +170,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class SharedBlock:
-    """Shared memory for the tensors of one client: those of its jobs, then those of its results.
-
-    Args:
-        memory: its bytes
-        constants: values of jobs that are neither tensors nor JSON (optimisers, losses); known before the fork
-    """
-
-    def __init__(self, memory: memoryview, constants: Sequence[object]) -> None:
-        self._memory, self._constants = memory, constants
-
-    def write_jobs(self, jobs: Sequence[LocalJob]) -> list[dict[str, Any]]:
-        """Write the tensors of the jobs, each once; returns every field of every job as JSON."""
-        offsets: dict[int, list[Any]] = {}
-        described = []
-        for job in jobs:
-            entry: dict[str, Any] = {}
-            for field in fields(job):
-                value = getattr(job, field.name)
-                if isinstance(value, Tensor):
-                    if id(value) not in offsets:
-                        offsets[id(value)] = self._write(value, sum(size for _, size in offsets.values()))
-                    entry[field.name] = {"tensor": offsets[id(value)]}
-                elif value is None or isinstance(value, int | float | str):
-                    entry[field.name] = value
-                elif value in self._constants:
-                    entry[field.name] = {"constant": self._constants.index(value)}
-                else:
-                    raise RuntimeError(f"{field.name} of a job is {value!r}, which the workers were not started with")
-            described.append(entry)
-        return described
-
-    def read_jobs(self, described: Sequence[Mapping[str, Any]]) -> list[LocalJob]:
-        """The jobs that `write_jobs` wrote; equal tensors are the same views into the memory."""
-        views: dict[int, Tensor] = {}
-
-        def value(entry: Any) -> Any:
-            if not isinstance(entry, dict):
-                return entry
-            if "constant" in entry:
-                return self._constants[entry["constant"]]
-            offset, size = entry["tensor"]
-            return views.setdefault(offset, self._view(offset, size))
-
-        return [LocalJob(**{key: value(entry) for key, entry in job.items()}) for job in described]
-
-    def write_results(self, results: Sequence[Trained]) -> list[list[Any]]:
-        """Write trained models over the jobs; returns where each of their tensors is, or None."""
-        described, used = [], 0
-        for result in results:
-            entry = []
-            for tensor in result:
-                entry.append(None if tensor is None else self._write(tensor, used))
-                used += 0 if tensor is None else 4 * tensor.numel()
-            described.append(entry)
-        return described
-
-    def read_results(self, described: Sequence[Sequence[Any]]) -> list[Trained]:
-        """Copies of the trained models that `write_results` wrote."""
-
-        def read(entry: Any) -> Any:
-            return None if entry is None else self._view(*entry).clone()
-
-        return [Trained(*map(read, entries)) for entries in described]
-
-    def _write(self, tensor: Tensor, offset: int) -> list[int]:
-        size = 4 * tensor.numel()
-        if tensor.dtype != torch.float32 or tensor.dim() != 1 or offset + size > len(self._memory):
-            raise RuntimeError(f"no room for {tensor.dtype} of shape {tuple(tensor.shape)} in a block of the workers")
-        self._view(offset, size).copy_(tensor)
-        return [offset, size]
-
-    def _view(self, offset: int, size: int) -> Tensor:
-        return torch.frombuffer(self._memory[offset : offset + size], dtype=torch.float32)
-
-
-_TENSORS_PER_JOB = len([field for field in fields(LocalJob) if "Tensor" in str(field.type)])
-
-
 class ForkedExecutor:
     """Trains in forked worker processes, one client at a time in each.
 
@@ -271,9 +193,9 @@ class ForkedExecutor:
     ) -> None:
         self._slots = 2 * workers  # a slot has the block of one client; per worker, one in training and one queued
         largest = max(tensor.numel() for job in jobs for tensor in vars(job).values() if isinstance(tensor, Tensor))
-        size = 4 * largest * _TENSORS_PER_JOB * len(jobs)  # of a block; the system gives pages when they are written
+        size = 4 * largest * TENSORS_PER_JOB * len(jobs)  # of a block; the system gives pages when they are written
         memory = memoryview(mmap.mmap(-1, max(1, self._slots * size)))
-        constants = list(dict.fromkeys(value for job in jobs for value in vars(job).values() if _is_constant(value)))
+        constants = list(dict.fromkeys(value for job in jobs for value in vars(job).values() if is_constant(value)))
         self._blocks = [SharedBlock(memory[i * size : (i + 1) * size], constants) for i in range(self._slots)]
         context = multiprocessing.get_context("fork")
         pipes = [context.Pipe() for _ in range(workers)]
@@ -381,7 +303,3 @@ class _Worker:
         jobs = block.read_jobs(task["jobs"])
         batches = self.batch_settings.batches(self.federation, task["round"], task["client"], jobs, torch.device("cpu"))
         return block.write_results(self.backend(self.model, jobs, [batches] * len(jobs)))
-
-
-def _is_constant(value: object) -> bool:
-    return value is not None and not isinstance(value, Tensor | int | float | str)

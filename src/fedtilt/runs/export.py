@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedtilt.data.names import client_number
+from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
 from fedtilt.files import read_json
 from fedtilt.parts import Tensors, named_pieces

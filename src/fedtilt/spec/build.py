@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from fedtilt.data import Dataset, Federation, Schema, images, leaf, load
-from fedtilt.data.columns import Source
-from fedtilt.data.tables import Table, known_schema, open_table
+from fedtilt.data.tables.columns import Source
+from fedtilt.data.tables.table import Table, known_schema, open_table
 from fedtilt.errors import InputError
 from fedtilt.imports import import_function
 from fedtilt.models import MODELS, ModelSource

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model, model
 from fedtilt.checks import is_plain_name
 from fedtilt.data import Outliers, names
 from fedtilt.data.division import PARTITIONS
-from fedtilt.data.image_cache import MODES
+from fedtilt.data.image_folders.cache import MODES
 from fedtilt.data.outliers import KINDS
 from fedtilt.errors import InputError
 from fedtilt.imports import is_function_path

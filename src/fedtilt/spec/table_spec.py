@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedtilt.data.tables import open_table
+from fedtilt.data.tables.table import open_table
 from fedtilt.spec.fields import Spec
 from fedtilt.spec.read import parse
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedtilt.data import Federation
-from fedtilt.data.toy import SETUPS, Group, toy
+from fedtilt.data.published.toy import SETUPS, Group, toy
 from fedtilt.reproduction import Options, load
 from fedtilt.reproduction.chapter import CaptionedFigure, Table
 from fedtilt.reproduction.toy.experiment import cases, chapter, dataset, measure

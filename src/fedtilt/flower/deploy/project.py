@@ -7,7 +7,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from fedtilt.data.columns import tables_in
+from fedtilt.data.tables.columns import tables_in
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
 

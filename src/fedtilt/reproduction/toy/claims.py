@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from fedtilt.data.toy import SETUPS
+from fedtilt.data.published.toy import SETUPS
 from fedtilt.evaluation.statistics import paired_difference
 from fedtilt.report.tables import format_interval
 from fedtilt.reproduction.chapter import Holds, Verdict, verdict_on

@@ -11,7 +11,7 @@ import torch
 
 from fedtilt import seeds
 from fedtilt.data import Dataset, Federation
-from fedtilt.data.toy import SETUPS, toy
+from fedtilt.data.published.toy import SETUPS, toy
 from fedtilt.evaluation.results import evaluated_counts
 from fedtilt.methods import Method, ditto, fedavg, fedtilt
 from fedtilt.models import logistic

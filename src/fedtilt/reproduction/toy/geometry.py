@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtilt.data.toy import SETUPS, Group
+from fedtilt.data.published.toy import SETUPS, Group
 
 _phi = NormalDist().cdf
 

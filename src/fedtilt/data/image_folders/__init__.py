@@ -1,0 +1,1 @@
+"""Folders and manifests of images, decoded once into a file that processes share."""

@@ -1,0 +1,1 @@
+"""Published data sets: the catalogue, its files and their readers."""

@@ -1,0 +1,171 @@
+"""Hugging Face datasets, which `flwr-datasets` partitions are as well.
+
+Whoever has such an object has imported the library, so this module looks it up and never imports it.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedtilt.data.dataset import Dataset
+from fedtilt.data.sources.samples import ClientSamples, Samples, from_arrays, make_dataset
+from fedtilt.data.sources.torch_dataset import LABEL_NAMES, read_torch
+from fedtilt.errors import InputError
+
+
+def is_huggingface(data: object) -> bool:
+    """Whether this is a `datasets.Dataset`."""
+    return "datasets" in sys.modules and isinstance(data, sys.modules["datasets"].Dataset)
+
+
+def is_huggingface_dict(data: object) -> bool:
+    """Whether this is a `datasets.DatasetDict`."""
+    return "datasets" in sys.modules and isinstance(data, sys.modules["datasets"].DatasetDict)
+
+
+def from_huggingface(
+    data: Any,
+    *,
+    target: str | None = None,
+    inputs: Sequence[str] = (),
+    client: str | None = None,
+    name: str = "huggingface",
+    class_names: Sequence[str] | None = None,
+    test_share: float | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """Read a Hugging Face dataset of images, tokens or arrays as a data set.
+
+    One input column becomes the model's input; several become a dictionary, passed to the model by name. For columns of
+    plain numbers and categories, use `ft.data.table(data.to_pandas(), target=…)`.
+
+    Args:
+        data: a `datasets.Dataset`, or a `datasets.DatasetDict` with the splits train and, optionally, test
+        target: the column of the labels; left out: the only ClassLabel column, 'label' or 'labels'
+        inputs: the columns of the model's inputs; left out: all others
+        client: the column that names the client of each row; left out: the data has no clients of its own
+        name: the name of the data set
+        class_names: all classes in order; left out: those of the ClassLabel column, else the labels that occur
+        test_share: the share of the samples that is test data, with the classes in proportion; left out: 0.25
+        seed: the seed that draws the test data
+    """
+    train, test = splits(data, "data")
+    clients = [ClientSamples(name="0", **_read_splits(train, test, target, inputs, client, class_names))]
+    if client is not None:
+        clients = _by_client(clients[0], train, test, client)
+    return make_dataset(
+        clients, name, class_names=class_names, test_share=test_share, seed=seed, keep_clients=client is not None
+    )
+
+
+def splits(data: Any, origin: str) -> tuple[Any, Any]:
+    """The training data and, if there is any, the test data."""
+    if is_huggingface(data):
+        return data, None
+    if not is_huggingface_dict(data):
+        raise InputError(
+            f"{origin} is a {type(data).__name__}; give a datasets.Dataset, or a datasets.DatasetDict with train and "
+            "test; load a streaming dataset without streaming"
+        )
+    if "train" not in data or set(data) - {"train", "test"}:
+        raise InputError(
+            f"{origin} has the splits {', '.join(data)}; give a datasets.DatasetDict with train and, optionally, test"
+        )
+    return data["train"], data.get("test")
+
+
+def _read_splits(train: Any, test: Any, target: Any, inputs: Any, client: Any, class_names: Any) -> Mapping[str, Any]:
+    dropped = () if client is None else (client,)
+    return {
+        "train": read_huggingface(train, "the training data", target, inputs, class_names, dropped),
+        "test": None if test is None else read_huggingface(test, "the test data", target, inputs, class_names, dropped),
+    }
+
+
+def read_huggingface(
+    data: Any,
+    origin: str,
+    target: str | None = None,
+    inputs: Sequence[str] = (),
+    class_names: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+) -> Samples:
+    """All rows of a `datasets.Dataset`; `drop` has the columns that are neither input nor label."""
+    if not len(data):
+        raise InputError(f"{origin} has 0 rows; give at least one")
+    if isinstance(inputs, str):
+        raise InputError(f"inputs = {inputs!r} is text; give a list of columns, such as inputs = [{inputs!r}]")
+    for column in (*inputs, *drop, *([target] if target is not None else [])):
+        if column not in data.features:
+            raise InputError(f"{origin} has no column {column!r}; its columns are {', '.join(data.features)}")
+    target = _find_target(data, origin) if target is None else target
+    columns = list(inputs) or [column for column in data.features if column not in (target, *drop)]
+    kinds = {column: _kind(data.features[column]) for column in columns}
+    unused = [column for column, kind in kinds.items() if kind in ("text", "number")]
+    if unused or not kinds:
+        usable = [column for column in columns if column not in unused]
+        remedy = (
+            f"choose the inputs, as in inputs = {usable}"
+            if usable
+            else "tokenise text, or read numbers and categories with ft.data.table(data.to_pandas(), target=…)"
+        )
+        raise InputError(f"{origin} has {_list(unused, kinds)} beside the label {target!r}; {remedy}")
+    names = data.features[target].names if hasattr(data.features[target], "names") else None
+    names = names if class_names is None else class_names
+    selected = data.select_columns([*columns, target])
+    if selected.format["type"] == "custom":  # a transform of the user's
+        return read_torch(selected, origin, target, names)
+    if "image" in kinds.values():
+        return read_torch(selected.with_format(None), origin, target, names)
+    arrays = selected.with_format("numpy")[:]
+    for column in columns:
+        if arrays[column].dtype == object:
+            raise InputError(
+                f"{origin} has rows of different lengths in column {column!r}; pad them, such as "
+                "tokenizer(…, padding='max_length', truncation=True)"
+            )
+    x = arrays[columns[0]] if len(columns) == 1 else {column: arrays[column] for column in columns}
+    return from_arrays(x, arrays[target], origin, names)
+
+
+def _find_target(data: Any, origin: str) -> str:
+    candidates = [name for name, feature in data.features.items() if hasattr(feature, "names")]
+    candidates = candidates if len(candidates) == 1 else [name for name in LABEL_NAMES if name in data.features]
+    if len(candidates) != 1:
+        raise InputError(
+            f"{origin} has the columns {', '.join(data.features)}; name the one of the labels, such as target = 'label'"
+        )
+    return candidates[0]
+
+
+def _kind(feature: Any) -> str:
+    """'image', 'text', 'number' (one per row) or 'array'."""
+    if type(feature).__name__ == "Image":
+        return "image"
+    dtype = getattr(feature, "dtype", None)
+    if type(feature).__name__ in ("Value", "ClassLabel"):
+        return "text" if dtype in ("string", "large_string") else "number"
+    return "array"
+
+
+def _list(columns: Sequence[str], kinds: Mapping[str, str]) -> str:
+    return ", ".join(f"the column {column!r} ({kinds[column]})" for column in columns) or "no column"
+
+
+def _by_client(samples: ClientSamples, train: Any, test: Any, column: str) -> list[ClientSamples]:
+    """One client for each value of a column, in the order of the training rows."""
+    owner = np.array([str(value) for value in train[column]])
+    test_owner = None if test is None else np.array([str(value) for value in test[column]])
+    names = dict.fromkeys([*owner, *([] if test_owner is None else test_owner)])
+    return [
+        ClientSamples(
+            name=str(name),
+            train=samples.train.take(np.flatnonzero(owner == name)),
+            test=None
+            if samples.test is None or test_owner is None
+            else samples.test.take(np.flatnonzero(test_owner == name)),
+        )
+        for name in names
+    ]

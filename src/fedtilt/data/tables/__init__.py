@@ -1,0 +1,1 @@
+"""Tables: reading, schema, summaries of sites, splits and warnings."""

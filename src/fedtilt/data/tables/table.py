@@ -1,0 +1,334 @@
+"""The user's own table: read, split, described by a schema, and as a model's input."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtilt.data.dataset import Dataset
+from fedtilt.data.sources.samples import check_test_share
+from fedtilt.data.tables.cells import classes_problem, read_cells, read_names
+from fedtilt.data.tables.columns import Columns, Source, read_columns
+from fedtilt.data.tables.encoding import encode
+from fedtilt.data.tables.schema import ROLES, Schema, read_schema
+from fedtilt.data.tables.splits import draw_test_rows
+from fedtilt.data.tables.summaries import Summary, merge, summarise_sites
+from fedtilt.data.tables.table_warnings import left_out, table_warnings
+from fedtilt.errors import InputError
+
+
+def table(
+    source: Source, *, target: str | int | None = None, client: str | int | None = None,
+    group: str | int | None = None, weight: str | int | None = None, split: str | int | None = None,
+    split_group: str | int | None = None, split_time: str | int | None = None, drop: Sequence[str | int] = (),
+    schema: Schema | str | os.PathLike[str] | None = None, test_share: float | None = None, seed: int = 0,
+) -> Dataset:  # fmt: skip
+    """Read a table as a data set.
+
+    What each column is, is inferred: numbers, yes/no, categories, dates, free text and identifiers; the last two are
+    left out. Numbers are standardised with the training rows' mean and standard deviation, gaps become the median with
+    an indicator beside it, and categories and dates become several inputs. All of this is in the data set's `schema`,
+    which `rows` applies to new rows. `schema.Column` documents the rules.
+
+    Args:
+        source: a CSV, TSV or Parquet file or a pandas DataFrame; or one per client: a folder or a list of files, named
+            like the clients, or a dictionary of files or DataFrames by client
+        target: the column of the labels, numbers or text; required without a schema that names it
+        client: the column that names the client of each row; left out: the files, if there are several
+        group: a column of groups, for `Dataset.group_train`
+        weight: the column of the samples' weights, for `Dataset.weight_train`
+        split: a column with train and test in it; left out: test data is drawn
+        split_group: a column, such as the patient, whose rows with the same value stay on one side of the split
+        split_time: a column of times: each client's newest rows are test data
+        drop: columns to leave out
+        schema: what the columns are, a `Schema` or the path of one; what it leaves out is inferred
+        test_share: the share of each client's rows that is test data, with the classes in proportion; left out: 0.25
+        seed: the seed that draws the test data
+    """
+    roles = {"target": target, "client": client, "group": group, "weight": weight, "split": split,
+             "split_group": split_group, "split_time": split_time}  # fmt: skip
+    opened = open_table(source, roles, drop, schema)
+    return opened.to_dataset(test_share, seed)
+
+
+def rows(source: Source, *, like: Dataset | Schema | str | os.PathLike[str]) -> Tensor:
+    """New rows as a model's input: the columns it was trained on, treated as in training.
+
+    Gaps become the median, and categories that training rows did not have count as other.
+
+    Args:
+        source: a CSV, TSV or Parquet file or a pandas DataFrame; columns that are not features are ignored
+        like: the data set that `table` returned, its schema, or the path of an exported model, a run folder or a
+            schema file
+    """
+    if not isinstance(like, Dataset | Schema | str | os.PathLike):
+        raise InputError(
+            f"like is a {type(like).__name__}; give a data set, a schema, or the path of an exported model"
+        )
+    if isinstance(like, Dataset) and like.schema is None:
+        raise InputError(f"data set {like.name!r} has no schema; give a data set that ft.data.table returned")
+    schema = like.schema if isinstance(like, Dataset) else like
+    schema = schema if isinstance(schema, Schema) else read_schema(schema)  # type: ignore[arg-type]
+    columns = read_columns(source, text=schema.text_columns)
+    features = [column for column in schema.columns if column.is_feature]
+    missing = [column.name for column in features if column.name not in columns.header]
+    if missing:
+        raise InputError(
+            f"table {columns.name} has no column {', '.join(map(repr, missing))}, which the model was trained on; "
+            f"its columns are {', '.join(columns.header)}"
+        )
+    incomplete = next((column.name for column in features if not column.is_complete), None)
+    if incomplete is not None:
+        raise InputError(f"the schema has no statistics of column {incomplete!r}; write it with fedtilt data schema")
+    return torch.from_numpy(encode(columns, schema, [np.arange(len(columns))])[0])
+
+
+class _Labelled(NamedTuple):
+    """The rows of a table: class, client, and which are training data."""
+
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    client: np.ndarray | None
+    client_names: tuple[str, ...] | None
+    train: np.ndarray  # positions
+    test: np.ndarray
+
+
+@dataclass(frozen=True)
+class Table:
+    """An open table and what is known of its schema before its rows are read."""
+
+    columns: Columns
+    schema: Schema  # roles, and the columns that the user described
+    names: tuple[str, ...]  # the columns that may be features
+    site: int | None = None  # whose rows these are; None: the table has the rows of all clients
+
+    def to_dataset(self, test_share: float | None = None, seed: int = 0) -> Dataset:
+        """Split, infer the rest of the schema from the training rows, and encode."""
+        columns, rows = self.columns, self._split(test_share, seed)
+        schema = merge(self._summaries(rows), replace(self.schema, classes=rows.class_names))
+        if not any(column.is_feature for column in schema.columns):
+            kinds = ", ".join(f"{column.name} ({column.kind})" for column in schema.columns) or "none"
+            raise InputError(
+                f"table {columns.name} has no feature column; beside target and client its columns are {kinds}"
+            )
+        x_train, x_test = encode(columns, schema, [rows.train, rows.test])
+        group, group_names = read_names(columns, schema.group) if schema.group else (None, None)
+        weight = None if schema.weight is None else _weights(columns, schema.weight)
+        parts = {"y": rows.labels, "client": rows.client, "group": group, "weight": weight}
+        tensors = {
+            f"{key}_{side}": torch.from_numpy(values[positions])
+            for key, values in (parts | {"rows": np.arange(len(columns))}).items() if values is not None
+            for side, positions in (("train", rows.train), ("test", rows.test))
+        }  # fmt: skip
+        return Dataset(
+            name=columns.title,
+            x_train=torch.from_numpy(x_train),
+            x_test=torch.from_numpy(x_test),
+            classes=len(rows.class_names),
+            class_names=rows.class_names,
+            client_names=rows.client_names,
+            group_names=group_names,
+            schema=schema,
+            row_names=columns.rows,
+            warnings=(*left_out(schema, self.schema), *table_warnings(columns, schema, rows.train, rows.labels)),
+            **tensors,  # type: ignore[arg-type]
+        )
+
+    def infer(self) -> Schema:
+        """The schema of all rows, for a table without labels."""
+        everything = np.arange(len(self.columns))
+        summaries = summarise_sites(self.columns, self.names, {"": everything}, {"": ()}, self.schema)
+        return merge(summaries, self.schema)
+
+    def site_summary(self, test_share: float | None, seed: int) -> Summary:
+        """What a site sends of its training rows, so that all sites agree on one schema."""
+        rows = self._split(test_share, seed)
+        (summary,) = self._summaries(rows)
+        return replace(summary, classes=tuple(rows.class_names[k] for k in np.unique(rows.labels)))  # of test rows too
+
+    def with_schema(self, schema: Schema) -> Self:
+        """The same table with the schema that the sites agreed on; a column that one of them lacks is refused."""
+        features = [column.name for column in schema.columns if column.is_feature]
+        lacking = next((name for name in features if name not in self.names), None)
+        if lacking is not None:
+            raise InputError(f"table {self.columns.name} has no column {lacking!r}, which the schema has; add it")
+        unknown = next((name for name in self.names if schema.column(name) is None), None)
+        if unknown is not None:
+            raise InputError(
+                f"table {self.columns.name} has the column {unknown!r}, which the schema lacks; drop = [{unknown!r}]"
+            )
+        return replace(self, schema=schema, names=tuple(column.name for column in schema.columns))
+
+    def _split(self, test_share: float | None, seed: int) -> _Labelled:
+        columns, schema = self.columns, self.schema
+        test_share = check_test_share(test_share, seed, given=schema.split is not None)
+        if len(columns) < 2:
+            raise InputError(f"table {columns.name} has 1 row below its header; it needs at least 2")
+        labels, class_names = self._labels()
+        client, client_names = self._clients()
+        owner = np.full(len(labels), self.site or 0) if client is None else client
+        test = draw_test_rows(columns, schema, labels, class_names, owner, test_share, seed)
+        if self.site is None and schema.split is not None and (test.all() or not test.any()):
+            side = "test" if test.all() else "train"
+            raise InputError(
+                f"split = {schema.split!r} has only {side!r} in {columns.name}; mark some rows train and some test"
+            )
+        return _Labelled(labels, class_names, client, client_names, np.flatnonzero(~test), np.flatnonzero(test))
+
+    def _summaries(self, rows: _Labelled) -> list[Summary]:
+        """A summary of each client's training rows; without clients, of all."""
+        sites = {"" if self.site is None else str(self.site): rows.train}
+        if rows.client is not None and rows.client_names is not None:
+            owner = rows.client[rows.train]
+            ends = np.cumsum(np.bincount(owner, minlength=len(rows.client_names)))
+            parts = np.split(rows.train[np.argsort(owner, kind="stable")], ends[:-1])
+            sites = dict(zip(rows.client_names, parts, strict=True))
+        classes = {
+            site: [rows.class_names[k] for k in np.unique(rows.labels[positions])] for site, positions in sites.items()
+        }
+        return summarise_sites(self.columns, self.names, sites, classes, self.schema)
+
+    def _labels(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        target, known = self.schema.target, self.schema.classes
+        if target is None:
+            raise InputError(f"table {self.columns.name} needs a target; name the column of the labels: target = …")
+        labels, names = read_names(self.columns, target)
+        if known is not None:
+            for number, name in enumerate(names):
+                if name not in known:
+                    row = self.columns.rows[int(np.flatnonzero(labels == number)[0])]
+                    raise InputError(
+                        f"table {self.columns.name} has {name!r} in {row}, column {target!r}; the schema's classes are "
+                        f"{', '.join(known)}"
+                    )
+            return np.array([known.index(name) for name in names])[labels], known
+        if len(names) < 2 and self.site is None:
+            raise InputError(
+                f"target = {target!r} has one class, {names[0]!r}, in {self.columns.name}; it needs two or more"
+            )
+        if problem := classes_problem(names, np.bincount(labels).tolist()):
+            raise InputError(f"target = {target!r} of {self.columns.name} {problem}")
+        return labels, names
+
+    def _clients(self) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
+        if self.site is not None:
+            self._check_one_client()
+            return None, None
+        if self.schema.client is not None:
+            return read_names(self.columns, self.schema.client)
+        parts = self.columns.parts
+        if len(parts) == 1:
+            return None, None
+        return np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts]), tuple(
+            part.client for part in parts
+        )
+
+    def _check_one_client(self) -> None:
+        """Refuse a site's table with the rows of several clients; it need not have the column of the clients."""
+        client = self.schema.client
+        if client is None or self.columns.read(client).null_count == len(self.columns):
+            return
+        _, names = read_names(self.columns, client)
+        if len(names) > 1:
+            raise InputError(
+                f"table {self.columns.name} has rows of {names[0]!r} and {names[1]!r} in column {client!r}; a site has "
+                "the rows of one client"
+            )
+
+
+def open_table(
+    source: Source, roles: Mapping[str, str | int | None], drop: Sequence[str | int] = (),
+    schema: Schema | str | os.PathLike[str] | None = None, site: int | None = None,
+) -> Table:  # fmt: skip
+    """Open a table, and check the names of columns against it.
+
+    A column that the schema describes with `"gaps": true` or as no feature may be absent from some files: its values
+    are missing there. In the table of a site, the client column and columns to drop may be absent too.
+
+    Args:
+        source: the table
+        roles: the columns that are no features, by what they are
+        drop: columns to leave out
+        schema: what the columns are
+        site: the number of the site whose rows these are; left out: the table has the rows of all clients
+    """
+    if isinstance(drop, str):
+        raise InputError(f"drop = {drop!r} is text; give a list of columns, such as drop = [{drop!r}]")
+    known, dropped = known_schema(schema, roles), [str(name) for name in drop]
+    text = known.text_columns
+    optional = [column.name for column in known.columns if column.gaps or not column.is_feature]
+    columns = read_columns(source, text=text, optional=optional)
+    if site is not None:
+        columns = columns.with_missing([*optional, *dropped, *([] if known.client is None else [known.client])])
+    _check_names(columns, known, dropped)
+    taken = [name for role, name in known.roles.items() if role != "split_time"]
+    names = [name for name in columns.header if name not in (*taken, *dropped)]
+    if known.columns:
+        listed = [column.name for column in known.columns]
+        extra = [name for name in names if name not in listed]
+        if extra:
+            raise InputError(
+                f"table {columns.name} has the column {extra[0]!r}, which the schema lacks; add it there with a kind "
+                f"(ignore leaves it out), or drop = [{extra[0]!r}]"
+            )
+        names = [name for name in listed if name not in dropped]
+    if not names:
+        raise InputError(f"table {columns.name} has no feature column, only {', '.join(columns.header)}; add one")
+    known = known.with_columns([column for column in known.columns if column.name not in dropped])
+    return Table(columns, known, tuple(names), site)
+
+
+def known_schema(
+    schema: Schema | str | os.PathLike[str] | None, roles: Mapping[str, str | int | None]
+) -> Schema:  # fmt: skip
+    """What the user says of a table: a schema or the path of one, and the roles of columns."""
+    known = schema if isinstance(schema, Schema) else Schema(columns=()) if schema is None else read_schema(schema)
+    names = {role: str(name) for role, name in roles.items() if name is not None}
+    for role, name in names.items():
+        written = getattr(known, role)
+        if written is not None and written != name:
+            raise InputError(f"{role} = {name!r} differs from the schema's, {written!r}; correct one of them")
+    return replace(known, **names)  # type: ignore[arg-type]
+
+
+def _check_names(columns: Columns, schema: Schema, drop: Iterable[str]) -> None:
+    """Refuse names that are no columns, and columns with two roles."""
+    known = ", ".join(columns.header)
+    used: dict[str, str] = {}
+    wanted = [
+        *schema.roles.items(),
+        *(("schema", column.name) for column in schema.columns),
+        *(("drop", n) for n in drop),
+    ]
+    for role, name in wanted:
+        if name not in columns.header:
+            raise InputError(f"{role} = {name!r} is not a column of {columns.name}; its columns are {known}")
+        if role == "drop" and used.get(name) not in (None, "split_time"):
+            raise InputError(f"drop contains {name!r}, which is the {used[name]}; leave it out")
+        if role in ROLES and role != "split_time":
+            if name in used:
+                raise InputError(
+                    f"{used[name]} and {role} are both {name!r}; they must be two columns of {columns.name}"
+                )
+            used[name] = role
+    splits = [role for role in ("split", "split_group", "split_time") if getattr(schema, role) is not None]
+    if len(splits) > 1:
+        raise InputError(f"{' and '.join(splits)} are two ways to split; choose one")
+
+
+def _weights(columns: Columns, name: str) -> np.ndarray:
+    """The weights of all rows: numbers ≥ 0."""
+    values = read_cells(columns, name, "number").values
+    assert values is not None
+    bad = np.flatnonzero(~(values >= 0))
+    if len(bad):
+        raise InputError(
+            f"table {columns.name} has {values[bad[0]]:g} in {columns.rows[int(bad[0])]}, column {name!r}; weights are "
+            "numbers ≥ 0"
+        )
+    return values.astype(np.float32)

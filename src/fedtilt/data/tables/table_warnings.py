@@ -1,0 +1,116 @@
+"""Warnings about the columns of a table, as a careful colleague would give them."""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedtilt.data.tables.cells import NUMERIC, Cells, read_cells
+from fedtilt.data.tables.columns import Columns
+from fedtilt.data.tables.schema import Column, Schema
+
+_SAMPLE = 2000  # rows to look at before a column is looked at as a whole
+_FEW_VALUES = 50
+_LEAST_ROWS = 20  # with fewer rows, a feature predicts the label by chance
+_IDENTIFIER = re.compile(r"(^|[\W_])(id|key|index|uuid|nr|no|number)$|^unnamed: 0$|^$", re.IGNORECASE)
+
+
+def table_warnings(columns: Columns, schema: Schema, train: np.ndarray, labels: np.ndarray | None = None) -> list[str]:
+    """One sentence per problem with a column.
+
+    Args:
+        columns: the table
+        schema: its schema
+        train: the positions of the training rows
+        labels: the class of each row; None: unknown
+    """
+    return [
+        f"column {column.name!r} {text}"
+        for column in schema.columns if column.is_feature
+        for text in _problems(columns, column, train, labels, schema.target)
+    ]  # fmt: skip
+
+
+def _problems(
+    columns: Columns, column: Column, train: np.ndarray, labels: np.ndarray | None, target: str | None
+) -> Iterator[str]:
+    cells = read_cells(columns, column.name, column.kind, column.format)
+    if column.kind in NUMERIC and not column.deviation and _overflows(cells.values[train]):  # type: ignore[index]
+        largest = np.nanmax(np.abs(cells.values[train]))  # type: ignore[index]
+        yield f"has values up to {largest:.0e}, too large to standardise; its input is 0: divide it"
+        return
+    if _is_constant(column):
+        yield "is constant in the training rows; its input is always 0: drop it"
+        return
+    if column.kind == "number" and _is_row_number(column, cells, train):
+        yield "looks like an identifier: a different whole number in every row; drop it"
+    if column.format and _is_ambiguous(column, cells):
+        yield (
+            f"has dates that can be month/day or day/month; they are read as {column.format}: set format in the schema"
+        )
+    if labels is not None and _predicts(column, cells, train, labels):
+        yield f"alone predicts {target!r} in every row; if it is a copy of the label, drop it"
+
+
+def left_out(schema: Schema, described: Schema) -> list[str]:
+    """The columns that were left out although the user did not say so."""
+    words = {"identifier": "looks like an identifier", "ignore": "is free text or empty"}
+    return [
+        f"column {column.name!r} {words[column.kind]} and is left out; drop it, or set its kind in a schema"
+        for column in schema.columns
+        if not column.is_feature and described.column(column.name) is None
+    ]
+
+
+def _is_constant(column: Column) -> bool:
+    if column.gaps:
+        return False
+    if column.kind in NUMERIC:
+        return not column.deviation
+    return len(column.inputs) < 2
+
+
+def _overflows(values: np.ndarray) -> bool:
+    """Whether the squares of these values are beyond float64."""
+    present = values[~np.isnan(values)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return len(present) > 0 and not np.isfinite(np.square(present - present.mean()).sum())
+
+
+def _is_row_number(column: Column, cells: Cells, train: np.ndarray) -> bool:
+    """Whole numbers, all different, and either called an identifier or counted without gaps."""
+    assert cells.values is not None
+    for rows in (train[:_SAMPLE], train):
+        values = cells.values[rows]
+        if len(values) < _LEAST_ROWS or not (values == np.floor(values)).all() or len(np.unique(values)) < len(values):
+            return False
+    counted = cells.values.max() - cells.values.min() == len(cells.values) - 1
+    return bool(_IDENTIFIER.search(column.name)) or (counted and len(cells.values) >= 100)
+
+
+def _is_ambiguous(column: Column, cells: Cells) -> bool:
+    """Whether no day is above 12 in dates such as 03/04/2026."""
+    if not (column.format or "").startswith(("%m/%d", "%d/%m")) or cells.values is None:
+        return False
+    days = np.floor(cells.values[~np.isnan(cells.values)]).astype("datetime64[D]")
+    return bool(((days - days.astype("datetime64[M]")).astype(np.int64) < 12).all())
+
+
+def _predicts(column: Column, cells: Cells, train: np.ndarray, labels: np.ndarray) -> bool:
+    """Whether this feature alone determines the label: by its value, or by thresholds on a number."""
+    for rows in (train[:: max(1, len(train) // _SAMPLE)], train):
+        if len(rows) < _LEAST_ROWS:
+            return False
+        known = labels[rows]
+        values = cells.codes[rows] if cells.codes is not None else cells.values[rows]  # type: ignore[index]
+        order = np.lexsort((known, values))
+        values, known = values[order], known[order]
+        new_value = np.concatenate([[True], values[1:] != values[:-1]])
+        if ((known[1:] != known[:-1]) & ~new_value[1:]).any():
+            return False  # one value with two labels
+        distinct, runs = int(new_value.sum()), 1 + int((known[1:] != known[:-1]).sum())
+        by_value = distinct <= min(_FEW_VALUES, len(values) // 4)
+        by_threshold = column.kind != "category" and runs == len(np.unique(known))
+        if not (by_value or by_threshold):
+            return False
+    return True

@@ -1,0 +1,195 @@
+"""The table of one site: its split and summary are those of the simulator's client, and what a damaged summary is."""
+
+import copy
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedtilt.data import Column, Schema, table
+from fedtilt.data.tables.alignment import misfits
+from fedtilt.data.tables.summaries import Summary, merge
+from fedtilt.data.tables.table import open_table
+from fedtilt.errors import InputError
+from tests.data.tables.test_schema import patients
+
+pandas = pytest.importorskip("pandas")
+ROLES = {"target": "diagnosis", "client": "hospital"}
+
+
+def hospitals():
+    """Two hospitals; the second has another order of columns, one category less, and a class of its own."""
+    north, south = patients(240, seed=0), patients(90, seed=1)
+    south.loc[south["ward"] == "c", "ward"] = "a"
+    south.loc[south.index[:12], "diagnosis"] = "unsure"
+    for frame, letter in ((north, "P"), (south, "Q")):
+        frame["patient"] = [f"{letter}{row // 3}" for row in range(len(frame))]
+    return [north, south[list(south)[::-1]]]
+
+
+def pooled(frames):
+    names = ["north", "south"]
+    return pandas.concat([f.assign(hospital=n) for f, n in zip(frames, names, strict=True)], ignore_index=True)
+
+
+@pytest.mark.parametrize("settings", [{}, {"split_group": "patient"}, {"split_time": "admitted"}])
+def test_sites_have_the_schema_and_the_samples_of_the_simulators_clients(settings):
+    frames = hospitals()
+    drop = [] if "split_group" in settings else ["patient"]
+    simulated = table(pooled(frames), target="diagnosis", client="hospital", drop=drop, seed=3, **settings)
+    opened = [open_table(f, ROLES | settings, drop, site=n) for n, f in enumerate(frames)]
+    agreed = merge([site.site_summary(None, 3) for site in opened], opened[0].schema)
+    assert agreed == simulated.schema
+    assert agreed.classes == ("ill", "unsure", "well")
+    for number, site in enumerate(opened):
+        data = site.with_schema(agreed).to_dataset(None, 3)
+        for side in ("train", "test"):
+            rows = getattr(simulated, f"client_{side}") == number
+            for key in ("x", "y"):
+                assert torch.equal(getattr(data, f"{key}_{side}"), getattr(simulated, f"{key}_{side}")[rows])
+        assert data.client_names is None
+
+
+def test_a_site_may_lack_the_column_of_the_clients_and_what_is_no_feature():
+    north, south = hospitals()
+    note = Column(name="note", kind="ignore")
+    columns = [Column(name=name, kind="number") for name in ("age",)]
+    columns += [Column(name=name, kind="category") for name in ("ward", "smokes")]
+    known = Schema(columns=(*columns, Column(name="admitted", kind="date"), note), target="diagnosis")
+    for frame in (north, south.drop(columns="note"), south.drop(columns="patient"), north.assign(hospital="north")):
+        assert open_table(frame, {"client": "hospital"}, ["patient"], known, site=1).site_summary(None, 0).rows > 60
+    mixed = open_table(north.assign(hospital=["a", "b"] * 120), {"client": "hospital"}, ["patient"], known, site=1)
+    with pytest.raises(InputError, match="has rows of 'a' and 'b' in column 'hospital'; a site has the rows of one cl"):
+        mixed.site_summary(None, 0)
+    with pytest.raises(InputError, match="target = 'diagnosis' is not a column"):
+        open_table(north.drop(columns="diagnosis"), ROLES, site=0)
+
+
+def test_a_missing_column_is_refused_unless_the_schema_allows_gaps():
+    north, south = hospitals()
+    known = [Column(name=name, kind=kind) for name, kind in (("ward", "category"), ("admitted", "date"))]
+    age = Column(name="age", kind="number")
+    strict, lenient = (
+        Schema(columns=(*known, column), target="diagnosis") for column in (age, replace(age, gaps=True))
+    )
+    drop = ["patient", "note", "smokes"]
+    lacking = south.drop(columns="age")
+    with pytest.raises(InputError, match="schema = 'age' is not a column of DataFrame"):
+        open_table(lacking, {}, drop, strict, site=1)
+    sites = [open_table(frame, {}, drop, lenient, site=n) for n, frame in enumerate((north, lacking))]
+    agreed = merge([site.site_summary(None, 0) for site in sites], lenient)
+    alone = merge([sites[0].site_summary(None, 0)], lenient)
+    assert agreed.column("age") == alone.column("age")
+    data = sites[1].with_schema(agreed).to_dataset(None, 0)
+    inputs = list(agreed.inputs)
+    assert (data.x_train[:, inputs.index("age is missing")] == 1).all()
+    assert data.x_train[:, inputs.index("age")].unique().numel() == 1  # the median of the other site
+    files = table({"north": north, "south": lacking}, drop=drop, schema=lenient)
+    assert files.schema == agreed
+    with pytest.raises(InputError, match="schema = 'age' is not a column"):
+        table({"north": north.drop(columns="age"), "south": lacking}, drop=drop, schema=lenient)  # nobody has it
+
+
+def test_an_agreed_schema_fits_the_columns():
+    north, south = hospitals()
+    agreed = table(north, target="diagnosis", drop=["patient"]).schema
+    site = open_table(south, {"target": "diagnosis"}, ["patient"], site=1)
+    with pytest.raises(InputError, match="has 'unsure' in row .*; the schema's classes are ill, well"):
+        site.with_schema(agreed).to_dataset()
+    for columns, message in (
+        (agreed.columns[1:], "has the column 'age', which the schema lacks; drop"),
+        ((*agreed.columns, replace(agreed.columns[0], name="more")), "has no column 'more', which the schema has"),
+    ):
+        with pytest.raises(InputError, match=message):
+            site.with_schema(agreed.with_columns(columns))
+
+
+def site(number, **kinds):
+    """A summary with columns of these kinds."""
+    columns = [summary_of(name, kind) for name, kind in kinds.items()]
+    return Summary(site=str(number), rows=40, classes=("a", "b"), columns=tuple(columns))
+
+
+def summary_of(name, kind):
+    values = {"number": np.arange(40.0), "date": pandas.date_range("2026-01-01", periods=40)}
+    values |= {"category": ["x", "y"] * 20, "identifier": [f"id{n}" for n in range(40)]}
+    frame = pandas.DataFrame({name: values[kind], "y": ["a", "b"] * 20})
+    (column,) = open_table(frame, {"target": "y"}, site=0).site_summary(None, 0).columns
+    return replace(column, rows=column.rows + column.missing, missing=0)
+
+
+@pytest.mark.parametrize(
+    ("sites", "refused"),
+    [
+        ([{"a": "number"}, {"a": "number"}], {}),
+        ([{"a": "number", "b": "date"}, {"b": "date", "a": "number"}], {}),
+        ([{"a": "number", "i": "identifier"}, {"a": "number"}], {}),
+        ([{"a": "number", "b": "date"}, {"a": "number"}], {"1": "has no column 'b', which site '0' has"}),
+        ([{"a": "number"}, {"a": "number", "b": "date"}], {"0": "has no column 'b', which site '1' has"}),
+        ([{"a": "number"}] * 2 + [{"a": "number", "b": "date"}], {"2": "has the column 'b', which site '0' lacks"}),
+        (
+            [{"a": "date"}, {"a": "number"}, {"a": "number"}],
+            {"0": "has column 'a' as date, and it is number at site"},
+        ),
+        ([{"a": "number"}, {"a": "category"}], {"1": "has column 'a' as category, and it is number at site '0'"}),
+        ([{"a": "category"}, {"a": "identifier"}], {}),
+    ],
+)
+def test_most_sites_decide_and_the_others_are_named(sites, refused):
+    reasons = misfits([site(n, **kinds) for n, kinds in enumerate(sites)], Schema(columns=()))
+    assert reasons.keys() == refused.keys()
+    for name, start in refused.items():
+        assert reasons[name].startswith(start)
+
+
+def valid():
+    frame = patients().drop(columns="patient")
+    return json.loads(json.dumps(open_table(frame, {"target": "diagnosis"}, site=0).site_summary(None, 0).to_json()))
+
+
+def column(values, kind):
+    return next(c for c in values["columns"] if c["kind"] == kind)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v: v.update(rows=10**7), "rows is not a whole number in 0 to 1000000"),
+        (lambda v: v.update(rows=v["rows"] + 1), "rows with and .* without a value"),
+        (lambda v: v.update(classes=["a"] * 2), "classes have a name twice"),
+        (lambda v: v.update(classes=[str(n) for n in range(5000)]), "classes are 5000, and at most 1000 are read"),
+        (lambda v: v.update(classes=["x" * 201]), "a name in classes is not a text of at most 200 characters"),
+        (lambda v: v["columns"].append(copy.deepcopy(v["columns"][0])), "columns have a name twice"),
+        (lambda v: v["columns"][0].update(name=7), "a name in columns is not a text"),
+        (lambda v: column(v, "number").update(mean=float("nan")), "mean of column 'age' is not a finite number"),
+        (lambda v: column(v, "number").update(mean=10**400), "int too large|not a finite number"),
+        (lambda v: column(v, "number").update(squares=-1.0), "squares of column 'age' is not a finite number ≥ 0"),
+        (lambda v: column(v, "number").update(mean="1"), "mean of column 'age' is not a finite number"),
+        (lambda v: column(v, "number").update(rows=-1), "rows of column 'age' is not a whole number"),
+        (lambda v: column(v, "number").update(rows=True), "rows of column 'age' is not a whole number"),
+        (lambda v: column(v, "number").update(quantiles=[2.0, 1.0]), "quantiles of column 'age' are not sorted"),
+        (lambda v: column(v, "number").update(quantiles=[1.0] * 16), "are 16, and at most 15 are read"),
+        (lambda v: column(v, "number").update(categories={"a": 1}), "of kind 'number' has categories"),
+        (lambda v: column(v, "number").update(format="%d"), "of kind 'number' has a format"),
+        (lambda v: column(v, "category").update(mean=0.0), "of kind 'category' has a value of mean"),
+        (lambda v: column(v, "category").update(categories={f"{n}": 1 for n in range(10**5)}), "at most 1000 are read"),
+        (lambda v: column(v, "category")["categories"].update(x=-5), "is not a whole number in 1 to"),
+        (lambda v: column(v, "category").update(rare=7), "have .* rows instead of"),
+        (lambda v: column(v, "category").update(kind=["category"]), "kind"),
+    ],
+)  # fmt: skip
+def test_a_summary_that_no_table_gives_is_refused(change, message):
+    values = valid()
+    assert Summary.from_json(values, 10**6).to_json()["rows"] == values["rows"]
+    change(values)
+    with pytest.raises(InputError, match=f"the summary of a site's table is damaged: .*({message})"):
+        Summary.from_json(values, 10**6)
+
+
+def test_numbers_that_float64_cannot_add_are_a_constant():
+    huge = [replace(site(n, a="number"), columns=(replace(summary_of("a", "number"), mean=m),))
+            for n, m in enumerate((1e308, -1e308, 1.7e308))]  # fmt: skip
+    merged = merge(huge).column("a")
+    assert (merged.mean, merged.deviation) == (0.0, 0.0)
