@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.results import MethodResult, Result, Summary, evaluated_counts, over_seeds
 from fedtilt.files import read_json, write_bytes, write_json
@@ -97,7 +98,12 @@ class ServerRunFolder:
 
     def releases(self) -> int:
         """How many models with noise the server has made."""
-        return int(read_json(self._privacy_file)["releases"]) if self._privacy_file.exists() else 0
+        if not self._privacy_file.exists():
+            return 0
+        match read_json(self._privacy_file):
+            case {"releases": int(releases)} if releases > 0:
+                return releases
+        raise InputError(f"{self._privacy_file} is damaged; start again in another folder")
 
     def record_release(self, releases: int) -> None:
         """Record that so many models were made, before the last one is sent."""
