@@ -48,10 +48,12 @@ def test_epsilon_is_in_the_metrics_the_result_the_table_and_the_report(
     assert 0 < epsilons[0] < epsilons[1] < epsilons[2] == result["fedavg"].privacy.epsilon
     assert spent(result["ditto"].history) == spent(result["fedavg"].history) == epsilons
     assert lines[0]["privacy"] == {"epsilon": epsilons[0], "delta": 1e-5, "noise": 3.0}
-    text = f"epsilon {epsilons[2]:.3g} at delta 1e-05"
-    assert f"{text}, of clients: the shared model of each method alone, not personal models" in legend({0: result})
+    assert f"epsilon {epsilons[2]:.3g}, delta 1e-05: shared model, not personal" in legend({0: result})
     (sentence,) = [text for text in cautions(read_run(tmp_path)) if "differential privacy" in text]
-    assert f"{text} after round 6, with noise multiplier 3. It covers the shared model" in sentence
+    assert (
+        f"epsilon {epsilons[2]:.3g} at delta 1e-05 after round 6, with noise multiplier 3. It covers the shared model"
+        in sentence
+    )
     assert read_json(tmp_path / "seed-0/fingerprint.json")["train"]["privacy"]["noise"] == 3.0
 
 

@@ -142,10 +142,8 @@ def legend(results: Mapping[int, Result]) -> str:
         clients = "1 client" if never_selected == 1 else f"{never_selected} clients"
         lines["never selected"] = f"{clients}, evaluated with the shared model"
     if (privacy := next(iter(first.values())).privacy) is not None:
-        covered = "the shared model of each method alone" + (
-            ", not personal models" if kinds["personal models"] else ""
-        )
-        lines["privacy"] = f"epsilon {privacy.epsilon:.3g} at delta {privacy.delta:g}, of clients: {covered}"
+        covered = "shared model, not personal" if kinds["personal models"] else "shared model"
+        lines["privacy"] = f"epsilon {privacy.epsilon:.3g}, delta {privacy.delta:g}: {covered}"
     return "\n".join(f"[dim]{title:<22}{text}[/]" for title, text in lines.items())
 
 

@@ -102,8 +102,8 @@ def cautions(run: Run) -> list[str]:
     if (privacy := summaries[0].privacy) is not None:
         sentences.append(
             f"Client-level differential privacy: epsilon {privacy.epsilon:.3g} at delta {privacy.delta:g} after round "
-            f"{run.round}, with noise multiplier {privacy.noise:g}. It covers the shared model of one method, not "
-            "personal models and the counts on this page."
+            f"{run.round}, with noise multiplier {privacy.noise:g}. It covers the shared model of one method, but "
+            "neither personal models nor the counts on this page."
         )
     if any(summary.clean for summary in summaries):
         sentences.append(f"Only some clients have outliers; the table “{VIEWS['clean'].title}” leaves them out.")
