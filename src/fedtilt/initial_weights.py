@@ -30,9 +30,9 @@ def load_initial_weights(net: nn.Module, source: str | nn.Module) -> None:
     with torch.no_grad():
         net.load_state_dict(tensors, strict=False)
     if kept:
-        loaded = _list([name for name in state if name in tensors])
+        named = _list([name for name in state if name in tensors])
         warnings.warn(
-            f"{what} has {len(tensors)} of {len(state)} tensors of the model: {loaded}; "
+            f"{what} has {len(tensors)} of {len(state)} tensors of the model: {named}; "
             f"{_list(kept)} keep{'s' * (len(kept) == 1)} the values of a new model",
             InputWarning,
             stacklevel=2,

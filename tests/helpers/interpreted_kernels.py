@@ -55,11 +55,11 @@ CASES = {
 
 PRECISIONS = {"cnn": ("float32", "bfloat16"), "mlp": ("float32", "bfloat16")}  # the others: float32
 OPTIMIZERS = [  # besides plain SGD
-    ("mlp", Optimizer(momentum=0.9, weight_decay=0.1)),
-    ("mlp", Optimizer(weight_decay=0.1)),
-    ("mlp", Optimizer(name="adam", weight_decay=0.1)),
-    ("cnn", Optimizer(momentum=0.9, nesterov=True)),
-    ("cnn", Optimizer(name="adamw", weight_decay=0.1)),
+    ("large batches", Optimizer(momentum=0.9, weight_decay=0.1)),
+    ("large batches", Optimizer(weight_decay=0.1)),
+    ("large batches", Optimizer(name="adam", weight_decay=0.1)),
+    ("odd images", Optimizer(momentum=0.9, nesterov=True)),
+    ("odd images", Optimizer(name="adamw", weight_decay=0.1)),
 ]
 
 
