@@ -17,13 +17,16 @@ from fedtilt.training.sequential import SequentialNet
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-def test_kernels_agree_with_the_autograd_loop() -> None:
+@pytest.mark.parametrize(("size", "cases"), [("small", 13), pytest.param("large", 5, marks=pytest.mark.slow)])
+def test_kernels_agree_with_the_autograd_loop(size: str, cases: int) -> None:
     script = Path(__file__).parents[1] / "helpers" / "interpreted_kernels.py"
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    process = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        [sys.executable, script, size], env=environment, capture_output=True, text=True, check=False
+    )
     assert process.returncode == 0, process.stderr
     results = json.loads(process.stdout)
-    assert len(results) == 18
+    assert len(results) == cases
     for name, case in results.items():
         assert case["uses kernels"], name
         assert case["moved"] > 1e-3, name
