@@ -10,8 +10,9 @@ from protocol import RoundRequests, Workload
 
 import fedtilt as ft
 from fedtilt.models import vector_to_parameters
+from fedtilt.rounds.prepare import prepare
 from fedtilt.rounds.settings import TrainSettings
-from fedtilt.simulation import prepare, simulate_prepared
+from fedtilt.simulation import simulate_prepared
 
 
 def build_federation(workload: Workload) -> ft.Federation:

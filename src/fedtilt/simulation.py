@@ -1,29 +1,26 @@
 """Simulate a federation on one machine, round by round: every method on the same clients, batches and outliers.
 
-    prepare             checks all inputs before anything is trained or written
-    simulate_prepared   the loop: select clients, plan, train, server update, evaluate
-
-Jobs are trained by an executor, in this process (a GPU, or no workers) or in one worker process per core, with one of
-the `BACKENDS` of `fedtilt.training`.
+The loop of a round: select clients, plan their jobs, train, update the server, evaluate. All inputs are checked before
+anything is trained or written (`fedtilt.rounds.prepare`). Jobs are trained by an executor, in this process (on a GPU,
+or without workers) or in one worker process per core, with one of the `BACKENDS` of `fedtilt.training`.
 """
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedtilt.data import Federation
-from fedtilt.data.inputs import take
 from fedtilt.data.naming import client_number
 from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
 from fedtilt.evaluation.results import evaluated_counts
-from fedtilt.methods import Method, check_bad_share, check_rates_used
-from fedtilt.models import ModelSource, build_without_storage, recipe
+from fedtilt.methods import Method, check_rates_used
+from fedtilt.models import ModelSource
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import (
@@ -35,9 +32,8 @@ from fedtilt.rounds.executors import (
     cores,
     one_thread,
 )
-from fedtilt.rounds.gaussian_mechanism import GaussianMechanism, PrivacyLoss
-from fedtilt.rounds.initial_model import initial_model
-from fedtilt.rounds.memory import check_memory
+from fedtilt.rounds.gaussian_mechanism import PrivacyLoss
+from fedtilt.rounds.prepare import PreparedRun, example_jobs, prepare
 from fedtilt.rounds.round import (
     ClientUpdate,
     build_client_model,
@@ -47,13 +43,8 @@ from fedtilt.rounds.round import (
     plan,
     server_update,
 )
-from fedtilt.rounds.settings import (
-    TrainSettings,
-    pick_device,
-    takes_train_settings,
-    train_settings,
-)
-from fedtilt.training import BackendChoice, LocalJob, choose_backend, distinct_jobs
+from fedtilt.rounds.settings import takes_train_settings, train_settings
+from fedtilt.training import BackendChoice, LocalJob, distinct_jobs
 from fedtilt.training.precision import fp32_deterministic
 
 
@@ -125,66 +116,6 @@ def simulate(
     prepared = prepare(methods, federation, model, train_settings(settings))
     check_rates_used(prepared.methods, settings)
     return simulate_prepared(prepared, state=state, client_states=client_states)
-
-
-class PreparedRun(NamedTuple):
-    """The checked inputs of a simulation."""
-
-    methods: list[Method]
-    federation: Federation
-    net: nn.Module  # the initial model of every method
-    parts: Parts
-    settings: TrainSettings
-    device: torch.device
-    backend: BackendChoice
-    recipe: dict[str, Any] | None  # name and arguments to build the model again; None: a custom model
-    mechanism: GaussianMechanism | None = None  # of privacy
-    notices: tuple[str, ...] = ()  # what the user should know before the run
-
-
-def prepare(
-    methods: Iterable[Method], federation: Federation, model: ModelSource, settings: TrainSettings
-) -> PreparedRun:
-    """Check the inputs of a simulation, and refuse what would fail later."""
-    methods = settings.check_methods(methods)
-    if torch.is_inference_mode_enabled():
-        raise InputError("a run trains models, which is not possible in torch.inference_mode(); start it outside")
-    if not isinstance(federation, Federation):
-        raise InputError(
-            f"federation must be a Federation, such as ft.Federation.build(data), got {type(federation).__name__}"
-        )
-    check_bad_share(methods, settings.clients_per_round(federation.clients))
-    device = pick_device(settings.device)
-    template = build_without_storage(model, federation.input_shape, federation.classes)
-    if template is not None:
-        _check_memory(template, methods, federation, settings, device)
-    net, parts = initial_model(federation, model, settings)
-    if template is None:  # a model of the user's own has to be built to know its size
-        _check_memory(net, methods, federation, settings, device)
-    jobs = _example_jobs(methods, parts, settings)
-    sample = take(federation.clean_train(0)[0], slice(0, 1))
-    backend = choose_backend(net, jobs, device.type, settings.backend, sample, settings.precision)
-    model_recipe = recipe(model, federation.input_shape, federation.classes)
-    mechanism = GaussianMechanism.of(settings, federation.clients, parts)
-    notices: tuple[str, ...] = ()
-    if mechanism is not None:
-        settings, notices = mechanism.within_budget(settings)
-    return PreparedRun(methods, federation, net, parts, settings, device, backend, model_recipe, mechanism, notices)
-
-
-def _check_memory(
-    net: nn.Module, methods: Sequence[Method], federation: Federation, settings: TrainSettings, device: torch.device
-) -> None:
-    clients = settings.clients_per_round(federation.clients)
-    workers = min(cores(), clients) if settings.workers is None else settings.workers
-    check_memory(net, methods, settings, clients=clients, workers=workers if device.type == "cpu" else 0, device=device)
-
-
-def _example_jobs(methods: Sequence[Method], parts: Parts, settings: TrainSettings) -> list[LocalJob]:
-    """All jobs of one client in a round."""
-    server = parts.initial_server()
-    plans = [plan(m, server, {}, parts=parts, settings=settings, round=1) for m in methods]
-    return [job for jobs in plans for job in jobs.values()]
 
 
 def simulate_prepared(
@@ -296,7 +227,7 @@ def _make_executor(prepared: PreparedRun) -> Executor:
         )
     if workers == 0:
         return InProcessExecutor(federation, prepared.net, backend, batch_settings, device, settings.precision)
-    jobs = _example_jobs(prepared.methods, prepared.parts, settings)
+    jobs = example_jobs(prepared.methods, prepared.parts, settings)
     return ForkedExecutor(federation, prepared.net, backend, batch_settings, workers, jobs)
 
 

@@ -11,8 +11,9 @@ import fedtilt as ft
 from fedtilt.files import read_json
 from fedtilt.flower import Task
 from fedtilt.flower.deploy.local_cluster import LocalCluster
+from fedtilt.rounds.prepare import prepare
 from fedtilt.runs.spec_run import run_spec
-from fedtilt.simulation import Round, prepare, simulate_prepared
+from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.spec import federation_of, load, train_settings_of
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.loopback import Deployment

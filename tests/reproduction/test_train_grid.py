@@ -10,7 +10,7 @@ import fedtilt as ft
 from fedtilt.errors import Diverged
 from fedtilt.evaluation.results import summarise
 from fedtilt.reproduction import Options, train_grid
-from fedtilt.simulation import PreparedRun
+from fedtilt.rounds.prepare import PreparedRun
 
 SETTINGS: dict[str, Any] = {
     "data": "digits",

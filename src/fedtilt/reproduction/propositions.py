@@ -21,8 +21,9 @@ from fedtilt.reproduction.chapter import Chapter, Holds, Table, Verdict, verdict
 from fedtilt.reproduction.experiment import Case, Claim, Experiment, OnProgress, Options, Results
 from fedtilt.rounds.executors import one_thread
 from fedtilt.rounds.initial_model import initial_model
+from fedtilt.rounds.prepare import prepare
 from fedtilt.rounds.settings import TrainSettings
-from fedtilt.simulation import Round, prepare, simulate_prepared
+from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.training import make_batches
 
 TOLERANCE = 1e-4  # relative to how far a model moved: rounding in a few rounds of float32

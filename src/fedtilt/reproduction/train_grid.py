@@ -21,8 +21,9 @@ from fedtilt.methods import PRESETS, Method
 from fedtilt.reproduction.experiment import Case, OnProgress, Options
 from fedtilt.reproduction.results_folder import round_floats
 from fedtilt.rounds.client_states import FederationState
+from fedtilt.rounds.prepare import prepare
 from fedtilt.rounds.settings import TrainSettings, pick_device
-from fedtilt.simulation import prepare, simulate_prepared
+from fedtilt.simulation import simulate_prepared
 from fedtilt.storage.run_folder import RunFolder
 
 MAX_CURVE_POINTS = 13

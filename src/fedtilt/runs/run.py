@@ -22,8 +22,9 @@ from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import constants_of, tied_parameters
 from fedtilt.rounds.client_states import FederationState
+from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.rounds.settings import takes_train_settings, train_settings
-from fedtilt.simulation import PreparedRun, Round, prepare, simulate_prepared
+from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.storage.provenance import environment, record_environment, seed_folder, settings_of
 from fedtilt.storage.run_folder import InMemoryRun, RunFolder
 from fedtilt.storage.run_length import continued

@@ -9,6 +9,7 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result, over_seeds
 from fedtilt.files import read_json, write_bytes, write_json
 from fedtilt.locks import locked
+from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.runs.run import (
     Notice,
     OnRound,
@@ -18,7 +19,6 @@ from fedtilt.runs.run import (
     silent,
     train_to_end,
 )
-from fedtilt.simulation import PreparedRun, prepare
 from fedtilt.storage.provenance import record_environment, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 from fedtilt.storage.run_length import continued

@@ -1,0 +1,81 @@
+"""Check all inputs of a simulation before anything is trained or written."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from fedtilt.data import Federation
+from fedtilt.data.inputs import take
+from fedtilt.errors import InputError
+from fedtilt.methods import Method, check_bad_share
+from fedtilt.models import ModelSource, build_without_storage, recipe
+from fedtilt.parts import Parts
+from fedtilt.rounds.executors import cores
+from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
+from fedtilt.rounds.initial_model import initial_model
+from fedtilt.rounds.memory import check_memory
+from fedtilt.rounds.round import plan
+from fedtilt.rounds.settings import TrainSettings, pick_device
+from fedtilt.training import BackendChoice, LocalJob, choose_backend
+
+
+class PreparedRun(NamedTuple):
+    """The checked inputs of a simulation."""
+
+    methods: list[Method]
+    federation: Federation
+    net: nn.Module  # the initial model of every method
+    parts: Parts
+    settings: TrainSettings
+    device: torch.device
+    backend: BackendChoice
+    recipe: dict[str, Any] | None  # name and arguments to build the model again; None: a custom model
+    mechanism: GaussianMechanism | None = None  # of privacy
+    notices: tuple[str, ...] = ()  # what the user should know before the run
+
+
+def prepare(
+    methods: Iterable[Method], federation: Federation, model: ModelSource, settings: TrainSettings
+) -> PreparedRun:
+    """Check the inputs of a simulation, and refuse what would fail later."""
+    methods = settings.check_methods(methods)
+    if torch.is_inference_mode_enabled():
+        raise InputError("a run trains models, which is not possible in torch.inference_mode(); start it outside")
+    if not isinstance(federation, Federation):
+        raise InputError(
+            f"federation must be a Federation, such as ft.Federation.build(data), got {type(federation).__name__}"
+        )
+    check_bad_share(methods, settings.clients_per_round(federation.clients))
+    device = pick_device(settings.device)
+    template = build_without_storage(model, federation.input_shape, federation.classes)
+    if template is not None:
+        _check_memory(template, methods, federation, settings, device)
+    net, parts = initial_model(federation, model, settings)
+    if template is None:  # a model of the user's own has to be built to know its size
+        _check_memory(net, methods, federation, settings, device)
+    jobs = example_jobs(methods, parts, settings)
+    sample = take(federation.clean_train(0)[0], slice(0, 1))
+    backend = choose_backend(net, jobs, device.type, settings.backend, sample, settings.precision)
+    model_recipe = recipe(model, federation.input_shape, federation.classes)
+    mechanism = GaussianMechanism.of(settings, federation.clients, parts)
+    notices: tuple[str, ...] = ()
+    if mechanism is not None:
+        settings, notices = mechanism.within_budget(settings)
+    return PreparedRun(methods, federation, net, parts, settings, device, backend, model_recipe, mechanism, notices)
+
+
+def _check_memory(
+    net: nn.Module, methods: Sequence[Method], federation: Federation, settings: TrainSettings, device: torch.device
+) -> None:
+    clients = settings.clients_per_round(federation.clients)
+    workers = min(cores(), clients) if settings.workers is None else settings.workers
+    check_memory(net, methods, settings, clients=clients, workers=workers if device.type == "cpu" else 0, device=device)
+
+
+def example_jobs(methods: Sequence[Method], parts: Parts, settings: TrainSettings) -> list[LocalJob]:
+    """All jobs of one client in a round."""
+    server = parts.initial_server()
+    plans = [plan(m, server, {}, parts=parts, settings=settings, round=1) for m in methods]
+    return [job for jobs in plans for job in jobs.values()]
