@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 import torch
-from rich.console import Console
 
+from fedtilt.cli.console import Console
 from fedtilt.data import Dataset, Federation, load
 from fedtilt.errors import InputError
 

@@ -6,10 +6,10 @@ from typing import Annotated, Any, NoReturn
 
 import click
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from fedtilt.cli import data, deploy, export, init, report, reproduce, resume, run, tune
+from fedtilt.cli.console import Console, echo
 from fedtilt.cli.show_table import print_warnings
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.version import __version__
@@ -35,7 +35,7 @@ app.add_typer(deploy.app, name="deploy", help="Train the same spec on a real Flo
 
 def _version(requested: bool) -> None:
     if requested:
-        print(f"fedtilt {__version__}")
+        echo(f"fedtilt {__version__}")
         raise typer.Exit
 
 

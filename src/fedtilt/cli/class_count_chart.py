@@ -2,9 +2,10 @@
 
 import math
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import ConsoleOptions, RenderResult
 from rich.text import Text
 
+from fedtilt.cli.console import Console
 from fedtilt.data import Federation
 
 

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
 from fedtilt.cli.class_count_chart import ClassCountChart
+from fedtilt.cli.console import Console, echo
 from fedtilt.cli.show_folder import describe_folder
 from fedtilt.cli.show_table import print_warnings, show_table, table_messages
 from fedtilt.data import check, data_folder, find_folder, get, names
@@ -204,8 +204,8 @@ def schema_(
     if kinds:
         schema = schema.kinds()
     if to is None:
-        print(schema.text(), end="")
+        echo(schema.text().rstrip("\n"))
         return
     schema.write(to)
-    print(f"wrote {to}: {len(schema.columns)} columns" + ("" if kinds else f", {len(schema.inputs)} inputs of a model"))
-    print(f"edit it, then set data.schema = {str(to)!r} in a spec, or schema={str(to)!r} in ft.data.table")
+    echo(f"wrote {to}: {len(schema.columns)} columns" + ("" if kinds else f", {len(schema.inputs)} inputs of a model"))
+    echo(f"edit it, then set data.schema = {str(to)!r} in a spec, or schema={str(to)!r} in ft.data.table")

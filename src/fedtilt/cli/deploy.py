@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedtilt.cli import deploy_machines
+from fedtilt.cli.console import Console, echo
 from fedtilt.cli.run import write_report
 from fedtilt.cli.tables import worst_client_and_class
 from fedtilt.errors import InputError
@@ -39,8 +39,8 @@ def new(
     from fedtilt.flower.deploy.project import write_project
 
     write_project(folder, sites)
-    typer.echo(f"wrote  {folder}: name your target column and the model in {folder / 'spec.toml'}; README.md says more")
-    typer.echo(f"next   fedtilt deploy up {folder}")
+    echo(f"wrote  {folder}: name your target column and the model in {folder / 'spec.toml'}; README.md says more")
+    echo(f"next   fedtilt deploy up {folder}")
 
 
 @app.command()
@@ -67,11 +67,11 @@ def up(
     for site, table in enumerate(site_tables(project)[:sites]):
         node_configs.setdefault(site, {}).setdefault("data", str(table))
     with Console(stderr=True).status(f"starting a SuperLink and {_plural(sites, 'SuperNode')}"):
-        cluster.up(node_config=node_configs, notice=lambda text: typer.echo(text, err=True))
+        cluster.up(node_config=node_configs, notice=lambda text: echo(text, err=True))
     security = "without TLS" if insecure else "over TLS, with registered keys"
     verb = "is" if sites == 1 else "are"
-    typer.echo(f"up     {_plural(sites, 'site')} {verb} connected to 127.0.0.1:{cluster.port} {security}")
-    typer.echo(f"next   fedtilt deploy run {project}")
+    echo(f"up     {_plural(sites, 'site')} {verb} connected to 127.0.0.1:{cluster.port} {security}")
+    echo(f"next   fedtilt deploy run {project}")
 
 
 def _node_configs(options: Sequence[str], sites: int) -> dict[int, dict[str, object]]:
@@ -129,13 +129,13 @@ def run(
         try:
             status = cluster.wait_for_run(number, is_done=progress.update)
         except KeyboardInterrupt:
-            typer.echo(f"run {number} continues; see fedtilt deploy status {project}", err=True)
+            echo(f"run {number} continues; see fedtilt deploy status {project}", err=True)
             raise typer.Exit(130) from None
     progress.update()
     if status != "finished:completed":
         raise InputError(progress.failure_message(status))
     if progress.was_finished:
-        typer.echo(f"finished     {folder} was already finished; for a new run choose another folder with --out")
+        echo(f"finished     {folder} was already finished; for a new run choose another folder with --out")
     _print_result(folder, task, cluster)
 
 
@@ -163,9 +163,9 @@ class _Progress:
                 lost = {int(site): reason for site, reason in (entry["rejected"] | entry["missing"]).items()}
                 reasons = "; ".join(f"site {site} {reason}" for site, reason in sorted(lost.items()))
                 sites = _plural(len(entry["accepted"]), "site")
-                typer.echo(f"round {number}/{self._rounds}: {sites}{f' ({reasons})' if reasons else ''}", err=True)
+                echo(f"round {number}/{self._rounds}: {sites}{f' ({reasons})' if reasons else ''}", err=True)
                 for site in sorted(lost.keys() - self._logs_printed):
-                    typer.echo(f"log of site {site}: {self._cluster.log_file(site)}", err=True)
+                    echo(f"log of site {site}: {self._cluster.log_file(site)}", err=True)
                 self._logs_printed |= lost.keys()
         return self._is_new("results.json") or self._is_new("stopped.json")
 
@@ -221,15 +221,15 @@ def _print_result(folder: Path, task: "ResolvedTask", cluster: "LocalCluster") -
     text = "  ".join(f"{title} {metrics[key]['mean']:.2f}" for key, title in titles.items())
     missing = [name for name, evaluated in zip(result.client_names, is_evaluated, strict=True) if not evaluated]
     without = f"without site{'' if len(missing) == 1 else 's'} {', '.join(missing)}"
-    typer.echo(text + (f"  ({sum(is_evaluated)} of {len(is_evaluated)} sites evaluated, {without})" if missing else ""))
+    echo(text + (f"  ({sum(is_evaluated)} of {len(is_evaluated)} sites evaluated, {without})" if missing else ""))
     _print_failures(result, _read_json(seed / "federation.json")["classes"], sum(is_evaluated))
     history = _read_json(seed / "history.json")["history"]
     for path in sorted(cluster.home.glob(f"site-*/state/*/{method}/seed-*/site-*/report.json")):
         report = _read_json(path)
         if (report.get("history"), report.get("round")) == (history, round):  # of this run, not of an earlier one
-            typer.echo(f"site report  {path.with_suffix('.txt')}")
-    typer.echo(f"run folder   {folder}")
-    typer.echo(f"report       {write_report(folder)}")
+            echo(f"site report  {path.with_suffix('.txt')}")
+    echo(f"run folder   {folder}")
+    echo(f"report       {write_report(folder)}")
 
 
 def _last_evaluation(folder: Path, task: "ResolvedTask") -> tuple[int, "MethodResult"]:
@@ -274,19 +274,19 @@ def status(project: Project = Path(".")) -> None:
     cluster = LocalCluster.load(_cluster_home(project))
     pids = cluster.running()
     if not pids:
-        typer.echo("down: no process is running")
+        echo("down: no process is running")
         return
     processes = f"processes: {' '.join(map(str, pids))}"
     if problem := cluster.problem():
-        typer.echo(f"broken: {problem}")
-        typer.echo(processes)
+        echo(f"broken: {problem}")
+        echo(processes)
         return
-    typer.echo(f"up: {cluster.connected_sites()} of {cluster.sites} sites are connected to 127.0.0.1:{cluster.port}")
+    echo(f"up: {cluster.connected_sites()} of {cluster.sites} sites are connected to 127.0.0.1:{cluster.port}")
     for site in cluster.stopped_sites():
-        typer.echo(f"site {site} has stopped; see {cluster.log_file(site)}")
-    typer.echo(processes)
+        echo(f"site {site} has stopped; see {cluster.log_file(site)}")
+    echo(processes)
     for entry in cluster.runs():
-        typer.echo(f"run {entry['run-id']}: {status_text(entry['status'])}")
+        echo(f"run {entry['run-id']}: {status_text(entry['status'])}")
 
 
 @app.command()
@@ -295,7 +295,7 @@ def down(project: Project = Path(".")) -> None:
     from fedtilt.flower.deploy.local_cluster import LocalCluster
 
     pids = LocalCluster.load(_cluster_home(project)).down()
-    typer.echo(f"down: stopped {_plural(len(pids), 'process')}" if pids else "down: no process was running")
+    echo(f"down: stopped {_plural(len(pids), 'process')}" if pids else "down: no process was running")
 
 
 for _command in (deploy_machines.server, deploy_machines.site, deploy_machines.register):

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from fedtilt.cli.console import echo
 from fedtilt.errors import InputError
 
 
@@ -19,12 +20,12 @@ def server(
     from fedtilt.flower.deploy.machines import write_server
 
     link, executor, proxy = write_server(home, host, port=port, superlink_port=superlink_port, days=days)
-    typer.echo(f"wrote  {home / 'certificates'}: ca.crt is for every site; the certificate is valid for {days} days")
-    typer.echo(f"wrote  {link}, {executor.name} and {proxy.name}")
-    typer.echo(f"next   sudo cp {link.parent}/*.service /etc/systemd/system/ && sudo systemctl daemon-reload")
-    typer.echo(f"       sudo systemctl enable --now {link.stem} {executor.stem}")
-    typer.echo(f"       sudo cp {proxy} /etc/nginx/conf.d/ && sudo systemctl reload nginx")
-    typer.echo(f"       fedtilt deploy register {home} --site 0 --key site.key.pub, for each site")
+    echo(f"wrote  {home / 'certificates'}: ca.crt is for every site; the certificate is valid for {days} days")
+    echo(f"wrote  {link}, {executor.name} and {proxy.name}")
+    echo(f"next   sudo cp {link.parent}/*.service /etc/systemd/system/ && sudo systemctl daemon-reload")
+    echo(f"       sudo systemctl enable --now {link.stem} {executor.stem}")
+    echo(f"       sudo cp {proxy} /etc/nginx/conf.d/ && sudo systemctl reload nginx")
+    echo(f"       fedtilt deploy register {home} --site 0 --key site.key.pub, for each site")
 
 
 def site(
@@ -47,10 +48,10 @@ def site(
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"--node-config is not KEY=VALUE ({error}); write for example data='\"/a.csv\"'") from None
     node, executor = write_site(home, number, server, ca, node_config=config)
-    typer.echo(f"wrote  {home / 'site.key'}, which stays here, and site.key.pub for the server")
-    typer.echo(f"wrote  {node} and {executor.name}")
-    typer.echo(f"next   sudo cp {node.parent}/*.service /etc/systemd/system/ && sudo systemctl daemon-reload")
-    typer.echo(f"       sudo systemctl enable --now {node.stem} {executor.stem}, after the key is registered")
+    echo(f"wrote  {home / 'site.key'}, which stays here, and site.key.pub for the server")
+    echo(f"wrote  {node} and {executor.name}")
+    echo(f"next   sudo cp {node.parent}/*.service /etc/systemd/system/ && sudo systemctl daemon-reload")
+    echo(f"       sudo systemctl enable --now {node.stem} {executor.stem}, after the key is registered")
 
 
 def register(
@@ -62,4 +63,4 @@ def register(
     from fedtilt.flower.deploy.machines import register_site
 
     path = register_site(home, number, key)
-    typer.echo(f"wrote  {path}: the owner of this key is site {number}, and no other")
+    echo(f"wrote  {path}: the owner of this key is site {number}, and no other")

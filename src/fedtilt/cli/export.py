@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from fedtilt.cli.console import Console, echo
 from fedtilt.errors import InputError
 from fedtilt.files import write_tensors
 from fedtilt.runs.export import export_model
@@ -44,6 +44,6 @@ def export(
     write_tensors(to, exported.tensors, exported.metadata)
     model = "shared model" if client is None else f"{'personal ' * exported.personal}model of client {client}"
     count = sum(t.numel() for t in exported.tensors.values())
-    print(f"wrote the {'trained part of the ' * trained_only}{model} of {method} ({count:,} parameters) to {to}")
+    echo(f"wrote the {'trained part of the ' * trained_only}{model} of {method} ({count:,} parameters) to {to}")
     if exported.sources:
-        print("; ".join(f"{part.replace('_', ' ')}: {source}" for part, source in exported.sources.items()))
+        echo("; ".join(f"{part.replace('_', ' ')}: {source}" for part, source in exported.sources.items()))

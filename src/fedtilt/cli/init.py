@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fedtilt import spec
+from fedtilt.cli.console import echo
 from fedtilt.cli.data import ClientOption, DropOption, SchemaOption, TargetOption
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
@@ -28,7 +29,7 @@ def init(
 ) -> None:
     """Write an annotated spec to start from: the built-in spec digits, or one for your own table."""
     if reference:
-        typer.echo(spec.reference(), nl=False)
+        echo(spec.reference().rstrip("\n"))
         return
     if path.is_dir():
         raise InputError(f"{path} is a folder; name a file in it, as in {path / 'fedtilt.toml'}")
@@ -45,5 +46,5 @@ def init(
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; choose another folder") from error
     what = "the built-in spec digits" if table is None else f"FedAvg, Ditto and FedTilt on {table}"
-    typer.echo(f"wrote {path}: {what}, with every key explained")
-    typer.echo(f"next: fedtilt run {path}")
+    echo(f"wrote {path}: {what}, with every key explained")
+    echo(f"next: fedtilt run {path}")

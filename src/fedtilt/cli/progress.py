@@ -7,10 +7,11 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import NamedTuple
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedtilt.cli.console import Console
 from fedtilt.cli.tables import most_accurate, progress_table
 from fedtilt.evaluation.results import Summary
 from fedtilt.runs.run import Notice, OnRound

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedtilt import report as pages
+from fedtilt.cli.console import Console
 from fedtilt.files import write_bytes
 from fedtilt.reproduction.published import published_for
 

@@ -13,11 +13,11 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
+from fedtilt.cli.console import Console, echo
 from fedtilt.cli.run import AsJson, Quiet
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
@@ -111,7 +111,7 @@ def reproduce(
         progress.print(f"note: {problem}", markup=False)
     page = _write_html(folder)
     if as_json:
-        print(json.dumps(_as_json(result) | {"folder": str(folder), "page": str(page)}, indent=2))
+        echo(json.dumps(_as_json(result) | {"folder": str(folder), "page": str(page)}, indent=2))
     else:
         _print(f"results: {folder}\npage:    {page}")
     if not result.measured and not result.reused:
@@ -126,7 +126,7 @@ def _list(statuses: Sequence[CaseStatus], *, as_json: bool) -> None:
     """Print the cases and their status."""
     lines = {status.label: _describe(status) for status in statuses}
     if as_json:
-        print(json.dumps(lines, indent=2))
+        echo(json.dumps(lines, indent=2))
         return
     width = max(map(len, lines))
     for label, text in lines.items():

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from fedtilt.cli.console import Console
 from fedtilt.cli.progress import RunCallbacks
 from fedtilt.cli.run import AsJson, Quiet, Verbose, run_and_print
 from fedtilt.cli.tune import search_with_progress

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
+from fedtilt.cli.console import Console, echo
 from fedtilt.cli.data import DataDir
 from fedtilt.cli.progress import RunCallbacks, show_progress
 from fedtilt.cli.tables import clients_without_test_data, comparison_table, legend, print_tuning
@@ -121,7 +121,7 @@ def run_and_print(
         write_json(folder / "results.json", table)
     page = write_report(folder)
     if as_json:
-        print(json.dumps(table | {"folder": str(folder)}, indent=2))
+        echo(json.dumps(table | {"folder": str(folder)}, indent=2))
         return
     console = Console()
     if not quiet:
@@ -154,7 +154,8 @@ def write_report(folder: Path) -> str:
 
 def _headline(spec: Spec, clients: int, rounds: int, seconds: float) -> str:
     o = spec.outliers
-    outliers = "no outliers" if o.kind == "none" else f"{o.rate:.0%} {o.kind} every round"
+    drawn = "every round" if o.redraw == "round" else "drawn once"
+    outliers = "no outliers" if o.kind == "none" else f"{o.rate:.0%} {o.kind} {drawn}"
     if o.kind != "none" and o.clients < 1:
         outliers += f" on {o.clients:.0%} of the clients"
     length = "1 round" if rounds == 1 else f"{rounds} rounds"

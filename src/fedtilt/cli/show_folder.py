@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
+from fedtilt.cli.console import Console
 from fedtilt.data import Dataset, Federation, images, leaf
 from fedtilt.data.image_folders.folder import describe_images
 from fedtilt.data.sources.leaf_json import is_leaf

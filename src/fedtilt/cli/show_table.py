@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from rich import box
-from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fedtilt.cli.console import Console
 from fedtilt.data import Dataset, Federation
 from fedtilt.data.data_warnings import dataset_warnings
 from fedtilt.data.tables.describe import ColumnDescription, describe_columns
