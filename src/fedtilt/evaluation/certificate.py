@@ -1,0 +1,182 @@
+"""A certificate: how low the accuracy of any client, and of any class of a client, can be, with a given confidence.
+
+A client with n test samples has X ~ Binomial(n, p) correct predictions. From X = x follows the exact lower bound of
+Clopper and Pearson, the p at which x or more correct predictions have probability a:
+
+    bound(x, n, a) = the a-quantile of Beta(x, n − x + 1), and 0 for x = 0
+
+* **No client is below L.** L is the smallest bound(x_i, n_i, a) over all clients, each at the full level a, without a
+  correction for their number: if j is the client with the lowest p, then L ≤ bound_j, and bound_j ≤ p_j with
+  probability 1 − a. (An intersection-union test: R. L. Berger, Multiparameter hypothesis testing and acceptance
+  sampling, Technometrics 24, 1982.) No smaller level is needed, and none larger is valid.
+* **And no class of a client is below M.** The same over the cells (client, class). The two statements hold together
+  with probability 1 − alpha, because each has a = alpha / 2.
+* **Each client by itself.** The bounds of all clients hold together at a = 1 − (1 − alpha)^(1/N), as clients are
+  independent. (Z. Šidák, Rectangular confidence regions for the means of multivariate normal distributions, JASA 62,
+  1967.) They are lower than the bounds above: they say more.
+* **A client not yet seen.** If clients are exchangeable, the bound of a further client is below the k-th smallest of N
+  with probability k / (N + 1) at most, and it is wrong with probability a. So a further client is below the k-th
+  smallest bound with probability alpha at most if k / (N + 1) + a = alpha; k is the largest with k / (N + 1) ≤
+  alpha / 2, at least 1. (S. S. Wilks, Determination of sample sizes for setting tolerance limits, 1941; V. Vovk,
+  A. Gammerman and G. Shafer, Algorithmic learning in a random world, 2005.) This takes N > 1 / alpha − 1 clients.
+
+The statements are about new samples of the same clients, for models that were not chosen on this test data.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtilt import checks
+from fedtilt.errors import InputError
+
+_ROUNDING = 1e-9  # 1 − 0.95 is a little more than 0.05
+
+
+class LowestBound(NamedTuple):
+    """The lowest bound over clients, or over the groups of clients, in percent."""
+
+    bound: float
+    observed: float  # the lowest accuracy on the test data
+    fewest_samples: int
+    ceiling: float  # the bound that perfect predictions on the fewest samples would have
+
+    @property
+    def limited_by_samples(self) -> bool:
+        """Whether the fewest samples alone keep the bound below the lowest accuracy that was observed."""
+        return self.ceiling < self.observed
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """Lower bounds of accuracy in percent, from counts of correct predictions; `str` is the statement.
+
+    `clients` and `groups` hold together with the confidence; `client_bounds`, `group_bounds` and `unseen_client` are
+    each a statement of their own with that confidence.
+
+    >>> print(Certificate(torch.tensor([[45, 48], [49, 47]]), torch.tensor([[50, 50], [50, 50]])))
+    with 95 % confidence, no client's accuracy is below 86 %, and none of its classes below 78 %
+
+    Args:
+        correct: correct predictions, (clients, groups)
+        total: test samples, (clients, groups); about a client without any, there is no statement
+        confidence: the probability that a statement holds
+        group: what the groups are
+    """
+
+    correct: Tensor
+    total: Tensor
+    confidence: float = 0.95
+    group: str = "class"
+
+    def __post_init__(self) -> None:
+        confidence = checks.number(self.confidence, "confidence")
+        if not 0 < confidence < 1:
+            raise InputError(f"confidence = {confidence:g} is not between 0 and 1; choose 0.95, for example")
+        if not self.total.any():
+            raise InputError("no client has any test data to certify")
+
+    def __str__(self) -> str:
+        groups = self.group + ("es" if self.group.endswith("s") else "s")
+        text = (
+            f"with {100 * self.confidence:.6g} % confidence, no client's accuracy is below "
+            f"{floor_percent(self.clients.bound)}, and none of its {groups} below {floor_percent(self.groups.bound)}"
+        )
+        notes = [
+            f"{lowest.fewest_samples} samples of a {name}: no statement above {floor_percent(lowest.ceiling)}"
+            for name, lowest in (("client", self.clients), (self.group, self.groups))
+            if lowest.limited_by_samples
+        ]
+        if without_data := int((self._samples == 0).sum()):
+            notes.append(f"{without_data} without test data: no statement")
+        return text + (f" ({'; '.join(notes)})" if notes else "")
+
+    @cached_property
+    def clients(self) -> LowestBound:
+        """The lowest bound over clients."""
+        return _lowest(self.correct.sum(1), self._samples, self._alpha / 2)
+
+    @cached_property
+    def groups(self) -> LowestBound:
+        """The lowest bound over the groups of all clients."""
+        return _lowest(self.correct.flatten(), self.total.flatten(), self._alpha / 2)
+
+    @property
+    def client_bounds(self) -> Tensor:
+        """A bound for each client, (N,), which hold together; NaN: no test data."""
+        return _simultaneous(self.correct.sum(1), self._samples, self._alpha)
+
+    @property
+    def group_bounds(self) -> Tensor:
+        """A bound for each group of each client, (N, K), which hold together; NaN: no test data."""
+        return _simultaneous(self.correct, self.total, self._alpha)
+
+    @property
+    def unseen_client(self) -> float:
+        """The bound of a client not yet seen, if clients are exchangeable; NaN: fewer than `clients_needed`."""
+        present = self._samples > 0
+        clients = int(present.sum())
+        rank = max(1, math.floor(self._alpha / 2 * (clients + 1)))
+        level = self._alpha - rank / (clients + 1)
+        if level <= _ROUNDING:
+            return math.nan
+        bounds = lower_bound(self.correct.sum(1)[present], self._samples[present], level)
+        return 100 * bounds.kthvalue(rank).values.item()
+
+    @property
+    def clients_needed(self) -> int:
+        """The number of clients that a statement about a client not yet seen takes: N > 1 / alpha − 1."""
+        return math.floor(1 / self._alpha - 1 + _ROUNDING) + 1
+
+    @property
+    def _alpha(self) -> float:
+        return 1 - self.confidence
+
+    @property
+    def _samples(self) -> Tensor:
+        return self.total.sum(1)
+
+
+def lower_bound(correct: Tensor, total: Tensor, level: float) -> Tensor:
+    """The exact lower bound of a proportion, wrong with probability `level` at most; NaN where `total` is 0.
+
+    (C. J. Clopper and E. S. Pearson, The use of confidence or fiducial limits, Biometrika 26, 1934.)
+
+    >>> lower_bound(torch.tensor([12, 0]), torch.tensor([12, 12]), 0.05)  # 0.05 ** (1 / 12), and 0
+    tensor([0.7791, 0.0000], dtype=torch.float64)
+    """
+    from scipy.special import betaincinv
+
+    x, n = correct.double(), total.double()
+    bound = torch.from_numpy(betaincinv(x.clamp(min=1).numpy(), (n - x + 1).numpy(), level))
+    return bound.where(x > 0, 0.0).where(n > 0, math.nan)
+
+
+def floor_percent(value: float) -> str:
+    """A bound in whole percent, never above the bound.
+
+    >>> floor_percent(81.9)
+    '81 %'
+    """
+    return f"{math.floor(value)} %"
+
+
+def _lowest(correct: Tensor, total: Tensor, level: float) -> LowestBound:
+    present = total > 0
+    x, n = correct[present], total[present]
+    fewest = int(n.min())
+    return LowestBound(
+        bound=100 * lower_bound(x, n, level).min().item(),
+        observed=100 * (x.double() / n.double()).min().item(),
+        fewest_samples=fewest,
+        ceiling=100 * level ** (1 / fewest),
+    )
+
+
+def _simultaneous(correct: Tensor, total: Tensor, alpha: float) -> Tensor:
+    count = int((total > 0).sum())
+    return 100 * lower_bound(correct, total, -math.expm1(math.log1p(-alpha) / count))
