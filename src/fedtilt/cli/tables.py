@@ -12,6 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from fedtilt.cli.console import Console
+from fedtilt.evaluation.certificate import Certificate, floor_percent
 from fedtilt.evaluation.results import MethodResult, Result, Summary
 from fedtilt.runs.tune import MAX_ACCURACY_LOSS
 
@@ -22,6 +23,7 @@ COLUMNS = [
     ("client data\nfairness", "client_data_fairness_mean", False),
     ("worst\n10 %", "worst", True),
 ]
+_MAX_CERTIFIED = 4  # methods in the line of the certificate
 _FEW_SAMPLES = 10  # an accuracy on fewer test samples is printed with their number
 _MAX_NAMES = 5  # in a list of clients
 _UNBOUNDED = Console(width=10_000)  # to measure the full width of a table
@@ -124,7 +126,7 @@ def _lowest(correct: Tensor, total: Tensor, names: Sequence[str]) -> str:
     return f"{escape(names[worst])}: {accuracy[worst]:.0f} %{counts}"
 
 
-def legend(results: Mapping[int, Result]) -> str:
+def legend(results: Mapping[int, Result]) -> Table:
     """The meaning of the columns, and which models are evaluated."""
     first = next(iter(results.values()))
     kinds: dict[str, list[str]] = {"personal models": [], "shared model": []}
@@ -145,7 +147,33 @@ def legend(results: Mapping[int, Result]) -> str:
     if (privacy := next(iter(first.values())).privacy) is not None:
         covered = "shared model, not personal" if kinds["personal models"] else "shared model"
         lines["privacy"] = f"epsilon {privacy.epsilon:.3g}, delta {privacy.delta:g}: {covered}"
-    return "\n".join(f"[dim]{title:<22}{text}[/]" for title, text in lines.items())
+    lines["certificate"] = certificate_text(results)
+    out = Table.grid(padding=(0, 2))
+    for title, text in lines.items():
+        out.add_row(f"[dim]{title}[/]", f"[dim]{text}[/]")
+    return out
+
+
+def certificate_text(results: Mapping[int, Result]) -> str:
+    """The certificate of each method over the clients of all seeds; of many methods, of the most accurate."""
+    first = next(iter(results.values()))
+    shown = most_accurate({name: r.summary for name, r in first.items()}, _MAX_CERTIFIED)
+    certificates = {}
+    for name in shown:
+        correct, total = (
+            torch.cat([getattr(r[name], part) for r in results.values()]) for part in ("correct", "total")
+        )
+        certificates[name] = Certificate(correct, total)
+    if len(certificates) == 1:
+        return str(*certificates.values())
+    bounds = [
+        f"{floor_percent(c.clients.bound)} ({floor_percent(c.groups.bound)}) with {escape(name)}"
+        for name, c in certificates.items()
+    ]
+    notes = next(iter(certificates.values())).notes
+    return f"with 95 % confidence, no client (class of one) is below {', '.join(bounds)}" + "".join(
+        f"; {n}" for n in notes
+    )
 
 
 def print_tuning(console: Console, table: Mapping[str, Any], samples: int) -> dict[str, Any]:

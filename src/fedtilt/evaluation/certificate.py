@@ -86,6 +86,11 @@ class Certificate:
             f"with {100 * self.confidence:.6g} % confidence, no client's accuracy is below "
             f"{floor_percent(self.clients.bound)}, and none of its {groups} below {floor_percent(self.groups.bound)}"
         )
+        return text + (f" ({'; '.join(self.notes)})" if self.notes else "")
+
+    @property
+    def notes(self) -> list[str]:
+        """Where the number of samples limits the statements."""
         notes = [
             f"{lowest.fewest_samples} samples of a {name}: no statement above {floor_percent(lowest.ceiling)}"
             for name, lowest in (("client", self.clients), (self.group, self.groups))
@@ -93,7 +98,7 @@ class Certificate:
         ]
         if without_data := int((self._samples == 0).sum()):
             notes.append(f"{without_data} without test data: no statement")
-        return text + (f" ({'; '.join(notes)})" if notes else "")
+        return notes
 
     @cached_property
     def clients(self) -> LowestBound:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
+from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
 from fedtilt.methods import Method
 from fedtilt.parts import Parts, Tensors
@@ -138,6 +139,10 @@ class MethodResult:
     def client_data_fairness(self) -> tuple[float, float]:
         """Mean and standard deviation over clients of the std of a client's per-class accuracy: lower is fairer."""
         return self.metrics.client_data_fairness
+
+    def certificate(self, confidence: float = 0.95) -> Certificate:
+        """Lower bounds of the accuracy of all clients and their classes; `print` shows the statement."""
+        return Certificate(self.correct, self.total, confidence)
 
     @property
     def shared(self) -> nn.Module:
