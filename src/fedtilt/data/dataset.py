@@ -1,7 +1,7 @@
 """A data set in memory: training and test samples, their labels and, optionally, their clients."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtilt import checks
+from fedtilt.data.groups import check_groups
 from fedtilt.data.inputs import Inputs, Shape, named_tensors, sample_shape, to_device
 from fedtilt.data.tables.schema import Schema
 from fedtilt.errors import InputError
@@ -42,9 +43,10 @@ class Dataset:
         client_train: the number of each training sample's client, int64; left out: a partition makes the clients
         client_test: the number of each test sample's client
         client_names: a name for each client
-        group_train: the number of each training sample's group, int64; left out: the data has no groups
-        group_test: the number of each test sample's group
-        group_names: a name for each group
+        group_train: by column, such as "sex", the number of each training sample's group, int64; left out: the data
+            has no groups besides its classes
+        group_test: by column, the number of each test sample's group
+        group_names: by column, a name for each group
         weight_train: the weight of each training sample, float32; left out: the data has no weights
         weight_test: the weight of each test sample
         schema: of a table: what its columns are, and how they become the model's input
@@ -69,9 +71,9 @@ class Dataset:
     client_train: Tensor | None = None
     client_test: Tensor | None = None
     client_names: tuple[str, ...] | None = None
-    group_train: Tensor | None = None
-    group_test: Tensor | None = None
-    group_names: tuple[str, ...] | None = None
+    group_train: dict[str, Tensor] | None = None
+    group_test: dict[str, Tensor] | None = None
+    group_names: Mapping[str, tuple[str, ...]] | None = None
     weight_train: Tensor | None = None
     weight_test: Tensor | None = None
     schema: Schema | None = None
@@ -84,9 +86,11 @@ class Dataset:
         _check_tensors(self)
         classes = checks.whole(self.classes, f"classes of data set {self.name!r}", 1)
         object.__setattr__(self, "classes", classes)
-        for key in ("class_names", "client_names", "group_names"):
+        for key in ("class_names", "client_names"):
             if getattr(self, key) is not None:
                 object.__setattr__(self, key, _as_names(self.name, key, getattr(self, key)))
+        if self.group_names is not None:
+            object.__setattr__(self, "group_names", _as_group_names(self.name, self.group_names))
         if not self.class_names:
             object.__setattr__(self, "class_names", tuple(str(k) for k in range(classes)))
         if len(self.class_names) != self.classes:
@@ -112,8 +116,9 @@ class Dataset:
             raise InputError(
                 f"data set {self.name!r} has image = False and x_train of {_format(self.x_train)}; make it float32"
             )
-        for key, names_key in (("client", "client_names"), ("group", "group_names"), ("rows", "row_names")):
+        for key, names_key in (("client", "client_names"), ("rows", "row_names")):
             _check_numbers(self, key, names_key)
+        check_groups(self)
         _check_weights(self)
         if self.schema is not None and (len(self.schema.inputs),) != self.input_shape:
             raise InputError(
@@ -126,7 +131,7 @@ class Dataset:
         moved = copy.copy(self)  # copied, so that it is not checked again
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Tensor | dict):
+            if field.name in _TENSORS and value is not None:
                 object.__setattr__(moved, field.name, to_device(value, device))
         return moved
 
@@ -176,7 +181,14 @@ def _values(data: Dataset) -> dict[str, object]:
     values: dict[str, object] = {}
     for key in _TENSORS:
         value = getattr(data, key)
-        if key.startswith("x") and isinstance(value, dict):
+        if key.startswith("group") and value is not None:
+            if not isinstance(value, dict):
+                raise InputError(
+                    f"data set {data.name!r} has {key} of type {type(value).__name__}; give a dictionary of tensors by "
+                    f"column, such as {key} = {{'sex': …}}"
+                )
+            values |= named_tensors(value, key)
+        elif key.startswith("x") and isinstance(value, dict):
             if not value or not all(isinstance(name, str) and name.isidentifier() for name in value):
                 raise InputError(
                     f"data set {data.name!r} has {key} with the names {list(value)}; give one or more names of the "
@@ -197,6 +209,14 @@ def _as_names(name: str, key: str, values: object) -> tuple[str, ...]:
         if not isinstance(value, str | int | float | np.generic):
             raise InputError(f"data set {name!r} has {value!r} among its {key}; give text or plain numbers")
     return tuple(str(value) for value in values)
+
+
+def _as_group_names(name: str, values: object) -> dict[str, tuple[str, ...]]:
+    if not isinstance(values, Mapping):
+        raise InputError(
+            f"data set {name!r} has group_names = {values!r}; give the names by column, such as {{'sex': ('f', 'm')}}"
+        )
+    return {str(column): _as_names(name, f"group_names[{column!r}]", names) for column, names in values.items()}
 
 
 def _check_samples(name: str, split: str, x: Inputs, y: Tensor, classes: int) -> None:
@@ -229,7 +249,7 @@ def _is_finite(x: Tensor) -> bool:
 
 
 def _check_numbers(data: Dataset, key: str, names_key: str) -> None:
-    """Refuse numbers of clients, groups or rows that do not match the samples or the names."""
+    """Refuse numbers of clients or rows that do not match the samples or the names."""
     train, test, names = getattr(data, f"{key}_train"), getattr(data, f"{key}_test"), getattr(data, names_key)
     if train is None and test is None and names is None:
         return

@@ -292,14 +292,19 @@ def test_every_sample_says_where_it_comes_from():
 
 def test_groups_and_weights_of_datasets_are_kept():
     fields = {
-        "group_train": torch.arange(12) % 3, "group_test": torch.arange(4) % 3, "weight_train": torch.ones(12),
-        "weight_test": torch.zeros(4), "warnings": ("a sentence",),
+        "group_train": {"ward": torch.arange(12) % 3}, "group_test": {"ward": torch.arange(4) % 3},
+        "weight_train": torch.ones(12), "weight_test": torch.zeros(4), "warnings": ("a sentence",),
     }  # fmt: skip
-    first, second = dataset(group_names=("x", "y", "z"), **fields), dataset(group_names=("w", "y", "z"), **fields)
+    first, second = (
+        dataset(group_names={"ward": ("x", "y", "z")}, **fields),
+        dataset(group_names={"ward": ("w", "y", "z")}, **fields),
+    )
     data = Federation.from_clients([first, second]).dataset
-    assert data.group_names == ("w", "x", "y", "z")
-    assert data.group_train.tolist() == [1, 2, 3] * 4 + [0, 2, 3] * 4
+    assert data.group_names == {"ward": ("w", "x", "y", "z")}
+    assert data.group_train["ward"].tolist() == [1, 2, 3] * 4 + [0, 2, 3] * 4
     assert data.weight_test.tolist() == [0.0] * 8
     assert data.warnings == ["client '0': a sentence", "client '1': a sentence"]
-    with pytest.raises(InputError, match="client '1' has x of .*, but client '0' has .* with groups, with weights"):
+    with pytest.raises(
+        InputError, match="client '1' has x of .*, but client '0' has .* with groups by ward, with weights"
+    ):
         Federation.from_clients([first, dataset()])

@@ -253,8 +253,8 @@ def test_groups_and_weights_come_along():
     frame = patients().assign(sex=["f", "m", "x"] * 80, importance=np.arange(240) / 10)
     data = table(frame, target="diagnosis", group="sex", weight="importance")
     positions = data.rows_train.numpy()
-    assert data.group_names == ("f", "m", "x")
-    assert data.group_train.tolist() == [p % 3 for p in positions]
+    assert data.group_names == {"sex": ("f", "m", "x")}
+    assert data.group_train["sex"].tolist() == [p % 3 for p in positions]
     assert data.weight_train.tolist() == pytest.approx([p / 10 for p in positions])
     assert "sex" not in data.schema.inputs
     frame.loc[5, "importance"] = -1

@@ -179,7 +179,7 @@ def _split_dataset(data: Dataset, origin: str) -> tuple[Samples, Samples | None]
         )
 
     def samples(side: str, name: str) -> Samples:
-        x, y, group, weight, rows = (getattr(data, f"{key}_{side}") for key in ("x", "y", "group", "weight", "rows"))
+        x, y, codes, weight, rows = (getattr(data, f"{key}_{side}") for key in ("x", "y", "group", "weight", "rows"))
         return Samples(
             origin=name,
             x=x,
@@ -187,7 +187,7 @@ def _split_dataset(data: Dataset, origin: str) -> tuple[Samples, Samples | None]
             class_names=data.class_names,
             image=data.image,
             row_names=None if data.row_names is None else _pick(data.row_names, rows),
-            groups=None if data.group_names is None else _pick(data.group_names, group),
+            groups={column: _pick(names, codes[column]) for column, names in (data.group_names or {}).items()},
             weights=weight,
         )
 

@@ -2,7 +2,7 @@
 
 import bisect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -32,7 +32,7 @@ class Samples:
     class_names: tuple[str, ...] | None = None  # all classes in order, if the source declares them
     image: bool = False
     row_names: Sequence[str] | None = None  # where each sample comes from; left out: its number
-    groups: Sequence[str] | None = None  # the name of each sample's group
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by column, the name of each sample's group
     weights: Tensor | None = None
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class Samples:
             x=take(self.x, torch.from_numpy(rows)),
             labels=pick(self.labels),
             row_names=[self.row_name(row) for row in rows],
-            groups=None if self.groups is None else pick(self.groups),
+            groups={column: pick(names) for column, names in self.groups.items()},
             weights=None if self.weights is None else self.weights[rows],
         )
 
@@ -192,14 +192,14 @@ def make_dataset(
     classes = _merge_classes(parts, class_names)
     y = _to_numbers([part.labels for part in parts], classes)
     owner = torch.repeat_interleave(torch.tensor([i for i, _ in owned]), torch.tensor([len(part) for part in parts]))
-    groups = [part.groups for part in parts if part.groups is not None]  # all parts have them, or none
+    groups = {column: [part.groups[column] for part in parts] for column in parts[0].groups}  # the same in all parts
     weights = [part.weights for part in parts if part.weights is not None]
-    group_names = sort_names({name for names in groups for name in names}) if groups else None
+    group_names = {column: sort_names({n for part in values for n in part}) for column, values in groups.items()}
     columns: dict[str, Inputs | None] = {
         "x": concatenate([part.x for part in parts]),
         "y": y,
         "client": owner if keep_clients else None,
-        "group": None if group_names is None else _to_numbers(groups, group_names),
+        "group": {column: _to_numbers(groups[column], names) for column, names in group_names.items()} or None,
         "weight": torch.cat(weights) if weights else None,
         "rows": torch.arange(len(y)),
     }
@@ -225,7 +225,7 @@ def make_dataset(
         class_names=classes,
         image=parts[0].image,
         client_names=tuple(client.name for client in clients) if keep_clients else None,
-        group_names=group_names,
+        group_names=group_names or None,
         row_names=SampleNames(parts),
         **split,
     )
@@ -256,7 +256,12 @@ def _check_format(parts: Sequence[Samples]) -> None:
     def format_of(part: Samples) -> str:
         tensors = named_tensors(part.x, "x").items()
         text = ", ".join(f"{key} of shape {tuple(t.shape[1:])} and {str(t.dtype)[6:]}" for key, t in sorted(tensors))
-        extras = [("images", part.image), ("groups", part.groups is not None), ("weights", part.weights is not None)]
+        columns = " and ".join(sorted(part.groups))
+        extras = [
+            ("images", part.image),
+            (f"groups by {columns}", bool(columns)),
+            ("weights", part.weights is not None),
+        ]
         return ", ".join([text, *(f"with {extra}" if extra != "images" else "as images" for extra, on in extras if on)])
 
     first = parts[0]

@@ -102,7 +102,7 @@ class Column:
     def to_json(self) -> dict[str, Any]:
         """The known values, without the name."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "name"}
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v is not None}
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v not in (None, ())}
 
     @classmethod
     def from_json(cls, name: str, values: object) -> Self:
@@ -136,7 +136,7 @@ class Schema:
         target: the column of the labels
         classes: the labels, in the order of the model's outputs
         client: the column of the clients
-        group: a column of groups
+        group: the columns of groups, such as sex
         weight: the column of the samples' weights
         split: a column with train and test in it
         split_group: a column whose rows with the same value stay on one side of the split
@@ -151,7 +151,7 @@ class Schema:
     target: str | None = None
     classes: tuple[str, ...] | None = None
     client: str | None = None
-    group: str | None = None
+    group: tuple[str, ...] = ()
     weight: str | None = None
     split: str | None = None
     split_group: str | None = None
@@ -166,10 +166,13 @@ class Schema:
             raise InputError(f"the schema has the column {twice!r} twice; remove one")
         for role in ROLES:
             value = getattr(self, role)
-            if value is not None:
+            if role == "group":
+                object.__setattr__(self, role, _names([value] if isinstance(value, str) else value, "group"))
+            elif value is not None:
                 object.__setattr__(self, role, str(value))
-            if value is not None and str(value) in names and role != "split_time":
-                raise InputError(f"the schema has {value!r} as {role} and as a column; remove one")
+        for role, name in self.roles:
+            if name in names and role != "split_time":
+                raise InputError(f"the schema has {name!r} as {role} and as a column; remove one")
         if self.classes is not None:
             object.__setattr__(self, "classes", _names(self.classes, "classes of the schema"))
         object.__setattr__(self, "min_count", checks.whole(self.min_count, "min_count of the schema", 1))
@@ -185,14 +188,15 @@ class Schema:
         return bool(self.columns) and self.classes is not None and all(column.is_complete for column in self.columns)
 
     @property
-    def roles(self) -> dict[str, str]:
-        """The columns that are no features, by what they are: target, client, …"""
-        return {role: getattr(self, role) for role in ROLES if getattr(self, role) is not None}
+    def roles(self) -> list[tuple[str, str]]:
+        """What columns that are no features are, such as ("target", "diagnosis")."""
+        roles = [(role, getattr(self, role)) for role in ROLES if role != "group"]
+        return [(role, name) for role, name in roles if name is not None] + [("group", name) for name in self.group]
 
     @property
     def text_columns(self) -> tuple[str, ...]:
         """The columns to read as they are written: 01 and 1 are two names."""
-        names = [name for role, name in self.roles.items() if role not in ("weight", "split_time")]
+        names = [name for role, name in self.roles if role not in ("weight", "split_time")]
         return (*names, *(column.name for column in self.columns if column.kind == "category"))
 
     def column(self, name: str) -> Column | None:
@@ -210,7 +214,7 @@ class Schema:
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         values = {key: getattr(self, key) for key in ("target", "classes", *ROLES[1:], "min_count")}
-        values = {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v is not None}
+        values = {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v not in (None, ())}
         return {"version": VERSION} | values | {"columns": {column.name: column.to_json() for column in self.columns}}
 
     @classmethod

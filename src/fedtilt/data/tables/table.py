@@ -20,12 +20,15 @@ from fedtilt.data.tables.summaries import Summary, merge, summarise_sites
 from fedtilt.data.tables.table_warnings import left_out, table_warnings
 from fedtilt.errors import InputError
 
+Roles = Mapping[str, str | int | Sequence[str | int] | None]  # the columns that are no features, by what they are
+
 
 def table(
     source: Source, *, target: str | int | None = None, client: str | int | None = None,
-    group: str | int | None = None, weight: str | int | None = None, split: str | int | None = None,
-    split_group: str | int | None = None, split_time: str | int | None = None, drop: Sequence[str | int] = (),
-    schema: Schema | str | os.PathLike[str] | None = None, test_share: float | None = None, seed: int = 0,
+    group: str | int | Sequence[str | int] | None = None, weight: str | int | None = None,
+    split: str | int | None = None, split_group: str | int | None = None, split_time: str | int | None = None,
+    drop: Sequence[str | int] = (), schema: Schema | str | os.PathLike[str] | None = None,
+    test_share: float | None = None, seed: int = 0,
 ) -> Dataset:  # fmt: skip
     """Read a table as a data set.
 
@@ -39,7 +42,8 @@ def table(
             like the clients, or a dictionary of files or DataFrames by client
         target: the column of the labels, numbers or text; required without a schema that names it
         client: the column that names the client of each row; left out: the files, if there are several
-        group: a column of groups, for `Dataset.group_train`
+        group: the column of groups, such as sex, or several; a method's `tau` then tilts over these groups instead of
+            the classes
         weight: the column of the samples' weights, for `Dataset.weight_train`
         split: a column with train and test in it; left out: test data is drawn
         split_group: a column, such as the patient, whose rows with the same value stay on one side of the split
@@ -117,9 +121,9 @@ class Table:
                 f"table {columns.name} has no feature column; beside target and client its columns are {kinds}"
             )
         x_train, x_test = encode(columns, schema, [rows.train, rows.test])
-        group, group_names = read_names(columns, schema.group) if schema.group else (None, None)
         weight = None if schema.weight is None else _weights(columns, schema.weight)
-        parts = {"y": rows.labels, "client": rows.client, "group": group, "weight": weight}
+        groups = {name: self._groups(name) for name in schema.group}
+        parts = {"y": rows.labels, "client": rows.client, "weight": weight}
         tensors = {
             f"{key}_{side}": torch.from_numpy(values[positions])
             for key, values in (parts | {"rows": np.arange(len(columns))}).items() if values is not None
@@ -132,7 +136,9 @@ class Table:
             classes=len(rows.class_names),
             class_names=rows.class_names,
             client_names=rows.client_names,
-            group_names=group_names,
+            group_train=_codes(groups, rows.train),
+            group_test=_codes(groups, rows.test),
+            group_names={name: names for name, (_, names) in groups.items()} or None,
             schema=schema,
             row_names=columns.rows,
             warnings=(*left_out(schema, self.schema), *table_warnings(columns, schema, rows.train, rows.labels)),
@@ -215,6 +221,14 @@ class Table:
             raise InputError(f"target = {target!r} of {self.columns.name} {problem}")
         return labels, names
 
+    def _groups(self, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+        codes, names = read_names(self.columns, name)
+        if len(names) < 2 and self.site is None:
+            raise InputError(
+                f"group = {name!r} has one value, {names[0]!r}, in {self.columns.name}; groups need two or more"
+            )
+        return codes, names
+
     def _clients(self) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
         if self.site is not None:
             self._check_one_client()
@@ -242,7 +256,7 @@ class Table:
 
 
 def open_table(
-    source: Source, roles: Mapping[str, str | int | None], drop: Sequence[str | int] = (),
+    source: Source, roles: Roles, drop: Sequence[str | int] = (),
     schema: Schema | str | os.PathLike[str] | None = None, site: int | None = None,
 ) -> Table:  # fmt: skip
     """Open a table, and check the names of columns against it.
@@ -266,7 +280,7 @@ def open_table(
     if site is not None:
         columns = columns.with_missing([*optional, *dropped, *([] if known.client is None else [known.client])])
     _check_names(columns, known, dropped)
-    taken = [name for role, name in known.roles.items() if role != "split_time"]
+    taken = [name for role, name in known.roles if role != "split_time"]
     names = [name for name in columns.header if name not in (*taken, *dropped)]
     if known.columns:
         listed = [column.name for column in known.columns]
@@ -284,16 +298,26 @@ def open_table(
 
 
 def known_schema(
-    schema: Schema | str | os.PathLike[str] | None, roles: Mapping[str, str | int | None]
+    schema: Schema | str | os.PathLike[str] | None, roles: Roles
 ) -> Schema:  # fmt: skip
     """What the user says of a table: a schema or the path of one, and the roles of columns."""
     known = schema if isinstance(schema, Schema) else Schema(columns=()) if schema is None else read_schema(schema)
-    names = {role: str(name) for role, name in roles.items() if name is not None}
+    group = roles.get("group") or ()
+    names: dict[str, str | tuple[str, ...]] = {
+        role: str(name) for role, name in roles.items() if name is not None and role != "group"
+    }
+    if group:
+        names["group"] = (str(group),) if isinstance(group, str | int) else tuple(map(str, group))
     for role, name in names.items():
         written = getattr(known, role)
-        if written is not None and written != name:
+        if written and written != name:
             raise InputError(f"{role} = {name!r} differs from the schema's, {written!r}; correct one of them")
     return replace(known, **names)  # type: ignore[arg-type]
+
+
+def _codes(groups: Mapping[str, tuple[np.ndarray, tuple[str, ...]]], rows: np.ndarray) -> dict[str, Tensor] | None:
+    """The number of each row's group, by column; None without columns."""
+    return {name: torch.from_numpy(codes[rows]) for name, (codes, _) in groups.items()} or None
 
 
 def _check_names(columns: Columns, schema: Schema, drop: Iterable[str]) -> None:
@@ -301,7 +325,7 @@ def _check_names(columns: Columns, schema: Schema, drop: Iterable[str]) -> None:
     known = ", ".join(columns.header)
     used: dict[str, str] = {}
     wanted = [
-        *schema.roles.items(),
+        *schema.roles,
         *(("schema", column.name) for column in schema.columns),
         *(("drop", n) for n in drop),
     ]

@@ -1,0 +1,87 @@
+"""Groups of samples: columns such as sex or ward, over which a loss is tilted and a model is evaluated."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtilt.errors import InputError
+
+if TYPE_CHECKING:
+    from fedtilt.data.dataset import Dataset
+
+CLASS = "class"  # the name of the groups that are the classes
+
+
+class GroupColumn(NamedTuple):
+    """The groups of one column."""
+
+    names: tuple[str, ...]  # of the groups
+    train: Tensor  # (N,) the group of each training sample, int64
+    test: Tensor  # of each test sample
+
+
+def group_columns(data: "Dataset") -> dict[str, GroupColumn]:
+    """The columns of groups by name; of several columns also their combination, which is the last.
+
+    >>> from fedtilt.data.dataset import Dataset
+    >>> x, y, sex, age = torch.zeros(3, 1), torch.tensor([0, 1, 1]), torch.tensor([0, 1, 1]), torch.tensor([1, 0, 1])
+    >>> data = Dataset(
+    ...     name="mine", x_train=x, y_train=y, x_test=x, y_test=y, classes=2,
+    ...     group_train={"sex": sex, "age": age}, group_test={"sex": sex, "age": age},
+    ...     group_names={"sex": ("f", "m"), "age": ("old", "young")},
+    ... )
+    >>> group_columns(data)["sex, age"].names
+    ('f, young', 'm, old', 'm, young')
+    """
+    if data.group_names is None or data.group_train is None or data.group_test is None:
+        return {}
+    columns = {
+        name: GroupColumn(names, data.group_train[name], data.group_test[name])
+        for name, names in data.group_names.items()
+    }
+    return columns if len(columns) == 1 else columns | {", ".join(columns): _combine(columns)}
+
+
+def _combine(columns: Mapping[str, GroupColumn]) -> GroupColumn:
+    """The combinations of several columns' groups that occur."""
+    codes = torch.stack([torch.cat([column.train, column.test]) for column in columns.values()], 1)
+    found, group = codes.unique(dim=0, return_inverse=True)
+    names = [", ".join(c.names[k] for c, k in zip(columns.values(), row, strict=True)) for row in found.tolist()]
+    first = next(iter(columns.values()))
+    return GroupColumn(tuple(names), *group.split([len(first.train), len(first.test)]))
+
+
+def check_groups(data: "Dataset") -> None:
+    """Refuse groups of a data set that do not match its samples or their names."""
+    parts = data.group_train, data.group_test, data.group_names
+    if all(part is None for part in parts):
+        return
+    if data.group_train is None or data.group_test is None or data.group_names is None:
+        raise InputError(
+            f"data set {data.name!r} has only some of group_train, group_test and group_names; give all or none"
+        )
+    if not data.group_names or {*data.group_train} != {*data.group_names} or {*data.group_test} != {*data.group_names}:
+        columns = [list(part) for part in (data.group_train, data.group_test, data.group_names)]
+        raise InputError(
+            f"data set {data.name!r} has groups by {columns[0]} in group_train, {columns[1]} in group_test and "
+            f"{columns[2]} in group_names; give each the same columns"
+        )
+    if CLASS in data.group_names:
+        raise InputError(
+            f"data set {data.name!r} has a column of groups {CLASS!r}, which is the name of the labels; rename it"
+        )
+    for column, names in data.group_names.items():
+        for side, codes, y in (("train", data.group_train, data.y_train), ("test", data.group_test, data.y_test)):
+            numbers = codes[column]
+            if numbers.dtype != torch.int64 or numbers.shape != y.shape:
+                raise InputError(
+                    f"data set {data.name!r} has group_{side}[{column!r}] of shape {tuple(numbers.shape)} and dtype "
+                    f"{str(numbers.dtype)[6:]}; give {len(y)} int64 numbers"
+                )
+            if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(names)):
+                raise InputError(
+                    f"data set {data.name!r} has group_{side}[{column!r}] up to {int(numbers.max())} and down to "
+                    f"{int(numbers.min())}; with {len(names)} names they go from 0 to {len(names) - 1}"
+                )
