@@ -1,13 +1,13 @@
 """The same rounds on a real Flower federation: `plan` and `train` on the sites, `server_update` on the server.
 
 task      what the federation learns: a spec and, optionally, a model and a function that reads a site's data
-site      one client: trains, evaluates, stores its personal model (`site_states`) and its report (`site_report`)
+site      one client: trains, evaluates, stores its personal model and its report
 client    a Flower ClientApp around a site
 strategy  a Flower Strategy: selects sites, checks every reply (`messages`, `membership`), aggregates, counts rejections
 server    a Flower ServerApp around the strategy: run folder, checkpoints, resume (`run_folder`)
+schema    sites with tables agree on one schema before the first round
 
-Before the first round, sites with tables (`site_table`) agree on one schema (`schema_exchange`). `messages` and
-`schema_messages` define everything that is sent.
+`messages` and `schema.messages` define everything that is sent.
 """
 
 from fedtilt.errors import InputError
@@ -20,7 +20,7 @@ except ImportError:
 from fedtilt.flower.client import client_app
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder
-from fedtilt.flower.schema_exchange import agree_on_schema
+from fedtilt.flower.schema.exchange import agree_on_schema
 from fedtilt.flower.server import server_app
 from fedtilt.flower.strategy import FedTiltStrategy
 from fedtilt.flower.task import Task

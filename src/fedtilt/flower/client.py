@@ -13,9 +13,9 @@ from fedtilt.flower.messages import (
     encode_join_reply,
     encode_train_reply,
 )
-from fedtilt.flower.schema_messages import decode_schema, encode_problem, encode_summary_reply
-from fedtilt.flower.site import Site
-from fedtilt.flower.site_table import SchemaMismatch
+from fedtilt.flower.schema.messages import decode_schema, encode_problem, encode_summary_reply
+from fedtilt.flower.schema.site_table import SchemaMismatch
+from fedtilt.flower.site.site import Site
 from fedtilt.flower.task import Task, site_number
 
 _log = logging.getLogger("flwr")

@@ -12,7 +12,7 @@ from fedtilt.data import Schema
 from fedtilt.errors import InputError
 from fedtilt.flower.messages import CONFIG_RECORD, RejectedReply, claimed_site, decode_join_reply
 from fedtilt.flower.policy import RoundPolicy
-from fedtilt.flower.schema_messages import reject_problem, schema_config
+from fedtilt.flower.schema.messages import reject_problem, schema_config
 from fedtilt.parts import Parts
 
 SiteKeys = Mapping[bytes, int]  # public key → site

@@ -13,7 +13,7 @@ from fedtilt.flower.membership import SiteKeys
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.reply_size import limit_reply_size, max_reply_size
 from fedtilt.flower.run_folder import ServerRunFolder, open_run_folder
-from fedtilt.flower.schema_exchange import agree_on_schema, stored_schema
+from fedtilt.flower.schema.exchange import agree_on_schema, stored_schema
 from fedtilt.flower.site_keys import site_keys
 from fedtilt.flower.strategy import FedTiltStrategy
 from fedtilt.flower.task import ResolvedTask, Task

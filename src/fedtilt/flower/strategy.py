@@ -23,7 +23,7 @@ from fedtilt.flower.messages import (
 )
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder
-from fedtilt.flower.schema_messages import schema_config
+from fedtilt.flower.schema.messages import schema_config
 from fedtilt.flower.task import FederationInfo
 from fedtilt.methods import Method, check_bad_share
 from fedtilt.parts import Parts, Tensors

@@ -15,7 +15,7 @@ from fedtilt.data.inputs import Shape
 from fedtilt.data.tables.columns import Source
 from fedtilt.data.tables.summaries import Summary
 from fedtilt.errors import InputError
-from fedtilt.flower.site_table import site_dataset, site_summary
+from fedtilt.flower.schema.site_table import site_dataset, site_summary
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource, recipe
 from fedtilt.parts import Parts

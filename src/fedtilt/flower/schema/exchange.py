@@ -24,7 +24,7 @@ from fedtilt.flower.membership import (
 from fedtilt.flower.messages import RejectedReply, claimed_site
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.reply_size import limit_reply_size
-from fedtilt.flower.schema_messages import MAX_SIZE, SUMMARY_REQUEST, decode_summary_reply
+from fedtilt.flower.schema.messages import MAX_SIZE, SUMMARY_REQUEST, decode_summary_reply
 
 _log = logging.getLogger("flwr")
 

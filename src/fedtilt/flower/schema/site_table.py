@@ -82,7 +82,7 @@ def _difference(spec: Spec, source: Source, schema: Schema | None, *, shared: bo
     """The first difference between a table and the schema; without `shared`, in the names of the schema alone."""
     known = known_schema_of(spec)
     columns = read_columns(source, text=[name for name in (known.target,) if name is not None])
-    for role, name in known.roles.items():
+    for role, name in known.roles:
         if role != "client" and name not in columns.header:
             return f"has no column {name!r}, which is the {role}"
     optional = [column.name for column in known.columns if column.gaps]
@@ -90,7 +90,7 @@ def _difference(spec: Spec, source: Source, schema: Schema | None, *, shared: bo
     for column in expected:
         if column.is_feature and column.name not in (*columns.header, *optional):
             return f"has no column {column.name!r}, which the schema has"
-    taken = {*known.roles.values(), *spec.data.drop, *(column.name for column in expected)}
+    taken = {*(name for _, name in known.roles), *spec.data.drop, *(column.name for column in expected)}
     for name in columns.header:
         if expected and name not in taken:
             return f"has {f'the column {name!r}' if shared else 'a column'}, which the schema lacks"

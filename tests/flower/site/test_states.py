@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedtilt as ft
-from fedtilt.flower.site_states import SiteStates
+from fedtilt.flower.site.states import SiteStates
 
 HISTORY = "0123456789abcdef"
 

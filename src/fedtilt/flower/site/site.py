@@ -13,8 +13,8 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.flower.messages import EvaluationReply, class_spreads
 from fedtilt.flower.private_files import private_files, private_folder
-from fedtilt.flower.site_report import write_report
-from fedtilt.flower.site_states import SiteStates
+from fedtilt.flower.site.report import write_report
+from fedtilt.flower.site.states import SiteStates
 from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, build_site_model, site_number, yes_or_no
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors
