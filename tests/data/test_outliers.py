@@ -1,14 +1,14 @@
 """Outliers: rates, ranges, and draws that depend on seed, round and client only."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import torch
 
-from fedtilt.data import Outliers
-from fedtilt.data.outliers import apply
+from fedtilt.data import Dataset, Federation, Outliers
+from fedtilt.data.outliers import apply, nearest_classes
 from fedtilt.errors import InputError
 
 N, SHAPE = 3000, (3, 4, 4)
@@ -114,6 +114,14 @@ def test_no_outliers_and_rates_of_0_and_1():
         ({"kind": "corruptions", "strength": 2.0}, "outlier_strength = 2.0 .* pixels"),
         ({"kind": "gaussian", "strength": -1.0}, "outlier_strength = -1.0"),
         ({"kind": "flips", "strength": 0.5}, "outlier_strength = 0.5 does not apply to flips"),
+        ({"redraw": "never"}, "outlier_redraw = 'never' is unknown; choose one of round, once"),
+        ({"kind": "flips", "flip_to": "far"}, "outlier_flip_to = 'far' .* client, any, nearest, pairs"),
+        ({"kind": "gaussian", "flip_to": "any"}, "outlier_flip_to = 'any' does not apply to gaussian"),
+        ({"kind": "corruptions", "pairs": {"1": "2"}}, "outlier_pairs = .* does not apply to corruptions"),
+        ({"kind": "flips", "flip_to": "pairs"}, "outlier_flip_to = 'pairs' needs outlier_pairs"),
+        ({"kind": "flips", "flip_to": "any", "pairs": {"1": "2"}}, "outlier_pairs .* outlier_flip_to = 'any'"),
+        ({"kind": "flips", "pairs": {"1": "1"}}, "outlier_pairs flips class '1' to itself"),
+        ({"kind": "flips", "pairs": {1: 2}}, "outlier_pairs = {1: 2} is not a table of class names"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -123,5 +131,90 @@ def test_bad_settings_are_refused(settings, message):
 
 def test_numpy_and_tensor_settings_become_python_numbers():
     outliers = Outliers(kind="gaussian", rate=np.float32(0.5), strength=torch.tensor(2), clients=np.int64(1))
-    assert json.dumps(asdict(outliers)) == '{"kind": "gaussian", "rate": 0.5, "strength": 2.0, "clients": 1.0}'
+    assert json.dumps(outliers.to_json()) == '{"kind": "gaussian", "rate": 0.5, "strength": 2.0, "clients": 1.0}'
     assert outliers == Outliers(kind="gaussian", rate=0.5, strength=2.0, clients=1.0)
+
+
+def build(samples=600, clients=6, **settings):
+    """Three classes on a line, at 0, 1 and 3: the nearest of 0 is 1, of 1 is 0, of 2 is 1."""
+    y = torch.arange(samples) % 3
+    x = torch.tensor([0.0, 1.0, 3.0])[y][:, None] + torch.linspace(-0.1, 0.1, samples)[:, None]
+    data = Dataset(name="line", x_train=x, y_train=y, x_test=x, y_test=y, classes=3, class_names=("a", "b", "c"))
+    return Federation.build(data, clients=clients, partition="iid", **settings)
+
+
+def labels(federation, round=1, seed=0):
+    pairs = [federation.train(client, seed=seed, round=round) for client in range(federation.clients)]
+    return torch.cat([y for _, y in pairs])
+
+
+def true_labels(federation):
+    return torch.cat([federation.clean_train(client)[1] for client in range(federation.clients)])
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "flips"])
+def test_outliers_drawn_once_stay_the_same_in_every_round_and_depend_on_the_federation_s_seed(kind):
+    federation = build(outliers=kind, outlier_redraw="once")
+    first = federation.train(2, seed=0, round=1)
+    for seed, round in ((0, 2), (5, 1)):
+        again = federation.train(2, seed=seed, round=round)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    other = replace(federation, seed=1).train(2, seed=0, round=1)
+    assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["none", "gaussian", "flips"])
+def test_the_mask_of_outliers_has_exactly_the_samples_that_changed(kind):
+    federation = build(outliers=kind, outlier_redraw="once", outlier_rate=0.4, outlier_clients=0.5)
+    for client in range(federation.clients):
+        (x, y), (clean_x, clean_y) = federation.train(client, seed=0, round=3), federation.clean_train(client)
+        changed = federation.outlier_mask(client)
+        assert torch.equal(changed, (x != clean_x)[:, 0] | (y != clean_y))
+        assert bool(changed.any()) == (kind != "none" and bool(federation.has_outliers[client]))
+        if changed.any():
+            assert near(int(changed.sum()), len(changed), 0.4)
+
+
+def test_outliers_of_every_round_have_no_mask():
+    with pytest.raises(InputError, match="drawn anew in every round; build the federation with redraw = 'once'"):
+        build(outliers="flips").outlier_mask(0)
+
+
+def test_flips_to_any_class_are_symmetric_even_where_a_client_has_one_class():
+    data = build().dataset
+    federation = Federation.build(
+        data, clients=3, classes_per_client=1, outliers="flips", outlier_flip_to="any", outlier_redraw="once"
+    )
+    for client, (own,) in enumerate(federation.client_classes):
+        y = federation.train(client, seed=0, round=1)[1]
+        flipped = y[y != own]
+        assert near(len(flipped), len(y), 0.3)
+        assert near(int((flipped == (own + 1) % 3).sum()), len(flipped), 0.5)
+
+
+def test_flips_to_the_nearest_class_and_by_pairs():
+    nearest = build(outliers="flips", outlier_flip_to="nearest", outlier_rate=1.0)
+    true = true_labels(nearest)
+    assert nearest_classes(nearest.dataset).tolist() == [1, 0, 1]
+    assert torch.equal(labels(nearest), torch.tensor([1, 0, 1])[true])
+    paired = build(outliers="flips", outlier_pairs={"c": "a"}, outlier_rate=1.0)
+    assert torch.equal(labels(paired), torch.tensor([0, 1, 0])[true])
+
+
+def test_flips_need_classes_that_exist_and_numbers_to_compare():
+    with pytest.raises(InputError, match="outlier_pairs has the class 'd', which 'line' does not have; .* a, b, c"):
+        build(outliers="flips", outlier_pairs={"a": "d"})
+    tokens = torch.arange(12).reshape(6, 2)
+    data = Dataset(
+        name="words", x_train=tokens, y_train=tokens[:, 0] % 3, x_test=tokens, y_test=tokens[:, 0] % 3, classes=3
+    )
+    with pytest.raises(InputError, match="outlier_flip_to = 'nearest' compares numbers, and 'words' has tokens"):
+        Federation.build(data, clients=1, partition="iid", outliers="flips", outlier_flip_to="nearest")
+
+
+def test_the_record_of_outliers_has_new_settings_only_where_they_are_used():
+    assert list(Outliers(kind="flips").to_json()) == ["kind", "rate", "strength", "clients"]
+    settings = Outliers(kind="flips", redraw="once", pairs={"1": "2"})
+    assert Outliers(**settings.to_json()) == settings
+    assert settings.to_json()["redraw"] == "once"
+    assert Outliers(**asdict(settings)) == settings

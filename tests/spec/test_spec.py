@@ -114,8 +114,10 @@ def test_defaults_equal_those_of_the_federation():
         assert getattr(clients, key) == build[key]
     assert build["clients"] is None  # then 100, or the data's own
     assert clients.count == 100
-    assert (outliers.kind, outliers.rate) == (build["outliers"], build["outlier_rate"])
-    assert (outliers.strength, outliers.clients) == (build["outlier_strength"], build["outlier_clients"])
+    assert outliers.kind == build["outliers"]
+    for key in ("rate", "strength", "clients", "redraw", "flip_to"):
+        assert getattr(outliers, key) == build[f"outlier_{key}"]
+    assert outliers.to_outliers().pairs == build["outlier_pairs"]
 
 
 def test_a_method_has_every_setting_of_the_library():
@@ -149,6 +151,9 @@ def test_methods_equal_those_of_the_library(raw, method):
         (" train.lr = 1 ", lambda s: s.train.lr, 1.0),
         ("outliers.kind=none", lambda s: s.outliers.kind, "none"),
         ('outliers.kind="none"', lambda s: s.outliers.kind, "none"),
+        ("outliers.redraw=once", lambda s: s.outliers.to_outliers().redraw, "once"),
+        ("outliers.pairs.3=5", lambda s: s.outliers.to_outliers().pairs, {"3": "5"}),
+        ('outliers.pairs={3 = "5", 5 = 3}', lambda s: s.outliers.to_outliers().pairs, {"3": "5", "5": "3"}),
         ("model.hidden=[8]", lambda s: s.model.hidden, (8,)),
         ("seeds=3", lambda s: s.seeds, 3),
         ("name=2026-01-01", lambda s: s.name, "2026-01-01"),
@@ -231,7 +236,11 @@ def test_the_examples_in_the_annotated_spec_are_valid(file):
     for source in only_with:
         left_out = [key for other, keys in only_with.items() if other != source for key in keys]
         overrides = [f"data.{key}=" for key in [*left_out, *(["test_share"] if source == "leaf" else [])]]
-        overrides += ["outliers.kind=gaussian", "clients.partition=column", *with_examples]
+        flips = source == "leaf"
+        overrides += (
+            ["outliers.kind=flips", "outliers.strength="] if flips else ["outliers.kind=gaussian", "outliers.flip_to="]
+        )
+        overrides += ["clients.partition=column", *with_examples]
         # updates are screened, or clipped for privacy
         private = source == "file"
         overrides += ["train.screen="] if private else [f"privacy.{key}=" for key in TABLES["privacy"].model_fields]

@@ -12,10 +12,9 @@ from fedtilt import checks
 from fedtilt.data.data_warnings import dataset_warnings, federation_warnings, warn
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.division import choose_clients_with_outliers, divide, resolve_clients, split_validation
-from fedtilt.data.groups import CLASS, GroupColumn, group_columns
 from fedtilt.data.inputs import Inputs, Shape, concatenate, take, to_device
 from fedtilt.data.naming import client_number
-from fedtilt.data.outliers import Outliers, apply, resolve_outliers
+from fedtilt.data.outliers import Outliers, apply, resolve_flip_map, resolve_outliers
 from fedtilt.data.sources.from_clients import read_clients
 from fedtilt.errors import InputError
 
@@ -39,6 +38,7 @@ class Federation:
     has_outliers: Tensor  # (clients,) bool
     seed: int = 0
     validation_outliers: bool = False  # whether validation data has the outliers of the training data
+    flip_map: Tensor | None = None  # (classes,) the class that each class flips to; None: drawn for every sample
 
     @classmethod
     def build(
@@ -53,6 +53,9 @@ class Federation:
         outlier_rate: float = 0.3,
         outlier_strength: float | None = None,
         outlier_clients: float = 1.0,
+        outlier_redraw: str = "round",
+        outlier_flip_to: str | None = None,
+        outlier_pairs: Mapping[str, str] | None = None,
         validation: float = 0.0,
         validation_outliers: bool = False,
         max_train: int | None = None,
@@ -73,6 +76,10 @@ class Federation:
             outlier_rate: the probability that a sample is an outlier
             outlier_strength: the share of pixels (corruptions) or the standard deviation (gaussian)
             outlier_clients: the share of clients that have outliers
+            outlier_redraw: 'round' (drawn anew in every round) or 'once' (the same in every round)
+            outlier_flip_to: where labels flip to: 'client' (another class of the client), 'any' (another class),
+                'nearest' (the class with the nearest mean) or 'pairs'; left out: 'pairs' if given, else 'client'
+            outlier_pairs: class → the class that it flips to, by name; classes without a pair do not flip
             validation: the share of each client's training samples used for validation, with the classes in proportion
             validation_outliers: whether validation data has outliers too, drawn once; otherwise it is clean
             max_train: the largest number of training samples per client; left out: all
@@ -83,7 +90,10 @@ class Federation:
         Federation('toy-2': 2 clients, 400 training samples, 2 classes, outliers none)
         """
         _check_dataset(dataset)
-        outliers = resolve_outliers(outliers, outlier_rate, outlier_strength, outlier_clients)
+        outliers = resolve_outliers(
+            outliers, rate=outlier_rate, strength=outlier_strength, clients=outlier_clients, redraw=outlier_redraw,
+            flip_to=outlier_flip_to, pairs=outlier_pairs,
+        )  # fmt: skip
         partition, clients = resolve_clients(dataset, partition, clients)
         seed = checks.whole(seed, "seed")
         classes_per_client = checks.whole(classes_per_client, "classes_per_client")
@@ -112,6 +122,7 @@ class Federation:
             has_outliers=choose_clients_with_outliers(outliers, len(names), seed),
             seed=seed,
             validation_outliers=bool(validation_outliers),
+            flip_map=resolve_flip_map(outliers, dataset),
         )
         warn(federation.warnings)
         return federation
@@ -129,6 +140,9 @@ class Federation:
         outlier_rate: float = 0.3,
         outlier_strength: float | None = None,
         outlier_clients: float = 1.0,
+        outlier_redraw: str = "round",
+        outlier_flip_to: str | None = None,
+        outlier_pairs: Mapping[str, str] | None = None,
         validation: float = 0.0,
         validation_outliers: bool = False,
         max_train: int | None = None,
@@ -152,6 +166,9 @@ class Federation:
             outlier_rate: the probability that a sample is an outlier
             outlier_strength: the share of pixels (corruptions) or the standard deviation (gaussian)
             outlier_clients: the share of clients that have outliers
+            outlier_redraw: 'round' (drawn anew in every round) or 'once' (the same in every round)
+            outlier_flip_to: 'client', 'any', 'nearest' or 'pairs'
+            outlier_pairs: class → the class that it flips to, by name
             validation: the share of each client's training samples used for validation
             validation_outliers: whether validation data has outliers too
             max_train: the largest number of training samples per client; left out: all
@@ -173,6 +190,9 @@ class Federation:
             outlier_rate=outlier_rate,
             outlier_strength=outlier_strength,
             outlier_clients=outlier_clients,
+            outlier_redraw=outlier_redraw,
+            outlier_flip_to=outlier_flip_to,
+            outlier_pairs=outlier_pairs,
             validation=validation,
             validation_outliers=validation_outliers,
             max_train=max_train,
@@ -226,16 +246,6 @@ class Federation:
         return self.dataset.image
 
     @cached_property
-    def groups(self) -> dict[str, GroupColumn]:
-        """The columns of groups that the data names, such as sex; of several also their combination, the last."""
-        return group_columns(self.dataset)
-
-    @property
-    def group(self) -> str:
-        """What `tau` tilts over: the groups that the data names, else the classes."""
-        return next(reversed(self.groups), CLASS)
-
-    @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What a careful colleague would say about the data, one sentence each; `build` emits them as warnings."""
         return (*self.dataset.warnings, *dataset_warnings(self.dataset), *federation_warnings(self))
@@ -259,14 +269,33 @@ class Federation:
         return self._scale(_to_unit(x))
 
     def train(self, client: int | str, *, seed: int, round: int, device: Device = "cpu") -> tuple[Inputs, Tensor]:
-        """A client's training samples and labels in one round, with that round's outliers if the client has any."""
+        """A client's training samples and labels in one round, with that round's outliers if the client has any.
+
+        Outliers that are drawn once depend on the seed of the federation, in place of the seed and the round.
+        """
         number = self._number(client)
-        x, y = self._with_outliers(self.train_index[number], number, seed, round, device)
+        once = self.outliers.redraw == "once"
+        x, y = self._with_outliers(
+            self.train_index[number], number, self.seed if once else seed, None if once else round, device
+        )
         return self._scale(x), y
 
     def clean_train(self, client: int | str, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
         """A client's training samples without outliers."""
         return self._samples("train", client, device)
+
+    def outlier_mask(self, client: int | str) -> Tensor:
+        """Which of a client's training samples are outliers that stay, (samples,) bool.
+
+        Their labels as trained on are those of `train`, the true ones those of `clean_train`.
+        """
+        if self.outliers.kind != "none" and self.outliers.redraw != "once":
+            raise InputError("the outliers are drawn anew in every round; build the federation with redraw = 'once'")
+        (x, y), (clean_x, clean_y) = self.train(client, seed=0, round=1), self.clean_train(client)
+        changed = y != clean_y
+        if isinstance(x, Tensor) and isinstance(clean_x, Tensor):
+            changed |= (x != clean_x).flatten(1).any(1)
+        return changed
 
     def validation(self, client: int | str, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
         """A client's validation samples; they have outliers only if the federation was built so."""
@@ -288,16 +317,6 @@ class Federation:
             return concatenate([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), _owner(index)
         rows = torch.cat(list(index))
         return take(x, rows), y[rows], _owner(index)
-
-    def train_groups(self, client: int | str, *, device: Device = "cpu") -> dict[str, Tensor]:
-        """The group of each of a client's training samples, by column of groups."""
-        rows = self.train_index[self._number(client)]
-        return {name: column.train[rows].to(device) for name, column in self.groups.items()}
-
-    def evaluation_groups(self, split: str = "test") -> dict[str, Tensor]:
-        """The group of each sample of a split, in the order of `evaluation`, by column of groups."""
-        rows = torch.cat(list(self._split(split)[0]))
-        return {name: (c.test if split == "test" else c.train)[rows] for name, c in self.groups.items()}
 
     def train_sizes(self) -> Tensor:
         """The number of training samples of each client, int64."""
@@ -323,14 +342,17 @@ class Federation:
         rows = index[self._number(client)]
         return self.model_input(to_device(take(x, rows), device)), y[rows].to(device)
 
-    def _with_outliers(self, rows: Tensor, client: int, seed: int, round: int, device: Device) -> tuple[Inputs, Tensor]:
+    def _with_outliers(
+        self, rows: Tensor, client: int, seed: int, round: int | None, device: Device
+    ) -> tuple[Inputs, Tensor]:
         """Samples in [0, 1] units and labels of a client's rows, with the outliers of a round if the client has any."""
         x = _to_unit(to_device(take(self.dataset.x_train, rows), device))
         y = self.dataset.y_train[rows].to(device)
         if not self.has_outliers[client]:
             return x, y
-        classes = self.client_classes[client].to(device)
-        return apply(self.outliers, x, y, classes, seed=seed, round=round, client=client)
+        classes = torch.arange(self.classes) if self.outliers.flip_to == "any" else self.client_classes[client]
+        flip_map = None if self.flip_map is None else self.flip_map.to(device)
+        return apply(self.outliers, x, y, classes.to(device), seed=seed, round=round, client=client, flip_map=flip_map)
 
     def _scale(self, x: Inputs) -> Inputs:
         return x * 2 - 1 if self.image and isinstance(x, Tensor) else x

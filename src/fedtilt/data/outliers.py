@@ -1,15 +1,20 @@
-"""Persistent outliers: corrupted training data, drawn anew for every client in every round."""
+"""Outliers: corrupted training data, drawn anew for every client in every round, or once."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedtilt import checks, seeds
+from fedtilt.data.dataset import Dataset
 from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
 
 KINDS = ("none", "corruptions", "gaussian", "flips")
+REDRAWS = ("round", "once")
+FLIP_TARGETS = ("client", "any", "nearest", "pairs")
 _STRENGTH = {"corruptions": 0.3, "gaussian": 1.0}
 
 
@@ -19,24 +24,38 @@ class Outliers:
 
     Args:
         kind: 'none', 'corruptions' (some pixels become uniform in [0, 1]), 'gaussian' (noise is added) or 'flips' (the
-            label becomes another class of the client)
+            label becomes another class)
         rate: the probability that a sample is an outlier
         strength: for corruptions the share of a sample's pixels (default 0.3), for gaussian the standard deviation
             (default 1.0)
         clients: the share of clients that have outliers
+        redraw: 'round' (drawn anew in every round) or 'once' (the same samples are outliers in every round, as
+            mislabelled data is in practice)
+        flip_to: for flips: 'client' (another class of the client), 'any' (another class of the data set; both are
+            drawn with equal probability), 'nearest' (the class with the nearest mean of the training samples) or
+            'pairs'; left out: 'pairs' if these are given, else 'client'
+        pairs: class → the class that it flips to, by name; classes without a pair do not flip
 
     >>> Outliers(kind="gaussian").strength
     1.0
+    >>> Outliers(kind="flips", redraw="once", pairs={"3": "5", "5": "3"}).flip_to
+    'pairs'
     """
 
     kind: str = "none"
     rate: float = 0.3
     strength: float | None = None
     clients: float = 1.0
+    redraw: str = "round"
+    flip_to: str | None = None
+    pairs: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise InputError(f"outliers = {self.kind!r} is unknown; choose one of {', '.join(KINDS)}")
+        if self.redraw not in REDRAWS:
+            raise InputError(f"outlier_redraw = {self.redraw!r} is unknown; choose one of {', '.join(REDRAWS)}")
+        self._check_flips()
         for key in ("rate", "clients"):
             value = checks.number(getattr(self, key), f"outlier_{key}")
             if not 0 <= value <= 1:
@@ -53,27 +72,111 @@ class Outliers:
         elif self.kind == "flips":
             raise InputError(f"outlier_strength = {self.strength} does not apply to flips; leave it out")
 
+    def _check_flips(self) -> None:
+        """Check `flip_to` and `pairs`, and set what is left out."""
+        pairs = None if self.pairs is None else _check_pairs(self.pairs)
+        object.__setattr__(self, "pairs", pairs)
+        if self.kind not in ("flips", "none"):
+            for key in ("flip_to", "pairs"):
+                if getattr(self, key) is not None:
+                    raise InputError(
+                        f"outlier_{key} = {getattr(self, key)!r} does not apply to {self.kind}; leave it out"
+                    )
+            return
+        if self.flip_to is None and self.kind == "flips":
+            object.__setattr__(self, "flip_to", "client" if pairs is None else "pairs")
+        if self.flip_to not in (*FLIP_TARGETS, None):
+            raise InputError(f"outlier_flip_to = {self.flip_to!r} is unknown; choose one of {', '.join(FLIP_TARGETS)}")
+        if self.flip_to == "pairs" and pairs is None:
+            raise InputError("outlier_flip_to = 'pairs' needs outlier_pairs, such as {'3': '5'}")
+        if self.flip_to not in ("pairs", None) and pairs is not None:
+            raise InputError(
+                f"outlier_pairs = {pairs} does not apply to outlier_flip_to = {self.flip_to!r}; leave one out"
+            )
 
-def resolve_outliers(outliers: str | Outliers, rate: float, strength: float | None, clients: float) -> Outliers:
+    def to_json(self) -> dict[str, Any]:
+        """The settings for the record of a run; those that earlier versions did not have are left out if they are not
+        used.
+        """
+        new_defaults = {"redraw": "round", "flip_to": "client" if self.kind == "flips" else None, "pairs": None}
+        return {key: value for key, value in asdict(self).items() if value != new_defaults.get(key, ...)}
+
+
+def _check_pairs(pairs: Any) -> dict[str, str]:
+    if (
+        not isinstance(pairs, Mapping)
+        or not pairs
+        or not all(isinstance(c, str) for pair in pairs.items() for c in pair)
+    ):
+        raise InputError(f"outlier_pairs = {pairs!r} is not a table of class names, such as {{'3': '5'}}")
+    for true, flipped in pairs.items():
+        if true == flipped:
+            raise InputError(f"outlier_pairs flips class {true!r} to itself; name another class, or leave it out")
+    return dict(pairs)
+
+
+def resolve_outliers(outliers: str | Outliers, **settings: Any) -> Outliers:
     """The outliers from a name and settings, or from an `Outliers`; settings beside an `Outliers` are refused."""
     if isinstance(outliers, str):
-        return Outliers(kind=outliers, rate=rate, strength=strength, clients=clients)
+        return Outliers(kind=outliers, **settings)
     if not isinstance(outliers, Outliers):
         raise InputError(
             f"outliers = {outliers!r} is unknown; choose one of {', '.join(KINDS)}, or pass a ft.data.Outliers"
         )
-    settings, default = Outliers(rate=rate, strength=strength, clients=clients), Outliers()
-    for key in ("rate", "strength", "clients"):
-        value = getattr(settings, key)
+    given, default = Outliers(**settings), Outliers()
+    for key in settings:
+        value = getattr(given, key)
         if value != getattr(default, key):
-            raise InputError(f"outlier_{key} = {value} does not apply to {outliers}; use Outliers({key}={value})")
+            raise InputError(f"outlier_{key} = {value!r} does not apply to {outliers}; use Outliers({key}={value!r})")
     return outliers
 
 
+def resolve_flip_map(outliers: Outliers, dataset: Dataset) -> Tensor | None:
+    """The class that each class flips to, int64 of shape (classes,), or None if it is drawn for every sample."""
+    if outliers.kind != "flips" or outliers.flip_to not in ("nearest", "pairs"):
+        return None
+    if outliers.flip_to == "nearest":
+        return nearest_classes(dataset)
+    targets, names = torch.arange(dataset.classes), dataset.class_names
+    for pair in (outliers.pairs or {}).items():
+        for name in pair:
+            if name not in names:
+                raise InputError(
+                    f"outlier_pairs has the class {name!r}, which {dataset.name!r} does not have; its classes are "
+                    f"{', '.join(names)}"
+                )
+        true, flipped = map(names.index, pair)
+        targets[true] = flipped
+    return targets
+
+
+def nearest_classes(dataset: Dataset) -> Tensor:
+    """For every class the one whose mean of the training samples is nearest to its own, int64 of shape (classes,)."""
+    x = dataset.x_train
+    if not isinstance(x, Tensor) or x.dtype == torch.int64:
+        raise InputError(
+            f"outlier_flip_to = 'nearest' compares numbers, and {dataset.name!r} has tokens; use client, any or pairs"
+        )
+    means = torch.full((dataset.classes, x[0].numel()), torch.nan, dtype=torch.float64)
+    for k in dataset.y_train.unique().tolist():
+        means[k] = x[dataset.y_train == k].flatten(1).mean(0, dtype=torch.float64)
+    distances = torch.stack([(means - mean).square().sum(1) for mean in means])  # (classes, classes)
+    distances.fill_diagonal_(torch.inf)
+    return distances.nan_to_num(torch.inf, posinf=torch.inf).argmin(1)
+
+
 def apply(
-    outliers: Outliers, x: Inputs, y: Tensor, client_classes: Tensor, *, seed: int, round: int, client: int
+    outliers: Outliers,
+    x: Inputs,
+    y: Tensor,
+    flip_classes: Tensor,
+    *,
+    seed: int,
+    round: int | None,
+    client: int,
+    flip_map: Tensor | None = None,
 ) -> tuple[Inputs, Tensor]:
-    """Add one round's outliers to one client's samples; the arguments do not change.
+    """Add outliers to one client's samples; the arguments do not change.
 
     The result depends only on the seed, the round, the client and the samples, and is the same on every device.
 
@@ -81,10 +184,11 @@ def apply(
         outliers: the kind and its settings
         x: the samples, in [0, 1] units; flips take tokens and dictionaries too
         y: their labels
-        client_classes: the client's classes, ascending; a label flips to another of these
+        flip_classes: a label flips to another of these classes, which are ascending
         seed: the seed of the run
-        round: the number of the round
+        round: the number of the round; None: drawn once, for all rounds
         client: the number of the client
+        flip_map: class → the class it flips to, in place of `flip_classes`
 
     >>> x, y = torch.zeros(4, 1), torch.tensor([3, 7, 3, 7])
     >>> apply(Outliers(kind="flips", rate=1.0), x, y, torch.tensor([3, 7]), seed=0, round=1, client=0)[1]
@@ -92,6 +196,8 @@ def apply(
     """
 
     def key(purpose: str) -> int:
+        if round is None:
+            return seeds.key(seed, f"outliers/once/{purpose}", client=client)
         return seeds.key(seed, f"outliers/{purpose}", round=round, client=client)
 
     if outliers.kind == "none" or not len(y):
@@ -99,7 +205,8 @@ def apply(
     is_outlier = seeds.uniform(key("samples"), (len(y),), y.device) < outliers.rate
     rows, rank = _candidates(is_outlier)
     if outliers.kind == "flips":
-        return x, _replace(y, rows, is_outlier, _flip(y[rows], rank, client_classes, key("flips")))
+        flipped = _flip(y[rows], rank, flip_classes, key("flips")) if flip_map is None else flip_map[y[rows]]
+        return x, _replace(y, rows, is_outlier, flipped)
     assert isinstance(x, Tensor)  # Federation.build refuses noise on anything else
     clean, strength = x[rows], float(outliers.strength or 0.0)
     if outliers.kind == "gaussian":

@@ -9,7 +9,6 @@ schema.json                the schema of the sites' tables, if they have tables
 seed-N/privacy.json        with privacy: how many models the server has made, also in rounds that were repeated
 """
 
-import dataclasses
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -175,7 +174,7 @@ class ServerRunFolder:
             "runner": "flower",
             **settings_of([self._task.method], self._task.settings),
             "data": self._info.data,
-            "outliers": dataclasses.asdict(self._task.spec.outliers.to_outliers()),
+            "outliers": self._task.spec.outliers.to_outliers().to_json(),
             "clients": self._info.sites,
             "classes": list(self._info.class_names),
             **self._parts.to_json(),

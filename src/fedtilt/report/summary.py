@@ -126,7 +126,8 @@ def facts(run: Run) -> str:
     if outliers["kind"] == "none":
         data = "clean data"
     else:
-        data = f"{float(outliers['rate']):.0%} {outliers['kind']} every round".replace("%", " %")
+        drawn = "every round" if outliers.get("redraw", "round") == "round" else "drawn once"
+        data = f"{float(outliers['rate']):.0%} {outliers['kind']} {drawn}".replace("%", " %")
         if float(outliers["clients"]) < 1:
             data += f" at {float(outliers['clients']):.0%} of the clients".replace("%", " %")
     seeds = f"{len(run.seeds)} seed{'s' if len(run.seeds) > 1 else ''}"

@@ -1,6 +1,5 @@
 """The paper's published metrics for runs with the paper's settings, shown next to ours in a report."""
 
-from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 
@@ -33,7 +32,7 @@ def published_for(folder: str | PathLike[str]) -> Published:
 def _same_federation(run: Run, experiment: Experiment) -> bool:
     fingerprint, data = run.fingerprint, run.fingerprint["data"]
     paper = federation_settings(experiment.settings, data, experiment.settings["outliers"])
-    outliers = asdict(Outliers(kind=paper["outliers"]))
+    outliers = Outliers(kind=paper["outliers"]).to_json()
     train = {key: value for key, value in paper["train"].items() if key not in ("precision", "last_batch")}
     outputs = [shape[0] for name, shape in fingerprint["model"].items() if name.endswith("weight")]
     classes_per_client = (run.compared[0].total > 0).sum(1)  # (N,)

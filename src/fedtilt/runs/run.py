@@ -1,7 +1,6 @@
 """Train to the last round: simulate, record, checkpoint, resume."""
 
 import copy
-import dataclasses
 import hashlib
 import os
 import shlex
@@ -187,13 +186,14 @@ def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:
     """Everything that determines the results of a run, except the machine, as JSON values."""
     data, federation = prepared.federation.dataset, prepared.federation
     index = [*federation.train_index, *federation.test_index]
+    seed_of_outliers = [torch.tensor(federation.seed)] if federation.outliers.redraw == "once" else []
     return {
         **settings_of(prepared.methods, prepared.settings),
         "data": data.name,
         "samples": _digest([*_tensors(data.x_train), data.y_train, *_tensors(data.x_test), data.y_test]),
-        "outliers": dataclasses.asdict(federation.outliers),
+        "outliers": federation.outliers.to_json(),
         "clients": federation.clients,
-        "partition": _digest([*index, federation.has_outliers]),
+        "partition": _digest([*index, federation.has_outliers, *seed_of_outliers]),
         "sizes": _digest([torch.tensor([len(rows) for rows in index])]),  # tells apart two partitions of the same rows
         **prepared.parts.to_json(),
         "tied": tied_parameters(prepared.net),

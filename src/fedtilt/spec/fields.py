@@ -10,12 +10,12 @@ import re
 import types
 from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, Field, create_model, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
 from fedtilt.checks import is_plain_name
 from fedtilt.data import Outliers
 from fedtilt.data.division import PARTITIONS
-from fedtilt.data.outliers import KINDS
+from fedtilt.data.outliers import FLIP_TARGETS, KINDS, REDRAWS
 from fedtilt.errors import InputError
 from fedtilt.imports import is_function_path
 from fedtilt.models import MODELS
@@ -79,12 +79,17 @@ class ClientsSpec(SpecTable):
     )
 
 
+def _names_as_text(pairs: object) -> object:
+    """A class may be called 5."""
+    if not isinstance(pairs, dict):
+        return pairs
+    return {key: str(name) if type(name) is int else name for key, name in pairs.items()}
+
+
 class OutliersSpec(SpecTable):
     """`[outliers]`."""
 
-    kind: Annotated[str, one_of(KINDS)] = Field(
-        default="none", description="how training data is corrupted, anew in every round"
-    )
+    kind: Annotated[str, one_of(KINDS)] = Field(default="none", description="how training data is corrupted")
     rate: float = Field(
         default=0.3, ge=0, le=1, allow_inf_nan=False, description="the share of a client's samples that are outliers"
     )
@@ -98,6 +103,22 @@ class OutliersSpec(SpecTable):
     clients: float = Field(
         default=1.0, ge=0, le=1, allow_inf_nan=False, description="the share of clients that have outliers"
     )
+    redraw: Annotated[str, one_of(REDRAWS)] = Field(
+        default="round",
+        description="when outliers are drawn: anew in every round, or once, as mislabelled data is in practice",
+    )
+    flip_to: Annotated[str, one_of(FLIP_TARGETS)] | None = Field(
+        default=None,
+        description="the class that a label flips to: another of the client, any other, the one with the nearest mean "
+        'of the training samples, or as in pairs; left out: "pairs" if these are given, else "client"',
+        examples=["any"],
+    )
+    pairs: Annotated[dict[str, str], BeforeValidator(_names_as_text)] = Field(
+        default={},
+        description="the class that each class flips to; classes without a pair do not flip; it may be a table "
+        "[outliers.pairs] too",
+        json_schema_extra=allowed_text('a table of class names, such as {3 = "5"}'),
+    )
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
@@ -107,7 +128,8 @@ class OutliersSpec(SpecTable):
     def to_outliers(self) -> Outliers:
         """The outliers that `Federation.build` takes."""
         try:
-            return Outliers(kind=self.kind, rate=self.rate, strength=self.strength, clients=self.clients)
+            settings = {key: getattr(self, key) for key in type(self).model_fields}
+            return Outliers(**settings | {"pairs": self.pairs or None})
         except InputError as error:
             raise InputError(str(error).replace("outlier_", "outliers.")) from None
 
