@@ -12,6 +12,7 @@ from fedtilt import checks
 from fedtilt.data.data_warnings import dataset_warnings, federation_warnings, warn
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.division import choose_clients_with_outliers, divide, resolve_clients, split_validation
+from fedtilt.data.groups import CLASS, GroupColumn, group_columns
 from fedtilt.data.inputs import Inputs, Shape, concatenate, take, to_device
 from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import Outliers, apply, resolve_flip_map, resolve_outliers
@@ -246,6 +247,16 @@ class Federation:
         return self.dataset.image
 
     @cached_property
+    def groups(self) -> dict[str, GroupColumn]:
+        """The columns of groups that the data names, such as sex; of several also their combination, the last."""
+        return group_columns(self.dataset)
+
+    @property
+    def group(self) -> str:
+        """What `tau` tilts over: the groups that the data names, else the classes."""
+        return next(reversed(self.groups), CLASS)
+
+    @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What a careful colleague would say about the data, one sentence each; `build` emits them as warnings."""
         return (*self.dataset.warnings, *dataset_warnings(self.dataset), *federation_warnings(self))
@@ -317,6 +328,16 @@ class Federation:
             return concatenate([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), _owner(index)
         rows = torch.cat(list(index))
         return take(x, rows), y[rows], _owner(index)
+
+    def train_groups(self, client: int | str, *, device: Device = "cpu") -> dict[str, Tensor]:
+        """The group of each of a client's training samples, by column of groups."""
+        rows = self.train_index[self._number(client)]
+        return {name: column.train[rows].to(device) for name, column in self.groups.items()}
+
+    def evaluation_groups(self, split: str = "test") -> dict[str, Tensor]:
+        """The group of each sample of a split, in the order of `evaluation`, by column of groups."""
+        rows = torch.cat(list(self._split(split)[0]))
+        return {name: (c.test if split == "test" else c.train)[rows] for name, c in self.groups.items()}
 
     def train_sizes(self) -> Tensor:
         """The number of training samples of each client, int64."""
