@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,8 +221,13 @@ class RunFolder:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def checkpoint(self, state: FederationState) -> None:
-        """Write a checkpoint: complete under its final name, or absent."""
+    def checkpoint(self, state: FederationState, keep: Collection[int] = ()) -> None:
+        """Write a checkpoint: complete under its final name, or absent.
+
+        Args:
+            state: what the server and the clients keep
+            keep: rounds whose checkpoints are kept beside the last two
+        """
         if self._metrics_file.exists():
             with self._metrics_file.open("rb") as file:
                 os.fsync(file.fileno())
@@ -241,14 +246,15 @@ class RunFolder:
         sync_folder(partial)
         partial.rename(final)
         sync_folder(final.parent)
-        self._delete_old_checkpoints()
+        self._delete_old_checkpoints(keep)
 
-    def _delete_old_checkpoints(self) -> None:
-        """Delete all but the last checkpoints, and the client states that none of these refers to."""
+    def _delete_old_checkpoints(self, keep: Collection[int]) -> None:
+        """Delete all but the last checkpoints and `keep`, and the client states that none of these refers to."""
         folders = self._checkpoints()
-        for old in folders[:-_CHECKPOINTS]:
-            shutil.rmtree(old)
-        manifests = [read_json(folder / "manifest.json") for folder in folders[-_CHECKPOINTS:]]
+        old = [folder for folder in folders[:-_CHECKPOINTS] if _round_of(folder) not in keep]
+        for folder in old:
+            shutil.rmtree(folder)
+        manifests = [read_json(folder / "manifest.json") for folder in folders if folder not in old]
         needed = [file_name((method, client), round) for m in manifests for method, client, round, _ in m["clients"]]
         self.client_states.prune(needed)
 
@@ -268,6 +274,20 @@ class RunFolder:
         if damaged:
             raise InputError(f"no checkpoint in {self.folder} is intact; start again in another folder")
         return None
+
+    def checkpoint_rounds(self) -> list[int]:
+        """The rounds with a checkpoint, oldest first."""
+        return [_round_of(folder) for folder in self._checkpoints()]
+
+    def checkpoint_of(self, round: int) -> FederationState:
+        """The state of one checkpoint, which must be intact."""
+        return self._read_checkpoint(self._checkpoint_folder(round))
+
+    def delete_checkpoints_after(self, round: int) -> None:
+        """Make an earlier checkpoint the last one; the next `begin` deletes what was recorded after it."""
+        for folder in reversed(self._checkpoints()):  # a kill leaves a folder that can be resumed
+            if _round_of(folder) > round:
+                shutil.rmtree(folder)
 
     def _read_checkpoint(self, folder: Path) -> FederationState:
         manifest = read_json(folder / "manifest.json")
