@@ -1,6 +1,6 @@
 """Evaluate models on the clients' test or validation data: correct predictions per client and class."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -134,18 +134,46 @@ class Evaluator:
         counts = torch.zeros(len(padded), self._classes, dtype=torch.long, device=device)
         return counts.scatter_add_(1, labels, correct.long())[: len(owners)]
 
+    def probabilities(self, method: Method, state: FederationState) -> Tensor:
+        """Predicted probabilities of a method's evaluated models on all samples, ordered by client, (S, K)."""
+        server = state.server[method.name]
+        if self._parts.is_uniform and not method.personal:
+            return self._predict(*client_model(self._parts, server, {}), slice(0, len(self._y)))
+        by_client = []
+        for client in range(self._clients):
+            kept = state.client_states.get((method.name, client))
+            by_client.append(self._predict(*client_model(self._parts, server, kept, personal=True), self._rows(client)))
+        return torch.cat(by_client)
+
+    def _predict(self, weights: Tensor, buffers: Tensor | None, rows: slice) -> Tensor:
+        """Predicted probabilities of one model on these rows, on the CPU."""
+        values = self._values(weights, buffers)
+        predicted = [self._logits(values, batch).float().softmax(1).cpu() for batch in _batches(rows)]
+        return torch.cat(predicted) if predicted else torch.zeros(0, self._classes)
+
     def _count(self, weights: Tensor, buffers: Tensor | None, rows: slice, group: Tensor, groups: int) -> Tensor:
         """Correct predictions of one model on these rows in every group, (groups,), on the device of the data."""
+        counts = torch.zeros(groups, dtype=torch.long, device=self._y.device)
+        values = self._values(weights, buffers)
+        for batch in _batches(rows):
+            correct = self._logits(values, batch).argmax(1) == self._y[batch]
+            counts.scatter_add_(0, group[batch], correct.long())
+        return counts
+
+    def _values(self, weights: Tensor, buffers: Tensor | None) -> dict[str, Tensor]:
+        """Parameters and buffers of a model by name, on the device of the data."""
         device = self._y.device
-        counts = torch.zeros(groups, dtype=torch.long, device=device)
-        if rows.stop == rows.start:
-            return counts
         values = vector_to_parameters(self._model, weights.to(device))
         if buffers is not None:
             values |= vector_to_buffers(self._model, tuple(self._parts.buffers), buffers.to(device))
-        with torch.no_grad(), fp32_deterministic(device):
-            for start in range(rows.start, rows.stop, _SAMPLES):
-                batch = slice(start, min(start + _SAMPLES, rows.stop))
-                predicted = functional_logits(self._model, values, take(self._x, batch)).argmax(1)
-                counts.scatter_add_(0, group[batch], (predicted == self._y[batch]).long())
-        return counts
+        return values
+
+    def _logits(self, values: dict[str, Tensor], batch: slice) -> Tensor:
+        with torch.no_grad(), fp32_deterministic(self._y.device):
+            return functional_logits(self._model, values, take(self._x, batch))
+
+
+def _batches(rows: slice) -> Iterator[slice]:
+    """These rows in parts that fit into a forward pass."""
+    for start in range(rows.start, rows.stop, _SAMPLES):
+        yield slice(start, min(start + _SAMPLES, rows.stop))
