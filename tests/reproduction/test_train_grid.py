@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 import fedtilt as ft
-from fedtilt.errors import Diverged
 from fedtilt.evaluation.results import summarise
 from fedtilt.reproduction import Options, train_grid
-from fedtilt.rounds.prepare import PreparedRun
 
 SETTINGS: dict[str, Any] = {
     "data": "digits",
@@ -80,24 +78,25 @@ def test_long_curves_are_thinned() -> None:
     assert len(result["rounds"]) == train_grid.MAX_CURVE_POINTS
 
 
-def test_a_setting_that_diverges_is_listed_and_the_others_continue(
-    case_result: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = train_grid.simulate_prepared
-
-    def simulate_prepared(work: PreparedRun, **rest: Any) -> Any:
-        if any(m.name == "ditto mu=0.1" for m in work.methods):
-            raise Diverged("method 'ditto mu=0.1' diverged in round 2", methods=["ditto mu=0.1"])
-        return real(work, **rest)
-
-    monkeypatch.setattr(train_grid, "simulate_prepared", simulate_prepared)
+def test_a_setting_that_diverges_is_listed_and_the_others_continue(case_result: dict[str, Any]) -> None:
+    """Its step overflows in the second round; the first round is not trained again."""
+    methods = {**SETTINGS["methods"], "too large": {"preset": "fedavg", "lr": 1000.0}}
     notices: list[str] = []
-    result = train_grid.train_grid(SETTINGS, dataclasses.replace(CPU, notice=notices.append), _silent)
-    assert result["diverged"] == {"ditto mu=0.1": "method 'ditto mu=0.1' diverged in round 2"}
-    assert set(result["methods"]) == {"fedavg", "fedtilt tau=0 lam=-2"}
+    rounds: list[int] = []
+    options = dataclasses.replace(CPU, notice=notices.append)
+    result = train_grid.train_grid(SETTINGS | {"methods": methods}, options, lambda done, *_: rounds.append(done))
+    assert list(result["diverged"]) == ["too large"]
+    assert result["methods"] == case_result["methods"]
+    assert rounds == [1, 2, 3, 4]
+    assert [notice.partition(" on client")[0] for notice in notices] == ["method 'too large' diverged in round 2"]
+
+
+def test_without_curves_only_the_last_round_is_evaluated(case_result: dict[str, Any]) -> None:
+    result = train_grid.train_grid(SETTINGS, CPU, _silent, curves=False)
+    assert result["rounds"] == [4]
     for name, part in result["methods"].items():
-        assert part == case_result["methods"][name]
-    assert len(notices) == 1
+        assert part["test"] == case_result["methods"][name]["test"]
+        assert part["curve"] == case_result["methods"][name]["curve"][-1:]
 
 
 def test_a_case_skips_a_damaged_checkpoint(case_result: dict[str, Any], tmp_path: Path) -> None:

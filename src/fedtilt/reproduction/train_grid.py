@@ -110,14 +110,16 @@ def grid_case(
 
 
 def train_grid(
-    settings: Mapping[str, Any], options: Options, on_progress: OnProgress, *, noisy_validation: bool = False
-) -> dict[str, Any]:
+    settings: Mapping[str, Any], options: Options, on_progress: OnProgress, *,
+    curves: bool = True, noisy_validation: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Train every method in a case's settings and return the metrics; one that diverges is listed and left out.
 
     Args:
         settings: The federation (see `federation_settings`), the seed, and methods by name.
         options: Device, data folder and checkpoints.
         on_progress: Called after every round.
+        curves: Evaluate on the way too; otherwise after the last round alone.
         noisy_validation: Evaluate also on validation data with the outliers of the training data.
     """
     federation = data.Federation.build(
@@ -130,19 +132,17 @@ def train_grid(
         seed=settings["seed"],
     )
     methods = {name: method_of(name, setting) for name, setting in settings["methods"].items()}
-    diverged: dict[str, str] = {}
-    while True:
-        remaining = [method for name, method in methods.items() if name not in diverged]
-        if not remaining:
-            result: dict[str, Any] = {"rounds": [], "methods": {}, "train_seconds": 0.0}
-            return result | {"settings": settings["methods"], "diverged": diverged}
+    checkpoint = CaseCheckpoint(options, dict(settings))
+    diverged = checkpoint.diverged
+    result: dict[str, Any] = {"rounds": [], "methods": {}, "train_seconds": 0.0}
+    while remaining := [method for name, method in methods.items() if name not in diverged]:
         try:
-            result = _train(remaining, federation, settings, options, on_progress, noisy_validation)
-        except Diverged as error:  # methods are independent: the others have the same results without it
+            result = _train(remaining, federation, settings, options, on_progress, checkpoint, curves, noisy_validation)
+            break
+        except Diverged as error:  # methods are independent: the others continue where they are
             diverged |= dict.fromkeys(error.methods, str(error))
-            options.notice(f"{error}; the case is restarted without it")
-            continue
-        return round_floats(result | {"settings": settings["methods"], "diverged": diverged})
+            options.notice(f"{error}; the case continues without it")
+    return round_floats(result | {"settings": settings["methods"], "diverged": diverged})
 
 
 @lru_cache(maxsize=1)
@@ -171,16 +171,14 @@ def method_of(name: str, setting: Setting) -> Method:
 
 def _train(
     methods: Sequence[Method], federation: data.Federation, settings: Mapping[str, Any], options: Options,
-    on_progress: OnProgress, noisy_validation: bool,
+    on_progress: OnProgress, checkpoint: "CaseCheckpoint", curves: bool, noisy_validation: bool,
 ) -> dict[str, Any]:  # fmt: skip
     rounds = settings["train"]["rounds"]
     train = settings["train"]
     if pick_device(options.device).type != "cuda":
         train = {key: value for key, value in train.items() if key != "precision"}  # only CUDA supports it
-    training = TrainSettings(
-        **train, seed=settings["seed"], device=options.device, eval_every=math.ceil(rounds / MAX_CURVE_POINTS)
-    )
-    checkpoint = CaseCheckpoint(options, {"settings": dict(settings), "methods": [m.name for m in methods]})
+    eval_every = math.ceil(rounds / MAX_CURVE_POINTS) if curves else rounds
+    training = TrainSettings(**train, seed=settings["seed"], device=options.device, eval_every=eval_every)
     model = models.MODELS[settings["model"]]
     last: dict[str, dict[str, Summary]] = {}
     prepared = prepare(methods, federation, model, training)
@@ -228,14 +226,15 @@ def evaluated(method: Mapping[str, Any], split: str = "test") -> dict[str, float
 class CaseCheckpoint:
     """Checkpoints and learning curves of a case; a short case writes no files."""
 
-    def __init__(self, options: Options, case: dict[str, Any]) -> None:
+    def __init__(self, options: Options, settings: dict[str, Any]) -> None:
         self._folder: Path | None = options.work
         self._interval = options.checkpoint_seconds
-        self._case = case
+        self._settings = settings
         self._run_folder = RunFolder(options.work, _MEMORY_LIMIT) if options.work else None
         self.client_states = self._run_folder.client_states if self._run_folder else None
         self.state: FederationState | None = None
         self.curve: list[tuple[int, dict[str, float]]] = []
+        self.diverged: dict[str, str] = {}  # method → why
         self._earlier_seconds = 0.0
         self._started = self._last_save = time.monotonic()
         if self._folder is not None and self._folder.exists():
@@ -245,14 +244,14 @@ class CaseCheckpoint:
         assert self._folder is not None
         assert self._run_folder is not None
         progress_file = self._folder / "progress.json"
-        if not progress_file.exists() or read_json(progress_file)["case"] != self._case:
+        if not progress_file.exists() or read_json(progress_file)["settings"] != self._settings:
             shutil.rmtree(self._folder)
             return
         self.state = self._run_folder.resume(options.notice)
         if self.state is not None:
             progress = read_json(progress_file)
             self.curve = [(number, values) for number, values in progress["curve"] if number <= self.state.round]
-            self._earlier_seconds = progress["seconds"]
+            self.diverged, self._earlier_seconds = progress["diverged"], progress["seconds"]
             options.notice(f"resumes after round {self.state.round}")
 
     def add_point(self, number: int, accuracy: dict[str, float]) -> None:
@@ -265,10 +264,13 @@ class CaseCheckpoint:
 
     def save(self, state: FederationState, *, final: bool) -> None:
         """Write a checkpoint if the last one is old enough; not after the final round, whose result is written next."""
+        self.state = state
         if self._run_folder is None or final or time.monotonic() - self._last_save < self._interval:
             return
         assert self._folder is not None
-        progress = {"case": self._case, "curve": self.curve, "seconds": self.seconds()}
+        progress = {
+            "settings": self._settings, "curve": self.curve, "diverged": self.diverged, "seconds": self.seconds(),
+        }  # fmt: skip
         write_json(self._folder / "progress.json", progress, sync=False)
         self._run_folder.checkpoint(state)
         self._last_save = time.monotonic()

@@ -39,7 +39,7 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
 
 def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
     """Train the methods of one case; only metrics on test data are kept."""
-    result = train_grid(case.settings, options, on_progress)
+    result = train_grid(case.settings, options, on_progress, curves=False)
     methods = {name: {"test": method["test"]} for name, method in result["methods"].items()}
     return {"methods": methods, "settings": result["settings"], "diverged": result["diverged"]}
 

@@ -92,7 +92,7 @@ def _describe(grid: Grid | Sequence[Grid]) -> str:
 
 def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
     """Train the trials of one case; only metrics on validation data are kept."""
-    result = train_grid(case.settings, options, on_progress, noisy_validation=True)
+    result = train_grid(case.settings, options, on_progress, curves=False, noisy_validation=True)
     methods = {
         name: {split: evaluated(method, split) for split in VALIDATION} for name, method in result["methods"].items()
     }

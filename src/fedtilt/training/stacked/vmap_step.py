@@ -116,7 +116,8 @@ def compile_function(function: Callable[..., None], arguments: Sequence[Tensor])
     """A function of tensors, compiled for arguments of these shapes.
 
     `torch.compile` would trace Python first; its cache refuses what that gives for vmap, and every process would
-    compile again. The graph of tensor operations is found in torch's cache.
+    compile again. The graph of tensor operations is found in torch's cache. One configuration of each kernel is compiled:
+    to compile and time several takes longer than it saves.
     """
     import torch._inductor
 
@@ -125,8 +126,9 @@ def compile_function(function: Callable[..., None], arguments: Sequence[Tensor])
     with torch.no_grad():
         constants = lift_constants(graph)
         compiled = torch._inductor.standalone_compile(
-            graph, [*arguments, *constants], dynamic_shapes="from_example_inputs"
-        )
+            graph, [*arguments, *constants], dynamic_shapes="from_example_inputs",
+            options={"config_patches": {"triton.autotune_pointwise": False}},
+        )  # fmt: skip
     return lambda *arguments: compiled(*arguments, *constants)
 
 
