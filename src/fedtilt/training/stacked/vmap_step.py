@@ -116,8 +116,8 @@ def compile_function(function: Callable[..., None], arguments: Sequence[Tensor])
     """A function of tensors, compiled for arguments of these shapes.
 
     `torch.compile` would trace Python first; its cache refuses what that gives for vmap, and every process would
-    compile again. The graph of tensor operations is found in torch's cache. One configuration of each kernel is compiled:
-    to compile and time several takes longer than it saves.
+    compile again. The graph of tensor operations is found in torch's cache. Of each kernel, one configuration is
+    compiled: to compile and time several takes longer than it saves.
     """
     import torch._inductor
 
