@@ -25,11 +25,17 @@ def stratified_mask(labels: np.ndarray, count: int, rng: np.random.Generator) ->
     >>> labels[stratified_mask(labels, 3, np.random.default_rng(0))].tolist()
     [0, 0, 1]
     """
-    _, group, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    order = np.lexsort((rng.random(len(labels)), group))
-    rank = np.empty(len(labels), np.int64)  # each sample's random rank within its class
-    rank[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.asarray(rank < proportional_counts(counts, count, rng)[group])
+    counts = np.bincount(labels)
+    present = np.flatnonzero(counts)
+    order = np.argsort(rng.random(len(labels)))
+    classes = labels[order].astype(np.min_scalar_type(len(counts)))  # a small type: numpy has a radix sort for it
+    order = order[np.argsort(classes, kind="stable")]  # by class, in random order within it
+    chosen = np.zeros_like(counts)
+    chosen[present] = proportional_counts(counts[present], count, rng)
+    rank = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)  # within the class
+    mask = np.empty(len(labels), bool)
+    mask[order] = rank < np.repeat(chosen, counts)
+    return mask
 
 
 def holdout_size(size: int, share: float) -> int:

@@ -107,6 +107,21 @@ def test_a_frame_of_mixed_types_and_categories():
         table(frame.assign(list=[[1]] * 60), target="ill")
 
 
+def test_categories_without_rows_do_not_count():
+    frame = site(60, 0)
+    for name in ("ill", "ward"):
+        kinds = ["unused", *sorted(map(str, frame[name].unique()), reverse=True)]
+        frame[name] = pandas.Categorical(frame[name].astype(str), categories=kinds)
+    data = table(frame, target="ill")
+    plain = table(frame.astype({"ill": str, "ward": str}), target="ill")
+    assert data.schema == plain.schema
+    assert "unused" not in (*data.class_names, *data.schema.inputs)
+    assert torch.equal(data.x_train, plain.x_train)
+    wrong = pandas.Categorical(["1", "b", "a", *["2"] * 27] * 2, categories=["2", "a", "b", "1"])
+    with pytest.raises(InputError, match="has 'b' in row 1, column 'dose'"):  # the first row, whatever the order
+        table(frame.assign(dose=wrong), target="ill")
+
+
 def test_text_that_is_not_utf8(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes("name,y\nJosé,1\nAna,0\n".encode("latin-1"))

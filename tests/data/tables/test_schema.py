@@ -155,6 +155,8 @@ def test_a_schema_file_is_read_back_and_edited(tmp_path):
     changed = table(frame, schema=path)
     assert changed.schema.inputs[:5] == ("ward = c", "ward = other", "ward is missing", "smokes = no", "smokes = yes")
     assert changed.x_train[:, 3:5].sum(1).tolist() == [1.0] * len(changed.x_train)
+    rare = Column(name="ward", kind="category", gaps=False, categories=(), other=True)  # all its names are rare
+    assert Column.from_json("ward", rare.to_json()) == rare
     kinds = data.schema.kinds()
     assert kinds.column("age") == Column(name="age", kind="number")
     assert table(frame, schema=kinds).schema == data.schema

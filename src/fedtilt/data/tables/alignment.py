@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedtilt.data.tables.cells import TEXT_KINDS
+from fedtilt.data.tables.kinds import TEXT_KINDS
 from fedtilt.data.tables.schema import Schema
 
 if TYPE_CHECKING:

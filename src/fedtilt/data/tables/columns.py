@@ -1,24 +1,17 @@
-"""The columns of a table as Arrow arrays: read from CSV, TSV and Parquet files, folders of them, and data frames.
+"""The columns of a table: of one file or data frame, or of several with the same columns, one per client."""
 
-Arrow reads CSV on all cores and knows missing values in columns of every type; a Parquet file is read one column at a
-time, so that it never is in memory twice.
-"""
-
-import csv
 import os
 import re
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
 
-from fedtilt.data.row_names import FileRows, IndexRows, RowNames
+from fedtilt.data.row_names import RowNames
+from fedtilt.data.tables.parts import SUFFIXES, Part, file_part, frame_part, is_text
 from fedtilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,23 +19,6 @@ if TYPE_CHECKING:
 
 _File = str | os.PathLike[str]
 Source = Union[_File, Sequence[_File], "pandas.DataFrame", Mapping[str, Union[_File, "pandas.DataFrame"]]]
-
-SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
-MISSING_WORDS = ("", "-", "--", ".", "?", "#n/a", "#na", "-nan", "<na>", "n/a", "na", "nan", "none", "null")
-_MISSING_SPELLINGS = sorted(
-    {spell(word) for word in MISSING_WORDS for spell in (str, str.upper, str.capitalize)} | {"NaN", "-NaN"}
-)
-
-
-@dataclass(frozen=True)
-class Part:
-    """One file or data frame of a table."""
-
-    name: str  # the file's path, or "DataFrame"
-    header: tuple[str, ...]
-    read: Callable[[str], pa.ChunkedArray]
-    rows: FileRows | IndexRows
-    client: str = ""  # whose rows they are, if the table has several parts
 
 
 @dataclass(frozen=True)
@@ -73,7 +49,7 @@ class Columns:
 
     def read(self, column: str) -> pa.ChunkedArray:
         """One column; the parts' types become one."""
-        arrays = [part.read(column) for part in self.parts]
+        arrays = [_decoded(part.read(column)) for part in self.parts]
         if len({array.type for array in arrays}) > 1:
             arrays = _one_type(arrays)
         return arrays[0] if len(arrays) == 1 else pa.chunked_array([c for array in arrays for c in array.chunks])
@@ -92,9 +68,8 @@ def read_columns(source: Source, text: Iterable[str] = (), optional: Iterable[st
     if isinstance(source, str | os.PathLike):
         path = Path(_local(source))
         if not path.is_dir():
-            return _checked(path.stem, str(path), [_file(path, text)], optional)
-        files = {file.stem: file for file in _files_of(path)}
-        parts = [replace(_file(file, text), client=stem) for stem, file in files.items()]
+            return _checked(path.stem, str(path), [file_part(path, text)], optional)
+        parts = [replace(file_part(file, text), client=file.stem) for file in _files_of(path)]
         return _checked(path.name, str(path), parts, optional)
     if isinstance(source, Mapping):
         parts = [_client_part(str(key), part, text) for key, part in source.items()]
@@ -102,9 +77,9 @@ def read_columns(source: Source, text: Iterable[str] = (), optional: Iterable[st
     if isinstance(source, Sequence) and source and all(isinstance(part, str | os.PathLike) for part in source):
         paths = [Path(_local(part)) for part in source]
         _check_stems(paths)
-        parts = [replace(_file(path, text), client=path.stem) for path in paths]
+        parts = [replace(file_part(path, text), client=path.stem) for path in paths]
         return _checked(paths[0].parent.resolve().name, ", ".join(map(str, paths)), parts, optional)
-    return _checked("DataFrame", "DataFrame", [_frame(source)], optional)
+    return _checked("DataFrame", "DataFrame", [frame_part(source)], optional)
 
 
 def is_table(source: _File) -> bool:
@@ -121,12 +96,10 @@ def _local(source: _File) -> str:
     return path
 
 
-def _files_of(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    files = tables_in(path)
+def _files_of(folder: Path) -> list[Path]:
+    files = tables_in(folder)
     if not files:
-        raise InputError(f"folder {path} has no table; put one .csv, .tsv or .parquet file per client into it")
+        raise InputError(f"folder {folder} has no table; put one .csv, .tsv or .parquet file per client into it")
     _check_stems(files)
     return files
 
@@ -138,9 +111,9 @@ def tables_in(folder: Path) -> list[Path]:
 
 def _check_stems(files: Sequence[Path]) -> None:
     """Refuse files of the same stem: the stem is the client's name."""
-    stems = [file.stem for file in files]
+    stems = Counter(file.stem for file in files)
     for file in files:
-        if stems.count(file.stem) > 1:
+        if stems[file.stem] > 1:
             raise InputError(
                 f"two tables are called {file.stem!r}, as {file}; a file's name is its client's: rename one"
             )
@@ -181,7 +154,7 @@ def _with_missing(part: Part, names: Sequence[str]) -> Part:
 
 
 def _part(source: Any, text: Sequence[str]) -> Part:
-    return _file(Path(_local(source)), text) if isinstance(source, str | os.PathLike) else _frame(source)
+    return file_part(Path(_local(source)), text) if isinstance(source, str | os.PathLike) else frame_part(source)
 
 
 def _client_part(client: str, source: Any, text: Sequence[str]) -> Part:
@@ -191,133 +164,11 @@ def _client_part(client: str, source: Any, text: Sequence[str]) -> Part:
     return replace(part, name=name, client=client)
 
 
-def _file(path: Path, text: Sequence[str]) -> Part:
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise InputError(f"table {path} has the suffix {path.suffix!r}; give a .csv, .tsv or .parquet file")
-    if not path.is_file():
-        raise InputError(f"table {path} does not exist; check the path")
-    return _csv(path, text) if suffix in (".csv", ".tsv") else _parquet(path)
-
-
-def _csv(path: Path, text: Sequence[str]) -> Part:
-    try:
-        with path.open("rb") as file:
-            header_line = file.readline().decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"table {path} cannot be read: {error.strerror}; check its permissions") from error
-    except UnicodeDecodeError as error:
-        raise _not_text(path, error) from error
-    separator = "\t" if path.suffix.lower() == ".tsv" else _separator(header_line)
-    try:
-        # newlines inside quotes are rare, and reading is faster without them
-        table = _arrow_csv(path, separator, text, quoted_newlines=False)
-    except pa.ArrowInvalid:
-        try:
-            table = _arrow_csv(path, separator, text, quoted_newlines=True)
-        except pa.ArrowInvalid as error:
-            _raise_csv_problem(path, separator, error)
-    header = _header(str(path), table.column_names)
-    for name, column in zip(header, table.columns, strict=True):
-        if pa.types.is_binary(column.type):
-            raise InputError(f"table {path} has a column {name!r} that is not UTF-8 text; save it as UTF-8 CSV")
-    read = dict(zip(header, table.columns, strict=True)).__getitem__
-    return Part(str(path), header, read, FileRows(str(path), table.num_rows, separator))
-
-
-def _arrow_csv(path: Path, separator: str, text: Sequence[str], *, quoted_newlines: bool) -> pa.Table:
-    table = pyarrow.csv.read_csv(
-        path,
-        parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=quoted_newlines),
-        convert_options=pyarrow.csv.ConvertOptions(
-            null_values=_MISSING_SPELLINGS, column_types=dict.fromkeys(text, pa.string())
-        ),
-    )
-    return table.combine_chunks()  # a column in one piece is read without a copy
-
-
-def _separator(header: str) -> str:
-    """The separator, from the header; spreadsheets write semicolons where decimals have a comma.
-
-    >>> _separator('age;"dose, in mg";well')
-    ';'
-    """
-    return max(",;\t", key=re.sub('"[^"]*"', "", header).count)
-
-
-def _raise_csv_problem(path: Path, separator: str, problem: Exception) -> None:
-    """Read a file that Arrow refuses again, slowly, to name the row."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, delimiter=separator)
-            header = next((row for row in reader if row), None)
-            if header is None:
-                raise InputError(f"table {path} is empty; add a header and rows")
-            for row in reader:
-                if row and len(row) != len(header):
-                    raise InputError(
-                        f"table {path} has {len(row)} cells in row {reader.line_num} but {len(header)} columns; fix "
-                        "that row"
-                    )
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise _not_text(path, error) from error
-    raise _not_text(path, problem)
-
-
-def _not_text(path: Path, error: Exception) -> InputError:
-    return InputError(f"table {path} is not a readable text table ({error}); save it as UTF-8 CSV")
-
-
-def _header(name: str, names: Iterable[object]) -> tuple[str, ...]:
-    header = [str(column).strip() for column in names]
-    if len(set(header)) != len(header):
-        duplicate = next(column for column in header if header.count(column) > 1)
-        raise InputError(f"table {name} has the column {duplicate!r} twice; rename one of them")
-    return tuple(header)
-
-
-def _parquet(path: Path) -> Part:
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            index = (file.schema_arrow.pandas_metadata or {}).get("index_columns", [])
-            names = [name for name in file.schema_arrow.names if name not in index]
-            length = file.metadata.num_rows
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"table {path} is not a readable Parquet file ({error}); write it again") from error
-    header = _header(str(path), names)
-    stored = dict(zip(header, names, strict=True))
-    return Part(str(path), header, partial(_parquet_column, path, stored), FileRows(str(path), length))
-
-
-def _parquet_column(path: Path, stored: dict[str, str], column: str) -> pa.ChunkedArray:
-    with pyarrow.parquet.ParquetFile(path) as file:
-        return file.read(columns=[stored[column]]).column(0)
-
-
-def _frame(source: Any) -> Part:
-    """A pandas data frame, or another one that has Arrow's interface."""
-    pandas = sys.modules.get("pandas")
-    if pandas is not None and isinstance(source, pandas.DataFrame):
-        header = _header("DataFrame", source.columns)
-        return Part("DataFrame", header, partial(_frame_column, source, header), IndexRows(source.index.tolist()))
-    if not hasattr(source, "__arrow_c_stream__"):
-        raise InputError(
-            f"a table is the path of a file or a pandas DataFrame, not a {type(source).__name__}; save it as CSV "
-            "first, or build a ft.data.Dataset"
-        )
-    table = pa.table(source)
-    header = _header("DataFrame", table.column_names)
-    read = dict(zip(header, table.columns, strict=True)).__getitem__
-    return Part("DataFrame", header, read, IndexRows(range(table.num_rows)))
-
-
-def _frame_column(frame: "pandas.DataFrame", header: Sequence[str], column: str) -> pa.ChunkedArray:
-    series = frame.iloc[:, header.index(column)]
-    try:
-        array = pa.array(series, from_pandas=True)
-    except pa.ArrowException:  # a column of several types
-        array = pa.array([None if missing else str(v) for v, missing in zip(series, series.isna(), strict=True)])
-    return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
+def _decoded(array: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of categories by their values, unless these are text."""
+    if pa.types.is_dictionary(array.type) and not is_text(array.type):
+        return array.cast(array.type.value_type)
+    return array
 
 
 def _one_type(arrays: Sequence[pa.ChunkedArray]) -> list[pa.ChunkedArray]:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtilt.data.tables.cells import Cells, read_cells
+from fedtilt.data.tables.cells import read_cells
 from fedtilt.data.tables.columns import Columns
+from fedtilt.data.tables.kinds import Cells
 from fedtilt.data.tables.schema import Column, Schema
 
 _SHOWN = 4  # categories

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedtilt import checks
-from fedtilt.data.tables.cells import KINDS, NUMERIC
+from fedtilt.data.tables.kinds import KINDS, NUMERIC
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, read_metadata, write_bytes
 
@@ -102,7 +102,7 @@ class Column:
     def to_json(self) -> dict[str, Any]:
         """The known values, without the name."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "name"}
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v not in (None, ())}
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v is not None}
 
     @classmethod
     def from_json(cls, name: str, values: object) -> Self:

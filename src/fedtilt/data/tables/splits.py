@@ -8,9 +8,10 @@ import numpy as np
 from fedtilt import seeds
 from fedtilt.data.sampling import holdout_size, stratified_mask
 from fedtilt.data.sources.samples import DEFAULT_TEST_SHARE
-from fedtilt.data.tables.cells import read_cells, read_names, to_number
+from fedtilt.data.tables.cells import read_cells, read_names
 from fedtilt.data.tables.columns import Columns
 from fedtilt.data.tables.schema import Schema
+from fedtilt.data.tables.text_cells import to_number
 from fedtilt.errors import InputError
 
 _SIDES = {"train": False, "training": False, "test": True, "testing": True}

@@ -20,8 +20,9 @@ import numpy as np
 
 from fedtilt.data.naming import sort_names
 from fedtilt.data.tables.alignment import describe_site, misfits
-from fedtilt.data.tables.cells import NUMERIC, TEXT_KINDS, Cells, read_cells, text_kind
+from fedtilt.data.tables.cells import read_cells
 from fedtilt.data.tables.columns import Columns
+from fedtilt.data.tables.kinds import NUMERIC, TEXT_KINDS, Cells, text_kind
 from fedtilt.data.tables.schema import Column, Schema
 from fedtilt.data.tables.summary_checks import MAX_CATEGORIES, MAX_NAME, MAX_QUANTILES, MAX_ROWS, check_summary
 from fedtilt.errors import InputError

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtilt.data.tables.cells import KINDS, NUMERIC
+from fedtilt.data.tables.kinds import KINDS, NUMERIC
 
 MAX_ROWS = 10**12
 MAX_COLUMNS = 10_000

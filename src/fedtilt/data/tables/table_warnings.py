@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedtilt.data.tables.cells import NUMERIC, Cells, read_cells
+from fedtilt.data.tables.cells import read_cells
 from fedtilt.data.tables.columns import Columns
+from fedtilt.data.tables.kinds import NUMERIC, Cells
 from fedtilt.data.tables.schema import Column, Schema
 
 _SAMPLE = 2000  # rows to look at before a column is looked at as a whole
