@@ -1,12 +1,17 @@
-"""Atomic file writes: temporary name, fsync, rename. A file is complete or absent."""
+"""Files that are complete or absent, and whose damage is found.
+
+A write is atomic: temporary name, fsync, rename. JSON objects and safetensors files have a digest of their content
+under the key "digest", TOML files in their last line, which is a comment; reading checks it. A file without a digest,
+written by hand or by another program, is read as it is.
+"""
 
 import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import safetensors
 from safetensors.torch import load, save
@@ -14,27 +19,60 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 
+_PREFIX = "sha256:"
+_NO_DIGEST = _PREFIX + 64 * "0"  # in place of the digest, while the digest is computed
 
-def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
-    """Write a file atomically: temporary name, fsync, rename, fsync of the folder."""
-    partial = path.with_name(path.name + ".part")
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an `OSError` while this file is written or deleted into an `InputError`."""
     try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise InputError(f"cannot write {path}: {why}; free some space or choose another folder") from error
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an `OSError` while this file is read into an `InputError`."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise InputError(f"{path} cannot be read ({why}); restore it from a copy") from error
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """A file to write, which has its name only when the `with` block ends without an error."""
+    partial = path.with_name(path.name + ".part")
+    with writing(path):
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             if sync:
                 sync_folder(path.parent.parent)
-        with partial.open("wb") as file:
-            file.write(content)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error.strerror}; free some space or choose another folder") from error
-    if sync:
-        sync_folder(path.parent)
+        partial.unlink(missing_ok=True)
+        try:
+            # a new file: never one that a symbolic link of this name points to
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+                yield file
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
+            partial.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        if sync:
+            sync_folder(path.parent)
+
+
+def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Write a file atomically."""
+    with atomic_file(path, sync=sync) as file:
+        file.write(content)
 
 
 def sync_folder(folder: Path) -> None:
@@ -47,51 +85,149 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Any, *, sync: bool = True) -> None:
-    """Write indented JSON; NaN is refused."""
+    """Write indented JSON, an object with its digest; NaN is refused."""
+    content = with_digest(content) if isinstance(content, dict) else content
     write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), sync=sync)
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON; a missing or damaged file is an `InputError`."""
+    """Read JSON without its digest; a missing or damaged file is an `InputError`."""
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is missing or damaged ({error})") from error
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is missing or damaged ({error}); restore it from a copy") from error
+    try:
+        return check_digest(content) if isinstance(content, dict) else content
+    except ValueError as error:
+        raise InputError(
+            f"{path} was damaged or changed after it was written: {error}; restore it from a copy, or delete its "
+            "digest to use it as it is"
+        ) from None
+
+
+def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with its digest as the last key."""
+    return {**content, "digest": _json_digest(content)}
+
+
+def check_digest(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object without its digest, if it has one; a digest that differs is a `ValueError`.
+
+    >>> check_digest(with_digest({"round": 3})), check_digest({"round": 3})
+    ({'round': 3}, {'round': 3})
+    """
+    digests = _digests_in(content)
+    rest = {key: value for key, value in content.items() if key not in digests}
+    if digests not in ({}, {"digest": _json_digest(rest)}):
+        raise ValueError("its digest differs")
+    return rest
+
+
+def _digests_in(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry with the digest; also found where its key or its value is damaged, so that no damage hides it."""
+    return {
+        key: value
+        for key, value in content.items()
+        if key == "digest" or (isinstance(value, str) and value.startswith(_PREFIX))
+    }
+
+
+def _json_digest(content: Mapping[str, Any]) -> str:
+    return _PREFIX + hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def write_toml(path: Path, text: str) -> None:
+    """Write a TOML text, and its digest as a comment in the last line."""
+    write_bytes(path, f"{text}# {_PREFIX}{hashlib.sha256(text.encode()).hexdigest()}\n".encode())
+
+
+def read_toml(path: Path) -> str:
+    """Read a TOML text without its digest; a missing or damaged file is an `InputError`."""
+    with reading(path):
+        content = path.read_bytes()
+    try:
+        text = content.decode()
+    except ValueError as error:
+        raise InputError(f"{path} is damaged ({error}); restore it from a copy") from error
+    before, newline, last = text.removesuffix("\n").rpartition("\n")
+    before += newline
+    if _PREFIX not in last and len(last) != len(f"# {_NO_DIGEST}"):
+        return text
+    if text != f"{before}# {_PREFIX}{hashlib.sha256(before.encode()).hexdigest()}\n":
+        raise InputError(
+            f"{path} was damaged or changed after it was written: its digest differs; restore it from a copy, or "
+            "delete its last line to use it as it is"
+        )
+    return before
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, sync: bool = True
 ) -> str:
-    """Write a safetensors file and return its sha256."""
-    on_cpu = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    content = save(on_cpu, None if metadata is None else dict(metadata))
-    write_bytes(path, content, sync=sync)
-    return hashlib.sha256(content).hexdigest()
+    """Write a safetensors file with its digest in the metadata; returns the hexadecimal digits of the digest."""
+    content = tensors_to_bytes(tensors, {**(metadata or {}), "digest": _NO_DIGEST})
+    sha256 = hashlib.sha256(content).hexdigest()
+    start = content.index(_NO_DIGEST.encode())
+    with atomic_file(path, sync=sync) as file:
+        file.write(content[:start])
+        file.write((_PREFIX + sha256).encode())
+        file.write(memoryview(content)[start + len(_NO_DIGEST) :])
+    return sha256
+
+
+def tensors_to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """Tensors in the format of safetensors, without a digest."""
+    content: bytes = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
+    return content
 
 
 def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
-    """Read a safetensors file and check it against a hash, if there is one."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror})") from error
-    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
-        raise InputError(f"{path} was changed after it was written: its hash differs")
+    """Read a safetensors file and check its digest; with `sha256`, it must be this one."""
+    content, found, _ = _read_safetensors(path)
+    if sha256 is not None and found != _PREFIX + sha256:
+        raise InputError(f"{path} is damaged, or another file: its digest differs; restore it from a copy")
     try:
         return load(content)
     except safetensors.SafetensorError as error:
-        raise InputError(f"{path} is damaged ({error})") from error
+        raise InputError(f"{path} is damaged ({error}); restore it from a copy") from error
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file."""
+    """The metadata of a safetensors file without the digest, which is checked."""
+    return _read_safetensors(path)[2]
+
+
+def _read_safetensors(path: Path) -> tuple[bytes, str | None, dict[str, str]]:
+    """The content of a safetensors file, its digest and its other metadata."""
+    with reading(path):
+        content = path.read_bytes()
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            return dict(file.metadata() or {})
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror or 'there is no such file'})") from error
-    except safetensors.SafetensorError as error:
-        raise InputError(f"{path} is not a safetensors file ({error}); use a file that fedtilt export wrote") from error
+        size = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + size])
+        metadata = dict(header.get("__metadata__") or {})
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"{path} is not a safetensors file, or is damaged ({error}); restore it from a copy"
+        ) from error
+    digests = _digests_in(metadata)
+    if not digests:
+        return content, None, metadata
+    found = digests.get("digest")
+    if len(digests) > 1 or not isinstance(found, str) or found != _tensors_digest(content, found):
+        raise InputError(
+            f"{path} was damaged or changed after it was written: its digest differs; restore it from a copy"
+        )
+    del metadata["digest"]
+    return content, found, metadata
+
+
+def _tensors_digest(content: bytes, found: str) -> str:
+    """The digest of a safetensors file: of its bytes, with the digest in its header replaced by zeros."""
+    start = content.find(found.encode())
+    digest = hashlib.sha256(content[: max(start, 0)])
+    digest.update(_NO_DIGEST.encode())
+    digest.update(memoryview(content)[start + len(_NO_DIGEST) :])
+    return _PREFIX + digest.hexdigest()
 
 
 def first_difference(a: Any, b: Any, key: str = "") -> tuple[str, Any, Any] | None:

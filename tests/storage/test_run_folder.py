@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fedtilt as ft
+from fedtilt.files import read_json, write_json
 from fedtilt.locks import locked
 from fedtilt.rounds.client_states import ClientStates, FederationState, file_name
 from fedtilt.runs.export import state_dict
@@ -183,10 +184,10 @@ def test_a_folder_of_an_older_version_without_some_keys_is_accepted(
     federation: ft.Federation, finished: Path, copy: Path
 ) -> None:
     path = copy / "seed-0/fingerprint.json"
-    fingerprint = json.loads(path.read_text())
+    fingerprint = read_json(path)
     for key in ("sizes", "tied"):
         del fingerprint[key]
-    path.write_text(json.dumps(fingerprint))
+    path.write_text(json.dumps(fingerprint))  # without a digest
     trained: list[int] = []
     result, _ = run_again(federation, copy, on_round=lambda r, _: trained.append(r.number))
     assert trained == []  # finished: read, not trained
@@ -224,9 +225,9 @@ def test_seeds_of_different_runs_do_not_share_a_folder(federation: ft.Federation
 
 
 def test_a_changed_environment_is_reported(federation: ft.Federation, copy: Path) -> None:
-    run = json.loads((copy / "run.json").read_text())
+    run = read_json(copy / "run.json")
     run["environment"]["torch"] = "1.0"
-    (copy / "run.json").write_text(json.dumps(run))
+    write_json(copy / "run.json", run)
     _, notes = run_again(federation, copy)
     assert [note for note in notes if note.startswith("torch was 1.0 and is ")]
 
