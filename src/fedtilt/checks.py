@@ -1,9 +1,12 @@
-"""Convert numbers from Python, NumPy or PyTorch to plain ones, or raise an `InputError`."""
+"""Check numbers, names and nested values; numbers from Python, NumPy or PyTorch become plain ones."""
 
 import math
 from numbers import Integral, Real
 
-from fedtilt.errors import InputError
+from fedtilt.errors import InputError, printable
+
+_MAX_LEVELS = 50  # of lists in lists, and tables in tables
+_MAX_NAME = 200  # bytes, so that a file can have the name
 
 
 def number(value: object, what: str) -> float:
@@ -42,14 +45,30 @@ def whole(value: object, what: str, least: int | None = None) -> int:
 
 
 def is_plain_name(value: object) -> bool:
-    """Whether this can name a method or a run, and so a file: no slashes, no leading dot, no spaces at either end.
+    """Whether this can name a method or a run, and so a file.
+
+    It is short, without slashes, control characters, a leading dot, and spaces at either end.
 
     >>> is_plain_name("fedtilt tau=1"), is_plain_name(".hidden"), is_plain_name("a/b")
     (True, False, False)
     """
     if not isinstance(value, str) or not value or value != value.strip() or value.startswith("."):
         return False
-    return not any(c in value for c in "/\\\0\n")
+    return value == printable(value) and not set(value) & set("/\\") and len(value.encode()) <= _MAX_NAME
+
+
+def is_nested_too_deeply(value: object) -> bool:
+    """Whether there are more levels of lists and tables than any file needs; deeper values exceed Python's stack.
+
+    >>> is_nested_too_deeply([[1, {"a": []}]])
+    False
+    """
+    level = [value]
+    for _ in range(_MAX_LEVELS):
+        lists = [part for part in level if isinstance(part, list)]
+        tables = [part.values() for part in level if isinstance(part, dict)]
+        level = [inner for part in (*lists, *tables) for inner in part]
+    return bool(level)
 
 
 def _format(value: object) -> str:

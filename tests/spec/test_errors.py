@@ -111,6 +111,16 @@ WRONG_VALUES = [
 ]
 
 
+ODD_NAMES = ["n" * 5000, "a\\nb", "a\\u0000", "\\u001b[2J", "\\u202efoo", "../up", "a\\\\b", "é" * 101]
+NESTED = [
+    f"a = {'[' * 100_000}",
+    f"a = {'[' * 60}{']' * 60}",
+    "".join(["a = ", "{a = " * 300, "1", "}" * 300]),
+    f"{'a.' * 100_000}b = 1",
+    "[train" + ' . "a"' * 100_000 + "]",
+]
+
+
 def error_message(make):
     with pytest.raises(InputError) as caught:
         make()
@@ -146,12 +156,23 @@ def test_a_wrong_value_is_one_error_message(overrides, message):
         ("name = 2026-01-01\n" + ONE, "name = datetime.date(2026, 1, 1) is not possible; give a plain name"),
         (
             '[[methods]]\npreset = "fedavg"\nname = "a/b"\n',
-            "a method's name is a plain word without slashes or a leading dot, got 'a/b'",
+            "a method's name is a short word without slashes, control characters or a leading dot, got 'a/b'",
         ),
+        *(
+            (f'[[methods]]\npreset = "fedavg"\nname = "{name}"\n', "a method's name is a short word")
+            for name in ODD_NAMES
+        ),
+        *((f'name = "{name}"\n{ONE}', "is not possible; give a plain name") for name in ODD_NAMES),
+        *((f"{text}\n{ONE}", "mine.toml is nested too deeply; remove what") for text in NESTED),
     ],
 )
 def test_a_wrong_file_is_one_error_message(text, message, file):
     assert message in error_message(lambda: spec.load(file(text)))
+
+
+def test_an_override_that_is_nested_too_deeply():
+    message = error_message(lambda: spec.load("digits", overrides=["train.rounds=" + "[" * 100_000]))
+    assert message.endswith("… is nested too deeply; give a plain value")
 
 
 def test_a_missing_file_and_one_that_is_not_text(tmp_path):

@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
+from fedtilt.checks import is_nested_too_deeply
 from fedtilt.errors import InputError
 from fedtilt.methods import PRESETS, check_rates_used
 from fedtilt.spec.error_messages import check_tables, first_error, method_label, unknown_key
@@ -21,6 +22,7 @@ from fedtilt.spec.method import MethodSpec, required_settings
 from fedtilt.spec.table import SpecTable
 
 Raw = dict[str, Any]
+_LONG_DOTTED_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){50}""")
 _PATHS = (*(("data", key) for key in ("file", "images", "leaf", "schema", "folder")), ("train", "init"))
 
 
@@ -98,15 +100,26 @@ def _read_toml(source: str | Path) -> tuple[Raw, Path]:
         remedy = f"did you mean {close[0]}?" if close else "`fedtilt init` writes an example"
         raise InputError(f"spec {str(source)!r} is neither a file nor a built-in spec ({', '.join(known)}); {remedy}")
     try:
-        raw = tomllib.loads(path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"))
+        raw = _parse_toml(path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"))
     except OSError as error:
         raise InputError(f"spec {path} cannot be read: {error.strerror}; give a readable TOML file") from error
     except UnicodeDecodeError as error:
         raise InputError(f"spec {path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"spec {path} is not valid TOML: {_toml_problem(error)}; fix it there") from error
+    except RecursionError:
+        raise InputError(f"spec {path} is nested too deeply; remove what is not a key of a spec") from None
     raw.setdefault("name", path.stem)
     return raw, path.parent
+
+
+def _parse_toml(text: str) -> Raw:
+    """Parse TOML; more levels than any spec needs are a `RecursionError`."""
+    # a dotted key costs tomllib the square of its length
+    raw = None if _LONG_DOTTED_KEY.search(text) else tomllib.loads(text)
+    if raw is None or is_nested_too_deeply(raw):
+        raise RecursionError
+    return raw
 
 
 def _toml_problem(error: tomllib.TOMLDecodeError) -> str:
@@ -206,7 +219,9 @@ def _takes_text(kind: Any) -> bool:
 def _parse_value(text: str) -> Any:
     """A TOML value, or the text itself if it is not one."""
     try:
-        document = tomllib.loads(f"value = {text}")
+        document = _parse_toml(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    except RecursionError:
+        raise InputError(f"--set {text[:30]}… is nested too deeply; give a plain value") from None
     return document["value"] if len(document) == 1 else text
