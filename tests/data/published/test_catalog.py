@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import tarfile
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -114,6 +115,28 @@ def test_damaged_idx_files_are_reported(tmp_path, blob, message):
     assert "fedtilt data get mnist --force" in str(caught.value)
 
 
+def peak_memory(function):
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_decompresses_to_more_than_published_is_not_decompressed_to_its_end(tmp_path):
+    write_idx(tmp_path / "mnist")
+    path = tmp_path / "mnist" / f"{IDX[1]}.gz"
+    path.write_bytes(gzip.compress(bytes(50 << 20), 1))
+
+    def read():
+        with pytest.raises(InputError, match="its content has more than 60008 bytes; download it again"):
+            load("mnist", tmp_path)
+
+    assert peak_memory(read) < 5 << 20
+    assert [s.note for s in check("mnist", tmp_path)][1] == "its content has more than 60008 bytes"
+
+
 def test_images_of_another_size_are_refused(tmp_path):
     write_idx(tmp_path / "mnist")
     (tmp_path / "mnist" / f"{IDX[0]}.gz").write_bytes(gzip.compress(idx(np.zeros((6, 8, 8), np.uint8))))
@@ -124,7 +147,7 @@ def test_images_of_another_size_are_refused(tmp_path):
 def cifar_files(records=3):
     rng = np.random.default_rng(1)
     files = {}
-    for file, _ in catalog.entry("cifar10").contents:
+    for file, _, _ in catalog.entry("cifar10").contents:
         rows = rng.integers(0, 256, (records, 3073), np.uint8)
         rows[:, 0] %= 10
         files[file] = rows
@@ -177,6 +200,18 @@ def test_damaged_cifar_archives_are_reported(tmp_path):
         path.write_bytes(broken)
         with pytest.raises(InputError, match=r"cifar-10-binary\.tar\.gz is damaged.*--force"):
             read_cifar10(entry, tmp_path, 0, records=3)
+
+
+def test_an_archive_with_more_than_published_is_not_read_to_its_end(tmp_path):
+    entry, path = catalog.entry("cifar10"), tmp_path / "cifar10" / "cifar-10-binary.tar.gz"
+    blobs = {file: rows.tobytes() for file, rows in cifar_files().items()}
+    write_tar(path, {"large": bytes(20 << 20), **blobs})
+    with pytest.raises(InputError, match="its content has more than 10541074 bytes"):
+        read_cifar10(entry, tmp_path, 0, records=3)
+    write_tar(path, blobs)
+    path.write_bytes(path.read_bytes() + gzip.compress(bytes(20 << 20)))  # behind the end of the archive
+    with pytest.raises(InputError, match="its content has more than 10541074 bytes"):
+        read_cifar10(entry, tmp_path, 0, records=3)
 
 
 def test_digits_are_built_in_and_split_by_class():

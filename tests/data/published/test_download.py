@@ -150,12 +150,12 @@ def test_check_reports_ok_missing_or_damaged(tmp_path, monkeypatch):
     content = b"labels"
     known = catalog.entry("mnist")
     md5 = hashlib.md5(content).hexdigest()
-    entry = dataclasses.replace(known, contents=tuple((file, md5) for file, _ in known.contents))
+    entry = dataclasses.replace(known, contents=tuple(c._replace(md5=md5) for c in known.contents))
     monkeypatch.setitem(catalog.CATALOG, "mnist", entry)
     assert {status.state for status in check("mnist", tmp_path)} == {"missing"}
     folder = tmp_path / "mnist"
     folder.mkdir()
-    names = [file for file, _ in known.contents]
+    names = [c.name for c in known.contents]
     (folder / names[0]).write_bytes(content)
     (folder / f"{names[1]}.gz").write_bytes(gzip.compress(content))
     (folder / f"{names[2]}.gz").write_bytes(gzip.compress(content)[:-9])

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.published.digits import read_digits
-from fedtilt.data.published.entry import Entry, PublishedFile, data_folder, find_archive, find_file
-from fedtilt.data.published.images import read_cifar10, read_idx
+from fedtilt.data.published.entry import Content, Entry, PublishedFile, data_folder, find_archive, find_file
+from fedtilt.data.published.images import CIFAR_RECORD, read_cifar10, read_idx
 from fedtilt.data.published.toy import read_toy
 from fedtilt.errors import InputError
 
@@ -42,6 +42,13 @@ def _idx_files(
     )
 
 
+def _idx_contents(rows: tuple[tuple[str, int, str, str], ...]) -> tuple[Content, ...]:
+    sizes = [
+        header + count * bytes_each for count in (60_000, 10_000) for header, bytes_each in ((16, 28 * 28), (8, 1))
+    ]
+    return tuple(Content(name, size, md5) for (name, _, _, md5), size in zip(rows, sizes, strict=True))
+
+
 CATALOG: dict[str, Entry] = {
     entry.name: entry
     for entry in (
@@ -63,7 +70,7 @@ CATALOG: dict[str, Entry] = {
                     "https://storage.googleapis.com/cvdf-datasets/mnist",
                 ),
             ),
-            contents=tuple((name, md5) for name, _, _, md5 in _MNIST),
+            contents=_idx_contents(_MNIST),
             folders=("mnist", "MNIST/raw"),
         ),
         Entry(
@@ -88,7 +95,7 @@ CATALOG: dict[str, Entry] = {
             files=_idx_files(
                 "fashion-mnist", _FASHION, ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",)
             ),
-            contents=tuple((name, md5) for name, _, _, md5 in _FASHION),
+            contents=_idx_contents(_FASHION),
             folders=("fashion-mnist", "FashionMNIST/raw"),
         ),
         Entry(
@@ -107,7 +114,9 @@ CATALOG: dict[str, Entry] = {
                     urls=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
                 ),
             ),
-            contents=tuple((f"cifar-10-batches-bin/{name}.bin", md5) for name, md5 in _CIFAR10),
+            contents=tuple(
+                Content(f"cifar-10-batches-bin/{name}.bin", 10_000 * CIFAR_RECORD, md5) for name, md5 in _CIFAR10
+            ),
             folders=("cifar10", "."),
         ),
         Entry(name="toy-1", description="toy: two Gaussian classes", reader=read_toy, train=400, test=80, classes=2),
@@ -151,7 +160,7 @@ def load(name: str, folder: str | os.PathLike[str] | None = None, *, seed: int =
 def find_folder(name: str, folder: str | os.PathLike[str] | None = None) -> Path | None:
     """The folder with all files of a data set, or None; no file is opened."""
     known, root = entry(name), data_folder(folder)
-    paths = [find_file(known, file, root) for file, _ in known.contents]
+    paths = [find_file(known, content.name, root) for content in known.contents]
     if known.contents and all(paths):
         return paths[0].parent if paths[0] else None
     archive = find_archive(known, root)

@@ -66,33 +66,41 @@ def check(name: str, folder: str | os.PathLike[str] | None = None) -> list[FileS
     """Compare the md5 sums of a data set's files with the published ones; empty for a built-in data set."""
     entry, root = catalog.entry(name), data_folder(folder)
     archive = find_archive(entry, root)
-    contents = [(file, md5, find_file(entry, file, root)) for file, md5 in entry.contents]
-    if archive is not None or (len(entry.files) == 1 and not any(path for _, _, path in contents)):
+    found = [(content, find_file(entry, content.name, root)) for content in entry.contents]
+    if archive is not None or (len(entry.files) == 1 and not any(path for _, path in found)):
         file = entry.files[0]
-        return [_status(archive or root / file.path, archive is not None, file.md5, decompress=False)]
+        return [_status(archive or root / file.path, archive is not None, file.size, file.md5, decompress=False)]
     return [
-        _status(path or root / entry.folders[0] / f"{file}.gz", path is not None, md5, decompress=True)
-        for file, md5, path in contents
-    ]
+        _status(
+            path or root / entry.folders[0] / f"{content.name}.gz", path is not None, content.size, content.md5,
+            decompress=True,
+        )
+        for content, path in found
+    ]  # fmt: skip
 
 
-def _status(path: Path, exists: bool, md5: str, *, decompress: bool) -> FileStatus:
+def _status(path: Path, exists: bool, size: int, md5: str, *, decompress: bool) -> FileStatus:
     if not exists:
         return FileStatus(path, "missing")
     try:
-        actual = _md5(path, decompress=decompress and path.suffix == ".gz")
+        actual = _md5(path, size, decompress=decompress and path.suffix == ".gz")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         return FileStatus(path, "damaged", str(error))
     except OSError as error:
         return FileStatus(path, "damaged", f"cannot be read: {error.strerror}")
+    if actual is None:
+        return FileStatus(path, "damaged", f"its content has more than {size} bytes")
     return FileStatus(path, "ok") if actual == md5 else FileStatus(path, "damaged", f"md5 {actual}, not {md5}")
 
 
-def _md5(path: Path, *, decompress: bool = False) -> str:
+def _md5(path: Path, size: int, *, decompress: bool = False) -> str | None:
+    """The md5 sum of a file's content; None if it has more bytes than this, and then it is not read to its end."""
     with gzip.open(path) if decompress else path.open("rb") as file:
         digest = hashlib.md5(usedforsecurity=False)
         while chunk := file.read(1 << 20):
             digest.update(chunk)
+            if file.tell() > size:
+                return None
     return digest.hexdigest()
 
 
@@ -102,7 +110,7 @@ def _get_file(file: PublishedFile, path: Path, force: bool, progress: Progress |
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _lock_folder(path.parent) as folder:
-            if not force and path.is_file() and _md5(path) == file.md5:
+            if not force and path.is_file() and _md5(path, file.size) == file.md5:
                 report(path.name, file.size, file.size)
                 return path
             if force:
@@ -142,7 +150,7 @@ def _download(file: PublishedFile, path: Path, part: Path, report: Progress, tim
         for _ in range(2 if resumed else 1):
             try:
                 _download_from(url, part, file.size, report, timeout)
-                _verify(part, file.md5)
+                _verify(part, file)
                 return
             except MirrorError as failure:
                 failures.append(f"{url}: {failure}")
@@ -154,11 +162,11 @@ def _download(file: PublishedFile, path: Path, part: Path, report: Progress, tim
     )
 
 
-def _verify(part: Path, md5: str) -> None:
-    actual = _md5(part)
-    if actual != md5:
+def _verify(part: Path, file: PublishedFile) -> None:
+    actual = _md5(part, file.size)
+    if actual != file.md5:
         part.unlink()
-        raise MirrorError(f"wrong content, md5 {actual} instead of {md5}, removed")
+        raise MirrorError(f"wrong content, md5 {actual} instead of {file.md5}, removed")
 
 
 def _download_from(url: str, part: Path, size: int, report: Progress, timeout: float) -> None:

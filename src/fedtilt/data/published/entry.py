@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fedtilt.data.dataset import Dataset
 
@@ -16,6 +17,14 @@ class PublishedFile:
     size: int
     md5: str
     urls: tuple[str, ...]
+
+
+class Content(NamedTuple):
+    """One file of a data set without compression."""
+
+    name: str
+    size: int  # in bytes
+    md5: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +40,7 @@ class Entry:
         classes: the number of classes
         class_names: the classes' names; empty: their numbers
         files: the files to download; empty for a data set that is built in
-        contents: the uncompressed files and their md5 sums
+        contents: the uncompressed files
         folders: the folders, relative to the data folder, that may contain either
     """
 
@@ -43,7 +52,7 @@ class Entry:
     classes: int
     class_names: tuple[str, ...] = ()
     files: tuple[PublishedFile, ...] = ()
-    contents: tuple[tuple[str, str], ...] = ()
+    contents: tuple[Content, ...] = ()
     folders: tuple[str, ...] = ()
 
 

@@ -14,15 +14,16 @@ from fedtilt.data.dataset import Dataset
 from fedtilt.data.published.entry import Entry, find_archive, find_file
 from fedtilt.errors import InputError
 
-_CIFAR_RECORD = 1 + 3 * 32 * 32  # one label, then the red, green and blue planes
+CIFAR_RECORD = 1 + 3 * 32 * 32  # one label, then the red, green and blue planes
+_MAX_OTHERS = 10 << 20  # bytes of an archive that are not the samples
 
 
 def read_idx(entry: Entry, folder: Path, seed: int) -> Dataset:
     """MNIST and Fashion-MNIST: four idx files, gzipped or not."""
-    paths = [_require_file(entry, file, folder) for file, _ in entry.contents]
+    paths = [_require_file(entry, content.name, folder) for content in entry.contents]
     x_train, y_train, x_test, y_test = (
-        _parse_idx(path, _read_bytes(path, entry.name), dims, entry.name)
-        for path, dims in zip(paths, (3, 1, 3, 1), strict=True)
+        _parse_idx(path, _read_bytes(path, content.size, entry.name), dims, entry.name)
+        for path, content, dims in zip(paths, entry.contents, (3, 1, 3, 1), strict=True)
     )
     for images, labels, path in ((x_train, y_train, paths[1]), (x_test, y_test, paths[3])):
         if len(images) != len(labels):
@@ -33,15 +34,18 @@ def read_idx(entry: Entry, folder: Path, seed: int) -> Dataset:
 
 def read_cifar10(entry: Entry, folder: Path, seed: int, *, records: int = 10_000) -> Dataset:
     """CIFAR-10 from its .bin (or .bin.gz) files, else from the tar.gz, which is never unpacked to disk."""
-    files = [file for file, _ in entry.contents]
+    files = [content.name for content in entry.contents]
     paths = {file: find_file(entry, file, folder) for file in files}
     archive = find_archive(entry, folder)
     if all(paths.values()) or archive is None:
         sources = {file: _require_file(entry, file, folder) for file in files}
-        blobs = {file: _read_bytes(path, entry.name) for file, path in sources.items()}
+        blobs = {
+            file: _read_bytes(path, size, entry.name)
+            for (file, path), (_, size, _) in zip(sources.items(), entry.contents, strict=True)
+        }
     else:
         sources = dict.fromkeys(files, archive)
-        blobs = _read_tar(archive, files, records * _CIFAR_RECORD, entry.name)
+        blobs = _read_tar(archive, files, records * CIFAR_RECORD, entry.name)
     batches = [_parse_cifar(sources[file], file, blobs[file], records, entry) for file in files]
     x_train, y_train = (torch.cat(parts) for parts in zip(*batches[:-1], strict=True))
     return _image_dataset(entry, x_train, y_train, *batches[-1])
@@ -80,22 +84,20 @@ def _require_file(entry: Entry, file: str, folder: Path) -> Path:
     return path
 
 
-def _read_bytes(path: Path, name: str) -> bytes:
-    """The content of a file, decompressed if it is a .gz."""
+def _read_bytes(path: Path, limit: int, name: str) -> bytes:
+    """The content of a file, decompressed if it is a .gz; one that is larger than published is not read further."""
     try:
-        blob = path.read_bytes()
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    return _decompress(path, blob, name) if path.suffix == ".gz" else blob
-
-
-def _decompress(path: Path, blob: bytes, name: str) -> bytes:
-    try:
-        return gzip.decompress(blob)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            blob = file.read(limit + 1)
     except EOFError as error:
-        raise _damaged(path, f"the gzip stream ends early, after {len(blob)} bytes", name) from error
+        raise _damaged(path, f"the gzip stream ends early, after {path.stat().st_size} bytes", name) from error
     except (gzip.BadGzipFile, zlib.error) as error:
         raise _damaged(path, f"the gzip stream is not valid ({error})", name) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if len(blob) > limit:
+        raise _damaged(path, f"its content has more than {limit} bytes", name)
+    return blob
 
 
 def _parse_idx(path: Path, blob: bytes, dims: int, name: str) -> Tensor:
@@ -114,10 +116,10 @@ def _parse_idx(path: Path, blob: bytes, dims: int, name: str) -> Tensor:
 
 
 def _parse_cifar(path: Path, file: str, blob: bytes, records: int, entry: Entry) -> tuple[Tensor, Tensor]:
-    if len(blob) != records * _CIFAR_RECORD:
-        expected = records * _CIFAR_RECORD
+    if len(blob) != records * CIFAR_RECORD:
+        expected = records * CIFAR_RECORD
         raise _damaged(path, f"{Path(file).name} has {len(blob)} bytes instead of {expected}", entry.name)
-    rows = torch.from_numpy(np.frombuffer(blob, np.uint8).reshape(records, _CIFAR_RECORD).copy())
+    rows = torch.from_numpy(np.frombuffer(blob, np.uint8).reshape(records, CIFAR_RECORD).copy())
     _check_labels(path, rows[:, 0], entry)
     return rows[:, 1:].reshape(records, 3, 32, 32), rows[:, 0]
 
@@ -130,9 +132,13 @@ def _check_labels(path: Path, labels: Tensor, entry: Entry) -> None:
 def _read_tar(path: Path, files: list[str], size: int, name: str) -> dict[str, bytes]:
     """Read these members of a tar.gz, by exact name, in one pass; the other members are never opened."""
     blobs: dict[str, bytes] = {}
+    limit = len(files) * size + _MAX_OTHERS
+    too_large = _damaged(path, f"its content has more than {limit} bytes", name)
     try:
         with gzip.open(path) as decompressed, tarfile.open(fileobj=decompressed, mode="r|") as tar:
             for member in tar:
+                if member.offset_data + member.size > limit:
+                    raise too_large
                 if member.name not in files or member.name in blobs:
                     continue
                 content = tar.extractfile(member) if member.isfile() and member.size == size else None
@@ -140,7 +146,8 @@ def _read_tar(path: Path, files: list[str], size: int, name: str) -> dict[str, b
                     raise _damaged(path, f"{member.name} has {member.size} bytes instead of {size}", name)
                 blobs[member.name] = content.read()
             while decompressed.read(1 << 20):  # gzip checks its checksum only at the very end
-                pass
+                if decompressed.tell() > limit:
+                    raise too_large
     except EOFError as error:
         raise _damaged(path, "the archive ends early", name) from error
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error) as error:
