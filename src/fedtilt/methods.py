@@ -1,14 +1,16 @@
 """Methods as settings of one dataclass: FedTilt and its special cases FedAvg, FedProx, Ditto and TERM."""
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from fedtilt.checks import is_plain_name, number, whole
+from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError
 from fedtilt.math.aggregate import AGGREGATORS, solvable
 from fedtilt.math.distances import get_distance
 
+Levels = Sequence[tuple[str, float]]
 PERSONAL_START = (
     "last",  # where the client's last round ended; in its first round, at the received w
     "initial",  # the same, but in its first round at the initial model, as in the paper's Algorithm 1
@@ -20,14 +22,15 @@ PERSONAL_START = (
 class Method:
     """How clients train and how the server aggregates.
 
-    In a round, a client minimises its tilted loss R (tilts `tau` and `lam`) plus a proximal term towards the w that it
-    receives: R(θ) + prox/2 · ‖θ − w‖² for the shared model and, if `mu` is finite, R(θ) + mu/2 · ‖θ − w‖² for its
-    personal model v.
+    In a round, a client minimises its tilted loss R (tilts `tau`, or those of `levels`, and `lam`) plus a proximal term
+    towards the w that it receives: R(θ) + prox/2 · ‖θ − w‖² for the shared model and, if `mu` is finite, R(θ) + mu/2 ·
+    ‖θ − w‖² for its personal model v.
     """
 
     name: str  # unique in a run
-    tau: float = 0.0  # tilt over the classes of a client
-    lam: float = 0.0  # tilt over the samples of a class
+    tau: float = 0.0  # tilt over the groups of a client: those that the data names, else its classes
+    lam: float = 0.0  # tilt over the samples of a group
+    levels: Levels = ()  # in place of tau, (groups, tilt) from inner to outer: (("class", 5.0), ("ward", 2.0))
     q: float = 0.0  # tilt over the distances to the client models, on the server
     mu: float = 0.01  # weight of the proximal term of the personal model; inf: no personal model
     prox: float = 0.0  # weight of the proximal term of the shared model (FedProx)
@@ -43,7 +46,10 @@ class Method:
 
     def __post_init__(self) -> None:
         if not is_plain_name(self.name):
-            raise InputError(f"a method's name is a plain word without slashes or a leading dot, got {self.name!r}")
+            raise InputError(
+                "a method's name is a short word without slashes, control characters or a leading dot, "
+                f"got {self.name!r:.60}"
+            )
         for key in ("tau", "lam", "q", "mu", "prox", "bad_share"):
             object.__setattr__(self, key, number(getattr(self, key), f"{key} of method {self.name!r}"))
         for key in ("mu", "prox"):
@@ -53,10 +59,32 @@ class Method:
             raise InputError(f"prox of method {self.name!r} must be finite: with inf the shared model would never move")
         if not 0 <= self.bad_share < 0.5:
             raise InputError(f"bad_share of method {self.name!r} must be in [0, 0.5), got {self.bad_share:g}")
+        object.__setattr__(self, "levels", self._check_levels())
         self._check_rates()
         if self.steps is not None:
             object.__setattr__(self, "steps", self._check_steps())
         self._check_server()
+
+    def _check_levels(self) -> tuple[tuple[str, float], ...]:
+        levels = []
+        for level in self.levels:
+            match level:
+                case (str(name), tilt):
+                    levels.append((name, number(tilt, f"the tilt over {name!r} in levels of method {self.name!r}")))
+                case _:
+                    raise InputError(
+                        f"levels of method {self.name!r} are pairs of groups and a tilt, from inner to outer, such as "
+                        f'[["class", 5], ["ward", 2]]; got {level!r}'
+                    )
+        names = [name for name, _ in levels]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise InputError(f"levels of method {self.name!r} have {twice!r} twice; name every level once")
+        if names and self.tau:
+            raise InputError(
+                f"tau = {self.tau:g} of method {self.name!r} has no effect beside levels; leave it out, or give its "
+                f"tilt to {names[0]!r}"
+            )
+        return tuple(levels)
 
     def _check_rates(self) -> None:
         for key in ("lr", "lr_personal"):
@@ -137,10 +165,10 @@ class Method:
 
 
 # settings of the client side; a preset takes some of them, and all settings of the server side
-CLIENT_SETTINGS = ("tau", "lam", "mu", "prox")
+CLIENT_SETTINGS = ("tau", "lam", "levels", "mu", "prox")
 
 
-def _preset(preset: str, name: str, settings: Mapping[str, object], **parameters: float | str) -> Method:
+def _preset(preset: str, name: str, settings: Mapping[str, object], **parameters: float | str | Levels) -> Method:
     allowed = [field.name for field in fields(Method) if field.name not in (*CLIENT_SETTINGS, *parameters, "name")]
     for key in settings:
         if key not in allowed:
@@ -152,24 +180,34 @@ def _preset(preset: str, name: str, settings: Mapping[str, object], **parameters
 
 
 def fedtilt(
-    tau: float, lam: float, q: float = 0.0, mu: float = 0.01, *, name: str = "fedtilt", **settings: object
-) -> Method:
+    tau: float | None = None, lam: float | None = None, q: float = 0.0, mu: float = 0.01, *, levels: Levels = (),
+    name: str = "fedtilt", **settings: object,
+) -> Method:  # fmt: skip
     """FedTilt: shared and personal models, both with tilted losses.
 
     Zhang et al., FedTilt: Towards Multi-Level Fairness-Preserving and Robust Federated Learning, arXiv 2503.13537.
 
     Args:
-        tau: tilt over the classes of a client; > 0 weights the worst classes, < 0 the best
-        lam: tilt over the samples of a class; > 0 weights the largest losses, < 0 ignores outliers
+        tau: tilt over the groups of a client, those that the data names, else its classes; > 0 weights the worst
+            groups, < 0 the best; required without levels
+        lam: tilt over the samples of a group; > 0 weights the largest losses, < 0 ignores outliers; required
         q: tilt over the clients, on the server
         mu: weight of the proximal term of the personal model; inf: no personal model
+        levels: more levels in place of tau, (groups, tilt) from inner to outer: "class" is the labels, other names are
+            columns of groups
         name: the name of the method in the run
         **settings: any other setting of `Method`: learning rates, epochs_personal, aggregator, …
 
     >>> fedtilt(tau=50, lam=100).personal
     True
+    >>> fedtilt(lam=-1, levels=[("class", 5), ("ward", 2)]).levels
+    (('class', 5.0), ('ward', 2.0))
     """
-    return _preset("fedtilt", name, settings, tau=tau, lam=lam, q=q, mu=mu)
+    if lam is None or (tau is None and not len(levels)):
+        raise InputError(
+            f"method {name!r} needs {'lam' if lam is None else 'tau, or levels'}, such as fedtilt(tau=5, lam=-1)"
+        )
+    return _preset("fedtilt", name, settings, tau=0.0 if tau is None else tau, lam=lam, levels=levels, q=q, mu=mu)
 
 
 def fedavg(*, name: str = "fedavg", **settings: object) -> Method:
@@ -267,6 +305,23 @@ def check_methods(
                     f"lr · {key} must be < 2, got {rate * weight:g}; lower one of them"
                 )
     return methods
+
+
+def check_levels(methods: Iterable[Method], groups: Iterable[str]) -> None:
+    """Refuse a level over groups that the data does not name.
+
+    Args:
+        methods: the methods of the run
+        groups: the columns of groups that the data names
+    """
+    known = [CLASS, *groups]
+    for m in methods:
+        for name, _ in m.levels:
+            if name not in known:
+                raise InputError(
+                    f"levels of method {m.name!r} have {name!r}, but the data has the groups {', '.join(known)}; name "
+                    "the column in data.group, or in group= of ft.data.table"
+                )
 
 
 def check_bad_share(methods: Iterable[Method], clients: int) -> None:

@@ -227,7 +227,7 @@ def _make_executor(prepared: PreparedRun) -> Executor:
         )
     if workers == 0:
         return InProcessExecutor(federation, prepared.net, backend, batch_settings, device, settings.precision)
-    jobs = example_jobs(prepared.methods, prepared.parts, settings)
+    jobs = example_jobs(prepared.methods, prepared.parts, settings, federation.group)
     return ForkedExecutor(federation, prepared.net, backend, batch_settings, workers, jobs)
 
 
@@ -251,7 +251,10 @@ def _plan_client(
     plans = {}
     for m in prepared.methods:
         kept = client_states.get((m.name, client))
-        plans[m.name] = plan(m, server[m.name], kept, parts=prepared.parts, settings=prepared.settings, round=round)
+        plans[m.name] = plan(
+            m, server[m.name], kept, parts=prepared.parts, settings=prepared.settings, round=round,
+            group=prepared.federation.group,
+        )  # fmt: skip
     return plans
 
 

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from fedtilt.errors import InputError
-from fedtilt.math.losses import TiltedLoss, client_loss
-from fedtilt.math.tilt import tilted_mean
+from fedtilt.math.losses import TiltedLoss
+from fedtilt.math.tilt import nested_tilt, tilted_mean
 
 LOGITS = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 TARGETS = torch.randint(0, 5, (40,), generator=torch.Generator().manual_seed(1))
@@ -33,7 +33,7 @@ def test_two_levels_equal_the_formula_of_the_paper(tau: float, lam: float) -> No
     else:
         expected = sum(share * (tau * loss).exp() for share, loss in parts).log() / tau
     torch.testing.assert_close(TiltedLoss(tau=tau, lam=lam)(LOGITS, TARGETS), expected)
-    torch.testing.assert_close(client_loss(LOSSES, TARGETS, tau, lam), expected)
+    torch.testing.assert_close(nested_tilt(LOSSES, [TARGETS], [lam, tau]), expected)
 
 
 def test_equal_tilts_are_term() -> None:
@@ -52,7 +52,7 @@ def test_another_loss_outer_groups_and_weights() -> None:
     squared = lambda out, y: (out[:, 0] - y).square()
     value = TiltedLoss(2.0, -1.0, outer=(math.inf,), loss=squared)(LOGITS, TARGETS.double(), [site], classes=TARGETS)
     losses = squared(LOGITS, TARGETS)
-    worst = max(client_loss(losses[site == s], TARGETS[site == s], 2.0, -1.0) for s in range(3))
+    worst = max(nested_tilt(losses[site == s], [TARGETS[site == s]], [-1.0, 2.0]) for s in range(3))
     torch.testing.assert_close(value, worst)
     included = torch.arange(40) < 25
     torch.testing.assert_close(

@@ -83,7 +83,7 @@ def test_every_job_may_have_its_own_anchor() -> None:
 
 def test_a_block_carries_every_field_of_a_job() -> None:
     jobs = jobs_of(0, net(), count=2)
-    constants = [jobs[0].optimizer, jobs[0].loss, jobs[0].buffer_names]
+    constants = [jobs[0].optimizer, jobs[0].loss, jobs[0].buffer_names, jobs[0].outer]
     block = SharedBlock(memoryview(bytearray(4 * 3 * 2 * len(jobs[0].start))), constants)
     for before, after in zip(jobs, block.read_jobs(block.write_jobs(jobs)), strict=True):
         for field in dataclasses.fields(LocalJob):
@@ -99,7 +99,8 @@ def test_a_block_carries_every_field_of_a_job() -> None:
 
 def test_a_job_that_a_block_cannot_carry_is_refused() -> None:
     job = jobs_of(0, net(), count=1)[0]
-    block = SharedBlock(memoryview(bytearray(4 * 3 * len(job.start))), [job.optimizer, job.loss, job.buffer_names])
+    constants = [job.optimizer, job.loss, job.buffer_names, job.outer]
+    block = SharedBlock(memoryview(bytearray(4 * 3 * len(job.start))), constants)
     other = dataclasses.replace(job, optimizer=Optimizer(name="adam"))
     with pytest.raises(RuntimeError, match=r"optimizer of a job is Optimizer\(name='adam'.*the workers were not"):
         block.write_jobs([other])

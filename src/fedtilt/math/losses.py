@@ -1,4 +1,4 @@
-"""From per-sample losses to a client's loss: R(tau, lam), the paper's two-level tilted loss."""
+"""The losses of samples by name, and the tilted loss of a batch as a PyTorch criterion."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,16 +62,6 @@ def sample_loss(
     return ClassLoss(label_smoothing=label_smoothing, gamma=focal_gamma, class_weights=tuple(class_weights))
 
 
-def client_loss(
-    losses: Tensor, labels: Tensor, tau: float | Tensor, lam: float | Tensor, weights: Tensor | None = None
-) -> Tensor:
-    """R = 1/tau · log Σ_k n_k/n · exp(tau · R_k) with R_k = 1/lam · log 1/n_k Σ_{z in k} exp(lam · l(z)).
-
-    The client loss of FedTilt (arXiv 2503.13537); with tau = lam it is that of TERM (arXiv 2007.01162).
-    """
-    return nested_tilt(losses, [labels], [lam, tau], weights)
-
-
 def _check_tilt(tilt: float | Tensor, name: str) -> float | Tensor:
     """The tilt: a tensor is not checked, anything else must be a number."""
     return tilt if isinstance(tilt, Tensor) else checks.number(tilt, name)
@@ -101,8 +91,11 @@ def _reject_ignored(targets: Tensor, weights: Tensor | None) -> None:
 class TiltedLoss(nn.Module):
     """A PyTorch criterion: fair to the classes with `tau` > 0, robust to mislabelled samples with `lam` < 0.
 
-    The two-level tilted loss of FedTilt (arXiv 2503.13537), see `client_loss`; 0, 0 is the ordinary mean. To exclude
-    samples, give them weight 0; there is no `ignore_index`.
+    The two-level tilted loss of FedTilt (arXiv 2503.13537), and with tau = lam that of TERM (arXiv 2007.01162):
+
+        R = 1/tau · log Σ_k n_k/n · exp(tau · R_k)  with  R_k = 1/lam · log 1/n_k Σ_{z in k} exp(lam · l(z))
+
+    0, 0 is the ordinary mean. To exclude samples, give them weight 0; there is no `ignore_index`.
 
     Args:
         tau: The tilt over the classes.

@@ -53,7 +53,7 @@ class BatchSettings:
         epochs = max(self._epochs(job, len(y)) for job in jobs)
         return make_batches(
             x, y, seed=self.seed, round=round, client=client, epochs=epochs, batch_size=self.batch_size,
-            last_batch=self.last_batch,
+            last_batch=self.last_batch, groups=federation.train_groups(client, device=device),
         )  # fmt: skip
 
     def _epochs(self, job: LocalJob, samples: int) -> int:

@@ -9,7 +9,7 @@ from torch import nn
 from fedtilt.data import Federation
 from fedtilt.data.inputs import take
 from fedtilt.errors import InputError
-from fedtilt.methods import Method, check_bad_share
+from fedtilt.methods import Method, check_bad_share, check_levels
 from fedtilt.models import ModelSource, build_without_storage, recipe
 from fedtilt.parts import Parts
 from fedtilt.rounds.executors import cores
@@ -48,6 +48,7 @@ def prepare(
             f"federation must be a Federation, such as ft.Federation.build(data), got {type(federation).__name__}"
         )
     check_bad_share(methods, settings.clients_per_round(federation.clients))
+    check_levels(methods, federation.groups)
     device = pick_device(settings.device)
     template = build_without_storage(model, federation.input_shape, federation.classes)
     if template is not None:
@@ -55,7 +56,7 @@ def prepare(
     net, parts = initial_model(federation, model, settings)
     if template is None:  # a model of the user's own has to be built to know its size
         _check_memory(net, methods, federation, settings, device)
-    jobs = example_jobs(methods, parts, settings)
+    jobs = example_jobs(methods, parts, settings, federation.group)
     sample = take(federation.clean_train(0)[0], slice(0, 1))
     backend = choose_backend(net, jobs, device.type, settings.backend, sample, settings.precision)
     model_recipe = recipe(model, federation.input_shape, federation.classes)
@@ -74,8 +75,8 @@ def _check_memory(
     check_memory(net, methods, settings, clients=clients, workers=workers if device.type == "cpu" else 0, device=device)
 
 
-def example_jobs(methods: Sequence[Method], parts: Parts, settings: TrainSettings) -> list[LocalJob]:
+def example_jobs(methods: Sequence[Method], parts: Parts, settings: TrainSettings, group: str) -> list[LocalJob]:
     """All jobs of one client in a round."""
     server = parts.initial_server()
-    plans = [plan(m, server, {}, parts=parts, settings=settings, round=1) for m in methods]
+    plans = [plan(m, server, {}, parts=parts, settings=settings, round=1, group=group) for m in methods]
     return [job for jobs in plans for job in jobs.values()]

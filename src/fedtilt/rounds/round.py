@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedtilt.data.groups import CLASS
 from fedtilt.errors import Diverged, InputError
 from fedtilt.math.aggregate import AGGREGATORS, tilted
 from fedtilt.methods import Method
@@ -32,8 +33,9 @@ from fedtilt.training import LocalJob, Trained
 
 
 def plan(
-    method: Method, received: Tensors, client_state: Tensors, *, parts: Parts, settings: TrainSettings, round: int
-) -> dict[str, LocalJob]:
+    method: Method, received: Tensors, client_state: Tensors, *, parts: Parts, settings: TrainSettings, round: int,
+    group: str = CLASS,
+) -> dict[str, LocalJob]:  # fmt: skip
     """The local jobs of a client by the model they train: "shared" and, if the method has them, "personal".
 
     Both have the received w as their anchor, so they are independent of each other.
@@ -45,13 +47,17 @@ def plan(
         parts: the parts of the model and its initial values
         settings: the recipe of the run
         round: the number of the round, for the schedule
+        group: what tau tilts over: the federation's groups, else the classes
     """
     w, w_buffers = client_model(parts, received, client_state)
     device = w.device
     lr, lr_personal = method.rates(settings.lr, settings.lr_personal)
     factor = settings.lr_factor(round)
+    (inner, tau), *outer = method.levels or [(group, method.tau)]
     recipe: dict[str, Any] = {
-        "tau": method.tau,
+        "group": inner,
+        "tau": tau,
+        "outer": tuple(outer),
         "lam": method.lam,
         "steps": settings.local_steps,
         "optimizer": settings.client_optimizer,

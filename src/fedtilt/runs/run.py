@@ -24,8 +24,9 @@ from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.rounds.settings import takes_train_settings, train_settings
 from fedtilt.simulation import Round, simulate_prepared
+from fedtilt.storage.in_memory_run import InMemoryRun
 from fedtilt.storage.provenance import environment, record_environment, seed_folder, settings_of
-from fedtilt.storage.run_folder import InMemoryRun, RunFolder
+from fedtilt.storage.run_folder import RunFolder
 from fedtilt.storage.run_length import continued
 
 OnRound = Callable[[Round, Mapping[str, Summary] | None], None]
@@ -187,10 +188,11 @@ def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:
     data, federation = prepared.federation.dataset, prepared.federation
     index = [*federation.train_index, *federation.test_index]
     seed_of_outliers = [torch.tensor(federation.seed)] if federation.outliers.redraw == "once" else []
+    groups = [codes for column in federation.groups.values() for codes in (column.train, column.test)]
     return {
         **settings_of(prepared.methods, prepared.settings),
         "data": data.name,
-        "samples": _digest([*_tensors(data.x_train), data.y_train, *_tensors(data.x_test), data.y_test]),
+        "samples": _digest([*_tensors(data.x_train), data.y_train, *_tensors(data.x_test), data.y_test, *groups]),
         "outliers": federation.outliers.to_json(),
         "clients": federation.clients,
         "partition": _digest([*index, federation.has_outliers, *seed_of_outliers]),

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedtilt.data import Dataset, Federation, Schema, images, leaf, load
 from fedtilt.data.tables.columns import Source
-from fedtilt.data.tables.table import Table, known_schema, open_table
+from fedtilt.data.tables.table import Roles, Table, known_schema, open_table
 from fedtilt.errors import InputError
 from fedtilt.imports import import_function
 from fedtilt.models import MODELS, ModelSource
@@ -67,9 +67,9 @@ def known_schema_of(spec: Spec) -> Schema:
     return known_schema(spec.data.schema, _roles(spec))
 
 
-def _roles(spec: Spec) -> dict[str, str | None]:
-    d = spec.data
-    return {role: getattr(d, role) or None for role in ("target", "client", "split", "split_group", "split_time")}
+def _roles(spec: Spec) -> Roles:
+    roles = ("target", "client", "group", "split", "split_group", "split_time")
+    return {role: getattr(spec.data, role) or None for role in roles}
 
 
 def model_of(spec: Spec) -> ModelSource:

@@ -49,6 +49,13 @@ class _DataFields(SpecTable):
         examples=["hospital"],
         json_schema_extra=allowed_text("a column of file"),
     )
+    group: ColumnName | Annotated[tuple[ColumnName, ...], Field(strict=False, min_length=1)] | None = Field(
+        default=None,
+        description="the column of groups, such as sex, or several: tau tilts over these groups instead of the "
+        "classes, and metrics are given for them; not an input of the model",
+        examples=["sex"],
+        json_schema_extra=allowed_text("a column of file, or a list of columns"),
+    )
     drop: tuple[ColumnName, ...] = Field(
         default=(),
         strict=False,
@@ -122,7 +129,7 @@ class _DataFields(SpecTable):
     def _check_columns(self) -> Self:
         if self.file is not None and self.target is None and self.schema is None:
             raise InputError(f"data.file = {self.file!r} needs data.target; name the column of the labels")
-        for key in ("target", "client", "drop", "schema", "split", "split_group", "split_time"):
+        for key in ("target", "client", "group", "drop", "schema", "split", "split_group", "split_time"):
             value = getattr(self, key)
             if self.file is None and value not in (None, ()):
                 raise InputError(f"data.{key} = {value!r} needs data.file; name the table it is in")

@@ -28,12 +28,13 @@ def preset_settings(preset: str) -> dict[str, inspect.Parameter]:
 
 
 def required_settings(preset: str) -> list[str]:
-    """The settings of a preset that have no default.
+    """The settings of a preset that have no default; of FedTilt, `levels` may take the place of `tau`.
 
     >>> required_settings("fedtilt")
     ['tau', 'lam']
     """
-    return [key for key, p in preset_settings(preset).items() if p.default is p.empty]
+    own = inspect.signature(METHOD_FACTORIES[preset]).parameters if preset != "custom" else {}
+    return [key for key, p in own.items() if p.default in (p.empty, None) and p.kind is not p.VAR_KEYWORD]
 
 
 class MethodSpec(SpecTable):
@@ -43,8 +44,18 @@ class MethodSpec(SpecTable):
     name: str = Field(
         default="", description="the name in the run, which is unique", json_schema_extra=allowed_text("a plain name")
     )
-    tau: float | None = Field(default=None, description="tilt over the classes of a client")
-    lam: float | None = Field(default=None, description="tilt over the samples of a class")
+    tau: float | None = Field(
+        default=None, description="tilt over the groups of a client: those of data.group, else its classes"
+    )
+    lam: float | None = Field(default=None, description="tilt over the samples of a group")
+    levels: tuple[Annotated[tuple[str, float], Field(strict=False)], ...] | None = Field(
+        default=None,
+        strict=False,
+        description='more levels in place of tau, each a name and a tilt, from inner to outer; "class" is the labels, '
+        "other names are columns of data.group",
+        examples=[[["class", 5.0], ["ward", 2.0]]],
+        json_schema_extra=allowed_text('a list of pairs, such as [["class", 5], ["ward", 2]]'),
+    )
     t: float | None = Field(default=None, description="TERM's one tilt: tau = lam = t")
     mu: float | None = Field(
         default=None,
@@ -122,7 +133,7 @@ class MethodSpec(SpecTable):
                     f'which takes {", ".join(allowed)}; leave it out or use preset = "custom"'
                 )
         for key in required:
-            if key not in settings:
+            if key not in settings and not (key == "tau" and "levels" in settings):
                 raise InputError(
                     f"methods.{self.name}.{key} is missing; preset {self.preset!r} needs {' and '.join(required)}"
                 )

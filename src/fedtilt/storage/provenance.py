@@ -26,9 +26,16 @@ def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str,
     names = [field.name for field in dataclasses.fields(settings) if field.name not in without]
     train = {name: _to_json(getattr(settings, name)) for name in names}
     return {
-        "methods": {m.name: {k: _to_json(v) for k, v in dataclasses.asdict(m).items()} for m in methods},
+        "methods": {m.name: _method_settings(m) for m in methods},
         "train": train | {"eval_every": settings.eval_interval},
     }
+
+
+def _method_settings(method: Method) -> dict[str, Any]:
+    values = dataclasses.asdict(method)
+    if not values["levels"]:  # no key for them, so that a folder of an earlier version can be resumed
+        del values["levels"]
+    return {key: _to_json(value) for key, value in values.items()}
 
 
 def _to_json(value: Any) -> Any:
@@ -39,7 +46,7 @@ def _to_json(value: Any) -> Any:
         return dataclasses.asdict(value)
     if callable(value):
         return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', type(value).__qualname__)}"
-    return list(value) if isinstance(value, tuple) else value
+    return [_to_json(part) for part in value] if isinstance(value, tuple) else value
 
 
 def environment(device: str) -> dict[str, Any]:

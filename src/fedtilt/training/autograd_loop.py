@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedtilt import seeds
 from fedtilt.errors import InputError
-from fedtilt.math.losses import client_loss
+from fedtilt.math.tilt import nested_tilt
 from fedtilt.models import copy_with_parameters, logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import buffers_to_vector, vector_to_buffers
 from fedtilt.training.local_job import Batches, LocalJob, Optimizer, Trained
@@ -37,10 +37,10 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches, precision: str
     step = _step(job, theta, list(views.values()), parameters)
     constant = {name: b.clone() for name, b in net.named_buffers() if name not in changing}
     with seeds.seeded_global_rng(batches.key, theta.device), fp32_deterministic(theta.device, precision == "tf32"):
-        for x, y in batches.of(job):
+        for x, y, groups in batches.of(job):
             with autocast(theta.device, precision):
                 outputs = logits(net, x)
-            loss = client_loss(job.loss(outputs.float(), y), y, job.tau, job.lam)
+            loss = nested_tilt(job.loss(outputs.float(), y), groups, job.tilts)
             step(torch.autograd.grad(loss, parameters, materialize_grads=True))  # 0 for unused parameters
     _check_constant(net, constant)
     return Trained(theta, buffers_to_vector(net, changing) if changing else None)

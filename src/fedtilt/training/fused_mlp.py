@@ -64,7 +64,7 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
     ones = torch.ones(batches.size)
     assert isinstance(batches.x, Tensor)
     flat_batches = replace(batches, x=batches.x.flatten(1))
-    for x, y in flat_batches.of(job):
+    for x, y, groups in flat_batches.of(job):
         assert isinstance(x, Tensor)
         # forward: activations (B, width) of every layer, the input first
         activations = [x]
@@ -75,7 +75,7 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
 
         # dR/dlogits = dR/dloss of each sample times (softmax − one-hot)
         label = y[:, None]
-        loss_grad = _loss_grad(-log_p.gather(1, label)[:, 0], y, job)[:, None]
+        loss_grad = _loss_grad(-log_p.gather(1, label)[:, 0], groups, job)[:, None]
         delta = log_p.exp_().mul_(loss_grad).scatter_add_(1, label, -loss_grad)
 
         # all deltas before any update: a layer's delta needs the next layer's weights before their update
@@ -96,8 +96,8 @@ def _linear_layers(model: nn.Module, theta: Tensor) -> list[tuple[Tensor, Tensor
     return list(pairwise(views))[::2]
 
 
-def _loss_grad(losses: Tensor, y: Tensor, job: LocalJob) -> Tensor:
+def _loss_grad(losses: Tensor, groups: Sequence[Tensor], job: LocalJob) -> Tensor:
     """dR/dloss of every sample."""
-    if job.tau == job.lam == 0:
+    if not any(job.tilts):
         return torch.full_like(losses, 1 / len(losses))
-    return nested_tilt_grad(losses, [y], [job.lam, job.tau])
+    return nested_tilt_grad(losses, groups, job.tilts)

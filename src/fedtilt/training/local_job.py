@@ -1,14 +1,15 @@
 """A local job: one model that is trained on one client's batches in one round."""
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedtilt import seeds
+from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Inputs, split, take
 from fedtilt.math.losses import SampleLoss, cross_entropy
 
@@ -47,7 +48,11 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalJob:
-    """Training from `start`, one mini-batch a step, with the gradient ∇R(tau, lam) + prox · (θ − anchor)."""
+    """Training from `start`, one mini-batch a step, with the gradient ∇R + prox · (θ − anchor).
+
+    R is the nested tilted loss: `lam` tilts over the samples of a group, `tau` over the groups, and each level of
+    `outer` over groups of groups.
+    """
 
     start: Tensor  # (T,)
     anchor: Tensor  # (T,) the centre of the proximal term
@@ -56,6 +61,8 @@ class LocalJob:
     lam: float
     lr: float
 
+    group: str = CLASS  # the groups that tau tilts over
+    outer: tuple[tuple[str, float], ...] = ()  # further levels, (groups, tilt) from inner to outer
     epochs: int | None = None  # passes over the client's data; None: all epochs of its batches
     steps: int | None = None  # at most so many steps; None: all of these epochs
     buffer_names: tuple[str, ...] = ()  # the buffers that `forward` changes in training
@@ -64,11 +71,21 @@ class LocalJob:
     loss: SampleLoss = cross_entropy
 
     @property
+    def levels(self) -> tuple[tuple[str, float], ...]:
+        """All levels of groups, (groups, tilt) from inner to outer."""
+        return (self.group, self.tau), *self.outer
+
+    @property
+    def tilts(self) -> tuple[float, ...]:
+        """The tilts from inner to outer, as `nested_tilt` takes them: lam, tau, …"""
+        return self.lam, *(tilt for _, tilt in self.levels)
+
+    @property
     def identity(self) -> tuple[object, ...]:
         """Equal for two jobs of one client that give the same result; without a proximal term the anchor is unused."""
         anchor = id(self.anchor) if self.prox else None
         buffers = None if self.buffers is None else id(self.buffers)
-        settings = self.prox, self.tau, self.lam, self.lr, self.epochs, self.steps, self.optimizer, self.loss
+        settings = self.prox, self.levels, self.lam, self.lr, self.epochs, self.steps, self.optimizer, self.loss
         return id(self.start), anchor, buffers, *settings
 
 
@@ -96,17 +113,28 @@ class Batches:
     order: Tensor  # (epochs, n): a permutation per epoch
     bounds: Tensor  # (batches per epoch + 1,) on the CPU: batch k is order[epoch, bounds[k] : bounds[k + 1]]
     key: int  # seeds the randomness inside a model (dropout)
+    groups: Mapping[str, Tensor] = field(default_factory=dict)  # column of groups → the group of each sample, (n,)
 
-    def of(self, job: LocalJob) -> Iterator[tuple[Inputs, Tensor]]:
-        """The batches that a job trains on, one after the other."""
-        return itertools.islice(self.all(), self.steps(job))
+    def of(self, job: LocalJob) -> Iterator[tuple[Inputs, Tensor, list[Tensor]]]:
+        """The batches that a job trains on, one after the other: samples, labels, and the groups of its levels."""
+        return itertools.islice(self._all(self.groups_of(job)), self.steps(job))
+
+    def groups_of(self, job: LocalJob) -> list[Tensor]:
+        """The group of each sample, (n,), for each level of a job."""
+        return [self.y if name == CLASS else self.groups[name] for name, _ in job.levels]
 
     def all(self) -> Iterator[tuple[Inputs, Tensor]]:
-        """The batches of all epochs."""
+        """The batches of all epochs: samples and labels."""
+        return ((x, y) for x, y, _ in self._all([]))
+
+    def _all(self, groups: Sequence[Tensor]) -> Iterator[tuple[Inputs, Tensor, list[Tensor]]]:
         sizes = self.bounds.diff().tolist()
         for order in self.order[:, : int(self.bounds[-1])]:
             x, y = take(self.x, order), self.y[order]  # one gather per epoch; batches are views of it
-            yield from zip(split(x, sizes), y.split(sizes), strict=True)
+            labels = y.split(sizes)
+            levels = [labels if codes is self.y else codes[order].split(sizes) for codes in groups]
+            for k, batch in enumerate(split(x, sizes)):
+                yield batch, labels[k], [codes[k] for codes in levels]
 
     @property
     def size(self) -> int:
@@ -149,8 +177,9 @@ def batch_bounds(samples: int, batch_size: int, last_batch: str = "even") -> lis
 
 
 def make_batches(
-    x: Inputs, y: Tensor, *, seed: int, round: int, client: int, epochs: int, batch_size: int, last_batch: str = "even"
-) -> Batches:
+    x: Inputs, y: Tensor, *, seed: int, round: int, client: int, epochs: int, batch_size: int, last_batch: str = "even",
+    groups: Mapping[str, Tensor] | None = None,
+) -> Batches:  # fmt: skip
     """The batches of one client in one round; their order depends on (seed, round, client) alone.
 
     Args:
@@ -162,6 +191,7 @@ def make_batches(
         epochs: Passes over the data.
         batch_size: At most so many samples per batch.
         last_batch: How an epoch is split: see `batch_bounds`.
+        groups: By column of groups, the group of each sample, (n,).
     """
     order = seeds.permutations(seeds.key(seed, "order", round=round, client=client), epochs, len(y), device=y.device)
     return Batches(
@@ -170,6 +200,7 @@ def make_batches(
         order=order,
         bounds=torch.tensor(batch_bounds(len(y), batch_size, last_batch)),
         key=seeds.key(seed, "dropout", round=round, client=client),
+        groups=groups or {},
     )
 
 

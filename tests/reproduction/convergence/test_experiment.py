@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedtilt.math.losses import client_loss, cross_entropy
+from fedtilt.math.losses import cross_entropy
+from fedtilt.math.tilt import nested_tilt
 from fedtilt.reproduction import Options, load
 from fedtilt.reproduction.chapter import CaptionedFigure
 from fedtilt.reproduction.convergence.claims import violation_text
@@ -42,7 +43,7 @@ def test_value_gradient_and_hessian_match_the_library_loss(tau: float, lam: floa
 
     def value(v: torch.Tensor) -> torch.Tensor:
         logits = p.x @ v.reshape(p.classes, -1).T
-        return client_loss(cross_entropy(logits, p.y), p.y, tau, lam) + p.rho / 2 * v @ v
+        return nested_tilt(cross_entropy(logits, p.y), [p.y], [lam, tau]) + p.rho / 2 * v @ v
 
     start = v.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(value(start), start)

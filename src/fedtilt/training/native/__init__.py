@@ -53,6 +53,8 @@ def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample
         return "the model is not an nn.Sequential of the layers that the C kernel has (Conv2d, ReLU, MaxPool2d, Linear)"
     if job.loss is not cross_entropy and not isinstance(job.loss, ClassLoss):
         return "the loss is a Python function, which the C kernel cannot call"
+    if job.outer:
+        return f"the loss has {len(job.levels)} levels of groups, and the C kernel has one"
     if reason := unusual_part(job, model):
         return reason
     reason = unavailable_reason()
@@ -104,8 +106,8 @@ def _load_kernel() -> CompiledLibrary | str:
         return str(reason)
     long, pointer = ctypes.c_long, ctypes.c_void_p
     kernel.library.fedtilt_train.argtypes = [
-        long, pointer, long, pointer, pointer, pointer, pointer, pointer, pointer, pointer, long, pointer, long,
-        pointer, long, long,
+        long, pointer, long, pointer, pointer, pointer, pointer, pointer, pointer, pointer, pointer, long, long,
+        pointer, long, pointer, long, long,
     ]  # fmt: skip
     kernel.library.fedtilt_train.restype = ctypes.c_int
     return kernel
@@ -130,6 +132,10 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
     anchor = _check_tensor(job.anchor, torch.float32, (parameters,), "anchor")
     x = _check_tensor(batches.x, torch.float32, (samples, *shape), "samples")
     y = _check_tensor(batches.y, torch.int64, (samples,), "labels")
+    (group,) = batches.groups_of(job)
+    if group is not y:  # numbered without gaps: the kernel keeps something for every number
+        group = _check_tensor(group, torch.int64, (samples,), "groups").unique(return_inverse=True)[1]
+    groups = int(group.max()) + 1 if samples else 0
     order = _check_tensor(batches.order, torch.int64, (epochs, samples), "order")
     bounds = _check_tensor(batches.bounds, torch.int64, (batches.per_epoch + 1,), "bounds")
     if bounds[0] < 0 or bounds[-1] > samples or (bounds.diff() < 1).any():
@@ -139,8 +145,8 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
     status = kernel.library.fedtilt_train(
         len(blocks) // 5, _long_array(blocks), len(widths) - 1, _long_array(widths),
         theta.data_ptr(), anchor.data_ptr(), ctypes.byref(_loss(job, widths[-1])), ctypes.byref(_optimizer(job)),
-        x.data_ptr(), y.data_ptr(), samples, order.data_ptr(), epochs, bounds.data_ptr(), batches.per_epoch,
-        batches.steps(job),
+        x.data_ptr(), y.data_ptr(), group.data_ptr(), groups, samples, order.data_ptr(), epochs,
+        bounds.data_ptr(), batches.per_epoch, batches.steps(job),
     )  # fmt: skip
     if status == _BAD_LABEL:
         raise InputError(f"labels range from {y.min()} to {y.max()}, but the model has classes 0 to {widths[-1] - 1}")

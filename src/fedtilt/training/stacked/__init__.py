@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Inputs
 from fedtilt.math.losses import cross_entropy
 from fedtilt.models import parameters_to_vector
@@ -40,7 +41,8 @@ def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample
 
 def can_stack(model: nn.Module, sample: Inputs) -> bool:
     """Whether the model, without buffers that change, can be batched over jobs; `sample` is one input, (1, …)."""
-    return _unsupported_reason(model, Recipe(Optimizer(), cross_entropy, (), trains_buffers=False), sample) is None
+    recipe = Recipe(Optimizer(), cross_entropy, (CLASS,), (), trains_buffers=False)
+    return _unsupported_reason(model, recipe, sample) is None
 
 
 def _unsupported_reason(model: nn.Module, recipe: Recipe, sample: Inputs | None) -> str | None:
@@ -65,7 +67,8 @@ def _can_vmap(model: nn.Module, recipe: Recipe, sample: Tensor) -> bool:
     theta = parameters_to_vector(model)
     buffers = buffers_to_vector(model, recipe.buffer_names) if recipe.trains_buffers else theta[:0]
     y, one = torch.zeros(1, dtype=torch.long, device=theta.device), theta.new_ones(1)
-    arguments = theta, buffers, sample.to(theta.device), y, one, one[0], one[0]
+    groups, tilts = y.expand(len(recipe.groups), 1), one.expand(len(recipe.groups) + 1)
+    arguments = theta, buffers, sample.to(theta.device), y, groups, one, tilts
     try:
         gradient = StackedGradient(model, recipe, theta.device, "float32")
         gradient(gradient.constants, *(value.expand(2, *value.shape) for value in arguments))

@@ -13,13 +13,15 @@ class Recipe(NamedTuple):
 
     optimizer: Optimizer
     loss: SampleLoss
+    groups: tuple[str, ...]  # of every level, from inner to outer
     buffer_names: tuple[str, ...]  # the buffers of the model that change in training mode
     trains_buffers: bool  # otherwise they are frozen
 
     @classmethod
     def of(cls, job: LocalJob) -> Self:
         """The recipe of a job."""
-        return cls(job.optimizer, job.loss, job.buffer_names, job.buffers is not None)
+        groups = tuple(name for name, _ in job.levels)
+        return cls(job.optimizer, job.loss, groups, job.buffer_names, job.buffers is not None)
 
     @property
     def buffer_layers(self) -> tuple[str, ...]:
@@ -40,12 +42,12 @@ class Buffers(NamedTuple):
     anchor_index: Tensor  # (L,) the row of a job's anchor
     prox: Tensor  # (L,)
     lr: Tensor  # (L,)
-    tau: Tensor  # (L,)
-    lam: Tensor  # (L,)
+    tilts: Tensor  # (levels + 1, L) from inner to outer: lam, tau, …
     client_index: Tensor  # (L,) the client whose samples a job trains on
     steps: Tensor  # (L,) the number of steps of a job
     x: Tensor  # (C, samples, sample_size)
     y: Tensor  # (C, samples)
+    groups: Tensor  # (levels, C, samples) the group of each sample; of the classes, its label
     batch_indices: Tensor  # (steps, C, batch size) the samples of every step, −1 for padding
     first_step: Tensor  # (1,) the number of the next step to run
 

@@ -199,10 +199,11 @@ class KernelStep:
         b = self._buffers
         tile = self._linear_tile("head after convolution" if number == len(self._net.blocks) > 0 else "head")
         linear_kernels.head[(len(b.theta),)](
-            **self._update_arguments(), tau=b.tau, lam=b.lam, labels=b.y, source=self._activations[number],
-            input_delta=self._delta[number], **self._batch_arguments(offset), OFFSET=layer.offset,
-            BIAS_OFFSET=layer.bias_offset, IN=layer.in_features, OUT=layer.out_features, FIRST=number == 0,
-            ROWS=self._rows, CLASSES=self._classes, COLUMNS=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
+            **self._update_arguments(), tau=b.tilts[1], lam=b.tilts[0], labels=b.y, groups=b.groups[0],
+            source=self._activations[number], input_delta=self._delta[number], **self._batch_arguments(offset),
+            OFFSET=layer.offset, BIAS_OFFSET=layer.bias_offset, IN=layer.in_features, OUT=layer.out_features,
+            FIRST=number == 0, ROWS=self._rows, CLASSES=self._classes, COLUMNS=tile.columns, num_warps=tile.warps,
+            num_stages=tile.stages,
         )  # fmt: skip
 
     def _conv_arguments(self, block: ConvBlock) -> dict[str, Any]:

@@ -111,13 +111,13 @@ def _tilted_mean_and_grad(x, same, present, t):
 
 
 @triton.jit
-def _tilt_grad(losses, label, present, tau, lam):
-    """The gradient of R(tau, lam) by each sample's loss: its class's gradient times its own within the class."""
-    same = (label[:, None] == label[None, :]) & present[:, None] & present[None, :]
-    class_loss, class_grad = _tilted_mean_and_grad(losses, same, present, lam)
+def _tilt_grad(losses, group, present, tau, lam):
+    """The gradient of R(tau, lam) by each sample's loss: its group's gradient times its own within the group."""
+    same = (group[:, None] == group[None, :]) & present[:, None] & present[None, :]
+    group_loss, group_grad = _tilted_mean_and_grad(losses, same, present, lam)
     both_present = present[:, None] & present[None, :]
-    _, whole_grad = _tilted_mean_and_grad(class_loss, both_present, present, tau)  # per sample, each of weight 1 …
-    return class_grad * tl.sum(tl.where(same, whole_grad[None, :], 0.0), axis=1)  # … summed over the class
+    _, whole_grad = _tilted_mean_and_grad(group_loss, both_present, present, tau)  # per sample, each of weight 1 …
+    return group_grad * tl.sum(tl.where(same, whole_grad[None, :], 0.0), axis=1)  # … summed over the group
 
 
 @triton.jit(do_not_specialize=["STEP_OFFSET"])
@@ -199,8 +199,8 @@ def linear_backward(
 
 @triton.jit(do_not_specialize=["STEP_OFFSET"])
 def head(
-    theta, state, anchor, anchor_index, lr, prox, steps, momentum, weight_decay, STATE_STRIDE, tau, lam, labels, source,
-    input_delta, client_index, batch_indices, first_step, STEP_OFFSET, CLIENTS, SAMPLES, RULE: tl.constexpr,
+    theta, state, anchor, anchor_index, lr, prox, steps, momentum, weight_decay, STATE_STRIDE, tau, lam, labels, groups,
+    source, input_delta, client_index, batch_indices, first_step, STEP_OFFSET, CLIENTS, SAMPLES, RULE: tl.constexpr,
     ROW_LENGTH: tl.constexpr, OFFSET: tl.constexpr, BIAS_OFFSET: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
     BATCH: tl.constexpr, FIRST: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, CLASSES: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -231,12 +231,13 @@ def head(
     sample = tl.load(batch_indices + (step * CLIENTS + client) * BATCH + b, mask=b < BATCH, other=-1)
     present = sample >= 0
     label = tl.load(labels + client * SAMPLES + tl.maximum(sample, 0))
+    group = tl.load(groups + client * SAMPLES + tl.maximum(sample, 0))
     z -= tl.max(z, axis=1)[:, None]
     exps = tl.exp(z)
     total = tl.sum(exps, axis=1)
     is_label = k[None, :] == label[:, None]
     losses = tl.log(total) - tl.sum(tl.where(is_label, z, 0.0), axis=1)
-    loss_grad = _tilt_grad(losses, label, present, tl.load(tau + job).to(tl.float64), tl.load(lam + job).to(tl.float64))
+    loss_grad = _tilt_grad(losses, group, present, tl.load(tau + job).to(tl.float64), tl.load(lam + job).to(tl.float64))
     d = (loss_grad[:, None] * (exps / total[:, None] - tl.where(is_label, 1.0, 0.0))).to(tl.float32)  # (ROWS, CLASSES)
 
     for start in range(0, IN, COLUMNS):

@@ -60,7 +60,7 @@ def kernel_net(
         return None
     from fedtilt.training.stacked.launch import MAX_BATCH_SIZE, MAX_CHANNELS, MAX_CLASSES, supports_optimizer
 
-    if recipe.loss is not cross_entropy or not supports_optimizer(recipe.optimizer):
+    if recipe.loss is not cross_entropy or len(recipe.groups) > 1 or not supports_optimizer(recipe.optimizer):
         return None
     net = SequentialNet.from_module(model, shape)
     if net is None or batch > MAX_BATCH_SIZE or net.layers[-1].out_features > MAX_CLASSES:
@@ -97,12 +97,12 @@ class Stack:
             anchor_index=zeros(jobs, dtype=torch.long),
             prox=zeros(jobs),
             lr=zeros(jobs),
-            tau=zeros(jobs),
-            lam=zeros(jobs),
+            tilts=zeros(len(recipe.groups) + 1, jobs),
             client_index=zeros(jobs, dtype=torch.long),
             steps=zeros(jobs, dtype=torch.long),
             x=zeros(clients, sizes.samples, *sample_shape, dtype=sample_dtype),
             y=zeros(clients, sizes.samples, dtype=torch.long),
+            groups=zeros(len(recipe.groups), clients, sizes.samples, dtype=torch.long),
             batch_indices=zeros(sizes.steps, clients, sizes.batch_size, dtype=torch.long),
             first_step=zeros(1, dtype=torch.long),
         )
@@ -131,7 +131,7 @@ class Stack:
         anchor_row = {key: i for i, key in enumerate(anchors)}
         for column, values in (
             (b.prox, [job.prox for job in jobs]), (b.lr, [job.lr for job in jobs]),
-            (b.tau, [job.tau for job in jobs]), (b.lam, [job.lam for job in jobs]),
+            (b.tilts.T, [job.tilts for job in jobs]),
             (b.client_index, [client_row[id(data)] for data in batches]),
             (b.steps, [data.steps(job) for job, data in zip(jobs, batches, strict=True)]),
             (b.anchor_index, [anchor_row[id(job.anchor)] for job in jobs]),
@@ -147,6 +147,8 @@ class Stack:
             x = cast(Tensor, data.x)
             x = x if self._net is None else self._net.sample_rows(x)
             b.x[i, : len(data.y)], b.y[i, : len(data.y)] = x, data.y
+            for codes, groups in zip(b.groups, data.groups_of(jobs[0]), strict=True):  # the same levels in all jobs
+                codes[i, : len(data.y)] = groups
             position = data.bounds[:-1, None] + torch.arange(data.size)  # (batches per epoch, size)
             inside = (position < data.bounds[1:, None]).to(b.y.device)
             sample = data.order[:, position.clamp(max=len(data.y) - 1).to(b.y.device)]

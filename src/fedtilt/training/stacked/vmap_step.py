@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedtilt.math.losses import client_loss
+from fedtilt.math.tilt import nested_tilt
 from fedtilt.models import functional_logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import vector_to_buffers
 from fedtilt.training.precision import autocast
@@ -39,7 +39,7 @@ class StackedGradient:
 
     def __call__(
         self, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Tensor, y: Tensor,
-        weights: Tensor, tau: Tensor, lam: Tensor,
+        groups: Tensor, weights: Tensor, tilts: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Gradients (L, T) and buffers (L, B).
 
@@ -49,15 +49,15 @@ class StackedGradient:
             model_buffers: the buffers that change (L, B)
             x: a batch for every model (L, batch size, …)
             y: labels (L, batch size)
+            groups: the groups of every level (L, levels, batch size)
             weights: 0 for padding, 1 otherwise (L, batch size)
-            tau: tilts (L,)
-            lam: tilts (L,)
+            tilts: from inner to outer (L, levels + 1)
         """
-        return self._batched(constants, theta, model_buffers, x, y, weights, tau, lam)
+        return self._batched(constants, theta, model_buffers, x, y, groups, weights, tilts)
 
     def _loss(
         self, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Tensor, y: Tensor,
-        weights: Tensor, tau: Tensor, lam: Tensor,
+        groups: Tensor, weights: Tensor, tilts: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Of one model: the client's loss, and the next buffers."""
         values = vector_to_buffers(self._net, self._names, model_buffers)  # new tensors, which `forward` changes
@@ -68,7 +68,8 @@ class StackedGradient:
             outputs = functional_logits(self._net, tensors, x)
         changed = [value.reshape(-1).float() for value in values.values()]
         losses = self._recipe.loss(outputs.float(), y)
-        return client_loss(losses, y, tau, lam, weights), torch.cat(changed) if changed else model_buffers
+        loss = nested_tilt(losses, groups.unbind(), tilts.unbind(), weights)
+        return loss, torch.cat(changed) if changed else model_buffers
 
 
 class VmapStep:
@@ -101,7 +102,8 @@ class VmapStep:
         index = b.batch_indices.index_select(0, number)[0]  # (C, batch size)
         rows = torch.arange(len(b.x), device=number.device)[:, None], index.clamp(min=0)
         x, y, weights = (t[b.client_index] for t in (b.x[rows], b.y[rows], (index >= 0).float()))
-        gradient, model_buffers = self._gradient(constants, b.theta, b.model_buffers, x, y, weights, b.tau, b.lam)
+        groups = torch.stack([codes[rows][b.client_index] for codes in b.groups.unbind()], 1)
+        gradient, model_buffers = self._gradient(constants, b.theta, b.model_buffers, x, y, groups, weights, b.tilts.T)
         gradient = gradient + b.prox[:, None] * (b.theta - b.anchor[b.anchor_index])
         theta, state = optimizer_step(
             self._optimizer, b.theta, gradient, b.optimizer_state.unbind(), b.lr[:, None], number + 1

@@ -13,7 +13,7 @@ typedef struct {
     double *loss;      /* before the tilts */
     double *slope;     /* the derivative of `loss` by the cross-entropy */
     double *tilt_grad; /* the gradient of the tilted loss by `loss` */
-    int32_t *label;
+    int32_t *label, *group;
 } Samples;
 
 /* The loss of a sample with this cross-entropy, and its derivative by that. */
@@ -30,7 +30,7 @@ static double class_loss(const Loss *loss, double cross_entropy, int32_t label, 
 
 /* Replace the logits in `z` by `scale` times the gradient of the loss by them. */
 static void output_delta(float *z, long stride, const Samples *s, long batch, long classes, double scale,
-                         const Loss *loss, Group *groups) {
+                         const Loss *loss, Group *groups, long group_count) {
     double smoothing = loss->label_smoothing, others = smoothing / classes, own = 1 - smoothing + others;
     for (long b = 0; b < batch; b++) {
         const float *row = z + b * stride;
@@ -43,7 +43,7 @@ static void output_delta(float *z, long stride, const Samples *s, long batch, lo
         if (smoothing) cross_entropy += smoothing * (logit - total / classes);
         s->loss[b] = class_loss(loss, cross_entropy, s->label[b], s->slope + b);
     }
-    tilt_grad(s->loss, s->label, batch, classes, loss->lam, loss->tau, groups, s->tilt_grad);
+    tilt_grad(s->loss, s->group, batch, group_count, loss->lam, loss->tau, groups, s->tilt_grad);
     for (long b = 0; b < batch; b++) {
         float *row = z + b * stride;
         double factor = scale * s->tilt_grad[b] * s->slope[b];

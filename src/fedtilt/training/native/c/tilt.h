@@ -40,22 +40,22 @@ static double member_grad(const Group *g, double x, double weight, double tilt) 
     return (weight + member_term(g, x, weight, tilt)) / (g->mass + g->total);
 }
 
-/* The gradient of the two-level tilted loss by each sample's loss: lam tilts over the samples of a class, tau over the
- * classes, weighted by size. */
-static void tilt_grad(const double *loss, const int32_t *label, long batch, long classes, double lam, double tau,
+/* The gradient of the two-level tilted loss by each sample's loss: lam tilts over the samples of a group, tau over the
+ * groups, weighted by size. */
+static void tilt_grad(const double *loss, const int32_t *group, long batch, long group_count, double lam, double tau,
                       Group *groups, double *out) {
     Group whole = {0};
-    memset(groups, 0, classes * sizeof(Group));
-    for (long b = 0; b < batch; b++) add_member(groups + label[b], loss[b], 1, lam);
-    for (long b = 0; b < batch; b++) groups[label[b]].total += member_term(groups + label[b], loss[b], 1, lam);
-    for (Group *g = groups; g < groups + classes; g++)
+    memset(groups, 0, group_count * sizeof(Group));
+    for (long b = 0; b < batch; b++) add_member(groups + group[b], loss[b], 1, lam);
+    for (long b = 0; b < batch; b++) groups[group[b]].total += member_term(groups + group[b], loss[b], 1, lam);
+    for (Group *g = groups; g < groups + group_count; g++)
         if (g->mass) {
             finish_group(g, lam);
             add_member(&whole, g->value, g->mass, tau);
         }
-    for (Group *g = groups; g < groups + classes; g++)
+    for (Group *g = groups; g < groups + group_count; g++)
         if (g->mass) whole.total += member_term(&whole, g->value, g->mass, tau);
-    for (Group *g = groups; g < groups + classes; g++)
+    for (Group *g = groups; g < groups + group_count; g++)
         if (g->mass) g->grad = member_grad(&whole, g->value, g->mass, tau);
-    for (long b = 0; b < batch; b++) out[b] = groups[label[b]].grad * member_grad(groups + label[b], loss[b], 1, lam);
+    for (long b = 0; b < batch; b++) out[b] = groups[group[b]].grad * member_grad(groups + group[b], loss[b], 1, lam);
 }

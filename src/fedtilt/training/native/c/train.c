@@ -58,7 +58,7 @@ static long odd_stride(long n) { return n / LANES % 2 ? n : n + LANES; }
 typedef struct {
     ConvBlock *blocks;
     LinearLayer *layers;
-    long block_count, layer_count, classes;
+    long block_count, layer_count, classes, group_count;
     float *maps;          /* the output of a convolution for one sample */
     float *input_delta;   /* the deltas of a block's input for one sample */
     float *feature_delta; /* (batch, in of the first layer): the deltas of the last block's output */
@@ -112,7 +112,8 @@ static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long
     s->slope = arena_alloc(arena, batch, sizeof(double));
     s->tilt_grad = arena_alloc(arena, batch, sizeof(double));
     s->label = arena_alloc(arena, batch, sizeof(int32_t));
-    net->groups = arena_alloc(arena, net->classes, sizeof(Group));
+    s->group = arena_alloc(arena, batch, sizeof(int32_t));
+    net->groups = arena_alloc(arena, net->group_count, sizeof(Group));
 }
 
 /* Copy all parameters into the net, or back into theta. */
@@ -176,8 +177,8 @@ static void optimizer_step(const Net *net, long batch, const Optimizer *o, long 
     use_gradients(net, batch, o->kind == SGD ? sgd_step : adam_step, &step);
 }
 
-static void step(const Net *net, const float *x, const int64_t *y, const int64_t *batch_indices, long batch,
-                 const Loss *loss, const Optimizer *o, long number) {
+static void step(const Net *net, const float *x, const int64_t *y, const int64_t *group, const int64_t *batch_indices,
+                 long batch, const Loss *loss, const Optimizer *o, long number) {
     LinearLayer *first = net->layers, *last = first + net->layer_count - 1;
     for (long b = 0; b < batch; b++) {
         if (net->block_count) {
@@ -187,6 +188,7 @@ static void step(const Net *net, const float *x, const int64_t *y, const int64_t
         } else
             memcpy(first->h + b * first->h_stride, x + batch_indices[b] * first->weights.in, 4 * first->weights.in);
         net->samples.label[b] = y[batch_indices[b]];
+        net->samples.group[b] = group[batch_indices[b]];
     }
     conv_forward(net, batch);
     for (LinearLayer *l = first; l <= last; l++) {
@@ -198,7 +200,7 @@ static void step(const Net *net, const float *x, const int64_t *y, const int64_t
         for (long b = 0; l < last && b < batch; b++) out[b * out_stride + l->weights.out] = 1;
     }
     output_delta(last->delta, last->delta_stride, &net->samples, batch, net->classes,
-                 o->kind == PLAIN_SGD ? -o->lr : 1, loss, net->groups);
+                 o->kind == PLAIN_SGD ? -o->lr : 1, loss, net->groups, net->group_count);
     /* all deltas before any update: a layer's delta needs the next layer's weights before their update */
     for (LinearLayer *l = last; l > first; l--) linear_backward(l, batch, l[-1].delta, l[-1].delta_stride);
     if (net->block_count) {
@@ -217,8 +219,9 @@ enum { DONE, NO_MEMORY, BAD_LABEL, BAD_ORDER };
 
 int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, const long *widths, float *theta,
                   float *anchor, const Loss *job_loss, const Optimizer *optimizer, const float *x, const int64_t *y,
-                  long samples, const int64_t *order, long epochs, const int64_t *bounds, long batches, long steps) {
-    Net net = {.block_count = block_count, .layer_count = layer_count, .classes = widths[layer_count]};
+                  const int64_t *group, long group_count, long samples, const int64_t *order, long epochs,
+                  const int64_t *bounds, long batches, long steps) {
+    Net net = {.block_count = block_count, .layer_count = layer_count, .classes = widths[layer_count], .group_count = group_count};
     for (long n = 0; n < samples; n++)
         if (y[n] < 0 || y[n] >= net.classes) return BAD_LABEL;
     for (long n = 0; n < epochs * samples; n++)
@@ -243,7 +246,7 @@ int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, co
         for (long b = 0; b < max_batch; b++) l->h[b * l->h_stride + l->weights.in] = 1;
     for (long n = 0; n < steps; n++) {
         long k = n % batches;
-        step(&net, x, y, order + n / batches * samples + bounds[k], bounds[k + 1] - bounds[k], &loss, optimizer, n + 1);
+        step(&net, x, y, group, order + n / batches * samples + bounds[k], bounds[k + 1] - bounds[k], &loss, optimizer, n + 1);
     }
     copy_parameters(&net, theta, anchor, 1);
     free(arena.base);
