@@ -1,0 +1,320 @@
+"""Metrics of predicted probabilities: balanced accuracy, precision, recall, F1, AUROC, log loss, calibration, rates.
+
+Every metric is a function of weighted samples, with one value per row of weights (B, S): equal weights give the metric,
+and the weights of a bootstrap its resamples, all at once. The values are those of scikit-learn with `sample_weight`,
+with which the tests compare them; a resample there takes as long as all of them here. NaN: the metric is not defined.
+
+Without a positive class, precision, recall, F1, AUROC and average precision are means over the classes that the samples
+have, each class against all others. With a positive class, every metric is about this class against all others.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtilt.errors import InputError
+from fedtilt.evaluation.intervals import exact_interval
+
+Array = np.ndarray
+BINS = 10  # of equal width, of the calibration error and the reliability curve
+_SMALLEST = float(np.finfo(np.float32).eps)  # a smaller probability counts as this in the log loss, as in scikit-learn
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Labels (S,) and predicted probabilities (S, K); `positive` is the class that metrics are about, if any."""
+
+    labels: Array
+    probabilities: Array
+    positive: int | None = None
+
+    @cached_property
+    def predicted(self) -> Array:
+        """The most probable class, (S,)."""
+        return self.probabilities.argmax(1)
+
+    @cached_property
+    def correct(self) -> Array:
+        """Whether a prediction is right, (S,); with a positive class, whether it is right about that class."""
+        if self.positive is None:
+            return self.predicted == self.labels
+        return (self.predicted == self.positive) == (self.labels == self.positive)
+
+    @cached_property
+    def classes(self) -> list[int]:
+        """The classes that metrics are about: the positive one, or all that the samples have."""
+        return np.unique(self.labels).tolist() if self.positive is None else [self.positive]
+
+    @cached_property
+    def confidence(self) -> tuple[Array, Array]:
+        """A probability, and whether what it is the probability of is true: the positive class, or the prediction."""
+        if self.positive is None:
+            return self.probabilities.max(1), self.correct
+        return self.probabilities[:, self.positive], self.labels == self.positive
+
+    @cached_property
+    def bins(self) -> Array:
+        """The bin of the confidence, (S,), each without its lower edge, as in scikit-learn's calibration_curve."""
+        return np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], self.confidence[0])
+
+    def order(self, label: int) -> tuple[Array, Array, Array]:
+        """The samples by the probability of a class, descending; and for each place the first and last of its ties."""
+        score = -self.probabilities[:, label]
+        order = np.argsort(score, kind="stable")
+        ordered = score[order]
+        return order, np.searchsorted(ordered, ordered), np.searchsorted(ordered, ordered, "right") - 1
+
+    def take(self, rows: Array, positive: int | None = None) -> "Samples":
+        """The samples of these rows."""
+        return Samples(self.labels[rows], self.probabilities[rows], self.positive if positive is None else positive)
+
+
+class Counts(NamedTuple):
+    """Weights of samples of one class against all others, each (B,)."""
+
+    positive: Array
+    predicted: Array
+    hits: Array  # positive and predicted
+
+
+class Ranking(NamedTuple):
+    """How well the probability of one class ranks its samples above all others, each (B,)."""
+
+    auroc: Array  # the probability that a positive sample has a higher score than a negative one; ties count half
+    average_precision: Array  # the mean of the precision at the score of each positive sample
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """Samples with weights (B, S)."""
+
+    samples: Samples
+    weights: Array
+
+    @cached_property
+    def total(self) -> Array:
+        """The sum of the weights, (B,)."""
+        return self.weights.sum(1)
+
+    @cached_property
+    def counts(self) -> dict[int, Counts]:
+        """The counts of each class."""
+        positive = self.samples.labels[:, None] == self.samples.classes  # (S, classes)
+        predicted = self.samples.predicted[:, None] == self.samples.classes
+        columns = np.concatenate([positive, predicted, positive & predicted], 1).astype(self.weights.dtype)
+        sums = (self.weights @ columns).reshape(len(self.weights), 3, -1)
+        return {label: Counts(*sums[:, :, i].T) for i, label in enumerate(self.samples.classes)}
+
+    @cached_property
+    def ranking(self) -> dict[int, Ranking]:
+        """The ranking of each class."""
+        return {label: self._rank(label) for label in self.samples.classes}
+
+    def _rank(self, label: int) -> Ranking:
+        order, first, last = self.samples.order(label)
+        positive = np.flatnonzero(self.samples.labels[order] == label)  # (P,) their places in the order
+        if not len(positive):
+            return Ranking(*np.full((2, len(self.weights)), np.nan))
+        ordered = self.weights[:, order]
+        above = np.cumsum(ordered, 1)  # (B, S) weight at this place and above
+        hits = ordered[:, positive]  # (B, P)
+        hits_above = np.cumsum(hits, 1)
+        first, last = first[positive], last[positive]  # of the places with the same score
+        to_last, to_first = above[:, last], above[:, first] - ordered[:, first]
+        hits_to_last = hits_above[:, np.searchsorted(positive, last, "right") - 1]
+        hits_to_first = hits_above[:, np.searchsorted(positive, first)] - hits[:, np.searchsorted(positive, first)]
+        misses_to_last, misses_to_first = to_last - hits_to_last, to_first - hits_to_first
+        positives = hits_above[:, -1]
+        negatives = above[:, -1] - positives
+        below = negatives[:, None] - (misses_to_last + misses_to_first) / 2  # ties count half
+        precision = _ratio(hits_to_last, to_last, empty=0.0)
+        return Ranking(
+            _ratio((hits * below).sum(1), positives * negatives), _ratio((hits * precision).sum(1), positives)
+        )
+
+    def mean_over_classes(self, values: Callable[[int], Array]) -> Array:
+        """The mean over the classes that have samples, of those where the value is defined."""
+        by_class = np.stack([values(label) for label in self.samples.classes])  # (classes, B)
+        if self.samples.positive is not None:
+            return by_class[0]
+        present = np.stack([self.counts[label].positive for label in self.samples.classes]) > 0
+        counted = present & ~np.isnan(by_class)
+        return _ratio(np.where(counted, by_class, 0).sum(0), counted.sum(0))
+
+
+def _ratio(a: Array, b: Array, empty: float = np.nan) -> Array:
+    return np.divide(a, b, out=np.full(a.shape, empty, dtype=a.dtype), where=b > 0)
+
+
+def _recall(weighted: Weighted) -> Array:
+    counts = weighted.counts
+    return weighted.mean_over_classes(lambda label: _ratio(counts[label].hits, counts[label].positive))
+
+
+def _precision(weighted: Weighted) -> Array:
+    counts = weighted.counts
+    return weighted.mean_over_classes(lambda label: _ratio(counts[label].hits, counts[label].predicted))
+
+
+def _f1(weighted: Weighted) -> Array:
+    counts = weighted.counts
+    return weighted.mean_over_classes(lambda k: _ratio(2 * counts[k].hits, counts[k].positive + counts[k].predicted))
+
+
+def _auroc(weighted: Weighted) -> Array:
+    return weighted.mean_over_classes(lambda label: weighted.ranking[label].auroc)
+
+
+def _average_precision(weighted: Weighted) -> Array:
+    return weighted.mean_over_classes(lambda label: weighted.ranking[label].average_precision)
+
+
+def _accuracy(weighted: Weighted) -> Array:
+    return _ratio(weighted.weights @ weighted.samples.correct, weighted.total)
+
+
+def _balanced_accuracy(weighted: Weighted) -> Array:
+    recall = _recall(weighted)
+    return recall if weighted.samples.positive is None else (recall + 1 - _false_positive_rate(weighted)) / 2
+
+
+def _selection_rate(weighted: Weighted) -> Array:
+    (counts,) = weighted.counts.values()
+    return _ratio(counts.predicted, weighted.total)
+
+
+def _false_positive_rate(weighted: Weighted) -> Array:
+    (counts,) = weighted.counts.values()
+    return _ratio(counts.predicted - counts.hits, weighted.total - counts.positive)
+
+
+def _log_loss(weighted: Weighted) -> Array:
+    samples = weighted.samples
+    if samples.positive is None:
+        probability = samples.probabilities[np.arange(len(samples.labels)), samples.labels]
+    else:
+        positive = samples.probabilities[:, samples.positive]
+        probability = np.where(samples.labels == samples.positive, positive, 1 - positive)
+    return _ratio(weighted.weights @ -np.log(probability.clip(_SMALLEST, 1 - _SMALLEST)), weighted.total)
+
+
+def _calibration_error(weighted: Weighted) -> Array:
+    """Mean of |confidence − accuracy| over bins of the confidence, by their size (expected calibration error)."""
+    confidence, is_true = weighted.samples.confidence
+    gaps = np.zeros((len(confidence), BINS))
+    gaps[np.arange(len(confidence)), weighted.samples.bins] = confidence - is_true
+    return _ratio(np.abs(weighted.weights @ gaps).sum(1), weighted.total)
+
+
+class Metric(NamedTuple):
+    """A metric in tables."""
+
+    title: str
+    values: Callable[[Weighted], Array]  # (B,)
+    undefined: str  # when it is NaN
+    higher_is_better: bool | None = True  # None: neither
+    proportion: Callable[[Samples], tuple[int, int] | None] = lambda _: None  # (x, n) if it is a proportion x / n
+    needs_positive: bool = False
+
+
+def _share(of: Callable[[Samples], Array], among: Callable[[Samples], Array]) -> Callable[[Samples], tuple[int, int]]:
+    return lambda samples: (int((of(samples) & among(samples)).sum()), int(among(samples).sum()))
+
+
+def _if_positive(share: Callable[[Samples], tuple[int, int]]) -> Callable[[Samples], tuple[int, int] | None]:
+    """A mean over several classes is no proportion."""
+    return lambda samples: None if samples.positive is None else share(samples)
+
+
+def _positive(samples: Samples) -> Array:
+    return samples.labels == samples.positive
+
+
+def _predicted(samples: Samples) -> Array:
+    return samples.predicted == samples.positive
+
+
+def _any(samples: Samples) -> Array:
+    return np.ones(len(samples.labels), dtype=bool)
+
+
+METRICS = {
+    "accuracy": Metric("accuracy", _accuracy, "no samples", proportion=_share(lambda s: s.correct, _any)),
+    "balanced_accuracy": Metric("balanced accuracy", _balanced_accuracy, "no samples of the class, or of no other"),
+    "precision": Metric(
+        "precision",
+        _precision,
+        "the class is never predicted",
+        proportion=_if_positive(_share(_positive, _predicted)),
+    ),
+    "recall": Metric(
+        "recall",
+        _recall,
+        "no samples of the class",
+        proportion=_if_positive(_share(_predicted, _positive)),
+    ),
+    "f1": Metric("F1", _f1, "the class neither occurs nor is predicted"),
+    "auroc": Metric("AUROC", _auroc, "samples of only one class"),
+    "average_precision": Metric("average precision", _average_precision, "no samples of the class"),
+    "log_loss": Metric("log loss", _log_loss, "no samples", higher_is_better=False),
+    "calibration_error": Metric("calibration error", _calibration_error, "no samples", higher_is_better=False),
+    "selection_rate": Metric(
+        "selection rate",
+        _selection_rate,
+        "no samples",
+        higher_is_better=None,
+        proportion=_share(_predicted, _any),
+        needs_positive=True,
+    ),
+    "false_positive_rate": Metric(
+        "false positive rate",
+        _false_positive_rate,
+        "no samples of another class",
+        higher_is_better=False,
+        proportion=_share(_predicted, lambda s: ~_positive(s)),
+        needs_positive=True,
+    ),
+}
+OVERALL_METRICS = ("accuracy", "balanced_accuracy", "f1", "auroc", "average_precision", "log_loss", "calibration_error")
+CLASS_METRICS = ("precision", "recall", "f1", "auroc", "average_precision", "calibration_error")
+POSITIVE_METRICS = (*CLASS_METRICS[:5], "log_loss", "calibration_error", "selection_rate", "false_positive_rate")
+
+
+def check_metrics(names: Sequence[str]) -> list[str]:
+    """The names, or an error about one that does not exist."""
+    names = [names] if isinstance(names, str) else list(names)
+    for name in names:
+        if name not in METRICS:
+            raise InputError(f"there is no metric {name!r}; choose among {', '.join(METRICS)}")
+    if not names:
+        raise InputError(f"metrics is empty; choose among {', '.join(METRICS)}")
+    return names
+
+
+class ReliabilityBin(NamedTuple):
+    """One bin of a reliability curve."""
+
+    confidence: float  # mean predicted probability
+    accuracy: float  # share of the samples where the prediction is right, or that are of the positive class
+    low: float  # of the exact 95 % interval of the accuracy
+    high: float
+    samples: int
+
+
+def reliability_curve(samples: Samples) -> list[ReliabilityBin]:
+    """The bins with samples; predictions are calibrated where accuracy equals confidence.
+
+    (A. Niculescu-Mizil and R. Caruana, Predicting good probabilities with supervised learning, ICML 2005; the
+    calibration error is that of C. Guo et al., On calibration of modern neural networks, ICML 2017.)
+    """
+    confidence, is_true = samples.confidence
+    curve = []
+    for number in np.unique(samples.bins):
+        inside = samples.bins == number
+        x, n = int(is_true[inside].sum()), int(inside.sum())
+        interval = exact_interval(x, n, 0.95)
+        curve.append(ReliabilityBin(float(confidence[inside].mean()), x / n, interval.low, interval.high, n))
+    return curve

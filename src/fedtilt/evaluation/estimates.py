@@ -1,0 +1,97 @@
+"""Metrics of some samples with their intervals."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtilt import seeds
+from fedtilt.evaluation.decision_metrics import METRICS, Samples, Weighted
+from fedtilt.evaluation.intervals import MIN_CLIENTS, MIN_SAMPLES, Bootstrap, Interval, bootstrap, exact_interval
+
+Array = np.ndarray
+
+
+class Estimate(NamedTuple):
+    """A metric on some samples."""
+
+    value: float  # NaN: not defined
+    intervals: tuple[Interval, ...]  # one for each confidence that was asked for
+    samples: int
+    undefined: str = ""  # why the value is not defined
+
+    @property
+    def interval(self) -> Interval:
+        """The interval of the first confidence."""
+        return self.intervals[0]
+
+    @property
+    def reason(self) -> str:
+        """Why the value or its interval is missing; empty: nothing is."""
+        return self.undefined or self.interval.reason
+
+
+def estimate(
+    samples: Samples,
+    clients: Array,
+    metrics: Sequence[str],
+    confidences: Sequence[float],
+    *,
+    resamples: int,
+    key: int = 0,
+) -> dict[str, Estimate]:
+    """Metrics of these samples by name, each with an interval for every confidence.
+
+    A proportion over few clients has an exact interval, everything else a bootstrap's.
+
+    Args:
+        samples: labels and probabilities
+        clients: the client of each sample, (S,)
+        metrics: names of `METRICS`
+        confidences: of the intervals
+        resamples: of the bootstrap; 0: only exact intervals
+        key: tells apart the random numbers of several estimates
+    """
+    count = len(clients)
+    undefined = {name: _undefined(name, samples, count) for name in metrics}
+    defined = [name for name in metrics if not undefined[name]]
+    whole = Weighted(samples, np.ones((1, count)))
+    values = {name: float(METRICS[name].values(whole)[0]) for name in defined}
+    undefined |= {name: METRICS[name].undefined for name in defined if math.isnan(values[name])}
+    few_clients = len(np.unique(clients)) < MIN_CLIENTS
+    exact = {name: METRICS[name].proportion(samples) for name in defined if few_clients and not undefined[name]}
+    resampled = [name for name in defined if not undefined[name] and exact.get(name) is None]
+    drawn, reason = None, "" if resamples else "only exact intervals"
+    if few_clients and count < MIN_SAMPLES:
+        reason = f"fewer than {MIN_SAMPLES} samples"
+    if resampled and not reason:
+        drawn = _bootstrap(samples, clients, resampled, resamples, key)
+
+    def interval(name: str, confidence: float) -> Interval:
+        if undefined[name]:
+            return Interval(reason=undefined[name])
+        if (proportion := exact.get(name)) is not None:
+            return exact_interval(*proportion, confidence)
+        return Interval(reason=reason) if drawn is None else drawn.interval(name, confidence)
+
+    return {
+        name: Estimate(
+            values.get(name, math.nan), tuple(interval(name, c) for c in confidences), count, undefined[name]
+        )
+        for name in metrics
+    }
+
+
+def _undefined(name: str, samples: Samples, count: int) -> str:
+    if not count:
+        return "no test samples"
+    return "about one class only" if METRICS[name].needs_positive and samples.positive is None else ""
+
+
+def _bootstrap(samples: Samples, clients: Array, metrics: Sequence[str], resamples: int, key: int) -> Bootstrap:
+    def values(weights: Array) -> dict[str, Array]:
+        weighted = Weighted(samples, weights)
+        return {name: METRICS[name].values(weighted) for name in metrics}
+
+    return bootstrap(values, clients, resamples, seeds.key(0, "bootstrap of metrics", client=key))

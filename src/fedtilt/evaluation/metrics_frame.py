@@ -1,0 +1,227 @@
+"""Metrics of predictions overall and by client, class or group, with intervals, in the manner of fairlearn.
+
+The gap between groups is the highest value minus the lowest (`difference`) or the lowest over the highest (`ratio`): of
+the selection rate, that is demographic parity; of the recall, equal opportunity. (M. Hardt, E. Price and N. Srebro,
+Equality of opportunity in supervised learning, NeurIPS 2016.)
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedtilt import checks
+from fedtilt.data.groups import CLASS
+from fedtilt.errors import InputError
+from fedtilt.evaluation.decision_metrics import (
+    CLASS_METRICS,
+    METRICS,
+    OVERALL_METRICS,
+    POSITIVE_METRICS,
+    Samples,
+    check_metrics,
+)
+from fedtilt.evaluation.estimates import Estimate, estimate
+from fedtilt.evaluation.predictions import CLIENT, Predictions
+
+
+class Gap(NamedTuple):
+    """How far apart the groups are in one metric; NaN where nothing is known."""
+
+    lowest: str  # the group
+    highest: str
+    minimum: float
+    maximum: float
+    difference: float  # maximum − minimum
+    difference_low: float
+    difference_high: float
+    ratio: float  # minimum / maximum
+    ratio_low: float
+    ratio_high: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MetricsFrame:
+    """Metrics overall and by group; `metrics_frame` makes one."""
+
+    metrics: tuple[str, ...]
+    by: str  # "client", "class", or a column of groups
+    positive: str | None  # the class that the metrics are about
+    confidence: float
+    overall_estimates: Mapping[str, Estimate]  # by metric
+    group_estimates: Mapping[str, Mapping[str, Estimate]]  # by group and metric
+
+    @property
+    def overall(self) -> Any:
+        """The metrics on all samples, a pandas Series."""
+        values = [self.overall_estimates[name].value for name in self.metrics]
+        return _pandas().Series(values, self.metrics, name="overall")
+
+    @property
+    def by_group(self) -> Any:
+        """A pandas DataFrame with a row per group and a column per metric."""
+        rows = [[row[name].value for name in self.metrics] for row in self.group_estimates.values()]
+        index = _pandas().Index(list(self.group_estimates), name=self.by)
+        return _pandas().DataFrame(rows, index, list(self.metrics))
+
+    def group_min(self) -> Any:
+        """The lowest value of each metric over the groups where it is defined."""
+        return self.by_group.min()
+
+    def group_max(self) -> Any:
+        """The highest value of each metric over the groups where it is defined."""
+        return self.by_group.max()
+
+    def difference(self, method: str = "between_groups") -> Any:
+        """The gap of each metric: the highest minus the lowest, or the largest distance "to_overall"."""
+        if _check_method(method) == "between_groups":
+            return self.group_max() - self.group_min()
+        return (self.by_group - self.overall).abs().max()
+
+    def ratio(self, method: str = "between_groups") -> Any:
+        """The gap of each metric as a ratio: the lowest over the highest, or the smallest ratio "to_overall"."""
+        if _check_method(method) == "between_groups":
+            return self.group_min() / self.group_max()
+        ratios = self.by_group / self.overall
+        return ratios.where(ratios <= 1, 1 / ratios).min()
+
+    def gap(self, name: str) -> Gap:
+        """The gap of a metric with its interval, from intervals of all groups that hold together.
+
+        The highest and the lowest of many small groups differ by chance alone; an interval that contains 0 (of the
+        difference) or 1 (of the ratio) says so. There is none if a group has no interval.
+        """
+        estimates = {group: row[name] for group, row in self.group_estimates.items() if not math.isnan(row[name].value)}
+        if not estimates:
+            return Gap("", "", *[math.nan] * 8)
+        lowest, highest = (choose(estimates, key=lambda group: estimates[group].value) for choose in (min, max))
+        minimum, maximum = estimates[lowest].value, estimates[highest].value
+        low, high = np.array(
+            [estimate.intervals[1][:2] for estimate in estimates.values()]
+        ).T  # NaN spreads to min and max
+        return Gap(
+            lowest,
+            highest,
+            minimum,
+            maximum,
+            maximum - minimum,
+            float(np.maximum(0, low.max() - high.min())),
+            float(high.max() - low.min()),
+            _divide(minimum, maximum),
+            _divide(low.min(), high.max()),
+            float(np.minimum(1, _divide(high.min(), low.max(), by_zero=1.0))),
+        )
+
+    def gaps(self) -> Any:
+        """The gap of every metric with its interval, a pandas DataFrame with a row per metric."""
+        return _pandas().DataFrame([self.gap(name) for name in self.metrics], self.metrics, Gap._fields)
+
+    def to_pandas(self) -> Any:
+        """One row per group and metric: value, interval, samples and what is missing; `overall` is the last group."""
+        columns = [self.by, "metric", "value", "low", "high", "interval", "samples", "reason"]
+        return _pandas().DataFrame(self.rows(), columns=columns)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """The rows of `to_pandas`."""
+        groups = [*self.group_estimates.items(), ("overall", self.overall_estimates)]
+        return [
+            (group, name, e.value, *e.interval[:3], e.samples, e.reason)
+            for group, row in groups
+            for name, e in row.items()
+        ]
+
+
+def metrics_frame(
+    predictions: Predictions,
+    metrics: Sequence[str] | str | None = None,
+    *,
+    by: str = CLIENT,
+    positive: str | None = None,
+    confidence: float = 0.95,
+    resamples: int = 1000,
+) -> MetricsFrame:
+    """Metrics of predictions, overall and by group.
+
+    Intervals of proportions on the samples of one client are exact (Clopper and Pearson). Intervals of other metrics,
+    and over several clients, are percentiles of a bootstrap: over clients, or over samples if there are few clients.
+
+    Args:
+        predictions: of one method
+        metrics: names of `METRICS`; left out: a selection
+        by: "client", "class" (each class against all others, on all samples) or a column of groups
+        positive: the class that all metrics are about, against all others; left out: means over classes
+        confidence: of the intervals
+        resamples: of the bootstrap; 0: only exact intervals
+    """
+    if by not in predictions.groupings:
+        raise InputError(f"by = {by!r} is unknown; choose among {', '.join(predictions.groupings)}")
+    confidence, resamples = checks.number(confidence, "confidence"), checks.whole(resamples, "resamples", 0)
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence = {confidence:g} is not between 0 and 1; choose 0.95, for example")
+    label = _positive_class(predictions, by, positive)
+    defaults = CLASS_METRICS if by == CLASS else OVERALL_METRICS if positive is None else POSITIVE_METRICS
+    names = check_metrics(defaults if metrics is None else metrics)
+    _check_positive(names, by, positive, predictions)
+    samples = Samples(predictions.labels.numpy(), predictions.probabilities.double().numpy(), label)
+    clients, grouping = predictions.groupings[CLIENT].codes.numpy(), predictions.groupings[by]
+    joint = 1 - (1 - confidence) / len(grouping.names)  # Bonferroni: the intervals of all groups hold together
+    options: dict[str, Any] = {"metrics": names, "confidences": (confidence, joint), "resamples": resamples}
+    overall = estimate(samples, clients, **options)
+    groups = {}
+    for number, group in enumerate(grouping.names):
+        rows = grouping.codes.numpy() == number
+        if by == CLASS:
+            one_class = replace(samples, positive=number)
+            found = estimate(one_class, clients, **options, key=number + 1)
+            groups[group] = {name: e._replace(samples=int(rows.sum())) for name, e in found.items()}
+        else:
+            groups[group] = estimate(samples.take(rows), clients[rows], **options, key=number + 1)
+    return MetricsFrame(
+        metrics=tuple(names),
+        by=by,
+        positive=positive,
+        confidence=confidence,
+        overall_estimates=overall,
+        group_estimates=groups,
+    )
+
+
+def _positive_class(predictions: Predictions, by: str, positive: str | None) -> int | None:
+    """The number of the positive class."""
+    if positive is None:
+        return None
+    if by == CLASS:
+        raise InputError("by = 'class' is about every class in turn; leave out positive")
+    if positive not in predictions.class_names:
+        raise InputError(f"positive = {positive!r} is no class; choose among {', '.join(predictions.class_names)}")
+    return predictions.class_names.index(positive)
+
+
+def _check_positive(names: Sequence[str], by: str, positive: str | None, predictions: Predictions) -> None:
+    if by == CLASS or positive is not None:
+        return
+    for name in names:
+        if METRICS[name].needs_positive:
+            raise InputError(
+                f"metric {name!r} is about one class; set positive to one of {', '.join(predictions.class_names)}"
+            )
+
+
+def _check_method(method: str) -> str:
+    if method not in ("between_groups", "to_overall"):
+        raise InputError(f"method = {method!r} is unknown; choose between_groups or to_overall")
+    return method
+
+
+def _divide(a: float, b: float, by_zero: float = math.nan) -> float:
+    return float(a / b) if b else by_zero
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise InputError('a table of metrics needs pandas; pip install "fedtilt[report]"') from None
+    return pandas
