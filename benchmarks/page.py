@@ -20,7 +20,7 @@ from benchmarks.chart import log_log_chart
 TEMPLATE = Path(__file__).parent / "performance.template.md"
 DOCS = Path(__file__).parent.parent / "docs"
 RECORDS = DOCS / "performance"
-KINDS = ("rounds", "scale", "scale-cuda", "memory", "aggregation", "gpu")
+KINDS = ("rounds", "scale", "scale-cuda", "memory", "aggregation", "gpu", "gpu_recipes")
 PREFIX = "fedtilt: "  # of the names of our implementations
 Record = dict[str, Any]
 
@@ -58,6 +58,7 @@ def render_page(records: Sequence[Record]) -> str:
         memory=_memory(latest(records, "memory")),
         aggregation=_aggregation(latest(records, "aggregation")),
         gpu=_gpu(latest(records, "gpu")),
+        gpu_recipes=_gpu_recipes(latest(records, "gpu_recipes")),
         history=_history(records),
     )
 
@@ -237,6 +238,38 @@ def _gpu(record: Record | None) -> str:
         parts.append(_table(rows))
         parts.append(_precision_difference(record["runs"]))
     return "\n".join(parts)
+
+
+def _gpu_recipes(record: Record | None) -> str:
+    if record is None:
+        return _not_recorded("PYTHONPATH=src python -m benchmarks.gpu_recipes")
+    optimizers = [["microseconds per step of the MLP", "plain SGD", "momentum", "Adam"]]
+    resnets = [["ResNet-18, 20 models of 10 samples", "ms per step, loop", "stacked", "ratio", "first call"]]
+    for task in (key for key in record if key.startswith(("mlp", "resnet18"))):
+        values = record[task]
+        if task.startswith("mlp"):
+            steps = {name: values[name]["microseconds_per_step"] for name in ("plain", "momentum", "adam")}
+            ratios = [f"{step:,.0f} ({step / steps['plain']:.2f} ×)" for step in steps.values()]
+            optimizers.append([f"{task.split()[1]} models", *ratios])
+        else:
+            times = [f"{values[f'{backend}_milliseconds']:.1f}" for backend in ("loop", "stacked")]
+            first = f"{values['first_call_seconds']:.0f} s"
+            resnets.append([_resnet_title(task), *times, f"{values['ratio']:.1f} ×", first])
+    parts = [
+        f"{_machine(record)}. A stack of any model is compiled by torch at its first call; a second process finds the "
+        "compiled step in a cache. The loop trains one model after the other on the same GPU.\n"
+    ]
+    return "\n".join([*parts, *(_table(rows) for rows in (resnets, optimizers) if len(rows) > 1)])
+
+
+def _resnet_title(task: str) -> str:
+    """What a task of the ResNet measures.
+
+    >>> _resnet_title("resnet18 float32 second")
+    'float32, second process'
+    """
+    _, precision, *process = task.split()
+    return ", ".join([precision, *(f"{word} process" for word in process)])
 
 
 def _precision_difference(runs: Sequence[Record]) -> str:

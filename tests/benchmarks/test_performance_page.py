@@ -128,6 +128,14 @@ def test_the_page_shows_gpu_memory_and_aggregation() -> None:
     assert table_row(page, "tilted q=5") == ["tilted q=5", "2.50"]
 
 
+def test_the_page_shows_recipes_on_a_gpu() -> None:
+    steps = {name: {"microseconds_per_step": us} for name, us in (("plain", 50), ("momentum", 60), ("adam", 100))}
+    times = {"loop_milliseconds": 200.04, "stacked_milliseconds": 25.0, "ratio": 8.0016, "first_call_seconds": 16.4}
+    page = render_page([record("gpu_recipes", **{"mlp 20": steps, "resnet18 float32 second": times})])
+    assert table_row(page, "20 models") == ["20 models", "50 (1.00 ×)", "60 (1.20 ×)", "100 (2.00 ×)"]
+    assert table_row(page, "float32, second process")[1:] == ["200.0", "25.0", "8.0 ×", "16 s"]
+
+
 def test_a_figure_has_logarithmic_axes() -> None:
     svg = ElementTree.fromstring(render_figures([scale_record()])["clients.svg"])
     circles = svg.findall("{http://www.w3.org/2000/svg}circle")
