@@ -84,10 +84,10 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_json(path: Path, content: Any, *, sync: bool = True) -> None:
-    """Write indented JSON, an object with its digest; NaN is refused."""
+def write_json(path: Path, content: Any, *, indent: int | None = 2, sync: bool = True) -> None:
+    """Write JSON, an object with its digest; NaN is refused."""
     content = with_digest(content) if isinstance(content, dict) else content
-    write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), sync=sync)
+    write_bytes(path, (json.dumps(content, indent=indent, allow_nan=False) + "\n").encode(), sync=sync)
 
 
 def read_json(path: Path) -> Any:

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import torch
 import fedtilt as ft
 from fedtilt.files import read_json, write_json
 from fedtilt.locks import locked
-from fedtilt.rounds.client_states import ClientStates, FederationState, file_name
+from fedtilt.rounds.client_states import FederationState, StoredState, file_name
 from fedtilt.runs.export import state_dict
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.recipe_model import RecipeModel, other_backbone, other_statistics
@@ -101,25 +100,27 @@ def alter(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
-def client_state(folder: Path, round: int) -> Path:
-    """The state of a client that took part in this round."""
-    return next((folder / "seed-0" / "clients").glob(f"*/*.round-{round:05d}.safetensors"))
-
-
 @pytest.mark.parametrize("damage", [truncate, alter, Path.unlink])
 @pytest.mark.parametrize(
     "file",
     [
         lambda f: checkpoint(f, 4) / "server.safetensors",
         lambda f: checkpoint(f, 4) / "manifest.json",
-        lambda f: client_state(f, 4),
+        lambda f: f / "seed-0/counts/round-00004.safetensors",
+        lambda f: f / "seed-0/metrics.jsonl",  # damage at its end
     ],
 )
 def test_a_damaged_checkpoint_is_skipped(federation: ft.Federation, finished: Path, copy: Path, file, damage) -> None:
     damage(file(copy))
+    is_lost = damage is Path.unlink and file(copy).name == "metrics.jsonl"
+    if is_lost:  # with all rounds before
+        with pytest.raises(ft.InputError, match="no checkpoint in .* is intact"):
+            run_again(federation, copy)
+        return
     result, notes = run_again(federation, copy)
     assert len(notes) == 1
     assert notes[0].startswith("the checkpoint of round 4 is damaged")
+    assert file(copy).name in notes[0]
     undamaged, _ = run_again(federation, finished)
     assert repr(result) == repr(undamaged)
     for name in result:
@@ -313,7 +314,7 @@ def test_frozen_parameters_are_stored_once(federation: ft.Federation, tmp_path: 
     frozen = result["ditto"].shared.backbone.weight.numpy().tobytes()
     files = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
     assert [str(path) for path in files if frozen in (tmp_path / path).read_bytes()] == ["seed-0/constants.safetensors"]
-    assert len([path for path in files if path.suffix == ".safetensors"]) > 10
+    assert len([path for path in files if path.suffix == ".safetensors"]) > 5
 
 
 def test_two_checkpoints_and_their_client_states_are_kept(copy: Path) -> None:
@@ -321,9 +322,103 @@ def test_two_checkpoints_and_their_client_states_are_kept(copy: Path) -> None:
     assert [p.name for p in sorted((seed / "checkpoints").iterdir())] == ["round-00003", "round-00004"]
     needed = set()
     for round in (3, 4):
-        manifest = json.loads((checkpoint(copy, round) / "manifest.json").read_text())
-        needed |= {file_name((method, client), trained) for method, client, trained, _ in manifest["clients"]}
-    assert {str(p.relative_to(seed / "clients")) for p in (seed / "clients").rglob("*.safetensors")} == needed
+        manifest = read_json(checkpoint(copy, round) / "manifest.json")
+        needed |= {file_name(file) for _, _, _, file, *_ in manifest["clients"]}
+    assert {path.name for path in (seed / "clients").iterdir()} == needed
+
+
+def where(folder: Path, method: str, client: int) -> tuple[Path, StoredState]:
+    """Where the last checkpoint says that a client's state is."""
+    for name, number, *state in read_json(checkpoint(folder, 4) / "manifest.json")["clients"]:
+        if (name, number) == (method, client):
+            return folder / "seed-0/clients" / file_name(state[1]), StoredState(*state)
+    raise AssertionError
+
+
+def flip(path: Path, byte: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 4
+    path.write_bytes(content)
+
+
+def test_damage_costs_one_client_alone_and_names_it(federation: ft.Federation, finished: Path, copy: Path) -> None:
+    path, state = where(copy, "ditto", 2)
+    for byte in (state.start, state.start + state.size - 1):  # its header; the last of its parameters
+        flip(path, byte)
+        result, notes = run_again(federation, copy)
+        assert notes == [f"{path} is damaged: client 2 starts again from the shared model of ditto"]
+        flip(path, byte)
+    flip(path, byte)
+    undamaged, _ = run_again(federation, finished)
+    result, _ = run_again(federation, copy)
+    assert repr(result) == repr(undamaged)
+    for name in result:
+        for client in range(6):
+            expected = undamaged[name].model(client) if (name, client) != ("ditto", 2) else undamaged[name].shared
+            pairs = zip(result[name].model(client).parameters(), expected.parameters(), strict=True)
+            assert all(torch.equal(p, q) for p, q in pairs)
+    more, notes = run_again(federation, copy, rounds=6)  # and it trains on
+    assert notes == [f"{path} is damaged: client 2 starts again from the shared model of ditto"]
+    assert len(more["ditto"].history) == 6
+    assert run_again(federation, copy, rounds=6)[1] == []  # the damage is gone
+
+
+def test_a_lost_file_of_states_names_its_clients(federation: ft.Federation, copy: Path) -> None:
+    path, _ = where(copy, "ditto", 2)
+    path.unlink()
+    _, notes = run_again(federation, copy)
+    assert len(notes) == 2  # methods
+    assert all(note.startswith(f"{path} is damaged: client") for note in notes)
+
+
+def test_a_damaged_line_of_metrics_costs_its_round_alone(federation: ft.Federation, finished: Path, copy: Path) -> None:
+    metrics = copy / "seed-0/metrics.jsonl"
+    flip(metrics, 60)  # in round 1
+    result, notes = run_again(federation, copy)
+    assert [note.partition(" (")[0] for note in notes] == [
+        f"{metrics} is damaged in line 1",
+        f"{metrics} has no metrics of ditto after round 1; this evaluation is left out of the curves",
+    ]
+    whole, _ = run_again(federation, finished)
+    for name in result:
+        assert result[name].history == whole[name].history[1:]
+    assert run_again(federation, copy)[1] == []
+    assert (metrics.read_text().splitlines()) == (finished / "seed-0/metrics.jsonl").read_text().splitlines()[2:]
+
+
+def test_a_folder_without_its_fingerprint_is_refused(federation: ft.Federation, copy: Path) -> None:
+    (copy / "seed-0/fingerprint.json").unlink()
+    with pytest.raises(ft.InputError, match=r"fingerprint.json is missing; restore it from a copy"):
+        run_again(federation, copy)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused(federation: ft.Federation, copy: Path) -> None:
+    for round in (3, 4):
+        old = {"round": round, "server": "", "clients": [["ditto", 0, 1, ""]], "sha256": ""}
+        (checkpoint(copy, round) / "manifest.json").write_text(json.dumps(old))
+    with pytest.raises(ft.InputError, match="no checkpoint in .* is intact; start again in another folder"):
+        run_again(federation, copy)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "clients", "counts"])
+def test_a_link_to_another_folder_is_refused(federation: ft.Federation, copy: Path, tmp_path: Path, name: str) -> None:
+    (copy / "seed-0" / name).rename(tmp_path / name)
+    (copy / "seed-0" / name).symlink_to(tmp_path / name)
+    before = sorted((tmp_path / name).iterdir())
+    with pytest.raises(ft.InputError, match=f"{name} is a symbolic link; replace it with the folder itself"):
+        run_again(federation, copy)
+    assert sorted((tmp_path / name).iterdir()) == before
+
+
+def test_damaged_constants_are_written_again(federation: ft.Federation, tmp_path: Path) -> None:
+    ft.run(METHODS, federation, RecipeModel, out=tmp_path, **SETTINGS)
+    path = tmp_path / "seed-0/constants.safetensors"
+    content = path.read_bytes()
+    flip(path, -1)
+    with pytest.raises(ft.InputError, match=r"constants.safetensors was damaged"):
+        state_dict(tmp_path, "ditto")
+    ft.run(METHODS, federation, RecipeModel, out=tmp_path, **SETTINGS)
+    assert path.read_bytes() == content
 
 
 def run_in_child(function) -> int:
@@ -382,38 +477,3 @@ def test_a_folder_that_cannot_be_created_is_refused(federation: ft.Federation, t
     (tmp_path / "file").write_text("")
     with pytest.raises(ft.InputError, match="cannot write into .*Not a directory"):
         run_again(federation, tmp_path / "file" / "run")
-
-
-@pytest.mark.parametrize("limit", [0, 250, 10**9])
-def test_client_states_are_in_memory_or_on_disk(tmp_path: Path, limit: int) -> None:
-    client_states = ClientStates(tmp_path, limit_bytes=limit)
-    models = {("m", n): {"personal": torch.randn(20)} for n in range(10)}
-    for round in (1, 2):
-        for owner, value in models.items():
-            client_states.put(owner, round, {"personal": value["personal"] + round})
-    client_states.prune([])
-    assert len(list(tmp_path.glob("m/*"))) == {0: 9, 250: 7, 10**9: 0}[limit]  # 80 bytes each, and one stays in memory
-    assert len(client_states) == 10
-    assert ("m", 11) not in client_states
-    assert client_states.get(("m", 11)) == {}
-    for owner, value in models.items():
-        assert torch.equal(client_states.get(owner)["personal"], value["personal"] + 2)
-        assert client_states.round_of(owner) == 2
-    assert {owner: stored_state.round for owner, stored_state in client_states.save_all().items()} == dict.fromkeys(
-        models, 2
-    )
-
-
-@pytest.mark.parametrize("persistent", [True, False])
-def test_a_copy_of_client_states_respects_its_limit(tmp_path: Path, persistent: bool) -> None:
-    client_states = ClientStates(tmp_path if persistent else None, limit_bytes=240)
-    models = {("m", n): {"personal": torch.randn(20)} for n in range(10)}
-    for owner, value in models.items():
-        client_states.put(owner, 10 - owner[1], value)
-    copied = deepcopy(client_states)
-    assert all(torch.equal(copied.get(owner)["personal"], value["personal"]) for owner, value in models.items())
-    for n in range(3):
-        copied.put(("m", 20 + n), 11 + n, {"personal": torch.randn(20)})
-    assert list(copied._in_memory) == [("m", 20), ("m", 21), ("m", 22)]
-    assert copied._bytes_in_memory == 240
-    assert all(torch.equal(copied.get(owner)["personal"], value["personal"]) for owner, value in models.items())

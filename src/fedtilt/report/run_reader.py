@@ -20,7 +20,7 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.results import Summary, evaluated_counts
 from fedtilt.files import read_json
-from fedtilt.storage.run_folder import History, RunFolder
+from fedtilt.storage.evaluations import Evaluations, History
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedR
         return None
     last = next(iter(history.values()))[-1][0]
     try:
-        counts, total = RunFolder(folder).counts(last)
+        counts, total = Evaluations(folder).counts(last)
         counts = {name: counts[name] for name in fingerprint["methods"]}
     except (KeyError, ValueError) as error:
         if isinstance(error, InputError):

@@ -1,37 +1,52 @@
 """The state of a federation between rounds: what the server keeps, and what clients keep, in memory or in files.
 
-A file belongs to one (method, client, round of training) and is never overwritten, so a killed process cannot damage a
-file that a checkpoint refers to.
+A file has the states of many clients, one after the other, each in the format of safetensors. It is written at once and
+never changed, so a killed process cannot damage a file that a checkpoint refers to. Every state has its own hash, so
+damage costs the clients whose bytes it hits, and no other.
 """
 
+import hashlib
+import re
 import shutil
 import tempfile
 import weakref
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import safetensors
+from safetensors.torch import load
 from torch import Tensor
 
-from fedtilt.files import read_tensors, write_tensors
+from fedtilt.errors import InputError
+from fedtilt.files import atomic_file, reading, tensors_to_bytes, writing
 from fedtilt.parts import Tensors
 
 Owner = tuple[str, int]  # method, client
+_MAX_FILES = 32  # with current states, beyond which the smaller half of them is merged
 
 
 class StoredState(NamedTuple):
-    """A client's state on disk."""
+    """Where a client's state is on disk."""
 
     round: int  # in which the client took part
+    file: int  # the number of the file
+    start: int  # the first byte
+    size: int
     sha256: str
 
 
-def file_name(owner: Owner, round: int) -> str:
-    """The file of a client's state, relative to the folder of `ClientStates`."""
-    method, client = owner
-    return f"{method}/client-{client:05d}.round-{round:05d}.safetensors"
+def file_name(number: int) -> str:
+    """The name of a file of states."""
+    return f"states-{number:06d}"
+
+
+def files_in(folder: Path) -> dict[Path, int]:
+    """The files of states in a folder, complete or not, and their numbers."""
+    matches = {path: re.fullmatch(r"states-(\d{6,})(\.part)?", path.name) for path in folder.glob("states-*")}
+    return {path: int(match[1]) for path, match in matches.items() if match}
 
 
 class ClientStates:
@@ -49,7 +64,7 @@ class ClientStates:
         self._in_memory: OrderedDict[Owner, Tensors] = OrderedDict()  # oldest first
         self._bytes_in_memory = 0
         self._rounds: dict[Owner, int] = {}
-        self._on_disk: dict[Owner, StoredState] = {}
+        self._on_disk: dict[Owner, StoredState] = {}  # the current states that are in files
 
     def __getstate__(self) -> dict[str, Any]:
         """For a copy in another process, maybe without a GPU: states in temporary files are copied into memory."""
@@ -80,52 +95,120 @@ class ClientStates:
         if owner in self._in_memory:
             return self._in_memory[owner]
         if owner in self._on_disk:
-            return read_tensors(self._get_folder() / file_name(owner, self._on_disk[owner].round))
+            return self._load(owner)
         return {}
 
     def put(self, owner: Owner, round: int, state: Tensors) -> None:
-        """Set a client's new state; over the limit, the oldest states in memory are moved to files."""
-        self._remove(owner)
+        """Set a client's new state; over the limit, the oldest half of the states in memory is moved to a file."""
+        self.remove(owner)
         self._in_memory[owner] = state
         self._bytes_in_memory += _nbytes(state)
         self._rounds[owner] = round
-        while self._bytes_in_memory > self._limit and len(self._in_memory) > 1:
-            oldest = next(iter(self._in_memory))
-            self._write(oldest)
-            self._bytes_in_memory -= _nbytes(self._in_memory.pop(oldest))
+        if self._bytes_in_memory > self._limit:
+            self._move_oldest_to_file()
 
-    def save_all(self) -> dict[Owner, StoredState]:
-        """Write the states that are only in memory; all states as files."""
-        for owner in list(self._in_memory):
-            self._write(owner)
-        return dict(self._on_disk)
-
-    def restore(self, stored: dict[Owner, StoredState]) -> None:
-        """Use the files of a checkpoint."""
-        for owner, stored_state in stored.items():
-            self._rounds[owner], self._on_disk[owner] = stored_state.round, stored_state
-
-    def prune(self, needed: Iterable[str]) -> None:
-        """Delete all files but those of the current states and those in `needed`."""
-        keep = {file_name(owner, stored_state.round) for owner, stored_state in self._on_disk.items()} | set(needed)
-        for path in self._get_folder().glob("*/*.safetensors*"):
-            if str(path.relative_to(self._get_folder())) not in keep:
-                path.unlink()
-
-    def _remove(self, owner: Owner) -> None:
+    def remove(self, owner: Owner) -> None:
+        """Forget a client's state, as if the client had never been selected."""
         if owner in self._in_memory:
             self._bytes_in_memory -= _nbytes(self._in_memory.pop(owner))
-        old = self._on_disk.pop(owner, None)
-        if old and not self._persistent:  # a checkpoint may still need a persistent file: `prune` deletes it later
-            (self._get_folder() / file_name(owner, old.round)).unlink()
+        self._on_disk.pop(owner, None)
+        self._rounds.pop(owner, None)
 
-    def _write(self, owner: Owner) -> None:
-        round = self._rounds[owner]
-        if owner in self._on_disk and self._on_disk[owner].round == round:
+    def save_all(self) -> dict[Owner, StoredState]:
+        """Write the states that are only in memory to one file; where all states are."""
+        self._write([owner for owner in self._in_memory if owner not in self._on_disk])
+        return dict(self._on_disk)
+
+    def restore(self, stored: Mapping[Owner, StoredState]) -> None:
+        """Use the states of a checkpoint instead of those of now."""
+        self._in_memory.clear()
+        self._bytes_in_memory = 0
+        self._on_disk = dict(stored)
+        self._rounds = {owner: state.round for owner, state in stored.items()}
+
+    def damaged(self) -> dict[Owner, Path]:
+        """The states that cannot be read, and their files."""
+        damaged = {}
+        for owner, state in self._on_disk.items():
+            try:
+                self._load(owner)
+            except InputError:
+                damaged[owner] = self._path(state.file)
+        return damaged
+
+    def prune(self, needed: Collection[int]) -> None:
+        """Delete all files but those with current states and those with a number in `needed`."""
+        keep = {file_name(number) for number in {*needed, *(state.file for state in self._on_disk.values())}}
+        for path in files_in(self._get_folder()):
+            if path.name not in keep:
+                with writing(path):
+                    path.unlink()
+
+    def _move_oldest_to_file(self) -> None:
+        """Move the oldest states to a file, until the others have at most half of the limit, or one is left."""
+        owners, size = [], self._bytes_in_memory
+        for owner, state in list(self._in_memory.items())[:-1]:
+            if size <= self._limit / 2:
+                break
+            owners.append(owner)
+            size -= _nbytes(state)
+        self._write([owner for owner in owners if owner not in self._on_disk])
+        for owner in owners:
+            self._bytes_in_memory -= _nbytes(self._in_memory.pop(owner))
+
+    def _write(self, owners: Sequence[Owner]) -> None:
+        """Write states to a new file, and with them the current states of files that are merged."""
+        if not owners:
             return
-        path = self._get_folder() / file_name(owner, round)
-        digest = write_tensors(path, self._in_memory[owner], sync=self._persistent)
-        self._on_disk[owner] = StoredState(round, digest if self._persistent else "")
+        number = 1 + max(files_in(self._get_folder()).values(), default=0)
+        merged = self._files_to_merge()
+        owners = [*owners, *(owner for owner, state in self._on_disk.items() if state.file in merged)]
+        start, stored = 0, {}
+        with atomic_file(self._path(number), sync=self._persistent) as file:
+            for owner in owners:
+                content = self._content(owner) if owner in self._on_disk else tensors_to_bytes(self._in_memory[owner])
+                sha256 = hashlib.sha256(content).hexdigest()
+                stored[owner] = StoredState(self._rounds[owner], number, start, len(content), sha256)
+                start += file.write(content)
+        self._on_disk |= stored
+        if not self._persistent:  # a checkpoint may still need a persistent file: it calls `prune`
+            self.prune([])
+
+    def _files_to_merge(self) -> set[int]:
+        """Files that are mostly outdated and, if there are many, the smaller half."""
+        sizes = Counter[int]()  # of the current states in each file
+        for state in self._on_disk.values():
+            sizes[state.file] += state.size
+        mostly_outdated = {file for file, size in sizes.items() if 2 * size < self._file_size(file)}
+        others = sorted(sizes.keys() - mostly_outdated, key=lambda file: (sizes[file], file))
+        return mostly_outdated | set(others[: len(others) // 2] if len(others) > _MAX_FILES else ())
+
+    def _file_size(self, number: int) -> int:
+        with reading(self._path(number)):
+            return self._path(number).stat().st_size
+
+    def _load(self, owner: Owner) -> dict[str, Tensor]:
+        try:
+            return load(self._content(owner))
+        except safetensors.SafetensorError as error:
+            raise InputError(f"{self._path(self._on_disk[owner].file)} is damaged ({error})") from error
+
+    def _content(self, owner: Owner) -> bytes:
+        state = self._on_disk[owner]
+        path = self._path(state.file)
+        with reading(path), path.open("rb") as file:
+            file.seek(state.start)
+            content = file.read(state.size)
+        if hashlib.sha256(content).hexdigest() != state.sha256:
+            method, client = owner
+            raise InputError(
+                f"{path} is damaged where it has what client {client} keeps for method {method!r}; "
+                "resume the run: this client then starts again from the shared model"
+            )
+        return content
+
+    def _path(self, number: int) -> Path:
+        return self._get_folder() / file_name(number)
 
     def _get_folder(self) -> Path:
         if self._folder is None:

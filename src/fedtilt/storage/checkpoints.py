@@ -1,0 +1,123 @@
+"""Checkpoints: what the server keeps, and where the states of the clients are, with hashes.
+
+checkpoints/round-00040/manifest.json          the round, the hash of the server's file, and the clients' states
+checkpoints/round-00040/server.safetensors     what the server keeps, by method
+clients/states-000012                          what clients keep (`fedtilt.rounds.client_states`)
+"""
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedtilt.errors import InputError
+from fedtilt.files import read_json, read_tensors, sync_folder, write_json, write_tensors, writing
+from fedtilt.rounds.client_states import ClientStates, FederationState, Owner, StoredState
+from fedtilt.storage.evaluations import rounds_in
+
+_CHECKPOINTS = 2  # how many are kept
+
+
+class Checkpoints:
+    """The checkpoints in the folder of one seed."""
+
+    def __init__(self, folder: Path, client_states: ClientStates) -> None:
+        self._folder = folder / "checkpoints"
+        self._client_states = client_states
+        self._files_of: dict[
+            int, frozenset[int]
+        ] = {}  # round → the files with the clients' states, once they are known
+
+    def rounds(self) -> list[int]:
+        """The rounds with a checkpoint, oldest first."""
+        return list(rounds_in(self._folder).values())
+
+    def folder_of(self, round: int) -> Path:
+        """The folder of a checkpoint."""
+        return self._folder / f"round-{round:05d}"
+
+    def write(self, state: FederationState, *, is_evaluated: bool, keep: Collection[int] = ()) -> None:
+        """Write a checkpoint: complete under its final name, or absent.
+
+        Args:
+            state: what the server and the clients keep
+            is_evaluated: whether the metrics of its round are recorded
+            keep: rounds whose checkpoints are kept beside the last two
+        """
+        stored = self._client_states.save_all()
+        final = self.folder_of(state.round)
+        partial = final.with_name(f".{final.name}.part")
+        with writing(final):
+            for old in (partial, final):
+                if old.exists():
+                    shutil.rmtree(old)
+            server = {f"{method}/{name}": t for method, tensors in state.server.items() for name, t in tensors.items()}
+            manifest = {
+                "round": state.round,
+                "evaluated": is_evaluated,
+                "server": write_tensors(partial / "server.safetensors", server),
+                "clients": [[*owner, *stored_state] for owner, stored_state in sorted(stored.items())],
+            }
+            write_json(partial / "manifest.json", manifest, indent=None)  # a row for each of maybe 10,000 clients
+            partial.rename(final)
+            sync_folder(final.parent)
+        self._files_of[state.round] = frozenset(stored_state.file for stored_state in stored.values())
+        self._delete_old(keep)
+
+    def _delete_old(self, keep: Collection[int]) -> None:
+        """Delete all but the last checkpoints and `keep`, and the client states that none of these refers to."""
+        rounds = self.rounds()
+        kept = [round for round in rounds if round in rounds[-_CHECKPOINTS:] or round in keep]
+        for round in rounds:
+            if round not in kept:
+                self._delete(round)
+        try:
+            needed = {file for round in kept for file in self._files(round)}
+        except InputError:  # a damaged manifest: whatever it refers to is kept as long as it is
+            return
+        self._client_states.prune(needed)
+
+    def _files(self, round: int) -> frozenset[int]:
+        if round not in self._files_of:
+            self._files_of[round] = frozenset(state.file for state in self._stored(self._manifest(round)).values())
+        return self._files_of[round]
+
+    def delete_after(self, round: int) -> None:
+        """Delete the checkpoints of later rounds, the last one first: a kill leaves a folder that can be resumed."""
+        for later in reversed(self.rounds()):
+            if later > round:
+                self._delete(later)
+
+    def _delete(self, round: int) -> None:
+        with writing(self.folder_of(round)):
+            shutil.rmtree(self.folder_of(round))
+        self._files_of.pop(round, None)
+
+    def read(self, round: int) -> FederationState:
+        """The state of a checkpoint, which must be intact; the states of clients are checked when they are read."""
+        manifest = self._manifest(round)
+        server: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in read_tensors(self.folder_of(round) / "server.safetensors", manifest["server"]).items():
+            method, name = key.rsplit("/", 1)
+            server.setdefault(method, {})[name] = tensor
+        self._client_states.restore(self._stored(manifest))
+        return FederationState(manifest["round"], dict(server), self._client_states)
+
+    def is_evaluated(self, round: int) -> bool:
+        """Whether the metrics of this round were recorded before its checkpoint."""
+        return bool(self._manifest(round)["evaluated"])
+
+    def _manifest(self, round: int) -> dict[str, Any]:
+        path = self.folder_of(round) / "manifest.json"
+        manifest = read_json(path)
+        if not isinstance(manifest, dict) or not {"round", "evaluated", "server", "clients"} <= manifest.keys():
+            raise InputError(
+                f"{path} is damaged, or an earlier version of fedtilt wrote it; start again in another folder"
+            )
+        return manifest
+
+    @staticmethod
+    def _stored(manifest: dict[str, Any]) -> dict[Owner, StoredState]:
+        return {(method, client): StoredState(*where) for method, client, *where in manifest["clients"]}

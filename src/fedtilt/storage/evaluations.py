@@ -1,0 +1,181 @@
+"""The evaluated rounds of a run: a line of metrics per round and method, and a file of counts per round.
+
+Every line has its own digest. A round is intact if all its lines and its counts are; others are left out, and named.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedtilt.errors import InputError
+from fedtilt.evaluation.metrics import Counts
+from fedtilt.evaluation.results import Summary
+from fedtilt.files import check_digest, read_tensors, reading, with_digest, write_bytes, write_tensors, writing
+
+History = dict[str, list[tuple[int, Summary]]]  # method → (round, metrics)
+
+
+class Line(NamedTuple):
+    """The metrics of one method after one round."""
+
+    text: str
+    summary: Summary
+    validation: Summary | None
+
+
+class Lines(NamedTuple):
+    """The content of metrics.jsonl."""
+
+    rounds: dict[int, dict[str, Line]]  # round → method → line, in the order of the file
+    damaged: list[str]  # one sentence per line that cannot be used
+
+
+class Evaluations:
+    """metrics.jsonl and counts/ in the folder of one seed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.metrics_file = folder / "metrics.jsonl"
+        self._counts_folder = folder / "counts"
+        self.history: History = {}
+        self.validation: dict[str, Summary] = {}  # of the last evaluated round
+
+    def record(
+        self, round: int, summaries: Mapping[str, Summary], counts: Mapping[str, Counts], total: Tensor,
+        validation: Mapping[str, Summary] | None = None,
+    ) -> None:  # fmt: skip
+        """Add an evaluated round."""
+        lines = ""
+        self.validation = dict(validation or {})
+        for name, summary in summaries.items():
+            self.history.setdefault(name, []).append((round, summary))
+            entry = {"round": round, "method": name} | summary.to_json()
+            if name in self.validation:
+                entry["validation"] = self.validation[name].to_json()
+            lines += json.dumps(with_digest(entry), allow_nan=False) + "\n"
+        tensors = {"total": total.int()}
+        for name, count in counts.items():
+            tensors[f"{name}/shared"] = count.shared.int()
+            tensors[f"{name}/never_selected"] = count.never_selected
+            if count.personal is not None:
+                tensors[f"{name}/personal"] = count.personal.int()
+        write_tensors(self.counts_file(round), tensors)
+        with writing(self.metrics_file), self.metrics_file.open("a") as file:
+            file.write(lines)
+
+    def sync(self) -> None:
+        """Make sure that the metrics survive a crash."""
+        if self.metrics_file.exists():
+            with writing(self.metrics_file), self.metrics_file.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def counts(self, round: int) -> tuple[dict[str, Counts], Tensor]:
+        """The counts of an evaluated round by method, and the number of samples."""
+        path = self.counts_file(round)
+        tensors = read_tensors(path)
+        try:
+            total = tensors.pop("total").long()
+            counts = {}
+            for key in tensors:
+                name, part = key.rsplit("/", 1)
+                if part == "shared":
+                    personal = tensors.get(f"{name}/personal")
+                    personal = None if personal is None else personal.long()
+                    counts[name] = Counts(tensors[key].long(), personal, tensors[f"{name}/never_selected"])
+        except (KeyError, ValueError) as error:
+            raise InputError(f"{path} is damaged ({error!r}); restore it from a copy") from error
+        return counts, total
+
+    def counts_file(self, round: int) -> Path:
+        """The file with the counts of a round."""
+        return self._counts_folder / f"round-{round:05d}.safetensors"
+
+    def counted_rounds(self) -> list[int]:
+        """The rounds with a file of counts, in order."""
+        return list(rounds_in(self._counts_folder, r"\.safetensors").values())
+
+    def read_lines(self) -> Lines:
+        """Read metrics.jsonl; a damaged line is reported and left out, also one that a kill has cut off."""
+        if not self.metrics_file.exists():
+            return Lines({}, [])
+        with reading(self.metrics_file):
+            content = self.metrics_file.read_bytes()
+        lines = Lines({}, [])
+        for number, text in enumerate(content.split(b"\n"), 1):
+            if not text and number > content.count(b"\n"):
+                break  # after the last line
+            try:
+                entry = check_digest(json.loads(text))
+                validation = Summary.from_json(entry["validation"]) if "validation" in entry else None
+                line = Line(text.decode(), Summary.from_json(entry), validation)
+                lines.rounds.setdefault(int(entry["round"]), {})[str(entry["method"])] = line
+            except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
+                lines.damaged.append(f"{self.metrics_file} is damaged in line {number} ({_first_line(error)})")
+        return lines
+
+    def problems(self, lines: Lines, methods: Collection[str]) -> dict[int, str]:
+        """Rounds whose metrics or counts are missing, and a sentence about each."""
+        counted = set(self.counted_rounds())
+        problems = {}
+        for round in sorted(counted | set(lines.rounds)):
+            missing = [name for name in methods if name not in lines.rounds.get(round, {})]
+            if missing:
+                problems[round] = f"{self.metrics_file} has no metrics of {', '.join(missing)} after round {round}"
+            elif round not in counted:
+                problems[round] = f"{self.counts_file(round)} is missing"
+        return problems
+
+    def check(self, round: int) -> None:
+        """Refuse a round whose metrics or counts cannot be read; the error names the file."""
+        counts, _ = self.counts(round)
+        lines = self.read_lines()
+        for name in counts:
+            if name not in lines.rounds.get(round, {}):
+                raise InputError(
+                    [*lines.damaged, f"{self.metrics_file} has no metrics of {name} after round {round}"][0]
+                )
+
+    def restore(
+        self, last: int, methods: Collection[str], evaluates: Callable[[int], bool], notice: Callable[[str], None]
+    ) -> None:
+        """Read the history up to a round, and delete everything else.
+
+        Args:
+            last: the round
+            methods: names of the methods
+            evaluates: whether the run evaluates a round; other evaluations are deleted
+            notice: called with a message about each damaged line or file
+        """
+        lines = self.read_lines()
+        problems = self.problems(lines, methods)
+        rounds = [r for r in lines.rounds if r <= last and evaluates(r) and r not in problems]
+        lost = [problem for round, problem in problems.items() if round <= last and evaluates(round)]
+        for problem in [*(lines.damaged if lost else []), *lost]:
+            notice(f"{problem}; this evaluation is left out of the curves")
+        kept = [(round, name, line) for round in rounds for name, line in lines.rounds[round].items()]
+        self.history, self.validation = {}, {}
+        for round, name, line in kept:
+            self.history.setdefault(name, []).append((round, line.summary))
+            if line.validation is not None:
+                self.validation[name] = line.validation
+        if self.metrics_file.exists():
+            write_bytes(self.metrics_file, "".join(line.text + "\n" for _, _, line in kept).encode())
+        for path, round in rounds_in(self._counts_folder, r"\.safetensors(\.part)?").items():
+            if round not in rounds:
+                with writing(path):
+                    path.unlink()
+
+
+def rounds_in(folder: Path, suffix: str = "") -> dict[Path, int]:
+    """Files or folders that are named after a round, such as round-00040, in order; `suffix` is a pattern."""
+    matches = {path: re.fullmatch(rf"round-(\d+){suffix}", path.name) for path in folder.glob("round-*")}
+    rounds = {path: int(match[1]) for path, match in matches.items() if match}
+    return dict(sorted(rounds.items(), key=lambda item: item[1]))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,65 @@
+"""The fingerprint of a run: methods, settings, data and model, which must stay the same when it is resumed."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtilt.errors import InputError
+from fedtilt.files import first_difference, read_json
+from fedtilt.storage.run_length import with_interval, without_rounds
+
+
+def read_fingerprint(path: Path) -> dict[str, Any]:
+    """A fingerprint of a run folder, with the keys that every fingerprint has."""
+    fingerprint = read_json(path)
+    try:
+        rounds, _ = fingerprint["train"]["rounds"], fingerprint["train"]["eval_every"]
+        methods = dict(fingerprint["methods"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise InputError(f"{path} is damaged ({error!r}); restore it from a copy") from error
+    if not isinstance(rounds, int) or not methods:
+        raise InputError(f"{path} is damaged: it has no rounds or methods; restore it from a copy")
+    return dict(fingerprint)
+
+
+def check_unchanged(folder: Path, before: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
+    """Refuse a fingerprint that differs from the one of the folder in more than the number of rounds."""
+    difference = first_difference(without_rounds(before), without_rounds(with_keys_of(before, fingerprint)))
+    if difference:
+        key, was, now = difference
+        raise InputError(
+            f"{folder} was started with {key} = {was}, and now it is {now}; "
+            "restore it, or start a new run in another folder (--out, or out= in Python)"
+        )
+
+
+def check_other_seeds(folder: Path, fingerprint: Mapping[str, Any]) -> None:
+    """Refuse the folder of a seed beside seeds of another run: reports would mix them.
+
+    The seeds of one run may differ in their number of rounds while they go on beyond their end, one by one.
+    """
+    compared = without_rounds if (folder / "fingerprint.json").exists() else dict
+    for path in sorted(folder.parent.glob("seed-*/fingerprint.json")):
+        if path.parent == folder:
+            continue
+        other = compared(with_interval(read_fingerprint(path)))
+        difference = first_difference(_without_seed(other), _without_seed(compared(with_keys_of(other, fingerprint))))
+        if difference:
+            key, was, now = difference
+            raise InputError(
+                f"{folder.parent} has {path.parent.name} of a run with {key} = {was}, and now it is {now}; "
+                "choose another folder"
+            )
+
+
+def with_keys_of(before: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """A fingerprint as JSON values, without keys that an earlier version did not write."""
+    return {key: value for key, value in json.loads(json.dumps(fingerprint)).items() if key in before}
+
+
+def _without_seed(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a fingerprint that the seeds of one run share; a seed may change samples, partition and model."""
+    by_seed = ("samples", "partition", "sizes", "start", "constants")
+    common = {key: value for key, value in fingerprint.items() if key not in by_seed}
+    return common | {"train": {key: value for key, value in fingerprint["train"].items() if key != "seed"}}
