@@ -28,14 +28,27 @@ def stratified_mask(labels: np.ndarray, count: int, rng: np.random.Generator) ->
     counts = np.bincount(labels)
     present = np.flatnonzero(counts)
     order = np.argsort(rng.random(len(labels)))
-    classes = labels[order].astype(np.min_scalar_type(len(counts)))  # a small type: numpy has a radix sort for it
-    order = order[np.argsort(classes, kind="stable")]  # by class, in random order within it
+    order = order[_stable_argsort(labels[order])]  # by class, in random order within it
     chosen = np.zeros_like(counts)
     chosen[present] = proportional_counts(counts[present], count, rng)
     rank = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)  # within the class
     mask = np.empty(len(labels), bool)
     mask[order] = rank < np.repeat(chosen, counts)
     return mask
+
+
+def positions_by_number(numbers: np.ndarray, count: int) -> list[np.ndarray]:
+    """The positions of 0, 1, …, count − 1 among these numbers, ascending.
+
+    >>> [positions.tolist() for positions in positions_by_number(np.array([1, 0, 1]), 3)]
+    [[1], [0, 2], []]
+    """
+    return np.split(_stable_argsort(numbers), np.cumsum(np.bincount(numbers, minlength=count))[:-1])
+
+
+def _stable_argsort(numbers: np.ndarray) -> np.ndarray:
+    """The stable order of numbers ≥ 0, as the smallest type that holds them: numpy has a radix sort for these."""
+    return np.argsort(numbers.astype(np.min_scalar_type(numbers.max(initial=0))), kind="stable")
 
 
 def holdout_size(size: int, share: float) -> int:
@@ -50,8 +63,7 @@ def holdout_size(size: int, share: float) -> int:
 def draw_test_data(labels: np.ndarray, client: np.ndarray, share: float, seed: int) -> np.ndarray:
     """A mask of the samples that are test data, drawn client by client."""
     test = np.zeros(len(labels), bool)
-    order = np.argsort(client, kind="stable")
-    for number, rows in enumerate(np.split(order, np.cumsum(np.bincount(client))[:-1])):
+    for number, rows in enumerate(positions_by_number(client, int(client.max(initial=0)) + 1)):
         if len(rows):
             rng = seeds.generator(seeds.key(seed, "table/test", client=number))
             test[rows] = stratified_mask(labels[rows], holdout_size(len(rows), share), rng)

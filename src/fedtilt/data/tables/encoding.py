@@ -1,6 +1,7 @@
 """Rows of a table as a model's input, as a schema says."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -8,72 +9,101 @@ from fedtilt.data.tables.cells import read_cells
 from fedtilt.data.tables.columns import Columns
 from fedtilt.data.tables.kinds import Cells
 from fedtilt.data.tables.schema import Column, Schema
+from fedtilt.data.tables.threads import map_columns
 from fedtilt.errors import InputError
 
+_BATCH = 8  # inputs
 
-def encode(columns: Columns, schema: Schema, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The model's input for these parts of the rows (positions, such as training and test rows), float32.
 
-    Columns are read one at a time, so that a large file is not in memory twice.
+def encode(
+    columns: Columns, schema: Schema, parts: Sequence[np.ndarray],
+    inspect: Callable[[Column, Cells], None] | None = None,
+) -> list[np.ndarray]:  # fmt: skip
+    """The model's input for these parts of the rows, float32.
+
+    A few columns are read at a time, so that a large file is not in memory twice.
+
+    Args:
+        columns: the table
+        schema: what its columns are
+        parts: positions of rows, such as those of training and test rows; together all rows
+        inspect: called with each feature while its cells are in memory
     """
     matrices = [np.empty((len(part), len(schema.inputs)), np.float32) for part in parts]
-    start = 0
-    for column in schema.columns:
-        if not column.is_feature:
-            continue
-        cells = read_cells(columns, column.name, column.kind, column.format)
-        end = start + len(column.inputs)
+    batches = _batches([column for column in schema.columns if column.is_feature])
+    ends = accumulate(sum(len(column.inputs) for column in batch) for batch in batches)
+
+    def encode_batch(batch: Sequence[Column], end: int) -> None:
+        count = sum(len(column.inputs) for column in batch)
+        inputs = np.zeros((count, len(columns)), np.float32)
+        unfilled = inputs
+        for column in batch:
+            cells = read_cells(columns, column.name, column.kind, column.format)
+            fill = _fill_numbers if cells.codes is None else _fill_names
+            fill(unfilled[: len(column.inputs)], columns, column, cells)
+            unfilled = unfilled[len(column.inputs) :]
+            if inspect is not None:
+                inspect(column, cells)
         for matrix, part in zip(matrices, parts, strict=True):
-            matrix[:, start:end] = _encode_column(columns, column, cells, part)
-        start = end
+            matrix[:, end - count : end] = inputs.take(part, axis=1).T
+
+    map_columns(encode_batch, batches, ends)
     return matrices
 
 
-def _encode_column(columns: Columns, column: Column, cells: Cells, rows: np.ndarray) -> np.ndarray:
-    """The inputs of one column (rows, inputs)."""
-    if cells.codes is not None:
-        return _encode_names(column, cells, rows)
+def _batches(features: Iterable[Column]) -> list[list[Column]]:
+    """Consecutive columns with up to 8 inputs, or a single one with more.
+
+    Numbers that are neighbours in a matrix are written together, which is faster than one by one.
+    """
+    batches: list[list[Column]] = []
+    for column in features:
+        if batches and sum(len(other.inputs) for other in (*batches[-1], column)) <= _BATCH:
+            batches[-1].append(column)
+        else:
+            batches.append([column])
+    return batches
+
+
+def _fill_numbers(inputs: np.ndarray, columns: Columns, column: Column, cells: Cells) -> None:
+    """The inputs (inputs, rows) of numbers, yes/no and dates; they are 0 before."""
     assert cells.values is not None
-    assert column.mean is not None
-    assert column.deviation is not None
-    values = cells.values[rows]
-    missing = np.isnan(values)
-    values[missing] = column.fill
-    inputs = [_standardise(columns, column, values, rows)]
+    assert column.fill is not None
+    values, missing = cells.values, np.isnan(cells.values)
+    if missing.any():
+        values = np.where(missing, column.fill, values)
+    _standardise(inputs[0], columns, column, values)
     if column.kind == "date":
         days = np.floor(values)
         months = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12
-        for turn in (months / 12, (days + 3) % 7 / 7):  # 1970 began on a Thursday
-            inputs += [np.sin(2 * np.pi * turn), np.cos(2 * np.pi * turn)]
+        for k, turn in ((1, months / 12), (3, (days + 3) % 7 / 7)):  # 1970 began on a Thursday
+            inputs[k], inputs[k + 1] = np.sin(2 * np.pi * turn), np.cos(2 * np.pi * turn)
     if column.gaps:
-        inputs.append(missing)
-    return np.stack(inputs, axis=1)
+        inputs[-1] = missing
 
 
-def _standardise(columns: Columns, column: Column, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _standardise(scaled: np.ndarray, columns: Columns, column: Column, values: np.ndarray) -> None:
+    """(values − mean) / deviation; `scaled` stays 0 if the deviation is 0."""
     if not column.deviation:
-        return np.zeros(len(values), np.float32)
-    scaled = (values - column.mean) / column.deviation + 0.0  # −0 becomes 0
+        return
     with np.errstate(over="ignore"):
-        result = scaled.astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(result))
-    if len(bad):
-        row = columns.rows[int(rows[bad[0]])]
+        np.divide(values - column.mean, column.deviation, out=scaled, casting="same_kind")
+    finite = np.isfinite(scaled)
+    if not finite.all():
+        position = int(finite.argmin())
         raise InputError(
-            f"table {columns.name} has {values[bad[0]]:g} in {row}, column {column.name!r}, which is too far from the "
-            f"training rows (mean {column.mean:g}) for float32; correct the cell or empty it"
+            f"table {columns.name} has {values[position]:g} in {columns.rows[position]}, column {column.name!r}, which "
+            f"is too far from the training rows (mean {column.mean:g}) for float32; correct the cell or empty it"
         )
-    return result
+    scaled += 0.0  # −0 becomes 0
 
 
-def _encode_names(column: Column, cells: Cells, rows: np.ndarray) -> np.ndarray:
+def _fill_names(inputs: np.ndarray, columns: Columns, column: Column, cells: Cells) -> None:
     """One input per known name, one for all others and one for missing, where the schema has them."""
-    inputs, categories = column.inputs, column.categories or ()
+    categories = column.categories or ()
     known = {name: position for position, name in enumerate(categories)}
     other = len(categories) if column.other else -1  # −1: all inputs are 0
     position = np.array([known.get(name, other) for name in cells.names] + [len(inputs) - 1 if column.gaps else other])
-    where = position[cells.codes[rows]]  # type: ignore[index]  # code −1, missing, is the last
-    matrix = np.zeros((len(rows), len(inputs)), np.float32)
+    where = position[cells.codes]  # code −1, missing, is the last
     present = np.flatnonzero(where >= 0)
-    matrix[present, where[present]] = 1.0
-    return matrix
+    inputs[where[present], present] = 1.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedtilt import seeds
-from fedtilt.data.sampling import holdout_size, stratified_mask
+from fedtilt.data.sampling import holdout_size, positions_by_number, stratified_mask
 from fedtilt.data.sources.samples import DEFAULT_TEST_SHARE
 from fedtilt.data.tables.cells import read_cells, read_names
 from fedtilt.data.tables.columns import Columns
@@ -43,8 +43,7 @@ def draw_test_rows(
         group = _ranks(names)[codes]
     time = None if schema.split_time is None else _times(columns, schema.split_time)
     test = np.zeros(len(labels), bool)
-    order = np.argsort(client, kind="stable")
-    for number, rows in enumerate(np.split(order, np.cumsum(np.bincount(client))[:-1])):
+    for number, rows in enumerate(positions_by_number(client, int(client.max()) + 1)):
         if not len(rows):
             continue
         if time is not None:

@@ -23,8 +23,9 @@ from fedtilt.data.tables.alignment import describe_site, misfits
 from fedtilt.data.tables.cells import read_cells
 from fedtilt.data.tables.columns import Columns
 from fedtilt.data.tables.kinds import NUMERIC, TEXT_KINDS, Cells, text_kind
-from fedtilt.data.tables.schema import Column, Schema
+from fedtilt.data.tables.schema import MIN_COUNT, Column, Schema
 from fedtilt.data.tables.summary_checks import MAX_CATEGORIES, MAX_NAME, MAX_QUANTILES, MAX_ROWS, check_summary
+from fedtilt.data.tables.threads import map_columns
 from fedtilt.errors import InputError
 
 _MAX_INPUTS = 100  # of one category
@@ -116,19 +117,20 @@ def summarise_sites(
 
     Each site's own rows tell categories, free text and identifiers apart; other kinds are found out from all rows.
     """
-    schema = schema or Schema(columns=())
-    by_site: dict[str, list[ColumnSummary]] = {site: [] for site in rows}
-    for name in names:
-        known = schema.column(name)
-        if known is not None and known.is_complete:
-            continue
-        kind, date_format = (None, None) if known is None else (known.kind, known.format)
+    known = {column.name: column for column in schema.columns} if schema else {}
+    min_count = schema.min_count if schema else MIN_COUNT
+
+    def summarise_column(name: str) -> list[ColumnSummary]:
+        column = known.get(name)
+        kind, date_format = (None, None) if column is None else (column.kind, column.format)
         cells = read_cells(columns, name, kind, date_format)
-        for site, positions in rows.items():
-            by_site[site].append(_summarise_column(name, cells, positions, schema.min_count, kind is not None))
+        return [_summarise_column(name, cells, positions, min_count, kind is not None) for positions in rows.values()]
+
+    unknown = [name for name in names if name not in known or not known[name].is_complete]
+    by_column = map_columns(summarise_column, unknown)
     return [
-        Summary(site=site, rows=len(rows[site]), classes=tuple(classes[site]), columns=tuple(by_site[site]))
-        for site in rows
+        Summary(site=site, rows=len(rows[site]), classes=tuple(classes[site]), columns=tuple(c[n] for c in by_column))
+        for n, site in enumerate(rows)
     ]
 
 
@@ -139,8 +141,9 @@ def _summarise_column(
         return _summarise_names(name, cells, cells.codes[positions], min_count, is_given)
     if cells.values is None:  # ignored, or an identifier
         return ColumnSummary(name=name, kind=cells.kind, rows=len(positions), missing=0)
-    values = np.sort(cells.values[positions])
-    observed = len(values) - int(np.isnan(values).sum())
+    values = cells.values[positions]
+    values.sort()
+    observed = int(np.searchsorted(values, np.nan))  # NaN comes last
     values, missing = values[:observed], len(values) - observed
     if not observed:
         return ColumnSummary(name=name, kind=None, rows=0, missing=missing)
@@ -176,7 +179,8 @@ def _moments(values: np.ndarray) -> tuple[float, float]:
         return float(values[0]), 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         mean = float(values.mean())
-        squares = float(np.square(values - mean).sum())
+        distances = values - mean
+        squares = float(np.square(distances, out=distances).sum())
     return (mean, squares) if math.isfinite(mean) and math.isfinite(squares) else (0.0, 0.0)
 
 

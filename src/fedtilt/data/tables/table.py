@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from fedtilt.data.dataset import Dataset
+from fedtilt.data.sampling import positions_by_number
 from fedtilt.data.sources.samples import check_test_share
 from fedtilt.data.tables.cells import classes_problem, read_cells, read_names
 from fedtilt.data.tables.columns import Columns, Source, read_columns
 from fedtilt.data.tables.encoding import encode
-from fedtilt.data.tables.schema import ROLES, Schema, read_schema
+from fedtilt.data.tables.kinds import Cells
+from fedtilt.data.tables.schema import ROLES, Column, Schema, read_schema
 from fedtilt.data.tables.splits import draw_test_rows
 from fedtilt.data.tables.summaries import Summary, merge, summarise_sites
-from fedtilt.data.tables.table_warnings import left_out, table_warnings
+from fedtilt.data.tables.table_warnings import column_warnings, left_out
 from fedtilt.errors import InputError
 
 Roles = Mapping[str, str | int | Sequence[str | int] | None]  # the columns that are no features, by what they are
@@ -120,7 +122,12 @@ class Table:
             raise InputError(
                 f"table {columns.name} has no feature column; beside target and client its columns are {kinds}"
             )
-        x_train, x_test = encode(columns, schema, [rows.train, rows.test])
+        found: dict[str, list[str]] = {}
+
+        def inspect(column: Column, cells: Cells) -> None:
+            found[column.name] = column_warnings(column, cells, rows.train, rows.labels, schema.target)
+
+        x_train, x_test = encode(columns, schema, [rows.train, rows.test], inspect)
         weight = None if schema.weight is None else _weights(columns, schema.weight)
         groups = {name: self._groups(name) for name in schema.group}
         parts = {"y": rows.labels, "client": rows.client, "weight": weight}
@@ -141,7 +148,10 @@ class Table:
             group_names={name: names for name, (_, names) in groups.items()} or None,
             schema=schema,
             row_names=columns.rows,
-            warnings=(*left_out(schema, self.schema), *table_warnings(columns, schema, rows.train, rows.labels)),
+            warnings=(
+                *left_out(schema, self.schema),
+                *(text for column in schema.columns for text in found.get(column.name, [])),
+            ),
             **tensors,  # type: ignore[arg-type]
         )
 
@@ -190,10 +200,8 @@ class Table:
         """A summary of each client's training rows; without clients, of all."""
         sites = {"" if self.site is None else str(self.site): rows.train}
         if rows.client is not None and rows.client_names is not None:
-            owner = rows.client[rows.train]
-            ends = np.cumsum(np.bincount(owner, minlength=len(rows.client_names)))
-            parts = np.split(rows.train[np.argsort(owner, kind="stable")], ends[:-1])
-            sites = dict(zip(rows.client_names, parts, strict=True))
+            parts = positions_by_number(rows.client[rows.train], len(rows.client_names))
+            sites = {name: rows.train[part] for name, part in zip(rows.client_names, parts, strict=True)}
         classes = {
             site: [rows.class_names[k] for k in np.unique(rows.labels[positions])] for site, positions in sites.items()
         }

@@ -5,37 +5,33 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedtilt.data.tables.cells import read_cells
-from fedtilt.data.tables.columns import Columns
 from fedtilt.data.tables.kinds import NUMERIC, Cells
 from fedtilt.data.tables.schema import Column, Schema
 
-_SAMPLE = 2000  # rows to look at before a column is looked at as a whole
+_SAMPLE = 200  # rows to look at before a column is looked at as a whole
 _FEW_VALUES = 50
 _LEAST_ROWS = 20  # with fewer rows, a feature predicts the label by chance
 _IDENTIFIER = re.compile(r"(^|[\W_])(id|key|index|uuid|nr|no|number)$|^unnamed: 0$|^$", re.IGNORECASE)
 
 
-def table_warnings(columns: Columns, schema: Schema, train: np.ndarray, labels: np.ndarray | None = None) -> list[str]:
-    """One sentence per problem with a column.
+def column_warnings(
+    column: Column, cells: Cells, train: np.ndarray, labels: np.ndarray, target: str | None
+) -> list[str]:  # fmt: skip
+    """One sentence per problem with a feature.
 
     Args:
-        columns: the table
-        schema: its schema
+        column: the feature
+        cells: its cells
         train: the positions of the training rows
-        labels: the class of each row; None: unknown
+        labels: the class of each row
+        target: the column of the labels
     """
-    return [
-        f"column {column.name!r} {text}"
-        for column in schema.columns if column.is_feature
-        for text in _problems(columns, column, train, labels, schema.target)
-    ]  # fmt: skip
+    return [f"column {column.name!r} {text}" for text in _problems(column, cells, train, labels, target)]
 
 
 def _problems(
-    columns: Columns, column: Column, train: np.ndarray, labels: np.ndarray | None, target: str | None
-) -> Iterator[str]:
-    cells = read_cells(columns, column.name, column.kind, column.format)
+    column: Column, cells: Cells, train: np.ndarray, labels: np.ndarray, target: str | None
+) -> Iterator[str]:  # fmt: skip
     if column.kind in NUMERIC and not column.deviation and _overflows(cells.values[train]):  # type: ignore[index]
         largest = np.nanmax(np.abs(cells.values[train]))  # type: ignore[index]
         yield f"has values up to {largest:.0e}, too large to standardise; its input is 0: divide it"
@@ -49,7 +45,7 @@ def _problems(
         yield (
             f"has dates that can be month/day or day/month; they are read as {column.format}: set format in the schema"
         )
-    if labels is not None and _predicts(column, cells, train, labels):
+    if _predicts(column, cells, train, labels):
         yield f"alone predicts {target!r} in every row; if it is a copy of the label, drop it"
 
 
@@ -81,12 +77,14 @@ def _overflows(values: np.ndarray) -> bool:
 def _is_row_number(column: Column, cells: Cells, train: np.ndarray) -> bool:
     """Whole numbers, all different, and either called an identifier or counted without gaps."""
     assert cells.values is not None
+    is_named = bool(_IDENTIFIER.search(column.name))
     for rows in (train[:_SAMPLE], train):
         values = cells.values[rows]
-        if len(values) < _LEAST_ROWS or not (values == np.floor(values)).all() or len(np.unique(values)) < len(values):
+        if len(values) < _LEAST_ROWS or not (values == np.floor(values)).all():
             return False
-    counted = cells.values.max() - cells.values.min() == len(cells.values) - 1
-    return bool(_IDENTIFIER.search(column.name)) or (counted and len(cells.values) >= 100)
+    every = cells.values
+    is_counted = len(every) >= 100 and every.max() - every.min() == len(every) - 1
+    return (is_named or is_counted) and len(np.unique(values)) == len(values)
 
 
 def _is_ambiguous(column: Column, cells: Cells) -> bool:
