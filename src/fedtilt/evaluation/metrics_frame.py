@@ -160,11 +160,12 @@ def metrics_frame(
     confidence, resamples = checks.number(confidence, "confidence"), checks.whole(resamples, "resamples", 0)
     if not 0 < confidence < 1:
         raise InputError(f"confidence = {confidence:g} is not between 0 and 1; choose 0.95, for example")
-    label = _positive_class(predictions, by, positive)
+    if by == CLASS and positive is not None:
+        raise InputError("by = 'class' is about every class in turn; leave out positive")
+    samples = as_samples(predictions, positive)
     defaults = CLASS_METRICS if by == CLASS else OVERALL_METRICS if positive is None else POSITIVE_METRICS
     names = check_metrics(defaults if metrics is None else metrics)
     _check_positive(names, by, positive, predictions)
-    samples = Samples(predictions.labels.numpy(), predictions.probabilities.double().numpy(), label)
     clients, grouping = predictions.groupings[CLIENT].codes.numpy(), predictions.groupings[by]
     joint = 1 - (1 - confidence) / len(grouping.names)  # Bonferroni: the intervals of all groups hold together
     options: dict[str, Any] = {"metrics": names, "confidences": (confidence, joint), "resamples": resamples}
@@ -188,15 +189,12 @@ def metrics_frame(
     )
 
 
-def _positive_class(predictions: Predictions, by: str, positive: str | None) -> int | None:
-    """The number of the positive class."""
-    if positive is None:
-        return None
-    if by == CLASS:
-        raise InputError("by = 'class' is about every class in turn; leave out positive")
-    if positive not in predictions.class_names:
+def as_samples(predictions: Predictions, positive: str | None = None) -> Samples:
+    """Predictions as metrics take them."""
+    if positive is not None and positive not in predictions.class_names:
         raise InputError(f"positive = {positive!r} is no class; choose among {', '.join(predictions.class_names)}")
-    return predictions.class_names.index(positive)
+    label = None if positive is None else predictions.class_names.index(positive)
+    return Samples(predictions.labels.numpy(), predictions.probabilities.double().numpy(), label)
 
 
 def _check_positive(names: Sequence[str], by: str, positive: str | None, predictions: Predictions) -> None:

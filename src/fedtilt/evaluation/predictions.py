@@ -1,13 +1,16 @@
 """Predicted probabilities of all test samples, with what the samples can be grouped by."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedtilt.data import Federation
 from fedtilt.data.groups import CLASS
+from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import Grouping, groupings
+from fedtilt.methods import Method
+from fedtilt.rounds.client_states import FederationState
+from fedtilt.rounds.prepare import PreparedRun
 
 CLIENT = "client"
 
@@ -30,7 +33,10 @@ class Predictions:
         return self.groupings[CLASS].names
 
 
-def test_groupings(federation: Federation) -> dict[str, Grouping]:
-    """What the test samples can be grouped by: the client, the class, and the columns of groups."""
+def predict(prepared: PreparedRun, methods: Sequence[Method], state: FederationState) -> dict[str, Predictions]:
+    """What the evaluated models of methods predict on the test data of all clients."""
+    federation = prepared.federation
     _, _, clients = federation.evaluation("test")
-    return {CLIENT: Grouping(CLIENT, federation.client_names, clients)} | groupings(federation)
+    by = {CLIENT: Grouping(CLIENT, federation.client_names, clients)} | groupings(federation)
+    evaluator = Evaluator(federation, prepared.net, prepared.parts, prepared.device)
+    return {m.name: Predictions(probabilities=evaluator.probabilities(m, state), groupings=by) for m in methods}

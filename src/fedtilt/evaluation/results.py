@@ -1,7 +1,8 @@
 """The results of a run: metrics, counts and models of every method."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -9,7 +10,10 @@ from torch import Tensor, nn
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
+from fedtilt.evaluation.decision_metrics import ReliabilityBin, reliability_curve
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
+from fedtilt.evaluation.metrics_frame import MetricsFrame, as_samples, metrics_frame
+from fedtilt.evaluation.predictions import Predictions
 from fedtilt.methods import Method
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates
@@ -109,6 +113,7 @@ class MethodResult:
     _parts: Parts
     _server: Tensors  # what the server keeps
     _client_states: ClientStates | None = None  # None: what clients keep is not on this machine
+    _predict: Callable[[], Predictions] | None = None  # None: the test data is not on this machine
 
     @property
     def summary(self) -> Summary:
@@ -143,6 +148,39 @@ class MethodResult:
     def certificate(self, confidence: float = 0.95) -> Certificate:
         """Lower bounds of the accuracy of all clients and their classes; `print` shows the statement."""
         return Certificate(self.correct, self.total, confidence)
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        """Predicted probabilities of the evaluated models on the test data of all clients."""
+        if self._predict is None:
+            raise InputError("there are no predictions: the test data is on the clients' own machines")
+        return self._predict()
+
+    def metrics_frame(
+        self,
+        metrics: Sequence[str] | str | None = None,
+        *,
+        by: str = "client",
+        positive: str | None = None,
+        confidence: float = 0.95,
+        resamples: int = 1000,
+    ) -> MetricsFrame:
+        """Metrics of the predictions overall and by group, with intervals, in the manner of fairlearn.
+
+        Args:
+            metrics: names of metrics, such as "auroc"; left out: a selection
+            by: "client", "class" (each class against all others) or a column of groups
+            positive: the class that all metrics are about, against all others; left out: means over classes
+            confidence: of the intervals
+            resamples: of the bootstrap; 0: only exact intervals
+        """
+        return metrics_frame(
+            self.predictions, metrics, by=by, positive=positive, confidence=confidence, resamples=resamples
+        )
+
+    def reliability_curve(self, positive: str | None = None) -> list[ReliabilityBin]:
+        """Accuracy by confidence of the prediction; with `positive`, the share of that class by its probability."""
+        return reliability_curve(as_samples(self.predictions, positive))
 
     @property
     def shared(self) -> nn.Module:

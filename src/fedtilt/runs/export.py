@@ -15,9 +15,7 @@ from fedtilt.files import read_json
 from fedtilt.parts import Tensors, named_pieces
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.runs.run import Notice
-from fedtilt.runs.spec_run import check_run_folder
-from fedtilt.storage.provenance import seed_folder
-from fedtilt.storage.run_folder import RunFolder
+from fedtilt.runs.spec_run import open_seed
 
 
 class Export(NamedTuple):
@@ -48,7 +46,7 @@ def export_model(
         trained_only: without what training did not change: frozen parameters, and parts that have their initial values
         notice: called with a message if a damaged checkpoint is skipped
     """
-    run_folder = _open(folder, seed)
+    _, run_folder = open_seed(Path(folder), seed)
     state = run_folder.latest(notice)
     if state is None:
         raise InputError(f"{folder} has no checkpoint yet; fedtilt resume {shlex.quote(str(folder))}")
@@ -132,14 +130,3 @@ def _named_state(
         named = named_pieces(buffers, fingerprint["buffers"])
         pieces |= {name: buffer.to(constants[name].dtype) for name, buffer in named.items() if name in constants}
     return pieces | {name: pieces[first].clone() for name, first in fingerprint["tied"].items()}
-
-
-def _open(folder: str | os.PathLike[str], seed: int | None) -> RunFolder:
-    """One seed of a run; None: the first."""
-    folder = Path(folder)
-    check_run_folder(folder)
-    seeds = read_json(folder / "run.json")["seeds"]
-    seed = seeds[0] if seed is None else seed
-    if seed not in seeds:
-        raise InputError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
-    return RunFolder(seed_folder(folder, seed))

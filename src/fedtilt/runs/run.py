@@ -23,6 +23,7 @@ from fedtilt.parts import constants_of, tied_parameters
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.rounds.settings import takes_train_settings, train_settings
+from fedtilt.runs.predictions import predictions_of, store_predictions
 from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.storage.in_memory_run import InMemoryRun
 from fedtilt.storage.provenance import environment, record_environment, seed_folder, settings_of
@@ -148,6 +149,7 @@ def train_to_end(
                 recorder.checkpoint(r.state)
             raise
     assert state is not None  # there is at least one round, trained now or before
+    store_predictions(prepared, recorder, state)
     return _result(prepared, recorder, state)
 
 
@@ -177,6 +179,7 @@ def _result(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: Fed
                 _parts=prepared.parts,
                 _server={name: tensor.cpu() for name, tensor in state.server[m.name].items()},
                 _client_states=state.client_states,
+                _predict=predictions_of(m, prepared, recorder, state),
             )
             for m in prepared.methods
         }

@@ -50,7 +50,7 @@ def run_spec(
 
     folder = Path(out)
     check_out_folder(folder, may_resume=False)
-    _prepare_seed(spec, spec.seed, folder)  # a wrong device, data set or model is refused before the folder is created
+    prepare_seed(spec, spec.seed, folder)  # a wrong device, data set or model is refused before the folder is created
     with locked(folder):
         write_bytes(folder / "spec.toml", dump(spec).encode())
         record_environment(folder, spec.device, range(spec.seed, spec.seed + spec.seeds), **(note or {}))
@@ -128,6 +128,16 @@ def check_run_folder(folder: Path) -> None:
         raise InputError(f"{folder} is not a run folder: it has no run.json")
 
 
+def open_seed(folder: Path, seed: int | None = None) -> tuple[int, RunFolder]:
+    """One seed of a run, and its part of the folder; None: the first."""
+    check_run_folder(folder)
+    seeds = read_json(folder / "run.json")["seeds"]
+    seed = int(seeds[0]) if seed is None else seed
+    if seed not in seeds:
+        raise InputError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
+    return seed, RunFolder(seed_folder(folder, seed))
+
+
 def _train_seeds(
     spec: "Spec", folder: Path, on_seed: Callable[[int], None], on_round: OnRound, notice: Notice
 ) -> dict[int, Result]:
@@ -135,7 +145,7 @@ def _train_seeds(
     for seed in range(spec.seed, spec.seed + spec.seeds):
         on_seed(seed)
         run_folder = RunFolder(seed_folder(folder, seed), spec.storage.memory_limit_mb * 2**20)
-        prepared = _prepare_seed(spec, seed, folder)
+        prepared = prepare_seed(spec, seed, folder)
         results[seed] = train_to_end(
             prepared, fingerprint_of(prepared), run_folder, spec.storage.checkpoint_seconds, on_round, notice
         )
@@ -143,7 +153,8 @@ def _train_seeds(
     return results
 
 
-def _prepare_seed(spec: "Spec", seed: int, folder: Path) -> PreparedRun:
+def prepare_seed(spec: "Spec", seed: int, folder: Path) -> PreparedRun:
+    """The checked inputs of one seed."""
     from fedtilt.spec import federation_of, model_of, train_settings_of
 
     methods, settings = [m.to_method() for m in spec.methods], train_settings_of(spec, seed)

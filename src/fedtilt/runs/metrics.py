@@ -1,0 +1,49 @@
+"""The predictions of a run folder: as stored, or computed from its models and data."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedtilt.errors import InputError
+from fedtilt.evaluation.predictions import Predictions, predict
+from fedtilt.locks import locked
+from fedtilt.runs.spec_run import open_seed, prepare_seed, spec_of
+from fedtilt.storage.predictions import read_predictions, write_predictions
+from fedtilt.storage.provenance import read_record
+
+
+class RunPredictions(NamedTuple):
+    """The predictions of one seed of a run."""
+
+    seed: int
+    round: int  # of the models
+    by_method: dict[str, Predictions]
+
+
+def read_or_predict(folder: Path, methods: Sequence[str] = (), seed: int | None = None) -> RunPredictions:
+    """What the last models of a run predict; what is not stored is computed and, of a finished run, stored.
+
+    Args:
+        folder: the run folder
+        methods: names of methods; empty: all
+        seed: which seed of the run; None: the first
+    """
+    seed, run_folder = open_seed(folder, seed)
+    state = run_folder.latest()
+    if state is None:
+        raise InputError(f"{folder} has no checkpoint of seed {seed} yet; train it first")
+    for name in methods:
+        if name not in state.server:
+            raise InputError(f"{folder} has no method {name!r}; it has {', '.join(state.server)}")
+    wanted = list(dict.fromkeys(methods)) or list(state.server)
+    found = read_predictions(run_folder.folder, state.round)
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        if read_record(folder).get("runner") == "flower":
+            raise InputError(f"{folder} was trained on Flower sites; their test data and predictions stay there")
+        prepared = prepare_seed(spec_of(folder), seed, folder)
+        found |= predict(prepared, [m for m in prepared.methods if m.name in missing], state)
+        if state.round == prepared.settings.rounds:
+            with locked(folder):
+                write_predictions(run_folder.folder, state.round, found)
+    return RunPredictions(seed, state.round, {name: found[name] for name in wanted})
