@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtilt.audit.collect import Collector
 from fedtilt.data import Federation
 from fedtilt.data.naming import client_number
 from fedtilt.errors import Diverged, InputError
@@ -150,18 +151,24 @@ def _rounds(prepared: PreparedRun, state: FederationState) -> Iterator[Round]:
             Evaluator(federation, prepared.net, prepared.parts, device, "validation") if has_validation else None
         )
         executor = _make_executor(prepared)
+        collector = Collector(prepared.net, prepared.parts) if settings.audit else None
     try:
         while state.round < settings.rounds:
             # one thread: on small tensors, several threads wait for each other more than they work
             with one_thread(device), fp32_deterministic(device):
-                finished = _run_round(prepared, state, executor, test, validation)
+                finished = _run_round(prepared, state, executor, test, validation, collector)
             yield finished
     finally:
         executor.close()
 
 
 def _run_round(
-    prepared: PreparedRun, state: FederationState, executor: Executor, test: Evaluator, validation: Evaluator | None
+    prepared: PreparedRun,
+    state: FederationState,
+    executor: Executor,
+    test: Evaluator,
+    validation: Evaluator | None,
+    collector: Collector | None,
 ) -> Round:
     methods, federation, settings = prepared.methods, prepared.federation, prepared.settings
     started = time.perf_counter()
@@ -175,7 +182,7 @@ def _run_round(
     plans = {client: _plan_client(prepared, server, state.client_states, client, number) for client in selected}
 
     # 3. train
-    updates, kept = _train(prepared, plans, executor, number)
+    updates, kept, audited = _train(prepared, plans, executor, number, state.client_states, collector)
 
     # 4. server update; the state changes only after all models have been checked
     _check_finite(number, methods, server, updates, kept)
@@ -183,8 +190,8 @@ def _run_round(
     updated = {m.name: server_update(m, server[m.name], updates[m.name], settings, mechanism) for m in methods}
     state.server = {name: update.state for name, update in updated.items()}
     state.round = number
-    _store(state, kept)
-    del server, plans, updates, kept  # free their memory before the evaluation
+    _store(state, kept, audited)
+    del server, plans, updates, kept, audited  # free their memory before the evaluation
 
     # 5. evaluate
     evaluate = settings.evaluates(number)
@@ -258,22 +265,39 @@ def _plan_client(
     return plans
 
 
+KeptTensors = dict[str, dict[int, dict[str, Tensor]]]  # method → client → what it keeps
+
+
 def _train(
-    prepared: PreparedRun, plans: Mapping[int, Mapping[str, Mapping[str, LocalJob]]], executor: Executor, number: int
-) -> tuple[dict[str, dict[int, ClientUpdate]], dict[str, dict[int, dict[str, Tensor]]]]:
-    """Updates, and what clients keep, by method and client; jobs that several methods have in common train once."""
+    prepared: PreparedRun,
+    plans: Mapping[int, Mapping[str, Mapping[str, LocalJob]]],
+    executor: Executor,
+    number: int,
+    client_states: ClientStates,
+    collector: Collector | None,
+) -> tuple[dict[str, dict[int, ClientUpdate]], KeptTensors, KeptTensors]:
+    """Updates, what clients keep, and what the audit collects; jobs that several methods have in common train once."""
     jobs, positions = {}, {}  # by client: its distinct jobs, and for every planned job its position among them
     for client, by_method in plans.items():
         jobs[client], positions[client] = distinct_jobs([job for p in by_method.values() for job in p.values()])
     updates: dict[str, dict[int, ClientUpdate]] = {m.name: {} for m in prepared.methods}
-    kept: dict[str, dict[int, dict[str, Tensor]]] = {m.name: {} for m in prepared.methods}
+    kept: KeptTensors = {m.name: {} for m in prepared.methods}
+    audited: KeptTensors = {m.name: {} for m in prepared.methods}
     for client, results in executor.train(number, jobs):
         by_job = iter(results[i] for i in positions[client])
         samples = len(prepared.federation.train_index[client])
+        trained = {m.name: {model: next(by_job) for model in plans[client][m.name]} for m in prepared.methods}
         for m in prepared.methods:
-            trained = {model: next(by_job) for model in plans[client][m.name]}
-            updates[m.name][client], kept[m.name][client] = finish(m, trained, parts=prepared.parts, samples=samples)
-    return updates, kept
+            updates[m.name][client], kept[m.name][client] = finish(
+                m, trained[m.name], parts=prepared.parts, samples=samples
+            )
+        if collector is not None:  # here, while the workers train other clients
+            x, y = prepared.federation.train(client, seed=prepared.settings.seed, round=number, device=prepared.device)
+            groups = prepared.federation.train_groups(client, device=prepared.device)
+            before = {m.name: client_states.get((m.name, client)) for m in prepared.methods}
+            for name, sums in collector.collect(plans[client], trained, before, x, y, groups).items():
+                audited[name][client] = sums
+    return updates, kept, audited
 
 
 def _check_finite(
@@ -301,9 +325,10 @@ def _check_finite(
         )
 
 
-def _store(state: FederationState, kept: Mapping[str, Mapping[int, Tensors]]) -> None:
+def _store(state: FederationState, kept: KeptTensors, audited: KeptTensors) -> None:
     for name, by_client in kept.items():
         for client, tensors in sorted(by_client.items()):
-            if tensors:
-                # copies: a trained model may be a view into a stack of all models, which would stay in memory
-                state.client_states.put((name, client), state.round, {key: t.clone() for key, t in tensors.items()})
+            # copies: a trained model may be a view into a stack of all models, which would stay in memory
+            stored = {key: tensor.clone() for key, tensor in tensors.items()} | audited[name].get(client, {})
+            if stored:
+                state.client_states.put((name, client), state.round, stored)

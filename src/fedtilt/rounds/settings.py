@@ -136,6 +136,11 @@ class TrainSettings:
         None,
         "client-level differential privacy, such as ft.Privacy(clip=1.0, epsilon=8, delta=1e-5); left out: none",
     )
+    audit: bool = setting(
+        False,
+        "whether to collect, for every sample, what fedtilt audit needs to find wrong labels",
+        allowed="true or false",
+    )
     seed: int = setting(0, "the random seed", ge=0)
     eval_every: int | None = setting(
         None,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedtilt.errors import InputError
 from fedtilt.files import read_json, write_json
 from fedtilt.methods import Method
 from fedtilt.rounds.settings import TrainSettings, pick_device
@@ -23,6 +24,8 @@ def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str,
     without = ["device", "workers", "init"]  # where it starts from is part of the fingerprint by its values
     if settings.privacy is None:  # no key for it, so that a folder of an earlier version can be resumed
         without.append("privacy")
+    if not settings.audit:  # likewise
+        without.append("audit")
     names = [field.name for field in dataclasses.fields(settings) if field.name not in without]
     train = {name: _to_json(getattr(settings, name)) for name in names}
     return {
@@ -69,11 +72,26 @@ def seed_folder(folder: Path, seed: int) -> Path:
     return folder / f"seed-{seed}"
 
 
+def is_started(folder: Path) -> bool:
+    """Whether a folder has a run, and not just the first file of one that was killed before it wrote the second."""
+    return (folder / "run.json").exists() and ((folder / "spec.toml").exists() or any(folder.glob("seed-*")))
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """run.json: when the run was started, its seeds and its environment."""
+    record = read_json(folder / "run.json")
+    match record:
+        case {"started": str(), "seeds": [int(), *_] as seeds, "environment": dict()}:
+            if all(isinstance(seed, int) for seed in seeds):
+                return dict(record)
+    raise InputError(f"{folder / 'run.json'} is damaged: it has no start, seeds or environment; restore it from a copy")
+
+
 def record_environment(folder: Path, device: str, seeds: Sequence[int], **extra: Any) -> None:
     """Write run.json for a new run; in an existing one, add the seeds."""
     path = folder / "run.json"
-    if path.exists():
-        content = read_json(path)
+    if is_started(folder):
+        content = read_record(folder)
         content["seeds"] += [seed for seed in seeds if seed not in content["seeds"]]
     else:
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -80,6 +80,10 @@ class LocalJob:
         """The tilts from inner to outer, as `nested_tilt` takes them: lam, tau, …"""
         return self.lam, *(tilt for _, tilt in self.levels)
 
+    def groups_of(self, y: Tensor, groups: Mapping[str, Tensor]) -> list[Tensor]:
+        """The group of each sample, (n,), for each level, from the labels and the groups of each column."""
+        return [y if name == CLASS else groups[name] for name, _ in self.levels]
+
     @property
     def identity(self) -> tuple[object, ...]:
         """Equal for two jobs of one client that give the same result; without a proximal term the anchor is unused."""
@@ -121,7 +125,7 @@ class Batches:
 
     def groups_of(self, job: LocalJob) -> list[Tensor]:
         """The group of each sample, (n,), for each level of a job."""
-        return [self.y if name == CLASS else self.groups[name] for name, _ in job.levels]
+        return job.groups_of(self.y, self.groups)
 
     def all(self) -> Iterator[tuple[Inputs, Tensor]]:
         """The batches of all epochs: samples and labels."""

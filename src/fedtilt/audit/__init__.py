@@ -1,0 +1,6 @@
+"""The audit: which samples look mislabelled, and which clients look bad.
+
+collect    after a client has trained: one forward pass of the received and of its own model over its samples
+scores     from the collected sums to one suspicion score per sample
+samples    the audit of a run: suspects, estimated shares of wrong labels, confusions of labels
+"""
