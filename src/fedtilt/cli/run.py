@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from fedtilt.cli.console import Console, echo
 from fedtilt.cli.data import DataDir
+from fedtilt.cli.group_tables import group_legend, group_tables
 from fedtilt.cli.progress import RunCallbacks, show_progress
 from fedtilt.cli.tables import clients_without_test_data, comparison_table, legend, print_tuning
 from fedtilt.evaluation.results import Result, over_seeds
@@ -134,6 +135,10 @@ def run_and_print(
             results = {seed: result.only(table["methods"]) for seed, result in results.items()}
         console.print(comparison_table(table, results, federation.client_names, federation.class_names, console.width))
         console.print(legend(results))
+        for rows in group_tables(table):
+            console.print(rows)
+        if text := group_legend(table):
+            console.print(text)
         if line := clients_without_test_data(results, federation.client_names):
             console.print(line)
         console.print()

@@ -82,7 +82,7 @@ def _method_rows(
     for name, values in methods.items():
         cells = []
         for _, key, _ in columns:
-            text = _format_mean_std(values[key])
+            text = format_mean_std(values[key])
             cells.append(f"[bold green]{text}[/]" if round(values[key]["mean"], 2) == best[key] else text)
         out.add_row(escape(name), *cells, *(worst[name] if worst else ()))
     return out
@@ -218,12 +218,13 @@ def _pareto_table(methods: Mapping[str, Any], settings: Mapping[str, Mapping[str
     for name in front:
         metrics = methods[name]["validation"]
         values = [f"{float(settings[name][key]):g}" for key in keys]
-        cells = [_format_mean_std(metrics[key]) for _, key, _ in columns]
+        cells = [format_mean_std(metrics[key]) for _, key, _ in columns]
         out.add_row(*values, *cells, style="bold green" if name == front[0] else None)
     return out
 
 
-def _format_mean_std(values: Mapping[str, Any]) -> str:
+def format_mean_std(values: Mapping[str, Any]) -> str:
+    """Mean and, of several seeds, standard deviation of a metric."""
     return f"{values['mean']:.2f}" + ("" if values["std"] is None else f" ± {values['std']:.2f}")
 
 

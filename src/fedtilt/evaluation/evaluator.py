@@ -1,4 +1,4 @@
-"""Evaluate models on the clients' test or validation data: correct predictions per client and class."""
+"""Evaluate models on the clients' test or validation data: correct predictions per client, class and group."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,8 +7,10 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedtilt.data import Federation
+from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Inputs, take, to_device
-from fedtilt.evaluation.metrics import Counts
+from fedtilt.evaluation.groups import Cells, groupings
+from fedtilt.evaluation.metrics import Counts, GroupCounts
 from fedtilt.methods import Method
 from fedtilt.models import copy_with_parameters, functional_logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import Parts, vector_to_buffers
@@ -44,13 +46,18 @@ class Evaluator:
         sizes = torch.bincount(client, minlength=self._clients)
         self._stops = sizes.cumsum(0)  # (N,) rows of a client: [start, stop)
         self._starts = self._stops - sizes
-        self._client_and_class = client.to(device) * self._classes + self._y
-        self._cached: dict[str, tuple[Tensor, Tensor]] = {}  # method → round of training (N,), correct (N, K)
+        self._cells = Cells(groupings(federation, split))
+        self._cell = self._cells.codes.to(device)
+        self._client_and_cell = client.to(device) * self._cells.count + self._cell
+        self._cached: dict[str, tuple[Tensor, Tensor]] = {}  # method → round of training (N,), correct (N, cells)
         self._most_samples = int(sizes.max())  # of one client
         fits = device.type == "cuda" and 0 < self._most_samples <= _SAMPLES
         self._use_stack = fits and not parts.buffers and stacked.can_stack(model, take(self._x, slice(0, 1)))
         self._stackable_model = stacked.stackable_copy(self._model) if self._use_stack else self._model
-        self.total = federation.class_counts(split)  # (N, K)
+        cell = client * self._cells.count + self._cells.codes
+        totals = torch.bincount(cell, minlength=self._clients * self._cells.count).reshape(self._clients, -1)
+        self.total = self._cells.sum(totals, CLASS)  # (N, K)
+        self._group_totals = {name: self._cells.sum(totals, name) for name in federation.groups}
 
     def all_counts(self, methods: Sequence[Method], state: FederationState) -> dict[str, Counts]:
         """Correct predictions of every method: of its shared model and, if it has any, of its personal models."""
@@ -73,15 +80,22 @@ class Evaluator:
         }
 
     def _counts(self, shared: Tensor, never_selected: Tensor | None, name: str) -> Counts:
-        if never_selected is None:
-            return Counts(shared, None, torch.zeros(self._clients, dtype=torch.bool))
-        return Counts(shared, torch.where(never_selected[:, None], shared, self._cached[name][1]), never_selected)
+        personal = None
+        if never_selected is not None:
+            personal = torch.where(never_selected[:, None], shared, self._cached[name][1])
+        evaluated = shared if personal is None else personal
+        return Counts(
+            self._cells.sum(shared, CLASS),
+            None if personal is None else self._cells.sum(personal, CLASS),
+            torch.zeros(self._clients, dtype=torch.bool) if never_selected is None else never_selected,
+            tuple(GroupCounts(self._cells.sum(evaluated, n), total) for n, total in self._group_totals.items()),
+        )
 
     def _rounds_of_training(self, method: str, client_states: ClientStates) -> Tensor:
         return torch.tensor([client_states.round_of((method, client)) for client in range(self._clients)])
 
     def _count_shared(self, method: str, state: FederationState) -> Tensor:
-        """Correct predictions of a method's shared model on the data of all clients, (N, K).
+        """Correct predictions of a method's shared model on the data of all clients, (N, cells).
 
         Where clients have local parts or buffers of their own, each client's data is evaluated with its own.
         """
@@ -89,21 +103,21 @@ class Evaluator:
         if self._parts.is_uniform:
             rows = slice(0, len(self._y))
             model = client_model(self._parts, server, {})
-            counts = self._count(*model, rows, self._client_and_class, self._clients * self._classes)
-            return counts.reshape(self._clients, self._classes).cpu()
+            counts = self._count(*model, rows, self._client_and_cell, self._clients * self._cells.count)
+            return counts.reshape(self._clients, self._cells.count).cpu()
         by_client = []
         for client in range(self._clients):
             model = client_model(self._parts, server, state.client_states.get((method, client)))
-            by_client.append(self._count(*model, self._rows(client), self._y, self._classes))
+            by_client.append(self._count(*model, self._rows(client), self._cell, self._cells.count))
         return torch.stack(by_client).cpu()
 
     def _rows(self, client: int) -> slice:
         return slice(int(self._starts[client]), int(self._stops[client]))
 
     def _count_personal(self, owners: Sequence[Owner], client_states: ClientStates) -> Tensor:
-        """Correct predictions of personal models on the data of their clients, (models, K)."""
+        """Correct predictions of personal models on the data of their clients, (models, cells)."""
         if not owners:
-            return torch.zeros(0, self._classes, dtype=torch.long)
+            return torch.zeros(0, self._cells.count, dtype=torch.long)
         if not self._use_stack:
             return torch.stack([self._count_one(owner, client_states) for owner in owners]).cpu()
         size = max(1, min(_MODELS, 2 * _SAMPLES // max(1, self._most_samples)))
@@ -112,7 +126,8 @@ class Evaluator:
 
     def _count_one(self, owner: Owner, client_states: ClientStates) -> Tensor:
         kept = client_states.get(owner)
-        return self._count(kept["personal"], kept.get("personal_buffers"), self._rows(owner[1]), self._y, self._classes)
+        model = kept["personal"], kept.get("personal_buffers")
+        return self._count(*model, self._rows(owner[1]), self._cell, self._cells.count)
 
     def _count_stack(self, owners: Sequence[Owner], size: int, client_states: ClientStates) -> Tensor:
         """Several personal models in one pass, always padded to the same shape, so that the bits are the same too."""
@@ -128,11 +143,10 @@ class Evaluator:
         def predict(theta: Tensor, x: Inputs) -> Tensor:
             return functional_logits(net, vector_to_parameters(net, theta), x).argmax(1)
 
-        labels = self._y[rows]
         with torch.no_grad(), fp32_deterministic(device):
-            correct = (vmap(predict)(weights, take(self._x, rows)) == labels) & mask
-        counts = torch.zeros(len(padded), self._classes, dtype=torch.long, device=device)
-        return counts.scatter_add_(1, labels, correct.long())[: len(owners)]
+            correct = (vmap(predict)(weights, take(self._x, rows)) == self._y[rows]) & mask
+        counts = torch.zeros(len(padded), self._cells.count, dtype=torch.long, device=device)
+        return counts.scatter_add_(1, self._cell[rows], correct.long())[: len(owners)]
 
     def probabilities(self, method: Method, state: FederationState) -> Tensor:
         """Predicted probabilities of a method's evaluated models on all samples, ordered by client, (S, K)."""
@@ -151,13 +165,13 @@ class Evaluator:
         predicted = [self._logits(values, batch).float().softmax(1).cpu() for batch in _batches(rows)]
         return torch.cat(predicted) if predicted else torch.zeros(0, self._classes)
 
-    def _count(self, weights: Tensor, buffers: Tensor | None, rows: slice, group: Tensor, groups: int) -> Tensor:
-        """Correct predictions of one model on these rows in every group, (groups,), on the device of the data."""
-        counts = torch.zeros(groups, dtype=torch.long, device=self._y.device)
+    def _count(self, weights: Tensor, buffers: Tensor | None, rows: slice, cell: Tensor, cells: int) -> Tensor:
+        """Correct predictions of one model on these rows in every cell, (cells,), on the device of the data."""
+        counts = torch.zeros(cells, dtype=torch.long, device=self._y.device)
         values = self._values(weights, buffers)
         for batch in _batches(rows):
             correct = self._logits(values, batch).argmax(1) == self._y[batch]
-            counts.scatter_add_(0, group[batch], correct.long())
+            counts.scatter_add_(0, cell[batch], correct.long())
         return counts
 
     def _values(self, weights: Tensor, buffers: Tensor | None) -> dict[str, Tensor]:

@@ -35,12 +35,20 @@ class Metrics:
         }
 
 
+class GroupCounts(NamedTuple):
+    """Correct predictions of one method's evaluated models, and test samples, (clients, groups) of one grouping."""
+
+    correct: Tensor
+    total: Tensor
+
+
 class Counts(NamedTuple):
     """Correct predictions of one method's models, each (clients, classes)."""
 
     shared: Tensor
     personal: Tensor | None  # None: no personal models; a client never selected is evaluated on the shared model
     never_selected: Tensor  # (clients,) bool
+    groups: tuple[GroupCounts, ...] = ()  # of the columns of `Federation.groups`, in their order
 
 
 def client_accuracy(correct: Tensor, total: Tensor) -> Tensor:
@@ -50,8 +58,16 @@ def client_accuracy(correct: Tensor, total: Tensor) -> Tensor:
     return 100 * correct.sum(1)[has_samples].double() / samples[has_samples].double()
 
 
+def accuracy_by_group(correct: Tensor, total: Tensor) -> Tensor:
+    """Accuracy in percent, of the shape of the counts; NaN where there are no samples."""
+    return 100 * correct.double() / total.double()
+
+
 def class_spread(correct: Tensor, total: Tensor) -> Tensor:
-    """Population std of per-class accuracy within every client that has test data, over the classes it has."""
+    """Population std of the accuracy of classes, or of other groups, within every client, over those it has.
+
+    Clients without test data are left out.
+    """
     present = total > 0  # (N, K)
     accuracy = 100 * correct.double() / total.clamp(min=1).double()
     count = present.sum(1).clamp(min=1).double()

@@ -1,17 +1,20 @@
 """The results of a run: metrics, counts and models of every method."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from fedtilt.data.groups import CLASS
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.decision_metrics import ReliabilityBin, reliability_curve
-from fedtilt.evaluation.metrics import Counts, Metrics, measure
+from fedtilt.evaluation.groups import GroupMetrics, measure_groups
+from fedtilt.evaluation.metrics import Counts, GroupCounts, Metrics, measure
 from fedtilt.evaluation.metrics_frame import MetricsFrame, as_samples, metrics_frame
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.methods import Method
@@ -30,6 +33,7 @@ class Summary(NamedTuple):
     clean: Metrics | None  # evaluated, over clients without outliers; None unless only some have outliers
     never_selected: int  # how many clients
     privacy: PrivacyLoss | None = None  # of the shared model; None: the run has no privacy
+    groups: Mapping[str, GroupMetrics] = MappingProxyType({})  # evaluated, by grouping; empty: the data names no groups
 
     @property
     def evaluated(self) -> Metrics:
@@ -41,7 +45,8 @@ class Summary(NamedTuple):
         names = ("shared", "personal", "ever_selected", "clean")
         parts = {name: value and asdict(value) for name in names for value in [getattr(self, name)]}
         privacy = {} if self.privacy is None else {"privacy": self.privacy._asdict()}
-        return parts | {"never_selected": self.never_selected} | privacy
+        groups = {name: found.to_json() for name, found in self.groups.items()}
+        return parts | {"never_selected": self.never_selected} | privacy | ({"groups": groups} if groups else {})
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Summary":
@@ -61,6 +66,7 @@ class Summary(NamedTuple):
             metrics(values["clean"]),
             values["never_selected"],
             PrivacyLoss(**values["privacy"]) if "privacy" in values else None,
+            {name: GroupMetrics.from_json(found) for name, found in values.get("groups", {}).items()},
         )
 
 
@@ -69,8 +75,15 @@ def evaluated_counts(counts: Counts) -> Tensor:
     return counts.shared if counts.personal is None else counts.personal
 
 
-def summarise(counts: Counts, total: Tensor, has_outliers: Tensor) -> Summary:
-    """All metrics of one method from its counts."""
+def group_counts(counts: Counts, total: Tensor, names: Iterable[str]) -> dict[str, GroupCounts]:
+    """The counts of the evaluated models by grouping: the classes first, then the columns of groups."""
+    return dict(zip(names, [GroupCounts(evaluated_counts(counts), total), *counts.groups], strict=True))
+
+
+def summarise(
+    counts: Counts, total: Tensor, has_outliers: Tensor, groups: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+) -> Summary:
+    """All metrics of one method from its counts; `groups` are the names that `group_names` gives."""
     evaluated = evaluated_counts(counts)
     ever_selected = None
     if counts.personal is not None and counts.never_selected.any() and total[~counts.never_selected].any():
@@ -82,6 +95,11 @@ def summarise(counts: Counts, total: Tensor, has_outliers: Tensor) -> Summary:
         ever_selected=ever_selected,
         clean=measure(evaluated[~has_outliers], total[~has_outliers]) if only_some else None,
         never_selected=int(counts.never_selected.sum()),
+        groups={
+            name: measure_groups(found, groups[name]) for name, found in group_counts(counts, total, groups).items()
+        }
+        if groups
+        else {},
     )
 
 
@@ -90,11 +108,12 @@ def summarise_all(
     total: Tensor | None,
     has_outliers: Tensor,
     privacy: PrivacyLoss | None = None,
+    groups: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> dict[str, Summary]:
     """`summarise` for every method; empty if the round was not evaluated."""
     if counts is None or total is None:
         return {}
-    summaries = {name: summarise(method_counts, total, has_outliers) for name, method_counts in counts.items()}
+    summaries = {name: summarise(found, total, has_outliers, groups) for name, found in counts.items()}
     return {name: summary._replace(privacy=privacy) for name, summary in summaries.items()}
 
 
@@ -109,6 +128,8 @@ class MethodResult:
     validation: Metrics | None = None  # of the evaluated models on validation data, if there is any
     client_names: tuple[str, ...]
     class_names: tuple[str, ...] = ()  # empty: classes are named by their numbers
+    group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # "class" and columns of groups, if any
+    group_counts: Mapping[str, GroupCounts] = field(default_factory=dict)  # correct and total (N, groups) of each
     _net: nn.Module
     _parts: Parts
     _server: Tensors  # what the server keeps
@@ -136,6 +157,11 @@ class MethodResult:
         return self.metrics.client_fairness
 
     @property
+    def groups(self) -> Mapping[str, GroupMetrics]:
+        """Accuracy, spread and worst group by grouping: "class" and the columns of groups; empty without columns."""
+        return self.summary.groups
+
+    @property
     def privacy(self) -> PrivacyLoss | None:
         """Epsilon and delta of the shared model after the last round; None: the run has no privacy."""
         return self.summary.privacy
@@ -144,6 +170,15 @@ class MethodResult:
     def client_data_fairness(self) -> tuple[float, float]:
         """Mean and standard deviation over clients of the std of a client's per-class accuracy: lower is fairer."""
         return self.metrics.client_data_fairness
+
+    def table(self, by: str = CLASS) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+        """Correct predictions and test samples, (clients, groups), and the groups' names, by class or column."""
+        if by == CLASS:
+            return self.correct, self.total, self.class_names or tuple(map(str, range(self.total.shape[1])))
+        if by not in self.group_counts:
+            known = ", ".join([CLASS, *(name for name in self.group_counts if name != CLASS)])
+            raise InputError(f"by = {by!r} is no grouping of this run, which has {known}; name the column in data.group")
+        return *self.group_counts[by], self.group_names[by]
 
     def certificate(self, confidence: float = 0.95) -> Certificate:
         """Lower bounds of the accuracy of all clients and their classes; `print` shows the statement."""
@@ -215,22 +250,34 @@ def over_seeds(results: Mapping[int, "Result"]) -> dict[str, Any]:
         methods[name] = (
             _mean_and_std([r.metrics for r in by_seed])
             | ({"validation": _mean_and_std(validation)} if validation else {})
+            | ({"groups": _groups_over_seeds(by_seed)} if by_seed[0].groups else {})
             | {"evaluated": "personal" if by_seed[0].method.personal else "shared"}
             | {"last": [r.summary.to_json() for r in by_seed]}
         )
     return {"seeds": list(results), "methods": methods}
 
 
-def _mean_and_std(by_seed: Sequence[Metrics]) -> dict[str, Any]:
-    """Mean and sample std over the seeds of every metric, and its values."""
+def _groups_over_seeds(by_seed: Sequence[MethodResult]) -> dict[str, Any]:
+    """By grouping: every metric, and the accuracy of every group that has test samples in all seeds."""
     columns = {}
-    for key in by_seed[0].by_name():
-        values = [metrics.by_name()[key] for metrics in by_seed]
-        # not `statistics`: its exact sums would change the last bits of results.json
-        mean = sum(values) / len(values)
-        std = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5 if len(values) > 1 else None
-        columns[key] = {"mean": mean, "std": std, "seeds": values}
+    for name in by_seed[0].groups:
+        found = [r.groups[name] for r in by_seed]
+        common = [group for group in found[0].accuracy if all(group in g.accuracy for g in found)]
+        accuracy = {group: _column([g.accuracy[group] for g in found]) for group in common}
+        columns[name] = _mean_and_std(found) | {"accuracy": accuracy}
     return columns
+
+
+def _mean_and_std(by_seed: Sequence[Metrics | GroupMetrics]) -> dict[str, Any]:
+    """Mean and sample std over the seeds of every metric, and its values."""
+    return {key: _column([metrics.by_name()[key] for metrics in by_seed]) for key in by_seed[0].by_name()}
+
+
+def _column(values: Sequence[float]) -> dict[str, Any]:
+    # not `statistics`: its exact sums would change the last bits of results.json
+    mean = sum(values) / len(values)
+    std = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5 if len(values) > 1 else None
+    return {"mean": mean, "std": std, "seeds": list(values)}
 
 
 class Result(Mapping[str, MethodResult]):
@@ -262,10 +309,11 @@ class Result(Mapping[str, MethodResult]):
         )
         return f"Result(\n{rows}\n)"
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self, by: str = CLASS) -> Any:
         """A table with one row per method, client and class: correct predictions, samples and accuracy in percent.
 
-        Clients and classes have their numbers and, in `client_name` and `class_name`, their names.
+        Clients and classes have their numbers and, in `client_name` and `class_name`, their names. With `by`, a column
+        of groups, there is a row per group instead of class, with its number in that column.
         """
         try:
             import pandas
@@ -273,9 +321,10 @@ class Result(Mapping[str, MethodResult]):
             raise InputError('to_pandas() needs pandas; pip install "fedtilt[report]"') from None
         rows = []
         for name, result in self._methods.items():
-            for client, label in (result.total > 0).nonzero().tolist():
-                correct, samples = int(result.correct[client, label]), int(result.total[client, label])
-                names = result.client_names[client], result.class_names[label] if result.class_names else str(label)
-                rows.append((name, client, label, *names, correct, samples, 100 * correct / samples))
-        columns = ["method", "client", "class", "client_name", "class_name", "correct", "samples", "accuracy"]
+            correct, total, group_names = result.table(by)
+            for client, group in (total > 0).nonzero().tolist():
+                right, samples = int(correct[client, group]), int(total[client, group])
+                names = result.client_names[client], group_names[group]
+                rows.append((name, client, group, *names, right, samples, 100 * right / samples))
+        columns = ["method", "client", by, "client_name", f"{by}_name", "correct", "samples", "accuracy"]
         return pandas.DataFrame(rows, columns=columns)

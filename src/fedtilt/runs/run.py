@@ -14,7 +14,8 @@ import torch
 from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, named_tensors
 from fedtilt.errors import InputError
-from fedtilt.evaluation.results import MethodResult, Result, Summary, evaluated_counts, summarise_all
+from fedtilt.evaluation.groups import group_names
+from fedtilt.evaluation.results import MethodResult, Result, Summary, evaluated_counts, group_counts, summarise_all
 from fedtilt.files import read_json
 from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
@@ -132,12 +133,13 @@ def train_to_end(
     )
     saved_at, saved_round = time.monotonic(), 0
     screened: set[tuple[str, int]] = set()
+    groups = group_names(federation)
     for r in simulate_prepared(prepared, state=state, client_states=recorder.client_states):
         state, summaries = r.state, None
         _notice_screened(r, screened, notice)
         if r.counts is not None:
-            summaries = summarise_all(r.counts, r.total, federation.has_outliers, r.privacy)
-            validation = summarise_all(r.validation, r.validation_total, federation.has_outliers)
+            summaries = summarise_all(r.counts, r.total, federation.has_outliers, r.privacy, groups)
+            validation = summarise_all(r.validation, r.validation_total, federation.has_outliers, None, groups)
             recorder.record(r.number, summaries, r.counts, r.total, validation)
         if time.monotonic() - saved_at >= checkpoint_seconds or r.number == prepared.settings.rounds:
             recorder.checkpoint(r.state)
@@ -165,6 +167,7 @@ def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) 
 def _result(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: FederationState) -> Result:
     counts, total = recorder.counts(state.round)
     net = copy.deepcopy(prepared.net).cpu()
+    groups = group_names(prepared.federation)
     return Result(
         {
             m.name: MethodResult(
@@ -175,6 +178,8 @@ def _result(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: Fed
                 validation=recorder.validation[m.name].evaluated if m.name in recorder.validation else None,
                 client_names=prepared.federation.client_names,
                 class_names=prepared.federation.class_names,
+                group_names=groups,
+                group_counts=group_counts(counts[m.name], total, groups) if groups else {},
                 _net=net,
                 _parts=prepared.parts,
                 _server={name: tensor.cpu() for name, tensor in state.server[m.name].items()},

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import Counts
+from fedtilt.evaluation.metrics import Counts, GroupCounts
 from fedtilt.evaluation.results import Summary
 from fedtilt.files import check_digest, read_tensors, reading, with_digest, write_bytes, write_tensors, writing
 
@@ -59,6 +59,8 @@ class Evaluations:
             lines += json.dumps(with_digest(entry), allow_nan=False) + "\n"
         tensors = {"total": total.int()}
         for name, count in counts.items():
+            for i, group in enumerate(count.groups):
+                tensors[f"total-{i}"], tensors[f"{name}/group-{i}"] = group.total.int(), group.correct.int()
             tensors[f"{name}/shared"] = count.shared.int()
             tensors[f"{name}/never_selected"] = count.never_selected
             if count.personal is not None:
@@ -80,12 +82,16 @@ class Evaluations:
         try:
             total = tensors.pop("total").long()
             counts = {}
+            columns = sorted((key for key in tensors if "/" not in key), key=lambda key: (len(key), key))  # total-0, …
+            totals = [tensors.pop(key).long() for key in columns]
             for key in tensors:
                 name, part = key.rsplit("/", 1)
                 if part == "shared":
                     personal = tensors.get(f"{name}/personal")
                     personal = None if personal is None else personal.long()
-                    counts[name] = Counts(tensors[key].long(), personal, tensors[f"{name}/never_selected"])
+                    groups = [GroupCounts(tensors[f"{name}/group-{i}"].long(), t) for i, t in enumerate(totals)]
+                    never_selected = tensors[f"{name}/never_selected"]
+                    counts[name] = Counts(tensors[key].long(), personal, never_selected, tuple(groups))
         except (KeyError, ValueError) as error:
             raise InputError(f"{path} is damaged ({error!r}); restore it from a copy") from error
         return counts, total
