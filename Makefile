@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: browser nginx test test-all test-cuda lint format demo bench clean
+.PHONY: browser nginx test test-all test-cuda lint format demo bench chaos clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -51,6 +51,9 @@ bench: $(DEV)  ## compare with the plain loop and other simulators; see docs/per
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.aggregation
 	$(BIN)/python -m benchmarks.memory
+
+chaos: $(DEV) nginx  ## kills, failing disks, bit flips, bad replies and odd input; one part: make chaos ARGS="--only fuzz"
+	$(BIN)/python -m chaos $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,53 @@
+"""Run all parts, print a line for each and a table at the end; the exit code is 1 if anything is wrong."""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from chaos import bit_flips, fuzz, io_faults, kills, suites
+from chaos.report import Report, table
+
+PARTS: dict[str, Callable[[Path, float], Report]] = {
+    "kills": kills.test,
+    "io-faults": io_faults.test,
+    "bit-flips": bit_flips.test,
+    "replies": suites.suite("malformed replies", suites.REPLIES),
+    "poisons": suites.suite("poisoned updates", suites.POISONS),
+    "port": suites.suite("requests to the port", suites.PORT),
+    "fuzz": fuzz.test,
+}
+_SHOWN = 20  # failures of a part
+
+
+def main() -> int:
+    """Parse the command line, run the parts, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
+    parser.add_argument("--only", action="append", choices=list(PARTS), help="run this part; repeatable")
+    parser.add_argument("--scale", type=float, default=1.0, help="the share of the cases to run (default: 1)")
+    parser.add_argument("--folder", type=Path, help="where to write (default: memory, /dev/shm, if there is one)")
+    options = parser.parse_args()
+    if options.scale <= 0:
+        parser.error(f"--scale {options.scale} is not above 0")
+    memory = Path("/dev/shm")
+    root = options.folder or (memory if memory.is_dir() else None)
+    reports, seconds = [], []
+    for part in options.only or PARTS:
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="chaos-", dir=root) as folder:
+            report = PARTS[part](Path(folder), options.scale)
+        reports.append(report)
+        seconds.append(time.monotonic() - start)
+        print(f"{report.line()} ({seconds[-1]:.0f} s)", flush=True)
+        for failure in report.failures[:_SHOWN]:
+            print(f"  {failure}")
+        if len(report.failures) > _SHOWN:
+            print(f"  and {len(report.failures) - _SHOWN} more")
+    print(f"\n{table(reports, seconds)}")
+    return int(any(report.failures for report in reports))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Flip one bit in one file of a run: what is read is unchanged, or the damage is said."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from chaos.report import Report
+from chaos.small_run import METHOD, ROUNDS, write_spec
+
+FLIPS = {"resume": 1000, "report": 700, "export": 700}
+_WORKERS = 2
+
+Use = Callable[[Path, list[str]], object]  # a run folder and a list for notices → what was read or made
+
+
+def test(folder: Path, scale: float) -> Report:
+    """Flip bits in files of a finished run, for a resume of a run whose last round is missing."""
+    import torch
+
+    from chaos.fuzz.runner import fuzz
+
+    torch.set_num_threads(1)
+    report = Report("bit flips")
+    for name, flips in FLIPS.items():
+        before = report.figures.pop("inputs", 0), report.figures.pop("refused", 0)
+        fuzz(name, lambda place, name=name: _flips(place, name), max(1, round(flips * scale)), folder, report, _WORKERS)
+        report.figures["inputs"] += before[0]
+        report.figures["refused"] += before[1]
+    report.figures = {"flips": report.figures["inputs"], "refused": report.figures["refused"]}
+    return report
+
+
+def _flips(folder: Path, name: str) -> Callable[[random.Random], object]:
+    from fedtilt.runs.spec_run import run_spec
+    from fedtilt.spec import load
+
+    original, run = folder / "original", folder / "run"
+    run_spec(load(write_spec(folder)), original)
+    if name == "resume":
+        (original / "results.json").unlink()
+        shutil.rmtree(original / "seed-0" / "checkpoints" / f"round-{ROUNDS:05d}")
+    files = sorted(path.relative_to(original) for path in original.rglob("*") if path.is_file() and path.stat().st_size)
+    sizes = [(original / path).stat().st_size for path in files]
+    use = _USES[name]
+    shutil.copytree(original, run)
+    expected = use(run, [])
+
+    def flip(rng: random.Random) -> None:
+        shutil.rmtree(run)
+        shutil.copytree(original, run)
+        path = run / rng.choices(files, sizes)[0] if rng.random() < 0.5 else run / rng.choice(files)
+        content = bytearray(path.read_bytes())
+        at = rng.randrange(len(content))
+        content[at] ^= 1 << rng.randrange(8)
+        path.write_bytes(bytes(content))
+        notes: list[str] = []
+        result = use(run, notes)
+        where = f"byte {at} of {path.relative_to(run)}"
+        assert result == expected or notes, f"{where} is damaged, and nothing says so"
+
+    return flip
+
+
+def _export(run: Path, notes: list[str]) -> object:
+    from fedtilt.runs.export import export_model
+
+    exports = [export_model(run, METHOD, client, notice=notes.append) for client in (None, 0, 1)]
+    return [({n: t.numpy().tobytes() for n, t in e.tensors.items()}, e.metadata) for e in exports]
+
+
+def _report(run: Path, notes: list[str]) -> object:
+    from fedtilt.report import write
+
+    page = Path(write([run], run.parent / "page.html")).read_bytes()
+    if b"damaged" in page:
+        notes.append("the page says what is damaged")
+    return page
+
+
+def _resume(run: Path, notes: list[str]) -> object:
+    from fedtilt.runs.spec_run import resume
+
+    resume(run, notice=notes.append)
+    return _export(run, notes), (run / "seed-0" / "metrics.jsonl").read_bytes()
+
+
+_USES: dict[str, Use] = {"resume": _resume, "report": _report, "export": _export}

@@ -1,0 +1,19 @@
+"""Feed mutated inputs to everything that reads some: each is accepted, or refused with an `InputError` of one line."""
+
+from pathlib import Path
+
+from chaos.report import Report
+
+
+def test(folder: Path, scale: float) -> Report:
+    """Run every target with its share of the inputs."""
+    import torch
+
+    from chaos.fuzz.runner import fuzz
+    from chaos.fuzz.targets import TARGETS
+
+    torch.set_num_threads(1)
+    report = Report("fuzz")
+    for name, (target, inputs) in TARGETS.items():
+        fuzz(name, target, max(1, round(inputs * scale)), folder / "fuzz", report)
+    return report

@@ -1,0 +1,212 @@
+"""Let every call on files fail, one after another: a full, broken, slow or read-only disk, and a kill at that call.
+
+`faults.c` is preloaded into a process of its own, `python -m chaos.io_faults FOLDER SHARE`, which imports torch once
+and forks a child for every case.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.child import Outcome, command, run_in_child
+from chaos.report import Report
+from chaos.small_run import METHOD, ROUNDS, TABLE, write_spec
+
+MODES = {"disk full": 1, "I/O error": 2, "short read or write": 3, "read-only": 4, "killed": 5}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A command on files, what it makes, and how to go on after it failed.
+
+    Args:
+        prepare: puts the files that it needs into a folder
+        arguments: the command line
+        again: the command line after a failure
+        result: what the command has made, to compare; None if there is nothing
+    """
+
+    prepare: Callable[[Path], None]
+    arguments: Callable[[Path], list[str | Path]]
+    again: Callable[[Path], list[str | Path]]
+    result: Callable[[Path], object]
+
+
+def _run(folder: Path) -> list[str | Path]:
+    return ["run", write_spec(folder), "--out", folder / "run", "--quiet"]
+
+
+def _run_or_resume(folder: Path) -> list[str | Path]:
+    is_started = all((folder / "run" / name).exists() for name in ("run.json", "spec.toml"))
+    return ["resume", folder / "run", "--quiet"] if is_started else _run(folder)
+
+
+def _finished_run(folder: Path) -> None:
+    _succeed(_run(folder))
+
+
+def _interrupted_run(folder: Path) -> None:
+    """A run of which the last round is missing."""
+    _finished_run(folder)
+    (folder / "run" / "results.json").unlink()
+    shutil.rmtree(folder / "run" / "seed-0" / "checkpoints" / f"round-{ROUNDS:05d}")
+
+
+def _model_of(run: Path) -> object:
+    """The metrics of a run and its models, shared and personal; None if it is not finished."""
+    from fedtilt.runs.export import state_dict
+
+    if not (run / "results.json").exists():
+        return None
+    models = {client: state_dict(run, METHOD, client) for client in (None, 0, 1)}
+    as_bytes = {
+        f"{client} {name}": t.numpy().tobytes() for client, model in models.items() for name, t in model.items()
+    }
+    return as_bytes | {"metrics": (run / "seed-0" / "metrics.jsonl").read_bytes()}
+
+
+def _bytes_of(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).read_bytes() if (folder / name).exists() else None
+
+
+def _export(folder: Path) -> list[str | Path]:
+    return ["export", folder / "run", "--method", METHOD, "--client", "0", "--to", folder / "model.safetensors"]
+
+
+def _report(folder: Path) -> list[str | Path]:
+    return ["report", folder / "run", "--out", folder / "page.html"]
+
+
+def _table(folder: Path) -> None:
+    (folder / "table.csv").write_text(TABLE)
+
+
+def _schema(folder: Path) -> list[str | Path]:
+    return ["data", "schema", folder / "table.csv", "--target", "y", "--to", folder / "schema.json"]
+
+
+SCENARIOS = {
+    "run": Scenario(lambda folder: None, _run, _run_or_resume, lambda folder: _model_of(folder / "run")),
+    "resume": Scenario(
+        _interrupted_run,
+        lambda folder: ["resume", folder / "run", "--quiet"],
+        _run_or_resume,
+        lambda folder: _model_of(folder / "run"),
+    ),
+    "export": Scenario(_finished_run, _export, lambda f: [*_export(f), "--force"], _bytes_of("model.safetensors")),
+    "report": Scenario(_finished_run, _report, _report, _bytes_of("page.html")),
+    "schema": Scenario(_table, _schema, lambda f: [*_schema(f), "--force"], _bytes_of("schema.json")),
+}
+
+
+def test(folder: Path, scale: float) -> Report:
+    """Test a share of the calls of every command, in a process with `faults.c`."""
+    library = folder / "faults.so"
+    source = Path(__file__).with_name("faults.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    process = subprocess.run(
+        [sys.executable, "-m", "chaos.io_faults", str(folder), str(scale)],
+        env=os.environ | {"LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if process.returncode:
+        return Report("I/O faults", failures=[f"the process failed: {process.stderr[-500:]}"])
+    values = json.loads(process.stdout)
+    return Report("I/O faults", values["figures"], values["failures"])
+
+
+def _succeed(arguments: list[str | Path]) -> None:
+    outcome = run_in_child(command(*arguments))
+    if outcome.code:
+        raise RuntimeError(f"{arguments} failed without a fault: {outcome.errors}")
+
+
+class _Faults:
+    """The functions of `faults.c`, which is loaded into this process."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(None)
+        self._library.fault_calls.restype = ctypes.c_long
+
+    def run(self, arguments: list[str | Path], folder: Path, mode: int, number: int) -> tuple[Outcome, int]:
+        """Run a command whose call `number` on a file in the folder fails; how it ended, and the calls it made."""
+        counted = folder.parent / "calls"
+
+        def armed() -> None:
+            self._library.fault_arm(os.fsencode(f"{folder}/"), mode, ctypes.c_long(number))
+            try:
+                command(*arguments)()
+            finally:
+                counted.write_text(str(self._library.fault_calls()))
+
+        outcome = run_in_child(armed)
+        return outcome, int(counted.read_text()) if not number else 0
+
+
+def _test_scenario(name: str, folder: Path, share: float, report: Report) -> None:
+    scenario, faults = SCENARIOS[name], _Faults()
+    template = folder / name / "template"
+    template.mkdir(parents=True)
+    scenario.prepare(template)
+    reference = _copy(template, folder / name / "case")
+    _succeed(scenario.arguments(reference))
+    expected = scenario.result(reference)
+    for mode, code in MODES.items():
+        case = _copy(template, folder / name / "case")
+        _, calls = faults.run(scenario.arguments(case), case, code, 0)
+        step = max(1, round(1 / share))
+        for number in range(1, calls + 1, step):
+            case = _copy(template, folder / name / "case")
+            outcome, _ = faults.run(scenario.arguments(case), case, code, number)
+            report.count("faults" if mode != "killed" else "kills at a call")
+            report.count("refused", int(outcome.code == 2))
+            if problem := _problem(scenario, case, mode, outcome, expected):
+                report.failures.append(f"{name}, {mode} at call {number} of {calls}: {problem}")
+
+
+def _problem(scenario: Scenario, case: Path, mode: str, outcome: Outcome, expected: object) -> str | None:
+    """What is wrong after a fault; None if the result is right, or the command refused and works without the fault."""
+    if mode == "killed" and outcome.code != -9:
+        return f"was not killed: exit code {outcome.code}"
+    if mode != "killed" and (problem := outcome.problem(case)):
+        return problem
+    result = scenario.result(case)
+    if result != expected and (outcome.code == 0 or result is not None):
+        return "the result is wrong, and nothing says so" if outcome.code == 0 else "the result is half written"
+    again = run_in_child(command(*scenario.again(case)))
+    if again.code:
+        return f"cannot go on afterwards: {again.problem() or again.error}"
+    return None if scenario.result(case) == expected else "going on afterwards gives another result"
+
+
+def _copy(template: Path, case: Path) -> Path:
+    shutil.rmtree(case, ignore_errors=True)
+    return Path(shutil.copytree(template, case))
+
+
+def main(folder: Path, scale: float) -> None:
+    """Test every scenario, and print the report as JSON."""
+    import torch
+
+    torch.set_num_threads(1)
+    warm_up = folder / "warm-up"
+    warm_up.mkdir()
+    with contextlib.redirect_stdout(None), contextlib.suppress(SystemExit):
+        command(*_run(warm_up))()  # children share what is imported and compiled
+    report = Report("I/O faults")
+    for name in SCENARIOS:
+        _test_scenario(name, folder, scale, report)
+    print(json.dumps({"figures": report.figures, "failures": report.failures}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]))
