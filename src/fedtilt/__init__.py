@@ -1,6 +1,7 @@
 """fedtilt: federated learning that is fair to clients and classes, and robust to bad data."""
 
 from fedtilt import data, models
+from fedtilt.audit.samples import Audit, audit
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
@@ -15,6 +16,7 @@ from fedtilt.simulation import Round, simulate
 from fedtilt.version import __version__
 
 __all__ = [
+    "Audit",
     "Federation",
     "InputError",
     "Method",
@@ -24,6 +26,7 @@ __all__ = [
     "TiltedLoss",
     "__version__",
     "aggregate",
+    "audit",
     "data",
     "ditto",
     "fedavg",

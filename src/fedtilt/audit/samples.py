@@ -1,0 +1,340 @@
+"""The audit of samples: suspects, worst first, and estimated shares of wrong labels per client and class."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedtilt.audit.collect import Collected, Learnt
+from fedtilt.audit.scores import (
+    Share,
+    expected_precision,
+    fit_mixture,
+    score_clients,
+    share_of_wrong,
+)
+from fedtilt.data import Federation
+from fedtilt.data.inputs import Inputs
+from fedtilt.data.naming import client_number
+from fedtilt.errors import InputError
+from fedtilt.math.losses import cross_entropy
+from fedtilt.methods import Method
+from fedtilt.models import logits
+from fedtilt.rounds.client_states import ClientStates
+
+CUTS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
+
+
+class Suspect(NamedTuple):
+    """A sample of the audit, with names as the user knows them."""
+
+    row: str  # such as "row 17" of a table
+    client: str
+    label: str
+    looks_like: str  # the class that it looks like; empty: unknown
+    score: float  # the estimated probability that the label is wrong
+    loss: float  # under the client's model, mean over its rounds
+    weight: float  # that the tilts gave it, mean over rounds; 1 is an ordinary sample
+    first_margin: float  # of its label under the client's model, after the first round
+    last_margin: float  # after the last round
+    rounds: int  # in which its client took part
+
+
+class Cut(NamedTuple):
+    """What to expect from the samples with at least a score."""
+
+    score: float
+    suspects: int
+    precision: float  # the share of them that is expected to be wrong
+    recall: float  # the share of all wrong labels that is expected to be among them
+
+
+class WrongLabels(NamedTuple):
+    """The estimated share of wrong labels of a client, or of one of its classes."""
+
+    client: str
+    label: str  # empty: all classes
+    samples: int
+    suspects: int  # samples with a score of at least 0.5
+    wrong: Share
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Audit:
+    """Every training sample of the clients that took part, with its suspicion score; (n,) tensors, in their order.
+
+    `to_pandas()` has all columns, `suspects()` the worst samples first, `wrong_labels()` the shares per client.
+    """
+
+    method: str  # whose models judged the samples
+    client: Tensor  # the number of each sample's client
+    sample: Tensor  # its position among the client's training samples
+    label: Tensor
+    looks_like: Tensor  # the class that it looks like; -1: unknown
+    score: Tensor  # in [0, 1]
+    margin: Tensor  # evidence for the label minus that for the best other class
+    learnt: Learnt
+    rounds: Tensor
+    client_names: tuple[str, ...]
+    class_names: tuple[str, ...]
+    never_selected: tuple[str, ...] = ()  # clients without a sample here: they never took part
+    row_names: Callable[[int], Sequence[str]]  # client → the names of its training samples
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+    def __repr__(self) -> str:
+        found = self.cut(0.5)
+        return (
+            f"Audit({self.method!r}: {found.suspects} of {len(self)} samples have a score of at least 0.5; "
+            f"{found.precision:.0%} of these are expected to be wrong)"
+        )
+
+    @cached_property
+    def worst_first(self) -> Tensor:
+        """The order of the samples by their score, then by their margin."""
+        order = self.margin.argsort(stable=True)
+        return order[self.score[order].argsort(descending=True, stable=True)]
+
+    def suspects(self, cut: float = 0.5, client: int | str | None = None) -> list[Suspect]:
+        """The samples with at least this score, worst first."""
+        order = self.worst_first[self.score[self.worst_first] >= cut]
+        if client is not None:
+            order = order[self.client[order] == client_number(client, self.client_names)]
+        return list(self._named(order))
+
+    def worst(self, count: int = 20) -> list[Suspect]:
+        """The samples with the highest scores, whatever these are."""
+        return list(self._named(self.worst_first[:count]))
+
+    def cut(self, score: float) -> Cut:
+        """What to expect from the samples with at least this score, if scores are the probabilities they estimate."""
+        chosen = self.score[self.score >= score]
+        return Cut(
+            score,
+            len(chosen),
+            float(chosen.mean()) if len(chosen) else 0.0,
+            float(chosen.sum() / self.score.sum().clamp_min(1e-12)),
+        )
+
+    def cuts(self, scores: Sequence[float] = CUTS) -> list[Cut]:
+        """`cut` at several scores."""
+        return [self.cut(score) for score in scores]
+
+    def expected_precision(self) -> Tensor:
+        """For every number of worst samples, the share of them that is expected to be wrong, (n,)."""
+        return expected_precision(self.score)
+
+    def wrong_labels(self, by_class: bool = False) -> list[WrongLabels]:
+        """The estimated share of wrong labels per client, or per client and class, most first."""
+        rows = []
+        for client in self.client.unique().tolist():
+            mine = self.client == client
+            for label in self.label[mine].unique().tolist() if by_class else [None]:
+                scores = self.score[mine if label is None else mine & (self.label == label)]
+                name = "" if label is None else self.class_names[label]
+                count = int((scores >= 0.5).sum())
+                rows.append(WrongLabels(self.client_names[client], name, len(scores), count, share_of_wrong(scores)))
+        return sorted(rows, key=lambda row: -row.wrong.share)
+
+    def confusion(self, client: int | str | None = None, cut: float = 0.5) -> Tensor:
+        """Suspects by label (rows) and the class they look like (columns), of all clients or of one, (K, K)."""
+        chosen = (self.score >= cut) & (self.looks_like >= 0)
+        if client is not None:
+            chosen &= self.client == client_number(client, self.client_names)
+        classes = len(self.class_names)
+        cell = self.label[chosen] * classes + self.looks_like[chosen]
+        return torch.bincount(cell, minlength=classes * classes).reshape(classes, classes)
+
+    def to_pandas(self) -> Any:
+        """A table with one row per sample, worst first."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError('to_pandas() needs pandas; pip install "fedtilt[report]"') from None
+        return pandas.DataFrame(self._named(self.worst_first), columns=Suspect._fields)
+
+    def _named(self, order: Tensor) -> Iterator[Suspect]:
+        names: dict[int, Sequence[str]] = {}
+        for i in order.tolist():
+            client, like = int(self.client[i]), int(self.looks_like[i])
+            if client not in names:
+                names[client] = self.row_names(client)
+            yield Suspect(
+                row=names[client][int(self.sample[i])],
+                client=self.client_names[client],
+                label=self.class_names[int(self.label[i])],
+                looks_like="" if like < 0 else self.class_names[like],
+                score=float(self.score[i]),
+                loss=float(self.learnt.loss[i]),
+                weight=float(self.learnt.weight[i]),
+                first_margin=float(self.learnt.first_margin[i]),
+                last_margin=float(self.learnt.last_margin[i]),
+                rounds=int(self.rounds[i]),
+            )
+
+
+def most_robust(methods: Sequence[Method]) -> str:
+    """The method that judges samples if none is named: the smallest tilt over samples, and of equals the first."""
+    return min(methods, key=lambda method: method.lam).name
+
+
+def audit_samples(method: str, client_states: ClientStates, federation: Federation) -> Audit:
+    """The audit of a run by one of its methods, from what its clients keep.
+
+    Args:
+        method: the name of the method
+        client_states: what the clients keep
+        federation: their data
+    """
+    found = {c: Collected.of(client_states.get((method, c))) for c in range(federation.clients)}
+    collected = {client: entry for client, entry in found.items() if entry is not None}
+    if not collected:
+        raise InputError(
+            "this run has no data for an audit; train it with audit = True (--audit, or train.audit = true in a spec)"
+        )
+    labels = {client: audited_labels(federation, client) for client in collected}
+    for client, entry in collected.items():
+        if len(entry.log_p) != len(labels[client]):
+            raise InputError(
+                f"client {federation.client_names[client]} has {len(labels[client])} training samples, and had "
+                f"{len(entry.log_p)} in the run; restore the data, or train again"
+            )
+    return _audit(
+        method, collected, labels, federation.client_names, federation.class_names, federation.row_names,
+        tuple(federation.client_names[client] for client, entry in found.items() if entry is None),
+    )  # fmt: skip
+
+
+def audited_labels(federation: Federation, client: int) -> Tensor:
+    """The labels that a client trains on; if these are redrawn in every round, those of its data."""
+    if federation.outliers.redraw == "once":
+        return federation.train(client, seed=0, round=1)[1]
+    return federation.clean_train(client)[1]
+
+
+def _audit(
+    method: str,
+    collected: Mapping[int, Collected],
+    labels: Mapping[int, Tensor],
+    client_names: tuple[str, ...],
+    class_names: tuple[str, ...],
+    row_names: Callable[[int], Sequence[str]],
+    never_selected: tuple[str, ...] = (),
+) -> Audit:
+    score, margin, looks_like = score_clients([entry.log_p for entry in collected.values()], list(labels.values()))
+    sizes = torch.tensor([len(y) for y in labels.values()])
+    return Audit(
+        method=method,
+        client=torch.repeat_interleave(torch.tensor(list(collected)), sizes),
+        sample=torch.cat([torch.arange(n) for n in sizes.tolist()]),
+        label=torch.cat(list(labels.values())),
+        looks_like=looks_like,
+        score=score,
+        margin=margin,
+        learnt=Learnt(*(torch.cat(columns) for columns in zip(*(e.learnt for e in collected.values()), strict=True))),
+        rounds=torch.repeat_interleave(torch.tensor([entry.rounds for entry in collected.values()]), sizes),
+        client_names=client_names,
+        class_names=class_names,
+        never_selected=never_selected,
+        row_names=row_names,
+    )
+
+
+def audit(
+    model_or_outputs: nn.Module | Tensor,
+    x: Inputs | None,
+    y: Tensor,
+    groups: Tensor | None = None,
+    *,
+    class_names: Sequence[str] | None = None,
+) -> Audit:
+    """Which labels look wrong to a model, without a federation.
+
+    The model must not have learnt these labels by heart: give one that was trained on other samples, or outputs of
+    cross-validation.
+
+    Args:
+        model_or_outputs: a PyTorch classifier; or its outputs for x, (n, classes); or its cross-entropy losses (n,)
+        x: the samples; None with outputs or losses
+        y: their labels, whole numbers (n,)
+        groups: the group of each sample, such as its source, (n,); groups differ in their share of wrong labels
+        class_names: a name for each class; left out: their numbers
+
+    >>> losses = torch.tensor([0.1, 0.2, 0.1, 0.3, 0.2, 6.0] * 5)
+    >>> audit(losses, None, torch.arange(30) % 6).worst(1)[0].row
+    'sample 5'
+    """
+    outputs = _outputs(model_or_outputs, x)
+    if y.dtype not in (torch.int64, torch.int32) or y.shape != outputs.shape[:1]:
+        raise InputError(f"y has shape {tuple(y.shape)} and type {y.dtype}; give {len(outputs)} whole-numbered labels")
+    y = y.long().cpu()
+    groups = torch.zeros(len(y), dtype=torch.int64) if groups is None else groups.cpu()
+    if groups.shape != y.shape:
+        raise InputError(f"groups has shape {tuple(groups.shape)}; give one for each of the {len(y)} samples")
+    values, number = groups.unique(return_inverse=True)
+    rows = [(number == k).nonzero()[:, 0] for k in range(len(values))]
+    classes = outputs.shape[1] if outputs.dim() == 2 else int(y.max()) + 1
+    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
+        raise InputError(f"y goes from {int(y.min())} to {int(y.max())}, and the model has {classes} classes")
+    names = tuple(map(str, class_names or range(classes)))
+    if len(names) != classes:
+        raise InputError(f"class_names has {len(names)} names for {classes} classes; give one for each")
+    client_names = tuple(str(value) for value in values.tolist())
+    if outputs.dim() == 2:
+        losses = cross_entropy(outputs, y)
+        entries = {k: Collected(outputs[r].log_softmax(1), _plain(losses[r]), 1) for k, r in enumerate(rows)}
+        return _audit(
+            "model", entries, {k: y[r] for k, r in enumerate(rows)}, client_names, names, _sample_names(rows)
+        )  # fmt: skip
+    order = torch.cat(rows)
+    losses = outputs[order].clamp_min(1e-12)
+    margin = -losses - torch.log(-torch.expm1(-losses))  # log p − log(1 − p), with p = exp(−loss)
+    return Audit(
+        method="losses",
+        client=number[order],
+        sample=torch.cat([torch.arange(len(r)) for r in rows]),
+        label=y[order],
+        looks_like=torch.full_like(order, -1),
+        score=fit_mixture(margin, number[order], len(values)).score(margin, number[order]),
+        margin=margin,
+        learnt=_plain(losses),
+        rounds=torch.ones_like(order),
+        client_names=client_names,
+        class_names=names,
+        row_names=_sample_names(rows),
+    )
+
+
+def _outputs(model_or_outputs: nn.Module | Tensor, x: Inputs | None) -> Tensor:
+    """Outputs (n, K) or losses (n,), float64 on the CPU."""
+    outputs = model_or_outputs
+    if isinstance(outputs, nn.Module):
+        if x is None:
+            raise InputError("a model needs samples; give x, or the outputs of the model in place of the model")
+        training = outputs.training
+        try:
+            with torch.no_grad():
+                outputs = logits(outputs.eval(), x)
+        finally:
+            model_or_outputs.train(training)  # type: ignore[union-attr]
+    elif x is not None:
+        raise InputError("x has no effect beside outputs or losses; give the model, or leave x = None")
+    if not isinstance(outputs, Tensor) or outputs.dim() not in (1, 2) or not len(outputs):
+        raise InputError("give a classifier, its outputs (n, classes) or its losses (n,)")
+    outputs = outputs.detach().double().cpu()
+    if not bool(outputs.isfinite().all()):
+        raise InputError("the outputs or losses have values that are not finite; remove these samples")
+    return outputs
+
+
+def _plain(losses: Tensor) -> Learnt:
+    unknown = torch.full_like(losses, torch.nan)
+    return Learnt(losses, torch.ones_like(losses), unknown, unknown, unknown)
+
+
+def _sample_names(rows: Sequence[Tensor]) -> Callable[[int], Sequence[str]]:
+    return lambda group: [f"sample {row}" for row in rows[group].tolist()]
