@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from fedtilt.audit.samples import Audit, audit_samples, most_robust
+from fedtilt.data import Federation
 from fedtilt.data.groups import CLASS
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
@@ -177,7 +179,9 @@ class MethodResult:
             return self.correct, self.total, self.class_names or tuple(map(str, range(self.total.shape[1])))
         if by not in self.group_counts:
             known = ", ".join([CLASS, *(name for name in self.group_counts if name != CLASS)])
-            raise InputError(f"by = {by!r} is no grouping of this run, which has {known}; name the column in data.group")
+            raise InputError(
+                f"by = {by!r} is no grouping of this run, which has {known}; name the column in data.group"
+            )
         return *self.group_counts[by], self.group_names[by]
 
     def certificate(self, confidence: float = 0.95) -> Certificate:
@@ -283,8 +287,9 @@ def _column(values: Sequence[float]) -> dict[str, Any]:
 class Result(Mapping[str, MethodResult]):
     """The results of a run by method name."""
 
-    def __init__(self, methods: Mapping[str, MethodResult]) -> None:
+    def __init__(self, methods: Mapping[str, MethodResult], federation: Federation | None = None) -> None:
         self._methods = dict(methods)
+        self._federation = federation  # None: the data is not on this machine
 
     def __getitem__(self, name: str) -> MethodResult:
         if name not in self._methods:
@@ -299,7 +304,18 @@ class Result(Mapping[str, MethodResult]):
 
     def only(self, names: Iterable[str]) -> "Result":
         """The results of these methods only."""
-        return Result({name: self[name] for name in names})
+        return Result({name: self[name] for name in names}, self._federation)
+
+    def audit(self, method: str | None = None) -> Audit:
+        """Which training samples look mislabelled; the run must have been trained with `audit=True`.
+
+        Args:
+            method: the method that judges; left out: the one with the smallest lam, and of equals the first
+        """
+        judge = self[method or most_robust([result.method for result in self.values()])]
+        if self._federation is None or judge._client_states is None:
+            raise InputError("the samples are not on this machine; the audit is written where they are, on their sites")
+        return audit_samples(judge.method.name, judge._client_states, self._federation)
 
     def __repr__(self) -> str:
         rows = "\n".join(
