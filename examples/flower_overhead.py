@@ -18,6 +18,7 @@ import fedtilt as ft
 from fedtilt.flower import ServerRunFolder, Task
 from fedtilt.flower.messages import from_arrays, to_arrays
 from fedtilt.flower.site.states import SiteStates
+from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.rounds.round import ClientUpdate, invalid_updates, server_update
 
 
@@ -45,7 +46,7 @@ def main(hidden: int) -> None:
         return server_update(resolved.method, server, updates, resolved.settings)
 
     with tempfile.TemporaryDirectory() as folder:
-        states = SiteStates(Path(folder), "0" * 16)
+        states = SiteStates(Path(folder), TrainingHistory.new())
         run_folder = ServerRunFolder(Path(folder) / "run", resolved, info, model, parts)
         run_folder.begin(server, lambda _: None)
         arrays = to_arrays(parts, w, None)

@@ -16,6 +16,7 @@ from flwr.app import Message, RecordDict
 
 import fedtilt as ft
 from fedtilt.cli.deploy import app
+from fedtilt.files import read_json
 from fedtilt.flower.deploy.local_cluster import LocalCluster
 from fedtilt.flower.deploy.project import write_project
 from fedtilt.flower.messages import encode_failure
@@ -139,7 +140,7 @@ def test_a_site_that_cannot_join_stops_the_run_before_it_writes_anything(cluster
     assert str(error.value) == (
         f"the run stopped: {reason}, or accept fewer sites with --quorum; see {cluster.home}/site-1/log.txt"
     )
-    assert json.loads(Path("out/stopped.json").read_text()) == {"reason": reason, "sites": [1]}
+    assert read_json(Path("out/stopped.json")) == {"reason": reason, "sites": [1]}
     assert {path.name for path in Path("out").iterdir()} <= {"stopped.json", "lock", ".lock"}
     assert not list(cluster.home.rglob("round-*"))
     cluster.failing = ()

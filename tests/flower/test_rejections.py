@@ -15,6 +15,7 @@ from torch import Tensor
 
 import fedtilt as ft
 from fedtilt.errors import Diverged
+from fedtilt.files import read_json
 from fedtilt.flower import FedTiltStrategy, RoundPolicy
 from fedtilt.flower.membership import Membership
 from fedtilt.flower.messages import (
@@ -199,7 +200,7 @@ def check_only_site_1_is_rejected(tamper: Callable[[RecordDict], None], reason: 
     assert sender == "site 1"
     assert list(reasons.values()) == [1]
     assert next(iter(reasons)).startswith(reason)
-    assert metrics == {"sites": 2, "rejected": 1}
+    assert (metrics["sites"], metrics["rejected"], metrics["jumped"]) == (2, 1, 0)
 
 
 def equal(a: ArrayRecord, b: ArrayRecord) -> bool:
@@ -232,7 +233,7 @@ def test_a_site_that_was_not_selected_is_left_out() -> None:
     message = Message(RecordDict(), dst_node_id=100 + left_out, message_type="train")
     arrays, metrics = strategy.aggregate_train(1, [*replies.values(), train_reply(left_out, 10, message)])
     assert equal(arrays, aggregate_without(left_out))
-    assert metrics == {"sites": 2, "rejected": 0}
+    assert (metrics["sites"], metrics["rejected"]) == (2, 0)
     assert strategy.membership.rejections() == {f"site {left_out}": {"replied without a request": 1}}
 
 
@@ -368,7 +369,7 @@ def test_a_server_that_diverges_stops_and_does_not_save_the_model(deployment: De
         "method 'fedtilt' diverged on the server: the aggregated model is not finite; "
         "lower the size in steps = (3, 1e+30)"
     )
-    assert json.loads((tmp_path / "run/stopped.json").read_text()) == {"reason": message}
+    assert read_json(tmp_path / "run/stopped.json") == {"reason": message}
     assert not (tmp_path / "run/results.json").exists()
     state = RunFolder(tmp_path / "run/seed-0").latest()
     assert state.round == 0

@@ -66,7 +66,8 @@ def _train(task: Task, message: Message, context: Context) -> RecordDict:
         instruction.received,
         round=instruction.round,
         base_round=instruction.base_round,
-        history_id=instruction.history_id,
+        history=instruction.history,
+        keep=instruction.keep,
     )
     return encode_train_reply(site.parts, reply, instruction.round)
 
@@ -74,7 +75,7 @@ def _train(task: Task, message: Message, context: Context) -> RecordDict:
 def _evaluate(task: Task, message: Message, context: Context) -> RecordDict:
     site = _site(task, message, context)
     instruction = decode_instruction(message, site.parts)
-    reply = site.evaluate(instruction.received, round=instruction.round, history_id=instruction.history_id)
+    reply = site.evaluate(instruction.received, round=instruction.round, history=instruction.history)
     return encode_evaluation_reply(reply, instruction.round, site.declare_classes)
 
 

@@ -112,6 +112,17 @@ class Membership:
         wait_for_nodes(grid, self._sites, self._policy.wait)
         self.refresh(grid, timeout=self._policy.deadline)
 
+    def require(self, sites: int) -> None:
+        """Stop unless so many sites have joined."""
+        joined = self.nodes()
+        if len(joined) < sites:
+            missing = {site: self.absence_reason(site) for site in range(self._sites) if site not in joined}
+            raise MissingSitesError(
+                f"{len(joined)} of {self._sites} sites joined and {'all' if sites == self._sites else sites} must "
+                f"({list_reasons(missing)}); nothing was trained: fix the sites and run it again",
+                sites=missing,
+            )
+
     def refresh(self, grid: Grid, *, timeout: float | None = None) -> None:
         """Ask new nodes to join; remove those that are gone, and forget what was known of those that reconnected.
 

@@ -1,9 +1,10 @@
 """All messages, and the checks of what arrives: a reply is decoded into plain values or rejected with a reason.
 
 server → site   join       nothing
-                train      w, and its buffers if they are averaged; round, base round (that w came from), history id
-                evaluate   the same, without a base round
-site → server   join       site number, number of classes, number of parameters, digests of what is frozen
+                train      w, and its buffers if they are averaged; round, base round (that w came from), training
+                           history, rounds that the server can go back to
+                evaluate   w, and its buffers if they are averaged; round, training history
+site → server   join       site number, number of classes, number of parameters, digests of what no message carries
                 train      w_n, and its buffers if they are averaged; round, training samples, declared numbers
                 evaluate   round; correct predictions of the shared and, if there is one, the personal model, and test
                            samples: by class or, if the site withholds those, in total and the spread over its classes
@@ -14,7 +15,7 @@ import io
 import math
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Error, Messa
 from torch import Tensor
 
 from fedtilt.evaluation.metrics import class_spread
+from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.parts import Parts, Tensors, named_pieces
 from fedtilt.rounds.round import ClientUpdate
 
@@ -113,7 +115,17 @@ class Instruction(NamedTuple):
     received: dict[str, Tensor]  # what the server sends: "parameters" and maybe "buffers"
     round: int
     base_round: int  # the round w came from: the round before to train, the round itself to evaluate
-    history_id: str
+    history: TrainingHistory
+    keep: tuple[int, ...]  # the rounds that the server can go back to
+
+
+def history_config(history: TrainingHistory) -> dict[str, ConfigRecordValues]:
+    """What a request to a site has of the training history."""
+    config: dict[str, ConfigRecordValues] = {"history": history.id}
+    if history.earlier:
+        ids, rounds = zip(*history.earlier, strict=True)
+        config |= {"earlier-histories": list(ids), "earlier-rounds": list(rounds)}
+    return config
 
 
 def encode_instruction(parts: Parts, server: Tensors, config: Mapping[str, ConfigRecordValues]) -> RecordDict:
@@ -127,7 +139,14 @@ def decode_instruction(message: Message, parts: Parts) -> Instruction:
     config, arrays = message.content.config_records[CONFIG_RECORD], message.content.array_records[ARRAYS_RECORD]
     round = _check_int(config["round"])
     base_round = _check_int(config.get("base-round", round))
-    return Instruction(from_arrays(arrays, parts), round, base_round, str(config["history"]))
+    ids, rounds = _list(config.get("earlier-histories")), map(_check_int, _list(config.get("earlier-rounds")))
+    history = TrainingHistory(str(config["history"]), tuple(zip(map(str, ids), rounds, strict=True)))
+    keep = tuple(map(_check_int, _list(config.get("keep"))))
+    return Instruction(from_arrays(arrays, parts), round, base_round, history, keep)
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _check_int(value: object) -> int:

@@ -19,6 +19,7 @@ class RoundPolicy:
         wait: seconds to wait at the start until all sites are connected
         max_samples: a reply that claims more samples is rejected
         max_silent_rounds: a site that does not reply in so many rounds in a row is left out until it replies again
+        kept_rounds: how many good rounds are kept to go back to, beside the last two rounds
 
     >>> RoundPolicy(quorum=0.5).required_models(3)
     2
@@ -30,6 +31,7 @@ class RoundPolicy:
     wait: float = 60.0
     max_samples: int = 10_000_000
     max_silent_rounds: int = 2
+    kept_rounds: int = 3
 
     def __post_init__(self) -> None:
         if not 0 < self.quorum <= 1:
@@ -39,7 +41,7 @@ class RoundPolicy:
         for key in ("deadline", "wait"):
             if not 0 < getattr(self, key) < math.inf:
                 raise InputError(f"{key} must be a number of seconds > 0, got {getattr(self, key)!r}")
-        for key in ("max_samples", "max_silent_rounds"):
+        for key in ("max_samples", "max_silent_rounds", "kept_rounds"):
             if getattr(self, key) < 1:
                 raise InputError(f"{key.replace('_', '-')} must be ≥ 1, got {getattr(self, key)!r}")
 

@@ -3,13 +3,12 @@
 It has nothing that sites keep. It adds:
 
 seed-N/history.json        the id of this training history; sites store their personal models under it
-seed-N/participation.json  which sites took part in each round, and rejection counts by sender and reason
+seed-N/participation.json  which sites took part in each round, how far it moved the shared model, and rejection counts
 stopped.json               why a run stopped, and the sites that were missing
 schema.json                the schema of the sites' tables, if they have tables
 seed-N/privacy.json        with privacy: how many models the server has made, also in rounds that were repeated
 """
 
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +21,10 @@ from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.results import MethodResult, Result, Summary, evaluated_counts, over_seeds
 from fedtilt.files import read_json, write_bytes, write_json
 from fedtilt.flower.membership import MissingSitesError
+from fedtilt.flower.model_jumps import Change, JumpCheck
 from fedtilt.flower.private_files import private_files, private_folder
 from fedtilt.flower.task import FederationInfo, ResolvedTask
+from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors, constants_of, tied_parameters
 from fedtilt.rounds.client_states import FederationState
@@ -55,14 +56,20 @@ class ServerRunFolder:
         info: names of the sites and classes
         model: the model
         parts: its parts
+        kept_rounds: how many good rounds are kept to go back to, beside the last two rounds
+        back_to: the round to go back to; None: go on from the last
     """
 
-    def __init__(self, folder: Path, task: ResolvedTask, info: FederationInfo, model: nn.Module, parts: Parts) -> None:
+    def __init__(
+        self, folder: Path, task: ResolvedTask, info: FederationInfo, model: nn.Module, parts: Parts, *,
+        kept_rounds: int = 3, back_to: int | None = None,
+    ) -> None:  # fmt: skip
         self.folder, self._task, self._info, self._model, self._parts = folder, task, info, model, parts
+        self._kept_rounds, self.back_to = kept_rounds, back_to
         self._seed_folder = seed_folder(folder, task.spec.seed)
         self._run_folder = RunFolder(self._seed_folder)
         self._method = task.method.name
-        self.history_id = ""
+        self.history = TrainingHistory.new()
         self._participation: dict[str, Any] = {"rejected": {}, "rounds": {}}
 
     def has_run(self) -> bool:
@@ -70,30 +77,95 @@ class ServerRunFolder:
         return (self._seed_folder / "fingerprint.json").exists()
 
     def begin(self, server: Tensors, notice: Callable[[str], None]) -> tuple[int, Tensors]:
-        """The round of the last checkpoint and what the server kept, or round 0 and `server`.
+        """The round of the last checkpoint, or of `back_to`, and what the server kept; or round 0 and `server`.
 
         The folder of another run is refused.
         """
+        self.check_back_to()
         state = self._run_folder.begin(self._fingerprint(), notice)
         if not (self.folder / "run.json").exists():
             write_bytes(self.folder / "spec.toml", dump(self._task.spec).encode())
             if self._info.schema is not None:
                 self._info.schema.write(self.folder / "schema.json")
             record_environment(self.folder, "cpu", [self._task.spec.seed], runner="flower")
-        history_file = self._seed_folder / "history.json"
-        if not history_file.exists():
-            write_json(history_file, {"history": secrets.token_hex(8)})
-        self.history_id = read_json(history_file)["history"]
+        if self._history_file.exists():
+            self.history = TrainingHistory.from_json(read_json(self._history_file))
+        else:
+            write_json(self._history_file, self.history.to_json())
         if self._participation_file.exists():
             self._participation = read_json(self._participation_file)
         if state is None:
             self.save_checkpoint(0, server)
             return 0, server
+        if self.back_to is not None:
+            state = self._go_back(self.back_to, notice)
         return state.round, state.server[self._method]
 
+    # -- the rounds that are kept ------------------------------------------------------------------------------------
+
+    def kept_rounds(self) -> list[int]:
+        """The rounds that the server can go back to."""
+        return self._run_folder.checkpoint_rounds()
+
+    def check_back_to(self) -> None:
+        """Refuse to go back to a round that is not kept, or is damaged."""
+        if self.back_to is None:
+            return
+        if not self.has_run():
+            raise InputError(f"back-to = {self.back_to} needs a run, and {self.folder} has none; leave it out")
+        if self.back_to not in (kept := self.kept_rounds()):
+            rounds = ", ".join(map(str, kept))
+            raise InputError(f"back-to = {self.back_to} is no round that {self.folder} keeps; choose one of {rounds}")
+        self._run_folder.checkpoint_of(self.back_to)
+
+    def _go_back(self, round: int, notice: Callable[[str], None]) -> FederationState:
+        """Delete what came after a round. The last step starts a new history, with which the sites go back too.
+
+        If the server is killed before that step, the sites refuse to train, and going back can be repeated.
+        """
+        self._run_folder.delete_checkpoints_after(round)
+        state = self._run_folder.resume(notice)
+        assert state is not None
+        assert state.round == round
+        (self.folder / "results.json").unlink(missing_ok=True)
+        rounds = self._participation["rounds"]
+        self._participation["rounds"] = {number: entry for number, entry in rounds.items() if int(number) <= round}
+        write_json(self._participation_file, self._participation)
+        self.history = self.history.branch(round)
+        write_json(self._history_file, self.history.to_json())
+        return state
+
+    def jump_check(self, k: float, round: int, server: Tensors) -> JumpCheck:
+        """The check that goes on after a round, with what is recorded of the rounds before.
+
+        Args:
+            k: how many times the median a change of the shared model may be
+            round: the last round
+            server: what the server keeps of it
+        """
+        good = max((kept for kept in self.kept_rounds() if self._is_good(kept)), default=round)
+        model = server if good == round else self._run_folder.checkpoint_of(good).server[self._method]
+        entries = sorted((int(number), entry) for number, entry in self._participation["rounds"].items())
+        changes = [e["change"] for number, e in entries if number <= good and self._is_good(number) and "change" in e]
+        return JumpCheck(k, good, model["parameters"], changes)
+
+    def _is_good(self, round: int) -> bool:
+        return "jump" not in self._participation["rounds"].get(str(round), {})
+
     def save_checkpoint(self, round: int, server: Tensors) -> None:
-        """Save what the server keeps after a round."""
-        self._run_folder.checkpoint(FederationState(round, {self._method: server}, self._run_folder.client_states))
+        """Save what the server keeps after a round; the last good rounds are kept too."""
+        good = sorted(kept for kept in {*self.kept_rounds(), round} if self._is_good(kept))
+        state = FederationState(round, {self._method: server}, self._run_folder.client_states)
+        self._run_folder.checkpoint(state, keep=good[-self._kept_rounds :])
+
+    def record_change(self, round: int, change: Change) -> None:
+        """Record how far a round moved the shared model, before its checkpoint is saved."""
+        self._participation["rounds"][str(round)]["change"] = change.length
+        if change.jump is not None:
+            self._participation["rounds"][str(round)]["jump"] = change.jump
+        write_json(self._participation_file, self._participation)
+
+    # -- privacy -----------------------------------------------------------------------------------------------------
 
     def releases(self) -> int:
         """How many models with noise the server has made."""
@@ -111,6 +183,8 @@ class ServerRunFolder:
     @property
     def _privacy_file(self) -> Path:
         return self._seed_folder / "privacy.json"
+
+    # -- metrics and participation -----------------------------------------------------------------------------------
 
     def is_evaluated(self, round: int) -> bool:
         """Whether the metrics of a round are recorded."""
@@ -167,6 +241,10 @@ class ServerRunFolder:
     @property
     def _participation_file(self) -> Path:
         return self._seed_folder / "participation.json"
+
+    @property
+    def _history_file(self) -> Path:
+        return self._seed_folder / "history.json"
 
     def _fingerprint(self) -> dict[str, Any]:
         """Everything that must stay the same when a run resumes."""

@@ -8,6 +8,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedtilt.data import Schema
+from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
 from fedtilt.flower.membership import SiteKeys
 from fedtilt.flower.policy import RoundPolicy
@@ -26,9 +27,10 @@ from fedtilt.storage.run_length import continued
 def server_app(task: Task) -> ServerApp:
     """The app that the SuperLink runs.
 
-    Its run configuration may contain `method`, `set` (overrides of the spec, one per line), `out` (the run folder) and
-    the settings of `RoundPolicy`, such as `quorum` and `deadline`. If the environment variable FEDTILT_SITE_KEYS is a
-    folder with the public keys of the sites, no node can take another site's place.
+    Its run configuration may contain `method`, `set` (overrides of the spec, one per line), `out` (the run folder),
+    `back-to` (the kept round to go back to) and the settings of `RoundPolicy`, such as `quorum` and `deadline`. If the
+    environment variable FEDTILT_SITE_KEYS is a folder with the public keys of the sites, no node can take the place of
+    another site.
     """
     app = ServerApp()
 
@@ -51,7 +53,9 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
         mechanism = GaussianMechanism.of(resolved.settings, info.sites, parts)
         if mechanism is not None:  # the noise is part of the fingerprint: a run has one
             resolved = resolved._replace(settings=mechanism.with_noise(resolved.settings))
-        run_folder = ServerRunFolder(folder, resolved, info, model, parts)
+        run_folder = ServerRunFolder(
+            folder, resolved, info, model, parts, kept_rounds=policy.kept_rounds, back_to=_back_to(config)
+        )
         strategy = FedTiltStrategy(
             resolved.method, parts, info, settings=resolved.settings, policy=policy, run_folder=run_folder,
             site_keys=keys,
@@ -70,6 +74,14 @@ def _schema(
     known, spec = known_schema_of(resolved.spec), resolved.spec
     stored = stored_schema(seed_folder(folder, spec.seed), known)
     return stored or agree_on_schema(known, spec.clients.count, grid, policy, keys)
+
+
+def _back_to(config: Mapping[str, object]) -> int | None:
+    """The round to go back to, in a Flower run configuration; -1, the default: none."""
+    round = config.get("back-to", -1)
+    if isinstance(round, bool) or not isinstance(round, int) or round < -1:
+        raise InputError(f"back-to must be the number of a round, or -1 to go on from the last, got {round!r}")
+    return None if round == -1 else round
 
 
 def run_path(task: ResolvedTask, config: Mapping[str, object]) -> Path:

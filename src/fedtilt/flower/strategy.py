@@ -1,9 +1,7 @@
 """FedTilt as a Flower Strategy: the server's side of a round."""
 
 import logging
-import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -13,21 +11,22 @@ from fedtilt.evaluation.results import Summary
 from fedtilt.flower.combine_metrics import combine_replies
 from fedtilt.flower.membership import Membership, MissingSitesError, list_reasons
 from fedtilt.flower.messages import (
-    EvaluationReply,
-    RejectedReply,
     decode_evaluation_reply,
     decode_train_reply,
     encode_instruction,
     from_arrays,
+    history_config,
     to_arrays,
 )
+from fedtilt.flower.model_jumps import JumpCheck
 from fedtilt.flower.policy import RoundPolicy
+from fedtilt.flower.replies import collect_replies, missing_replies
 from fedtilt.flower.run_folder import ServerRunFolder
 from fedtilt.flower.schema.messages import schema_config
 from fedtilt.flower.task import FederationInfo
+from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.methods import Method, check_bad_share
 from fedtilt.parts import Parts, Tensors
-from fedtilt.rounds.client_update import ClientUpdate
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.rounds.round import ServerUpdate, invalid_updates, server_update
 from fedtilt.rounds.settings import TrainSettings
@@ -66,13 +65,14 @@ class FedTiltStrategy(Strategy):
         check_bad_share([method], settings.clients_per_round(info.sites))
         self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
         self._parts, self._info = parts, info
-        self._history_id = secrets.token_hex(8)
+        self._history = TrainingHistory.new()
         self._rounds_before = 0  # rounds done before this run
         self._requested: dict[int, int] = {}  # site → node, of the requests in flight
         self._selected: list[int] = []  # sites that take part in this round
         self._mechanism = GaussianMechanism.of(settings, info.sites, parts)
         self._releases = 0  # models with noise, also of rounds that were repeated
         self._server: Tensors = parts.initial_server()
+        self._jumps = JumpCheck(settings.screen or 0.0, 0, self._server["parameters"])
         self.membership = Membership(
             sites=info.sites, classes=len(info.class_names), parts=parts, policy=self.policy, site_keys=site_keys,
             schema=info.schema,
@@ -95,12 +95,16 @@ class FedTiltStrategy(Strategy):
         server: Tensors = self._parts.initial_server()
         if initial_arrays is not None:
             server = from_arrays(initial_arrays, self._parts)
-        is_new = self.run_folder is None or not self.run_folder.has_run()
-        if is_new:  # before the folder is written: if too few sites join, another run can still use it
+        waits_first = True  # before the folder is changed: if too few sites join, it stays as it is
+        if self.run_folder is not None:
+            self.run_folder.check_back_to()
+            waits_first = not self.run_folder.has_run() or self.run_folder.back_to is not None
+        if waits_first:
             self._wait_for_sites(grid)
         if self.run_folder is not None:
             self._rounds_before, server = self.run_folder.begin(server, _log.warning)
-            self._history_id = self.run_folder.history_id
+            self._history = self.run_folder.history
+            self._jumps = self.run_folder.jump_check(self.settings.screen or 0.0, self._rounds_before, server)
             self.membership.add_rejections(self.run_folder.rejections())
         rounds = num_rounds or self.settings.rounds
         if self._mechanism is not None:
@@ -112,7 +116,7 @@ class FedTiltStrategy(Strategy):
             and self.run_folder.is_evaluated(self._rounds_before)
         ):
             return Result()  # the run is finished
-        if not is_new:
+        if not waits_first:
             self._wait_for_sites(grid)
         self._server = server
         arrays, seconds = self._arrays(), timeout or self.policy.deadline
@@ -134,14 +138,7 @@ class FedTiltStrategy(Strategy):
     def _wait_for_sites(self, grid: Grid) -> None:
         """Ask the sites to join; stop if fewer join than the policy requires."""
         self.membership.wait_and_join(grid)
-        sites, joined = self._info.sites, self.membership.nodes()
-        if len(joined) < (required := self.policy.required_to_join(sites)):
-            missing = {site: self.membership.absence_reason(site) for site in range(sites) if site not in joined}
-            raise MissingSitesError(
-                f"{len(joined)} of {sites} sites joined and {'all' if required == sites else required} must "
-                f"({list_reasons(missing)}); nothing was trained: fix the sites and run it again",
-                sites=missing,
-            )
+        self.membership.require(self.policy.required_to_join(self._info.sites))
 
     def _finish_evaluation(self, grid: Grid, arrays: ArrayRecord, seconds: float) -> None:
         """Evaluate the last round if the previous run stopped between its training and its evaluation."""
@@ -168,7 +165,8 @@ class FedTiltStrategy(Strategy):
         nodes = self.membership.nodes()
         self._selected = self.settings.selected(round, self._info.sites)
         self._requested = {site: nodes[site] for site in self._selected if site in nodes}
-        values = {**dict(config), "round": round, "base-round": round - 1, "history": self._history_id}
+        keep = [round - 1] if self.run_folder is None else self.run_folder.kept_rounds()
+        values = {**dict(config), "round": round, "base-round": round - 1, "keep": keep} | history_config(self._history)
         content = encode_instruction(self._parts, self._server, values | schema_config(self._info.schema))
         return [_message(content, node, MessageType.TRAIN, round) for node in self._requested.values()]
 
@@ -178,8 +176,12 @@ class FedTiltStrategy(Strategy):
         """Aggregate the valid models; below the quorum, stop."""
         round = self._rounds_before + server_round
         limit = self.policy.max_samples
-        accepted: dict[int, ClientUpdate]
-        accepted, rejected = self._decode(replies, lambda reply: decode_train_reply(reply, round, self._parts, limit))
+        accepted, rejected = collect_replies(
+            replies,
+            self._requested,
+            self.membership,
+            lambda reply: decode_train_reply(reply, round, self._parts, limit),
+        )
         for site, reason in invalid_updates(accepted, self._server).items():
             rejected[site] = reason
             self.membership.reject(f"site {site}", reason)
@@ -192,10 +194,15 @@ class FedTiltStrategy(Strategy):
             if self.run_folder is not None:
                 self.run_folder.record_release(self._releases)
         self._record_screening(round, updated)
+        change = self._jumps.check(round, self._server["parameters"], updated.state["parameters"])
         self._server = updated.state
         if self.run_folder is not None:
+            self.run_folder.record_change(round, change)
             self.run_folder.save_checkpoint(round, self._server)
-        return self._arrays(), MetricRecord({"sites": len(accepted), "rejected": len(rejected)})
+        if change.jump is not None:
+            _log.warning("round %d: %s; to undo it, run again with back-to = %d", round, change.jump, self._jumps.round)
+        metrics = {"sites": len(accepted), "rejected": len(rejected), "jumped": int(change.jump is not None)}
+        return self._arrays(), MetricRecord({**metrics, "change": change.length})
 
     def _record_screening(self, round: int, updated: ServerUpdate) -> None:
         """Name the sites whose updates were refused or bounded because they stand out."""
@@ -211,15 +218,7 @@ class FedTiltStrategy(Strategy):
     def _record_participation(self, round: int, accepted: Collection[int], rejected: Mapping[int, str]) -> None:
         """Record which sites took part; below the quorum, stop."""
         selected = self._selected
-        missing = {
-            site: self.membership.silence_reason(site)
-            if site in self._requested
-            else self.membership.absence_reason(site)
-            for site in selected
-            if site not in accepted and site not in rejected
-        }
-        for site, reason in missing.items():
-            self.membership.reject(f"site {site}", reason)
+        missing = missing_replies(selected, self._requested, {*accepted, *rejected}, self.membership)
         self.membership.record_replies("train", self._requested, {*accepted, *rejected})
         if self.run_folder is not None:
             entry = {
@@ -251,7 +250,7 @@ class FedTiltStrategy(Strategy):
 
     def _evaluation_requests(self, round: int, arrays: ArrayRecord) -> list[Message]:
         self._requested = self.membership.nodes()
-        values = {"round": round, "history": self._history_id, **schema_config(self._info.schema)}
+        values = {"round": round, **history_config(self._history), **schema_config(self._info.schema)}
         content = encode_instruction(self._parts, from_arrays(arrays, self._parts), values)
         return [_message(content, node, MessageType.EVALUATE, round) for node in self._requested.values()]
 
@@ -262,8 +261,10 @@ class FedTiltStrategy(Strategy):
 
     def _record_evaluation(self, round: int, replies: Iterable[Message]) -> MetricRecord:
         classes, limit = len(self._info.class_names), self.policy.max_samples
-        accepted: dict[int, EvaluationReply]
-        accepted, rejected = self._decode(replies, lambda reply: decode_evaluation_reply(reply, round, classes, limit))
+        accepted, rejected = collect_replies(
+            replies, self._requested, self.membership,
+            lambda reply: decode_evaluation_reply(reply, round, classes, limit),
+        )  # fmt: skip
         for site in self._requested:
             if site not in accepted and site not in rejected:
                 self.membership.reject(f"site {site}", "did not evaluate in time")
@@ -286,31 +287,6 @@ class FedTiltStrategy(Strategy):
                 **({} if summary.privacy is None else summary.privacy._asdict()),
             }
         )
-
-    # -- replies -----------------------------------------------------------------------------------------------------
-
-    def _decode(
-        self, replies: Iterable[Message], decode: Callable[[Message], Any]
-    ) -> tuple[dict[int, Any], dict[int, str]]:
-        """Decoded replies by site, and reasons for rejection by site; a site that replies twice is rejected."""
-        by_site: dict[int, list[Message]] = {}
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            site = self.membership.site_of(node)
-            if site is not None and site in self._requested:
-                by_site.setdefault(site, []).append(reply)
-            elif site is not None or not reply.has_error():  # an error without a site is the SuperLink's timeout
-                self.membership.reject(f"node {node}" if site is None else f"site {site}", "replied without a request")
-        accepted, rejected = {}, {}
-        for site, messages in sorted(by_site.items()):
-            try:
-                if len(messages) > 1:
-                    raise RejectedReply(f"replied {len(messages)} times")
-                accepted[site] = decode(messages[0])
-            except RejectedReply as reason:
-                rejected[site] = str(reason)
-                self.membership.reject(f"site {site}", str(reason))
-        return accepted, rejected
 
 
 def _message(content: RecordDict, node: int, kind: str, round: int) -> Message:

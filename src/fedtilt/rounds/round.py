@@ -130,6 +130,15 @@ def finish(
     return update, {name: tensor for name, tensor in kept.items() if tensor is not None}
 
 
+def client_state_like(method: Method, parts: Parts) -> dict[str, Tensor]:
+    """Tensors with the names, shapes and types of what a client keeps after a round."""
+    model, buffers = parts.initial, parts.initial_buffers
+    kept = {"local": parts.local(model), "buffers": buffers if parts.keeps_buffers else None}
+    if method.personal:
+        kept |= {"personal": model, "personal_buffers": buffers if parts.trains_buffers else None}
+    return {name: tensor for name, tensor in kept.items() if tensor is not None}
+
+
 class ServerUpdate(NamedTuple):
     """What the server keeps next, and the clients that were left out of it."""
 

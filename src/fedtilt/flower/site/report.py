@@ -13,7 +13,7 @@ _KEPT = {"personal": "personal model", "local": "local parameters", "buffers": "
 
 def write_report(
     folder: Path, round: int, class_names: Sequence[str], shared: Tensor, personal: Tensor | None, total: Tensor,
-    history_id: str, *, kept: Sequence[str], file: Path | None,
+    history_id: str, *, kept: Sequence[str], file: Path | None, damage: str | None = None,
 ) -> None:  # fmt: skip
     """Write report.json and report.txt of one round.
 
@@ -27,6 +27,7 @@ def write_report(
         history_id: the id of the training history, which tells the reports of different runs apart
         kept: names of the tensors that the site keeps, such as "personal"
         file: the file they are in, or None if there is none
+        damage: why the site starts again without what it kept
     """
     rows = [
         {
@@ -47,11 +48,11 @@ def write_report(
     stored = None if file is None else str(file)
     report = {
         "round": round, "history": history_id, "accuracy": all_classes, "classes": rows, "kept": list(kept),
-        "file": stored,
+        "file": stored, **({} if damage is None else {"damage": damage}),
     }  # fmt: skip
     write_json(folder / "report.json", report)
     what = ", ".join(_KEPT[name] for name in kept if name in _KEPT)
-    last_line = f"kept on this site: {what} in {stored}" if stored else "kept on this site: nothing"
+    last_line = damage or f"kept on this site: {f'{what} in {stored}' if stored else 'nothing'}"
     write_bytes(folder / "report.txt", _text(round, [*rows, all_classes], last_line).encode())
 
 

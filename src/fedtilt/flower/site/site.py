@@ -1,11 +1,12 @@
 """One site of a federation: it trains and evaluates on its own data, and stores what it keeps."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedtilt.data import Federation, Schema
 from fedtilt.data.inputs import take
@@ -14,15 +15,18 @@ from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.flower.messages import EvaluationReply, class_spreads
 from fedtilt.flower.private_files import private_files, private_folder
 from fedtilt.flower.site.report import write_report
-from fedtilt.flower.site.states import SiteStates
+from fedtilt.flower.site.states import DamagedState, SiteState, SiteStates
 from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, build_site_model, site_number, yes_or_no
+from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
-from fedtilt.rounds.round import ClientUpdate, finish, invalid_reason, plan
+from fedtilt.rounds.round import ClientUpdate, client_state_like, finish, invalid_reason, plan
 from fedtilt.rounds.settings import pick_device
 from fedtilt.training import choose_backend
+
+_log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,27 +76,40 @@ class Site:
         return len(self.federation.train_index[self.number])
 
     @contextmanager
-    def _states(self, history_id: str) -> Iterator[SiteStates]:
+    def _states(self, history: TrainingHistory) -> Iterator[SiteStates]:
         """What the site keeps, locked for this process; only the owner can read what is written."""
         with private_files(), locked(private_folder(self.folder)):
             if self.schema is not None:
                 self.schema.write(self.folder / "schema.json")  # to use the personal model: ft.data.rows(like=…)
-            yield SiteStates(self.folder, history_id)
+            yield SiteStates(self.folder, history)
 
-    def train(self, received: Tensors, *, round: int, base_round: int, history_id: str) -> ClientUpdate:
+    def _read(self, stored: SiteState | None) -> tuple[dict[str, Tensor], str | None]:
+        """What the site kept, and why it starts again with nothing if that is damaged."""
+        if stored is None:
+            return {}, None
+        try:
+            return stored.read(client_state_like(self.task.method, self.parts)), None
+        except DamagedState as damage:
+            _log.warning("%s", damage)
+            return {}, str(damage)
+
+    def train(
+        self, received: Tensors, *, round: int, base_round: int, history: TrainingHistory, keep: Collection[int] = ()
+    ) -> ClientUpdate:
         """Train one round: return what is sent, store what is kept.
 
         Args:
             received: what the server sends: parameters and, if they are averaged, buffers
             round: the round to train
             base_round: the round that they came from
-            history_id: the id of the server's training history
+            history: the server's training history
+            keep: the rounds that the server can go back to
         """
         method, settings, parts = self.task.method, self.task.settings, self.parts
         device = pick_device(settings.device)
         received = {name: tensor.to(device) for name, tensor in received.items()}
-        with self._states(history_id) as states:
-            kept = states.current(base_round)
+        with self._states(history) as states:
+            kept, _ = self._read(states.current(base_round))
             jobs = plan(method, received, kept, parts=parts, settings=settings, round=round)
             sample = take(self.federation.clean_train(self.number)[0], slice(0, 1))
             backend = choose_backend(
@@ -114,26 +131,27 @@ class Site:
                         )
             update, kept = finish(method, dict(zip(jobs, results, strict=True)), parts=parts, samples=self.samples)
             if kept:
-                states.save(round, base_round, kept)
+                states.save(round, base_round, kept, keep)
         return update
 
-    def evaluate(self, received: Tensors, *, round: int, history_id: str) -> EvaluationReply:
+    def evaluate(self, received: Tensors, *, round: int, history: TrainingHistory) -> EvaluationReply:
         """Evaluate the shared and the personal model on the site's test data, and write the site's report."""
         method, device = self.task.method, pick_device(self.task.settings.device)
         client_states = ClientStates()
-        with self._states(history_id) as states:
-            trained_in, kept = states.current_round(round), states.current(round)
-            if trained_in is not None:
-                client_states.put((method.name, self.number), trained_in, kept)
+        with self._states(history) as states:
+            stored = states.current(round)
+            kept, damage = self._read(stored)
+            if stored is not None and kept:
+                client_states.put((method.name, self.number), stored.round, kept)
             evaluator = Evaluator(self.federation, self.model.to(device), self.parts, device)
             server = {name: tensor.to(device) for name, tensor in received.items()}
             counts = evaluator.all_counts([method], FederationState(round, {method.name: server}, client_states))[
                 method.name
             ]
             shared, total = counts.shared[self.number], evaluator.total[self.number]
-            personal = None if trained_in is None or counts.personal is None else counts.personal[self.number]
+            personal = counts.personal[self.number] if kept and counts.personal is not None else None
             write_report(
-                self.folder, round, self.federation.class_names, shared, personal, total, history_id,
-                kept=list(kept), file=None if trained_in is None else states.path(trained_in),
+                self.folder, round, self.federation.class_names, shared, personal, total, history.id,
+                kept=list(kept), file=stored.path if stored is not None and kept else None, damage=damage,
             )  # fmt: skip
         return EvaluationReply(shared, personal, total, class_spreads(shared, personal, total))
