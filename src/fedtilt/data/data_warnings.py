@@ -64,15 +64,40 @@ def dataset_warnings(data: "Dataset") -> list[str]:
     return found
 
 
+def group_warnings(federation: "Federation") -> list[str]:
+    """Groups that some clients have no training sample of, and groups with few test samples."""
+    found = []
+    for column in federation.dataset.group_names or ():
+        names, train, test = federation.groups[column]
+        missing = [
+            f"of {column} {names[k]!r} at client {client!r}"
+            for client, rows in zip(federation.client_names, federation.train_index, strict=True)
+            for k in (torch.bincount(train[rows], minlength=len(names)) == 0).nonzero()[:, 0].tolist()
+            if len(rows)
+        ]
+        if missing:
+            found.append(f"no training sample {_first(missing)}; a client's tilts are over the groups it has")
+        counts = torch.bincount(test, minlength=len(names)).tolist()
+        few = [f"{name!r} ({n})" for name, n in zip(names, counts, strict=True) if n < _FEW_SAMPLES]
+        if few:
+            found.append(
+                f"{column} {_first(few)}: fewer than {_FEW_SAMPLES} test samples, so accuracy says little there"
+            )
+    return found
+
+
 def federation_warnings(federation: "Federation") -> list[str]:
     """Clients with few training samples."""
     sizes = federation.train_sizes().tolist()
     few = [f"{name!r} ({n})" for name, n in zip(federation.client_names, sizes, strict=True) if 0 < n < _FEW_SAMPLES]
     if not few:
         return []
-    shown = ", ".join(few[:3]) + (f" and {len(few) - 3:,} more" if len(few) > 3 else "")
     many = len(few) > 1
-    return [f"client{'s' * many} {shown} {'have' if many else 'has'} fewer than {_FEW_SAMPLES} training samples"]
+    return [f"client{'s' * many} {_first(few)} {'have' if many else 'has'} fewer than {_FEW_SAMPLES} training samples"]
+
+
+def _first(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:3]) + (f" and {len(texts) - 3:,} more" if len(texts) > 3 else "")
 
 
 def ends_in_softmax(outputs: Tensor) -> bool:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedtilt import checks
-from fedtilt.data.data_warnings import dataset_warnings, federation_warnings, warn
+from fedtilt.data.data_warnings import dataset_warnings, federation_warnings, group_warnings, warn
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.division import choose_clients_with_outliers, divide, resolve_clients, split_validation
-from fedtilt.data.groups import CLASS, GroupColumn, group_columns
+from fedtilt.data.groups import CLASS, GroupColumn, check_two_values, group_columns
 from fedtilt.data.inputs import Inputs, Shape, concatenate, take, to_device
 from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import Outliers, apply, resolve_flip_map, resolve_outliers
@@ -91,6 +91,7 @@ class Federation:
         Federation('toy-2': 2 clients, 400 training samples, 2 classes, outliers none)
         """
         _check_dataset(dataset)
+        check_two_values(dataset)
         outliers = resolve_outliers(
             outliers, rate=outlier_rate, strength=outlier_strength, clients=outlier_clients, redraw=outlier_redraw,
             flip_to=outlier_flip_to, pairs=outlier_pairs,
@@ -119,7 +120,7 @@ class Federation:
             train_index=train_index,
             validation_index=validation_index,
             test_index=indices.test,
-            client_classes=_classes_by_client(dataset.y_train, train_index, dataset.classes),
+            client_classes=classes_by_client(dataset.y_train, train_index, dataset.classes),
             has_outliers=choose_clients_with_outliers(outliers, len(names), seed),
             seed=seed,
             validation_outliers=bool(validation_outliers),
@@ -259,7 +260,12 @@ class Federation:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What a careful colleague would say about the data, one sentence each; `build` emits them as warnings."""
-        return (*self.dataset.warnings, *dataset_warnings(self.dataset), *federation_warnings(self))
+        return (
+            *self.dataset.warnings,
+            *dataset_warnings(self.dataset),
+            *federation_warnings(self),
+            *group_warnings(self),
+        )
 
     def row_names(self, client: int | str, split: str = "train") -> list[str]:
         """Where each of a client's samples comes from, such as `row 17` of a table."""
@@ -397,7 +403,7 @@ def _owner(index: Sequence[Tensor]) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(index)), _sizes(index))
 
 
-def _classes_by_client(y: Tensor, index: Sequence[Tensor], classes: int) -> list[Tensor]:
+def classes_by_client(y: Tensor, index: Sequence[Tensor], classes: int) -> list[Tensor]:
     """The classes of each client's samples, ascending."""
     present = torch.zeros(len(index), classes, dtype=torch.bool)
     present[_owner(index), y[torch.cat(list(index))]] = True

@@ -1,6 +1,6 @@
 """Groups of samples: columns such as sex or ward, over which a loss is tilted and a model is evaluated."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -41,7 +41,17 @@ def group_columns(data: "Dataset") -> dict[str, GroupColumn]:
         name: GroupColumn(names, data.group_train[name], data.group_test[name])
         for name, names in data.group_names.items()
     }
-    return columns if len(columns) == 1 else columns | {", ".join(columns): _combine(columns)}
+    return columns | {name: _combine(columns) for name in combined_names(columns) if name not in columns}
+
+
+def combined_names(columns: Iterable[str]) -> list[str]:
+    """The names of columns of groups; of several also that of their combination, the last.
+
+    >>> combined_names(["sex", "age"])
+    ['sex', 'age', 'sex, age']
+    """
+    names = list(columns)
+    return names if len(names) < 2 else [*names, ", ".join(names)]
 
 
 def _combine(columns: Mapping[str, GroupColumn]) -> GroupColumn:
@@ -51,6 +61,16 @@ def _combine(columns: Mapping[str, GroupColumn]) -> GroupColumn:
     names = [", ".join(c.names[k] for c, k in zip(columns.values(), row, strict=True)) for row in found.tolist()]
     first = next(iter(columns.values()))
     return GroupColumn(tuple(names), *group.split([len(first.train), len(first.test)]))
+
+
+def check_two_values(data: "Dataset") -> None:
+    """Refuse a column of groups with one value: there is nothing to tilt over or to compare."""
+    for name, column in group_columns(data).items():
+        found = torch.cat([column.train, column.test]).unique().tolist()
+        if len(found) == 1:
+            raise InputError(
+                f"group = {name!r} has one value, {column.names[found[0]]!r}, in {data.name}; groups need two or more"
+            )
 
 
 def check_groups(data: "Dataset") -> None:

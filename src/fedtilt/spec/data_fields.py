@@ -121,6 +121,11 @@ class _DataFields(SpecTable):
     )
 
     @property
+    def group_columns(self) -> tuple[str, ...]:
+        """The columns of groups."""
+        return () if self.group is None else (self.group,) if isinstance(self.group, str) else self.group
+
+    @property
     def path(self) -> str | None:
         """The path of the user's own data; None: a data set of the catalogue."""
         return self.file or self.images or self.leaf

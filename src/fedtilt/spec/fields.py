@@ -15,9 +15,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model, model
 from fedtilt.checks import is_plain_name
 from fedtilt.data import Outliers
 from fedtilt.data.division import PARTITIONS
+from fedtilt.data.groups import combined_names
 from fedtilt.data.outliers import FLIP_TARGETS, KINDS, REDRAWS
 from fedtilt.errors import InputError
 from fedtilt.imports import is_function_path
+from fedtilt.methods import check_levels
 from fedtilt.models import MODELS
 from fedtilt.rounds.privacy import Privacy
 from fedtilt.rounds.settings import TrainSettings
@@ -301,7 +303,9 @@ class Spec(SpecTable):
             )
         keys = [field.name for field in dataclasses.fields(TrainSettings) if field.name not in _NOT_IN_TRAIN]
         settings = TrainSettings(**{key: getattr(self.train, key) for key in keys}, privacy=self.privacy.to_privacy())
-        settings.check_methods(m.to_method() for m in self.methods)
+        methods = settings.check_methods(m.to_method() for m in self.methods)
+        if self.data.schema is None:  # otherwise it may name groups too
+            check_levels(methods, combined_names(self.data.group_columns))
         return self
 
 

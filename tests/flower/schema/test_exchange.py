@@ -111,6 +111,17 @@ def test_two_sites_with_a_file_each_end_with_the_simulators_models(hospitals: De
     assert deployed["fedtilt"] == {key: simulated["fedtilt"][key] for key in deployed["fedtilt"]}
 
 
+@pytest.mark.parametrize("tilts", ["tau = 2.0", 'levels = [["class", 2.0], ["ward", 3.0]]'])
+def test_groups_of_tables_give_the_simulators_models(tilts: str, tmp_path: Path) -> None:
+    spec = SPEC.replace("tau = 1.0", tilts).replace('drop = ["patient"]', 'drop = ["patient"]\ngroup = ["ward"]')
+    Deployment(write(tmp_path / "data", north_and_south(), spec), tmp_path).run()
+    result = run_spec(load(tmp_path / "data/spec.toml"), tmp_path / "simulated")[0]["fedtilt"]
+    assert list(result.groups) == ["class", "ward"]
+    simulated, deployed = (RunFolder(tmp_path / name / "seed-0").latest() for name in ("simulated", "run"))
+    torch.testing.assert_close(*(state.server["fedtilt"]["parameters"] for state in (deployed, simulated)))
+    assert server_schema(tmp_path).group == ("ward",)
+
+
 def test_the_schema_is_the_simulators_and_is_kept_everywhere(hospitals: Deployment, tmp_path: Path) -> None:
     grid = hospitals.run()
     schema = server_schema(tmp_path)

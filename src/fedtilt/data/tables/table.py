@@ -129,7 +129,7 @@ class Table:
 
         x_train, x_test = encode(columns, schema, [rows.train, rows.test], inspect)
         weight = None if schema.weight is None else _weights(columns, schema.weight)
-        groups = {name: self._groups(name) for name in schema.group}
+        groups = {name: read_names(columns, name) for name in schema.group}
         parts = {"y": rows.labels, "client": rows.client, "weight": weight}
         tensors = {
             f"{key}_{side}": torch.from_numpy(values[positions])
@@ -228,14 +228,6 @@ class Table:
         if problem := classes_problem(names, np.bincount(labels).tolist()):
             raise InputError(f"target = {target!r} of {self.columns.name} {problem}")
         return labels, names
-
-    def _groups(self, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
-        codes, names = read_names(self.columns, name)
-        if len(names) < 2 and self.site is None:
-            raise InputError(
-                f"group = {name!r} has one value, {names[0]!r}, in {self.columns.name}; groups need two or more"
-            )
-        return codes, names
 
     def _clients(self) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
         if self.site is not None:

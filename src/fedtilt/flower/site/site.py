@@ -110,7 +110,8 @@ class Site:
         received = {name: tensor.to(device) for name, tensor in received.items()}
         with self._states(history) as states:
             kept, _ = self._read(states.current(base_round))
-            jobs = plan(method, received, kept, parts=parts, settings=settings, round=round)
+            group = self.federation.group
+            jobs = plan(method, received, kept, parts=parts, settings=settings, round=round, group=group)
             sample = take(self.federation.clean_train(self.number)[0], slice(0, 1))
             backend = choose_backend(
                 self.model, list(jobs.values()), device.type, settings.backend, sample, settings.precision
