@@ -230,9 +230,11 @@ def test_parquet_reads_like_csv(tmp_path):
     frame.to_parquet(path)
     with pytest.raises(InputError, match=r"empty cell in row 5, column 'site'"):
         table(path, target="well", client="site")
-    path.write_bytes(b"no Parquet")
-    with pytest.raises(InputError, match=r"sites.parquet is not a readable Parquet file"):
-        table(path, target="well")
+    damaged_column = b"PAR1" + bytes(100) + path.read_bytes()[104:]
+    for content in (b"no Parquet", damaged_column):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"sites.parquet is not a readable Parquet file"):
+            table(path, target="well")
 
 
 def test_a_data_frame_reads_like_its_file(tmp_path):

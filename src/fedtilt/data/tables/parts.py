@@ -4,10 +4,11 @@ Arrow reads CSV on all cores and knows missing values in columns of every type; 
 time, so that it never is in memory twice.
 """
 
+import contextlib
 import csv
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -134,21 +135,28 @@ def _header(name: str, names: Iterable[object]) -> tuple[str, ...]:
     return tuple(header)
 
 
-def _parquet(path: Path) -> Part:
+@contextlib.contextmanager
+def _open_parquet(path: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
+    """A Parquet file; damage that is found while it is open is an `InputError`."""
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            index = (file.schema_arrow.pandas_metadata or {}).get("index_columns", [])
-            names = [name for name in file.schema_arrow.names if name not in index]
-            length = file.metadata.num_rows
-    except (OSError, pa.ArrowException) as error:
+            yield file
+    except (OSError, ValueError, TypeError, AttributeError, pa.ArrowException) as error:
         raise InputError(f"table {path} is not a readable Parquet file ({error}); write it again") from error
+
+
+def _parquet(path: Path) -> Part:
+    with _open_parquet(path) as file:
+        index = (file.schema_arrow.pandas_metadata or {}).get("index_columns", [])
+        names = [name for name in file.schema_arrow.names if name not in index]
+        length = file.metadata.num_rows
     header = _header(str(path), names)
     stored = dict(zip(header, names, strict=True))
     return Part(str(path), header, partial(_parquet_column, path, stored), FileRows(str(path), length))
 
 
 def _parquet_column(path: Path, stored: dict[str, str], column: str) -> pa.ChunkedArray:
-    with pyarrow.parquet.ParquetFile(path) as file:
+    with _open_parquet(path) as file:
         return file.read(columns=[stored[column]]).column(0)
 
 
