@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from fedtilt.cli.console import Console
-from fedtilt.evaluation.certificate import Certificate, floor_percent
+from fedtilt.evaluation.certificate import Certificate, describe
 from fedtilt.evaluation.results import MethodResult, Result, Summary
 from fedtilt.runs.tune import MAX_ACCURACY_LOSS
 
@@ -55,14 +55,15 @@ def comparison_table(
         for name in first
     }
     full = _method_rows(table, COLUMNS, worst)
-    if _fits(full, width):
+    if fits(full, width):
         return Group(full)
     lines = [f"[bold]{escape(name)}[/] fails most: client {c}, class {k}" for name, (c, k) in worst.items()]
     narrower = [_method_rows(table, COLUMNS[:count], None) for count in range(len(COLUMNS), 0, -1)]
-    return Group(next((rows for rows in narrower if _fits(rows, width)), narrower[-1]), *lines, "")
+    return Group(next((rows for rows in narrower if fits(rows, width)), narrower[-1]), *lines, "")
 
 
-def _fits(rows: Table, width: int) -> bool:
+def fits(rows: Table, width: int) -> bool:
+    """Whether a table fits into this many characters."""
     return Measurement.get(_UNBOUNDED, _UNBOUNDED.options, rows).maximum <= width
 
 
@@ -164,16 +165,7 @@ def certificate_text(results: Mapping[int, Result]) -> str:
             torch.cat([getattr(r[name], part) for r in results.values()]) for part in ("correct", "total")
         )
         certificates[name] = Certificate(correct, total)
-    if len(certificates) == 1:
-        return str(*certificates.values())
-    bounds = [
-        f"{floor_percent(c.clients.bound)} ({floor_percent(c.groups.bound)}) with {escape(name)}"
-        for name, c in certificates.items()
-    ]
-    notes = next(iter(certificates.values())).notes
-    return f"with 95 % confidence, no client (class of one) is below {', '.join(bounds)}" + "".join(
-        f"; {n}" for n in notes
-    )
+    return escape(describe(certificates))
 
 
 def print_tuning(console: Console, table: Mapping[str, Any], samples: int) -> dict[str, Any]:

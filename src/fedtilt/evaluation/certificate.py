@@ -24,6 +24,7 @@ The statements are about new samples of the same clients, for models that were n
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -32,6 +33,7 @@ import torch
 from torch import Tensor
 
 from fedtilt import checks
+from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError
 
 _ROUNDING = 1e-9  # 1 − 0.95 is a little more than 0.05
@@ -65,13 +67,13 @@ class Certificate:
         correct: correct predictions, (clients, groups)
         total: test samples, (clients, groups); about a client without any, there is no statement
         confidence: the probability that a statement holds
-        group: what the groups are
+        group: "class", or the column of the groups
     """
 
     correct: Tensor
     total: Tensor
     confidence: float = 0.95
-    group: str = "class"
+    group: str = CLASS
 
     def __post_init__(self) -> None:
         confidence = checks.number(self.confidence, "confidence")
@@ -81,7 +83,7 @@ class Certificate:
             raise InputError("no client has any test data to certify")
 
     def __str__(self) -> str:
-        groups = self.group + ("es" if self.group.endswith("s") else "s")
+        groups = "classes" if self.group == CLASS else f"groups by {self.group}"
         text = (
             f"with {100 * self.confidence:.6g} % confidence, no client's accuracy is below "
             f"{floor_percent(self.clients.bound)}, and none of its {groups} below {floor_percent(self.groups.bound)}"
@@ -93,7 +95,7 @@ class Certificate:
         """Where the number of samples limits the statements."""
         notes = [
             f"{lowest.fewest_samples} samples of a {name}: no statement above {floor_percent(lowest.ceiling)}"
-            for name, lowest in (("client", self.clients), (self.group, self.groups))
+            for name, lowest in (("client", self.clients), (self._one_group, self.groups))
             if lowest.limited_by_samples
         ]
         if without_data := int((self._samples == 0).sum()):
@@ -133,9 +135,20 @@ class Certificate:
         return 100 * bounds.kthvalue(rank).values.item()
 
     @property
+    def about_unseen(self) -> str:
+        """The statement about a client not yet seen, or how many clients it takes."""
+        if math.isnan(self.unseen_client):
+            return f"{self.clients_needed} clients are needed for a statement about a client not yet seen"
+        return f"a client not yet seen, if it is like these: not below {floor_percent(self.unseen_client)}"
+
+    @property
     def clients_needed(self) -> int:
         """The number of clients that a statement about a client not yet seen takes: N > 1 / alpha − 1."""
         return math.floor(1 / self._alpha - 1 + _ROUNDING) + 1
+
+    @property
+    def _one_group(self) -> str:
+        return CLASS if self.group == CLASS else f"group by {self.group}"
 
     @property
     def _alpha(self) -> float:
@@ -185,3 +198,16 @@ def _lowest(correct: Tensor, total: Tensor, level: float) -> LowestBound:
 def _simultaneous(correct: Tensor, total: Tensor, alpha: float) -> Tensor:
     count = int((total > 0).sum())
     return 100 * lower_bound(correct, total, -math.expm1(math.log1p(-alpha) / count))
+
+
+def describe(certificates: Mapping[str, Certificate]) -> str:
+    """The certificates of several methods, which have the same clients, in one sentence without a full stop."""
+    first = next(iter(certificates.values()))
+    if len(certificates) == 1:
+        return str(first)
+    bounds = [
+        f"{floor_percent(c.clients.bound)} ({floor_percent(c.groups.bound)}) with {name}"
+        for name, c in certificates.items()
+    ]
+    whose = f"no client ({first._one_group} of one) is below {', '.join(bounds)}"
+    return "; ".join([f"with {100 * first.confidence:.6g} % confidence, {whose}", *first.notes])

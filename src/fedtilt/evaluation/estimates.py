@@ -11,6 +11,7 @@ from fedtilt.evaluation.decision_metrics import METRICS, Samples, Weighted
 from fedtilt.evaluation.intervals import MIN_CLIENTS, MIN_SAMPLES, Bootstrap, Interval, bootstrap, exact_interval
 
 Array = np.ndarray
+NO_SAMPLES = "no test samples"
 
 
 class Estimate(NamedTuple):
@@ -43,7 +44,8 @@ def estimate(
 ) -> dict[str, Estimate]:
     """Metrics of these samples by name, each with an interval for every confidence.
 
-    A proportion over few clients has an exact interval, everything else a bootstrap's.
+    A proportion over few clients has an exact interval, everything else that of a bootstrap; a proportion of 0 or 1,
+    which is the same in all resamples, has an exact one too.
 
     Args:
         samples: labels and probabilities
@@ -60,8 +62,8 @@ def estimate(
     values = {name: float(METRICS[name].values(whole)[0]) for name in defined}
     undefined |= {name: METRICS[name].undefined for name in defined if math.isnan(values[name])}
     few_clients = len(np.unique(clients)) < MIN_CLIENTS
-    exact = {name: METRICS[name].proportion(samples) for name in defined if few_clients and not undefined[name]}
-    resampled = [name for name in defined if not undefined[name] and exact.get(name) is None]
+    shares = {name: METRICS[name].proportion(samples) for name in defined if not undefined[name]}
+    resampled = [name for name, share in shares.items() if share is None or not few_clients]
     drawn, reason = None, "" if resamples else "only exact intervals"
     if few_clients and count < MIN_SAMPLES:
         reason = f"fewer than {MIN_SAMPLES} samples"
@@ -71,9 +73,9 @@ def estimate(
     def interval(name: str, confidence: float) -> Interval:
         if undefined[name]:
             return Interval(reason=undefined[name])
-        if (proportion := exact.get(name)) is not None:
-            return exact_interval(*proportion, confidence)
-        return Interval(reason=reason) if drawn is None else drawn.interval(name, confidence)
+        found = Interval(reason=reason) if drawn is None or name not in resampled else drawn.interval(name, confidence)
+        share = shares[name]
+        return found if found.kind or share is None else exact_interval(*share, confidence)
 
     return {
         name: Estimate(
@@ -85,7 +87,7 @@ def estimate(
 
 def _undefined(name: str, samples: Samples, count: int) -> str:
     if not count:
-        return "no test samples"
+        return NO_SAMPLES
     return "about one class only" if METRICS[name].needs_positive and samples.positive is None else ""
 
 

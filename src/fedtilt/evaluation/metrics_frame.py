@@ -47,7 +47,7 @@ class MetricsFrame:
     """Metrics overall and by group; `metrics_frame` makes one."""
 
     metrics: tuple[str, ...]
-    by: str  # "client", "class", or a column of groups
+    by: str | None  # "client", "class", or a column of groups; None: only overall
     positive: str | None  # the class that the metrics are about
     confidence: float
     overall_estimates: Mapping[str, Estimate]  # by metric
@@ -120,7 +120,7 @@ class MetricsFrame:
 
     def to_pandas(self) -> Any:
         """One row per group and metric: value, interval, samples and what is missing; `overall` is the last group."""
-        columns = [self.by, "metric", "value", "low", "high", "interval", "samples", "reason"]
+        columns = [self.by or "samples", "metric", "value", "low", "high", "interval", "samples", "reason"]
         return _pandas().DataFrame(self.rows(), columns=columns)
 
     def rows(self) -> list[tuple[Any, ...]]:
@@ -137,7 +137,7 @@ def metrics_frame(
     predictions: Predictions,
     metrics: Sequence[str] | str | None = None,
     *,
-    by: str = CLIENT,
+    by: str | None = CLIENT,
     positive: str | None = None,
     confidence: float = 0.95,
     resamples: int = 1000,
@@ -150,12 +150,12 @@ def metrics_frame(
     Args:
         predictions: of one method
         metrics: names of `METRICS`; left out: a selection
-        by: "client", "class" (each class against all others, on all samples) or a column of groups
+        by: "client", "class" (each class against all others, on all samples) or a column of groups; None: only overall
         positive: the class that all metrics are about, against all others; left out: means over classes
         confidence: of the intervals
         resamples: of the bootstrap; 0: only exact intervals
     """
-    if by not in predictions.groupings:
+    if by is not None and by not in predictions.groupings:
         raise InputError(f"by = {by!r} is unknown; choose among {', '.join(predictions.groupings)}")
     confidence, resamples = checks.number(confidence, "confidence"), checks.whole(resamples, "resamples", 0)
     if not 0 < confidence < 1:
@@ -166,19 +166,24 @@ def metrics_frame(
     defaults = CLASS_METRICS if by == CLASS else OVERALL_METRICS if positive is None else POSITIVE_METRICS
     names = check_metrics(defaults if metrics is None else metrics)
     _check_positive(names, by, positive, predictions)
-    clients, grouping = predictions.groupings[CLIENT].codes.numpy(), predictions.groupings[by]
-    joint = 1 - (1 - confidence) / len(grouping.names)  # Bonferroni: the intervals of all groups hold together
-    options: dict[str, Any] = {"metrics": names, "confidences": (confidence, joint), "resamples": resamples}
-    overall = estimate(samples, clients, **options)
+    clients = predictions.groupings[CLIENT].codes.numpy()
+    grouping = None if by is None else predictions.groupings[by]
+    group_names = () if grouping is None else grouping.names
+    # Bonferroni: with the second confidence, the intervals of all groups hold together
+    confidences = confidence, 1 - (1 - confidence) / max(1, len(group_names))
+    overall = estimate(samples, clients, names, confidences, resamples=resamples)
     groups = {}
-    for number, group in enumerate(grouping.names):
-        rows = grouping.codes.numpy() == number
+    for number, group in enumerate(group_names):
+        assert grouping is not None
+        rows, key = grouping.codes.numpy() == number, number + 1
         if by == CLASS:
-            one_class = replace(samples, positive=number)
-            found = estimate(one_class, clients, **options, key=number + 1)
+            found = estimate(
+                replace(samples, positive=number), clients, names, confidences, resamples=resamples, key=key
+            )
             groups[group] = {name: e._replace(samples=int(rows.sum())) for name, e in found.items()}
         else:
-            groups[group] = estimate(samples.take(rows), clients[rows], **options, key=number + 1)
+            members = samples.take(rows)
+            groups[group] = estimate(members, clients[rows], names, confidences, resamples=resamples, key=key)
     return MetricsFrame(
         metrics=tuple(names),
         by=by,
@@ -197,7 +202,7 @@ def as_samples(predictions: Predictions, positive: str | None = None) -> Samples
     return Samples(predictions.labels.numpy(), predictions.probabilities.double().numpy(), label)
 
 
-def _check_positive(names: Sequence[str], by: str, positive: str | None, predictions: Predictions) -> None:
+def _check_positive(names: Sequence[str], by: str | None, positive: str | None, predictions: Predictions) -> None:
     if by == CLASS or positive is not None:
         return
     for name in names:

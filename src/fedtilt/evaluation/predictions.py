@@ -32,6 +32,15 @@ class Predictions:
         """The classes' names."""
         return self.groupings[CLASS].names
 
+    def counts(self, by: str = CLASS) -> tuple[Tensor, Tensor]:
+        """Correct predictions and samples, both (clients, groups)."""
+        clients, groups = self.groupings[CLIENT], self.groupings[by]
+        shape = len(clients.names), len(groups.names)
+        cell = clients.codes * shape[1] + groups.codes
+        total = cell.bincount(minlength=shape[0] * shape[1]).reshape(shape)
+        correct = cell[self.probabilities.argmax(1) == self.labels]
+        return correct.bincount(minlength=shape[0] * shape[1]).reshape(shape), total
+
 
 def predict(prepared: PreparedRun, methods: Sequence[Method], state: FederationState) -> dict[str, Predictions]:
     """What the evaluated models of methods predict on the test data of all clients."""

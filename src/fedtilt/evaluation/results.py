@@ -184,9 +184,10 @@ class MethodResult:
             )
         return *self.group_counts[by], self.group_names[by]
 
-    def certificate(self, confidence: float = 0.95) -> Certificate:
-        """Lower bounds of the accuracy of all clients and their classes; `print` shows the statement."""
-        return Certificate(self.correct, self.total, confidence)
+    def certificate(self, confidence: float = 0.95, by: str = CLASS) -> Certificate:
+        """Lower bounds of the accuracy of all clients, and of their classes or groups; `print` shows the statement."""
+        correct, total, _ = self.table(by)
+        return Certificate(correct, total, confidence, by)
 
     @cached_property
     def predictions(self) -> Predictions:
@@ -199,7 +200,7 @@ class MethodResult:
         self,
         metrics: Sequence[str] | str | None = None,
         *,
-        by: str = "client",
+        by: str | None = "client",
         positive: str | None = None,
         confidence: float = 0.95,
         resamples: int = 1000,
@@ -208,7 +209,7 @@ class MethodResult:
 
         Args:
             metrics: names of metrics, such as "auroc"; left out: a selection
-            by: "client", "class" (each class against all others) or a column of groups
+            by: "client", "class" (each class against all others) or a column of groups; None: only overall
             positive: the class that all metrics are about, against all others; left out: means over classes
             confidence: of the intervals
             resamples: of the bootstrap; 0: only exact intervals

@@ -8,6 +8,7 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.predictions import Predictions, predict
 from fedtilt.locks import locked
 from fedtilt.runs.spec_run import open_seed, prepare_seed, spec_of
+from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.predictions import read_predictions, write_predictions
 from fedtilt.storage.provenance import read_record
 
@@ -32,10 +33,11 @@ def read_or_predict(folder: Path, methods: Sequence[str] = (), seed: int | None 
     state = run_folder.latest()
     if state is None:
         raise InputError(f"{folder} has no checkpoint of seed {seed} yet; train it first")
+    in_run = list(read_fingerprint(run_folder.folder / "fingerprint.json")["methods"])
     for name in methods:
-        if name not in state.server:
-            raise InputError(f"{folder} has no method {name!r}; it has {', '.join(state.server)}")
-    wanted = list(dict.fromkeys(methods)) or list(state.server)
+        if name not in in_run:
+            raise InputError(f"{folder} has no method {name!r}; it has {', '.join(in_run)}")
+    wanted = [name for name in in_run if name in methods or not methods]
     found = read_predictions(run_folder.folder, state.round)
     missing = [name for name in wanted if name not in found]
     if missing:

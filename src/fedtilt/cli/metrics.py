@@ -1,0 +1,166 @@
+"""`fedtilt metrics`: precision, recall, AUROC, calibration and other metrics of a run's predictions."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from fedtilt.cli.console import Console, echo
+from fedtilt.cli.tables import fits
+from fedtilt.data.groups import CLASS
+from fedtilt.evaluation.certificate import Certificate
+from fedtilt.evaluation.decision_metrics import METRICS
+from fedtilt.evaluation.estimates import NO_SAMPLES, Estimate
+from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame
+from fedtilt.evaluation.predictions import CLIENT
+from fedtilt.files import write_bytes
+from fedtilt.report.tables import csv_text
+from fedtilt.runs.metrics import read_or_predict
+
+_MAX_ROWS = 40  # groups in a table
+
+
+def metrics(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="WHAT", help="By client, class or a column of groups, and the gaps between them."),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option("--metric", metavar="NAME", help=f"Only this metric; repeatable: {', '.join(METRICS)}."),
+    ] = None,
+    positive: Annotated[
+        str | None, typer.Option(metavar="CLASS", help="Metrics about this class against all others.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option("--method", metavar="NAME", help="Only this method; repeatable.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of the run (default: the first).")] = None,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    resamples: Annotated[int, typer.Option(help="Of the bootstrap; 0: only exact intervals.")] = 1000,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Also write all values and intervals into this file.")
+    ] = None,
+) -> None:
+    """Print decision metrics of a run on its test data, with intervals; nothing is trained.
+
+    Without --by: all test samples together, a column per method. With --by: a table per method.
+    """
+    run = read_or_predict(folder, method or [], seed)
+    frames = {
+        name: metrics_frame(predictions, metric, by=by, positive=positive, confidence=confidence, resamples=resamples)
+        for name, predictions in run.by_method.items()
+    }
+    first = next(iter(run.by_method.values()))
+    console = Console()
+    about = f", class {escape(positive)} against all others" if positive is not None else ""
+    console.print(f"{len(first.labels):,} test samples, seed {run.seed}, after round {run.round}{about}")
+    if by is None:
+        console.print(_fitting(console.width, partial(_overall_table, frames)))
+    for name, frame in frames.items() if by is not None else ():
+        console.print(f"\n[bold]{escape(name)}[/]")
+        console.print(_group_table(frame))
+        console.print(_fitting(console.width, partial(_gap_table, frame)))
+        for line in _missing(frame):
+            console.print(f"[dim]{escape(line)}[/]")
+    console.print(f"[dim]in brackets: {100 * confidence:g} % intervals[/]")
+    grouping = CLASS if by in (None, CLIENT) else by
+    for name, predictions in run.by_method.items():
+        certificate = Certificate(*predictions.counts(grouping), confidence, grouping)
+        console.print(escape(f"{name}: {certificate}; {certificate.about_unseen}"))
+    if csv is not None:
+        write_bytes(csv, _csv(frames, by).encode())
+        echo(f"wrote {csv}")
+
+
+def _fitting(width: int, build: Callable[[str], Table]) -> Table:
+    """A table with values and intervals in one line or, on a narrow terminal, in two."""
+    table = build(" ")
+    return table if fits(table, width) else build("\n")
+
+
+def _overall_table(frames: dict[str, MetricsFrame], separator: str) -> Table:
+    out = _table("metric", frames)
+    for name in next(iter(frames.values())).metrics:
+        cells = [_with_interval(frame.overall_estimates[name], separator) for frame in frames.values()]
+        out.add_row(METRICS[name].title, *cells)
+    return out
+
+
+def _group_table(frame: MetricsFrame) -> Table:
+    titles = [METRICS[name].title.replace(" ", "\n") for name in frame.metrics]
+    out = _table(str(frame.by), [*titles, "samples"])
+    for number, (group, row) in enumerate(frame.group_estimates.items()):
+        if number == _MAX_ROWS:
+            out.add_row(f"… {len(frame.group_estimates) - _MAX_ROWS} more: --csv FILE")
+            break
+        samples = str(next(iter(row.values())).samples)
+        out.add_row(escape(group), *(_number(row[name].value) for name in frame.metrics), samples)
+    return out
+
+
+def _gap_table(frame: MetricsFrame, separator: str) -> Table:
+    out = _table("metric", ["overall", "lowest", "highest", "difference", "ratio"])
+    for name in frame.metrics:
+        gap = frame.gap(name)
+        out.add_row(
+            METRICS[name].title,
+            _with_interval(frame.overall_estimates[name], separator),
+            f"{_number(gap.minimum)}{separator}({escape(gap.lowest)})",
+            f"{_number(gap.maximum)}{separator}({escape(gap.highest)})",
+            _number(gap.difference) + _interval(gap.difference_low, gap.difference_high, separator),
+            _number(gap.ratio) + _interval(gap.ratio_low, gap.ratio_high, separator),
+        )
+    return out
+
+
+def _table(first: str, others: Iterable[str]) -> Table:
+    out = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
+    out.add_column(escape(first), overflow="fold")
+    for title in others:
+        out.add_column(escape(title), justify="right", no_wrap=True)
+    return out
+
+
+def _missing(frame: MetricsFrame) -> list[str]:
+    """Where a value or an interval is missing, and why: a line per metric and reason."""
+    reasons = Counter(
+        (name, estimate.reason) for row in frame.group_estimates.values() for name, estimate in row.items()
+    )
+    lines = []
+    for (name, reason), count in reasons.items():
+        what = "value" if reason in (METRICS[name].undefined, NO_SAMPLES) else "interval"
+        if reason:
+            title = METRICS[name].title
+            lines.append(f"{title}: no {what} for {count} of {len(frame.group_estimates)}: {reason}")
+    return lines
+
+
+def _with_interval(estimate: Estimate, separator: str) -> str:
+    return _number(estimate.value) + _interval(estimate.interval.low, estimate.interval.high, separator)
+
+
+def _interval(low: float, high: float, separator: str) -> str:
+    return "" if math.isnan(low) or math.isnan(high) else f"{separator}\\[{low:.3f}, {high:.3f}]"
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.3f}"
+
+
+def _csv(frames: dict[str, MetricsFrame], by: str | None) -> str:
+    """All values and intervals."""
+    header = ["method", by or "samples", "metric", "value", "low", "high", "interval", "samples", "missing"]
+    rows: list[Sequence[object]] = [header]
+    for method, frame in frames.items():
+        for row in frame.rows():
+            rows.append([method, *(None if cell != cell else cell for cell in row)])  # NaN is an empty field
+    return csv_text(rows)
