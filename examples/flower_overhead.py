@@ -16,7 +16,7 @@ import torch
 
 import fedtilt as ft
 from fedtilt.flower import ServerRunFolder, Task
-from fedtilt.flower.messages import from_arrays, to_arrays
+from fedtilt.flower.model_arrays import from_arrays, to_arrays
 from fedtilt.flower.site.states import SiteStates
 from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.rounds.round import ClientUpdate, invalid_updates, server_update

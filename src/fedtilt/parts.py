@@ -123,6 +123,16 @@ class Parts:
         """Whether the shared model is the same on every client."""
         return self._is_local is None and not self.keeps_buffers
 
+    def initial_digests(self, *, shared: bool) -> dict[str, str]:
+        """Name → digest of what all clients must start with, because no message carries it.
+
+        Args:
+            shared: also of the shared parameters, which a message carries in the first round
+        """
+        pieces = named_pieces(self.initial, self.trained)
+        names = self.trained if shared else self.local_names
+        return {**self.constants, **{name: _digest(pieces[name]) for name in names}}
+
     def initial_server(self) -> dict[str, Tensor]:
         """What the server starts with: the shared parameters, and the buffers that it averages."""
         server = {"parameters": self.shared(self.initial)}

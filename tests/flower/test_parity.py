@@ -18,7 +18,7 @@ from fedtilt.spec import federation_of, load, train_settings_of
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.loopback import Deployment
 from tests.helpers.network import write_app
-from tests.helpers.recipe_model import RecipeModel, other_backbone, other_statistics
+from tests.helpers.recipe_model import RecipeModel, other_backbone, other_head, other_statistics
 
 
 def test_a_real_federation_gives_the_simulators_models(tmp_path: Path) -> None:
@@ -91,19 +91,34 @@ def test_every_part_of_a_recipe_gives_the_simulators_states(
     assert torch.equal(counts[preset].shared, last.counts[preset].shared)
 
 
+LOCAL_HEAD = 'train.local=["head.*"]'
+
+
 @pytest.mark.parametrize(
-    ("model", "reason"),
+    ("model", "settings", "reason"),
     [
-        (other_backbone, "another frozen parameter 'backbone.bias'"),
-        (other_statistics, "another initial buffer 'norm.running_var'"),
+        (other_backbone, "", "another frozen parameter 'backbone.bias'"),
+        (other_statistics, "", "another initial buffer 'norm.running_var'"),
+        (other_head, LOCAL_HEAD, "another initial local parameter 'head.bias'"),
+        (other_head, "methods.fedtilt.personal_start=initial", "another initial parameter 'head.bias'"),
     ],
 )
-def test_a_site_with_another_frozen_part_or_other_buffers_cannot_join(
-    model: object, reason: str, spec: Path, tmp_path: Path
+def test_a_site_with_other_values_that_no_message_carries_cannot_join(
+    model: object, settings: str, reason: str, spec: Path, tmp_path: Path
 ) -> None:
     task = Task(spec=spec, model=RecipeModel)
+    tasks = {1: dataclasses.replace(task, model=model)}
     with pytest.raises(ft.InputError) as error:
-        Deployment(task, tmp_path).run(tasks={1: dataclasses.replace(task, model=model)}, **{"join-quorum": 1.0})
+        Deployment(task, tmp_path).run(tasks=tasks, set=settings, **{"join-quorum": 1.0})
     assert f"site 1 cannot join: has {reason}; give every site the same model" in str(error.value)
     assert "site 0" not in str(error.value)
     assert not (tmp_path / "run/seed-0").exists()
+
+
+def test_other_initial_values_that_the_server_sends_do_not_matter(spec: Path, tmp_path: Path) -> None:
+    task = Task(spec=spec, model=RecipeModel)
+    tasks = {1: dataclasses.replace(task, model=other_head)}
+    Deployment(task, tmp_path / "other").run(tasks=tasks, set="train.rounds=1")
+    Deployment(task, tmp_path).run(set="train.rounds=1")
+    a, b = (RunFolder(home / "run/seed-0").latest().shared for home in (tmp_path, tmp_path / "other"))
+    torch.testing.assert_close(a, b, rtol=0, atol=0)

@@ -18,13 +18,8 @@ from fedtilt.errors import Diverged
 from fedtilt.files import read_json
 from fedtilt.flower import FedTiltStrategy, RoundPolicy
 from fedtilt.flower.membership import Membership
-from fedtilt.flower.messages import (
-    encode_failure,
-    encode_join_reply,
-    encode_train_reply,
-    from_arrays,
-    to_arrays,
-)
+from fedtilt.flower.messages import encode_failure, encode_join_reply, encode_train_reply
+from fedtilt.flower.model_arrays import from_arrays, to_arrays
 from fedtilt.flower.task import FederationInfo
 from fedtilt.parts import Parts
 from fedtilt.rounds.round import ClientUpdate
@@ -205,6 +200,17 @@ def check_only_site_1_is_rejected(tamper: Callable[[RecordDict], None], reason: 
 
 def equal(a: ArrayRecord, b: ArrayRecord) -> bool:
     return all(np.array_equal(a[name].numpy(), b[name].numpy()) for name in {*a, *b})
+
+
+def test_a_robust_rule_stays_robust_if_replies_are_missing() -> None:
+    rule = ft.fedavg(aggregator="trimmed_mean", bad_share=0.34)  # one of the three sites
+    strategy, _, replies = round_one(rule)
+    with pytest.raises(ft.InputError, match="2 of 3 models can be aggregated, and trimmed_mean .* needs 3"):
+        strategy.aggregate_train(1, [replies[0], replies[1]])
+    strategy, _, replies = round_one(rule)
+    set_model(torch.full((P,), 1e30))(replies[1].content)
+    arrays, _ = strategy.aggregate_train(1, replies.values())
+    assert equal(arrays, to_arrays(PARTS, trained_model(2), None))  # the median of sites 0, 2 and 1
 
 
 def test_errors_duplicates_unknown_nodes_and_missing_replies() -> None:

@@ -29,3 +29,11 @@ def other_statistics(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     model = RecipeModel(input_shape, classes)
     model.norm.running_var.fill_(2.0)
     return model
+
+
+def other_head(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The same model with another initial head."""
+    model = RecipeModel(input_shape, classes)
+    with torch.no_grad():
+        model.head.bias += 0.5
+    return model

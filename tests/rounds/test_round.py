@@ -109,6 +109,27 @@ def test_a_method_may_use_any_aggregator(aggregator: str) -> None:
     assert (shared.abs().max() < 5) == (aggregator not in ("tilted", "mean"))
 
 
+@pytest.mark.parametrize("aggregator", ["trimmed_mean", "multi_krum"])
+def test_a_rule_leaves_out_as_many_models_if_some_are_missing(aggregator: str) -> None:
+    """One of five may be bad, and the bad one replies: 0.2 of four replies would be nobody, and the rule a mean."""
+    method, good = fedavg(aggregator=aggregator, bad_share=0.2), [torch.tensor([x]) for x in (1.0, 1.1, 1.2)]
+
+    def shared(*models: Tensor, selected: int) -> float:
+        updates = {n: ClientUpdate(model, 1) for n, model in enumerate(models)}
+        update = server_update(method, {"parameters": torch.zeros(1)}, updates, SETTINGS, selected=selected)
+        return update.state["parameters"].item()
+
+    assert 1 <= shared(*good, torch.tensor([1e6]), selected=5) <= 1.2
+    assert shared(*good, torch.tensor([1e6]), selected=4) > 1e5  # nobody is left out: refused before a run starts
+    rejected = aggregate(
+        method, torch.zeros(1), dict(enumerate([*good, torch.tensor([1e6]), torch.tensor([math.nan])]))
+    )
+    assert 1 <= rejected.state["parameters"].item() <= 1.2
+    message = f"2 of 5 models can be aggregated, and {aggregator} with bad_share = 0.2 needs 3, because 1 may be bad"
+    with pytest.raises(InputError, match=message):
+        shared(*good[:2], selected=5)
+
+
 def test_an_aggregate_that_is_not_finite_is_refused() -> None:
     far = {0: torch.full((3,), -3e38), 1: torch.full((3,), 3e38)}
     with pytest.raises(

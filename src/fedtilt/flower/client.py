@@ -56,7 +56,8 @@ def _summary(task: Task, message: Message, context: Context) -> RecordDict:
 
 def _join(task: Task, message: Message, context: Context) -> RecordDict:
     site = _site(task, message, context)
-    return encode_join_reply(site.number, site.federation.classes, site.parts)
+    start = site.task.method.personal_start
+    return encode_join_reply(site.number, site.federation.classes, site.parts, start)
 
 
 def _train(task: Task, message: Message, context: Context) -> RecordDict:

@@ -10,7 +10,8 @@ from flwr.serverapp import Grid
 
 from fedtilt.data import Schema
 from fedtilt.errors import InputError
-from fedtilt.flower.messages import CONFIG_RECORD, RejectedReply, claimed_site, decode_join_reply
+from fedtilt.flower.messages import CONFIG_RECORD, claimed_site, decode_join_reply
+from fedtilt.flower.model_arrays import RejectedReply
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.schema.messages import reject_problem, schema_config
 from fedtilt.parts import Parts
@@ -40,6 +41,7 @@ class Membership:
         policy: how long to wait for sites
         site_keys: the site of each public key; a node with another key cannot join. None: a node may be any site
         schema: the schema of the sites' tables, which a site's own must fit to join; None: the sites have no tables
+        personal_start: where personal models start; at "initial", all initial values of a site must be the server's
     """
 
     def __init__(
@@ -51,9 +53,10 @@ class Membership:
         policy: RoundPolicy,
         site_keys: SiteKeys | None = None,
         schema: Schema | None = None,
+        personal_start: str = "last",
     ) -> None:
         self._sites, self._classes, self._parts, self._policy = sites, classes, parts, policy
-        self._site_keys, self._schema = site_keys, schema
+        self._site_keys, self._schema, self._personal_start = site_keys, schema, personal_start
         self._connected: dict[int, ConnectedNode] = {}
         self._site_of: dict[int, int] = {}  # node → site
         self._not_joined: dict[int, tuple[int | None, str]] = {}  # node → the site it claims to be, and the reason
@@ -195,7 +198,10 @@ class Membership:
             self._silent.discard(node)
             try:
                 reject_problem(reply)
-                site = decode_join_reply(reply, sites=self._sites, classes=self._classes, parts=self._parts)
+                site = decode_join_reply(
+                    reply, sites=self._sites, classes=self._classes, parts=self._parts,
+                    personal_start=self._personal_start,
+                )  # fmt: skip
                 check_key(self._site_keys, self._connected.get(node), site)
             except RejectedReply as reason:
                 self._refuse(node, claimed_site(reply, self._sites), str(reason))

@@ -11,23 +11,21 @@ site → server   join       site number, number of classes, number of parameter
                 a failure  Flower's error code, and the site number
 """
 
-import io
 import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedtilt.evaluation.metrics import class_spread
+from fedtilt.flower.model_arrays import RejectedReply, from_arrays, shorten, to_arrays
 from fedtilt.flower.training_history import TrainingHistory
-from fedtilt.parts import Parts, Tensors, named_pieces
+from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.round import ClientUpdate
 
-Shapes = Mapping[str, tuple[int, ...]]
 _DECLARED = "declared-"
 ARRAYS_RECORD, CONFIG_RECORD, METRICS_RECORD, CONSTANTS_RECORD = "arrays", "config", "metrics", "constants"
 
@@ -41,69 +39,6 @@ _FAILURES = {  # by Flower's error code; 3 to 5 come from the SuperLink
     7: "could not load the project; see its log",
     8: "crashed; see its log",
 }
-
-
-class RejectedReply(Exception):
-    """A reply that must not be used; the text is the reason."""
-
-
-# -- models ----------------------------------------------------------------------------------------------------------
-
-
-def sent_shapes(parts: Parts) -> Shapes:
-    """Name → shape of every tensor that travels, in order: the shared parameters, then the buffers if averaged."""
-    return {**parts.shared_shapes, **(parts.buffers if parts.averages_buffers else {})}
-
-
-def to_arrays(parts: Parts, parameters: Tensor, buffers: Tensor | None) -> ArrayRecord:
-    """Shared parameters (S,) and, if they are averaged, buffers (B,) as Flower arrays by name."""
-    pieces = named_pieces(parameters, parts.shared_shapes)
-    if parts.averages_buffers:
-        assert buffers is not None
-        pieces |= named_pieces(buffers, parts.buffers)
-    return ArrayRecord({name: piece.detach().cpu().contiguous() for name, piece in pieces.items()})
-
-
-def from_arrays(record: ArrayRecord, parts: Parts) -> dict[str, Tensor]:
-    """The inverse of `to_arrays`: "parameters" and, if they are averaged, "buffers"."""
-    values = _vector(record, sent_shapes(parts))
-    size = sum(math.prod(shape) for shape in parts.shared_shapes.values())
-    return {"parameters": values[:size]} | ({"buffers": values[size:]} if parts.averages_buffers else {})
-
-
-def _vector(record: ArrayRecord, shapes: Shapes) -> Tensor:
-    """Flower arrays as one vector (P,); rejects other names, shapes and types before it uses any of their bytes.
-
-    A received array header is never parsed, only compared with the expected one.
-    """
-    missing, unknown = shapes.keys() - record.keys(), record.keys() - shapes.keys()
-    if missing or unknown:
-        raise RejectedReply(f"has other parameters: {len(missing)} are missing and {len(unknown)} are unknown")
-    parts = []
-    for name, shape in shapes.items():
-        array, header = record[name], _header(shape)
-        if array.shape != shape:
-            raise RejectedReply(f"has shape {_shorten(array.shape)} instead of {shape} in {name!r}")
-        if array.dtype != "float32":
-            raise RejectedReply(f"has type {_shorten(array.dtype)} instead of float32 in {name!r}")
-        right_size = array.stype == "numpy.ndarray" and len(array.data) == len(header) + 4 * math.prod(shape)
-        if not right_size or not array.data.startswith(header):
-            raise RejectedReply("has a parameter that cannot be read")
-        parts.append(np.frombuffer(array.data, "<f4", offset=len(header)))
-    return torch.from_numpy(np.concatenate(parts))
-
-
-def _header(shape: tuple[int, ...]) -> bytes:
-    """The first bytes that `np.save`, which Flower uses, writes for a float32 array of this shape."""
-    buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    return buffer.getvalue()
-
-
-def _shorten(value: object) -> str:
-    """A value from a reply as at most 40 printable characters."""
-    text = ascii(value).strip("'")
-    return text if len(text) <= 40 else text[:39] + "…"
 
 
 # -- server → site ---------------------------------------------------------------------------------------------------
@@ -167,10 +102,11 @@ class EvaluationReply(NamedTuple):
     class_spreads: tuple[float, float]  # std over the site's classes, of the shared and of the personal model
 
 
-def encode_join_reply(site: int, classes: int, parts: Parts) -> RecordDict:
+def encode_join_reply(site: int, classes: int, parts: Parts, personal_start: str = "last") -> RecordDict:
     """A site's reply to `join`."""
     metrics = MetricRecord({"site": site, "classes": classes, "parameters": parts.shared_size})
-    return RecordDict({METRICS_RECORD: metrics, CONSTANTS_RECORD: ConfigRecord(dict(parts.constants))})
+    digests = parts.initial_digests(shared=personal_start == "initial")
+    return RecordDict({METRICS_RECORD: metrics, CONSTANTS_RECORD: ConfigRecord(dict(digests))})
 
 
 def encode_train_reply(parts: Parts, update: ClientUpdate, round: int) -> RecordDict:
@@ -224,25 +160,29 @@ def claimed_site(reply: Message, sites: int) -> int | None:
     return site if type(site) is int and 0 <= site < sites else None
 
 
-def decode_join_reply(reply: Message, *, sites: int, classes: int, parts: Parts) -> int:
+def decode_join_reply(
+    reply: Message, *, sites: int, classes: int, parts: Parts, personal_start: str = "last"
+) -> int:  # fmt: skip
     """Decode a reply to `join` into the site number."""
     metrics = reply_metrics(reply)
     site = int_in(metrics, "site", 0, sites - 1)
     for key, expected in (("classes", classes), ("parameters", parts.shared_size)):
         if (value := int_in(metrics, key, 0, 2**62)) != expected:
             raise RejectedReply(f"has {value} {key} instead of {expected}")
-    _check_constants(reply.content.get(CONSTANTS_RECORD), parts)
+    digests = parts.initial_digests(shared=personal_start == "initial")
+    _check_initial_values(reply.content.get(CONSTANTS_RECORD), digests, parts)
     return site
 
 
-def _check_constants(received: object, parts: Parts) -> None:
-    """Reject a site whose frozen parameters or initial buffers are not the server's."""
+def _check_initial_values(received: object, digests: Mapping[str, str], parts: Parts) -> None:
+    """Reject a site that starts with other values than the server where no message would correct them."""
     constants = received if isinstance(received, ConfigRecord) else {}
-    for name, digest in parts.constants.items():
+    for name, digest in digests.items():
         if constants.get(name) != digest:
-            what = "frozen parameter" if name in parts.frozen_names else "initial buffer"
+            kinds = {"frozen": parts.frozen_names, "initial local": parts.local_names, "initial": parts.trained}
+            what = next((f"{kind} parameter" for kind, names in kinds.items() if name in names), "initial buffer")
             raise RejectedReply(f"has another {what} {name!r}; give every site the same model and init")
-    if unknown := len(constants) - len(parts.constants):
+    if unknown := len(constants) - len(digests):
         raise RejectedReply(f"has {unknown} frozen parameters or buffers too many; give every site the same model")
 
 
@@ -264,7 +204,7 @@ def _declared(metrics: MetricRecord) -> dict[str, float]:
     for key, value in metrics.items():
         if key.startswith(_DECLARED):
             if not isinstance(value, float) or not math.isfinite(value):
-                raise RejectedReply(f"declares {_shorten(key)} that is not a finite number")
+                raise RejectedReply(f"declares {shorten(key)} that is not a finite number")
             declared[key.removeprefix(_DECLARED)] = value
     return declared
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 from flwr.app import Message
 
 from fedtilt.flower.membership import Membership
-from fedtilt.flower.messages import RejectedReply
+from fedtilt.flower.model_arrays import RejectedReply
 
 Decoded = TypeVar("Decoded")
 

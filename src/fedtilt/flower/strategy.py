@@ -10,14 +10,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedtilt.evaluation.results import Summary
 from fedtilt.flower.combine_metrics import combine_replies
 from fedtilt.flower.membership import Membership, MissingSitesError, list_reasons
-from fedtilt.flower.messages import (
-    decode_evaluation_reply,
-    decode_train_reply,
-    encode_instruction,
-    from_arrays,
-    history_config,
-    to_arrays,
-)
+from fedtilt.flower.messages import decode_evaluation_reply, decode_train_reply, encode_instruction, history_config
+from fedtilt.flower.model_arrays import from_arrays, to_arrays
 from fedtilt.flower.model_jumps import JumpCheck
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.replies import collect_replies, missing_replies
@@ -75,7 +69,7 @@ class FedTiltStrategy(Strategy):
         self._jumps = JumpCheck(settings.screen or 0.0, 0, self._server["parameters"])
         self.membership = Membership(
             sites=info.sites, classes=len(info.class_names), parts=parts, policy=self.policy, site_keys=site_keys,
-            schema=info.schema,
+            schema=info.schema, personal_start=method.personal_start,
         )  # fmt: skip
         self.summaries: list[tuple[int, Summary]] = []
 
@@ -188,7 +182,9 @@ class FedTiltStrategy(Strategy):
             del accepted[site]
         self._record_participation(round, accepted, rejected)
         mechanism = self._mechanism and self._mechanism.for_round(round)
-        updated = server_update(self.method, self._server, accepted, self.settings, mechanism)
+        updated = server_update(
+            self.method, self._server, accepted, self.settings, mechanism, selected=len(self._selected)
+        )
         if mechanism is not None:
             self._releases += 1
             if self.run_folder is not None:

@@ -190,6 +190,8 @@ def server_update(
     updates: Mapping[int, ClientUpdate],
     settings: TrainSettings,
     mechanism: GaussianMechanism | None = None,
+    *,
+    selected: int | None = None,
 ) -> ServerUpdate:
     """Aggregate the clients' w_n into the next w; invalid models are left out and reported.
 
@@ -201,10 +203,12 @@ def server_update(
         updates: client → its update
         settings: the server optimiser
         mechanism: with `settings.privacy`, that of this round
+        selected: how many clients were asked for an update; None: as many as sent one
     """
     if (settings.privacy is None) != (mechanism is None):
         raise ValueError("settings.privacy and the mechanism of the round need each other")
     received = server["parameters"]
+    selected = len(updates) if selected is None else selected
     rejected = invalid_updates(updates, server)
     updates = {client: updates[client] for client in sorted(updates) if client not in rejected}
     state, bounded = dict(server), dict[int, str]()
@@ -221,7 +225,7 @@ def server_update(
     if mechanism is not None:
         aggregated = mechanism.aggregate(method, received, {client: u.parameters for client, u in updates.items()})
     else:
-        aggregated = _aggregate(method, received, [u.parameters for u in updates.values()], weights)
+        aggregated = _aggregate(method, received, [u.parameters for u in updates.values()], weights, selected)
     state["parameters"] = aggregated
     if settings.server_optimizer is not None:
         state |= server_step(settings, server, aggregated)
@@ -238,9 +242,26 @@ def server_update(
     return ServerUpdate(state, dict(sorted(rejected.items())), bounded)
 
 
-def _aggregate(method: Method, received: Tensor, models: Sequence[Tensor], weights: Tensor | None) -> Tensor:
+def _aggregate(
+    method: Method, received: Tensor, models: Sequence[Tensor], weights: Tensor | None, selected: int
+) -> Tensor:
     """The aggregated model by the rule of the method."""
     stacked = torch.stack(list(models))  # (C, S)
     if method.aggregator != "tilted":
-        return AGGREGATORS[method.aggregator].apply(stacked, weights, received, method.bad_share)
+        bad_share = _bad_share(method, len(models), selected)
+        return AGGREGATORS[method.aggregator].apply(stacked, weights, received, bad_share)
     return tilted(stacked, method.q, method.distance, weights=weights, start=received, steps=method.steps)
+
+
+def _bad_share(method: Method, models: int, selected: int) -> float:
+    """The share of these models that may be bad: as many as of all selected clients, for the bad ones do reply."""
+    if models == selected or not AGGREGATORS[method.aggregator].takes_bad_share:
+        return method.bad_share
+    bad = int(method.bad_share * selected + 1e-9)
+    if 2 * bad >= models:
+        raise InputError(
+            f"{models} of {selected} models can be aggregated, and {method.aggregator} with bad_share = "
+            f"{method.bad_share:g} needs {2 * bad + 1}, because {bad} may be bad; lower bad_share of method "
+            f"{method.name!r}, or wait for more clients"
+        )
+    return bad / models

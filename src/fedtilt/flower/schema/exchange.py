@@ -21,7 +21,8 @@ from fedtilt.flower.membership import (
     list_reasons,
     wait_for_nodes,
 )
-from fedtilt.flower.messages import RejectedReply, claimed_site
+from fedtilt.flower.messages import claimed_site
+from fedtilt.flower.model_arrays import RejectedReply
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.reply_size import limit_reply_size
 from fedtilt.flower.schema.messages import MAX_SIZE, SUMMARY_REQUEST, decode_summary_reply

@@ -16,7 +16,8 @@ from flwr.app import ConfigRecord, ConfigRecordValues, Message, MetricRecord, Re
 from fedtilt.data import Schema
 from fedtilt.data.tables.summaries import Summary
 from fedtilt.errors import InputError
-from fedtilt.flower.messages import CONFIG_RECORD, METRICS_RECORD, RejectedReply, int_in, reply_metrics
+from fedtilt.flower.messages import CONFIG_RECORD, METRICS_RECORD, int_in, reply_metrics
+from fedtilt.flower.model_arrays import RejectedReply
 
 SUMMARY_REQUEST = "query.summary"
 MAX_SIZE = 2**24  # characters of a summary or a schema
