@@ -8,7 +8,7 @@ import click
 import typer
 from rich.markup import escape
 
-from fedtilt.cli import data, deploy, export, init, metrics, report, reproduce, resume, run, tune
+from fedtilt.cli import audit, data, deploy, export, init, metrics, report, reproduce, resume, run, tune
 from fedtilt.cli.console import Console, echo
 from fedtilt.cli.show_table import print_warnings
 from fedtilt.errors import InputError, InputWarning
@@ -27,6 +27,7 @@ app.command()(tune.tune)
 app.command()(init.init)
 app.command()(resume.resume)
 app.command()(report.report)
+app.command()(audit.audit)
 app.command()(metrics.metrics)
 app.command()(export.export)
 app.command()(reproduce.reproduce)

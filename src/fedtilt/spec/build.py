@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from fedtilt.data import Dataset, Federation, Schema, images, leaf, load
+from fedtilt.data.corrections import corrected
 from fedtilt.data.tables.columns import Source
 from fedtilt.data.tables.table import Roles, Table, known_schema, open_table
 from fedtilt.errors import InputError
@@ -21,7 +22,7 @@ def federation_of(spec: Spec, seed: int) -> Federation:
     """The federation that a spec describes."""
     c, dataset = spec.clients, dataset_of(spec, seed)
     own_clients = dataset.client_names is not None and c.partition in (None, "column")
-    return Federation.build(
+    federation = Federation.build(
         dataset,
         clients=None if own_clients else c.count,
         partition=c.partition,
@@ -33,6 +34,7 @@ def federation_of(spec: Spec, seed: int) -> Federation:
         outliers=spec.outliers.to_outliers(),
         seed=seed,
     )
+    return corrected(federation, exclude=spec.data.exclude, relabel=spec.data.relabel)
 
 
 def dataset_of(spec: Spec, seed: int) -> Dataset:

@@ -114,6 +114,19 @@ class _DataFields(SpecTable):
         description="the share of each client's rows of file, or images, that is test data; left out: 0.25",
         examples=[0.25],
     )
+    exclude: str | None = Field(
+        default=None,
+        description="training samples to leave out, as fedtilt audit writes them; a path relative to the spec",
+        examples=["suspects.csv"],
+        json_schema_extra=allowed_text("a CSV file"),
+    )
+    relabel: str | None = Field(
+        default=None,
+        description="training samples that get the label they look like, as fedtilt audit writes them; a path relative "
+        "to the spec",
+        examples=["suspects.csv"],
+        json_schema_extra=allowed_text("a CSV file"),
+    )
     folder: str = Field(
         default="",
         description="the folder of downloaded data sets; empty: FEDTILT_DATA, else ~/.cache/fedtilt",

@@ -23,7 +23,8 @@ from fedtilt.spec.table import SpecTable
 
 Raw = dict[str, Any]
 _LONG_DOTTED_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){50}""")
-_PATHS = (*(("data", key) for key in ("file", "images", "leaf", "schema", "folder")), ("train", "init"))
+_DATA_PATHS = ("file", "images", "leaf", "schema", "exclude", "relabel", "folder")
+_PATHS = (*(("data", key) for key in _DATA_PATHS), ("train", "init"))
 
 
 def builtin_names() -> list[str]:

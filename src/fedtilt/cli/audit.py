@@ -1,0 +1,191 @@
+"""`fedtilt audit`: which training samples look mislabelled, and training again without them or with other labels."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedtilt.audit.samples import Audit, Suspect, WrongLabels
+from fedtilt.audit.suspects_file import suspects_csv
+from fedtilt.cli.console import Console, echo
+from fedtilt.cli.progress import RunCallbacks
+from fedtilt.cli.run import AsJson, Quiet, Verbose, new_folder, run_and_print
+from fedtilt.errors import InputError
+from fedtilt.evaluation.results import Result
+from fedtilt.files import read_json, write_bytes
+from fedtilt.runs.audit import Gain, RunAudit, audit_run, corrected_spec, gains
+from fedtilt.runs.spec_run import run_spec
+
+_MAX_CLIENTS = 10  # in the table of clients
+
+
+def audit(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder, trained with --audit.")],
+    method: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The method that judges (default: the smallest lam).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of the run (default: the first).")] = None,
+    cut: Annotated[float, typer.Option(min=0, max=1, help="The lowest score of a suspect.")] = 0.5,
+    top: Annotated[int, typer.Option(min=0, help="How many suspects to print.")] = 15,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="The file of suspects to write (default: RUN/suspects.csv).")
+    ] = None,
+    drop: Annotated[
+        Path | None, typer.Option("--drop", metavar="CSV", help="Train again without the samples of this file.")
+    ] = None,
+    relabel: Annotated[
+        Path | None,
+        typer.Option("--relabel", metavar="CSV", help="Train again with the label that these samples look like."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="With --drop or --relabel: the new run (default: a folder in runs/).")
+    ] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the samples whose labels look wrong, worst first, and write them into a CSV file.
+
+    Nothing is trained, unless with --drop or --relabel: these train the run again, and print what it gained.
+    """
+    if drop is None and relabel is None:
+        if out is not None:
+            raise InputError(f"--out {out} is the folder of a new run; use it with --drop or --relabel, or use --csv")
+        _audit(folder, audit_run(folder, method, seed), cut, top, csv or folder / "suspects.csv", quiet, as_json)
+        return
+    ignored = {"--method": method, "--seed": seed, "--csv": csv}
+    for option, value in ignored.items():
+        if value is not None:
+            raise InputError(f"{option} {value} has no effect with --drop or --relabel; leave it out")
+    _train_again(folder, drop, relabel, out, quiet, verbose, as_json)
+
+
+def _audit(folder: Path, run: RunAudit, cut: float, top: int, csv: Path, quiet: bool, as_json: bool) -> None:
+    audit, suspects = run.audit, run.audit.suspects(cut)
+    write_bytes(csv, suspects_csv(suspects).encode())
+    if as_json:
+        echo(json.dumps(_as_json(run, suspects, cut) | {"csv": str(csv)}, indent=2))
+        return
+    if quiet:
+        echo(f"suspects: {csv}")
+        return
+    console = Console()
+    console.print(Text(_headline(run)))
+    console.print(_expectation(audit, cut))
+    if suspects:
+        console.print(_suspect_table(suspects[:top]))
+    console.print(_client_table(audit.wrong_labels()[:_MAX_CLIENTS]))
+    if audit.never_selected:
+        names = ", ".join(audit.never_selected[:5]) + (", …" if len(audit.never_selected) > 5 else "")
+        console.print(Text(f"not judged, because they never took part: {len(audit.never_selected)} clients ({names})"))
+    console.print(Text("A hard but correct sample looks bad too: look at the suspects before you act on them."))
+    console.print(Text(f"suspects: {csv}"), soft_wrap=True, highlight=False)
+    if suspects:
+        command = f"fedtilt audit {shlex.quote(str(folder))} --drop {shlex.quote(str(csv))}"
+        console.print(Text(f"next:     {command}   (or --relabel)"), soft_wrap=True, highlight=False)
+
+
+def _headline(run: RunAudit) -> str:
+    audit, clients = run.audit, len(run.audit.client.unique())
+    others = [name for name in run.methods if name != audit.method]
+    choice = f" (--method for {', '.join(others[:3])})" if others else ""
+    return (
+        f"{len(audit):,} samples of {clients} clients, judged by {audit.method}{choice} after round {run.round}, "
+        f"seed {run.seed}"
+    )
+
+
+def _expectation(audit: Audit, cut: float) -> Table:
+    """How many suspects each cut has, and how many of these are expected to be wrong."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for name in ("score", "suspects", "expected wrong", "of all wrong labels"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for found in audit.cuts(sorted({cut, 0.5, 0.9, 0.99})):
+        table.add_row(f"≥ {found.score:g}", f"{found.suspects:,}", f"{found.precision:.0%}", f"{found.recall:.0%}")
+    return table
+
+
+def _suspect_table(suspects: Sequence[Suspect]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column("row", no_wrap=True)
+    for name in ("client", "labelled", "looks like"):
+        table.add_column(name, overflow="ellipsis", no_wrap=True)
+    for name in ("score", "loss", "weight"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for s in suspects:
+        names = (Text(text) for text in (s.row, s.client, s.label, s.looks_like))
+        table.add_row(*names, f"{s.score:.3f}", f"{s.loss:.2f}", f"{s.weight:.2f}")
+    return table
+
+
+def _client_table(clients: Sequence[WrongLabels]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column("client", overflow="fold")
+    for name in ("samples", "suspects", "wrong labels", "95 % interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in clients:
+        wrong = row.wrong
+        table.add_row(
+            Text(row.client), f"{row.samples:,}", f"{row.suspects:,}", f"{wrong.share:.1%}",
+            f"{wrong.low:.1%} to {wrong.high:.1%}",
+        )  # fmt: skip
+    return table
+
+
+def _as_json(run: RunAudit, suspects: Sequence[Suspect], cut: float) -> dict[str, object]:
+    audit = run.audit
+    return {
+        "method": audit.method,
+        "seed": run.seed,
+        "round": run.round,
+        "samples": len(audit),
+        "cut": cut,
+        "cuts": [found._asdict() for found in audit.cuts()],
+        "clients": [_wrong_json(row) for row in audit.wrong_labels()],
+        "classes": [_wrong_json(row) for row in audit.wrong_labels(by_class=True)],
+        "never_selected": list(audit.never_selected),
+        "suspects": [suspect._asdict() for suspect in suspects],
+    }
+
+
+def _wrong_json(row: WrongLabels) -> dict[str, object]:
+    return row._asdict() | {"wrong": row.wrong._asdict()}
+
+
+def _train_again(
+    folder: Path, drop: Path | None, relabel: Path | None, out: Path | None, quiet: bool, verbose: bool, as_json: bool
+) -> None:
+    spec = corrected_spec(folder, exclude=drop, relabel=relabel)
+    if not (folder / "results.json").exists():
+        raise InputError(f"{folder} is not finished; fedtilt resume {shlex.quote(str(folder))} first")
+    new = out or new_folder(f"{spec.name}-corrected")
+
+    def train(callbacks: RunCallbacks) -> dict[int, Result]:
+        return run_spec(spec, new, **callbacks._asdict())
+
+    run_and_print(spec, new, train, quiet=quiet, verbose=verbose, as_json=as_json)
+    if not (quiet or as_json):
+        found = gains(read_json(folder / "results.json"), read_json(new / "results.json"))
+        Console().print(_gain_table(found))
+        if not any(gain.split == "validation" for gain in found):
+            echo("no validation data; set clients.validation = 0.1 in the spec to judge by data that is not the test")
+
+
+def _gain_table(found: Sequence[Gain]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column("method", overflow="fold")
+    table.add_column("accuracy on")
+    for name in ("before", "after", "gain"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for gain in found:
+        difference = gain.after - gain.before
+        table.add_row(
+            Text(gain.method), gain.split, f"{gain.before:.2f} %", f"{gain.after:.2f} %", f"{difference:+.2f} points"
+        )
+    return table

@@ -1,0 +1,166 @@
+"""Corrections of training data from a file of samples, such as `fedtilt audit` writes: leave them out, or relabel them.
+
+The file is a CSV with a header. `row` names the sample as `Federation.row_names` does, `label` is the label that it
+has, and `looks_like` the label that it gets. Other columns are for the reader. To keep a sample, delete its line.
+"""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fedtilt.data.federation import Federation, classes_by_client
+from fedtilt.data.outliers import Outliers
+from fedtilt.errors import InputError
+
+
+class Correction(NamedTuple):
+    """A line of the file."""
+
+    line: int
+    row: str
+    label: str
+    looks_like: str
+
+
+class _Place(NamedTuple):
+    """Where a training sample is."""
+
+    client: int
+    position: int  # among the client's training samples
+    sample: int  # its position in the data set
+
+
+def corrected(federation: Federation, *, exclude: str | None = None, relabel: str | None = None) -> Federation:
+    """A federation without some training samples, or with other labels of some.
+
+    Samples that are test or validation data here, with another seed, stay as they are. Flips that are drawn once become
+    the labels of the data, so that the other samples keep theirs.
+
+    Args:
+        federation: the federation
+        exclude: a file of samples to leave out
+        relabel: a file of samples that get the label in `looks_like`
+    """
+    if exclude is None and relabel is None:
+        return federation
+    if exclude is not None and relabel is not None and Path(exclude).resolve() == Path(relabel).resolve():
+        raise InputError(f"{exclude} is both to leave out and to relabel; choose one")
+    federation = _keep_flips(federation)
+    places = {
+        name: _Place(client, position, int(index[position]))
+        for client, index in enumerate(federation.train_index)
+        for position, name in enumerate(federation.row_names(client))
+    }
+    y = federation.dataset.y_train.clone()
+    if relabel is not None:
+        for correction, place in _find(federation, places, relabel):
+            y[place.sample] = _class_number(federation, relabel, correction)
+    keep = [torch.ones(len(index), dtype=torch.bool) for index in federation.train_index]
+    if exclude is not None:
+        for _, place in _find(federation, places, exclude):
+            keep[place.client][place.position] = False
+    for client, kept in enumerate(keep):
+        if len(kept) and not kept.any():
+            raise InputError(
+                f"{exclude} leaves client {federation.client_names[client]} without training data; delete some of its "
+                f"{len(kept)} lines"
+            )
+    train_index = [index[kept] for index, kept in zip(federation.train_index, keep, strict=True)]
+    return replace(
+        federation,
+        dataset=replace(federation.dataset, y_train=y),
+        train_index=train_index,
+        client_classes=classes_by_client(y, train_index, federation.classes),
+    )
+
+
+def _keep_flips(federation: Federation) -> Federation:
+    """The federation with flips that are drawn once as the labels of its data; other noise cannot be kept."""
+    kind, redraw = federation.outliers.kind, federation.outliers.redraw
+    if kind == "none" or redraw == "round":
+        return federation
+    if kind != "flips":
+        raise InputError(
+            f"outliers = {kind!r} that are drawn once depend on the number of samples, so samples cannot be left out "
+            "or relabelled; use flips, or data without planted outliers"
+        )
+    y = federation.dataset.y_train.clone()
+    for client in range(federation.clients):
+        y[federation.train_index[client]] = federation.train(client, seed=0, round=1)[1]
+        if federation.validation_outliers:
+            y[federation.validation_index[client]] = federation.validation(client)[1]
+    return replace(
+        federation,
+        dataset=replace(federation.dataset, y_train=y),
+        outliers=Outliers(),
+        validation_outliers=False,
+        has_outliers=torch.zeros_like(federation.has_outliers),
+    )
+
+
+def _find(federation: Federation, places: dict[str, _Place], path: str) -> Iterator[tuple[Correction, _Place]]:
+    """The corrections of a file that are about training samples, with their places."""
+    other: set[str] | None = None
+    for correction in read_corrections(Path(path)):
+        place = places.get(correction.row)
+        if place is None:
+            other = _names_of_all(federation) if other is None else other
+            if correction.row not in other:
+                raise InputError(
+                    f"{path}, line {correction.line}: {correction.row!r} is no sample of {federation.dataset.name!r}; "
+                    "use the file that fedtilt audit wrote for this data"
+                )
+            continue
+        label = federation.class_names[int(federation.dataset.y_train[place.sample])]
+        if label != correction.label:
+            raise InputError(
+                f"{path}, line {correction.line}: {correction.row} was labelled {correction.label!r}, and is "
+                f"{label!r} now; audit the data again"
+            )
+        yield correction, place
+
+
+def _names_of_all(federation: Federation) -> set[str]:
+    """The names of all samples of the data, whatever they are used for."""
+    data = federation.dataset
+    if data.row_names is not None:
+        return set(data.row_names[:])
+    return {f"training sample {row}" for row in range(len(data.y_train))}
+
+
+def _class_number(federation: Federation, path: str, correction: Correction) -> int:
+    if correction.looks_like not in federation.class_names:
+        raise InputError(
+            f"{path}, line {correction.line}: looks_like = {correction.looks_like!r} is no class; choose one of "
+            f"{', '.join(federation.class_names[:20])}"
+        )
+    return federation.class_names.index(correction.looks_like)
+
+
+def read_corrections(path: Path) -> list[Correction]:
+    """The lines of a file of samples; one that is damaged, or names a sample twice, is refused."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            missing = [key for key in ("row", "label", "looks_like") if key not in (reader.fieldnames or ())]
+            if missing:
+                raise InputError(f"{path} has no column {missing[0]!r}; use a file that fedtilt audit wrote")
+            lines = [
+                Correction(reader.line_num, entry["row"] or "", entry["label"] or "", entry["looks_like"] or "")
+                for entry in reader
+            ]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} cannot be read ({error}); use a file that fedtilt audit wrote") from error
+    seen: dict[str, int] = {}
+    for correction in lines:
+        if correction.row in seen:
+            raise InputError(
+                f"{path} names {correction.row!r} in line {seen[correction.row]} and in line {correction.line}; "
+                "delete one of them"
+            )
+        seen[correction.row] = correction.line
+    return lines

@@ -1,0 +1,92 @@
+"""The audit of a run folder, and training again without its suspects or with other labels."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedtilt.audit.samples import Audit, audit_samples, most_robust
+from fedtilt.data import Federation
+from fedtilt.errors import InputError
+from fedtilt.runs.run import fingerprint_of
+from fedtilt.runs.spec_run import open_seed, prepare_seed, spec_of
+from fedtilt.storage.fingerprint import read_fingerprint
+from fedtilt.storage.provenance import read_record
+
+if TYPE_CHECKING:
+    from fedtilt.spec import Spec
+
+
+class RunAudit(NamedTuple):
+    """The audit of one seed of a run."""
+
+    seed: int
+    round: int
+    audit: Audit
+    federation: Federation
+    methods: tuple[str, ...]  # that could judge
+
+
+def audit_run(folder: Path, method: str | None = None, seed: int | None = None) -> RunAudit:
+    """The audit of a run from its last checkpoint.
+
+    Args:
+        folder: the run folder
+        method: the method that judges; None: the one with the smallest lam, and of equals the first
+        seed: which seed of the run; None: the first
+    """
+    seed, run_folder = open_seed(folder, seed)
+    if read_record(folder).get("runner") == "flower":
+        raise InputError(f"{folder} was trained on Flower sites; the audit of samples is on the sites, in suspects.csv")
+    fingerprint = read_fingerprint(run_folder.folder / "fingerprint.json")
+    if not fingerprint["train"].get("audit"):
+        raise InputError(f"{folder} has no data for an audit; train it again with --audit (train.audit = true)")
+    state = run_folder.latest()
+    if state is None:
+        raise InputError(f"{folder} has no checkpoint of seed {seed} yet; train it first")
+    prepared = prepare_seed(spec_of(folder), seed, folder)
+    names = tuple(m.name for m in prepared.methods)
+    if method is not None and method not in names:
+        raise InputError(f"{folder} has no method {method!r}; it has {', '.join(names)}")
+    now = fingerprint_of(prepared)
+    for key in ("samples", "partition", "sizes"):
+        if now[key] != fingerprint[key]:
+            data = prepared.federation.dataset.name
+            raise InputError(f"the data {data!r} was changed since {folder} was trained; restore it, or train again")
+    judge = method or most_robust(prepared.methods)
+    audit = audit_samples(judge, state.client_states, prepared.federation)
+    return RunAudit(seed, state.round, audit, prepared.federation, names)
+
+
+def corrected_spec(folder: Path, *, exclude: Path | None = None, relabel: Path | None = None) -> "Spec":
+    """The spec of a run, without the samples of a file or with their other labels; corrections add up."""
+    spec = spec_of(folder)
+    changes = {"exclude": exclude, "relabel": relabel}
+    for key, path in changes.items():
+        before = getattr(spec.data, key)
+        if path is not None and before is not None:
+            raise InputError(
+                f"{folder} was trained with data.{key} = {before!r} already; add these samples to that file, and audit "
+                "the run before it again"
+            )
+    return spec_of(folder, *(f"data.{key}={path.resolve()}" for key, path in changes.items() if path is not None))
+
+
+class Gain(NamedTuple):
+    """What a method gained, in points."""
+
+    method: str
+    split: str  # "validation" or "test"
+    before: float  # mean accuracy over clients, in percent
+    after: float
+
+
+def gains(before: dict[str, Any], after: dict[str, Any]) -> list[Gain]:
+    """The accuracy of every method in two results.json, on validation data if there is any, and on test data."""
+    found = []
+    for method, old in before["methods"].items():
+        new = after["methods"][method]
+        if "validation" in old and "validation" in new:
+            found.append(
+                Gain(method, "validation", old["validation"]["accuracy"]["mean"], new["validation"]["accuracy"]["mean"])
+            )
+        found.append(Gain(method, "test", old["accuracy"]["mean"], new["accuracy"]["mean"]))
+    return found
