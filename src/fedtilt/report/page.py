@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from fedtilt.csv_text import csv_text
 from fedtilt.report import html
 from fedtilt.report.compare import (
     ACCURACY,
@@ -27,7 +28,7 @@ from fedtilt.report.figures import MAX_METHODS, Figure, build_figures
 from fedtilt.report.run_reader import Run
 from fedtilt.report.style import Style, styles
 from fedtilt.report.summary import cautions, facts, headline, lowest_accuracies
-from fedtilt.report.tables import Published, csv_text, format_difference
+from fedtilt.report.tables import Published, format_difference
 from fedtilt.version import __version__
 
 _OVERVIEW_METRICS = (ACCURACY, CLIENT_FAIRNESS, CLIENT_DATA_FAIRNESS, METRICS[4])

@@ -1,10 +1,9 @@
 """The comparison as Markdown and CSV."""
 
-import csv as csv_format
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedtilt.csv_text import csv_text
 from fedtilt.evaluation.statistics import PairedDifference
 from fedtilt.report.compare import METRICS, VIEWS, Metric, Row, SeedValues, best_and_tied, comparison_tables
 from fedtilt.report.run_reader import Run
@@ -39,13 +38,6 @@ def as_csv(runs: Sequence[Run], published: Sequence[Published]) -> str:
                 method_numbers = numbers.get(method, {}) if view == "evaluated" else {}
                 lines.append(line + [method_numbers.get(m.key) for m in published_metrics])
     return csv_text(lines)
-
-
-def csv_text(lines: Iterable[Sequence[Any]]) -> str:
-    """Rows as CSV; floats unrounded, None as an empty field."""
-    out = io.StringIO()
-    csv_format.writer(out, lineterminator="\n").writerows(lines)
-    return out.getvalue()
 
 
 def format_mean_std(values: SeedValues) -> str:

@@ -11,8 +11,8 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup
 
+from fedtilt.csv_text import csv_text
 from fedtilt.report import html
-from fedtilt.report.tables import csv_text
 from fedtilt.reproduction.chapter import (
     CaptionedFigure,
     Table,
