@@ -12,7 +12,8 @@ from fedtilt.data.tables.schema import Column, Schema
 from fedtilt.data.tables.threads import map_columns
 from fedtilt.errors import InputError
 
-_BATCH = 8  # inputs
+_TOGETHER = 8  # inputs
+_BLOCK = 1 << 22  # numbers
 
 
 def encode(
@@ -30,7 +31,8 @@ def encode(
         inspect: called with each feature while its cells are in memory
     """
     matrices = [np.empty((len(part), len(schema.inputs)), np.float32) for part in parts]
-    batches = _batches([column for column in schema.columns if column.is_feature])
+    features = [column for column in schema.columns if column.is_feature]
+    batches = _batches(features, min(_TOGETHER, _BLOCK // len(columns)))  # of a large file a column at a time
     ends = accumulate(sum(len(column.inputs) for column in batch) for batch in batches)
 
     def encode_batch(batch: Sequence[Column], end: int) -> None:
@@ -51,14 +53,14 @@ def encode(
     return matrices
 
 
-def _batches(features: Iterable[Column]) -> list[list[Column]]:
-    """Consecutive columns with up to 8 inputs, or a single one with more.
+def _batches(features: Iterable[Column], together: int) -> list[list[Column]]:
+    """Consecutive columns with up to `together` inputs, or a single one with more.
 
     Numbers that are neighbours in a matrix are written together, which is faster than one by one.
     """
     batches: list[list[Column]] = []
     for column in features:
-        if batches and sum(len(other.inputs) for other in (*batches[-1], column)) <= _BATCH:
+        if batches and sum(len(other.inputs) for other in (*batches[-1], column)) <= together:
             batches[-1].append(column)
         else:
             batches.append([column])

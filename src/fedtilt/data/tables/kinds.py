@@ -35,9 +35,10 @@ def all_missing(kind: str | None, length: int) -> Cells:
 
 def check_finite(columns: Columns, name: str, values: np.ndarray) -> None:
     """Refuse a column with an infinite number."""
-    bad = np.flatnonzero(np.isinf(values))
-    if len(bad):
-        raise bad_cell(columns, name, f"{values[bad[0]]:g}", int(bad[0]), "features are finite numbers")
+    infinite = np.isinf(values)
+    if infinite.any():
+        position = int(infinite.argmax())
+        raise bad_cell(columns, name, f"{values[position]:g}", position, "features are finite numbers")
 
 
 def bad_cell(columns: Columns, name: str, cell: str, position: int, rule: str) -> InputError:

@@ -1,7 +1,7 @@
 """One file or data frame of a table, column by column, as Arrow arrays.
 
-Arrow reads CSV on all cores and knows missing values in columns of every type; a Parquet file is read one column at a
-time, so that it never is in memory twice.
+Arrow reads CSV on all cores and knows missing values in columns of every type; a Parquet file is read a few columns at
+a time, so that it never is in memory twice.
 """
 
 import contextlib

@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -141,7 +142,7 @@ def _summarise_column(
         return _summarise_names(name, cells, cells.codes[positions], min_count, is_given)
     if cells.values is None:  # ignored, or an identifier
         return ColumnSummary(name=name, kind=cells.kind, rows=len(positions), missing=0)
-    values = cells.values[positions]
+    values = cells.values.take(positions)
     values.sort()
     observed = int(np.searchsorted(values, np.nan))  # NaN comes last
     values, missing = values[:observed], len(values) - observed
@@ -190,12 +191,19 @@ def _quantiles(values: np.ndarray, min_count: int) -> tuple[float, ...]:
     >>> _quantiles(np.arange(11.0), 5)
     (5.0,)
     """
-    count = min(MAX_QUANTILES, len(values) // min_count)  # 15 is odd: the middle one is the median
+    low, high, share = _quantile_positions(len(values), min_count)
+    below = values[low]
+    return tuple((below + (values[high] - below) * share).tolist())
+
+
+@lru_cache(maxsize=1024)
+def _quantile_positions(length: int, min_count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The positions of the neighbours of each quantile, and the share of the upper one; often the same for columns."""
+    count = min(MAX_QUANTILES, length // min_count)  # 15 is odd: the middle one is the median
     count -= count > 0 and count % 2 == 0
-    position = (np.arange(count) + 0.5) / max(count, 1) * (len(values) - 1)
+    position = (np.arange(count) + 0.5) / max(count, 1) * (length - 1)
     low = np.floor(position).astype(np.int64)
-    high = np.minimum(low + 1, len(values) - 1)
-    return tuple((values[low] + (values[high] - values[low]) * (position - low)).tolist())
+    return low, np.minimum(low + 1, length - 1), position - low
 
 
 def merge(summaries: Sequence[Summary], schema: Schema | None = None) -> Schema:
