@@ -7,9 +7,9 @@ indicators y, a kernel ridge regression of y − p on f predicts each sample wit
 
     prediction = p + K (K + I)⁻¹ (y − p), without the sample,    K = exp(−‖f − f'‖² / median ‖f − f'‖²)
 
-The share of a client's labels that differ from this prediction is `unexplained`. Neighbours in the space of a model find
-wrong labels (Bahri et al., "Deep k-NN for Noisy Labels", ICML 2020, arXiv 2004.12289); the residual lets the shared
-model decide where the client has too few samples.
+The share of a client's labels that differ from this prediction is `unexplained`. Neighbours in the space of a model
+find wrong labels (Bahri et al., "Deep k-NN for Noisy Labels", ICML 2020, arXiv 2004.12289); the regression of the
+residual lets the shared model decide where the client has too few samples.
 
 A client is bad if its unexplained share is far above those of the others: by 20 points, and by 2.5 robust deviations
 (median and median absolute deviation over clients, and the error of a share of so many samples). It is different if
@@ -17,7 +17,7 @@ this holds only for the share that the shared model alone does not predict.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt import seeds
-from fedtilt.audit.samples import Audit, audited_labels
+from fedtilt.audit.samples import Audit
 from fedtilt.data import Federation
 from fedtilt.data.inputs import take
 from fedtilt.data.naming import client_number
@@ -47,8 +47,8 @@ class ClientScore(NamedTuple):
     unexplained: float  # share that neither the shared model nor the client's other samples predict
     unknown: float  # share that the shared model does not predict
     loss: float  # of the shared model
-    distance: float  # of its updates from the others, median over rounds; 1 is ordinary, NaN: not collected
-    suspects: float  # share with a suspicion score of at least 0.5; NaN: not collected
+    distance: float  # of its updates from the others, median over rounds; 1 is ordinary, NaN: never took part
+    suspects: float  # share with a suspicion score of at least 0.5; NaN: never took part
     samples: int
 
 
@@ -102,15 +102,15 @@ class ClientAudit:
 
         if row.verdict == "different":
             return (
-                f"client {row.client} is different, not bad: the shared model does not predict {row.unknown:.0%} of its "
-                f"labels (median of all clients {median('unknown'):.0%}), but its other samples do: "
+                f"client {row.client} is different, not bad: the shared model does not predict {row.unknown:.0%} of "
+                f"its labels (median of all clients {median('unknown'):.0%}), but its other samples do: "
                 f"{row.unexplained:.0%} remain"
             )
         more = f"the shared model's loss on it is {row.loss:.2f} ({median('loss'):.2f})"
         if not math.isnan(row.suspects):
             more += f", {row.suspects:.0%} of its samples are suspects ({median('suspects'):.0%})"
         if not math.isnan(row.distance):
-            more += f", its updates are {row.distance:.2f} times as far from the others as the median"
+            more += f", and its updates are {row.distance:.2f} times as far from the others as the median"
         return (
             f"client {row.client} looks bad: {row.unexplained:.0%} of its labels are predicted neither by the shared "
             f"model nor by its other samples (median of all clients {median('unexplained'):.0%}); {more}"
@@ -118,26 +118,20 @@ class ClientAudit:
 
 
 def audit_clients(
-    method: str,
-    federation: Federation,
-    model_of: Callable[[int], nn.Module],
-    distances: Tensor | None = None,
-    samples: Audit | None = None,
+    samples: Audit, federation: Federation, model_of: Callable[[int], nn.Module], distances: Tensor
 ) -> ClientAudit:
     """Which clients look bad, and which are merely different.
 
     Args:
-        method: the method whose shared model judges
+        samples: the audit of samples, by the method whose shared model judges
         federation: the clients and their data
         model_of: the shared model as a client uses it, by the number of the client
         distances: of updates by round, (rounds, clients), from `distances_by_round`
-        samples: the audit of samples, for the share of suspects
     """
     measured = [_measure(federation, client, model_of(client)) for client in range(federation.clients)]
     unexplained, unknown, loss, sizes = torch.tensor(measured, dtype=torch.float64).T
     is_bad, score = standing_out(unexplained, sizes)
     is_unknown, _ = standing_out(unknown, sizes)
-    distances = torch.zeros(0, federation.clients) if distances is None else distances
     distance = distances.nanmedian(0).values if len(distances) else torch.full((federation.clients,), torch.nan)
     rows = [
         ClientScore(
@@ -155,18 +149,19 @@ def audit_clients(
     ]
     ordered = sorted(rows, key=lambda row: (row.verdict != "bad", -row.score))
     return ClientAudit(
-        method=method, clients=tuple(ordered), distances=distances, client_names=federation.client_names
+        method=samples.method, clients=tuple(ordered), distances=distances, client_names=federation.client_names
     )  # fmt: skip
 
 
 def _measure(federation: Federation, client: int, model: nn.Module) -> tuple[float, float, float, int]:
     """Unexplained and unknown shares and the loss of the shared model, and of how many samples."""
-    y = audited_labels(federation, client)
+    once = federation.outliers.redraw == "once"  # those of every round are not the data's
+    x, y = federation.train(client, seed=0, round=1) if once else federation.clean_train(client)
     chosen = torch.arange(len(y))
     if len(y) > _MOST_SAMPLES:
         chosen = torch.tensor(seeds.choose(seeds.key(0, "audit/clients", client=client), len(y), _MOST_SAMPLES))
     with torch.no_grad():
-        outputs = logits(model.eval(), take(federation.clean_train(client)[0], chosen))
+        outputs = logits(model.eval(), take(x, chosen))
     log_p, y = outputs.double().log_softmax(1), y[chosen]
     unknown = (log_p.argmax(1) != y).double().mean()
     return float(unexplained_share(log_p, y)), float(unknown), float(-log_p.gather(1, y[:, None]).mean()), len(y)
@@ -216,6 +211,6 @@ def _error_of_share(shares: Tensor, samples: Tensor) -> Tensor:
     return p * (1 - p) / (samples + 2)
 
 
-def _suspects(samples: Audit | None, client: int) -> float:
-    scores: Sequence[float] | Tensor = () if samples is None else samples.score[samples.client == client]
-    return float((torch.as_tensor(scores) >= 0.5).double().mean()) if len(scores) else math.nan
+def _suspects(samples: Audit, client: int) -> float:
+    scores = samples.score[samples.client == client]
+    return float((scores >= 0.5).double().mean()) if len(scores) else math.nan

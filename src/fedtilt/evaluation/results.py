@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from fedtilt.audit.clients import ClientAudit, audit_clients
 from fedtilt.audit.samples import Audit, audit_samples, most_robust
 from fedtilt.data import Federation
 from fedtilt.data.groups import CLASS
@@ -24,6 +25,7 @@ from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates
 from fedtilt.rounds.gaussian_mechanism import PrivacyLoss
 from fedtilt.rounds.round import build_client_model
+from fedtilt.rounds.update_distances import distances_by_round
 
 
 class Summary(NamedTuple):
@@ -227,6 +229,10 @@ class MethodResult:
         """The shared model; its local parts are the initial ones, and so are its buffers unless they are averaged."""
         return build_client_model(self._net, self._parts, self._server, {})
 
+    def shared_of(self, client: int | str) -> nn.Module:
+        """The shared model with the local parts and buffers of a client."""
+        return self._model(client, personal=False)
+
     def personal(self, client: int | str) -> nn.Module:
         """The personal model of a client, by number or name; of one that was never selected, the shared model."""
         if not self.method.personal:
@@ -238,9 +244,12 @@ class MethodResult:
 
         Its personal model if it has one; otherwise the shared model, with the local parts and buffers of the client.
         """
+        return self._model(client, personal=True)
+
+    def _model(self, client: int | str, *, personal: bool) -> nn.Module:
         owner = self.method.name, client_number(client, self.client_names)
         kept = {} if self._client_states is None else self._client_states.get(owner)
-        return build_client_model(self._net, self._parts, self._server, kept, personal=True)
+        return build_client_model(self._net, self._parts, self._server, kept, personal=personal)
 
 
 def over_seeds(results: Mapping[int, "Result"]) -> dict[str, Any]:
@@ -317,6 +326,18 @@ class Result(Mapping[str, MethodResult]):
         if self._federation is None or judge._client_states is None:
             raise InputError("the samples are not on this machine; the audit is written where they are, on their sites")
         return audit_samples(judge.method.name, judge._client_states, self._federation)
+
+    def audit_clients(self, method: str | None = None) -> ClientAudit:
+        """Which clients look bad as a whole, and which are merely different; the run must have `audit=True`.
+
+        Args:
+            method: the method that judges; left out: the one with the smallest lam, and of equals the first
+        """
+        samples = self.audit(method)
+        assert self._federation is not None  # otherwise `audit` raises
+        judge = self[samples.method]
+        distances = distances_by_round(judge._server, self._federation.clients)
+        return audit_clients(samples, self._federation, judge.shared_of, distances)
 
     def __repr__(self) -> str:
         rows = "\n".join(

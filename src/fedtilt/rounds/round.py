@@ -29,6 +29,7 @@ from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.rounds.screening import screen
 from fedtilt.rounds.server_optimizers import server_step
 from fedtilt.rounds.settings import TrainSettings
+from fedtilt.rounds.update_distances import DISTANCES, add_distances
 from fedtilt.training import LocalJob, Trained
 
 
@@ -212,6 +213,8 @@ def server_update(
     rejected = invalid_updates(updates, server)
     updates = {client: updates[client] for client in sorted(updates) if client not in rejected}
     state, bounded = dict(server), dict[int, str]()
+    if settings.audit and mechanism is None and len(updates) > 1:
+        state[DISTANCES] = add_distances(server, updates)
     if settings.screen and updates:
         updates, refused, bounded, state["update_lengths"] = screen(server, updates, settings.screen)
         rejected |= refused
