@@ -1,6 +1,7 @@
 """Mutations of bytes, text and JSON values; the same generator gives the same mutations."""
 
 import copy
+import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -104,3 +105,11 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
         places += entries
         level = [part[key] for part, key in entries]
     return places
+
+
+def dump_json(value: Any) -> str:
+    """A value as JSON; one that is nested too deeply for that as a text that is too."""
+    try:
+        return json.dumps(value)
+    except RecursionError:
+        return "[" * 100_000

@@ -14,7 +14,8 @@ from pathlib import Path
 from chaos.report import Report
 from fedtilt.errors import InputError
 
-Target = Callable[[Path], Callable[[random.Random], object]]  # a folder → a function that makes and reads one input
+Read = Callable[[random.Random], object]  # makes one input and reads it
+Target = Callable[[Path], Read]  # a folder → a function that makes and reads one input in it
 _SECONDS = 20  # for one input
 _MEMORY = 6 * 2**30  # bytes that a worker may add
 _EXAMPLES = 3  # of one kind of failure
@@ -58,7 +59,7 @@ def _start(name: str, target: Target, numbers: range, folder: Path) -> tuple[int
     return child, results
 
 
-def _work(name: str, read_one: Callable[[random.Random], object], numbers: range) -> dict[str, object]:
+def _work(name: str, read_one: Read, numbers: range) -> dict[str, object]:
     accepted = refused = 0
     failures: dict[str, list[str]] = {}
     for number in numbers:

@@ -291,6 +291,7 @@ INVALID = [
     (["run", "--out", "full"], "full is not empty"),
     (["resume", "nosuch"], "nosuch does not exist; check the path"),
     (["resume", "full"], "full is not a run folder: it has no run.json"),
+    (["resume", "x" * 300], "xxx cannot be used: File name too long; check the path, its permissions and the disk"),
     (["export", "nosuch", "--method", "ditto", "--to", "x.safetensors"], "nosuch does not exist; check the path"),
     (["export", "run", "--method", "ditto", "--to", "y.onnx"], "--to y.onnx does not end in .safetensors, the format"),
     (["data", "get", "nosuch"], "nosuch"),

@@ -1,5 +1,7 @@
 """The command line: one file per command, and the only place that prints."""
 
+import io
+import os
 import sys
 import warnings
 from typing import Annotated, Any, NoReturn
@@ -51,8 +53,14 @@ def _top(
 
 
 def main() -> None:
-    """Run the command line; bad input prints one line and exits with code 2, other errors keep their traceback."""
+    """Run the command line.
+
+    Bad input and a file that cannot be read or written print one line and exit with code 2; other errors keep their
+    traceback.
+    """
     _show_data_warnings()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name
     try:
         sys.exit(app(prog_name="fedtilt", standalone_mode=False))
     except click.UsageError as error:
@@ -62,6 +70,14 @@ def main() -> None:
         _exit_with_error(_usage_message(error))
     except InputError as error:
         _exit_with_error(str(error))
+    except BrokenPipeError:  # the reader, such as head, has stopped
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        remedy = "check the path, its permissions and the disk"
+        _exit_with_error(f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}; {remedy}")
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
 
