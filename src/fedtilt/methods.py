@@ -319,8 +319,8 @@ def check_levels(methods: Iterable[Method], groups: Iterable[str]) -> None:
         for name, _ in m.levels:
             if name not in known:
                 raise InputError(
-                    f"levels of method {m.name!r} have {name!r}, but the data has the groups {', '.join(known)}; name "
-                    "the column in data.group, or in group= of ft.data.table"
+                    f"levels of method {m.name!r} have {name!r}, but the data has the groups "
+                    f"{', '.join(map(repr, known))}; name the column in data.group, or in group= of ft.data.table"
                 )
 
 

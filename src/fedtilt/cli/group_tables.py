@@ -1,16 +1,15 @@
 """The accuracy of every method by group, for data that names groups."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedtilt.cli.tables import format_mean_std
+from fedtilt.cli.tables import fits, format_mean_std
 from fedtilt.data.groups import CLASS
 
-_MAX_GROUPS = 6  # with a column each; of more, the worst is named
 # title, key in `over_seeds`, whether higher is better
 _COLUMNS = [
     ("spread", "spread", False),
@@ -19,41 +18,43 @@ _COLUMNS = [
 ]
 
 
-def group_tables(table: Mapping[str, Any]) -> list[Table]:
+def group_tables(table: Mapping[str, Any], width: int) -> list[Table]:
     """A table per column of groups: a row per method, the best value of a column in bold.
+
+    If the groups have no room for a column each, the worst group of each method is named instead.
 
     Args:
         table: the metrics of all methods, from `over_seeds`
+        width: of the terminal, in characters
     """
     methods = table["methods"]
-    names = [name for name in next(iter(methods.values())).get("groups", {}) if name != CLASS]
-    return [
-        _group_table(name, {method: values["groups"][name] for method, values in methods.items()}) for name in names
-    ]
+    tables = []
+    for name in next(iter(methods.values())).get("groups", {}):
+        if name != CLASS:
+            by_method = {method: values["groups"][name] for method, values in methods.items()}
+            full = _group_table(name, by_method, list(next(iter(by_method.values()))["accuracy"]))
+            tables.append(full if fits(full, width) else _group_table(name, by_method, []))
+    return tables
 
 
-def _group_table(name: str, methods: Mapping[str, Any]) -> Table:
-    groups = list(next(iter(methods.values()))["accuracy"])
-    shown = groups if len(groups) <= _MAX_GROUPS else []
+def _group_table(name: str, methods: Mapping[str, Any], groups: Sequence[str]) -> Table:
     out = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     out.add_column(f"by {escape(name)}", overflow="fold")
-    for title in [*map(escape, shown), *([] if shown else ["worst group"]), *(title for title, _, _ in _COLUMNS)]:
-        out.add_column(title, justify="right")
+    for title in [*map(escape, groups or ["worst group"]), *(title for title, _, _ in _COLUMNS)]:
+        out.add_column(title, justify="right", no_wrap=True)
     rows = {
-        method: [v["accuracy"][g] for g in shown] + [v[key] for _, key, _ in _COLUMNS] for method, v in methods.items()
+        method: [values["accuracy"][group] for group in groups] + [values[key] for _, key, _ in _COLUMNS]
+        for method, values in methods.items()
     }
-    higher = [True] * len(shown) + [better for _, _, better in _COLUMNS]
-    best = [
-        (max if better else min)(round(row[k]["mean"], 2) for row in rows.values()) for k, better in enumerate(higher)
-    ]
+    choose = [max] * len(groups) + [max if higher_is_better else min for _, _, higher_is_better in _COLUMNS]
+    best = [pick(round(row[k]["mean"], 2) for row in rows.values()) for k, pick in enumerate(choose)]
     for method, row in rows.items():
+        cells = [format_mean_std(values) for values in row]
         cells = [
-            f"[bold green]{format_mean_std(values)}[/]"
-            if round(values["mean"], 2) == best[k]
-            else format_mean_std(values)
-            for k, values in enumerate(row)
+            f"[bold green]{cell}[/]" if round(values["mean"], 2) == top else cell
+            for cell, values, top in zip(cells, row, best, strict=True)
         ]
-        out.add_row(escape(method), *([] if shown else [_worst(methods[method]["accuracy"])]), *cells)
+        out.add_row(escape(method), *([] if groups else [_worst(methods[method]["accuracy"])]), *cells)
     return out
 
 
@@ -69,6 +70,6 @@ def group_legend(table: Mapping[str, Any]) -> str:
     lines = {
         "group": "% of its test samples at all clients",
         "spread": "std over groups; lower is fairer",
-        "spread, worst in clients": "std over a client's groups, its worst group; mean over clients",
+        "in clients": "over a client's own groups; mean over clients",
     }
-    return "\n".join(f"[dim]{title:<26}{text}[/]" for title, text in lines.items())
+    return "\n".join(f"[dim]{title:<22}{text}[/]" for title, text in lines.items())

@@ -135,7 +135,7 @@ def run_and_print(
             results = {seed: result.only(table["methods"]) for seed, result in results.items()}
         console.print(comparison_table(table, results, federation.client_names, federation.class_names, console.width))
         console.print(legend(results))
-        for rows in group_tables(table):
+        for rows in group_tables(table, console.width):
             console.print(rows)
         if text := group_legend(table):
             console.print(text)

@@ -180,7 +180,7 @@ class MethodResult:
         if by == CLASS:
             return self.correct, self.total, self.class_names or tuple(map(str, range(self.total.shape[1])))
         if by not in self.group_counts:
-            known = ", ".join([CLASS, *(name for name in self.group_counts if name != CLASS)])
+            known = ", ".join(map(repr, self.group_counts or [CLASS]))
             raise InputError(
                 f"by = {by!r} is no grouping of this run, which has {known}; name the column in data.group"
             )

@@ -188,7 +188,8 @@ def _override(raw: Raw, text: str) -> None:
         target.pop(last, None)
     else:  # for a key of type text, 5 and 2026-01-01 are text
         value = _parse_value(value_text)
-        target[last] = value_text if _takes_text(kind) and not isinstance(value, str) else value
+        is_value = isinstance(value, str) or (isinstance(value, list) and _takes_list(kind))
+        target[last] = value_text if _takes_text(kind) and not is_value else value
 
 
 def _split_override(raw: Raw, text: str) -> tuple[str, str, str]:
@@ -215,6 +216,10 @@ def _takes_text(kind: Any) -> bool:
         return False
     kinds = {kind, *get_args(kind)}
     return str in kinds or any(str in get_args(part)[:1] for part in kinds)
+
+
+def _takes_list(kind: Any) -> bool:
+    return any(get_origin(part) is tuple for option in get_args(kind) for part in (option, *get_args(option)[:1]))
 
 
 def _parse_value(text: str) -> Any:
