@@ -1,4 +1,4 @@
-"""The names of a table's rows, as the user finds them in the file: they stay with every sample."""
+"""The names of rows, as the user finds them in a file or a list: they stay with every sample."""
 
 import bisect
 import csv
@@ -18,13 +18,15 @@ class FileRows:
     path: str
     length: int
     separator: str | None = None  # of a text file; None: Parquet
+    is_one_of_several: bool = False
 
     def __len__(self) -> int:
         return self.length
 
-    def label(self, position: int) -> str:
-        """`row 17`."""
-        return f"row {self._numbers[position]}"
+    def row_name(self, position: int) -> str:
+        """`row 17`, or `north.csv, row 17` of one of several files."""
+        file = f"{Path(self.path).name}, " if self.is_one_of_several else ""
+        return f"{file}row {self._numbers[position]}"
 
     @cached_property
     def _numbers(self) -> Sequence[int]:
@@ -54,16 +56,32 @@ class IndexRows:
     def __len__(self) -> int:
         return len(self.index)
 
-    def label(self, position: int) -> str:
+    def row_name(self, position: int) -> str:
         """`row patient 3`."""
         return f"row {self.index[position]}"
 
 
-@dataclass(frozen=True)
-class RowNames(Sequence[str]):
-    """The name of every row: of one file `row 17`, of several `north.csv, row 17`."""
+@dataclass(frozen=True, eq=False)
+class SampleRows:
+    """Samples of a client or another source, by their names, or else by their numbers."""
 
-    parts: tuple[FileRows | IndexRows, ...]
+    origin: str  # such as "client 'north'"
+    length: int
+    names: Sequence[str] | None = None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def row_name(self, position: int) -> str:
+        """`sample 3 of client 'north'`."""
+        return f"sample {position} of {self.origin}" if self.names is None else self.names[position]
+
+
+@dataclass(frozen=True, eq=False)
+class RowNames(Sequence[str]):
+    """The name of every row of a data set that has several parts."""
+
+    parts: Sequence[FileRows | IndexRows | SampleRows]
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -75,14 +93,7 @@ class RowNames(Sequence[str]):
     def __getitem__(self, position):  # type: ignore[no-untyped-def]  # of a slice: a list
         if isinstance(position, slice):
             return [self[n] for n in range(*position.indices(len(self)))]
-        if not -len(self) <= position < len(self):
-            raise IndexError(position)
-        position %= len(self)
+        position = range(len(self))[position]
         number = bisect.bisect_right(self._ends, position)
         part = self.parts[number]
-        label = part.label(position - (self._ends[number] - len(part)))
-        return f"{Path(part.path).name}, {label}" if len(self.parts) > 1 and isinstance(part, FileRows) else label
-
-    def part(self, position: int) -> int:
-        """The number of the file that a row is in."""
-        return bisect.bisect_right(self._ends, position)
+        return part.row_name(position - self._ends[number] + len(part))

@@ -1,10 +1,7 @@
 """Samples and labels from arrays, tensors and lists, and the data set that several clients' samples make."""
 
-import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,6 +12,7 @@ from fedtilt import checks
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.inputs import Inputs, concatenate, named_tensors, take
 from fedtilt.data.naming import sort_names
+from fedtilt.data.row_names import RowNames, SampleRows
 from fedtilt.data.sampling import draw_test_data
 from fedtilt.errors import InputError
 
@@ -48,36 +46,15 @@ class Samples:
             self,
             x=take(self.x, torch.from_numpy(rows)),
             labels=pick(self.labels),
-            row_names=[self.row_name(row) for row in rows],
+            row_names=[self.rows.row_name(row) for row in rows],
             groups={column: pick(names) for column, names in self.groups.items()},
             weights=None if self.weights is None else self.weights[rows],
         )
 
-    def row_name(self, row: int) -> str:
-        """Where a sample comes from, such as `sample 3 of client 'north'`."""
-        return f"sample {row} of {self.origin}" if self.row_names is None else self.row_names[row]
-
-
-@dataclass(frozen=True, eq=False)
-class SampleNames(Sequence[str]):
-    """Where each sample of several parts comes from."""
-
-    parts: Sequence[Samples]
-
-    @cached_property
-    def _ends(self) -> list[int]:
-        return list(accumulate(len(part) for part in self.parts))
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def __getitem__(self, position):  # type: ignore[no-untyped-def]  # of a slice: a list
-        if isinstance(position, slice):
-            return [self[n] for n in range(*position.indices(len(self)))]
-        position = range(len(self))[position]
-        number = bisect.bisect_right(self._ends, position)
-        part = self.parts[number]
-        return part.row_name(position - self._ends[number] + len(part))
+    @property
+    def rows(self) -> SampleRows:
+        """Where each sample comes from, such as `sample 3 of client 'north'`."""
+        return SampleRows(self.origin, len(self), self.row_names)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -226,7 +203,7 @@ def make_dataset(
         image=parts[0].image,
         client_names=tuple(client.name for client in clients) if keep_clients else None,
         group_names=group_names or None,
-        row_names=SampleNames(parts),
+        row_names=RowNames([part.rows for part in parts]),
         **split,
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import pyarrow as pa
 
-from fedtilt.data.row_names import RowNames
+from fedtilt.data.row_names import FileRows, RowNames
 from fedtilt.data.tables.parts import SUFFIXES, Part, file_part, frame_part, is_text
 from fedtilt.errors import InputError
 
@@ -30,7 +30,7 @@ class Columns:
     parts: tuple[Part, ...]
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return sum(len(part.rows) for part in self.parts)
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -137,8 +137,16 @@ def _checked(title: str, name: str, parts: list[Part], optional: Sequence[str]) 
     for part in parts:
         if not len(part.rows):
             raise InputError(f"table {part.name} has 0 rows below its header; add some")
+    if len(parts) > 1:
+        parts = [_one_of_several(part) for part in parts]
     known = [name for name in optional if any(name in part.header for part in parts)]
     return Columns(title, name, _same_columns([_with_missing(part, known) for part in parts]))
+
+
+def _one_of_several(part: Part) -> Part:
+    """The same part with the file's name in the names of its rows."""
+    rows = part.rows
+    return replace(part, rows=replace(rows, is_one_of_several=True)) if isinstance(rows, FileRows) else part
 
 
 def _with_missing(part: Part, names: Sequence[str]) -> Part:
