@@ -94,14 +94,15 @@ def fit_mixture(margin: Tensor, client: Tensor, clients: int) -> Mixture:
     """
     margin = margin.double()
     sizes = torch.bincount(client, minlength=clients).double()
-    right, variance = float(margin.median()), float(margin.var(unbiased=False)) / 2 + 1e-6
-    mixture = Mixture(right, min(-right, right), math.sqrt(variance), torch.full((clients,), 0.1, dtype=torch.float64))
+    deviation = math.sqrt(float(margin.var(unbiased=False)) / 2 + 1e-6)
+    least = 0.1 * deviation  # right labels are on the right side, so that the order by margin stays
+    right = max(float(margin.median()), least)
+    mixture = Mixture(right, -right, deviation, torch.full((clients,), 0.1, dtype=torch.float64))
     for _ in range(_ITERATIONS):
         p = mixture.score(margin, client)
         share = float(p.mean().clamp(1e-6, 1 - 1e-6))
-        right = float(((1 - p) * margin).sum() / (1 - p).sum().clamp_min(1e-9))
-        wrong = float((p * margin).sum() / p.sum().clamp_min(1e-9))
-        wrong = min(wrong, -right, right)
+        right = max(float(((1 - p) * margin).sum() / (1 - p).sum().clamp_min(1e-9)), least)
+        wrong = min(float((p * margin).sum() / p.sum().clamp_min(1e-9)), -right)
         variance = float(((1 - p) * (margin - right) ** 2 + p * (margin - wrong) ** 2).mean())
         by_client = torch.zeros(clients, dtype=torch.float64).index_add_(0, client, p)
         shares = (by_client + _PRIOR_SAMPLES * share) / (sizes + _PRIOR_SAMPLES)
