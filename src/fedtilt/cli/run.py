@@ -53,6 +53,9 @@ def run(
     device: Device = None,
     seed: Seed = None,
     seeds: Seeds = None,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Collect what fedtilt audit needs to find wrong labels.")
+    ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
@@ -61,7 +64,7 @@ def run(
 
     Without a spec: FedAvg, Ditto and FedTilt on 20 clients with 30 % wrong labels, in seconds.
     """
-    overrides = overrides_of(settings, data_dir)
+    overrides = [*overrides_of(settings, data_dir), *(["train.audit=true"] if audit else [])]
     loaded = load(spec, overrides=overrides, methods=method or [], seed=seed, seeds=seeds, device=device)
     folder = out or new_folder(loaded.name)
 
