@@ -48,3 +48,12 @@ def test_lora() -> None:
     assert float(before.split()[1]) < 10
     assert float(after.split()[1]) > 70
     assert after.endswith("1320 of 8970 numbers travel")
+
+
+def test_three_levels() -> None:
+    lines = output_of("three_levels").splitlines()
+    rows = {line.split()[0]: [float(value) for value in line.split()[1:]] for line in lines[2:5] + lines[8:10]}
+    none, by_class, by_class_and_ward = range(3)
+    assert rows["ill"][by_class] > rows["ill"][none]
+    assert rows["children"][by_class_and_ward] > max(rows["children"][:2]) + 5
+    assert lines[-1].startswith("worst ward of a hospital: none ")
