@@ -10,7 +10,8 @@ from torch import nn
 from fedtilt.data import Dataset, Federation, Schema, images, leaf, load
 from fedtilt.data.corrections import corrected
 from fedtilt.data.tables.columns import Source
-from fedtilt.data.tables.table import Roles, Table, known_schema, open_table
+from fedtilt.data.tables.roles import Roles, known_schema
+from fedtilt.data.tables.table import Table, open_table
 from fedtilt.errors import InputError
 from fedtilt.imports import import_function
 from fedtilt.models import MODELS, ModelSource

@@ -1,7 +1,7 @@
 """The user's own table: read, split, described by a schema, and as a model's input."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -16,13 +16,12 @@ from fedtilt.data.tables.cells import classes_problem, read_cells, read_names
 from fedtilt.data.tables.columns import Columns, Source, read_columns
 from fedtilt.data.tables.encoding import encode
 from fedtilt.data.tables.kinds import Cells
-from fedtilt.data.tables.schema import ROLES, Column, Schema, read_schema
+from fedtilt.data.tables.roles import Roles, check_names, known_schema
+from fedtilt.data.tables.schema import Column, Schema, read_schema
 from fedtilt.data.tables.splits import draw_test_rows
 from fedtilt.data.tables.summaries import Summary, merge, summarise_sites
 from fedtilt.data.tables.table_warnings import column_warnings, left_out
 from fedtilt.errors import InputError
-
-Roles = Mapping[str, str | int | Sequence[str | int] | None]  # the columns that are no features, by what they are
 
 
 def table(
@@ -279,7 +278,7 @@ def open_table(
     columns = read_columns(source, text=text, optional=optional)
     if site is not None:
         columns = columns.with_missing([*optional, *dropped, *([] if known.client is None else [known.client])])
-    _check_names(columns, known, dropped)
+    check_names(columns, known, dropped)
     taken = [name for role, name in known.roles if role != "split_time"]
     names = [name for name in columns.header if name not in (*taken, *dropped)]
     if known.columns:
@@ -297,52 +296,9 @@ def open_table(
     return Table(columns, known, tuple(names), site)
 
 
-def known_schema(
-    schema: Schema | str | os.PathLike[str] | None, roles: Roles
-) -> Schema:  # fmt: skip
-    """What the user says of a table: a schema or the path of one, and the roles of columns."""
-    known = schema if isinstance(schema, Schema) else Schema(columns=()) if schema is None else read_schema(schema)
-    group = roles.get("group") or ()
-    names: dict[str, str | tuple[str, ...]] = {
-        role: str(name) for role, name in roles.items() if name is not None and role != "group"
-    }
-    if group:
-        names["group"] = (str(group),) if isinstance(group, str | int) else tuple(map(str, group))
-    for role, name in names.items():
-        written = getattr(known, role)
-        if written and written != name:
-            raise InputError(f"{role} = {name!r} differs from the schema's, {written!r}; correct one of them")
-    return replace(known, **names)  # type: ignore[arg-type]
-
-
 def _codes(groups: Mapping[str, tuple[np.ndarray, tuple[str, ...]]], rows: np.ndarray) -> dict[str, Tensor] | None:
     """The number of each row's group, by column; None without columns."""
     return {name: torch.from_numpy(codes[rows]) for name, (codes, _) in groups.items()} or None
-
-
-def _check_names(columns: Columns, schema: Schema, drop: Iterable[str]) -> None:
-    """Refuse names that are no columns, and columns with two roles."""
-    known = ", ".join(columns.header)
-    used: dict[str, str] = {}
-    wanted = [
-        *schema.roles,
-        *(("schema", column.name) for column in schema.columns),
-        *(("drop", n) for n in drop),
-    ]
-    for role, name in wanted:
-        if name not in columns.header:
-            raise InputError(f"{role} = {name!r} is not a column of {columns.name}; its columns are {known}")
-        if role == "drop" and used.get(name) not in (None, "split_time"):
-            raise InputError(f"drop contains {name!r}, which is the {used[name]}; leave it out")
-        if role in ROLES and role != "split_time":
-            if name in used:
-                raise InputError(
-                    f"{used[name]} and {role} are both {name!r}; they must be two columns of {columns.name}"
-                )
-            used[name] = role
-    splits = [role for role in ("split", "split_group", "split_time") if getattr(schema, role) is not None]
-    if len(splits) > 1:
-        raise InputError(f"{' and '.join(splits)} are two ways to split; choose one")
 
 
 def _weights(columns: Columns, name: str) -> np.ndarray:
