@@ -174,3 +174,17 @@ def test_levels_need_groups_in_the_data() -> None:
     result = ft.run(methods, fed, ft.models.mlp, rounds=1, participation=1.0)
     assert torch.equal(*(result[name]._server["parameters"] for name in ("fedtilt", "tau")))
     assert result["tau"].groups == {}
+
+
+def test_the_report_and_the_terminal_have_a_table_per_column(fedtilt, tmp_path: Path) -> None:
+    patients().to_csv(tmp_path / "patients.csv", index=False)
+    (tmp_path / "patients.toml").write_text(SPEC)
+    code, printed, _ = fedtilt("run", "patients.toml", "--out", "run", "--set", "seeds=2")
+    assert code == 0
+    accuracy = read_json(tmp_path / "run/results.json")["methods"]["fedtilt"]["groups"]["sex"]["accuracy"]["f"]["mean"]
+    page = (tmp_path / "run/report.html").read_text()
+    for column in ("ward", "sex", "ward, sex"):
+        assert f"by {column}" in printed
+        assert f"<h4>By {column}</h4>" in page
+    assert f"{accuracy:.2f}" in printed
+    assert f'data-value="{accuracy}"' in page

@@ -25,6 +25,7 @@ from fedtilt.report.compare import (
     worst_clients,
 )
 from fedtilt.report.figures import MAX_METHODS, Figure, build_figures
+from fedtilt.report.groups import group_tables
 from fedtilt.report.run_reader import Run
 from fedtilt.report.style import Style, styles
 from fedtilt.report.summary import cautions, facts, headline, lowest_accuracies
@@ -89,6 +90,10 @@ def _run_values(number: int, run: Run, published: Published, method_styles: dict
                 "rows": _rows(table, METRICS, published if view == "evaluated" else {}),
             }
             for view, table in comparison_tables(run).items()
+        ],
+        "groups": [
+            {"column": table.column, "metrics": table.metrics, "rows": _rows(table.rows, table.metrics)}
+            for table in group_tables(run)
         ],
         "has_published": bool(published),
         "round": run.round,
