@@ -12,13 +12,14 @@ try:
 except ImportError:  # Windows has no flock: two processes in one folder are not detected there
     fcntl = None  # type: ignore[assignment]
 
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # a link of this name would create a file elsewhere
 _in_use: dict[tuple[int, Path], object] = {}  # by (process, lock file): a record lock never excludes its own process
 
 
 @contextlib.contextmanager
 def locked(folder: Path, *, busy: str | None = None) -> Iterator[None]:
     """Lock a folder for the length of a `with` block; `busy` is the error if another process has locked it."""
-    path = (folder / ".lock").resolve()
+    path = folder.resolve() / ".lock"
     key, token = (os.getpid(), path), object()
     if _in_use.setdefault(key, token) is not token:
         raise InputError(busy or f"{folder} is in use by a run of this process; wait for it, or choose another folder")
@@ -33,7 +34,7 @@ def locked(folder: Path, *, busy: str | None = None) -> Iterator[None]:
 def _record_lock(path: Path, busy: str | None) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o644)
     except OSError as error:
         raise InputError(f"cannot write into {path.parent}: {error.strerror}; choose another folder") from error
     try:

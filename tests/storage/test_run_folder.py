@@ -400,14 +400,14 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(federation: ft.Federation
         run_again(federation, copy)
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "clients", "counts"])
+@pytest.mark.parametrize("name", ["seed-0", "seed-0/checkpoints", "seed-0/clients", "seed-0/counts"])
 def test_a_link_to_another_folder_is_refused(federation: ft.Federation, copy: Path, tmp_path: Path, name: str) -> None:
-    (copy / "seed-0" / name).rename(tmp_path / name)
-    (copy / "seed-0" / name).symlink_to(tmp_path / name)
-    before = sorted((tmp_path / name).iterdir())
+    elsewhere = (copy / name).rename(tmp_path / "elsewhere")
+    (copy / name).symlink_to(elsewhere)
+    before = sorted(elsewhere.rglob("*"))
     with pytest.raises(ft.InputError, match=f"{name} is a symbolic link; replace it with the folder itself"):
         run_again(federation, copy)
-    assert sorted((tmp_path / name).iterdir()) == before
+    assert sorted(elsewhere.rglob("*")) == before
 
 
 def test_damaged_constants_are_written_again(federation: ft.Federation, tmp_path: Path) -> None:
@@ -449,6 +449,16 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         assert run_in_child(lock) == 2  # the folder is still locked
     lock()
     assert run_in_child(lock) == 0
+
+
+def test_a_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
+    with (
+        pytest.raises(ft.InputError, match="cannot write into .*: Too many levels of symbolic links"),
+        locked(tmp_path),
+    ):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_full_disk_is_reported_and_leaves_the_last_checkpoint(

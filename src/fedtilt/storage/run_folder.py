@@ -72,9 +72,9 @@ class RunFolder:
 
     def _check_folders(self) -> None:
         """Refuse links to other folders: what is outdated is deleted, and must not be somewhere else."""
-        for name in ("checkpoints", "clients", "counts"):
-            if (self.folder / name).is_symlink():
-                raise InputError(f"{self.folder / name} is a symbolic link; replace it with the folder itself")
+        for folder in (self.folder, *(self.folder / name for name in ("checkpoints", "clients", "counts"))):
+            if folder.is_symlink():
+                raise InputError(f"{folder} is a symbolic link; replace it with the folder itself")
 
     def check_rounds(self, rounds: int) -> None:
         """Refuse this number of rounds if the run in this folder cannot go on to it."""

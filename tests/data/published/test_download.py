@@ -92,6 +92,15 @@ def test_a_broken_download_is_resumed(server, tmp_path):
     assert files_in(tmp_path) == ["file.gz"]
 
 
+def test_a_download_does_not_write_through_a_link(server, tmp_path):
+    (tmp_path / "mine.txt").write_bytes(b"mine")
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "file.gz.part").symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(InputError, match="file.gz.part cannot be written: Too many levels of symbolic links"):
+        download(server, tmp_path, "/good")
+    assert (tmp_path / "mine.txt").read_bytes() == b"mine"
+
+
 def test_the_next_mirror_resumes_the_download(server, tmp_path):
     assert download(server, tmp_path, "/gone", "/cut", "/good")[0].read_bytes() == CONTENT
     assert [path for path, _ in server.requests] == ["/gone", "/cut", "/good"]

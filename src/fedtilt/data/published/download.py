@@ -185,7 +185,7 @@ def _download_from(url: str, part: Path, size: int, report: Progress, timeout: f
     with response:
         if done and not _resumes(response, done):
             done = 0  # the server sends the whole file again
-        with part.open("ab" if done else "wb") as out:
+        with open(part, "ab" if done else "wb", opener=_open_no_link) as out:
             while chunk := _read_chunk(response):
                 out.write(chunk)
                 done += len(chunk)
@@ -199,6 +199,11 @@ def _download_from(url: str, part: Path, size: int, report: Progress, timeout: f
         raise MirrorError(f"more than the expected {size} bytes")
     if done < size:
         raise MirrorError(f"the connection closed after {done} of {size} bytes")
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    """Open a file, but not through a symbolic link of its name, which would overwrite another file."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _resumes(response: http.client.HTTPResponse, done: int) -> bool:
