@@ -5,10 +5,12 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from fedtilt.errors import InputError
 from fedtilt.evaluation.groups import Grouping
 from fedtilt.evaluation.predictions import Predictions
-from fedtilt.files import read_metadata, read_tensors, write_tensors
+from fedtilt.files import read_tensors, write_tensors
 
 _FILE = "predictions.safetensors"
 MAX_METHODS = 8  # with more, as in a search, a run does not store predictions
@@ -37,8 +39,10 @@ def write_predictions(folder: Path, round: int, predictions: Mapping[str, Predic
     groupings = next(iter(predictions.values())).groupings
     tensors = {f"method/{name}": p.probabilities for name, p in predictions.items()}
     tensors |= {f"group/{name}": grouping.codes for name, grouping in groupings.items()}
-    names = {name: grouping.names for name, grouping in groupings.items()}
-    write_tensors(folder / _FILE, tensors, {"round": str(round), "names": json.dumps(names)})
+    about = {"round": round, "names": {name: grouping.names for name, grouping in groupings.items()}}
+    # not as metadata of the file, which has no fixed order: the same run gives the same bytes
+    tensors["about"] = torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)
+    write_tensors(folder / _FILE, tensors)
 
 
 def read_predictions(folder: Path, round: int) -> dict[str, Predictions]:
@@ -46,12 +50,12 @@ def read_predictions(folder: Path, round: int) -> dict[str, Predictions]:
     path = folder / _FILE
     if not path.exists():
         return {}
-    metadata = read_metadata(path)
-    if metadata.get("round") != str(round):
-        return {}
     tensors = read_tensors(path)
     try:
-        names = json.loads(metadata["names"])
+        about = json.loads(bytes(tensors["about"].tolist()))
+        if about["round"] != round:
+            return {}
+        names = about["names"]
         groupings = {key: Grouping(key, tuple(values), tensors[f"group/{key}"]) for key, values in names.items()}
     except (KeyError, ValueError, TypeError) as error:
         raise InputError(f"{path} is damaged ({error!r}); delete it, and run fedtilt metrics to write it") from error
