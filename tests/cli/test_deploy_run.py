@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Message, RecordDict
+from flwr.app import Array, Message, RecordDict
 
 import fedtilt as ft
 from fedtilt.cli.deploy import app
@@ -223,3 +224,59 @@ def test_a_run_without_a_recorded_reason_gives_flowers_status_in_plain_words(clu
         with pytest.raises(ft.InputError) as error:
             run("--out", "out")
         assert str(error.value) == (f"the run in {Path('out').resolve()} is {words}; see {cluster.home}/link/log.txt")
+
+
+def test_a_server_that_fails_before_it_can_record_why_shows_the_end_of_its_log(
+    cluster: FakeCluster, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.submit = lambda app, config: 8  # type: ignore[method-assign]
+    cluster.run_status = "finished:failed"
+    trace = ["Traceback (most recent call last):", '  File "task.py", line 3, in <module>', "    import nothing"]
+    end = "ModuleNotFoundError: No module named 'nothing'"
+    cluster.log = "\n".join(
+        [*(f"line {n}" for n in range(99)), *trace, end, "\x1b[91mERROR \x1b[0m: Exit Code: 607", ""]
+    )
+    with pytest.raises(ft.InputError) as error:
+        run("--out", "out")
+    assert str(error.value) == (
+        f"the run in {Path('out').resolve()} is stopped: {end}; see {cluster.home}/link/log.txt"
+    )
+    assert capsys.readouterr().err.splitlines() == [*(f"line {n}" for n in range(91, 99)), *trace, end]
+    cluster.log = "fedtilt.errors.InputError: not in a traceback\n"
+    with pytest.raises(ft.InputError, match=r"out is stopped; see"):
+        run("--out", "out")
+    cluster.log = "\n".join([trace[0], "fedtilt.flower.schema.site_table.SchemaMismatch: a column is missing"])
+    with pytest.raises(ft.InputError, match=r"out is stopped: a column is missing; see"):
+        run("--out", "out")
+
+
+def test_a_run_goes_back_to_a_kept_round(cluster: FakeCluster, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run("--set", "train.rounds=4").out
+    app(["status", "fl"], standalone_mode=False)
+    assert "hospital-ditto: --back-to can be 2, 3, 4" in capsys.readouterr().out.splitlines()
+    again = run("--set", "train.rounds=4", "--back-to", 2)
+    assert again.err == ["round 3/4: 2 sites", "round 4/4: 2 sites"]
+    assert again.out == first
+    with pytest.raises(ft.InputError, match=r"back-to = 1 is no round that .* keeps; choose one of 2, 3, 4"):
+        run("--set", "train.rounds=4", "--back-to", 1)
+    pyproject = Path("fl/pyproject.toml")
+    lines = [line for line in pyproject.read_text().splitlines() if not line.startswith("back-to")]
+    pyproject.write_text("\n".join(lines))  # a project of an earlier version
+    with pytest.raises(ft.InputError, match=r"fl/pyproject.toml has no back-to; add back-to = -1 to"):
+        run("--back-to", 2)
+
+
+def test_a_jump_of_the_shared_model_is_printed(cluster: FakeCluster, run: Run) -> None:
+    def collude(reply: Message, site: int, round: int) -> list[Message]:
+        if (reply.metadata.message_type, round) == ("train", 4):
+            for name, array in list(reply.content["arrays"].items()):
+                reply.content["arrays"][name] = Array(array.numpy() + np.float32(0.15))
+        return [reply]
+
+    cluster.tamper = collude
+    (line,) = (line for line in run("--set", "train.rounds=4").err if "jumped" in line)
+    assert re.fullmatch(
+        r"round 4: the shared model jumped: it is [\d.]+ times as far from that of round 3 as one round usually moves "
+        r"it; back-to 3 undoes it",
+        line,
+    )

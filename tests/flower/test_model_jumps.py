@@ -33,7 +33,8 @@ def test_a_round_is_good_up_to_k_times_the_median_change_from_the_last_good_one(
     change = check.check(6, at(3), at(3 + 6.1))  # the median is now 2
     assert change.length == pytest.approx(6.1)
     assert change.jump == (
-        "the shared model jumped: it is 3.05 times as far from that of round 5 as one round usually moves it"
+        "the shared model jumped: it is 3.05 times as far from that of round 5 as one round usually moves it; "
+        "back-to 5 undoes it"
     )
     assert check.round == 5
     assert check.check(7, at(9.1), at(10)).jump is None  # 7 from round 5, and two rounds may move it 12
@@ -110,7 +111,7 @@ def test_going_back_before_a_jump_gives_the_run_without_it(
     assert [number for number, entry in entries.items() if "jump" in entry] == ["4"]
     assert entries["4"]["change"] > 3 * entries["3"]["change"]
     assert checkpoints(tmp_path) == [3, 4, 5]  # the last two rounds, and the last two good ones
-    assert "from that of round 3 as one round usually moves it; to undo it, run again with back-to = 3" in caplog.text
+    assert "from that of round 3 as one round usually moves it; back-to 3 undoes it" in caplog.text
     deployment.run(set=rounds(6), **{"back-to": 3})
     assert_same_run(tmp_path, tmp_path / "honest", 6)
     assert not any("jump" in entry for entry in participation(tmp_path).values())

@@ -32,6 +32,7 @@ class FakeCluster(LocalCluster):
     node_config: Mapping[int, Config] = {}
     run_config: Mapping[str, object] = {}  # of the last run
     run_status = ""
+    log = ""  # of the server
 
     def problem(self) -> str | None:
         return None
@@ -54,6 +55,12 @@ class FakeCluster(LocalCluster):
         except Exception:
             self.run_status = "finished:failed"
         return 7
+
+    def run_log(self, run: int) -> str:
+        return self.log
+
+    def running(self) -> list[int]:
+        return []
 
     def _data(self, node_config: Mapping[str, object]) -> ft.data.Dataset:
         site = int(str(node_config["partition-id"]))

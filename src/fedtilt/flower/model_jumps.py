@@ -23,7 +23,7 @@ class Change(NamedTuple):
     """How far one round moved the shared model."""
 
     length: float  # ‖w_t − w_{t−1}‖
-    jump: str | None  # why the round is not good
+    jump: str | None  # why the round is not good, and what undoes it
 
 
 class JumpCheck:
@@ -62,7 +62,7 @@ class JumpCheck:
             return None
         return (
             f"the shared model jumped: it is {distance / median:.3g} times as far from that of round {self.round} as "
-            "one round usually moves it"
+            f"one round usually moves it; back-to {self.round} undoes it"
         )
 
 

@@ -47,6 +47,17 @@ def open_run_folder(folder: Path) -> Iterator[None]:
             raise
 
 
+def kept_rounds(folder: Path) -> str:
+    """The rounds that a run can go back to, in words: "3, 4 (the shared model jumped), 5"; empty if there are none."""
+    texts = []
+    for path in sorted(folder.glob("seed-*")):
+        file = path / "participation.json"
+        entries = read_json(file)["rounds"] if file.exists() else {}
+        for round in RunFolder(path).checkpoint_rounds():
+            texts.append(f"{round}{' (the shared model jumped)' if 'jump' in entries.get(str(round), {}) else ''}")
+    return ", ".join(texts)
+
+
 class ServerRunFolder:
     """The run folder of one training run on the server.
 
@@ -113,8 +124,8 @@ class ServerRunFolder:
             return
         if not self.has_run():
             raise InputError(f"back-to = {self.back_to} needs a run, and {self.folder} has none; leave it out")
-        if self.back_to not in (kept := self.kept_rounds()):
-            rounds = ", ".join(map(str, kept))
+        if self.back_to not in self.kept_rounds():
+            rounds = kept_rounds(self.folder)
             raise InputError(f"back-to = {self.back_to} is no round that {self.folder} keeps; choose one of {rounds}")
         self._run_folder.checkpoint_of(self.back_to)
 

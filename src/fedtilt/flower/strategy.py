@@ -196,7 +196,7 @@ class FedTiltStrategy(Strategy):
             self.run_folder.record_change(round, change)
             self.run_folder.save_checkpoint(round, self._server)
         if change.jump is not None:
-            _log.warning("round %d: %s; to undo it, run again with back-to = %d", round, change.jump, self._jumps.round)
+            _log.warning("round %d: %s", round, change.jump)
         metrics = {"sites": len(accepted), "rejected": len(rejected), "jumped": int(change.jump is not None)}
         return self._arrays(), MetricRecord({**metrics, "change": change.length})
 

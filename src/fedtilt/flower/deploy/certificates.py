@@ -15,6 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
+from fedtilt.flower.private_files import private_files
 
 _DAY = datetime.timedelta(days=1)
 _PEM, _NO_PASSWORD = serialization.Encoding.PEM, serialization.NoEncryption()
@@ -63,10 +64,8 @@ def make_site_key(path: Path) -> None:
 def write_secret(path: Path, content: bytes) -> None:
     """Write a file that only its owner can read at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.unlink(missing_ok=True)
-    partial.touch(mode=0o600)  # `write_bytes` writes into this file and renames it: the mode stays
-    write_bytes(path, content)
+    with private_files():
+        write_bytes(path, content)
 
 
 def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

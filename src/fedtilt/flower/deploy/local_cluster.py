@@ -166,6 +166,11 @@ class LocalCluster:
         """The log of the SuperLink."""
         return self.home / "link" / "log.txt"
 
+    @property
+    def runs_folder(self) -> Path:
+        """The run folders of the server."""
+        return self.home / "link" / "runs"
+
     # -- processes ---------------------------------------------------------------------------------------------------
 
     def start_superlink(self) -> None:
@@ -234,6 +239,13 @@ class LocalCluster:
         """The submitted runs, newest first."""
         runs: list[dict[str, Any]] = run_flwr_json(self._flwr_environment(), "list", CONNECTION).get("runs", [])
         return runs
+
+    def run_log(self, run: int) -> str:
+        """What the server logged in a run; empty if the SuperLink does not tell."""
+        try:
+            return self.flwr("log", str(run), CONNECTION, "--show")
+        except InputError:
+            return ""
 
     def connected_sites(self) -> int:
         """How many sites are connected."""
