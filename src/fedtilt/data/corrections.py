@@ -12,9 +12,12 @@ from typing import NamedTuple
 
 import torch
 
+from fedtilt.csv_text import original_text
 from fedtilt.data.federation import Federation, classes_by_client
 from fedtilt.data.outliers import Outliers
 from fedtilt.errors import InputError
+
+_COLUMNS = ("row", "label", "looks_like")
 
 
 class Correction(NamedTuple):
@@ -146,11 +149,11 @@ def read_corrections(path: Path) -> list[Correction]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            missing = [key for key in ("row", "label", "looks_like") if key not in (reader.fieldnames or ())]
+            missing = [key for key in _COLUMNS if key not in (reader.fieldnames or ())]
             if missing:
                 raise InputError(f"{path} has no column {missing[0]!r}; use a file that fedtilt audit wrote")
             lines = [
-                Correction(reader.line_num, entry["row"] or "", entry["label"] or "", entry["looks_like"] or "")
+                Correction(reader.line_num, *(original_text(entry[key] or "") for key in _COLUMNS))
                 for entry in reader
             ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
