@@ -82,7 +82,8 @@ def render_figures(records: Sequence[Record]) -> dict[str, str]:
     return figures
 
 
-def _machine(record: Record) -> str:
+def machine_text(record: Record) -> str:
+    """The machine, the version and the date of a result."""
     m = record["machine"]
     gpu = f"{m['gpu']}, " if "gpu" in m else ""
     return (
@@ -100,7 +101,8 @@ def _not_recorded(command: str) -> str:
     return f"Not recorded yet; run `{command}`.\n"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first row is the header and whose first column is text."""
     header, *body = rows
     lines = [header, ["---", *("---:" for _ in header[1:])], *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
@@ -132,7 +134,7 @@ def _rounds(records: Sequence[Record]) -> str:
             f"× {task['epochs']} epoch{'s' if task['epochs'] > 1 else ''}, batch {task['batch_size']}: "
             f"{task['steps']:,} steps, {task['operations'] / 1e9:.1f} GFLOP. "
             f"Peak {task['peak_operations_per_second'] / 1e9:.0f} GFLOP/s.\n"
-            f"{record['repeats']} rounds on {_machine(record)}.\n"
+            f"{record['repeats']} rounds on {machine_text(record)}.\n"
         )
         speed_ups = [f"speed-up of our {name.removeprefix(PREFIX)}" for name in ours]
         rows = [["", "seconds per round", *speed_ups, "of peak", "memory", "loss"]]
@@ -151,7 +153,7 @@ def _rounds(records: Sequence[Record]) -> str:
                     " → ".join(f"{loss:.2f}" for loss in losses),
                 ]
             )
-        parts.append(_table(rows))
+        parts.append(markdown_table(rows))
     return "\n".join(parts)
 
 
@@ -169,7 +171,7 @@ def _scale(records: Sequence[Record]) -> str:
         "for the quantity on the axis.\nA step trains one model on one batch. The dashed line is the cost of the first "
         "point, scaled with the operations.\n"
     ]
-    parts += [f"{_device(record)}: {_machine(record)}.\n" for record in measured]
+    parts += [f"{_device(record)}: {machine_text(record)}.\n" for record in measured]
     parts += [f"![{name.removesuffix('.svg')}](performance/{name})\n" for name in render_figures(records)]
     for record in measured:
         for name, curve in record["curves"].items():
@@ -177,7 +179,7 @@ def _scale(records: Sequence[Record]) -> str:
             rows += [
                 [f"{p[name]:,}", f"{p['seconds']:.3f}", f"{p['microseconds_per_step']:.1f}"] for p in curve["points"]
             ]
-            parts.append(_table(rows))
+            parts.append(markdown_table(rows))
     return "\n".join(parts)
 
 
@@ -190,7 +192,7 @@ def _memory(record: Record | None) -> str:
         f"{record['clients']:,} clients, 100 per round, {len(trace)} rounds of Ditto with a small model: "
         f"{trace[warmup]:.0f} MiB resident after {warmup} rounds, {trace[-1]:.0f} MiB at the end,\n"
         f"{record['slope_mib_per_round'] * 1024:+.1f} KiB per round. Personal models beyond a limit are on disk.\n\n"
-        f"{_machine(record)}.\n"
+        f"{machine_text(record)}.\n"
     )
 
 
@@ -199,23 +201,25 @@ def _aggregation(record: Record | None) -> str:
         return _not_recorded("python -m benchmarks.aggregation")
     text = (
         "A tilted aggregation of 100 models of 1,000,000 parameters, in units of its lower bound: their mean and one "
-        f"float32 Gram product.\n\n{_machine(record)}.\n"
+        f"float32 Gram product.\n\n{machine_text(record)}.\n"
     )
-    return text + "\n" + _table([["rule", "ratio"], *([name, f"{r:.2f}"] for name, r in record["ratios"].items())])
+    return (
+        text + "\n" + markdown_table([["rule", "ratio"], *([name, f"{r:.2f}"] for name, r in record["ratios"].items())])
+    )
 
 
 def _gpu(record: Record | None) -> str:
     if record is None:
         return _not_recorded("PYTHONPATH=src python -m benchmarks.gpu")
     parts = [
-        f"{_machine(record)}. A step trains all models (20: w and v of ten clients; 320: the same for sixteen "
+        f"{machine_text(record)}. A step trains all models (20: w and v of ten clients; 320: the same for sixteen "
         "settings) on one mini-batch each.\n"
     ]
     rows = [["model", "models at once", "precision of products", "microseconds per step", "memory"]]
     for s in record["steps"]:
         step, memory = f"{s['microseconds_per_step']:,.0f}", f"{s['peak_memory_mib']:,.0f} MiB"
         rows.append([s["model"].upper(), str(s["models"]), s["precision"], step, memory])
-    parts.append(_table(rows))
+    parts.append(markdown_table(rows))
     if record["runs"]:
         rows = [
             [
@@ -235,7 +239,7 @@ def _gpu(record: Record | None) -> str:
             seeds = f" (mean ± std of {len(runs)} seeds)" if len(runs) > 1 else ""
             accuracy = _mean_and_std([r["accuracy"] for r in runs]) + seeds
             rows.append([name, precision, str(rounds), f"{fmean(r['seconds'] for r in runs):.1f}", accuracy])
-        parts.append(_table(rows))
+        parts.append(markdown_table(rows))
         parts.append(_precision_difference(record["runs"]))
     return "\n".join(parts)
 
@@ -256,10 +260,10 @@ def _gpu_recipes(record: Record | None) -> str:
             first = f"{values['first_call_seconds']:.0f} s"
             resnets.append([_resnet_title(task), *times, f"{values['ratio']:.1f} ×", first])
     parts = [
-        f"{_machine(record)}. A stack of any model is compiled by torch at its first call; a second process finds the "
+        f"{machine_text(record)}. A stack of any model is compiled by torch at its first call; a second process finds the "
         "compiled step in a cache. The loop trains one model after the other on the same GPU.\n"
     ]
-    return "\n".join([*parts, *(_table(rows) for rows in (resnets, optimizers) if len(rows) > 1)])
+    return "\n".join([*parts, *(markdown_table(rows) for rows in (resnets, optimizers) if len(rows) > 1)])
 
 
 def _resnet_title(task: str) -> str:
@@ -306,7 +310,7 @@ def _history(records: Sequence[Record]) -> str:
             machine = f"{r['machine']['processor']}, {r['machine']['cores']} cores"
             rows.append([r["date"][:10], r["fedtilt"], machine, *cells])
         parts.append("Seconds per round; in brackets, the speed-up over the plain loop and the fastest simulator.\n")
-        parts.append(_table(rows))
+        parts.append(markdown_table(rows))
     gpus = [r for r in records if r["kind"] == "gpu"]
     if gpus:
         cases = list(dict.fromkeys((s["model"], s["models"], s["precision"]) for r in gpus for s in r["steps"]))
@@ -316,7 +320,7 @@ def _history(records: Sequence[Record]) -> str:
             cells = [f"{microseconds[case]:,.0f}" if case in microseconds else "" for case in cases]
             rows.append([r["date"][:10], r["fedtilt"], r["machine"]["gpu"], *cells])
         parts.append("Microseconds per step.\n")
-        parts.append(_table(rows))
+        parts.append(markdown_table(rows))
     return "\n".join(parts) or "Nothing recorded yet.\n"
 
 
