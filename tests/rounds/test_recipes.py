@@ -1,6 +1,7 @@
 """Optimisers, schedules, clipping, local steps and losses agree with loops written with torch.optim."""
 
 import itertools
+import re
 from collections.abc import Callable
 from functools import partial
 
@@ -165,7 +166,7 @@ WEIGHTS = [1.0, 2.0, 0.5, 1.0, 1.0, 3.0, 1.0, 1.0, 0.1, 1.0]
         ({"loss": "tests.rounds.test_recipes:brier"}, brier),
         ({"loss": nn.CrossEntropyLoss(reduction="none")}, partial(F.cross_entropy, reduction="none")),
     ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)) if isinstance(value, dict) else "",
 )
 def test_tilts_act_on_every_loss(settings: dict, loss: Callable) -> None:
     tau, lam = 3.0, -2.0

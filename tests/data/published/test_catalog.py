@@ -103,6 +103,7 @@ GOOD = idx(arrays()[1])
         (gzip.compress(idx(np.zeros(5, np.uint8))), "5 labels for 6 images"),
         (gzip.compress(idx(np.full(6, 11, np.uint8))), "label 11"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_damaged_idx_files_are_reported(tmp_path, blob, message):
     write_idx(tmp_path / "mnist")

@@ -35,7 +35,7 @@ def _describe(columns: Columns, column: Column) -> ColumnDescription:
     cells = read_cells(columns, column.name, column.kind, column.format)
     missing = cells.codes < 0 if cells.codes is not None else np.isnan(cells.values)  # type: ignore[arg-type]
     share = missing.mean()
-    text = "" if not share else "< 1 %" if share < 0.01 else f"{share:.0%}".replace("%", " %")
+    text = _percent(share) if share else ""
     return ColumnDescription(column.name, column.kind, text, _values(column, cells, ~missing), len(column.inputs))
 
 
@@ -51,7 +51,7 @@ def _values(column: Column, cells: Cells, present: np.ndarray) -> str:
         return (
             ", ".join(named)
             + (f", {rest} more" if rest > 0 else "")
-            + (f"; {rare} rare → other" if column.other else "")
+            + (f"; {rare} rare → other" if column.other and rare else "")
         )
     assert cells.values is not None
     values = cells.values[present]
@@ -64,4 +64,4 @@ def _values(column: Column, cells: Cells, present: np.ndarray) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return "< 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
