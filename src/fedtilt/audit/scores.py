@@ -8,12 +8,15 @@
    model, so that a client with mostly wrong labels does not vouch for itself.
 
 2. The margin of a label is its evidence minus the largest other one. This is the area under the margin (Pleiss et al.,
-   NeurIPS 2020, arXiv 2001.10528), but of models that have not seen the label.
+   NeurIPS 2020, arXiv 2001.10528), but of models that have not seen the label. It is divided by the mean lead of the
+   class that the sample looks like, since a model is less sure of some classes, above all of those with many wrong
+   labels: confident learning has a threshold per class for this (Northcutt, Jiang, Chuang, JAIR 2021, arXiv
+   1911.00068).
 
 3. Right and wrong labels are two normal distributions of the margin with one variance (a mixture as in DivideMix, Li et
-   al., ICLR 2020, arXiv 2002.07394). The mean of the wrong ones is at most minus that of the right ones: a wrong label
-   is at least as far below the true class as a right one is above the others. Without it, the mixture would split clean
-   data in two. Each client has a share of wrong labels of its own, drawn to that of all. The score is the
+   al., ICLR 2020, arXiv 2002.07394). The mean of the wrong ones is at most minus half that of the right ones: a wrong
+   label is below the true class about as far as a right one is above the others. Without it, the mixture would split
+   clean data in two. Each client has a share of wrong labels of its own, drawn to that of all. The score is the
    posterior probability sigmoid(slope · margin + intercept of the client).
 
 Tests with planted flips compare it with the truth: see docs/audit.md.
@@ -30,7 +33,8 @@ from fedtilt.audit.collect import margins
 
 _RIDGE = 30.0  # strength of the regression, in samples
 _HALF_WEIGHT = 300  # the regression counts half as much as the shared model at a client with so many samples
-_PRIOR_SAMPLES = 10.0  # how strongly a client's share of wrong labels is drawn to that of all clients
+_LEAST_WRONG = 0.5  # the mean margin of wrong labels is at most minus so much of that of right ones
+_PRIOR_SAMPLES = 10.0  # how strongly the share of a client, or the lead of a class, is drawn to that of all
 _ITERATIONS = 200
 
 
@@ -69,6 +73,16 @@ def _correlation(a: Tensor, b: Tensor) -> Tensor:
     return (a @ b) / (a.norm() * b.norm()).clamp_min(1e-12)
 
 
+def _lead(evidence: Tensor) -> Tensor:
+    """The mean lead of the best class over the second, of the samples that look like the same class, (n,)."""
+    best = evidence.topk(2, 1)
+    lead, like = best.values[:, 0] - best.values[:, 1], best.indices[:, 0]
+    classes = evidence.shape[1]
+    count = torch.bincount(like, minlength=classes) + _PRIOR_SAMPLES
+    total = torch.zeros(classes, dtype=lead.dtype).index_add_(0, like, lead) + _PRIOR_SAMPLES * lead.mean()
+    return (total / count).clamp_min(1e-9)[like]
+
+
 class Mixture(NamedTuple):
     """Right and wrong labels as two normal distributions of the margin."""
 
@@ -102,7 +116,7 @@ def fit_mixture(margin: Tensor, client: Tensor, clients: int) -> Mixture:
         p = mixture.score(margin, client)
         share = float(p.mean().clamp(1e-6, 1 - 1e-6))
         right = max(float(((1 - p) * margin).sum() / (1 - p).sum().clamp_min(1e-9)), least)
-        wrong = min(float((p * margin).sum() / p.sum().clamp_min(1e-9)), -right)
+        wrong = min(float((p * margin).sum() / p.sum().clamp_min(1e-9)), -_LEAST_WRONG * right)
         variance = float(((1 - p) * (margin - right) ** 2 + p * (margin - wrong) ** 2).mean())
         by_client = torch.zeros(clients, dtype=torch.float64).index_add_(0, client, p)
         shares = (by_client + _PRIOR_SAMPLES * share) / (sizes + _PRIOR_SAMPLES)
@@ -142,5 +156,5 @@ def score_clients(log_p: Sequence[Tensor], labels: Sequence[Tensor]) -> tuple[Te
     classes = [evidence(p, y) for p, y in zip(log_p, labels, strict=True)]
     y, every = torch.cat(list(labels)), torch.cat(classes)
     client = torch.repeat_interleave(torch.arange(len(labels)), torch.tensor([len(y) for y in labels]))
-    margin = margins(every, y)
+    margin = margins(every, y) / _lead(every)
     return fit_mixture(margin, client, len(labels)).score(margin, client), margin, every.argmax(1)

@@ -8,5 +8,5 @@ from fedtilt.csv_text import csv_text
 
 def suspects_csv(suspects: Iterable[Suspect]) -> str:
     """One line per suspect, with the columns of `Suspect`; `fedtilt.data.corrections` reads it."""
-    rows = [[f"{value:.6g}" if isinstance(value, float) else value for value in suspect] for suspect in suspects]
+    rows = ([round(value, 6) if isinstance(value, float) else value for value in suspect] for suspect in suspects)
     return csv_text([Suspect._fields, *rows])

@@ -19,6 +19,8 @@ from fedtilt.errors import InputError
 
 _COLUMNS = ("row", "label", "looks_like")
 
+_COLUMNS = ("row", "label", "looks_like")
+
 
 class Correction(NamedTuple):
     """A line of the file."""
@@ -153,8 +155,7 @@ def read_corrections(path: Path) -> list[Correction]:
             if missing:
                 raise InputError(f"{path} has no column {missing[0]!r}; use a file that fedtilt audit wrote")
             lines = [
-                Correction(reader.line_num, *(original_text(entry[key] or "") for key in _COLUMNS))
-                for entry in reader
+                Correction(reader.line_num, *(original_text(entry[key] or "") for key in _COLUMNS)) for entry in reader
             ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read ({error}); use a file that fedtilt audit wrote") from error
