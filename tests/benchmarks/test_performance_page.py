@@ -63,7 +63,7 @@ def test_the_page_and_its_figures_match_the_records() -> None:
 
 def test_without_records_the_page_names_the_commands() -> None:
     page = render_page([])
-    assert page.count("Not recorded yet") == 5
+    assert page.count("Not recorded yet") == 6
     assert "run `make bench`" in page
     assert page.rstrip().endswith("Nothing recorded yet.")
     assert render_figures([]) == {}
