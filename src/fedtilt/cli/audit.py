@@ -19,6 +19,7 @@ from fedtilt.cli.run import AsJson, Quiet, Verbose, new_folder, run_and_print
 from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
 from fedtilt.files import read_json, write_bytes
+from fedtilt.report.audit_page import build_audit_page
 from fedtilt.runs.audit import Gain, RunAudit, audit_run, corrected_spec, gains
 from fedtilt.runs.spec_run import run_spec
 
@@ -50,7 +51,7 @@ def audit(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the samples whose labels look wrong, worst first, and write them into a CSV file.
+    """Print the samples whose labels look wrong, worst first; write them into a CSV file and RUN/audit.html.
 
     Nothing is trained, unless with --drop or --relabel: these train the run again, and print what it gained.
     """
@@ -69,8 +70,12 @@ def audit(
 def _audit(folder: Path, run: RunAudit, cut: float, top: int, csv: Path, quiet: bool, as_json: bool) -> None:
     audit, suspects = run.audit, run.audit.suspects(cut)
     write_bytes(csv, suspects_csv(suspects).encode())
+    page = folder / "audit.html"
+    name = folder.resolve().name
+    html = build_audit_page(name, audit, run.clients, run.federation, round=run.round, seed=run.seed, csv=csv.name)
+    write_bytes(page, html.encode())
     if as_json:
-        echo(json.dumps(_as_json(run, suspects, cut) | {"csv": str(csv)}, indent=2))
+        echo(json.dumps(_as_json(run, suspects, cut) | {"csv": str(csv), "page": str(page)}, indent=2))
         return
     if quiet:
         echo(f"suspects: {csv}")
@@ -84,8 +89,11 @@ def _audit(folder: Path, run: RunAudit, cut: float, top: int, csv: Path, quiet: 
     if audit.never_selected:
         names = ", ".join(audit.never_selected[:5]) + (", …" if len(audit.never_selected) > 5 else "")
         console.print(Text(f"not judged, because they never took part: {len(audit.never_selected)} clients ({names})"))
+    for sentence in run.clients.sentences():
+        console.print(Text(sentence))
     console.print(Text("A hard but correct sample looks bad too: look at the suspects before you act on them."))
     console.print(Text(f"suspects: {csv}"), soft_wrap=True, highlight=False)
+    console.print(Text(f"page:     {page}"), soft_wrap=True, highlight=False)
     if suspects:
         command = f"fedtilt audit {shlex.quote(str(folder))} --drop {shlex.quote(str(csv))}"
         console.print(Text(f"next:     {command}   (or --relabel)"), soft_wrap=True, highlight=False)
@@ -149,6 +157,8 @@ def _as_json(run: RunAudit, suspects: Sequence[Suspect], cut: float) -> dict[str
         "cuts": [found._asdict() for found in audit.cuts()],
         "clients": [_wrong_json(row) for row in audit.wrong_labels()],
         "classes": [_wrong_json(row) for row in audit.wrong_labels(by_class=True)],
+        "bad_clients": list(run.clients.bad),
+        "different_clients": list(run.clients.different),
         "never_selected": list(audit.never_selected),
         "suspects": [suspect._asdict() for suspect in suspects],
     }

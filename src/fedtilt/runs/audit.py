@@ -3,9 +3,14 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch import nn
+
+from fedtilt.audit.clients import ClientAudit, audit_clients
 from fedtilt.audit.samples import Audit, audit_samples, most_robust
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
+from fedtilt.rounds.round import build_client_model
+from fedtilt.rounds.update_distances import distances_by_round
 from fedtilt.runs.run import fingerprint_of
 from fedtilt.runs.spec_run import open_seed, prepare_seed, spec_of
 from fedtilt.storage.fingerprint import read_fingerprint
@@ -21,6 +26,7 @@ class RunAudit(NamedTuple):
     seed: int
     round: int
     audit: Audit
+    clients: ClientAudit
     federation: Federation
     methods: tuple[str, ...]  # that could judge
 
@@ -52,8 +58,15 @@ def audit_run(folder: Path, method: str | None = None, seed: int | None = None) 
             data = prepared.federation.dataset.name
             raise InputError(f"the data {data!r} was changed since {folder} was trained; restore it, or train again")
     judge = method or most_robust(prepared.methods)
-    audit = audit_samples(judge, state.client_states, prepared.federation)
-    return RunAudit(seed, state.round, audit, prepared.federation, names)
+    federation, server = prepared.federation, state.server[judge]
+    audit = audit_samples(judge, state.client_states, federation)
+
+    def shared_of(client: int) -> nn.Module:
+        kept = state.client_states.get((judge, client))
+        return build_client_model(prepared.net, prepared.parts, server, kept, personal=False)
+
+    clients = audit_clients(audit, federation, shared_of, distances_by_round(server, federation.clients))
+    return RunAudit(seed, state.round, audit, clients, federation, names)
 
 
 def corrected_spec(folder: Path, *, exclude: Path | None = None, relabel: Path | None = None) -> "Spec":
