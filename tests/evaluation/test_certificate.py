@@ -8,7 +8,7 @@ import torch
 from scipy.stats import binom, binomtest
 
 from fedtilt.errors import InputError
-from fedtilt.evaluation.certificate import Certificate, lower_bound
+from fedtilt.evaluation.certificate import Certificate, describe, lower_bound
 
 RESAMPLES = 1000
 
@@ -87,6 +87,18 @@ def test_too_few_clients_for_a_statement_about_others() -> None:
     enough = torch.full((20, 1), 100)
     assert Certificate(enough, enough).unseen_client > 90
     assert Certificate(perfect, perfect, confidence=0.9).unseen_client > 90
+
+
+def test_several_methods_are_one_sentence() -> None:
+    total = torch.full((20, 2), 100)
+    certificates = {"a": Certificate(total - 30, total), "b": Certificate(total - 10, total)}
+    bounds = [[int(v) for v in (c.clients.bound, c.groups.bound, c.unseen_client)] for c in certificates.values()]
+    (a, a_class, a_unseen), (b, b_class, b_unseen) = bounds
+    below = f"{a} % ({a_class} %) with a, {b} % ({b_class} %) with b"
+    text = f"with 95 % confidence, no client (class of one) is below {below}"
+    assert describe(certificates, unseen=False) == text
+    unseen = f"; a client not yet seen, if it is like these: not below {a_unseen} %, {b_unseen} %"
+    assert describe(certificates, unseen=True) == text + unseen
 
 
 def test_few_samples_and_clients_without_data_are_named() -> None:

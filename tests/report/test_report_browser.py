@@ -22,6 +22,7 @@ def opened(window: Browser, run_folder: Path, tmp_path_factory: pytest.TempPathF
     window.size(1280, 6000)  # tall: every figure is in view and drawn
     window.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
     window.open(page)
+    window.script("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
     window.until(DRAWN)
     return window
 
@@ -38,7 +39,7 @@ def test_figures_have_their_traces_and_points(opened: Browser) -> None:
     counts = opened.script(
         "return [...document.querySelectorAll('.plot')].map((plot) => plot.data.map((t) => (t.z || t.y).length))"
     )
-    assert [len(traces) for traces in counts] == [6, 6, 6, 3, 3, 6]
+    assert [len(traces) for traces in counts] == [6, 6, 6, 3, 3, 6, 4]  # the last: a diagonal and three methods
     assert counts[0] == [6, 3] * 3  # the outline of a band, a line
     assert counts[3] == [16] * 3
     assert opened.script(f"return {PLOT.format('clients')}.querySelectorAll('.points path').length") == 48

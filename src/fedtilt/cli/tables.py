@@ -165,7 +165,7 @@ def certificate_text(results: Mapping[int, Result]) -> str:
             torch.cat([getattr(r[name], part) for r in results.values()]) for part in ("correct", "total")
         )
         certificates[name] = Certificate(correct, total)
-    return escape(describe(certificates))
+    return escape(describe(certificates, unseen=len(results) == 1))
 
 
 def print_tuning(console: Console, table: Mapping[str, Any], samples: int) -> dict[str, Any]:

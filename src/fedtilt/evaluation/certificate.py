@@ -200,14 +200,24 @@ def _simultaneous(correct: Tensor, total: Tensor, alpha: float) -> Tensor:
     return 100 * lower_bound(correct, total, -math.expm1(math.log1p(-alpha) / count))
 
 
-def describe(certificates: Mapping[str, Certificate]) -> str:
-    """The certificates of several methods, which have the same clients, in one sentence without a full stop."""
+def describe(certificates: Mapping[str, Certificate], *, unseen: bool) -> str:
+    """The certificates of several methods, which have the same clients, in one sentence without a full stop.
+
+    Args:
+        certificates: by method
+        unseen: with the statement about a client not yet seen; not for clients of several seeds, which share their data
+    """
     first = next(iter(certificates.values()))
+    unseen = unseen and not math.isnan(first.unseen_client)
     if len(certificates) == 1:
-        return str(first)
+        return f"{first}; {first.about_unseen}" if unseen else str(first)
     bounds = [
         f"{floor_percent(c.clients.bound)} ({floor_percent(c.groups.bound)}) with {name}"
         for name, c in certificates.items()
     ]
     whose = f"no client ({first._one_group} of one) is below {', '.join(bounds)}"
-    return "; ".join([f"with {100 * first.confidence:.6g} % confidence, {whose}", *first.notes])
+    parts = [f"with {100 * first.confidence:.6g} % confidence, {whose}", *first.notes]
+    if unseen:
+        others = ", ".join(floor_percent(c.unseen_client) for c in certificates.values())
+        parts.append(f"a client not yet seen, if it is like these: not below {others}")
+    return "; ".join(parts)

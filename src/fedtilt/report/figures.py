@@ -75,7 +75,7 @@ def learning_curve(run: Run, methods: Sequence[str], styles: dict[str, Style], m
             }
         )  # fmt: skip
     y_title = {"text": f"{metric.title} ({metric.unit})"}
-    layout = _layout(310, methods, xaxis={"title": {"text": "round"}}, yaxis={"title": y_title})
+    layout = figure_layout(310, methods, xaxis={"title": {"text": "round"}}, yaxis={"title": y_title})
     layout["yaxis"] |= {} if metric.higher_is_better else {"rangemode": "tozero"}
     better = "higher is better" if metric.higher_is_better else "lower is fairer"
     bands = "; band: ± one standard deviation over seeds" if any("band" in trace["meta"] for trace in data) else ""
@@ -130,7 +130,7 @@ def sorted_clients(run: Run, methods: Sequence[str], styles: dict[str, Style]) -
     note += " Open marks: clients with outliers." if mark_outliers else ""
     note += f" Shows {MAX_POINTS:,} clients per method: the worst, the best and a sample." if sampled else ""
     x_axis = {"title": {"text": "share of clients (%)"}, "range": [-2, 102]}
-    layout = _layout(_clients_height(methods), xaxis=x_axis, yaxis={"title": {"text": "accuracy (%)"}})
+    layout = figure_layout(_clients_height(methods), xaxis=x_axis, yaxis={"title": {"text": "accuracy (%)"}})
     return Figure(
         name="clients", title="Accuracy of every client, sorted", note=note, data=data, layout=layout,
         columns=("method", "seed", "client", "share_of_clients", "accuracy", "has_outliers"), rows=rows,
@@ -166,7 +166,7 @@ def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Fig
     """The share of clients per bin of accuracy, one subplot per method."""
     edges = torch.arange(0, 101, BIN_WIDTH)
     axes = ["y", *(f"y{i}" for i in range(2, len(methods) + 1))]
-    layout = _layout(_clients_height(methods), showlegend=False, bargap=0.08, annotations=[])
+    layout = figure_layout(_clients_height(methods), showlegend=False, bargap=0.08, annotations=[])
     layout["grid"] = {"rows": len(methods), "columns": 1, "subplots": [[f"x{axis}"] for axis in axes], "ygap": 0.2}
     layout["xaxis"] = {"range": [0, 100.5], "title": {"text": "accuracy of a client (%)"}}
     data, rows = [], []
@@ -237,7 +237,7 @@ def heat_map(run: Run, methods: Sequence[str]) -> Figure:
             )  # fmt: skip
     class_count = max(len(trace["y"]) for trace in data)
     label_height = 5 * max(len(name) for trace in data for name in trace["x"])  # long client names are slanted
-    layout = _layout(120 + label_height + min(max(class_count, 4) * 24, 640),
+    layout = figure_layout(120 + label_height + min(max(class_count, 4) * 24, 640),
                      xaxis={"type": "category", "title": {"text": "client"}, "nticks": 25},
                      yaxis={"type": "category", "title": {"text": "class"}, "autorange": "reversed"})  # fmt: skip
     layout["coloraxis"] = {"cmin": 0, "cmax": 100, "colorbar": {"thickness": 10, "outlinewidth": 0, "ticksuffix": " %"}}
@@ -284,7 +284,7 @@ def _round4(value: Any) -> float:
     return round(float(value), 4)
 
 
-def _layout(height: int, legend_names: Sequence[str] = (), **layout: Any) -> dict[str, Any]:
+def figure_layout(height: int, legend_names: Sequence[str] = (), **layout: Any) -> dict[str, Any]:
     """A layout of that height, taller if the legend needs several rows on a narrow page."""
     widest = max((7 * len(plotly_text(name)) + 50 for name in legend_names), default=1)
     height += 20 * (len(legend_names) // max(1, 290 // widest))

@@ -24,11 +24,12 @@ from fedtilt.report.compare import (
     most_accurate,
     worst_clients,
 )
+from fedtilt.report.decision_metrics import decision_metrics
 from fedtilt.report.figures import MAX_METHODS, Figure, build_figures
 from fedtilt.report.groups import group_tables
 from fedtilt.report.run_reader import Run
 from fedtilt.report.style import Style, styles
-from fedtilt.report.summary import cautions, facts, headline, lowest_accuracies
+from fedtilt.report.summary import cautions, certificates, facts, headline, lowest_accuracies
 from fedtilt.report.tables import Published, format_difference
 from fedtilt.version import __version__
 
@@ -73,6 +74,7 @@ def build_page(runs: Sequence[Run], published: Sequence[Published]) -> str:
 def _run_values(number: int, run: Run, published: Published, method_styles: dict[str, Style]) -> dict[str, Any]:
     key = f"run-{number}"
     figures = build_figures(run, method_styles)
+    decision = decision_metrics(run, method_styles)
     return {
         "number": number,
         "key": key,
@@ -80,6 +82,7 @@ def _run_values(number: int, run: Run, published: Published, method_styles: dict
         "facts": facts(run),
         "headline": headline(run),
         "lowest_accuracies": lowest_accuracies(run),
+        "certificate": certificates(run),
         "cautions": cautions(run),
         "overview": _rows(comparison_table(run, "evaluated"), _OVERVIEW_METRICS),
         "views": [
@@ -95,6 +98,8 @@ def _run_values(number: int, run: Run, published: Published, method_styles: dict
             {"column": table.column, "metrics": table.metrics, "rows": _rows(table.rows, table.metrics)}
             for table in group_tables(run)
         ],
+        "decision": decision._replace(figures=[]),
+        "decision_figures": [_figure(figure, key) for figure in decision.figures],
         "has_published": bool(published),
         "round": run.round,
         "several_seeds": len(run.compared) > 1,

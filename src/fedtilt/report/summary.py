@@ -3,8 +3,10 @@
 import shlex
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from fedtilt.evaluation.certificate import Certificate, describe
 from fedtilt.report.compare import (
     ACCURACY,
     CLIENT_DATA_FAIRNESS,
@@ -67,6 +69,17 @@ def lowest_accuracies(run: Run) -> str:
         clauses.append(f"{method}, {min(lowest)[1]} and class {class_name} ({format_percent(float(by_class[label]))})")
     shown = f" These are the {len(clauses)} most accurate of {len(run.methods)} methods."
     return f"Lowest accuracy: {'; '.join(clauses)}.{shown if len(clauses) < len(run.methods) else ''}"
+
+
+def certificates(run: Run) -> str:
+    """The certificates of the most accurate methods, over the clients of all seeds."""
+    total = torch.cat([seed_run.total for seed_run in run.compared])
+    by_method = {
+        method: Certificate(torch.cat([seed_run.correct(method) for seed_run in run.compared]), total)
+        for method in most_accurate(run, 5)
+    }
+    text = describe(by_method, unseen=len(run.compared) == 1)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def cautions(run: Run) -> list[str]:

@@ -7,7 +7,7 @@ from fedtilt.csv_text import csv_text
 from fedtilt.evaluation.statistics import PairedDifference
 from fedtilt.report.compare import METRICS, VIEWS, Metric, Row, SeedValues, best_and_tied, comparison_tables
 from fedtilt.report.run_reader import Run
-from fedtilt.report.summary import cautions, facts, headline, lowest_accuracies
+from fedtilt.report.summary import cautions, certificates, facts, headline, lowest_accuracies
 
 Published = Mapping[str, Mapping[str, float]]  # method → metric (as in results.json) → value
 
@@ -18,6 +18,7 @@ def as_markdown(runs: Sequence[Run], published: Sequence[Published]) -> str:
     for run, numbers in zip(runs, published, strict=True):
         blocks += [f"## {_escape(run.name)}", f"{_escape(facts(run))}."]
         blocks += [f"**{_escape(headline(run))}** {_escape(lowest_accuracies(run))}", _escape(" ".join(cautions(run)))]
+        blocks.append(_escape(certificates(run)))
         for view, table in comparison_tables(run).items():
             title, description, _ = VIEWS[view]
             blocks += [f"### {title}", description, _markdown_table(table, numbers if view == "evaluated" else {})]

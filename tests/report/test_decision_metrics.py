@@ -1,0 +1,54 @@
+"""The decision metrics, reliability curves and certificates of a report."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from markupsafe import escape
+from sklearn.metrics import balanced_accuracy_score
+
+from fedtilt import report
+from fedtilt.evaluation.certificate import Certificate
+from fedtilt.report.decision_metrics import decision_metrics
+from fedtilt.report.run_reader import read_run
+from fedtilt.report.style import styles
+from fedtilt.report.summary import certificates
+from fedtilt.storage.predictions import read_predictions
+from tests.helpers.hostile_names import NASTY
+
+
+def test_the_table_has_the_mean_over_seeds(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    section = decision_metrics(run, styles(run.methods))
+    assert list(section.rows) == ["fedavg", "ditto", NASTY]
+    stored = [read_predictions(run_folder / f"seed-{seed}", 3)[NASTY] for seed in (0, 1)]
+    values = [balanced_accuracy_score(p.labels, p.probabilities.argmax(1)) for p in stored]
+    cell = section.rows[NASTY][[metric.title for metric in section.metrics].index("balanced accuracy")]
+    assert cell.value == pytest.approx(sum(values) / 2)
+    assert cell.uncertainty == f"± {torch.tensor(values, dtype=torch.float64).std():.3f}"
+    (figure,) = section.figures
+    samples = [row[-1] for row in figure.rows if row[0] == NASTY]
+    assert sum(samples) == sum(len(p.labels) for p in stored)
+
+
+def test_the_page_has_the_section_and_the_certificates(run_folder: Path, tmp_path: Path) -> None:
+    run = read_run(run_folder)
+    correct, total = (
+        torch.cat([part(s) for s in run.compared]) for part in (lambda s: s.correct("ditto"), lambda s: s.total)
+    )
+    certificate = Certificate(correct, total)
+    sentence = certificates(run)
+    bounds = f"{int(certificate.clients.bound)} % ({int(certificate.groups.bound)} %) with ditto"
+    assert bounds in sentence
+    page = report.write([run_folder], tmp_path / "report.html").read_text()
+    assert str(escape(bounds)).replace(" %", "\N{NO-BREAK SPACE}%") in page
+    assert "<summary>Balanced accuracy, F1, AUROC, log loss, calibration</summary>" in page
+    assert "a client not yet seen" not in page  # the clients of two seeds share their data
+    assert bounds in report.markdown([run_folder])
+
+
+def test_without_predictions_the_page_says_how_to_compute_them(copy: Path) -> None:
+    (copy / "seed-1/predictions.safetensors").unlink()
+    page = report.write([copy], copy / "report.html").read_text()
+    assert "Not stored in this run; computed by: <code>fedtilt metrics" in page
+    assert "<summary>Balanced accuracy" not in page
