@@ -44,6 +44,17 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def interpreting(path: Path) -> Iterator[None]:
+    """Turn errors about values that this file or folder should not have into an `InputError`."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise InputError(f"{path} is damaged ({error!r:.200}); restore it from a copy") from error
+
+
+@contextlib.contextmanager
 def atomic_file(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """A file to write, which has its name only when the `with` block ends without an error."""
     partial = path.with_name(path.name + ".part")

@@ -25,6 +25,8 @@ def sort_names(names: Iterable[str]) -> tuple[str, ...]:
 
 def client_number(client: int | str, names: Sequence[str]) -> int:
     """The number of a client, from its number or its name."""
+    if not names:
+        raise InputError(f"client {client} does not exist; there are no clients")
     number = names.index(client) if client in names else client
     if isinstance(number, str) and number.isdecimal():
         number = int(number)

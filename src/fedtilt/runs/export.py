@@ -11,7 +11,7 @@ import torch
 
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
-from fedtilt.files import read_json
+from fedtilt.files import interpreting, read_json
 from fedtilt.parts import Tensors, named_pieces
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.runs.run import Notice
@@ -52,24 +52,25 @@ def export_model(
         raise InputError(f"{folder} has no checkpoint yet; fedtilt resume {shlex.quote(str(folder))}")
     if method not in state.server:
         raise InputError(f"{folder} has no method {method!r}; it has {', '.join(state.server)}")
-    description = run_folder.description()
-    clients = description.pop("clients", [])
-    fingerprint, server = read_json(run_folder.folder / "fingerprint.json"), state.server[method]
-    kept: Tensors = {}
-    if client is not None:
-        kept = _kept(state, fingerprint, method, client_number(client, clients), client)
-        description["client"] = clients[client_number(client, clients)]
-    sources = _sources(fingerprint, server, kept)
-    tensors = _named_state(fingerprint, run_folder.constants(), server, kept)
-    if trained_only:
-        changed = _trained_names(fingerprint, sources)
-        if len(changed) < len(tensors):
-            description.pop("model", None)  # it takes all tensors to build it
-        tensors = {name: tensor for name, tensor in tensors.items() if name in changed}
-        sources = {part: "left out" if source == "initial" else source for part, source in sources.items()}
-    values = description | {"method": method} | sources
-    texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items() if key != "has_outliers"}
-    return Export(tensors, texts, sources, "personal" in kept)
+    with interpreting(run_folder.folder):
+        description = run_folder.description()
+        clients = description.pop("clients", [])
+        fingerprint, server = read_json(run_folder.folder / "fingerprint.json"), state.server[method]
+        kept: Tensors = {}
+        if client is not None:
+            kept = _kept(state, fingerprint, method, client_number(client, clients), client)
+            description["client"] = clients[client_number(client, clients)]
+        sources = _sources(fingerprint, server, kept)
+        tensors = _named_state(fingerprint, run_folder.constants(), server, kept)
+        if trained_only:
+            changed = _trained_names(fingerprint, sources)
+            if len(changed) < len(tensors):
+                description.pop("model", None)  # it takes all tensors to build it
+            tensors = {name: tensor for name, tensor in tensors.items() if name in changed}
+            sources = {part: "left out" if source == "initial" else source for part, source in sources.items()}
+        values = description | {"method": method} | sources
+        texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items() if key != "has_outliers"}
+        return Export(tensors, texts, sources, "personal" in kept)
 
 
 def state_dict(

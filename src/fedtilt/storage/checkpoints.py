@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fedtilt.errors import InputError
-from fedtilt.files import read_json, read_tensors, sync_folder, write_json, write_tensors, writing
+from fedtilt.files import interpreting, read_json, read_tensors, sync_folder, write_json, write_tensors, writing
 from fedtilt.rounds.client_states import ClientStates, FederationState, Owner, StoredState
 from fedtilt.storage.evaluations import rounds_in
 
@@ -99,11 +99,12 @@ class Checkpoints:
         """The state of a checkpoint, which must be intact; the states of clients are checked when they are read."""
         manifest = self._manifest(round)
         server: dict[str, dict[str, Tensor]] = {}
-        for key, tensor in read_tensors(self.folder_of(round) / "server.safetensors", manifest["server"]).items():
-            method, name = key.rsplit("/", 1)
-            server.setdefault(method, {})[name] = tensor
+        with interpreting(self.folder_of(round)):
+            for key, tensor in read_tensors(self.folder_of(round) / "server.safetensors", manifest["server"]).items():
+                method, name = key.rsplit("/", 1)
+                server.setdefault(method, {})[name] = tensor
         self._client_states.restore(self._stored(manifest))
-        return FederationState(manifest["round"], dict(server), self._client_states)
+        return FederationState(round, dict(server), self._client_states)
 
     def is_evaluated(self, round: int) -> bool:
         """Whether the metrics of this round were recorded before its checkpoint."""
@@ -112,12 +113,15 @@ class Checkpoints:
     def _manifest(self, round: int) -> dict[str, Any]:
         path = self.folder_of(round) / "manifest.json"
         manifest = read_json(path)
-        if not isinstance(manifest, dict) or not {"round", "evaluated", "server", "clients"} <= manifest.keys():
+        expected = {"round", "evaluated", "server", "clients"}
+        if not isinstance(manifest, dict) or not expected <= manifest.keys() or manifest["round"] != round:
             raise InputError(
                 f"{path} is damaged, or an earlier version of fedtilt wrote it; start again in another folder"
             )
         return manifest
 
-    @staticmethod
-    def _stored(manifest: dict[str, Any]) -> dict[Owner, StoredState]:
-        return {(method, client): StoredState(*where) for method, client, *where in manifest["clients"]}
+    def _stored(self, manifest: dict[str, Any]) -> dict[Owner, StoredState]:
+        with interpreting(self.folder_of(manifest["round"]) / "manifest.json"):
+            if any(tuple(map(type, row)) != (str, int, int, int, int, int, str) for row in manifest["clients"]):
+                raise TypeError("wrong values under clients")
+            return {(method, client): StoredState(*where) for method, client, *where in manifest["clients"]}
