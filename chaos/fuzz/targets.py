@@ -10,7 +10,7 @@ TARGETS: dict[str, tuple[Target, int]] = {  # with the number of inputs at scale
     "overrides": (overrides, 40_000),
     "tables": (tables, 15_000),
     "schemas": (schemas, 30_000),
-    "run folders": (run_folders, 4_000),
+    "run folders": (run_folders, 1_500),
     "replies": (replies, 15_000),
     "image files": (image_files, 15_000),
     "tensors": (tensors, 40_000),
