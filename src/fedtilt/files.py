@@ -218,7 +218,7 @@ def _read_safetensors(path: Path) -> tuple[bytes, str | None, dict[str, str]]:
         metadata = dict(header.get("__metadata__") or {})
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise InputError(
-            f"{path} is not a safetensors file, or is damaged ({error}); restore it from a copy"
+            f"{path} is not a safetensors file, or damaged ({error}); restore it from a copy"
         ) from error
     digests = _digests_in(metadata)
     if not digests:

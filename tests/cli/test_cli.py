@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import fedtilt as ft
+from fedtilt.files import read_json, read_toml, write_json, write_toml
 from fedtilt.report.run_reader import read_run
 from fedtilt.runs import spec_run
 
@@ -151,7 +152,7 @@ def test_a_run_equals_the_python_call(fedtilt) -> None:
 def test_an_exported_model_loads(fedtilt) -> None:
     fedtilt("run", *QUICK, "--out", "run")
     result = fedtilt("export", "run", "--method", "ditto", "--to", "w.safetensors")
-    assert result.out == "wrote the shared model of ditto (8,970 parameters) to w.safetensors\n"
+    assert result.out == "wrote the shared model of ditto after round 3 (8,970 parameters) to w.safetensors\n"
     model = ft.models.mlp((1, 8, 8), 10, hidden=(64, 64))
     model.load_state_dict(load_file("w.safetensors"))
     run = ft.resume("run")[0]
@@ -346,7 +347,7 @@ def test_a_flower_run_is_not_resumed_by_the_simulator(fedtilt) -> None:
     fedtilt("run", *QUICK, "--out", "run", "--quiet")
     for name in ("run.json", "seed-0/fingerprint.json"):
         path = Path("run", name)
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"runner": "flower"}))
+        write_json(path, read_json(path) | {"runner": "flower"})
     result = fedtilt("resume", "run")
     assert result.code == 2
     assert "resume it with fedtilt deploy run" in result.err
@@ -360,6 +361,11 @@ def test_a_changed_spec_is_refused_on_resume(fedtilt) -> None:
     fedtilt("run", *QUICK, "--out", "run", "--quiet")
     spec = Path("run/spec.toml")
     spec.write_text(spec.read_text().replace("\nlr = 0.1\n", "\nlr = 0.3\n", 1))
+    result = fedtilt("resume", "run")
+    assert result.code == 2
+    assert "spec.toml was damaged or changed after it was written" in result.err
+    assert "delete its last line to use it as it is" in result.err
+    spec.write_text("".join(spec.read_text().splitlines(keepends=True)[:-1]))
     result = fedtilt("resume", "run")
     assert result.code == 2
     assert "was started with train.lr = 0.1, and now it is 0.3" in result.err
@@ -453,12 +459,15 @@ def test_damaged_and_changed_files_are_reported(fedtilt) -> None:
     fedtilt("run", *QUICK, "--out", "run", "--quiet", "--set", "storage.checkpoint_seconds=0")
     shared = Path("run/seed-0/checkpoints/round-00003/server.safetensors")
     shared.write_bytes(shared.read_bytes() + b"x")
-    result = fedtilt("export", "run", "--method", "ditto", "--to", "m.safetensors")
-    assert result.code == 0
-    assert "note: the checkpoint of round 3 is damaged" in result.err
+    export = ["export", "run", "--method", "ditto", "--to", "m.safetensors"]
+    result = fedtilt(*export)
+    assert result.code == 2
+    assert "error: the checkpoint of round 3 is damaged" in result.err
+    assert "resume the run, which goes back to the one before" in result.err
+    assert "after round 2 (" in fedtilt(*export, "--round", "2").out
     assert "note: the checkpoint of round 3 is damaged" in fedtilt("resume", "run", "--quiet").err
     spec = Path("run/spec.toml")
-    spec.write_text(spec.read_text().replace("seeds = 1", "seeds = 2"))
+    write_toml(spec, read_toml(spec).replace("seeds = 1", "seeds = 2"))
     assert "was started with seeds [0], and its spec.toml now says [0, 1]" in fedtilt("resume", "run").err
     Path("file").write_text("")
     assert "file is a file; choose another folder" in fedtilt("run", "--out", "file").err

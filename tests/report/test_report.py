@@ -14,6 +14,7 @@ from markupsafe import escape
 
 from fedtilt import report
 from fedtilt.errors import InputError
+from fedtilt.files import read_toml
 from fedtilt.report.compare import (
     ACCURACY,
     CLIENT_FAIRNESS,
@@ -192,7 +193,7 @@ def test_the_page_loads_nothing(page: str) -> None:
 
 
 def test_the_page_has_the_settings_and_the_command_to_run_again(page: str, run_folder: Path) -> None:
-    assert escape((run_folder / "spec.toml").read_text()) in page
+    assert escape(read_toml(run_folder / "spec.toml")) in page
     assert escape(f"fedtilt run '{run_folder / 'spec.toml'}' --out 'runs/a & b-again'") in page
     assert torch.__version__ in page
 

@@ -10,7 +10,7 @@ import torch
 
 import fedtilt as ft
 from fedtilt import report
-from fedtilt.errors import InputError
+from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.results import summarise
 from fedtilt.report.figures import MAX_CLIENTS, MAX_METHODS, MAX_POINTS, build_figures
@@ -18,6 +18,7 @@ from fedtilt.report.run_reader import read_run
 from fedtilt.report.style import styles
 from fedtilt.report.summary import cautions
 from fedtilt.storage.run_folder import RunFolder
+from tests.helpers.hostile_names import NASTY
 
 
 def test_an_unfinished_run_has_a_report_that_says_so(copy: Path) -> None:
@@ -25,12 +26,19 @@ def test_an_unfinished_run_has_a_report_that_says_so(copy: Path) -> None:
     metrics = copy / "seed-1" / "metrics.jsonl"
     lines = metrics.read_text().splitlines(keepends=True)
     metrics.write_text("".join(lines[:5]) + lines[5][:40])  # killed while it wrote the last line of round 2
-    run = read_run(copy)
+    (copy / "seed-1/counts/round-00003.safetensors").unlink()
+    with pytest.warns(InputWarning, match="round 2 is left out") as warned:
+        run = read_run(copy)
+    assert [str(w.message).partition(" (")[0] for w in warned] == [
+        f"{metrics} is damaged in line 6",
+        f"{metrics} has no metrics of {NASTY} after round 2; round 2 is left out",
+    ]
     assert (run.round, [seed_run.seed for seed_run in run.compared], run.finished) == (3, [0], False)
     assert run.seed_runs[1].round == 1
     assert "Unfinished: compared after round 3 of 3, without seed 1" in cautions(run)[0]
     shutil.rmtree(copy / "seed-0")
-    assert "compared after round 1 of 3, without seed 0" in report.markdown([copy])
+    with pytest.warns(InputWarning, match="round 2 is left out"):
+        assert "compared after round 1 of 3, without seed 0" in report.markdown([copy])
 
 
 def _break(folder: Path, file: str, content: bytes) -> None:
@@ -48,9 +56,15 @@ def _break(folder: Path, file: str, content: bytes) -> None:
         ("run.json", b"[]", "run.json is damaged"),
         ("seed-0/fingerprint.json", b"{}", "fingerprint.json is damaged"),
         ("seed-0/metrics.jsonl", b"{}\n{}\n", "metrics.jsonl is damaged in line 1"),
-        ("seed-0/metrics.jsonl", b"\xff\n", "metrics.jsonl cannot be read"),
-        ("seed-0/counts/round-00003.safetensors", b"", "round-00003.safetensors cannot be read"),
-        ("seed-0/counts/round-00003.safetensors", b"xx", "round-00003.safetensors is damaged"),
+        ("seed-0/metrics.jsonl", b"\xff\n", "metrics.jsonl is damaged in line 1"),
+        ("seed-0/metrics.jsonl", b"", "metrics.jsonl has no metrics of fedavg, ditto,"),
+        ("seed-0/counts/round-00002.safetensors", b"", "round-00002.safetensors is missing; resume the run"),
+        (
+            "seed-0/counts/round-00003.safetensors",
+            b"xx",
+            "round-00003.safetensors is not a safetensors file, or damaged",
+        ),
+        ("spec.toml", b"rounds = 3\n# sha256:12\n", "spec.toml was damaged or changed after it was written"),
         ("seed-0/federation.json", b'{"clients": [], "classes": [], "has_outliers": []}', "names 0 clients"),
         ("seed-0/federation.json", b"{}", "federation.json is damaged"),
     ],
@@ -66,6 +80,7 @@ def test_a_damaged_folder_raises_a_one_line_error(copy: Path, file: str, content
 def test_a_run_without_an_evaluated_round_says_how_to_continue(copy: Path) -> None:
     for seed in (0, 1):
         (copy / f"seed-{seed}" / "metrics.jsonl").unlink()
+        shutil.rmtree(copy / f"seed-{seed}" / "counts")
     with pytest.raises(InputError, match="no evaluated round yet; continue with: fedtilt resume"):
         report.csv([copy])
 

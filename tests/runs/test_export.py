@@ -101,7 +101,7 @@ def test_the_command_says_what_it_wrote_and_models_load_reads_it(
     result = train(federation, Path(run), ft.models.mlp, local=["5.*"])
     x, _ = federation.test(1)
     printed = fedtilt("export", run, "--method", "fedavg", "--to", out)
-    assert printed.out.startswith("wrote the shared model of fedavg")
+    assert printed.out.startswith("wrote the shared model of fedavg after round 2 (")
     assert printed.out.splitlines()[1] == "local parameters: initial"
     assert torch.equal(ft.models.load(out)(x), result["fedavg"].shared(x))
     printed = fedtilt("export", run, "--method", "fedavg", "--client", "1", "--to", out, "--force")
@@ -110,9 +110,40 @@ def test_the_command_says_what_it_wrote_and_models_load_reads_it(
     assert torch.equal(ft.models.load(out)(x), result["fedavg"].model(1)(x))
     with safe_open(out, "pt") as file:
         assert file.metadata()["local_parameters"] == "of the client"
+        assert file.metadata()["round"] == "2"
     printed = fedtilt("export", run, "--method", "fedavg", "--to", out, "--force", "--trained-only")
     assert printed.out.startswith("wrote the trained part of the shared model of fedavg")
     assert printed.out.splitlines()[1] == "local parameters: left out"
     assert load_file(out).keys() == {"1.weight", "1.bias", "3.weight", "3.bias"}
     with pytest.raises(ft.InputError, match="does not say how to build its model"):
         ft.models.load(out)
+
+
+def test_a_damaged_checkpoint_is_never_replaced_by_an_older_one_in_silence(
+    federation: ft.Federation, tmp_path: Path
+) -> None:
+    train(federation, tmp_path, ft.models.logistic, checkpoint_seconds=0)
+    before = export_model(tmp_path, "ditto", round=1)
+    assert (before.round, before.metadata["round"]) == (1, "1")
+    last = export_model(tmp_path, "ditto")
+    assert (last.round, last.metadata["round"]) == (2, "2")
+    path = tmp_path / "seed-0/checkpoints/round-00002/server.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    message = r"the checkpoint of round 2 is damaged \(.*server.safetensors .*\); resume the run, which goes back"
+    for client in (None, 0):
+        with pytest.raises(ft.InputError, match=message):
+            export_model(tmp_path, "ditto", client)
+    again = export_model(tmp_path, "ditto", round=1)
+    assert all(torch.equal(value, again.tensors[name]) for name, value in before.tensors.items())
+    with pytest.raises(ft.InputError, match="has no checkpoint of round 7; it has 1, 2"):
+        export_model(tmp_path, "ditto", round=7)
+
+
+def test_damage_to_one_client_costs_its_export_alone(federation: ft.Federation, tmp_path: Path) -> None:
+    train(federation, tmp_path, ft.models.logistic)
+    (path,) = (tmp_path / "seed-0/clients").iterdir()
+    path.write_bytes(path.read_bytes()[:-1] + b"?")  # the last client
+    with pytest.raises(ft.InputError, match=r"states-000001 is damaged where it has what client 2 keeps for method 'd"):
+        export_model(tmp_path, "ditto", 2)
+    assert export_model(tmp_path, "ditto", 1).personal
+    assert export_model(tmp_path, "ditto").round == 2

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedtilt.cli.console import Console, echo
+from fedtilt.cli.console import echo
 from fedtilt.errors import InputError
 from fedtilt.files import write_tensors
 from fedtilt.runs.export import export_model
@@ -26,6 +26,9 @@ def export(
         bool, typer.Option("--trained-only", help="Without frozen parameters and parts that are as they started.")
     ] = False,
     seed: Annotated[int | None, typer.Option(help="The seed of the run (default: the first).")] = None,
+    round: Annotated[
+        int | None, typer.Option(help="The round of a checkpoint; the last two are kept (default: the last).")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a trained model as safetensors; its metadata says how to build the model and scale its input."""
@@ -36,14 +39,11 @@ def export(
         )
     if to.exists() and not force:
         raise InputError(f"{to} already exists; use --force to replace it")
-    console = Console(stderr=True)
-    exported = export_model(
-        folder, method, client, seed, trained_only=trained_only,
-        notice=lambda text: console.print(f"note: {text}", markup=False),
-    )  # fmt: skip
+    exported = export_model(folder, method, client, seed, trained_only=trained_only, round=round)
     write_tensors(to, exported.tensors, exported.metadata)
     model = "shared model" if client is None else f"{'personal ' * exported.personal}model of client {client}"
     count = sum(t.numel() for t in exported.tensors.values())
-    echo(f"wrote the {'trained part of the ' * trained_only}{model} of {method} ({count:,} parameters) to {to}")
+    part = "trained part of the " * trained_only
+    echo(f"wrote the {part}{model} of {method} after round {exported.round} ({count:,} parameters) to {to}")
     if exported.sources:
         echo("; ".join(f"{part.replace('_', ' ')}: {source}" for part, source in exported.sources.items()))

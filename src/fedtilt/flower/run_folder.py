@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.results import MethodResult, Result, Summary, evaluated_counts, over_seeds
-from fedtilt.files import read_json, write_bytes, write_json
+from fedtilt.files import read_json, write_json, write_toml
 from fedtilt.flower.membership import MissingSitesError
 from fedtilt.flower.model_jumps import Change, JumpCheck
 from fedtilt.flower.private_files import private_files, private_folder
@@ -95,7 +95,7 @@ class ServerRunFolder:
         self.check_back_to()
         state = self._run_folder.begin(self._fingerprint(), notice)
         if not (self.folder / "run.json").exists():
-            write_bytes(self.folder / "spec.toml", dump(self._task.spec).encode())
+            write_toml(self.folder / "spec.toml", dump(self._task.spec))
             if self._info.schema is not None:
                 self._info.schema.write(self.folder / "schema.json")
             record_environment(self.folder, "cpu", [self._task.spec.seed], runner="flower")

@@ -4,9 +4,9 @@ seed-0/federation.json, if it exists, has the names of clients and classes and t
 {"clients": ["north", …], "classes": ["cat", …], "has_outliers": [3, 7]}. Without it, names are numbers.
 """
 
-import json
 import shlex
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtilt.errors import InputError
+from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.results import Summary, evaluated_counts
-from fedtilt.files import read_json
+from fedtilt.files import read_json, read_toml
 from fedtilt.storage.evaluations import Evaluations, History
+from fedtilt.storage.fingerprint import read_fingerprint
+from fedtilt.storage.provenance import read_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +103,9 @@ def read_run(folder: Path) -> Run:
     """Read a run folder, finished or not; an error names the damaged file."""
     if not (folder / "run.json").exists():
         raise InputError(f"{folder} is not a run folder: it has no run.json")
-    record = read_json(folder / "run.json")
-    try:
-        started, environment, seeds = record["started"], dict(record["environment"]), set(record["seeds"])
-        seeds |= {int(path.name[5:]) for path in folder.glob("seed-*") if path.name[5:].isdigit()}
-    except (TypeError, KeyError, ValueError) as error:
-        raise InputError(f"{folder / 'run.json'} is damaged ({error!r})") from error
+    record = read_record(folder)
+    environment, seeds = dict(record["environment"]), set(record["seeds"])
+    seeds |= {int(path.name[5:]) for path in folder.glob("seed-*") if path.name[5:].isdecimal()}
     seed_folders = {seed: folder / f"seed-{seed}" for seed in sorted(seeds)}
     fingerprints = {
         seed: _read_fingerprint(path / "fingerprint.json")
@@ -128,10 +127,10 @@ def read_run(folder: Path) -> Run:
     return Run(
         folder=folder,
         name=folder.resolve().name,
-        started=_format_time(started),
+        started=_format_time(record["started"]),
         environment=environment,
         fingerprint=fingerprints[seed_runs[0].seed],
-        spec=_read_text(folder / "spec.toml"),
+        spec=read_toml(folder / "spec.toml") if (folder / "spec.toml").exists() else None,
         seeds=tuple(seed_folders),
         seed_runs=tuple(seed_runs),
         search=_read_search(folder, record),
@@ -148,31 +147,26 @@ def _read_search(folder: Path, record: Mapping[str, Any]) -> Mapping[str, Any] |
 
 
 def _read_fingerprint(path: Path) -> dict[str, Any]:
-    fingerprint = read_json(path)
-    try:
-        rounds, kind = fingerprint["train"]["rounds"], fingerprint["outliers"]["kind"]
-        methods = dict(fingerprint["methods"])
-        fingerprint["outliers"]["clients"], fingerprint["data"], fingerprint["clients"]
-    except (TypeError, KeyError, ValueError) as error:
-        raise InputError(f"{path} is damaged ({error!r})") from error
-    if not isinstance(rounds, int) or not isinstance(kind, str) or not methods:
-        raise InputError(f"{path} is damaged: it has no rounds, outliers or methods")
-    return dict(fingerprint)
+    fingerprint = read_fingerprint(path)
+    match fingerprint:
+        case {"outliers": {"kind": str(), "clients": _}, "data": _, "clients": _}:
+            return fingerprint
+    raise InputError(f"{path} is damaged: it has no outliers, data or clients; restore it from a copy")
 
 
 def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedRun | None:
     """One seed of a run; None before its first evaluated round."""
-    history = _read_history(folder / "metrics.jsonl", list(fingerprint["methods"]))
+    evaluations, methods = Evaluations(folder), list(fingerprint["methods"])
+    history = _read_history(evaluations, methods)
     if history is None:
         return None
     last = next(iter(history.values()))[-1][0]
-    try:
-        counts, total = Evaluations(folder).counts(last)
-        counts = {name: counts[name] for name in fingerprint["methods"]}
-    except (KeyError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"the counts of round {last} in {folder} are damaged ({error!r})") from error
+    counts, total = evaluations.counts(last)
+    if missing := [name for name in methods if name not in counts]:
+        raise InputError(
+            f"{evaluations.counts_file(last)} has no counts of {', '.join(missing)}; restore it from a copy"
+        )
+    counts = {name: counts[name] for name in methods}
     client_names, class_names, has_outliers = _read_federation(folder / "federation.json", fingerprint, *total.shape)
     return SeedRun(
         seed=seed, history=history, counts=counts, total=total, has_outliers=has_outliers,
@@ -180,21 +174,20 @@ def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedR
     )  # fmt: skip
 
 
-def _read_history(path: Path, methods: list[str]) -> History | None:
-    """Every round with the metrics of all methods; ignores a last line that was cut off when a run was killed."""
-    text = _read_text(path)
-    lines = text.splitlines() if text else []
-    rounds: dict[int, dict[str, Summary]] = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-            rounds.setdefault(int(entry["round"]), {})[entry["method"]] = Summary.from_json(entry)
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):
-                break
-            raise InputError(f"{path} is damaged in line {number} ({error!r})") from error
-    complete = sorted(number for number, summaries in rounds.items() if set(summaries) >= set(methods))
-    return {name: [(number, rounds[number][name]) for number in complete] for name in methods} if complete else None
+def _read_history(evaluations: Evaluations, methods: list[str]) -> History | None:
+    """Every round with the metrics of all methods.
+
+    The last round may be incomplete, because a run was killed while it wrote it: a warning says so.
+    """
+    lines = evaluations.read_lines()
+    problems = evaluations.problems(lines, methods)
+    last = max([*lines.rounds, *evaluations.counted_rounds()], default=0)
+    for text in (*lines.damaged, *problems.values()):
+        if set(problems) != {last}:
+            raise InputError(f"{text}; resume the run, which leaves out the damaged round")
+        warnings.warn(f"{text}; round {last} is left out", InputWarning, stacklevel=2)
+    complete = sorted(lines.rounds.keys() - problems.keys())
+    return {name: [(r, lines.rounds[r][name].summary) for r in complete] for name in methods} if complete else None
 
 
 def _read_federation(
@@ -212,20 +205,13 @@ def _read_federation(
         has_outliers = torch.zeros(clients, dtype=torch.bool)
         has_outliers[torch.tensor(record["has_outliers"], dtype=torch.long)] = True
     except (TypeError, KeyError, ValueError, IndexError, RuntimeError) as error:
-        raise InputError(f"{path} is damaged ({error!r})") from error
+        raise InputError(f"{path} is damaged ({error!r}); restore it from a copy") from error
     if (len(client_names), len(class_names)) != (clients, classes):
         raise InputError(
             f"{path} names {len(client_names)} clients and {len(class_names)} classes, "
             f"but the counts have {clients} and {classes}"
         )
     return client_names, class_names, has_outliers
-
-
-def _read_text(path: Path) -> str | None:
-    try:
-        return path.read_text() if path.exists() else None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error})") from error
 
 
 def _format_time(started: str) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,11 +10,11 @@ import torch
 
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
-from fedtilt.files import interpreting, read_json
+from fedtilt.files import interpreting
 from fedtilt.parts import Tensors, named_pieces
 from fedtilt.rounds.client_states import FederationState
-from fedtilt.runs.run import Notice
 from fedtilt.runs.spec_run import open_seed
+from fedtilt.storage.fingerprint import read_fingerprint
 
 
 class Export(NamedTuple):
@@ -25,6 +24,7 @@ class Export(NamedTuple):
     metadata: dict[str, str]  # how to build and use the model: texts unchanged, other values as JSON
     sources: dict[str, str]  # part of the model → where it comes from, such as "initial"
     personal: bool  # whether it is a personal model
+    round: int  # after which it was saved
 
 
 def export_model(
@@ -34,9 +34,11 @@ def export_model(
     seed: int | None = None,
     *,
     trained_only: bool = False,
-    notice: Notice = lambda _: None,
+    round: int | None = None,
 ) -> Export:
-    """A trained model of a run.
+    """A trained model of a run, after the round of its last checkpoint.
+
+    A damaged checkpoint is refused; the one before it is exported only on request.
 
     Args:
         folder: the run folder
@@ -44,18 +46,18 @@ def export_model(
         client: number or name of a client, for the model that it uses; None: the shared model
         seed: which seed of the run; None: the first
         trained_only: without what training did not change: frozen parameters, and parts that have their initial values
-        notice: called with a message if a damaged checkpoint is skipped
+        round: the round of a checkpoint; None: of the last
     """
     _, run_folder = open_seed(Path(folder), seed)
-    state = run_folder.latest(notice)
+    state = run_folder.latest(round)
     if state is None:
-        raise InputError(f"{folder} has no checkpoint yet; fedtilt resume {shlex.quote(str(folder))}")
+        raise InputError(f"{folder} has no checkpoint yet; resume the run")
     if method not in state.server:
         raise InputError(f"{folder} has no method {method!r}; it has {', '.join(state.server)}")
     with interpreting(run_folder.folder):
         description = run_folder.description()
         clients = description.pop("clients", [])
-        fingerprint, server = read_json(run_folder.folder / "fingerprint.json"), state.server[method]
+        fingerprint, server = read_fingerprint(run_folder.folder / "fingerprint.json"), state.server[method]
         kept: Tensors = {}
         if client is not None:
             kept = _kept(state, fingerprint, method, client_number(client, clients), client)
@@ -68,9 +70,9 @@ def export_model(
                 description.pop("model", None)  # it takes all tensors to build it
             tensors = {name: tensor for name, tensor in tensors.items() if name in changed}
             sources = {part: "left out" if source == "initial" else source for part, source in sources.items()}
-        values = description | {"method": method} | sources
+        values = description | {"method": method, "round": state.round} | sources
         texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items() if key != "has_outliers"}
-        return Export(tensors, texts, sources, "personal" in kept)
+        return Export(tensors, texts, sources, "personal" in kept, state.round)
 
 
 def state_dict(

@@ -16,7 +16,6 @@ from fedtilt.data.inputs import Inputs, named_tensors
 from fedtilt.errors import InputError
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.results import MethodResult, Result, Summary, evaluated_counts, group_counts, summarise_all
-from fedtilt.files import read_json
 from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
@@ -27,7 +26,14 @@ from fedtilt.rounds.settings import takes_train_settings, train_settings
 from fedtilt.runs.predictions import predictions_of, store_predictions
 from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.storage.in_memory_run import InMemoryRun
-from fedtilt.storage.provenance import environment, record_environment, seed_folder, settings_of
+from fedtilt.storage.provenance import (
+    environment,
+    is_started,
+    read_record,
+    record_environment,
+    seed_folder,
+    settings_of,
+)
 from fedtilt.storage.run_folder import RunFolder
 from fedtilt.storage.run_length import continued
 
@@ -92,11 +98,13 @@ def check_out_folder(folder: Path, *, may_resume: bool) -> None:
     """Refuse a file, and a folder that is not empty unless it is a run that may be resumed."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; choose another folder")
-    is_run = (folder / "run.json").exists()
+    is_run = is_started(folder)
     if not folder.exists() or (is_run and may_resume):
         return
-    # a run that is killed before it writes run.json leaves these
-    others = [path for path in folder.iterdir() if path.name != ".lock" and path.suffix != ".part"]
+    if (folder / "run.json").exists():
+        read_record(folder)  # it is replaced, so it must be one
+    # a run that is killed before it writes its second file leaves these
+    others = [path for path in folder.iterdir() if path.name not in (".lock", "run.json") and path.suffix != ".part"]
     if others:
         resume = f"use fedtilt resume {shlex.quote(str(folder))}, or another folder"
         raise InputError(f"{folder} is not empty; {resume if is_run else 'choose another folder'}")
@@ -104,7 +112,7 @@ def check_out_folder(folder: Path, *, may_resume: bool) -> None:
 
 def compare_environment(folder: Path, device: str, notice: Notice) -> None:
     """Report what has changed since the run was started."""
-    before, now = read_json(folder / "run.json")["environment"], environment(device)
+    before, now = read_record(folder)["environment"], environment(device)
     for key, was in before.items():
         if now.get(key) != was:
             notice(f"{key} was {was} and is {now.get(key)} now: the last bits may differ")

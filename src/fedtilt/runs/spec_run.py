@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result, over_seeds
-from fedtilt.files import read_json, write_bytes, write_json
+from fedtilt.files import read_toml, write_json, write_toml
 from fedtilt.locks import locked
 from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.runs.run import (
@@ -19,7 +19,7 @@ from fedtilt.runs.run import (
     silent,
     train_to_end,
 )
-from fedtilt.storage.provenance import record_environment, seed_folder
+from fedtilt.storage.provenance import is_started, read_record, record_environment, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 from fedtilt.storage.run_length import continued
 
@@ -52,8 +52,8 @@ def run_spec(
     check_out_folder(folder, may_resume=False)
     prepare_seed(spec, spec.seed, folder)  # a wrong device, data set or model is refused before the folder is created
     with locked(folder):
-        write_bytes(folder / "spec.toml", dump(spec).encode())
         record_environment(folder, spec.device, range(spec.seed, spec.seed + spec.seeds), **(note or {}))
+        write_toml(folder / "spec.toml", dump(spec))
         return _train_seeds(spec, folder, on_seed, on_round, notice)
 
 
@@ -80,7 +80,7 @@ def resume(
     folder = Path(folder)
     spec = spec_of(folder)
     with locked(folder):
-        run = read_json(folder / "run.json")
+        run = read_record(folder)
         if run.get("runner") == "flower":
             raise InputError(f"{folder} was trained on Flower sites; resume it with fedtilt deploy run and its project")
         if run["seeds"] != list(spec_seeds := range(spec.seed, spec.seed + spec.seeds)):
@@ -106,7 +106,7 @@ def _change_rounds(spec: "Spec", folder: Path, rounds: int) -> "Spec":
     for seed in range(spec.seed, spec.seed + spec.seeds):
         RunFolder(seed_folder(folder, seed)).check_rounds(rounds)
     (folder / "results.json").unlink(missing_ok=True)  # of the shorter run
-    write_bytes(folder / "spec.toml", dump(spec).encode())
+    write_toml(folder / "spec.toml", dump(spec))
     return spec
 
 
@@ -115,8 +115,10 @@ def spec_of(folder: Path, *overrides: str) -> "Spec":
     from fedtilt.spec import load as load_spec
 
     check_run_folder(folder)
+    read_record(folder)
     if not (folder / "spec.toml").exists():
         raise InputError(f"{folder} was started from Python: call fedtilt.run again with the same arguments and out=")
+    read_toml(folder / "spec.toml")  # checks its digest
     return load_spec(folder / "spec.toml", overrides=overrides)
 
 
@@ -126,12 +128,14 @@ def check_run_folder(folder: Path) -> None:
         raise InputError(f"{folder} does not exist; check the path")
     if not (folder / "run.json").exists():
         raise InputError(f"{folder} is not a run folder: it has no run.json")
+    if not is_started(folder):
+        raise InputError(f"{folder} has a run that was stopped before it began; start it again with the same folder")
 
 
 def open_seed(folder: Path, seed: int | None = None) -> tuple[int, RunFolder]:
     """One seed of a run, and its part of the folder; None: the first."""
     check_run_folder(folder)
-    seeds = read_json(folder / "run.json")["seeds"]
+    seeds = read_record(folder)["seeds"]
     seed = int(seeds[0]) if seed is None else seed
     if seed not in seeds:
         raise InputError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")

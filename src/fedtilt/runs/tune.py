@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.results import Result
-from fedtilt.files import read_json, write_bytes, write_json
+from fedtilt.files import write_json, write_toml
 from fedtilt.locks import locked
 from fedtilt.runs.run import Notice, OnRound
 from fedtilt.runs.spec_run import resume, run_spec
+from fedtilt.storage.fingerprint import read_fingerprint
+from fedtilt.storage.provenance import read_record
 
 if TYPE_CHECKING:
     from fedtilt.spec import Spec
@@ -211,8 +213,8 @@ def search(
             spec, resuming = spec.model_copy(update={"methods": methods}), True
             tuning = tuning._replace(diverged=tuple(dict.fromkeys([*tuning.diverged, *error.methods])))
             # in this order, so that after a kill in between, the next resume completes it
-            write_json(folder / "run.json", read_json(folder / "run.json") | {"tuning": tuning.to_json()})
-            write_bytes(folder / "spec.toml", dump(spec).encode())
+            write_json(folder / "run.json", read_record(folder) | {"tuning": tuning.to_json()})
+            write_toml(folder / "spec.toml", dump(spec))
 
 
 def _delete_outdated_seeds(folder: Path, spec: "Spec") -> None:
@@ -220,7 +222,7 @@ def _delete_outdated_seeds(folder: Path, spec: "Spec") -> None:
     names = [m.name for m in spec.methods]
     with locked(folder):
         for path in folder.glob("seed-*/fingerprint.json"):
-            if list(read_json(path)["methods"]) != names:
+            if list(read_fingerprint(path)["methods"]) != names:
                 shutil.rmtree(path.parent)
 
 

@@ -14,8 +14,7 @@ def read_fingerprint(path: Path) -> dict[str, Any]:
     """A fingerprint of a run folder, with the keys that every fingerprint has."""
     fingerprint = read_json(path)
     try:
-        rounds, _ = fingerprint["train"]["rounds"], fingerprint["train"]["eval_every"]
-        methods = dict(fingerprint["methods"])
+        rounds, methods = fingerprint["train"]["rounds"], dict(fingerprint["methods"])
     except (TypeError, KeyError, ValueError) as error:
         raise InputError(f"{path} is damaged ({error!r}); restore it from a copy") from error
     if not isinstance(rounds, int) or not methods:

@@ -95,7 +95,7 @@ class RunFolder:
             notice: called with a message about a damaged checkpoint, client or evaluation
             evaluates: whether the run evaluates a round; other evaluations are deleted too
         """
-        state = self.latest(notice)
+        state = self._newest_intact(notice)
         self.evaluations.restore(state.round if state else 0, list(state.server) if state else [], evaluates, notice)
         self._checkpoints.delete_after(state.round if state else 0)  # damaged ones that were skipped
         self._remove_damaged_clients(notice)
@@ -196,8 +196,25 @@ class RunFolder:
         is_evaluated = any(rounds[-1][0] == state.round for rounds in self.history.values())
         self._checkpoints.write(state, is_evaluated=is_evaluated, keep=keep)
 
-    def latest(self, notice: Notice = lambda _: None) -> FederationState | None:
-        """The state of the newest intact checkpoint, or None if there is no checkpoint at all."""
+    def latest(self, round: int | None = None) -> FederationState | None:
+        """The state of the last checkpoint, or of the one of this round; None if there is no checkpoint at all.
+
+        A damaged one is refused, not replaced by the one before. The states of clients are checked when they are read.
+        """
+        rounds = self._checkpoints.rounds()
+        if not rounds:
+            return None
+        wanted = rounds[-1] if round is None else round
+        if wanted not in rounds:
+            raise InputError(f"{self.folder} has no checkpoint of round {wanted}; it has {', '.join(map(str, rounds))}")
+        try:
+            return self.checkpoint_of(wanted)
+        except InputError as error:
+            remedy = "resume the run, which goes back to the one before" if rounds[0] < wanted else "train it again"
+            raise InputError(f"the checkpoint of round {wanted} is damaged ({error}); {remedy}") from error
+
+    def _newest_intact(self, notice: Notice) -> FederationState | None:
+        """The state of the newest checkpoint that is intact, with its evaluation; None if there is none at all."""
         rounds = self._checkpoints.rounds()
         for round in reversed(rounds):
             try:

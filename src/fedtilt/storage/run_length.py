@@ -25,7 +25,10 @@ def continued(folder: Path, settings: TrainSettings) -> TrainSettings:
 def with_interval(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """A fingerprint with the interval between evaluations, which earlier versions left out if it was the default."""
     train = fingerprint["train"]
-    return {**fingerprint, "train": {**train, "eval_every": train["eval_every"] or default_eval_every(train["rounds"])}}
+    return {
+        **fingerprint,
+        "train": {**train, "eval_every": train.get("eval_every") or default_eval_every(train["rounds"])},
+    }
 
 
 def without_rounds(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
