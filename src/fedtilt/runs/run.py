@@ -195,7 +195,8 @@ def _result(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: Fed
                 _predict=predictions_of(m, prepared, recorder, state),
             )
             for m in prepared.methods
-        }
+        },
+        prepared.federation,
     )
 
 
