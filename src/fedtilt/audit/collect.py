@@ -31,6 +31,9 @@ from fedtilt.training.precision import fp32_deterministic
 _SAMPLES = 4096  # in a forward pass
 
 
+NAMES = ("audit_log_p", "audit_learnt", "audit_rounds")
+
+
 class Learnt(NamedTuple):
     """How a client's model has learnt its samples, (n,) each; `loss`, `weight` and `margin` are means over rounds."""
 

@@ -120,7 +120,10 @@ def fit_mixture(margin: Tensor, client: Tensor, clients: int) -> Mixture:
         variance = float(((1 - p) * (margin - right) ** 2 + p * (margin - wrong) ** 2).mean())
         by_client = torch.zeros(clients, dtype=torch.float64).index_add_(0, client, p)
         shares = (by_client + _PRIOR_SAMPLES * share) / (sizes + _PRIOR_SAMPLES)
+        before = mixture
         mixture = Mixture(right, wrong, math.sqrt(variance + 1e-6), shares.clamp(1e-9, 1 - 1e-9))
+        if float((mixture.shares - before.shares).abs().max()) + abs(mixture.wrong - before.wrong) < 1e-6:
+            break
     return mixture
 
 

@@ -26,7 +26,8 @@ def client_app(task: Task) -> ClientApp:
 
     The SuperNode's `--node-config` identifies the site: `partition-id=0 state-dir="/var/lib/fedtilt"`. Add
     `declare-classes=false` if counts by class must not leave the site, and `share-summary=false` if the summary of its
-    table must not.
+    table must not. With `train.audit = true`, the site writes its suspects to suspects.csv in its state-dir; add
+    `declare-suspects=true` if the server may know how many there are.
     """
     app = ClientApp()
 

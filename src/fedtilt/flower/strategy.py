@@ -1,7 +1,7 @@
 """FedTilt as a Flower Strategy: the server's side of a round."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -22,7 +22,7 @@ from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.methods import Method, check_bad_share
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
-from fedtilt.rounds.round import ServerUpdate, invalid_updates, server_update
+from fedtilt.rounds.round import ClientUpdate, ServerUpdate, invalid_updates, server_update
 from fedtilt.rounds.settings import TrainSettings
 
 _log = logging.getLogger("flwr")
@@ -211,7 +211,9 @@ class FedTiltStrategy(Strategy):
     def _arrays(self) -> ArrayRecord:
         return to_arrays(self._parts, self._server["parameters"], self._server.get("buffers"))
 
-    def _record_participation(self, round: int, accepted: Collection[int], rejected: Mapping[int, str]) -> None:
+    def _record_participation(
+        self, round: int, accepted: Mapping[int, ClientUpdate], rejected: Mapping[int, str]
+    ) -> None:
         """Record which sites took part; below the quorum, stop."""
         selected = self._selected
         missing = missing_replies(selected, self._requested, {*accepted, *rejected}, self.membership)
@@ -223,6 +225,11 @@ class FedTiltStrategy(Strategy):
                 "missing": {str(site): reason for site, reason in sorted(missing.items())},
                 "rejected": {str(site): reason for site, reason in sorted(rejected.items())},
             }
+            suspects = {
+                str(site): int(u.declared["suspects"]) for site, u in accepted.items() if "suspects" in u.declared
+            }
+            if suspects:  # declared by sites that may
+                entry["suspects"] = suspects
             self.run_folder.record_participation(round, entry)
             self.run_folder.record_rejections(self.membership.rejections())
         required = self.policy.required_models(len(selected))

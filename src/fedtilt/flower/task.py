@@ -118,6 +118,12 @@ class Task:
             raise InputError(
                 f"outliers.kind = {spec.outliers.kind!r} would corrupt real data; remove [outliers] from the spec"
             )
+        for key in ("exclude", "relabel"):
+            if (self.table or self.data) is not None and getattr(spec.data, key) is not None:
+                raise InputError(
+                    f"data.{key} = {getattr(spec.data, key)!r} has no effect on sites with data of their own; leave it "
+                    "out, and change the data on the site"
+                )
         settings = train_settings_of(spec, spec.seed)
         if settings.privacy is not None and settings.privacy.randomness is None:
             settings = dataclasses.replace(settings, privacy=dataclasses.replace(settings.privacy, randomness="secret"))
@@ -226,9 +232,9 @@ def site_number(node_config: NodeConfig) -> int:
     return number
 
 
-def yes_or_no(node_config: NodeConfig, key: str) -> bool:
-    """A switch in a SuperNode's `--node-config`; true if it is left out."""
-    value = node_config.get(key, True)
+def yes_or_no(node_config: NodeConfig, key: str, default: bool = True) -> bool:
+    """A switch in a SuperNode's `--node-config`."""
+    value = node_config.get(key, default)
     if not isinstance(value, bool):
         raise InputError(f"{key} in --node-config must be true or false, got {value!r}")
     return value

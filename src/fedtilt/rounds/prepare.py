@@ -49,6 +49,8 @@ def prepare(
         )
     check_bad_share(methods, settings.clients_per_round(federation.clients))
     check_levels(methods, federation.groups)
+    if settings.audit and federation.classes < 2:
+        raise InputError("audit = True compares classes, and the data has one; leave it out")
     device = pick_device(settings.device)
     template = build_without_storage(model, federation.input_shape, federation.classes)
     if template is not None:

@@ -1,4 +1,4 @@
-"""A site's report: accuracy by class of the shared and the personal model. It never leaves the site."""
+"""A site's report: accuracy by class of the shared and the personal model, and suspects. It never leaves the site."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from fedtilt.audit.samples import audit_samples
+from fedtilt.audit.suspects_file import suspects_csv
+from fedtilt.data import Federation
 from fedtilt.files import write_bytes, write_json
+from fedtilt.parts import Tensors
+from fedtilt.rounds.client_states import ClientStates
 
 _KEPT = {"personal": "personal model", "local": "local parameters", "buffers": "buffers"}
 
@@ -54,6 +59,15 @@ def write_report(
     what = ", ".join(_KEPT[name] for name in kept if name in _KEPT)
     last_line = damage or f"kept on this site: {f'{what} in {stored}' if stored else 'nothing'}"
     write_bytes(folder / "report.txt", _text(round, [*rows, all_classes], last_line).encode())
+
+
+def write_suspects(folder: Path, federation: Federation, site: int, method: str, kept: Tensors) -> int:
+    """Write suspects.csv, the samples of the site whose labels look wrong; returns how many there are."""
+    states = ClientStates()
+    states.put((method, site), 0, kept)
+    suspects = audit_samples(method, states, federation).suspects()
+    write_bytes(folder / "suspects.csv", suspects_csv(suspects).encode())
+    return len(suspects)
 
 
 def _percent(correct: Tensor, samples: Tensor) -> float | None:

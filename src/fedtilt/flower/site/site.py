@@ -1,20 +1,21 @@
 """One site of a federation: it trains and evaluates on its own data, and stores what it keeps."""
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor, nn
 
+from fedtilt.audit.collect import Collector
 from fedtilt.data import Federation, Schema
 from fedtilt.data.inputs import take
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.flower.messages import EvaluationReply, class_spreads
 from fedtilt.flower.private_files import private_files, private_folder
-from fedtilt.flower.site.report import write_report
+from fedtilt.flower.site.report import write_report, write_suspects
 from fedtilt.flower.site.states import DamagedState, SiteState, SiteStates
 from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, build_site_model, site_number, yes_or_no
 from fedtilt.flower.training_history import TrainingHistory
@@ -24,7 +25,7 @@ from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
 from fedtilt.rounds.round import ClientUpdate, client_state_like, finish, invalid_reason, plan
 from fedtilt.rounds.settings import pick_device
-from fedtilt.training import choose_backend
+from fedtilt.training import LocalJob, Trained, choose_backend
 
 _log = logging.getLogger("flwr")
 
@@ -40,6 +41,7 @@ class Site:
     parts: Parts
     folder: Path  # of what the site keeps, and its report
     declare_classes: bool  # whether the server receives counts by class
+    declare_suspects: bool  # whether the server receives the number of suspects, if there is an audit
     schema: Schema | None  # of the sites' tables, if they have tables
 
     @classmethod
@@ -67,6 +69,7 @@ class Site:
             parts=parts,
             folder=Path(state_dir) / spec.name / resolved.method.name / f"seed-{spec.seed}" / f"site-{number:05d}",
             declare_classes=declare_classes,
+            declare_suspects=yes_or_no(node_config, "declare-suspects", default=False),
             schema=schema,
         )
 
@@ -109,9 +112,9 @@ class Site:
         device = pick_device(settings.device)
         received = {name: tensor.to(device) for name, tensor in received.items()}
         with self._states(history) as states:
-            kept, _ = self._read(states.current(base_round))
+            before, _ = self._read(states.current(base_round))
             group = self.federation.group
-            jobs = plan(method, received, kept, parts=parts, settings=settings, round=round, group=group)
+            jobs = plan(method, received, before, parts=parts, settings=settings, round=round, group=group)
             sample = take(self.federation.clean_train(self.number)[0], slice(0, 1))
             backend = choose_backend(
                 self.model, list(jobs.values()), device.type, settings.backend, sample, settings.precision
@@ -130,10 +133,29 @@ class Site:
                         raise InputError(
                             f"training diverged in round {round}: the model {reason}; lower train.lr or the tilts"
                         )
-            update, kept = finish(method, dict(zip(jobs, results, strict=True)), parts=parts, samples=self.samples)
+            by_model = dict(zip(jobs, results, strict=True))
+            update, kept = finish(method, by_model, parts=parts, samples=self.samples)
+            if settings.audit:
+                kept |= self._collect(jobs, by_model, before, round)
+                suspects = write_suspects(self.folder, self.federation, self.number, method.name, kept)
+                update = update._replace(declared={"suspects": float(suspects)} if self.declare_suspects else {})
             if kept:
                 states.save(round, base_round, kept, keep)
         return update
+
+    def _collect(
+        self, jobs: Mapping[str, LocalJob], trained: Mapping[str, Trained], before: Tensors, round: int
+    ) -> dict[str, Tensor]:
+        """What the audit collects about the site's samples; it starts again if their number has changed."""
+        settings, name = self.task.settings, self.task.method.name
+        device = pick_device(settings.device)
+        x, y = self.federation.train(self.number, seed=settings.seed, round=round, device=device)
+        groups = self.federation.train_groups(self.number, device=device)
+        if len(before.get("audit_log_p", y)) != len(y):
+            _log.warning("the site has other samples than before: its audit starts again")
+            before = {}
+        collector = Collector(self.model, self.parts)
+        return collector.collect({name: jobs}, {name: trained}, {name: before}, x, y, groups)[name]
 
     def evaluate(self, received: Tensors, *, round: int, history: TrainingHistory) -> EvaluationReply:
         """Evaluate the shared and the personal model on the site's test data, and write the site's report."""

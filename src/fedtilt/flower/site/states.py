@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fedtilt.audit import collect as audit
 from fedtilt.errors import InputError
 from fedtilt.files import read_tensors, write_tensors
 from fedtilt.flower.training_history import TrainingHistory
@@ -41,7 +42,8 @@ class SiteState(NamedTuple):
             if isinstance(error.__cause__, OSError):
                 raise
             raise DamagedState(self._restart(str(error))) from error
-        if (found := _describe(state)) != (wanted := _describe(expected)):
+        model = {name: tensor for name, tensor in state.items() if name not in audit.NAMES}  # those are by sample
+        if (found := _describe(model)) != (wanted := _describe(expected)):
             raise DamagedState(self._restart(f"{self.path} is of another model: it has {found} instead of {wanted}"))
         return state
 
