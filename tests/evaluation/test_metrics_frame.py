@@ -117,6 +117,27 @@ def test_coverage_of_the_bootstrap_over_clients() -> None:
     assert plain < held
 
 
+@pytest.mark.parametrize(("accuracies", "difference"), [((0.85, 0.8, 0.6), 0.25), ((0.8, 0.8, 0.8), 0.0)])
+def test_coverage_of_gaps_between_groups_that_share_clients(accuracies: tuple[float, ...], difference: float) -> None:
+    rng = np.random.default_rng(0)
+    held = 0
+    client, group = np.divmod(np.arange(12 * 60), 60)
+    group %= 3
+    names = {"client": tuple(map(str, range(12))), "class": ("a", "b"), "ward": ("x", "y", "z")}
+    for _ in range(100):
+        accuracy = np.clip(np.array(accuracies)[group] + rng.normal(0, 0.05, 12)[client], 0, 1)
+        labels = rng.integers(0, 2, len(client))
+        predicted = np.where(rng.random(len(client)) < accuracy, labels, 1 - labels)
+        codes = {"client": client, "class": labels, "ward": group}
+        predictions = Predictions(
+            probabilities=torch.eye(2)[predicted],
+            groupings={key: Grouping(key, names[key], torch.tensor(codes[key])) for key in codes},
+        )
+        gap = metrics_frame(predictions, "accuracy", by="ward", resamples=100).gap("accuracy")
+        held += gap.difference_low <= difference <= gap.difference_high
+    assert held >= 94
+
+
 def test_what_is_missing_has_a_reason() -> None:
     predictions = draw([4, 0, 30])
     predictions.labels[:4] = 1  # one class only

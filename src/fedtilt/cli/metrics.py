@@ -67,7 +67,8 @@ def metrics(
         console.print(_fitting(console.width, partial(_overall_table, frames)))
     for name, frame in frames.items() if by is not None else ():
         console.print(f"\n[bold]{escape(name)}[/]")
-        console.print(_group_table(frame))
+        for table in _group_tables(frame, console.width):
+            console.print(table)
         console.print(_fitting(console.width, partial(_gap_table, frame)))
         for line in _missing(frame):
             console.print(f"[dim]{escape(line)}[/]")
@@ -95,15 +96,26 @@ def _overall_table(frames: dict[str, MetricsFrame], separator: str) -> Table:
     return out
 
 
-def _group_table(frame: MetricsFrame) -> Table:
-    titles = [METRICS[name].title.replace(" ", "\n") for name in frame.metrics]
-    out = _table(str(frame.by), [*titles, "samples"])
+def _group_tables(frame: MetricsFrame, width: int) -> list[Table]:
+    """All metrics by group, in as many tables as the width of the terminal needs."""
+    tables: list[Table] = []
+    names: list[str] = []
+    for name in frame.metrics:
+        if names and fits(wider := _group_table(frame, [*names, name]), width):
+            tables[-1], names = wider, [*names, name]
+        else:
+            tables, names = [*tables, _group_table(frame, [name])], [name]
+    return tables
+
+
+def _group_table(frame: MetricsFrame, names: Sequence[str]) -> Table:
+    out = _table(str(frame.by), [*(METRICS[name].title.replace(" ", "\n") for name in names), "samples"])
     for number, (group, row) in enumerate(frame.group_estimates.items()):
         if number == _MAX_ROWS:
             out.add_row(f"… {len(frame.group_estimates) - _MAX_ROWS} more: --csv FILE")
             break
         samples = str(next(iter(row.values())).samples)
-        out.add_row(escape(group), *(_number(row[name].value) for name in frame.metrics), samples)
+        out.add_row(escape(group), *(_number(row[name].value) for name in names), samples)
     return out
 
 

@@ -21,6 +21,8 @@ class Estimate(NamedTuple):
     intervals: tuple[Interval, ...]  # one for each confidence that was asked for
     samples: int
     undefined: str = ""  # why the value is not defined
+    resampled: Array | None = None  # (resamples,) values of the bootstrap, if the interval comes from one
+    units: int = 0  # how many clients or samples were resampled
 
     @property
     def interval(self) -> Interval:
@@ -40,6 +42,7 @@ def estimate(
     confidences: Sequence[float],
     *,
     resamples: int,
+    rows: Array | None = None,
     key: int = 0,
 ) -> dict[str, Estimate]:
     """Metrics of these samples by name, each with an interval for every confidence.
@@ -53,22 +56,25 @@ def estimate(
         metrics: names of `METRICS`
         confidences: of the intervals
         resamples: of the bootstrap; 0: only exact intervals
+        rows: the samples that the metrics are about, (S,) bool, while all clients are resampled; None: all
         key: tells apart the random numbers of several estimates
     """
-    count = len(clients)
+    everyone = clients
+    if rows is not None:
+        samples, clients = samples.take(rows), clients[rows]
+    count, few_clients = len(clients), len(np.unique(clients)) < MIN_CLIENTS
     undefined = {name: _undefined(name, samples, count) for name in metrics}
     defined = [name for name in metrics if not undefined[name]]
     whole = Weighted(samples, np.ones((1, count)))
     values = {name: float(METRICS[name].values(whole)[0]) for name in defined}
     undefined |= {name: METRICS[name].undefined for name in defined if math.isnan(values[name])}
-    few_clients = len(np.unique(clients)) < MIN_CLIENTS
     shares = {name: METRICS[name].proportion(samples) for name in defined if not undefined[name]}
     resampled = [name for name, share in shares.items() if share is None or not few_clients]
     drawn, reason = None, "" if resamples else "only exact intervals"
     if few_clients and count < MIN_SAMPLES:
         reason = f"fewer than {MIN_SAMPLES} samples"
     if resampled and not reason:
-        drawn = _bootstrap(samples, clients, resampled, resamples, key)
+        drawn = _bootstrap(samples, *((clients, None) if few_clients else (everyone, rows)), resampled, resamples, key)
 
     def interval(name: str, confidence: float) -> Interval:
         if undefined[name]:
@@ -77,12 +83,14 @@ def estimate(
         share = shares[name]
         return found if found.kind or share is None else exact_interval(*share, confidence)
 
-    return {
-        name: Estimate(
-            values.get(name, math.nan), tuple(interval(name, c) for c in confidences), count, undefined[name]
-        )
-        for name in metrics
-    }
+    estimates = {}
+    for name in metrics:
+        intervals = tuple(interval(name, confidence) for confidence in confidences)
+        found = Estimate(values.get(name, math.nan), intervals, count, undefined[name])
+        if drawn is not None and found.interval.kind == drawn.kind:
+            found = found._replace(resampled=drawn.values[name], units=drawn.units)
+        estimates[name] = found
+    return estimates
 
 
 def _undefined(name: str, samples: Samples, count: int) -> str:
@@ -91,9 +99,11 @@ def _undefined(name: str, samples: Samples, count: int) -> str:
     return "about one class only" if METRICS[name].needs_positive and samples.positive is None else ""
 
 
-def _bootstrap(samples: Samples, clients: Array, metrics: Sequence[str], resamples: int, key: int) -> Bootstrap:
+def _bootstrap(
+    samples: Samples, clients: Array, rows: Array | None, metrics: Sequence[str], resamples: int, key: int
+) -> Bootstrap:
     def values(weights: Array) -> dict[str, Array]:
         weighted = Weighted(samples, weights)
         return {name: METRICS[name].values(weighted) for name in metrics}
 
-    return bootstrap(values, clients, resamples, seeds.key(0, "bootstrap of metrics", client=key))
+    return bootstrap(values, clients, resamples, seeds.key(0, "bootstrap of metrics", client=key), rows)

@@ -35,7 +35,7 @@ class Bootstrap(NamedTuple):
 
         (T. C. Hesterberg, What teachers should know about the bootstrap, The American Statistician 69, 2015.)
         """
-        from scipy.special import ndtr, stdtrit
+        from scipy.special import ndtr
 
         values = self.values[name]
         defined = values[~np.isnan(values)]
@@ -43,10 +43,27 @@ class Bootstrap(NamedTuple):
             return Interval(reason="not defined in most resamples")
         if np.ptp(defined) < 1e-12:
             return Interval(reason="the same in all resamples")
-        t = stdtrit(self.units - 1, (1 - confidence) / 2)
-        tail = float(ndtr(t * math.sqrt(self.units / (self.units - 1))))
+        tail = float(ndtr(-expansion(self.units, confidence) * _normal_quantile(confidence)))
         low, high = np.quantile(defined, [tail, 1 - tail])
         return Interval(float(low), float(high), self.kind)
+
+
+def expansion(units: int, confidence: float) -> float:
+    """How much wider an interval of a mean is if its variance comes from so many units, by Student's t.
+
+    >>> round(expansion(6, 0.95), 2), round(expansion(100, 0.95), 2)
+    (1.44, 1.02)
+    """
+    from scipy.special import stdtrit
+
+    t = float(stdtrit(units - 1, (1 + confidence) / 2))
+    return t / _normal_quantile(confidence) * math.sqrt(units / (units - 1))
+
+
+def _normal_quantile(confidence: float) -> float:
+    from scipy.special import ndtri
+
+    return float(ndtri((1 + confidence) / 2))
 
 
 def exact_interval(x: int, n: int, confidence: float) -> Interval:
@@ -63,8 +80,14 @@ def exact_interval(x: int, n: int, confidence: float) -> Interval:
     return Interval(low, high, "exact")
 
 
-def bootstrap(metrics: Callable[[Array], Mapping[str, Array]], clients: Array, resamples: int, key: int) -> Bootstrap:
-    """Metrics of resampled data.
+def bootstrap(
+    metrics: Callable[[Array], Mapping[str, Array]],
+    clients: Array,
+    resamples: int,
+    key: int,
+    rows: Array | None = None,
+) -> Bootstrap:
+    """Metrics of resampled data; one key draws the same clients for any rows.
 
     Whole clients are drawn with replacement, because the samples of a client are alike; among fewer than `MIN_CLIENTS`
     the clients are fixed, and samples are drawn within each.
@@ -74,13 +97,15 @@ def bootstrap(metrics: Callable[[Array], Mapping[str, Array]], clients: Array, r
         clients: the client of each sample, (samples,)
         resamples: how many
         key: of the random numbers, from `seeds.key`
+        rows: the samples that the metrics are about, (samples,) bool; the weights are theirs; None: all
     """
     numbers, client = np.unique(clients, return_inverse=True)
+    rows = np.ones(len(client), dtype=bool) if rows is None else rows
     over_clients = len(numbers) >= MIN_CLIENTS
     draw = _draw_clients if over_clients else _draw_samples
-    parts = [metrics(weights) for weights in draw(client, resamples, seeds.generator(key))]
+    parts = [metrics(weights[:, rows]) for weights in draw(client, resamples, seeds.generator(key))]
     kind = f"bootstrap over {'clients' if over_clients else 'samples'}"
-    units = len(numbers) if over_clients else len(client)
+    units = len(np.unique(client[rows])) if over_clients else int(rows.sum())
     return Bootstrap({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, units, kind)
 
 

@@ -5,12 +5,9 @@ the selection rate, that is demographic parity; of the recall, equal opportunity
 Equality of opportunity in supervised learning, NeurIPS 2016.)
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from fedtilt import checks
 from fedtilt.data.groups import CLASS
@@ -24,22 +21,8 @@ from fedtilt.evaluation.decision_metrics import (
     check_metrics,
 )
 from fedtilt.evaluation.estimates import Estimate, estimate
+from fedtilt.evaluation.gaps import Gap, gap_between
 from fedtilt.evaluation.predictions import CLIENT, Predictions
-
-
-class Gap(NamedTuple):
-    """How far apart the groups are in one metric; NaN where nothing is known."""
-
-    lowest: str  # the group
-    highest: str
-    minimum: float
-    maximum: float
-    difference: float  # maximum − minimum
-    difference_low: float
-    difference_high: float
-    ratio: float  # minimum / maximum
-    ratio_low: float
-    ratio_high: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,31 +71,8 @@ class MetricsFrame:
         return ratios.where(ratios <= 1, 1 / ratios).min()
 
     def gap(self, name: str) -> Gap:
-        """The gap of a metric with its interval, from intervals of all groups that hold together.
-
-        The highest and the lowest of many small groups differ by chance alone; an interval that contains 0 (of the
-        difference) or 1 (of the ratio) says so. There is none if a group has no interval.
-        """
-        estimates = {group: row[name] for group, row in self.group_estimates.items() if not math.isnan(row[name].value)}
-        if not estimates:
-            return Gap("", "", *[math.nan] * 8)
-        lowest, highest = (choose(estimates, key=lambda group: estimates[group].value) for choose in (min, max))
-        minimum, maximum = estimates[lowest].value, estimates[highest].value
-        low, high = np.array(
-            [estimate.intervals[1][:2] for estimate in estimates.values()]
-        ).T  # NaN spreads to min and max
-        return Gap(
-            lowest,
-            highest,
-            minimum,
-            maximum,
-            maximum - minimum,
-            float(np.maximum(0, low.max() - high.min())),
-            float(high.max() - low.min()),
-            _divide(minimum, maximum),
-            _divide(low.min(), high.max()),
-            float(np.minimum(1, _divide(high.min(), low.max(), by_zero=1.0))),
-        )
+        """The gap of a metric between groups, with an interval that holds for all pairs of groups at once."""
+        return gap_between({group: row[name] for group, row in self.group_estimates.items()}, self.confidence)
 
     def gaps(self) -> Any:
         """The gap of every metric with its interval, a pandas DataFrame with a row per metric."""
@@ -175,15 +135,15 @@ def metrics_frame(
     groups = {}
     for number, group in enumerate(group_names):
         assert grouping is not None
-        rows, key = grouping.codes.numpy() == number, number + 1
+        rows = grouping.codes.numpy() == number
         if by == CLASS:
-            found = estimate(
-                replace(samples, positive=number), clients, names, confidences, resamples=resamples, key=key
-            )
+            found = estimate(replace(samples, positive=number), clients, names, confidences, resamples=resamples)
             groups[group] = {name: e._replace(samples=int(rows.sum())) for name, e in found.items()}
-        else:
+        elif by == CLIENT:
             members = samples.take(rows)
-            groups[group] = estimate(members, clients[rows], names, confidences, resamples=resamples, key=key)
+            groups[group] = estimate(members, clients[rows], names, confidences, resamples=resamples, key=number + 1)
+        else:  # the groups share clients, which are resampled together
+            groups[group] = estimate(samples, clients, names, confidences, resamples=resamples, rows=rows)
     return MetricsFrame(
         metrics=tuple(names),
         by=by,
@@ -216,10 +176,6 @@ def _check_method(method: str) -> str:
     if method not in ("between_groups", "to_overall"):
         raise InputError(f"method = {method!r} is unknown; choose between_groups or to_overall")
     return method
-
-
-def _divide(a: float, b: float, by_zero: float = math.nan) -> float:
-    return float(a / b) if b else by_zero
 
 
 def _pandas() -> Any:
