@@ -134,7 +134,7 @@ def test_a_damaged_checkpoint_is_skipped(federation: ft.Federation, finished: Pa
 def test_a_run_without_an_intact_checkpoint_is_refused(federation: ft.Federation, copy: Path) -> None:
     for round in (3, 4):
         alter(checkpoint(copy, round) / "server.safetensors")
-    with pytest.raises(ft.InputError, match="no checkpoint in .* is intact; start again in another folder"):
+    with pytest.raises(ft.InputError, match="no checkpoint in .* is intact: .*; start again in another folder"):
         run_again(federation, copy)
 
 
@@ -396,7 +396,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(federation: ft.Federation
     for round in (3, 4):
         old = {"round": round, "server": "", "clients": [["ditto", 0, 1, ""]], "sha256": ""}
         (checkpoint(copy, round) / "manifest.json").write_text(json.dumps(old))
-    with pytest.raises(ft.InputError, match="no checkpoint in .* is intact; start again in another folder"):
+    with pytest.raises(ft.InputError, match="no checkpoint in .* is intact: .*; start again in another folder"):
         run_again(federation, copy)
 
 

@@ -10,7 +10,7 @@ import click
 import typer
 from rich.markup import escape
 
-from fedtilt.cli import audit, data, deploy, export, init, metrics, report, reproduce, resume, run, tune
+from fedtilt.cli import audit, check, data, deploy, export, init, metrics, report, reproduce, resume, run, tune
 from fedtilt.cli.console import Console, echo
 from fedtilt.cli.show_table import print_warnings
 from fedtilt.errors import InputError, InputWarning
@@ -32,6 +32,7 @@ app.command()(report.report)
 app.command()(audit.audit)
 app.command()(metrics.metrics)
 app.command()(export.export)
+app.command()(check.check)
 app.command()(reproduce.reproduce)
 app.add_typer(data.app, name="data", help="List, download, check and show data sets; describe tables.")
 app.add_typer(deploy.app, name="deploy", help="Train the same spec on a real Flower federation.")

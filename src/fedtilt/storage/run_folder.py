@@ -108,15 +108,16 @@ class RunFolder:
             by_file.setdefault((path, method), []).append(client)
             self.client_states.remove((method, client))
         for (path, method), clients in by_file.items():
-            names = ", ".join(self._client_name(client) for client in clients[:_MAX_NAMES])
+            names = ", ".join(self.client_name(client) for client in clients[:_MAX_NAMES])
             more = f" and {len(clients) - _MAX_NAMES:,} more" if len(clients) > _MAX_NAMES else ""
             subject = f"client {names} starts" if len(clients) == 1 else f"clients {names}{more} start"
             notice(f"{path} is damaged: {subject} again from the shared model of {method}")
 
-    def _client_name(self, client: int) -> str:
+    def client_name(self, client: int) -> str:
+        """The name of a client, or its number if the names cannot be read."""
         try:
             return str(self.description()["clients"][client])
-        except (InputError, KeyError, IndexError, TypeError):  # the names are damaged too
+        except (InputError, KeyError, IndexError, TypeError):
             return str(client)
 
     # -- description -------------------------------------------------------------------------------------------------
@@ -215,16 +216,17 @@ class RunFolder:
 
     def _newest_intact(self, notice: Notice) -> FederationState | None:
         """The state of the newest checkpoint that is intact, with its evaluation; None if there is none at all."""
-        rounds = self._checkpoints.rounds()
-        for round in reversed(rounds):
+        problem = None
+        for round in reversed(self._checkpoints.rounds()):
             try:
                 if self._checkpoints.is_evaluated(round):
                     self.evaluations.check(round)
                 return self.checkpoint_of(round)
             except InputError as error:
-                notice(f"the checkpoint of round {round} is damaged ({error}); going back to the one before")
-        if rounds:
-            raise InputError(f"no checkpoint in {self.folder} is intact; start again in another folder")
+                problem = f"the checkpoint of round {round} is damaged ({error})"
+                notice(f"{problem}; going back to the one before")
+        if problem is not None:
+            raise InputError(f"no checkpoint in {self.folder} is intact: {problem}; start again in another folder")
         return None
 
     def checkpoint_rounds(self) -> list[int]:

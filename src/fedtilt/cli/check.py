@@ -1,0 +1,49 @@
+"""`fedtilt check`: whether the files of a run are intact."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedtilt.cli.console import Console, echo
+from fedtilt.locks import locked
+from fedtilt.runs.spec_run import check_run_folder
+from fedtilt.storage.integrity import check_run
+
+
+def check(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Read every file of a run, and say which are damaged and what that costs; exit code 1 if any is.
+
+    Nothing is changed: fedtilt resume repairs what can be repaired.
+    """
+    check_run_folder(folder)
+    busy = f"{folder} is in use by a run, which changes its files; check it after the run"
+    with locked(folder, busy=busy) if os.access(folder, os.W_OK) else contextlib.nullcontext():
+        checks = check_run(folder)
+    damaged = [sentence for part in checks for sentence in part.damaged]
+    if as_json:
+        echo(
+            json.dumps({"folder": str(folder), "intact": not damaged, "files": [c.to_json() for c in checks]}, indent=2)
+        )
+        raise typer.Exit(1 if damaged else 0)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for name in ("", "checked", "damaged"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    table.add_column("damage costs", overflow="fold")
+    for part in checks:
+        count = Text(f"{len(part.damaged):,}", "bold red" if part.damaged else "")
+        table.add_row(part.kind, f"{part.checked:,}", count, part.costs)
+    Console().print(table)
+    for sentence in damaged:
+        echo(f"damaged: {sentence}")
+    echo(f"{folder} is damaged" if damaged else f"{folder} is intact")
+    raise typer.Exit(1 if damaged else 0)

@@ -1,0 +1,97 @@
+"""Check every file of a run folder, and say what damage costs. Nothing is changed."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedtilt.errors import InputError
+from fedtilt.files import read_json, read_tensors, read_toml
+from fedtilt.storage.evaluations import rounds_in
+from fedtilt.storage.fingerprint import read_fingerprint
+from fedtilt.storage.provenance import read_record
+from fedtilt.storage.run_folder import RunFolder
+
+_NEEDED = "no resume and no report until it is restored"
+_WRITTEN_AGAIN = "nothing: resuming writes it again"
+_EVALUATION = "its round in the curves; the last is trained again"
+_FROM_SPEC = {"federation.json", "model.json", "backend.json", "results.json"}
+
+
+@dataclass
+class Check:
+    """The files of one kind in a run folder."""
+
+    kind: str
+    costs: str  # what damage costs
+    checked: int = 0  # files, lines or states
+    damaged: list[str] = field(default_factory=list)  # a sentence each, which names the file
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Count a file that is read in a `with` block, and note the error if it is damaged."""
+        self.checked += 1
+        try:
+            yield
+        except InputError as error:
+            self.damaged.append(str(error))
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"kind": self.kind, "checked": self.checked, "damaged": self.damaged, "costs": self.costs}
+
+
+def check_run(folder: Path) -> list[Check]:
+    """Read everything that fedtilt reads in a run folder; one `Check` per kind of file that the folder has."""
+    checks: dict[str, Check] = {}
+
+    def check(kind: str, costs: str) -> Check:
+        return checks.setdefault(kind, Check(kind, costs))
+
+    with check("settings and records", _NEEDED).one():
+        read_record(folder)
+    if (folder / "spec.toml").exists():
+        with check("settings and records", _NEEDED).one():
+            read_toml(folder / "spec.toml")
+    _check_json(folder, check)
+    for seed in sorted(folder.glob("seed-*")):
+        if seed.is_dir():
+            _check_json(seed, check)
+            _check_seed(seed, check)
+    return list(checks.values())
+
+
+def _check_json(folder: Path, check: Callable[[str, str], Check]) -> None:
+    for path in sorted(folder.glob("*.json")):
+        if path.name in ("run.json", "fingerprint.json"):
+            continue
+        kind = ("names and results", _WRITTEN_AGAIN) if path.name in _FROM_SPEC else ("settings and records", _NEEDED)
+        with check(*kind).one():
+            read_json(path)
+
+
+def _check_seed(folder: Path, check: Callable[[str, str], Check]) -> None:
+    run_folder, methods = RunFolder(folder), list[str]()
+    with check("settings and records", _NEEDED).one():
+        methods += read_fingerprint(folder / "fingerprint.json")["methods"]
+    for path in sorted(folder.glob("*.safetensors")):
+        with check("constants and predictions", _WRITTEN_AGAIN).one():
+            read_tensors(path)
+    lines = run_folder.evaluations.read_lines()
+    metrics = check("lines of metrics", _EVALUATION)
+    metrics.checked += sum(map(len, lines.rounds.values())) + len(lines.damaged)
+    metrics.damaged += lines.damaged or run_folder.evaluations.problems(lines, methods).values()
+    for round in run_folder.evaluations.counted_rounds():
+        with check("counts", _EVALUATION).one():
+            run_folder.counts(round)
+    for round in rounds_in(folder / "checkpoints").values():
+        with check("checkpoints", "rounds since the one before, trained again").one():
+            state = run_folder.checkpoint_of(round)
+            states = check("states of clients", "that client starts again from the shared model")
+            states.checked += len(state.client_states)
+            for (method, client), path in state.client_states.damaged().items():
+                name = run_folder.client_name(client)
+                states.damaged.append(
+                    f"{path} is damaged: client {name} of {method} in the checkpoint of round {round}"
+                )
