@@ -237,6 +237,17 @@ def test_precisions(name: str, precision: str) -> None:
         assert 1e-5 < error <= {"tf32": 0.05, "bfloat16": 0.4}[precision]
 
 
+@pytest.mark.parametrize("outer", [(), (("class", 2.0), ("sex", 3.0))], ids=["one level", "three levels"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "norm"])
+def test_levels_of_groups(name: str, outer: tuple[tuple[str, float], ...]) -> None:
+    model = models.build(MODELS[name], SHAPE, CLASSES, seed=3).cuda()
+    jobs, batches = make_jobs(model, epochs=1, device="cuda")
+    jobs = [replace(job, group="ward", outer=outer) for job in jobs]
+    trained, expected = (train(backend, model, jobs, batches) for backend in ("stacked", "autograd"))
+    for job, a, b in zip(jobs, trained, expected, strict=True):
+        assert distance(a, b) <= 1e-4 * distance(b, job.start)
+
+
 def test_many_shapes_in_one_process() -> None:
     model = models.build(MODELS["norm"], SHAPE, CLASSES, seed=3).cuda()
     received = models.parameters_to_vector(model)

@@ -90,7 +90,8 @@ def make_jobs(model: nn.Module, shape: tuple[int, ...], batch_size: int) -> tupl
     for client, samples in enumerate((7, 10)):
         x = torch.randn(samples, *shape, generator=rng)
         y = torch.randint(0, CLASSES, (samples,), generator=rng)
-        data = make_batches(x, y, seed=1, round=2, client=client, epochs=1, batch_size=batch_size)
+        groups = {"ward": torch.arange(samples) % 2 * 200}
+        data = make_batches(x, y, seed=1, round=2, client=client, epochs=1, batch_size=batch_size, groups=groups)
         personal = received + 0.1 * torch.randn(len(received), generator=rng)
         for prox, tau, lam in CLIENT_SETTINGS:
             jobs.append(LocalJob(start=personal, anchor=received, prox=prox, tau=tau, lam=lam, lr=0.2))
@@ -98,6 +99,7 @@ def make_jobs(model: nn.Module, shape: tuple[int, ...], batch_size: int) -> tupl
     return jobs, batches
 
 
+GROUPED = ("logistic", "cnn")  # tilted over a column of groups, the others over the classes
 LARGE = ("positions in parts", "many channels", "wide layers", "a hidden layer after odd images", "5 × 5")
 
 
@@ -111,6 +113,8 @@ def main(large: bool) -> None:
         model, shape, batch_size = CASES[name]
         jobs, batches = make_jobs(model, shape, batch_size)
         jobs = [replace(job, optimizer=optimizer, lr=0.2 if optimizer.name == "sgd" else 0.01) for job in jobs]
+        if name in GROUPED:
+            jobs = [replace(job, group="ward") for job in jobs]
         expected = [t.parameters for t in autograd_loop.train(model, jobs, batches)]
         uses_kernels = kernel_net(model, Recipe.of(jobs[0]), shape, batch_size, torch.device("cpu")) is not None
         for precision in PRECISIONS.get(name, ("float32",)) if optimizer.is_plain else ("float32",):

@@ -75,7 +75,9 @@ def make_jobs(model: nn.Module, epochs: int = 2, device: str = "cpu") -> tuple[l
     for client, size in enumerate(SIZES):
         x = torch.randn(size, *SHAPE, generator=rng).to(device)
         y = torch.randint(0, CLASSES, (size,), generator=rng).to(device)
-        data = make_batches(x, y, seed=1, round=2, client=client, epochs=epochs, batch_size=10)
+        number = torch.arange(size, device=device)
+        groups = {"ward": number % 3 * 200, "sex": number % 2}
+        data = make_batches(x, y, seed=1, round=2, client=client, epochs=epochs, batch_size=10, groups=groups)
         personal = received + 0.05 * torch.randn(len(received), generator=rng).to(device)
         for start, prox, tau, lam, lr in (
             (received, 0.0, 0.0, 0.0, 0.1),

@@ -1,6 +1,6 @@
 """Groups of samples: columns such as sex or ward, over which a loss is tilted and a model is evaluated."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -56,11 +56,34 @@ def combined_names(columns: Iterable[str]) -> list[str]:
 
 def _combine(columns: Mapping[str, GroupColumn]) -> GroupColumn:
     """The combinations of several columns' groups that occur."""
-    codes = torch.stack([torch.cat([column.train, column.test]) for column in columns.values()], 1)
-    found, group = codes.unique(dim=0, return_inverse=True)
+    found, group = combinations([torch.cat([column.train, column.test]) for column in columns.values()])
     names = [", ".join(c.names[k] for c, k in zip(columns.values(), row, strict=True)) for row in found.tolist()]
     first = next(iter(columns.values()))
     return GroupColumn(tuple(names), *group.split([len(first.train), len(first.test)]))
+
+
+def combinations(codes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The combinations of several columns' numbers that occur, in order, and which of them each sample has.
+
+    It is `torch.unique` over rows, which is a hundred times slower.
+
+    Args:
+        codes: whole numbers ≥ 0, (n,) each
+
+    Returns:
+        (combinations, columns), and (n,)
+
+    >>> found, group = combinations([torch.tensor([1, 0, 1]), torch.tensor([5, 7, 5])])
+    >>> found.tolist(), group.tolist()
+    ([[0, 7], [1, 5]], [1, 0, 1])
+    """
+    group = torch.zeros_like(codes[0])
+    for column in codes:
+        group = (group * (column.amax() + 1) + column if len(column) else column).unique(return_inverse=True)[1]
+    rows = torch.stack(list(codes), 1)
+    found = rows.new_empty(int(group.max()) + 1 if len(group) else 0, len(codes))
+    found[group] = rows
+    return found, group
 
 
 def check_two_values(data: "Dataset") -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.data import Federation
-from fedtilt.data.groups import CLASS
+from fedtilt.data.groups import CLASS, combinations
 from fedtilt.evaluation.metrics import GroupCounts, accuracy_by_group, class_spread
 
 
@@ -58,7 +58,7 @@ class Cells:
             self.codes, self.count = by[CLASS].codes, self._sizes[CLASS]
             self._group = {CLASS: torch.arange(self.count)}
             return
-        found, self.codes = torch.stack([g.codes for g in by.values()], 1).unique(dim=0, return_inverse=True)
+        found, self.codes = combinations([grouping.codes for grouping in by.values()])
         self.count = len(found)
         self._group = dict(zip(by, found.unbind(1), strict=True))  # the group of each cell
 

@@ -15,23 +15,38 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedtilt.data.groups import combinations
 from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
 from fedtilt.math.losses import ClassLoss, cross_entropy
+from fedtilt.math.small_batch import ZERO_TILT
 from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_part
 from fedtilt.training.native.compiler import CompiledLibrary, LibraryUnavailable, compile_library
 from fedtilt.training.sequential import SequentialNet
 
 _SOURCE = Path(__file__).with_name("c") / "train.c"
 _BAD_LABEL, _BAD_ORDER = 2, 3  # as in c/train.c
+_FEW_GROUPS = 128  # up to this number, a batch clears the groups faster than they are renumbered without gaps
 _OPTIMIZERS = ("plain sgd", "sgd", "adam", "adamw")  # in the order of c/optimizer.h
+
+
+class _Levels(ctypes.Structure):
+    """`Levels` of c/tilt.h."""
+
+    _fields_ = (
+        ("count", ctypes.c_long),
+        ("sizes", ctypes.POINTER(ctypes.c_long)),
+        ("parent", ctypes.c_void_p),
+        ("tilts", ctypes.POINTER(ctypes.c_double)),
+    )
 
 
 class _Loss(ctypes.Structure):
     """`Loss` of c/loss.h."""
 
     _fields_ = (
-        *((name, ctypes.c_double) for name in ("tau", "lam", "label_smoothing", "gamma")),
+        ("levels", _Levels),
+        *((name, ctypes.c_double) for name in ("label_smoothing", "gamma")),
         ("class_weights", ctypes.POINTER(ctypes.c_double)),
     )
 
@@ -53,8 +68,6 @@ def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample
         return "the model is not an nn.Sequential of the layers that the C kernel has (Conv2d, ReLU, MaxPool2d, Linear)"
     if job.loss is not cross_entropy and not isinstance(job.loss, ClassLoss):
         return "the loss is a Python function, which the C kernel cannot call"
-    if job.outer:
-        return f"the loss has {len(job.levels)} levels of groups, and the C kernel has one"
     if reason := unusual_part(job, model):
         return reason
     reason = unavailable_reason()
@@ -106,8 +119,8 @@ def _load_kernel() -> CompiledLibrary | str:
         return str(reason)
     long, pointer = ctypes.c_long, ctypes.c_void_p
     kernel.library.fedtilt_train.argtypes = [
-        long, pointer, long, pointer, pointer, pointer, pointer, pointer, pointer, pointer, pointer, long, long,
-        pointer, long, pointer, long, long,
+        long, pointer, long, pointer, pointer, pointer, pointer, pointer, pointer, pointer, pointer, long, pointer,
+        long, pointer, long, long,
     ]  # fmt: skip
     kernel.library.fedtilt_train.restype = ctypes.c_int
     return kernel
@@ -132,10 +145,11 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
     anchor = _check_tensor(job.anchor, torch.float32, (parameters,), "anchor")
     x = _check_tensor(batches.x, torch.float32, (samples, *shape), "samples")
     y = _check_tensor(batches.y, torch.int64, (samples,), "labels")
-    (group,) = batches.groups_of(job)
-    if group is not y:  # numbered without gaps: the kernel keeps something for every number
-        group = _check_tensor(group, torch.int64, (samples,), "groups").unique(return_inverse=True)[1]
-    groups = int(group.max()) + 1 if samples else 0
+    group, parent, sizes = _nest(batches.groups_of(job))
+    group = _check_tensor(group, torch.int64, (samples,), "groups")
+    loss = _loss(job, widths[-1])
+    tilts = [0.0 if abs(tilt) < ZERO_TILT else tilt for tilt in job.tilts]
+    loss.levels = _Levels(len(sizes), _long_array(sizes), parent.data_ptr(), (ctypes.c_double * len(tilts))(*tilts))
     order = _check_tensor(batches.order, torch.int64, (epochs, samples), "order")
     bounds = _check_tensor(batches.bounds, torch.int64, (batches.per_epoch + 1,), "bounds")
     if bounds[0] < 0 or bounds[-1] > samples or (bounds.diff() < 1).any():
@@ -144,8 +158,8 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
         raise InputError(f"the job has {job.epochs} epochs, but there are batches for {epochs}")
     status = kernel.library.fedtilt_train(
         len(blocks) // 5, _long_array(blocks), len(widths) - 1, _long_array(widths),
-        theta.data_ptr(), anchor.data_ptr(), ctypes.byref(_loss(job, widths[-1])), ctypes.byref(_optimizer(job)),
-        x.data_ptr(), y.data_ptr(), group.data_ptr(), groups, samples, order.data_ptr(), epochs,
+        theta.data_ptr(), anchor.data_ptr(), ctypes.byref(loss), ctypes.byref(_optimizer(job)),
+        x.data_ptr(), y.data_ptr(), group.data_ptr(), samples, order.data_ptr(), epochs,
         bounds.data_ptr(), batches.per_epoch, batches.steps(job),
     )  # fmt: skip
     if status == _BAD_LABEL:
@@ -159,8 +173,32 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
     return theta
 
 
+def _nest(labels: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[int]]:
+    """The groups of all levels, numbered one after the other from inner to outer.
+
+    Args:
+        labels: the groups of the samples in every level, (n,) each, from inner to outer; samples are in one group if
+            this label and all of the outer levels are equal
+
+    Returns:
+        the innermost group of every sample, (n,); the group of every group in the next level, that of the last being
+        their total number; the number of groups in every level
+    """
+    highest = max((int(codes.max()) for codes in labels if len(codes)), default=-1)
+    if len(labels) == 1 and highest < _FEW_GROUPS:
+        return labels[0], torch.full((highest + 1,), highest + 1, dtype=torch.int32), [highest + 1]
+    nested = [combinations(labels[k:])[1] for k in range(len(labels))]
+    sizes = [int(codes.max()) + 1 if len(codes) else 0 for codes in nested]
+    parents, start = [], 0
+    for k, codes in enumerate(nested):
+        start += sizes[k]
+        outer = nested[k + 1] if k + 1 < len(nested) else torch.zeros_like(codes)
+        parents.append(outer.new_empty(sizes[k]).scatter_(0, codes, outer) + start)
+    return nested[0], torch.cat(parents).int(), sizes
+
+
 def _loss(job: LocalJob, classes: int) -> _Loss:
-    loss = _Loss(tau=job.tau, lam=job.lam)
+    loss = _Loss()
     if isinstance(job.loss, ClassLoss):
         weights = job.loss.class_weights
         if len(weights) not in (0, classes):

@@ -1,7 +1,7 @@
 /* The loss of a batch and its gradient by the logits, in double precision; the reference is math/losses.py. */
 
 typedef struct {
-    double tau, lam;
+    Levels levels;
     double label_smoothing;
     double gamma;                /* of the focal loss; 0: the cross-entropy */
     const double *class_weights; /* NULL: 1 each */
@@ -30,7 +30,7 @@ static double class_loss(const Loss *loss, double cross_entropy, int32_t label, 
 
 /* Replace the logits in `z` by `scale` times the gradient of the loss by them. */
 static void output_delta(float *z, long stride, const Samples *s, long batch, long classes, double scale,
-                         const Loss *loss, Group *groups, long group_count) {
+                         const Loss *loss, Group *groups) {
     double smoothing = loss->label_smoothing, others = smoothing / classes, own = 1 - smoothing + others;
     for (long b = 0; b < batch; b++) {
         const float *row = z + b * stride;
@@ -43,7 +43,7 @@ static void output_delta(float *z, long stride, const Samples *s, long batch, lo
         if (smoothing) cross_entropy += smoothing * (logit - total / classes);
         s->loss[b] = class_loss(loss, cross_entropy, s->label[b], s->slope + b);
     }
-    tilt_grad(s->loss, s->group, batch, group_count, loss->lam, loss->tau, groups, s->tilt_grad);
+    tilt_grad(s->loss, s->group, batch, &loss->levels, groups, s->tilt_grad);
     for (long b = 0; b < batch; b++) {
         float *row = z + b * stride;
         double factor = scale * s->tilt_grad[b] * s->slope[b];

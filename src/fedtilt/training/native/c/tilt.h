@@ -1,4 +1,4 @@
-/* The gradient of the two-level tilted loss of a batch, in double precision; the reference is math/tilt.py. */
+/* The gradient of the nested tilted loss of a batch, in double precision; the reference is math/tilt.py. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -40,22 +40,47 @@ static double member_grad(const Group *g, double x, double weight, double tilt) 
     return (weight + member_term(g, x, weight, tilt)) / (g->mass + g->total);
 }
 
-/* The gradient of the two-level tilted loss by each sample's loss: lam tilts over the samples of a group, tau over the
- * groups, weighted by size. */
-static void tilt_grad(const double *loss, const int32_t *group, long batch, long group_count, double lam, double tau,
-                      Group *groups, double *out) {
-    Group whole = {0};
-    memset(groups, 0, group_count * sizeof(Group));
+/* Groups of samples, and groups of groups: those of the innermost level first, the whole batch last. */
+typedef struct {
+    long count;            /* levels of groups, without the batch */
+    const long *sizes;     /* the number of groups in every level */
+    const int32_t *parent; /* of every group, the group in the next level */
+    const double *tilts;   /* count + 1: over the samples of a group, over the groups of the next level, … */
+} Levels;
+
+/* The gradient of the nested tilted loss by each sample's loss; a group weighs as much as its members together. */
+static void tilt_grad(const double *loss, const int32_t *group, long batch, const Levels *levels, Group *groups,
+                      double *out) {
+    long begin = 0, end = 0;
+    for (long k = 0; k < levels->count; k++) end += levels->sizes[k];
+    memset(groups, 0, (end + 1) * sizeof(Group));
+    groups[end].grad = 1;
+    double lam = levels->tilts[0];
     for (long b = 0; b < batch; b++) add_member(groups + group[b], loss[b], 1, lam);
     for (long b = 0; b < batch; b++) groups[group[b]].total += member_term(groups + group[b], loss[b], 1, lam);
-    for (Group *g = groups; g < groups + group_count; g++)
-        if (g->mass) {
-            finish_group(g, lam);
-            add_member(&whole, g->value, g->mass, tau);
-        }
-    for (Group *g = groups; g < groups + group_count; g++)
-        if (g->mass) whole.total += member_term(&whole, g->value, g->mass, tau);
-    for (Group *g = groups; g < groups + group_count; g++)
-        if (g->mass) g->grad = member_grad(&whole, g->value, g->mass, tau);
+    for (long k = 0; k < levels->count; k++) { /* up: from groups to groups of groups */
+        double tilt = levels->tilts[k + 1];
+        end = begin + levels->sizes[k];
+        for (long i = begin; i < end; i++)
+            if (groups[i].mass) {
+                finish_group(groups + i, levels->tilts[k]);
+                add_member(groups + levels->parent[i], groups[i].value, groups[i].mass, tilt);
+            }
+        for (long i = begin; i < end; i++)
+            if (groups[i].mass) {
+                Group *parent = groups + levels->parent[i];
+                parent->total += member_term(parent, groups[i].value, groups[i].mass, tilt);
+            }
+        begin = end;
+    }
+    for (long k = levels->count - 1; k >= 0; k--) { /* down: the chain rule */
+        end = begin, begin -= levels->sizes[k];
+        for (long i = begin; i < end; i++)
+            if (groups[i].mass) {
+                const Group *parent = groups + levels->parent[i];
+                groups[i].grad =
+                    parent->grad * member_grad(parent, groups[i].value, groups[i].mass, levels->tilts[k + 1]);
+            }
+    }
     for (long b = 0; b < batch; b++) out[b] = groups[group[b]].grad * member_grad(groups + group[b], loss[b], 1, lam);
 }

@@ -113,7 +113,7 @@ static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long
     s->tilt_grad = arena_alloc(arena, batch, sizeof(double));
     s->label = arena_alloc(arena, batch, sizeof(int32_t));
     s->group = arena_alloc(arena, batch, sizeof(int32_t));
-    net->groups = arena_alloc(arena, net->group_count, sizeof(Group));
+    net->groups = arena_alloc(arena, net->group_count + 1, sizeof(Group)); /* and one for the batch */
 }
 
 /* Copy all parameters into the net, or back into theta. */
@@ -200,7 +200,7 @@ static void step(const Net *net, const float *x, const int64_t *y, const int64_t
         for (long b = 0; l < last && b < batch; b++) out[b * out_stride + l->weights.out] = 1;
     }
     output_delta(last->delta, last->delta_stride, &net->samples, batch, net->classes,
-                 o->kind == PLAIN_SGD ? -o->lr : 1, loss, net->groups, net->group_count);
+                 o->kind == PLAIN_SGD ? -o->lr : 1, loss, net->groups);
     /* all deltas before any update: a layer's delta needs the next layer's weights before their update */
     for (LinearLayer *l = last; l > first; l--) linear_backward(l, batch, l[-1].delta, l[-1].delta_stride);
     if (net->block_count) {
@@ -218,17 +218,15 @@ static void step(const Net *net, const float *x, const int64_t *y, const int64_t
 enum { DONE, NO_MEMORY, BAD_LABEL, BAD_ORDER };
 
 int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, const long *widths, float *theta,
-                  float *anchor, const Loss *job_loss, const Optimizer *optimizer, const float *x, const int64_t *y,
-                  const int64_t *group, long group_count, long samples, const int64_t *order, long epochs,
-                  const int64_t *bounds, long batches, long steps) {
-    Net net = {.block_count = block_count, .layer_count = layer_count, .classes = widths[layer_count], .group_count = group_count};
+                  float *anchor, const Loss *loss, const Optimizer *optimizer, const float *x, const int64_t *y,
+                  const int64_t *group, long samples, const int64_t *order, long epochs, const int64_t *bounds,
+                  long batches, long steps) {
+    Net net = {.block_count = block_count, .layer_count = layer_count, .classes = widths[layer_count]};
+    for (long k = 0; k < loss->levels.count; k++) net.group_count += loss->levels.sizes[k];
     for (long n = 0; n < samples; n++)
         if (y[n] < 0 || y[n] >= net.classes) return BAD_LABEL;
     for (long n = 0; n < epochs * samples; n++)
         if (order[n] < 0 || order[n] >= samples) return BAD_ORDER;
-    Loss loss = *job_loss;
-    if (fabs(loss.tau) < 1e-30) loss.tau = 0; /* as in math/tilt.py */
-    if (fabs(loss.lam) < 1e-30) loss.lam = 0;
 
     Arena arena = {0};
     long max_batch = 0;
@@ -246,7 +244,7 @@ int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, co
         for (long b = 0; b < max_batch; b++) l->h[b * l->h_stride + l->weights.in] = 1;
     for (long n = 0; n < steps; n++) {
         long k = n % batches;
-        step(&net, x, y, group, order + n / batches * samples + bounds[k], bounds[k + 1] - bounds[k], &loss, optimizer, n + 1);
+        step(&net, x, y, group, order + n / batches * samples + bounds[k], bounds[k + 1] - bounds[k], loss, optimizer, n + 1);
     }
     copy_parameters(&net, theta, anchor, 1);
     free(arena.base);
