@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedtilt.cli.deploy_progress import last_error
 from fedtilt.files import read_json
 from fedtilt.flower.deploy import processes
 from fedtilt.flower.deploy.certificates import make_authority, make_site_key
@@ -73,6 +74,34 @@ def test_only_a_registered_key_and_the_right_authority_connect(tmp_path: Path) -
     finally:
         cluster.down()
     assert cluster.running() == []
+
+
+def test_a_run_goes_back_and_a_server_that_fails_at_once_says_why(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app", SPEC.replace("rounds = 2", "rounds = 3"))
+    cluster, run = LocalCluster(home=tmp_path / "cluster", tls=False), tmp_path / "run"
+
+    def train(**config: object) -> tuple[int, str]:
+        number = cluster.submit(app, {"out": str(run), **config})
+        return number, cluster.wait_for_run(number, 300)
+
+    cluster.up()
+    try:
+        assert train()[1] == "finished:completed"
+        first, before = RunFolder(run / "seed-0").latest(), read_json(run / "seed-0/history.json")["history"]
+        assert train(**{"back-to": 1})[1] == "finished:completed"
+        again, history = RunFolder(run / "seed-0").latest(), read_json(run / "seed-0/history.json")
+        assert history["earlier"] == [[before, 1]]
+        torch.testing.assert_close(again.server, first.server, rtol=0, atol=0)
+        for site in (0, 1):
+            folder = cluster.home / f"site-{site}/state/parity/fedtilt/seed-0/site-{site:05d}"
+            models = [load_file(folder / id / "round-00003.safetensors") for id in (before, history["history"])]
+            torch.testing.assert_close(*models, rtol=0, atol=0)
+        (app / "federation/task.py").write_text("import no_such_module")
+        number, status = train(out=str(tmp_path / "other"))
+        assert status == "finished:failed"
+        assert last_error(cluster.run_log(number))[1] == "ModuleNotFoundError: No module named 'no_such_module'"
+    finally:
+        cluster.down()
 
 
 def test_a_killed_site_is_left_out_and_its_files_are_intact(tmp_path: Path) -> None:
