@@ -12,6 +12,7 @@ from scipy.special import ndtr
 from torch import nn
 
 import fedtilt as ft
+from fedtilt.cli.console import Console
 from fedtilt.cli.tables import legend
 from fedtilt.evaluation.results import Summary
 from fedtilt.files import read_json
@@ -48,7 +49,10 @@ def test_epsilon_is_in_the_metrics_the_result_the_table_and_the_report(
     assert 0 < epsilons[0] < epsilons[1] < epsilons[2] == result["fedavg"].privacy.epsilon
     assert spent(result["ditto"].history) == spent(result["fedavg"].history) == epsilons
     assert lines[0]["privacy"] == {"epsilon": epsilons[0], "delta": 1e-5, "noise": 3.0}
-    assert f"epsilon {epsilons[2]:.3g}, delta 1e-05: shared model, not personal" in legend({0: result})
+    console = Console(width=200)
+    with console.capture() as printed:
+        console.print(legend({0: result}))
+    assert f"epsilon {epsilons[2]:.3g}, delta 1e-05: shared model, not personal" in printed.get()
     (sentence,) = [text for text in cautions(read_run(tmp_path)) if "differential privacy" in text]
     assert (
         f"epsilon {epsilons[2]:.3g} at delta 1e-05 after round 6, with noise multiplier 3. It covers the shared model"
