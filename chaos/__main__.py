@@ -11,13 +11,13 @@ from chaos import bit_flips, fuzz, io_faults, kills, suites
 from chaos.report import Report, table
 
 PARTS: dict[str, Callable[[Path, float], Report]] = {
-    "kills": kills.test,
-    "io-faults": io_faults.test,
-    "bit-flips": bit_flips.test,
+    "kills": kills.run,
+    "io-faults": io_faults.run,
+    "bit-flips": bit_flips.run,
     "replies": suites.suite("malformed replies", suites.REPLIES),
     "poisons": suites.suite("poisoned updates", suites.POISONS),
     "port": suites.suite("requests to the port", suites.PORT),
-    "fuzz": fuzz.test,
+    "fuzz": fuzz.run,
 }
 _SHOWN = 20  # failures of a part
 

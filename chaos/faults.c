@@ -1,8 +1,8 @@
 /* Preloaded into a Python process: counts the calls on files below one folder, and lets one of them fail.
  *
  * cc -shared -fPIC -O1 -o faults.so faults.c -ldl; LD_PRELOAD=./faults.so python ...
- * A process calls fault_arm(folder, mode, number): call `number` (1 is the first) fails as `mode` says, and with
- * number 0 none does. fault_calls() is how many calls the mode has counted. */
+ * A process calls fault_arm(folder, mode, number): call `number` (1 is the first) fails as `mode` says. With mode 0 none
+ * does, and fault_calls(mode) is how many calls the mode would have counted. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -17,12 +17,12 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum mode { OFF, FULL, BROKEN, SHORT, READ_ONLY, KILL };
+enum mode { COUNT, FULL, BROKEN, SHORT, READ_ONLY, KILL };
 enum call { OPEN_READ = 1, OPEN_WRITE = 2, READ = 4, WRITE = 8, SYNC = 16, NAME = 32 };
 
 /* which calls a mode can fail, with which error, and whether every later call fails too */
 static const struct { int calls, error, lasting; } MODES[] = {
-    [OFF] = {0, 0, 0},
+    [COUNT] = {0, 0, 0},
     [FULL] = {OPEN_WRITE | WRITE | SYNC | NAME, ENOSPC, 1},
     [BROKEN] = {OPEN_READ | OPEN_WRITE | READ | WRITE | SYNC | NAME, EIO, 0},
     [SHORT] = {READ | WRITE, 0, 0},
@@ -31,30 +31,30 @@ static const struct { int calls, error, lasting; } MODES[] = {
 };
 
 static char folder[PATH_MAX];
-static enum mode armed = OFF;
-static long number = 0, calls = 0;
+static enum mode armed = COUNT;
+static long number = 0, counted[KILL + 1];
 static char tracked[1 << 16]; /* by file descriptor: whether it is of a file below the folder */
 
 void fault_arm(const char *path, int mode, long at) {
     snprintf(folder, sizeof folder, "%s", path);
     armed = mode;
     number = at;
-    calls = 0;
+    memset(counted, 0, sizeof counted);
 }
-long fault_calls(void) { return calls; }
+long fault_calls(int mode) { return counted[mode]; }
 
 static int below(int dir, const char *path) {
-    if (armed == OFF || path == NULL) return 0;
+    if (folder[0] == 0 || path == NULL) return 0;
     if (path[0] != '/') return dir >= 0 && dir < (int)sizeof tracked && tracked[dir];
     return strncmp(path, folder, strlen(folder)) == 0;
 }
-static int is_tracked(int fd) { return armed != OFF && fd >= 0 && fd < (int)sizeof tracked && tracked[fd]; }
+static int is_tracked(int fd) { return fd >= 0 && fd < (int)sizeof tracked && tracked[fd]; }
 
 /* count one call; 1 if it is to fail, with errno set */
 static int fails(enum call call) {
-    if (!(MODES[armed].calls & call)) return 0;
-    calls++;
-    if (number == 0 || calls < number || (calls > number && !MODES[armed].lasting)) return 0;
+    for (int mode = FULL; mode <= KILL; mode++) counted[mode] += (MODES[mode].calls & call) != 0;
+    if (!(MODES[armed].calls & call) || counted[armed] < number) return 0;
+    if (counted[armed] > number && !MODES[armed].lasting) return 0;
     if (armed == KILL) raise(SIGKILL);
     errno = MODES[armed].error;
     return 1;

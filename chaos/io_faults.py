@@ -1,7 +1,7 @@
 """Let every call on files fail, one after another: a full, broken, slow or read-only disk, and a kill at that call.
 
-`faults.c` is preloaded into a process of its own, `python -m chaos.io_faults FOLDER SHARE`, which imports torch once
-and forks a child for every case.
+`faults.c` is preloaded into a process of its own, `python -m chaos.io_faults FOLDER SHARE SCENARIO…`, which imports
+torch once and forks a child for every case.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,13 +106,13 @@ SCENARIOS = {
 }
 
 
-def test(folder: Path, scale: float) -> Report:
-    """Test a share of the calls of every command, in a process with `faults.c`."""
+def run(folder: Path, scale: float, scenarios: Sequence[str] = tuple(SCENARIOS)) -> Report:
+    """Test a share of the calls of these commands, in a process with `faults.c`."""
     library = folder / "faults.so"
     source = Path(__file__).with_name("faults.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
     process = subprocess.run(
-        [sys.executable, "-m", "chaos.io_faults", str(folder), str(scale)],
+        [sys.executable, "-m", "chaos.io_faults", str(folder), str(scale), *scenarios],
         env=os.environ | {"LD_PRELOAD": str(library)},
         capture_output=True,
         text=True,
@@ -137,19 +137,29 @@ class _Faults:
         self._library = ctypes.CDLL(None)
         self._library.fault_calls.restype = ctypes.c_long
 
-    def run(self, arguments: list[str | Path], folder: Path, mode: int, number: int) -> tuple[Outcome, int]:
-        """Run a command whose call `number` on a file in the folder fails; how it ended, and the calls it made."""
-        counted = folder.parent / "calls"
+    def calls(self, arguments: list[str | Path], folder: Path) -> dict[str, int]:
+        """How many calls a command makes on files in the folder that each mode can let fail."""
+        counted = folder.parent / "calls.json"
 
-        def armed() -> None:
-            self._library.fault_arm(os.fsencode(f"{folder}/"), mode, ctypes.c_long(number))
+        def count() -> None:
+            self._library.fault_arm(os.fsencode(f"{folder}/"), 0, ctypes.c_long(0))
             try:
                 command(*arguments)()
             finally:
-                counted.write_text(str(self._library.fault_calls()))
+                counts = {mode: self._library.fault_calls(number) for mode, number in MODES.items()}
+                counted.write_text(json.dumps(counts))
 
-        outcome = run_in_child(armed)
-        return outcome, int(counted.read_text()) if not number else 0
+        run_in_child(count)
+        return dict(json.loads(counted.read_text()))
+
+    def run(self, arguments: list[str | Path], folder: Path, mode: str, number: int) -> Outcome:
+        """Run a command whose call `number` on a file in the folder fails."""
+
+        def armed() -> None:
+            self._library.fault_arm(os.fsencode(f"{folder}/"), MODES[mode], ctypes.c_long(number))
+            command(*arguments)()
+
+        return run_in_child(armed)
 
 
 def _test_scenario(name: str, folder: Path, share: float, report: Report) -> None:
@@ -160,13 +170,12 @@ def _test_scenario(name: str, folder: Path, share: float, report: Report) -> Non
     reference = _copy(template, folder / name / "case")
     _succeed(scenario.arguments(reference))
     expected = scenario.result(reference)
-    for mode, code in MODES.items():
-        case = _copy(template, folder / name / "case")
-        _, calls = faults.run(scenario.arguments(case), case, code, 0)
+    case = _copy(template, folder / name / "case")
+    for mode, calls in faults.calls(scenario.arguments(case), case).items():
         step = max(1, round(1 / share))
-        for number in range(1, calls + 1, step):
+        for number in range(1 + step // 2, calls + 1, step):
             case = _copy(template, folder / name / "case")
-            outcome, _ = faults.run(scenario.arguments(case), case, code, number)
+            outcome = faults.run(scenario.arguments(case), case, mode, number)
             report.count("faults" if mode != "killed" else "kills at a call")
             report.count("refused", int(outcome.code == 2))
             if problem := _problem(scenario, case, mode, outcome, expected):
@@ -196,8 +205,8 @@ def _copy(template: Path, case: Path) -> Path:
     return Path(shutil.copytree(template, case))
 
 
-def main(folder: Path, scale: float) -> None:
-    """Test every scenario, and print the report as JSON."""
+def main(folder: Path, scale: float, scenarios: Sequence[str]) -> None:
+    """Test these scenarios, and print the report as JSON."""
     import torch
 
     torch.set_num_threads(1)
@@ -206,10 +215,10 @@ def main(folder: Path, scale: float) -> None:
     with contextlib.redirect_stdout(None), contextlib.suppress(SystemExit):
         command(*_run(warm_up))()  # children share what is imported and compiled
     report = Report("I/O faults")
-    for name in SCENARIOS:
+    for name in scenarios:
         _test_scenario(name, folder, scale, report)
     print(json.dumps({"figures": report.figures, "failures": report.failures}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))
+    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])

@@ -10,7 +10,7 @@ from chaos.report import Report
 CASES = {"plain": 800, "local": 120, "average": 120}  # of tests/helpers/kill_and_resume.py, with their kills
 
 
-def test(folder: Path, scale: float) -> Report:
+def run(folder: Path, scale: float) -> Report:
     """Kill the runs of every case, all cases at once."""
     report = Report("kills")
     processes = {

@@ -16,7 +16,7 @@ PORT = ("tests/flower/deploy/test_proxy.py",)
 def suite(part: str, files: tuple[str, ...]) -> Callable[[Path, float], Report]:
     """A part that runs these files of tests; the slow ones only with scale 1 or more."""
 
-    def test(folder: Path, scale: float) -> Report:
+    def run(folder: Path, scale: float) -> Report:
         results = folder / "results.xml"
         selected = "not cuda" if scale >= 1 else "not cuda and not slow"
         command = [sys.executable, "-m", "pytest", "-q", "-m", selected, f"--junitxml={results}", *files]
@@ -32,4 +32,4 @@ def suite(part: str, files: tuple[str, ...]) -> Callable[[Path, float], Report]:
                     report.failures.append(f"{case.get('name')}: {end.tag}, {(end.get('message') or '')[:200]}")
         return report
 
-    return test
+    return run

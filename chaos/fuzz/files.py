@@ -23,6 +23,7 @@ from fedtilt.files import read_json, read_metadata, read_tensors
 from fedtilt.report.run_reader import read_run
 from fedtilt.runs.export import export_model
 from fedtilt.runs.spec_run import resume, run_spec, spec_of
+from fedtilt.storage.integrity import check_run
 
 
 def run_folders(folder: Path) -> Read:
@@ -46,6 +47,7 @@ def run_folders(folder: Path) -> Read:
 
 USES: list[Callable[[Path], object]] = [
     read_run,
+    check_run,
     spec_of,
     lambda run: export_model(run, METHOD, 0),
     lambda run: export_model(run, "fedavg"),

@@ -21,7 +21,7 @@ _MEMORY = 6 * 2**30  # bytes that a worker may add
 _EXAMPLES = 3  # of one kind of failure
 
 
-def fuzz(name: str, target: Target, inputs: int, folder: Path, report: Report, workers: int = 2) -> None:
+def fuzz(name: str, target: Target, inputs: int, folder: Path, report: Report, workers: int) -> None:
     """Run a target with so many inputs; the input of a number is the same in every run."""
     numbers = [range(worker, inputs, workers) for worker in range(workers)]
     children = [

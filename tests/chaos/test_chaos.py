@@ -1,10 +1,12 @@
 """A short version of `make chaos`; its kills, replies, poisons and requests to the port are tests of their own."""
 
-import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from chaos import bit_flips, fuzz, io_faults
+from chaos.__main__ import main
 from chaos.child import Outcome, run_in_child
 from chaos.report import Report, table
 from chaos.suites import POISONS, PORT, REPLIES
@@ -14,21 +16,28 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_faults_of_the_disk(tmp_path: Path) -> None:
-    report = io_faults.test(tmp_path, 0.01)
+    report = io_faults.run(tmp_path, 0.5, ["schema"])
     assert report.failures == []
-    assert report.figures["faults"] >= 20
-    assert report.figures["kills at a call"] >= 5
+    assert report.figures["faults"] >= 6
+    assert report.figures["kills at a call"] >= 1
     assert 0 < report.figures["refused"] <= report.figures["faults"]
 
 
-def test_bit_flips(tmp_path: Path) -> None:
-    report = bit_flips.test(tmp_path, 0.005)
+@pytest.mark.slow
+def test_faults_of_the_disk_during_a_run(tmp_path: Path) -> None:
+    report = io_faults.run(tmp_path, 0.05, ["run", "resume"])
     assert report.failures == []
-    assert report.figures["flips"] == 5 + 4 + 4
+    assert report.figures["faults"] >= 30
+
+
+def test_bit_flips(tmp_path: Path) -> None:
+    report = bit_flips.run(tmp_path, 0.005)
+    assert report.failures == []
+    assert report.figures["flips"] == 4 + 2 + 2 + 2
 
 
 def test_fuzz(tmp_path: Path) -> None:
-    report = fuzz.test(tmp_path, 0.0005)
+    report = fuzz.run(tmp_path, 0.0005)
     assert report.failures == []
     assert report.figures["inputs"] >= 100
 
@@ -53,7 +62,7 @@ def test_a_wrong_outcome_is_found() -> None:
 
 
 def test_the_fuzzer_finds_a_traceback(tmp_path: Path) -> None:
-    from chaos.fuzz.runner import fuzz as run
+    from chaos.fuzz.runner import fuzz as run_target
 
     def target(folder: Path):
         def read(rng) -> None:
@@ -64,17 +73,25 @@ def test_the_fuzzer_finds_a_traceback(tmp_path: Path) -> None:
         return read
 
     report = Report("fuzz")
-    run("target", target, 40, tmp_path, report)
+    run_target("target", target, 40, tmp_path, report, workers=2)
     assert report.figures["inputs"] == 40
     assert report.failures
     assert all("KeyError: 'a'" in failure for failure in report.failures)
 
 
-def test_the_command_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "chaos", "--scale", "0"]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert process.returncode == 2
-    assert "--scale 0.0 is not above 0" in process.stderr
+def test_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["chaos", "--scale", "0"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--scale 0.0 is not above 0" in capsys.readouterr().err
+    wrong = {"good": lambda *_: Report("good", {"cases": 2}), "bad": lambda *_: Report("bad", {}, ["a traceback"])}
+    monkeypatch.setattr("chaos.__main__.PARTS", wrong)
+    for part, code in (("good", 0), ("bad", 1)):
+        monkeypatch.setattr(sys, "argv", ["chaos", "--only", part])
+        assert main() == code
+    out = capsys.readouterr().out
+    assert "good: 2 cases; 0 wrong" in out
+    assert "  a traceback\n" in out
 
 
 def test_the_table() -> None:

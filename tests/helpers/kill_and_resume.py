@@ -3,7 +3,8 @@
     python -m tests.helpers.kill_and_resume FOLDER KILLS CASE
 
 The process forks a child for every attempt, so that torch is imported once; the child is killed with SIGKILL after a
-random time. Every attempt resumes the last one; a run that finishes is compared, and a new one is started.
+random part of the time of an uninterrupted run. Every attempt resumes the last one; a run that finishes is compared,
+and a new one is started.
 """
 
 import hashlib
@@ -89,13 +90,15 @@ def attempt(folder: Path, workers: int, case: str, seconds: float) -> bool:
 
 def main(folder: Path, kills_wanted: int, case: str) -> None:
     reference = folder / "reference"
-    assert attempt(reference, 0, case, 60.0)
+    start = time.monotonic()
+    assert attempt(reference, 0, case, 600.0)
+    duration = time.monotonic() - start
     expected = hashes_of(reference)
     rng = random.Random(0)
     kills = finished = 0
     run = folder / "run"
     while kills < kills_wanted or not finished:
-        seconds = rng.uniform(0.01, 0.3) if kills < kills_wanted else 60.0
+        seconds = rng.uniform(0.01, 0.5) * duration if kills < kills_wanted else 600.0
         if attempt(run, kills % 3, case, seconds):
             finished += 1
             assert hashes_of(run) == expected, "a resumed run differs from an uninterrupted one"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.row_names import FileRows, RowNames
+from fedtilt.files import reading
 
 Cells = Mapping[str, str]  # column → text
 
@@ -40,7 +41,7 @@ def _read(part: FileRows, rows: Iterable[int]) -> dict[int, Cells]:
         found = pyarrow.parquet.read_table(part.path).take(wanted).to_pylist()
         texts = [{key: str(value) for key, value in cells.items()} for cells in found]
         return dict(zip(wanted, texts, strict=True))
-    with Path(part.path).open(newline="", encoding="utf-8-sig") as file:
+    with reading(Path(part.path)), Path(part.path).open(newline="", encoding="utf-8-sig") as file:
         lines = (line for line in csv.reader(file, delimiter=part.separator) if line)
         header, chosen = next(lines), set(wanted)
         return {row: dict(zip(header, line, strict=False)) for row, line in enumerate(lines) if row in chosen}

@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from fedtilt.errors import InputError
+from fedtilt.files import reading
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,11 @@ class FileRows:
         plain = range(2, self.length + 2)
         if self.separator is None:
             return plain
-        content = Path(self.path).read_bytes()
+        with reading(Path(self.path)):
+            content = Path(self.path).read_bytes()
         if content.count(b"\n") + (not content.endswith(b"\n")) == self.length + 1:
             return plain
-        with Path(self.path).open(newline="", encoding="utf-8-sig") as file:
+        with reading(Path(self.path)), Path(self.path).open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=self.separator)
             numbers = [reader.line_num for row in reader if row][1:]
         if len(numbers) != self.length:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtilt.errors import InputError
+from fedtilt.files import reading
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _SPLITS = ("train", "test")
@@ -99,7 +100,7 @@ def is_manifest(source: str | os.PathLike[str]) -> bool:
     path = Path(source).expanduser()
     if path.suffix.lower() != ".csv" or not path.is_file():
         return False
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
+    with reading(path), path.open(encoding="utf-8-sig", errors="replace") as file:
         header = [name.strip() for name in file.readline().split(",")]
     return {"path", "label"} <= set(header) <= set(_COLUMNS)
 

@@ -20,6 +20,7 @@ import pyarrow.parquet
 
 from fedtilt.data.row_names import FileRows, IndexRows
 from fedtilt.errors import InputError
+from fedtilt.files import reading
 
 if TYPE_CHECKING:
     import pandas
@@ -85,13 +86,14 @@ def _csv(path: Path, text: Sequence[str]) -> Part:
 
 
 def _arrow_csv(path: Path, separator: str, text: Sequence[str], *, quoted_newlines: bool) -> pa.Table:
-    table = pyarrow.csv.read_csv(
-        path,
-        parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=quoted_newlines),
-        convert_options=pyarrow.csv.ConvertOptions(
-            null_values=_MISSING_SPELLINGS, column_types=dict.fromkeys(text, _TEXT), auto_dict_encode=True
-        ),
-    )
+    with reading(path):
+        table = pyarrow.csv.read_csv(
+            path,
+            parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=quoted_newlines),
+            convert_options=pyarrow.csv.ConvertOptions(
+                null_values=_MISSING_SPELLINGS, column_types=dict.fromkeys(text, _TEXT), auto_dict_encode=True
+            ),
+        )
     return table.combine_chunks()  # a column in one piece is read without a copy
 
 
@@ -107,7 +109,7 @@ def _separator(header: str) -> str:
 def _raise_csv_problem(path: Path, separator: str, problem: Exception) -> None:
     """Read a file that Arrow refuses again, slowly, to name the row."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with reading(path), path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=separator)
             header = next((row for row in reader if row), None)
             if header is None:
