@@ -26,11 +26,11 @@ def frame() -> "pandas.DataFrame":
 def test_several_columns_also_give_their_combination() -> None:
     data = ft.data.table(frame(), target="ill", client="site", group=["sex", "age"])
     columns = group_columns(data)
-    assert list(columns) == ["sex", "age", "sex, age"]
-    assert columns["sex, age"].names == ("f, old", "f, young", "m, old", "m, young")
+    assert list(columns) == ["sex", "age", "sex & age"]
+    assert columns["sex & age"].names == ("f & old", "f & young", "m & old", "m & young")
     for row in range(len(data.y_train)):
-        pair = ", ".join(columns[name].names[int(columns[name].train[row])] for name in ("sex", "age"))
-        assert columns["sex, age"].names[int(columns["sex, age"].train[row])] == pair
+        pair = " & ".join(columns[name].names[int(columns[name].train[row])] for name in ("sex", "age"))
+        assert columns["sex & age"].names[int(columns["sex & age"].train[row])] == pair
     assert set(data.schema.inputs) == {"x1", "x2"}  # groups are no inputs
 
 

@@ -1,5 +1,6 @@
 """Runs whose data names groups: workers, resume, figures by group against a count by hand, files and tables."""
 
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -107,9 +108,9 @@ def test_figures_by_group_equal_a_count_by_hand() -> None:
         with torch.no_grad():
             correct = (result.personal(client)(x).argmax(1) == y).numpy()
         frames.append(table.loc[rows, ["hospital", "ward", "sex"]].assign(correct=100.0 * correct))
-    tested = pandas.concat(frames).assign(**{"ward, sex": lambda frame: frame["ward"] + ", " + frame["sex"]})
-    assert list(result.groups) == ["class", "ward", "sex", "ward, sex"]
-    for column in ("ward", "sex", "ward, sex"):
+    tested = pandas.concat(frames).assign(**{"ward & sex": lambda frame: frame["ward"] + " & " + frame["sex"]})
+    assert list(result.groups) == ["class", "ward", "sex", "ward & sex"]
+    for column in ("ward", "sex", "ward & sex"):
         found, accuracy = result.groups[column], tested.groupby(column)["correct"].mean()
         assert found.accuracy == pytest.approx(accuracy.to_dict())
         assert found.spread == pytest.approx(accuracy.std(ddof=0))
@@ -125,7 +126,7 @@ def test_figures_by_group_equal_a_count_by_hand() -> None:
     subset = tested[(tested["hospital"] == "north") & (tested["ward"] == "surgery")]
     assert north["accuracy"] == pytest.approx(subset["correct"].mean())
     with pytest.raises(
-        InputError, match="by = 'age' is no grouping of this run, which has 'class', 'ward', 'sex', 'ward, sex'"
+        InputError, match="by = 'age' is no grouping of this run, which has 'class', 'ward', 'sex', 'ward & sex'"
     ):
         result.table("age")
 
@@ -183,8 +184,21 @@ def test_the_report_and_the_terminal_have_a_table_per_column(fedtilt, tmp_path: 
     assert code == 0
     accuracy = read_json(tmp_path / "run/results.json")["methods"]["fedtilt"]["groups"]["sex"]["accuracy"]["f"]["mean"]
     page = (tmp_path / "run/report.html").read_text()
-    for column in ("ward", "sex", "ward, sex"):
+    for column in ("ward", "sex", "ward & sex"):
         assert f"by {column}" in printed
-        assert f"<h4>By {column}</h4>" in page
+        assert f"<h4>By {escape(column)}</h4>" in page
     assert f"{accuracy:.2f}" in printed
     assert f'data-value="{accuracy}"' in page
+
+
+def test_groups_on_the_command_line(fedtilt, tmp_path: Path) -> None:
+    patients().to_csv(tmp_path / "patients.csv", index=False)
+    options = ["--target", "diagnosis", "--client", "hospital", "--group", "ward", "--group", "sex"]
+    shown = fedtilt("data", "show", "patients.csv", *options).out
+    counts = patients()["sex"].value_counts()
+    assert f"group     sex: f {counts['f']}, m {counts['m']}" in shown
+    assert "group     ward & sex: children & f " in shown
+    assert fedtilt("init", "mine.toml", "--table", "patients.csv", *options).code == 0
+    assert load(tmp_path / "mine.toml").data.group_columns == ("ward", "sex")
+    assert "--group ward describes a table; name it with --table" in fedtilt("init", "x.toml", "--group", "ward").err
+    assert "--group ward describes a table, and digits is none" in fedtilt("data", "show", "--group", "ward").err

@@ -124,6 +124,7 @@ def check_(
 
 TargetOption = Annotated[str | None, typer.Option("--target", metavar="COLUMN", help="The column of the labels.")]
 ClientOption = Annotated[str | None, typer.Option("--client", metavar="COLUMN", help="The column of the clients.")]
+GroupOption = Annotated[list[str] | None, typer.Option("--group", metavar="COLUMN", help="Groups; repeatable.")]
 DropOption = Annotated[list[str] | None, typer.Option("--drop", metavar="COLUMN", help="Leave out; repeatable.")]
 SchemaOption = Annotated[Path | None, typer.Option("--schema", metavar="FILE", help="What the columns are.")]
 
@@ -142,6 +143,7 @@ def show_(
     data_dir: DataDir = None,
     target: TargetOption = None,
     client: ClientOption = None,
+    group: GroupOption = None,
     drop: DropOption = None,
     schema: SchemaOption = None,
 ) -> None:
@@ -156,12 +158,14 @@ def show_(
                 raise InputError(
                     f"--set {settings[0]} sets a key of a spec, and {source} is a table; use --target, --client"
                 )
-            opened = open_table(source, {"target": target, "client": client}, drop or [], schema)
+            opened = open_table(source, {"target": target, "client": client, "group": group}, drop or [], schema)
             dataset = show_table(console, opened)
             print_warnings(console, [] if dataset is None else table_messages(dataset))
             return
-        for option, value in (("target", target), ("client", client), ("drop", drop), ("schema", schema)):
+        options = {"target": target, "client": client, "group": group, "drop": drop, "schema": schema}
+        for option, value in options.items():
             if value:
+                value = value[0] if isinstance(value, list) else value
                 raise InputError(
                     f"--{option} {value} describes a table, and {source} is none; in a spec, use --set data.{option}=…"
                 )
@@ -189,6 +193,7 @@ def schema_(
     to: Annotated[Path | None, typer.Option("--to", help="The file to write (default: print it).")] = None,
     target: TargetOption = None,
     client: ClientOption = None,
+    group: GroupOption = None,
     drop: DropOption = None,
     kinds: Annotated[bool, typer.Option("--kinds", help="Leave statistics out; a run computes them itself.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
@@ -198,7 +203,7 @@ def schema_(
         raise InputError(f"{to} already exists; use --force to replace it")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InputWarning)  # `data show` prints them
-        opened = open_table(source, {"target": target, "client": client}, drop or [])
+        opened = open_table(source, {"target": target, "client": client, "group": group}, drop or [])
         schema = opened.infer() if target is None else opened.to_dataset().schema
     assert schema is not None
     if kinds:

@@ -7,7 +7,7 @@ import typer
 
 from fedtilt import spec
 from fedtilt.cli.console import echo
-from fedtilt.cli.data import ClientOption, DropOption, SchemaOption, TargetOption
+from fedtilt.cli.data import ClientOption, DropOption, GroupOption, SchemaOption, TargetOption
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
 from fedtilt.spec.table_spec import table_spec
@@ -20,6 +20,7 @@ def init(
     ] = None,
     target: TargetOption = None,
     client: ClientOption = None,
+    group: GroupOption = None,
     drop: DropOption = None,
     schema: SchemaOption = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
@@ -35,12 +36,16 @@ def init(
         raise InputError(f"{path} is a folder; name a file in it, as in {path / 'fedtilt.toml'}")
     if path.exists() and not force:
         raise InputError(f"{path} already exists; give another name, or --force to overwrite it")
-    for option, value in (("target", target), ("client", client), ("drop", drop), ("schema", schema)):
+    options = {"target": target, "client": client, "group": group, "drop": drop, "schema": schema}
+    for option, value in options.items():
         if table is None and value:
+            value = value[0] if isinstance(value, list) else value
             raise InputError(f"--{option} {value} describes a table; name it with --table")
     content = None
     if table is not None:
-        content = table_spec(path, table, target=target, client=client, drop=drop or [], schema=schema)
+        content = table_spec(
+            path, table, target=target, client=client, group=group or [], drop=drop or [], schema=schema
+        )
     try:
         write_bytes(path, spec.annotated(str(path), content).encode())
     except OSError as error:

@@ -32,8 +32,8 @@ def group_columns(data: "Dataset") -> dict[str, GroupColumn]:
     ...     group_train={"sex": sex, "age": age}, group_test={"sex": sex, "age": age},
     ...     group_names={"sex": ("f", "m"), "age": ("old", "young")},
     ... )
-    >>> group_columns(data)["sex, age"].names
-    ('f, young', 'm, old', 'm, young')
+    >>> group_columns(data)["sex & age"].names
+    ('f & young', 'm & old', 'm & young')
     """
     if data.group_names is None or data.group_train is None or data.group_test is None:
         return {}
@@ -48,16 +48,16 @@ def combined_names(columns: Iterable[str]) -> list[str]:
     """The names of columns of groups; of several also that of their combination, the last.
 
     >>> combined_names(["sex", "age"])
-    ['sex', 'age', 'sex, age']
+    ['sex', 'age', 'sex & age']
     """
     names = list(columns)
-    return names if len(names) < 2 else [*names, ", ".join(names)]
+    return names if len(names) < 2 else [*names, " & ".join(names)]
 
 
 def _combine(columns: Mapping[str, GroupColumn]) -> GroupColumn:
     """The combinations of several columns' groups that occur."""
     found, group = combinations([torch.cat([column.train, column.test]) for column in columns.values()])
-    names = [", ".join(c.names[k] for c, k in zip(columns.values(), row, strict=True)) for row in found.tolist()]
+    names = [" & ".join(c.names[k] for c, k in zip(columns.values(), row, strict=True)) for row in found.tolist()]
     first = next(iter(columns.values()))
     return GroupColumn(tuple(names), *group.split([len(first.train), len(first.test)]))
 

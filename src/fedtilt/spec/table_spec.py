@@ -14,8 +14,8 @@ _LEAST_ROWS = 20  # training rows of a simulated client
 
 
 def table_spec(
-    file: Path, table: Path, *, target: str | None = None, client: str | None = None, drop: Sequence[str] = (),
-    schema: Path | None = None,
+    file: Path, table: Path, *, target: str | None = None, client: str | None = None,
+    group: Sequence[str] = (), drop: Sequence[str] = (), schema: Path | None = None,
 ) -> Spec:  # fmt: skip
     """FedAvg, Ditto and FedTilt on a table, which is read to check the names of its columns.
 
@@ -24,12 +24,13 @@ def table_spec(
         table: the table, or a folder of tables
         target: the column of the labels
         client: the column of the clients; left out: the rows are divided among a few simulated clients
+        group: the columns of groups; left out: FedTilt is fair to the classes
         drop: columns to leave out
         schema: a schema file
     """
-    data = open_table(table, {"target": target, "client": client}, drop, schema).to_dataset()
+    data = open_table(table, {"target": target, "client": client, "group": group}, drop, schema).to_dataset()
     paths = {"file": table, "schema": schema}
-    columns = {"target": target, "client": client, "drop": list(drop) or None}
+    columns = {"target": target, "client": client, "group": list(group) or None, "drop": list(drop) or None}
     clients: dict[str, object] = {}
     if data.client_names is None:
         clients = {"partition": "iid", "count": max(1, min(_SIMULATED, len(data.y_train) // _LEAST_ROWS))}
