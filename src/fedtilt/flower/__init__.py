@@ -3,11 +3,12 @@
 task      what the federation learns: a spec and, optionally, a model and a function that reads a site's data
 site      one client: trains, evaluates, stores its personal model and its report
 client    a Flower ClientApp around a site
-strategy  a Flower Strategy: selects sites, checks every reply (`messages`, `membership`), aggregates, counts rejections
-server    a Flower ServerApp around the strategy: run folder, checkpoints, resume (`run_folder`)
+strategy  a Flower Strategy: selects sites, checks every reply (`replies`, `membership`), aggregates, counts rejections
+server    a Flower ServerApp around the strategy: run folder, checkpoints, resume (`run_folder`), and going back to a
+          good round (`model_jumps`, `training_history`)
 schema    sites with tables agree on one schema before the first round
 
-`messages` and `schema.messages` define everything that is sent.
+`messages`, `model_arrays` and `schema.messages` define everything that is sent.
 """
 
 from fedtilt.errors import InputError
