@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fedtilt.data.inputs import Inputs, take
 from fedtilt.errors import InputError
 from fedtilt.math.tilt import nested_tilt_grad
-from fedtilt.models import copy_with_parameters, functional_logits, trained_parameters, vector_to_parameters
+from fedtilt.models import copy_with_parameters, logits, parameters_to_vector, vector_to_parameters
 from fedtilt.parts import Parts, Tensors, vector_to_buffers
 from fedtilt.training import LocalJob, Trained
 from fedtilt.training.precision import fp32_deterministic
@@ -71,9 +71,11 @@ class Collector:
     """
 
     def __init__(self, model: nn.Module, parts: Parts) -> None:
-        # a copy: a forward pass swaps parameters in and out, and must not touch the module that is being trained
-        self._model = copy_with_parameters(model, trained_parameters(model)).eval()
-        self._parts = parts
+        # a copy, since the module that is being trained must not change; faster than `functional_logits`
+        self._theta = parameters_to_vector(model)
+        self._model = copy_with_parameters(model, vector_to_parameters(model, self._theta)).eval()
+        self._buffers = {name: b for name, b in self._model.named_buffers() if name in parts.buffers}
+        self._buffer_names = tuple(parts.buffers)
 
     def collect(
         self,
@@ -101,21 +103,23 @@ class Collector:
             w = jobs["shared"]
             if id(w.start) not in received:
                 received[id(w.start)] = self._logits(w.start, w.buffers, x).log_softmax(1)
-            logits = self._logits(*trained[method][used], x)
-            sums[method] = _add(kept[method], received[id(w.start)], _learnt(logits, jobs[used], y, groups))
+            learnt = _learnt(self._logits(*trained[method][used], x), jobs[used], y, groups)
+            sums[method] = _add(kept[method], received[id(w.start)], learnt)
         return sums
 
     def _logits(self, weights: Tensor, buffers: Tensor | None, x: Inputs) -> Tensor:
-        values = vector_to_parameters(self._model, weights)
-        if buffers is not None:
-            values |= vector_to_buffers(self._model, tuple(self._parts.buffers), buffers)
         samples = len(next(iter(x.values())) if isinstance(x, dict) else x)
-        with torch.no_grad(), fp32_deterministic(weights.device):
+        with fp32_deterministic(weights.device), torch.no_grad():  # in this order: the first turns gradients on
+            self._theta.copy_(weights)
+            if buffers is not None:
+                values = vector_to_buffers(self._model, self._buffer_names, buffers)
+                for name, buffer in self._buffers.items():
+                    buffer.copy_(values[name])
             parts = [
-                functional_logits(self._model, values, take(x, slice(start, start + _SAMPLES))).float()
+                logits(self._model, take(x, slice(start, start + _SAMPLES))).float()
                 for start in range(0, samples, _SAMPLES)
             ]
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def margins(scores: Tensor, y: Tensor) -> Tensor:
@@ -128,11 +132,14 @@ def margins(scores: Tensor, y: Tensor) -> Tensor:
     return own - scores.scatter(1, y[:, None], -torch.inf).amax(1)
 
 
-def _learnt(logits: Tensor, job: LocalJob, y: Tensor, groups: Mapping[str, Tensor]) -> Tensor:
+def _learnt(outputs: Tensor, job: LocalJob, y: Tensor, groups: Mapping[str, Tensor]) -> Tensor:
     """Loss, weight relative to the mean, and margin of every sample, (n, 3)."""
-    losses = job.loss(logits, y)
-    weights = nested_tilt_grad(losses, job.groups_of(y, groups), job.tilts) * len(losses)
-    return torch.stack([losses, weights, margins(logits, y)], 1)
+    losses = job.loss(outputs, y)
+    if any(job.tilts):
+        weights = nested_tilt_grad(losses, job.groups_of(y, groups), job.tilts) * len(losses)
+    else:
+        weights = torch.ones_like(losses)
+    return torch.stack([losses, weights, margins(outputs, y)], 1)
 
 
 def _add(before: Tensors, log_p: Tensor, learnt: Tensor) -> dict[str, Tensor]:
