@@ -371,10 +371,10 @@ def test_a_changed_spec_is_refused_on_resume(fedtilt) -> None:
     assert "was started with train.lr = 0.1, and now it is 0.3" in result.err
 
 
-def test_ctrl_c_leaves_a_run_that_resume_finishes(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_run_that_resume_finishes(fedtilt, tmp_path: Path) -> None:
     """A real process, interrupted as by a terminal: the signal goes to the whole group, workers included."""
     settings = [
-        "--set", "train.rounds=60", "--set", "train.epochs=2", "--set", "train.workers=2", "--method", "ditto",
+        "--set", "train.rounds=30", "--set", "train.epochs=1", "--set", "train.workers=2", "--method", "ditto",
     ]  # fmt: skip
     command = [sys.executable, "-c", "from fedtilt.cli import main; main()", "run", "--verbose", *settings]
     process = subprocess.Popen(
@@ -383,7 +383,7 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(tmp_path: Path) -> None:
     )  # fmt: skip  # a background job of a shell ignores it
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith("round 5/"):
+        if line.startswith("round 2/"):
             os.killpg(process.pid, signal.SIGINT)
             break
     _, err = process.communicate(timeout=60)
@@ -391,11 +391,11 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(tmp_path: Path) -> None:
     assert "stopping after this round; Ctrl-C again stops at once" in err
     assert err.strip().endswith("stopped; resume with: fedtilt resume cut")
     (checkpoint,) = (tmp_path / "cut/seed-0/checkpoints").iterdir()  # written because of Ctrl-C
-    assert 5 <= int(checkpoint.name.removeprefix("round-")) < 60
+    assert 2 <= int(checkpoint.name.removeprefix("round-")) < 30
     assert "Traceback" not in err
     assert not (tmp_path / "cut" / "results.json").exists()
     for arguments in (["resume", "cut"], ["run", *settings, "--out", "whole"]):
-        subprocess.run([*command[:3], *arguments, "--quiet"], cwd=tmp_path, check=True)
+        assert fedtilt(*arguments, "--quiet").code == 0
     assert (tmp_path / "cut" / "results.json").read_bytes() == (tmp_path / "whole" / "results.json").read_bytes()
 
 

@@ -93,7 +93,7 @@ def test_the_budget_ends_a_run_and_counts_repeated_rounds() -> None:
 @pytest.mark.parametrize(("clients", "participation", "noise"), [(1, 1.0, 2.0), (8, 0.25, 1.5)])
 def test_an_attack_on_the_mechanism_stays_below_epsilon(clients: int, participation: float, noise: float) -> None:
     """The strongest attack: all other updates are 0, the target's is +clip in one world and −clip in the other."""
-    delta, rounds = 0.01, 3000
+    delta, rounds = 0.01, 1500
     settings = TrainSettings(
         participation=participation, rounds=rounds, privacy=ft.Privacy(clip=1.0, noise=noise, delta=delta)
     )

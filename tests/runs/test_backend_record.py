@@ -10,7 +10,7 @@ from fedtilt import report
 from fedtilt.files import read_json
 from tests.helpers.recipe_model import RecipeModel
 
-SETTINGS = ["--set", "train.rounds=2", "--set", "train.epochs=1", "--set", "clients.max_train=10", "--method", "fedavg"]
+SETTINGS = ["--set", "train.rounds=1", "--set", "train.epochs=1", "--set", "clients.count=3", "--method", "fedavg"]
 
 
 def test_a_run_folder_and_its_report_have_the_backend(tmp_path: Path) -> None:
