@@ -6,7 +6,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from fedtilt.cli.console import Console, echo
+from fedtilt.cli.console import Console, echo, escape
 from fedtilt.errors import InputError, InputWarning, printable
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\x7f\r\u202etxt\udc80"
@@ -45,3 +45,11 @@ def test_lines_are_printed_with_escapes(capsys: pytest.CaptureFixture[str]) -> N
     captured = capsys.readouterr()
     assert captured.out == f"wrote {SHOWN}\nnext: run\n"
     assert captured.err == f"{SHOWN}\n"
+
+
+def test_a_name_in_a_table_has_its_full_width() -> None:
+    table = Table("name")
+    table.add_row(f"{escape(ESCAPES)}: 50 %")
+    out = io.StringIO()
+    Console(file=out, width=200).print(table)
+    assert f"{SHOWN}: 50 %" in out.getvalue()

@@ -8,10 +8,9 @@ from typing import Annotated, Any, NoReturn
 
 import click
 import typer
-from rich.markup import escape
 
 from fedtilt.cli import audit, check, data, deploy, export, init, metrics, report, reproduce, resume, run, tune
-from fedtilt.cli.console import Console, echo
+from fedtilt.cli.console import Console, echo, escape
 from fedtilt.cli.show_table import print_warnings
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.version import __version__

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import rich.console
+import rich.markup
 import typer
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -22,6 +23,11 @@ class Console(rich.console.Console):  # noqa: TID251
 def echo(text: str, *, err: bool = False) -> None:
     """Print lines without styles and wrapping, to standard error if `err` is true."""
     typer.echo(_printable_lines(text), err=err)  # noqa: TID251
+
+
+def escape(name: str) -> str:
+    """A name for a text with Rich's markup, in one line; its width is known before it is laid out."""
+    return rich.markup.escape(printable(name))  # noqa: TID251
 
 
 def _printable_lines(text: str) -> str:

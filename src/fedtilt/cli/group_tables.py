@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
+from fedtilt.cli.console import escape
 from fedtilt.cli.tables import fits, format_mean_std
 from fedtilt.data.groups import CLASS
 

@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
-from fedtilt.cli.console import Console, echo
+from fedtilt.cli.console import Console, echo, escape
 from fedtilt.cli.tables import fits
 from fedtilt.data.groups import CLASS
 from fedtilt.evaluation.certificate import Certificate

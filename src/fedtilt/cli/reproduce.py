@@ -13,11 +13,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich import box
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
-from fedtilt.cli.console import Console, echo
+from fedtilt.cli.console import Console, echo, escape
 from fedtilt.cli.run import AsJson, Quiet
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from fedtilt.cli.console import Console, echo
+from fedtilt.cli.console import Console, echo, escape
 from fedtilt.cli.data import DataDir
 from fedtilt.cli.group_tables import group_legend, group_tables
 from fedtilt.cli.progress import RunCallbacks, show_progress

@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from rich import box
 from rich.console import Group
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 from torch import Tensor
 
-from fedtilt.cli.console import Console
+from fedtilt.cli.console import Console, escape
 from fedtilt.evaluation.certificate import Certificate, describe
 from fedtilt.evaluation.results import MethodResult, Result, Summary
 from fedtilt.runs.tune import MAX_ACCURACY_LOSS
