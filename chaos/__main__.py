@@ -16,6 +16,7 @@ PARTS: dict[str, Callable[[Path, float], Report]] = {
     "bit-flips": bit_flips.run,
     "replies": suites.suite("malformed replies", suites.REPLIES),
     "poisons": suites.suite("poisoned updates", suites.POISONS),
+    "sites": suites.suite("bit flips on sites", suites.SITES),
     "port": suites.suite("requests to the port", suites.PORT),
     "fuzz": fuzz.run,
 }

@@ -1,4 +1,4 @@
-"""Parts whose cases are tests: malformed replies, poisoned updates, and requests to the port that sites see."""
+"""Parts whose cases are tests: replies, poisoned updates, flips in what sites keep, requests to the port they see."""
 
 import subprocess
 import sys
@@ -10,6 +10,7 @@ from chaos.report import Report
 
 REPLIES = ("tests/flower/test_rejections.py", "tests/flower/test_reply_size.py", "tests/flower/test_membership.py")
 POISONS = ("tests/rounds/test_screening.py",)
+SITES = ("tests/flower/test_damage.py", "tests/flower/site/test_states.py")
 PORT = ("tests/flower/deploy/test_proxy.py",)
 
 

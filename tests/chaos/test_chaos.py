@@ -9,7 +9,7 @@ from chaos import bit_flips, fuzz, io_faults
 from chaos.__main__ import main
 from chaos.child import Outcome, run_in_child
 from chaos.report import Report, table
-from chaos.suites import POISONS, PORT, REPLIES
+from chaos.suites import POISONS, PORT, REPLIES, SITES
 from fedtilt.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def test_fuzz(tmp_path: Path) -> None:
 
 
 def test_the_tests_that_are_parts_exist() -> None:
-    assert all((ROOT / file).exists() for file in (*REPLIES, *POISONS, *PORT))
+    assert all((ROOT / file).exists() for file in (*REPLIES, *POISONS, *SITES, *PORT))
 
 
 def test_a_wrong_outcome_is_found() -> None:
