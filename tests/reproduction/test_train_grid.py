@@ -8,7 +8,7 @@ import pytest
 
 import fedtilt as ft
 from fedtilt.evaluation.results import summarise
-from fedtilt.reproduction import Options, train_grid
+from fedtilt.reproduction import Options, load, train_grid
 
 SETTINGS: dict[str, Any] = {
     "data": "digits",
@@ -155,3 +155,17 @@ def test_a_short_case_writes_no_checkpoint(tmp_path: Path) -> None:
     options = dataclasses.replace(CPU, work=tmp_path / "work")
     train_grid.train_grid(SETTINGS | {"methods": dict([train_grid.fedavg()])}, options, _silent)
     assert not (tmp_path / "work").exists()
+
+
+def test_a_condition_names_outliers_of_its_own() -> None:
+    experiment = load("static-tuning").quick_version()
+    settings = train_grid.federation_settings(experiment.settings, "digits", "bad-clients")
+    assert settings["outliers"] == {"kind": "flips", "rate": 0.6, "redraw": "once", "flip_to": "any", "clients": 0.25}
+    assert train_grid.federation_settings(experiment.settings, "digits", "none")["outliers"] == "none"
+    assert load("static").settings["conditions"] == load("static-tuning").settings["conditions"]
+    case = SETTINGS | {"methods": dict([train_grid.fedavg()]), "train": SETTINGS["train"] | {"rounds": 1}}
+    flipped, clean = (
+        train_grid.train_grid(case | {"outliers": outliers}, CPU, _silent)["methods"]
+        for outliers in (settings["outliers"] | {"clients": 1.0}, "none")
+    )
+    assert flipped != clean

@@ -10,8 +10,8 @@ from typing import Any
 from fedtilt.errors import InputError
 
 NAMES = (
-    "tuned", "tuning", "clean", "corruptions", "gaussian", "flips", "tilts", "outliers", "toy", "signs", "convergence",
-    "propositions",
+    "tuned", "tuning", "clean", "corruptions", "gaussian", "flips", "static", "static-tuning", "tilts", "outliers",
+    "toy", "signs", "convergence", "propositions",
 )  # fmt: skip
 
 Results = dict[str, dict[str, Any]]  # by case name

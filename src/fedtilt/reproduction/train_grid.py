@@ -59,14 +59,14 @@ def federation_settings(settings: Mapping[str, Any], name: str, outliers: str, *
     Args:
         settings: The experiment's settings; those of the data set override them.
         name: The data set.
-        outliers: The kind of outliers.
+        outliers: The kind of outliers, or the name of one of the experiment's conditions.
         **train: Training settings that override both.
     """
     data_settings = settings[name]
     keys = ("rounds", "participation", "epochs", "batch_size", "last_batch", "lr", "precision")
     return {
         "data": name,
-        "outliers": outliers,
+        "outliers": settings.get("conditions", {}).get(outliers, outliers),
         "clients": {
             key: value for key in ("count", "classes_per_client", "validation", "max_train")
             if (value := data_settings.get(key, settings["clients"].get(key))) is not None
@@ -122,13 +122,14 @@ def train_grid(
         curves: Evaluate on the way too; otherwise after the last round alone.
         noisy_validation: Evaluate also on validation data with the outliers of the training data.
     """
+    outliers = settings["outliers"]
     federation = data.Federation.build(
         _dataset(settings["data"], options.data_dir),
         clients=settings["clients"]["count"],
         classes_per_client=settings["clients"]["classes_per_client"],
         validation=settings["clients"].get("validation", 0.0),
         max_train=settings["clients"].get("max_train"),
-        outliers=settings["outliers"],
+        outliers=outliers if isinstance(outliers, str) else data.Outliers(**outliers),
         seed=settings["seed"],
     )
     methods = {name: method_of(name, setting) for name, setting in settings["methods"].items()}

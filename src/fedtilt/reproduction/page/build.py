@@ -53,7 +53,7 @@ def build_page(folder: ResultsFolder) -> Page:
     for name in NAMES:
         experiment, results = load_results(folder, name, quick=quick)
         experiments.append(experiment)
-        if experiment.kind == "tuned":
+        if name == "tuned":  # the opening compares these
             comparisons += compare_cells(experiment, results).values()
         if not results:
             not_measured.append(experiment)

@@ -1,6 +1,7 @@
-"""Write the table of chosen settings, data/chosen.toml, from the results of `tuning`.
+"""Write the table of chosen settings, data/chosen.toml, from the results of `tuning` and `static-tuning`.
 
     fedtilt reproduce tuning --out RESULTS
+    fedtilt reproduce static-tuning --out RESULTS
     python -m fedtilt.reproduction.tuned.choose RESULTS
 
 A data set under a condition without results in RESULTS keeps its settings; those of digits come from a quick run.
@@ -19,10 +20,12 @@ from fedtilt.reproduction.tuned.chosen import FILE, as_toml, choose_settings, ch
 def write_chosen(results: Path, file: Path) -> None:
     """Write the table that the results in a folder determine."""
     folder = ResultsFolder(results)
-    new, old = choose_settings(*load_results(folder, "tuning", quick=quick_only(folder))), chosen_settings()
-    if not new:
+    table, quick, found = dict(chosen_settings()), quick_only(folder), False
+    for name in ("tuning", "static-tuning"):
+        for data, conditions in choose_settings(*load_results(folder, name, quick=quick)).items():
+            table[data], found = {**table.get(data, {}), **conditions}, True
+    if not found:
         raise InputError(f"{results} has no results of tuning with all seeds; run fedtilt reproduce tuning")
-    table = {data: {**old.get(data, {}), **new.get(data, {})} for data in {**old, **new}}
     write_bytes(file, as_toml(table).encode())
 
 

@@ -1,4 +1,4 @@
-"""The chosen settings of every method: the table data/chosen.toml, which the results of `tuning` determine."""
+"""The chosen settings of every method: the table data/chosen.toml, which the results of tuning determine."""
 
 import tomllib
 from collections.abc import Mapping
