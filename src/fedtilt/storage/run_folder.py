@@ -7,6 +7,7 @@ model.json                                     how to build the model, and how t
 constants.safetensors                          frozen parameters and initial buffers of the model, if it has any
 metrics.jsonl                                  one line per evaluated round and method
 counts/round-00040.safetensors                 correct predictions per client and class
+predictions.safetensors                        predicted probabilities of the last models on the test data
 checkpoints/round-00040/                       what the server keeps, and a manifest with hashes; the last two
 clients/states-000012                          what clients keep, many in one file
 
