@@ -21,9 +21,11 @@ import torch
 
 import fedtilt as ft
 from fedtilt.storage.run_folder import RunFolder
+from fedtilt.training import native
 from tests.helpers.recipe_model import RecipeModel
 
 torch.set_num_threads(1)
+native.available()  # loaded once, for all children
 FEDERATION = ft.Federation.build(
     ft.data.load("digits"), clients=6, outliers="flips", max_train=20, seed=3
 )  # fmt: skip
