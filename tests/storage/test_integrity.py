@@ -29,6 +29,7 @@ KINDS = {  # file → kind, and what is damaged there
     "seed-0/counts/round-00002.safetensors": "counts",
     "seed-0/checkpoints/round-00003/manifest.json": "checkpoints",
     "seed-0/checkpoints/round-00003/server.safetensors": "checkpoints",
+    "seed-0/checkpoints/round-00003/clients.safetensors": "checkpoints",
     "seed-0/clients/states-000003": "states of clients",
 }
 
@@ -62,7 +63,10 @@ def test_an_intact_run(finished: Path) -> None:
 
 def test_every_file_is_checked(finished: Path, tmp_path: Path) -> None:
     written_again = {"seed-0/clients/states-000002", *(f"seed-0/counts/round-0000{n}.safetensors" for n in (1, 3))}
-    older = {f"seed-0/checkpoints/round-00002/{name}" for name in ("manifest.json", "server.safetensors")}
+    older = {
+        f"seed-0/checkpoints/round-00002/{name}"
+        for name in ("manifest.json", "server.safetensors", "clients.safetensors")
+    }
     assert contents(finished).keys() == KINDS.keys() | written_again | older
     for file, kind in KINDS.items():
         copy = Path(shutil.copytree(finished, tmp_path / "copy"))

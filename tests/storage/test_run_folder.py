@@ -15,7 +15,7 @@ import torch
 import fedtilt as ft
 from fedtilt.files import read_json, write_json
 from fedtilt.locks import locked
-from fedtilt.rounds.client_states import FederationState, StoredState, file_name
+from fedtilt.rounds.client_states import FederationState, Owner, StoredState, file_name
 from fedtilt.runs.export import state_dict
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.recipe_model import RecipeModel, other_backbone, other_statistics
@@ -106,6 +106,7 @@ def alter(path: Path) -> None:
     [
         lambda f: checkpoint(f, 4) / "server.safetensors",
         lambda f: checkpoint(f, 4) / "manifest.json",
+        lambda f: checkpoint(f, 4) / "clients.safetensors",
         lambda f: f / "seed-0/counts/round-00004.safetensors",
         lambda f: f / "seed-0/metrics.jsonl",  # damage at its end
     ],
@@ -317,22 +318,26 @@ def test_frozen_parameters_are_stored_once(federation: ft.Federation, tmp_path: 
     assert len([path for path in files if path.suffix == ".safetensors"]) > 5
 
 
+def stored(folder: Path, round: int) -> dict[Owner, StoredState]:
+    """Where a checkpoint says that the states of the clients are."""
+    run_folder = RunFolder(folder / "seed-0")
+    run_folder.checkpoint_of(round)
+    return run_folder.client_states.save_all()
+
+
 def test_two_checkpoints_and_their_client_states_are_kept(copy: Path) -> None:
     seed = copy / "seed-0"
     assert [p.name for p in sorted((seed / "checkpoints").iterdir())] == ["round-00003", "round-00004"]
     needed = set()
     for round in (3, 4):
-        manifest = read_json(checkpoint(copy, round) / "manifest.json")
-        needed |= {file_name(file) for _, _, _, file, *_ in manifest["clients"]}
+        needed |= {file_name(state.file) for state in stored(copy, round).values()}
     assert {path.name for path in (seed / "clients").iterdir()} == needed
 
 
 def where(folder: Path, method: str, client: int) -> tuple[Path, StoredState]:
     """Where the last checkpoint says that a client's state is."""
-    for name, number, *state in read_json(checkpoint(folder, 4) / "manifest.json")["clients"]:
-        if (name, number) == (method, client):
-            return folder / "seed-0/clients" / file_name(state[1]), StoredState(*state)
-    raise AssertionError
+    state = stored(folder, 4)[method, client]
+    return folder / "seed-0/clients" / file_name(state.file), state
 
 
 def flip(path: Path, byte: int) -> None:

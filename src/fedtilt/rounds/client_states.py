@@ -35,7 +35,7 @@ class StoredState(NamedTuple):
     file: int  # the number of the file
     start: int  # the first byte
     size: int
-    sha256: str
+    sha256: bytes
 
 
 def file_name(number: int) -> str:
@@ -167,7 +167,7 @@ class ClientStates:
         with atomic_file(self._path(number), sync=self._persistent) as file:
             for owner in owners:
                 content = self._content(owner) if owner in self._on_disk else tensors_to_bytes(self._in_memory[owner])
-                sha256 = hashlib.sha256(content).hexdigest()
+                sha256 = hashlib.sha256(content).digest()
                 stored[owner] = StoredState(self._rounds[owner], number, start, len(content), sha256)
                 start += file.write(content)
         self._on_disk |= stored
@@ -199,7 +199,7 @@ class ClientStates:
         with reading(path), path.open("rb") as file:
             file.seek(state.start)
             content = file.read(state.size)
-        if hashlib.sha256(content).hexdigest() != state.sha256:
+        if hashlib.sha256(content).digest() != state.sha256:
             method, client = owner
             raise InputError(
                 f"{path} is damaged where it has what client {client} keeps for method {method!r}; "

@@ -1,15 +1,17 @@
 """Checkpoints: what the server keeps, and where the states of the clients are, with hashes.
 
-checkpoints/round-00040/manifest.json          the round, the hash of the server's file, and the clients' states
+checkpoints/round-00040/manifest.json          the round, and the hashes of the other two files
 checkpoints/round-00040/server.safetensors     what the server keeps, by method
+checkpoints/round-00040/clients.safetensors    where the states of the clients are, by method
 clients/states-000012                          what clients keep (`fedtilt.rounds.client_states`)
 """
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedtilt.errors import InputError
@@ -58,9 +60,9 @@ class Checkpoints:
                 "round": state.round,
                 "evaluated": is_evaluated,
                 "server": write_tensors(partial / "server.safetensors", server),
-                "clients": [[*owner, *stored_state] for owner, stored_state in sorted(stored.items())],
+                "clients": write_tensors(partial / "clients.safetensors", _to_tensors(stored)),
             }
-            write_json(partial / "manifest.json", manifest, indent=None)  # a row for each of maybe 10,000 clients
+            write_json(partial / "manifest.json", manifest)
             partial.rename(final)
             sync_folder(final.parent)
         self._files_of[state.round] = frozenset(stored_state.file for stored_state in stored.values())
@@ -81,7 +83,7 @@ class Checkpoints:
 
     def _files(self, round: int) -> frozenset[int]:
         if round not in self._files_of:
-            self._files_of[round] = frozenset(state.file for state in self._stored(self._manifest(round)).values())
+            self._files_of[round] = frozenset(state.file for state in self._stored(round).values())
         return self._files_of[round]
 
     def delete_after(self, round: int) -> None:
@@ -103,7 +105,7 @@ class Checkpoints:
             for key, tensor in read_tensors(self.folder_of(round) / "server.safetensors", manifest["server"]).items():
                 method, name = key.rsplit("/", 1)
                 server.setdefault(method, {})[name] = tensor
-        self._client_states.restore(self._stored(manifest))
+        self._client_states.restore(self._stored(round))
         return FederationState(round, dict(server), self._client_states)
 
     def is_evaluated(self, round: int) -> bool:
@@ -120,8 +122,26 @@ class Checkpoints:
             )
         return manifest
 
-    def _stored(self, manifest: dict[str, Any]) -> dict[Owner, StoredState]:
-        with interpreting(self.folder_of(manifest["round"]) / "manifest.json"):
-            if any(tuple(map(type, row)) != (str, int, int, int, int, int, str) for row in manifest["clients"]):
-                raise TypeError("wrong values under clients")
-            return {(method, client): StoredState(*where) for method, client, *where in manifest["clients"]}
+    def _stored(self, round: int) -> dict[Owner, StoredState]:
+        """Where the states of the clients are."""
+        path = self.folder_of(round) / "clients.safetensors"
+        tensors = read_tensors(path, self._manifest(round)["clients"])
+        with interpreting(path):
+            stored = {}
+            for method in dict.fromkeys(key.rsplit("/", 1)[0] for key in tensors):
+                where, hashes = tensors[f"{method}/where"].tolist(), tensors[f"{method}/sha256"].numpy()
+                for (client, round, file, start, size), sha256 in zip(where, hashes, strict=True):
+                    stored[method, client] = StoredState(round, file, start, size, bytes(sha256))
+            return stored
+
+
+def _to_tensors(stored: Mapping[Owner, StoredState]) -> dict[str, Tensor]:
+    """Where states are, as tensors: rows of thousands of clients as Python values would fragment the memory."""
+    tensors = {}
+    for method in dict.fromkeys(method for method, _ in stored):
+        owners = sorted(owner for owner in stored if owner[0] == method)
+        where = [(client, *stored[method, client][:4]) for _, client in owners]
+        hashes = bytearray().join(stored[owner].sha256 for owner in owners)
+        tensors[f"{method}/where"] = torch.tensor(where)  # (C, 5): client, round, file, start, size
+        tensors[f"{method}/sha256"] = torch.frombuffer(hashes, dtype=torch.uint8).reshape(-1, 32)
+    return tensors
