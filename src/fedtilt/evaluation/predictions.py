@@ -10,6 +10,7 @@ from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import Grouping, groupings
 from fedtilt.methods import Method
 from fedtilt.rounds.client_states import FederationState
+from fedtilt.rounds.executors import one_thread
 from fedtilt.rounds.prepare import PreparedRun
 
 CLIENT = "client"
@@ -47,5 +48,6 @@ def predict(prepared: PreparedRun, methods: Sequence[Method], state: FederationS
     federation = prepared.federation
     _, _, clients = federation.evaluation("test")
     by = {CLIENT: Grouping(CLIENT, federation.client_names, clients)} | groupings(federation)
-    evaluator = Evaluator(federation, prepared.net, prepared.parts, prepared.device)
-    return {m.name: Predictions(probabilities=evaluator.probabilities(m, state), groupings=by) for m in methods}
+    with one_thread(prepared.device):  # on small models, several threads wait for each other more than they work
+        evaluator = Evaluator(federation, prepared.net, prepared.parts, prepared.device)
+        return {m.name: Predictions(probabilities=evaluator.probabilities(m, state), groupings=by) for m in methods}
