@@ -1,0 +1,55 @@
+"""Checkpoints of 10,000 personal models: the time of one, and the memory of a run folder over many rounds."""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.measure import write_result
+from benchmarks.memory import resident_mib
+from fedtilt.rounds.client_states import FederationState
+from fedtilt.storage.run_folder import RunFolder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=10_000)
+    parser.add_argument("--parameters", type=int, default=8_970, help="of a model; the digits MLP has 8,970")
+    parser.add_argument("--rounds", type=int, default=500, help="with 100 clients each, and a checkpoint every 10")
+    arguments = parser.parse_args()
+    rng, shared = np.random.default_rng(0), torch.randn(arguments.parameters)
+    seconds, trace = [], []
+    with tempfile.TemporaryDirectory(dir=".") as folder:  # not in memory, where /tmp may be
+        run_folder = RunFolder(Path(folder) / "seed-0")
+
+        def train(round: int, clients: list[int]) -> None:
+            for client in clients:
+                run_folder.client_states.put(("ditto", client), round, {"personal": shared + client})
+
+        def checkpoint(round: int) -> None:
+            run_folder.checkpoint(FederationState(round, {"ditto": {"parameters": shared}}, run_folder.client_states))
+
+        for round in (1, 2, 3):
+            train(round, list(range(arguments.clients)))
+            start = time.perf_counter()
+            checkpoint(round)
+            seconds.append(time.perf_counter() - start)
+        for round in range(4, 4 + arguments.rounds):
+            train(round, rng.choice(arguments.clients, 100, replace=False).tolist())
+            if round % 10 == 0:
+                checkpoint(round)
+                trace.append(resident_mib())
+    half = trace[len(trace) // 2 :]
+    slope = float(np.polyfit(range(len(half)), half, 1)[0]) / 10
+    print(
+        f"{arguments.clients:,} personal models of {arguments.parameters:,} parameters, all new: {min(seconds):.2f} s"
+    )
+    print(f"resident {half[0]:.0f} MiB, then {half[-1]:.0f} MiB: {slope * 1024:+.1f} KiB per round")
+    write_result("checkpoints", {"seconds": seconds, "trace_mib": trace, "slope_mib_per_round": slope})
+
+
+if __name__ == "__main__":
+    main()
