@@ -129,6 +129,17 @@ def test_a_resumed_run_knows_the_last_good_round(deployment: Deployment, tmp_pat
     assert checkpoints(tmp_path) == [1, 2, 3, 4]
 
 
+def test_a_damaged_good_round_does_not_stop_a_run_that_resumes_after_a_jump(
+    deployment: Deployment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    deployment.run(collude(3), set=rounds(3))
+    file = tmp_path / "run/seed-0/checkpoints/round-00002/server.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    deployment.run(set=rounds(4))
+    assert f"round 2 cannot be gone back to: {file}" in caplog.text
+    assert checkpoints(tmp_path)[-1] == 4
+
+
 def test_a_finished_run_that_goes_back_is_no_longer_finished(deployment: Deployment, tmp_path: Path) -> None:
     deployment.run(set=rounds(4))
     before = (tmp_path / "run/results.json").read_bytes()

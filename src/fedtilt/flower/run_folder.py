@@ -146,19 +146,30 @@ class ServerRunFolder:
         write_json(self._history_file, self.history.to_json())
         return state
 
-    def jump_check(self, k: float, round: int, server: Tensors) -> JumpCheck:
+    def jump_check(self, k: float, round: int, server: Tensors, notice: Callable[[str], None]) -> JumpCheck:
         """The check that goes on after a round, with what is recorded of the rounds before.
 
         Args:
             k: how many times the median a change of the shared model may be
             round: the last round
             server: what the server keeps of it
+            notice: called with a message about a damaged checkpoint
         """
-        good = max((kept for kept in self.kept_rounds() if self._is_good(kept)), default=round)
-        model = server if good == round else self._run_folder.checkpoint_of(good).server[self._method]
+        good, model = (round, server) if self._is_good(round) else self._last_good(round, server, notice)
         entries = sorted((int(number), entry) for number, entry in self._participation["rounds"].items())
         changes = [e["change"] for number, e in entries if number <= good and self._is_good(number) and "change" in e]
         return JumpCheck(k, good, model["parameters"], changes)
+
+    def _last_good(self, round: int, server: Tensors, notice: Callable[[str], None]) -> tuple[int, Tensors]:
+        """The last good round that can be read, and what the server kept of it; the last round if there is none."""
+        for kept in reversed(self.kept_rounds()):
+            if not self._is_good(kept):
+                continue
+            try:
+                return kept, self._run_folder.checkpoint_of(kept).server[self._method]
+            except InputError as error:
+                notice(f"round {kept} cannot be gone back to: {error}")
+        return round, server
 
     def _is_good(self, round: int) -> bool:
         return "jump" not in self._participation["rounds"].get(str(round), {})

@@ -98,7 +98,8 @@ class FedTiltStrategy(Strategy):
         if self.run_folder is not None:
             self._rounds_before, server = self.run_folder.begin(server, _log.warning)
             self._history = self.run_folder.history
-            self._jumps = self.run_folder.jump_check(self.settings.screen or 0.0, self._rounds_before, server)
+            k = self.settings.screen or 0.0
+            self._jumps = self.run_folder.jump_check(k, self._rounds_before, server, _log.warning)
             self.membership.add_rejections(self.run_folder.rejections())
         rounds = num_rounds or self.settings.rounds
         if self._mechanism is not None:
