@@ -48,6 +48,7 @@ def test_suspects_are_rows_of_the_table_and_dropping_them_trains_again(fedtilt, 
     assert printed.code == 0, printed.err
     assert "judged by fedtilt after round 15" in printed.out
     assert "A hard but correct sample looks bad too" in printed.out
+    assert '<a href="audit.html">' in Path("run/report.html").read_text()
     with Path("run/suspects.csv").open(newline="") as file:
         suspects = list(csv.DictReader(file))
     numbers = [int(s["row"].removeprefix("row ")) for s in suspects]

@@ -15,7 +15,7 @@ from fedtilt.audit.samples import Audit, Suspect, WrongLabels
 from fedtilt.audit.suspects_file import suspects_csv
 from fedtilt.cli.console import Console, echo
 from fedtilt.cli.progress import RunCallbacks
-from fedtilt.cli.run import AsJson, Quiet, Verbose, new_folder, run_and_print
+from fedtilt.cli.run import AsJson, Quiet, Verbose, new_folder, run_and_print, write_report
 from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
 from fedtilt.files import read_json, write_bytes
@@ -74,6 +74,8 @@ def _audit(folder: Path, run: RunAudit, cut: float, top: int, csv: Path, quiet: 
     name = folder.resolve().name
     html = build_audit_page(name, audit, run.clients, run.federation, round=run.round, seed=run.seed, csv=csv.name)
     write_bytes(page, html.encode())
+    if (folder / "report.html").exists():
+        write_report(folder)  # which links to the page
     if as_json:
         echo(json.dumps(_as_json(run, suspects, cut) | {"csv": str(csv), "page": str(page)}, indent=2))
         return

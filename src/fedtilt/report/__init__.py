@@ -32,7 +32,7 @@ def write(folders: Folders, out: str | PathLike[str], *, published: PublishedPer
     path = Path(out)
     if path.is_dir():
         raise InputError(f"{path} is a folder; name a file to write, such as {path / 'report.html'}")
-    write_bytes(path, build_page(runs, _published_per_run(published, len(runs))).encode())
+    write_bytes(path, build_page(runs, _published_per_run(published, len(runs)), path.parent).encode())
     return path
 
 

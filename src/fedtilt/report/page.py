@@ -1,8 +1,10 @@
 """One HTML page about runs: the values that templates/report.html.j2 shows."""
 
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -44,19 +46,20 @@ class _Cell(NamedTuple):
     published: str  # the published number and the difference to it; empty: none
 
 
-def build_page(runs: Sequence[Run], published: Sequence[Published]) -> str:
+def build_page(runs: Sequence[Run], published: Sequence[Published], folder: Path) -> str:
     """The whole page.
 
     Args:
         runs: The runs, each with a section.
         published: The published numbers for each run; empty where there are none.
+        folder: Where the page is written; links are relative to it.
     """
     in_figures = [method for run in runs for method in most_accurate(run, MAX_METHODS)]  # these get a colour first
     method_styles = styles(list(dict.fromkeys(in_figures + [method for run in runs for method in run.methods])))
     main = html.render(
         "report.html.j2",
         runs=[
-            _run_values(i, run, numbers, method_styles)
+            _run_values(i, run, numbers, method_styles, folder)
             for i, (run, numbers) in enumerate(zip(runs, published, strict=True))
         ],
         metrics=METRICS,
@@ -71,7 +74,9 @@ def build_page(runs: Sequence[Run], published: Sequence[Published]) -> str:
     )
 
 
-def _run_values(number: int, run: Run, published: Published, method_styles: dict[str, Style]) -> dict[str, Any]:
+def _run_values(
+    number: int, run: Run, published: Published, method_styles: dict[str, Style], folder: Path
+) -> dict[str, Any]:
     key = f"run-{number}"
     figures = build_figures(run, method_styles)
     decision = decision_metrics(run, method_styles)
@@ -84,6 +89,7 @@ def _run_values(number: int, run: Run, published: Published, method_styles: dict
         "lowest_accuracies": lowest_accuracies(run),
         "certificate": certificates(run),
         "cautions": cautions(run),
+        "audit": os.path.relpath(audit, folder) if (audit := run.folder / "audit.html").exists() else "",
         "overview": _rows(comparison_table(run, "evaluated"), _OVERVIEW_METRICS),
         "views": [
             {
