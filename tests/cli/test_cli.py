@@ -475,3 +475,13 @@ def test_damaged_and_changed_files_are_reported(fedtilt) -> None:
         "cannot write file/x.safetensors"
         in fedtilt("export", "run", "--method", "ditto", "--to", "file/x.safetensors").err
     )
+
+
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    command = [sys.executable, "-m", "fedtilt", "data", "list"]
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert process.returncode == 2
+    assert process.stderr == (
+        "error: the output cannot be used: No space left on device; check the path, its permissions and the disk\n"
+    )

@@ -1,5 +1,6 @@
 """The command line: one file per command, and the only place that prints."""
 
+import errno
 import io
 import os
 import sys
@@ -37,6 +38,9 @@ app.add_typer(data.app, name="data", help="List, download, check and show data s
 app.add_typer(deploy.app, name="deploy", help="Train the same spec on a real Flower federation.")
 
 
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+
+
 def _version(requested: bool) -> None:
     if requested:
         echo(f"fedtilt {__version__}")
@@ -71,15 +75,22 @@ def main() -> None:
     except InputError as error:
         _exit_with_error(str(error))
     except BrokenPipeError:  # the reader, such as head, has stopped
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer
+        _discard_output()
         sys.exit(1)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in _DISK_ERRORS:
             raise
-        remedy = "check the path, its permissions and the disk"
-        _exit_with_error(f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}; {remedy}")
+        if error.filename is None:
+            _discard_output()
+        what = "the output" if error.filename is None else os.fsdecode(error.filename)
+        _exit_with_error(f"{what} cannot be used: {error.strerror}; check the path, its permissions and the disk")
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
+
+
+def _discard_output() -> None:
+    """Write what is left in the buffer of the output to nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_data_warnings() -> None:
