@@ -66,13 +66,14 @@ def _table(cells: Sequence[tuple[str, str]], shown: Shown, missing: Sequence[str
         for condition, data in cells
     ]
     seeds = sorted({score.difference.pairs for score in shown.values() if score.difference is not None})
+    number_of_seeds = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     titles = [METHOD_TITLES[rival] for rival in _RIVALS]
     return Table(
         caption=f"Should I use it, and for what? FedTilt minus {titles[0]}, and minus {titles[1]}",
         columns=["condition", "data", *(f"{_METRICS[key]}, minus {METHOD_TITLES[rival]}" for rival, key in columns)],
         rows=rows,
         notes="All methods are tuned with the same budget, on validation data that has the outliers of the training "
-        f"data. Points; mean over {' or '.join(map(str, seeds))} other seeds and 95 % interval of the difference, "
+        f"data. Points; mean over {number_of_seeds} other seeds and 95 % interval of the difference, "
         "paired by seed. Bold: the interval does not contain 0. A star: also significant after Holm’s correction over "
         "all comparisons of FedTilt that this page counts."
         + (f" Not measured yet: {', '.join(missing)}." if missing else ""),
@@ -237,7 +238,7 @@ def _by_condition(accuracy: Sequence[Score]) -> str:
     for condition in dict.fromkeys(score.condition for score in accuracy):
         selected = [score for score in accuracy if score.condition == condition]
         means = [score.difference.mean for score in selected if score.difference is not None]
-        low, high = (f"{value:+.1f}".replace("-", "−") for value in (min(means), max(means)))
+        low, high = (f"{value:+.2f}".replace("-", "−") for value in (min(means), max(means)))
         size = f"{low} to {high}" if low != high else low
         decided = [
             f"{word} on {join_words([score.data for score in selected if score.outcome == word])}"
