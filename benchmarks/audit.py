@@ -52,10 +52,10 @@ class Setting:
             outlier_redraw="once", seed=seed, **outliers,
         )  # fmt: skip
 
-    def run(self, methods: tuple[ft.Method, ...], federation: ft.Federation, seed: int) -> ft.Result:
+    def run(self, methods: tuple[ft.Method, ...], federation: ft.Federation, seed: int, **train: Any) -> ft.Result:
         return ft.run(
             methods, federation, ft.models.mlp, rounds=self.rounds, participation=self.participation,
-            epochs=self.epochs, lr=self.lr, seed=seed, eval_every=self.rounds, audit=True,
+            epochs=self.epochs, lr=self.lr, seed=seed, eval_every=self.rounds, audit=True, **train,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import fedtilt as ft
 from benchmarks.audit import JUDGE, METHODS, Setting
 from benchmarks.measure import write_result
 
-SETTINGS = {"digits": Setting(20, 60, 0.25, 20, 5, 0.05, 0), "mnist": Setting(30, 200, 0.25, 15, 5, 0.02, 0)}
+SETTINGS = {"digits": Setting(20, 60, 0.25, 20, 5, 0.05, 0), "mnist": Setting(20, 100, 0.25, 20, 5, 0.02, 0)}
 BAD = {"outlier_rate": 0.6, "outlier_clients": 0.25}
 FIRST_SEED = 100
 
@@ -34,7 +34,7 @@ def measure(data: ft.data.Dataset, setting: Setting, flip_to: str, seed: int) ->
     """The bad clients of one federation, and those that the audit names."""
     outliers = {"outlier_clients": 0.0} if flip_to == "none" else BAD | {"outlier_flip_to": flip_to}
     federation = setting.federation(data, seed, **outliers)
-    audit = setting.run(METHODS[:1], federation, seed).audit_clients(JUDGE)
+    audit = setting.run(METHODS[:1], federation, seed, workers=0).audit_clients(JUDGE)
     return {
         "bad": [federation.client_names[n] for n in federation.has_outliers.nonzero()[:, 0].tolist()],
         "named": sorted(audit.bad, key=federation.client_names.index),

@@ -26,7 +26,8 @@ _INTRODUCTION = """\
 # How well the audit finds wrong labels
 
 Labels are flipped once, before the training: symmetric to any other class, or pairwise to the class with the nearest
-mean. A ranking is judged by its AUROC and by its precision at the number of flips; figures are mean ± std over seeds.
+mean. A ranking is judged by its AUROC and by its precision at the number of flips: mean, and ± std if there are several
+seeds.
 
 - **audit**: the suspicion score of `fedtilt audit`, by FedTilt with `tau = 0`, `lam = -2`. Nothing is pooled.
 - **cleanlab**: its quality score, with 5-fold cross-validated probabilities of the same network, trained on the
@@ -58,12 +59,13 @@ def render(records: Mapping[str, Record]) -> str:
 
 def _data_set(name: str, record: Record) -> list[str]:
     cases, setting = record["cases"], record["setting"]
+    partitions = list(dict.fromkeys(case["partition"] for case in cases))
     parts = [
         f"{setting['clients']} clients of at most {setting['samples']} samples, {setting['rounds']} rounds of "
-        f"{setting['epochs']} epochs, {setting['participation']:.0%} of the clients in each; "
-        f"`python -m benchmarks.audit --data {name}`. {machine_text(record)}."
+        f"{setting['epochs']} epochs, {100 * setting['participation']:g} % of the clients in each; "
+        f"`python -m benchmarks.audit --data {name} --partition {' '.join(partitions)}`. {machine_text(record)}."
     ]
-    for partition in dict.fromkeys(case["partition"] for case in cases):
+    for partition in partitions:
         chosen = [case for case in cases if case["partition"] == partition]
         methods = list(chosen[0]["rankings"])
         tables = {"auroc": ("AUROC", 4), "precision": ("precision at the number of flips", 3)}
@@ -107,7 +109,7 @@ def _clients(record: Record) -> list[str]:
         "A quarter of the clients have 60 % of their labels flipped: to another class of the client, to any other "
         "class or to the nearest. The audit of clients should name all of them and nobody else, and nobody where no "
         f"label is flipped. `python -m benchmarks.audit_clients`. {machine_text(record)}.",
-        f"**Exactly the bad clients are named in {right} of {len(noisy)} federations ({right / len(noisy):.0%}); "
+        f"**Exactly the bad clients are named in {right} of {len(noisy)} federations ({100 * right / len(noisy):.0f} %); "
         f"somebody is named in {sum(bool(c['named']) for c in clean)} of {len(clean)} federations without flips.**",
     ]
     rows = [["data, partition, flips to", "federations", "exactly the bad ones", "missed clients", "wrongly named"]]
@@ -122,7 +124,7 @@ def _clients(record: Record) -> list[str]:
 
 
 def _mean(values: Sequence[float], digits: int) -> str:
-    return f"{fmean(values):.{digits}f} ± {pstdev(values):.{digits}f}"
+    return f"{fmean(values):.{digits}f}" + (f" ± {pstdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
 def main() -> None:
