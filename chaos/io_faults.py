@@ -1,7 +1,7 @@
 """Let every call on files fail, one after another: a full, broken, slow or read-only disk, and a kill at that call.
 
-`faults.c` is preloaded into a process of its own, `python -m chaos.io_faults FOLDER SHARE SCENARIO…`, which imports
-torch once and forks a child for every case.
+`faults.c` is preloaded into a process of its own for every scenario, `python -m chaos.io_faults FOLDER SHARE SCENARIO`,
+which imports torch once and forks a child for every case.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from pathlib import Path
 from chaos.child import Outcome, command, run_in_child
 from chaos.report import Report
 from chaos.small_run import METHOD, ROUNDS, TABLE, write_spec
+from fedtilt.errors import InputError
 
 MODES = {"disk full": 1, "I/O error": 2, "short read or write": 3, "read-only": 4, "killed": 5}
 
@@ -108,21 +109,31 @@ SCENARIOS = {
 
 
 def run(folder: Path, scale: float, scenarios: Sequence[str] = tuple(SCENARIOS)) -> Report:
-    """Test a share of the calls of these commands, in a process with `faults.c`."""
+    """Test a share of the calls of these commands, each in a process with `faults.c`."""
     library = folder / "faults.so"
     source = Path(__file__).with_name("faults.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-    process = subprocess.run(
-        [sys.executable, "-m", "chaos.io_faults", str(folder), str(scale), *scenarios],
-        env=os.environ | {"LD_PRELOAD": str(library)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if process.returncode:
-        return Report("I/O faults", failures=[f"the process failed: {process.stderr[-500:]}"])
-    values = json.loads(process.stdout)
-    return Report("I/O faults", values["figures"], values["failures"])
+    processes = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", "chaos.io_faults", str(folder), str(scale), name],
+            env=os.environ | {"LD_PRELOAD": str(library)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in scenarios
+    }
+    report = Report("I/O faults")
+    for name, process in processes.items():
+        output, errors = process.communicate()
+        if process.returncode:
+            report.failures.append(f"{name}: the process failed: {errors[-500:]}")
+            continue
+        values = json.loads(output)
+        report.failures += values["failures"]
+        for what, number in values["figures"].items():
+            report.count(what, number)
+    return report
 
 
 def _succeed(arguments: list[str | Path]) -> None:
@@ -167,7 +178,8 @@ class _Faults:
         return run_in_child(armed)
 
 
-def _test_scenario(name: str, folder: Path, share: float, report: Report) -> None:
+def _test_scenario(name: str, folder: Path, share: float) -> Report:
+    report = Report("I/O faults")
     scenario, faults = SCENARIOS[name], _Faults()
     template = folder / name / "template"
     template.mkdir(parents=True)
@@ -185,6 +197,7 @@ def _test_scenario(name: str, folder: Path, share: float, report: Report) -> Non
             report.count("refused", int(outcome.code == 2))
             if problem := _problem(scenario, case, mode, outcome, expected):
                 report.failures.append(f"{name}, {mode} at call {number} of {calls}: {problem}")
+    return report
 
 
 def _problem(scenario: Scenario, case: Path, mode: str, outcome: Outcome, expected: object) -> str | None:
@@ -193,7 +206,10 @@ def _problem(scenario: Scenario, case: Path, mode: str, outcome: Outcome, expect
         return f"was not killed: exit code {outcome.code}"
     if mode != "killed" and (problem := outcome.problem(case)):
         return problem
-    result = scenario.result(case)
+    try:
+        result = scenario.result(case)
+    except InputError as error:
+        return f"the result cannot be read: {error}"
     if outcome.code == 0 and result != expected:
         # a checkpoint that cannot be read is damaged: an older one is used, or a client starts again
         return None if "note: " in outcome.errors else "the result is wrong, and nothing says so"
@@ -210,16 +226,14 @@ def _copy(template: Path, case: Path) -> Path:
     return Path(shutil.copytree(template, case))
 
 
-def main(folder: Path, scale: float, scenarios: Sequence[str]) -> None:
-    """Test these scenarios, and print the report as JSON."""
+def main(folder: Path, scale: float, scenario: str) -> None:
+    """Test one scenario, and print the report as JSON."""
     import torch
 
     torch.set_num_threads(1)
-    report = Report("I/O faults")
-    for name in scenarios:
-        _test_scenario(name, folder, scale, report)
+    report = _test_scenario(scenario, folder, scale)
     print(json.dumps({"figures": report.figures, "failures": report.failures}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
+    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
