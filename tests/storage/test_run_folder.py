@@ -54,7 +54,8 @@ def run_again(federation: ft.Federation, folder: Path, **changed) -> tuple[ft.Re
 @pytest.mark.parametrize(
     ("case", "kills", "hashes"),
     [
-        ("plain", 50, 2 + 12 + 8 + 1),  # two servers, twelve personal models, counts and metrics
+        ("plain", 20, 2 + 12 + 8 + 1),  # two servers, twelve personal models, counts and metrics
+        pytest.param("plain", 50, 2 + 12 + 8 + 1, marks=pytest.mark.slow),
         ("local", 10, 2 * 3 + 12 * 4 + 8 + 1),  # momentum of the server; local parts and two sets of buffers
         ("average", 10, 2 * 4 + 12 * 2 + 8 + 1),
     ],
