@@ -15,11 +15,11 @@ from fedtilt.data.groups import CLASS
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
-from fedtilt.evaluation.decision_metrics import ReliabilityBin, reliability_curve
 from fedtilt.evaluation.groups import GroupMetrics, measure_groups
 from fedtilt.evaluation.metrics import Counts, GroupCounts, Metrics, measure
 from fedtilt.evaluation.metrics_frame import MetricsFrame, as_samples, metrics_frame
 from fedtilt.evaluation.predictions import Predictions
+from fedtilt.evaluation.reliability import ReliabilityBin, reliability_curve
 from fedtilt.methods import Method
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtilt.evaluation.decision_metrics import METRICS, OVERALL_METRICS, Metric, Samples, reliability_curve
+from fedtilt.evaluation.decision_metrics import METRICS, OVERALL_METRICS, Metric, Samples
 from fedtilt.evaluation.metrics_frame import as_samples, metrics_frame
 from fedtilt.evaluation.predictions import Predictions
+from fedtilt.evaluation.reliability import reliability_curve
 from fedtilt.report.compare import SeedValues, most_accurate
 from fedtilt.report.figures import Figure, figure_layout
 from fedtilt.report.run_reader import Run
