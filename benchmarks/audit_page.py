@@ -108,7 +108,8 @@ def _clients(record: Record) -> list[str]:
     parts = [
         "A quarter of the clients have 60 % of their labels flipped: to another class of the client, to any other "
         "class or to the nearest. The audit of clients should name all of them and nobody else, and nobody where no "
-        f"label is flipped. `python -m benchmarks.audit_clients`. {machine_text(record)}.",
+        f"label is flipped. `python -m benchmarks.audit_clients --seeds {len({c['seed'] for c in cases})}`. "
+        f"{machine_text(record)}.",
         f"**Exactly the bad clients are named in {right} of {len(noisy)} federations ({100 * right / len(noisy):.0f} "
         f"%); somebody is named in {sum(bool(c['named']) for c in clean)} of {len(clean)} federations without flips.**",
     ]
