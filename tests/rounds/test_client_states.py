@@ -97,3 +97,17 @@ def test_a_copy_respects_its_limit(tmp_path: Path, persistent: bool) -> None:
         assert torch.equal(copied.get(("m", n))["personal"], state(n)["personal"])
     for n in range(10):
         assert torch.equal(states.get(("m", n))["personal"], state(n)["personal"])
+
+
+def test_a_new_state_overwrites_the_old_one_in_memory(tmp_path: Path) -> None:
+    states = ClientStates(tmp_path)
+    states.put(("m", 0), 1, state(1))
+    saved, kept = states.save_all(), states.get(("m", 0))["personal"]
+    states.put(("m", 0), 2, state(2))
+    assert states.get(("m", 0))["personal"] is kept
+    assert torch.equal(kept, state(2)["personal"])
+    assert states.save_all()[("m", 0)].file == 2  # the file of the first round is unchanged
+    states.restore(saved)
+    assert torch.equal(states.get(("m", 0))["personal"], state(1)["personal"])
+    states.put(("m", 0), 3, {"personal": torch.zeros(3)})  # another shape
+    assert states.get(("m", 0))["personal"].shape == (3,)

@@ -99,7 +99,15 @@ class ClientStates:
         return {}
 
     def put(self, owner: Owner, round: int, state: Tensors) -> None:
-        """Set a client's new state; over the limit, the oldest half of the states in memory is moved to a file."""
+        """Set a client's new state; over the limit, the oldest half of the states in memory is moved to a file.
+
+        The tensors of the old state are overwritten if they fit: new ones every round would fragment the memory.
+        """
+        old = self._in_memory.get(owner)
+        if old is not None and _same_layout(old, state):
+            for name, tensor in state.items():
+                old[name].copy_(tensor)
+            state = old
         self.remove(owner)
         self._in_memory[owner] = state
         self._bytes_in_memory += _nbytes(state)
@@ -219,6 +227,12 @@ class ClientStates:
 
 def _nbytes(state: Tensors) -> int:
     return sum(tensor.nbytes for tensor in state.values())
+
+
+def _same_layout(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(
+        (a[name].shape, a[name].dtype, a[name].device) == (b[name].shape, b[name].dtype, b[name].device) for name in a
+    )
 
 
 @dataclass
