@@ -217,9 +217,7 @@ def _read_safetensors(path: Path) -> tuple[bytes, str | None, dict[str, str]]:
         header = json.loads(content[8 : 8 + size])
         metadata = dict(header.get("__metadata__") or {})
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise InputError(
-            f"{path} is not a safetensors file, or damaged ({error}); restore it from a copy"
-        ) from error
+        raise InputError(f"{path} is not a safetensors file, or damaged ({error}); restore it from a copy") from error
     digests = _digests_in(metadata)
     if not digests:
         return content, None, metadata
