@@ -138,8 +138,8 @@ class Share(NamedTuple):
 def share_of_wrong(scores: Tensor) -> Share:
     """The mean score, with Wilson's interval of so many samples; it does not cover errors of the mixture itself.
 
-    >>> share_of_wrong(torch.full((100,), 0.1)).share
-    0.1...
+    >>> share_of_wrong(torch.full((100,), 0.5)).share
+    0.5
     """
     n, p, z = len(scores), float(scores.mean()), 1.959964
     if not n:
