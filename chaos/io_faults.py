@@ -78,6 +78,16 @@ def _bytes_of(name: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).read_bytes() if (folder / name).exists() else None
 
 
+def _exported(folder: Path) -> object:
+    """The tensors and the metadata, whose order in the file changes from process to process."""
+    from fedtilt.files import read_metadata, read_tensors
+
+    path = folder / "model.safetensors"
+    if not path.exists():
+        return None
+    return read_metadata(path), {name: t.numpy().tobytes() for name, t in read_tensors(path).items()}
+
+
 def _export(folder: Path) -> list[str | Path]:
     return ["export", folder / "run", "--method", METHOD, "--client", "0", "--to", folder / "model.safetensors"]
 
@@ -102,7 +112,7 @@ SCENARIOS = {
         _run_or_resume,
         lambda folder: _model_of(folder / "run"),
     ),
-    "export": Scenario(_finished_run, _export, lambda f: [*_export(f), "--force"], _bytes_of("model.safetensors")),
+    "export": Scenario(_finished_run, _export, lambda f: [*_export(f), "--force"], _exported),
     "report": Scenario(_finished_run, _report, _report, _bytes_of("page.html")),
     "schema": Scenario(_table, _schema, lambda f: [*_schema(f), "--force"], _bytes_of("schema.json")),
 }
