@@ -216,19 +216,19 @@ def test_no_data_and_no_personal_model_is_sent(tmp_path: Path) -> None:
         for site in (0, 1):
             cluster.start_supernode(site)
         cluster.port = superlink_port
-        number = cluster.submit(app, {"out": str(run)})
+        number = cluster.submit(app, {"out": str(run), "set": "train.audit=true"})
         assert cluster.wait_for_run(number, 400, is_done=(run / "results.json").exists) == "finished:completed"
     finally:
         cluster.down()
         proxy.close()
     recorded = bytes(proxy.recorded)
-    models = [
-        load_file(path)["personal"].numpy() for site in (0, 1) for path in personal_models(cluster, site).values()
-    ]
-    assert len(models) == 4
-    for model in models:
-        for pair in model.reshape(-1, 2):  # eight bytes do not occur by chance
+    kept = [load_file(path) for site in (0, 1) for path in personal_models(cluster, site).values()]
+    assert len(kept) == 4
+    private = [state[name].numpy() for state in kept for name in ("personal", "audit_log_p")]
+    assert any((path.parent / "suspects.csv").exists() for path in cluster.home.rglob("report.json"))
+    for values in private:
+        for pair in values.reshape(-1, 2):  # eight bytes do not occur by chance
             assert pair.tobytes() not in recorded
-    for secret in (CANARY.tobytes(), np.float64(CANARY).tobytes(), b"canary", b"0.739184"):
+    for secret in (CANARY.tobytes(), np.float64(CANARY).tobytes(), b"canary", b"0.739184", b"suspects", b"audit_"):
         assert secret not in recorded
     assert b"num-examples" in recorded  # the proxy did record the replies
