@@ -31,6 +31,12 @@ def test_a_table_without_problems():
     assert about(clean()) == []
 
 
+def test_weights_that_nothing_uses():
+    assert about(clean().assign(w=1.0), weight="w") == [
+        "the weights of samples are read, but nothing uses them: all samples count the same"
+    ]
+
+
 def test_an_identifier():
     texts = clean().assign(code=[f"X{n}" for n in range(200)])
     assert about(texts) == [

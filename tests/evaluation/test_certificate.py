@@ -7,10 +7,19 @@ import pytest
 import torch
 from scipy.stats import binom, binomtest
 
+import fedtilt as ft
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate, describe, lower_bound
 
 RESAMPLES = 1000
+
+
+def test_a_result_certifies_each_method() -> None:
+    federation = ft.Federation.build(ft.data.load("toy-2"), clients=2)
+    result = ft.run([ft.fedavg(), ft.ditto(0.1)], federation, ft.models.logistic, rounds=1, lr=0.1)
+    certificates = result.certificate(0.9)
+    assert repr(certificates["ditto"]) == f"Certificate({result['ditto'].certificate(0.9)})"
+    assert "with 90 % confidence" in str(certificates["fedavg"])
 
 
 @pytest.mark.parametrize(("x", "n"), [(0, 1), (1, 1), (7, 12), (12, 12), (990, 1000)])

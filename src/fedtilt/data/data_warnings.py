@@ -46,6 +46,8 @@ def dataset_warnings(data: "Dataset") -> list[str]:
     untrained = [names[k] for k in ((train == 0) & (test > 0)).nonzero()[:, 0].tolist()]
     if untrained:
         found.append(f"{_classes(untrained)} test samples but no training sample; add some")
+    if data.weight_train is not None:
+        found.append("the weights of samples are read, but nothing uses them: all samples count the same")
     if data.image and isinstance(data.x_train, Tensor):
         shape = data.x_train.shape[1:]
         channels, width = shape[0], shape[-1]

@@ -53,7 +53,7 @@ class LowestBound(NamedTuple):
         return self.ceiling < self.observed
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Certificate:
     """Lower bounds of accuracy in percent, from counts of correct predictions; `str` is the statement.
 
@@ -89,6 +89,9 @@ class Certificate:
             f"{floor_percent(self.clients.bound)}, and none of its {groups} below {floor_percent(self.groups.bound)}"
         )
         return text + (f" ({'; '.join(self.notes)})" if self.notes else "")
+
+    def __repr__(self) -> str:
+        return f"Certificate({self})"
 
     @property
     def notes(self) -> list[str]:

@@ -316,6 +316,10 @@ class Result(Mapping[str, MethodResult]):
         """The results of these methods only."""
         return Result({name: self[name] for name in names}, self._federation)
 
+    def certificate(self, confidence: float = 0.95, by: str = CLASS) -> dict[str, Certificate]:
+        """The certificate of each method, see `MethodResult.certificate`."""
+        return {name: result.certificate(confidence, by) for name, result in self.items()}
+
     def audit(self, method: str | None = None) -> Audit:
         """Which training samples look mislabelled; the run must have been trained with `audit=True`.
 
