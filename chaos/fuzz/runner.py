@@ -1,5 +1,6 @@
 """Run a target with many inputs in forked workers, and collect what is neither a success nor an `InputError`."""
 
+import faulthandler
 import json
 import os
 import random
@@ -64,6 +65,7 @@ def _work(name: str, read_one: Read, numbers: range) -> dict[str, object]:
     failures: dict[str, list[str]] = {}
     for number in numbers:
         signal.alarm(_SECONDS)
+        faulthandler.dump_traceback_later(3 * _SECONDS, exit=True)  # a call that no signal interrupts
         problem = None
         try:
             with warnings.catch_warnings():
@@ -83,6 +85,7 @@ def _work(name: str, read_one: Read, numbers: range) -> dict[str, object]:
             examples = failures.setdefault(kind, [])
             if len(examples) < _EXAMPLES:
                 examples.append(f"input {number}: {text[:300]} ({kind})")
+    faulthandler.cancel_dump_traceback_later()
     return {"accepted": accepted, "refused": refused, "failures": failures}
 
 
