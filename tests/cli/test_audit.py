@@ -84,6 +84,12 @@ def test_mistakes_are_one_line(fedtilt, spec: Path, table: Path) -> None:  # typ
     assert (unknown.code, unknown.err.count("\n")) == (2, 1)
     assert "wrong.csv, line 2: 'row 9999' is no sample" in unknown.err
     assert not Path("new").exists()
+    Path("run").rename("one-seed")
+    planted = ("--set", "outliers.kind=flips", "--set", "outliers.redraw=once", "--seeds", "2")
+    run(fedtilt, spec, "--audit", "--set", "train.rounds=1", *planted)
+    several = fedtilt("audit", "run", "--drop", "wrong.csv", "--out", "new")
+    assert (several.code, several.err.count("\n")) == (2, 1)
+    assert "run has 2 seeds, and outliers of its own with each" in several.err
     table.write_text(table.read_text().replace("site 0,well", "site 0,ill", 1))
     changed = fedtilt("audit", "run")
     assert (changed.code, changed.err.count("\n")) == (2, 1)

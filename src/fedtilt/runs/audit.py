@@ -72,6 +72,11 @@ def audit_run(folder: Path, method: str | None = None, seed: int | None = None) 
 def corrected_spec(folder: Path, *, exclude: Path | None = None, relabel: Path | None = None) -> "Spec":
     """The spec of a run, without the samples of a file or with their other labels; corrections add up."""
     spec = spec_of(folder)
+    if spec.seeds > 1 and spec.outliers.kind != "none" and spec.outliers.redraw == "once":
+        raise InputError(
+            f"{folder} has {spec.seeds} seeds, and outliers of its own with each: the suspects of one are not those of "
+            "another; train and audit a run of one seed"
+        )
     changes = {"exclude": exclude, "relabel": relabel}
     for key, path in changes.items():
         before = getattr(spec.data, key)
