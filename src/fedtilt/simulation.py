@@ -19,7 +19,7 @@ from fedtilt.data.naming import client_number
 from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
-from fedtilt.evaluation.results import evaluated_counts
+from fedtilt.evaluation.summary import evaluated_counts
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import Parts, Tensors

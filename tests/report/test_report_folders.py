@@ -12,7 +12,7 @@ import fedtilt as ft
 from fedtilt import report
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.results import summarise
+from fedtilt.evaluation.summary import summarise
 from fedtilt.report.figures import MAX_CLIENTS, MAX_METHODS, MAX_POINTS, build_figures
 from fedtilt.report.run_reader import read_run
 from fedtilt.report.style import styles

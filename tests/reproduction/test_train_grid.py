@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fedtilt as ft
-from fedtilt.evaluation.results import summarise
+from fedtilt.evaluation.summary import summarise
 from fedtilt.reproduction import Options, load, train_grid
 
 SETTINGS: dict[str, Any] = {

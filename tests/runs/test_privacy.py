@@ -14,7 +14,7 @@ from torch import nn
 import fedtilt as ft
 from fedtilt.cli.console import Console
 from fedtilt.cli.tables import legend
-from fedtilt.evaluation.results import Summary
+from fedtilt.evaluation.summary import Summary
 from fedtilt.files import read_json
 from fedtilt.report.run_reader import read_run
 from fedtilt.report.summary import cautions

@@ -111,7 +111,8 @@ def _last_evaluation(folder: Path, task: "ResolvedTask") -> tuple[int, "MethodRe
     """The last evaluated round, and its result."""
     from torch import nn
 
-    from fedtilt.evaluation.results import MethodResult, evaluated_counts
+    from fedtilt.evaluation.results import MethodResult
+    from fedtilt.evaluation.summary import evaluated_counts
     from fedtilt.parts import Parts
     from fedtilt.storage.run_folder import RunFolder
 

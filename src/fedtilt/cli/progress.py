@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from fedtilt.cli.console import Console
 from fedtilt.cli.tables import most_accurate, progress_table
-from fedtilt.evaluation.results import Summary
+from fedtilt.evaluation.summary import Summary
 from fedtilt.runs.run import Notice, OnRound
 from fedtilt.simulation import Round
 

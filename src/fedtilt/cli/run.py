@@ -15,7 +15,8 @@ from fedtilt.cli.data import DataDir
 from fedtilt.cli.group_tables import group_legend, group_tables
 from fedtilt.cli.progress import RunCallbacks, show_progress
 from fedtilt.cli.tables import clients_without_test_data, comparison_table, legend, print_tuning
-from fedtilt.evaluation.results import Result, over_seeds
+from fedtilt.evaluation.over_seeds import over_seeds
+from fedtilt.evaluation.results import Result
 from fedtilt.files import read_json, write_json
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.runs.tune import Tuning

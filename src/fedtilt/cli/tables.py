@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fedtilt.cli.console import Console, escape
 from fedtilt.evaluation.certificate import Certificate, describe
-from fedtilt.evaluation.results import MethodResult, Result, Summary
+from fedtilt.evaluation.results import MethodResult, Result
+from fedtilt.evaluation.summary import Summary
 from fedtilt.runs.tune import MAX_ACCURACY_LOSS
 
 # title, key in `over_seeds`, whether higher is better

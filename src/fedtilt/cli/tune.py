@@ -25,7 +25,8 @@ from fedtilt.cli.run import (
     overrides_of,
     run_and_print,
 )
-from fedtilt.evaluation.results import Result, Summary, summarise_all
+from fedtilt.evaluation.results import Result
+from fedtilt.evaluation.summary import Summary, summarise_all
 from fedtilt.runs.tune import VALIDATION_SHARE, Tuning, axes_of, check_validation, grid_of, search
 from fedtilt.simulation import Round
 from fedtilt.spec import Spec, load

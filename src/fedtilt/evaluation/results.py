@@ -1,10 +1,9 @@
 """The results of a run: metrics, counts and models of every method."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,110 +14,18 @@ from fedtilt.data.groups import CLASS
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
-from fedtilt.evaluation.groups import GroupMetrics, measure_groups
-from fedtilt.evaluation.metrics import Counts, GroupCounts, Metrics, measure
+from fedtilt.evaluation.groups import GroupMetrics
+from fedtilt.evaluation.metrics import GroupCounts, Metrics
 from fedtilt.evaluation.metrics_frame import MetricsFrame, as_samples, metrics_frame
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.reliability import ReliabilityBin, reliability_curve
+from fedtilt.evaluation.summary import Summary
 from fedtilt.methods import Method
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates
 from fedtilt.rounds.gaussian_mechanism import PrivacyLoss
 from fedtilt.rounds.round import build_client_model
 from fedtilt.rounds.update_distances import distances_by_round
-
-
-class Summary(NamedTuple):
-    """Metrics of one method after one round, of its shared and its personal models."""
-
-    shared: Metrics
-    personal: Metrics | None  # None: the method has no personal models
-    ever_selected: Metrics | None  # personal, without clients never selected; None: all were selected
-    clean: Metrics | None  # evaluated, over clients without outliers; None unless only some have outliers
-    never_selected: int  # how many clients
-    privacy: PrivacyLoss | None = None  # of the shared model; None: the run has no privacy
-    groups: Mapping[str, GroupMetrics] = MappingProxyType({})  # evaluated, by grouping; empty: the data names no groups
-
-    @property
-    def evaluated(self) -> Metrics:
-        """The metrics of the personal models if the method has them, otherwise of the shared model."""
-        return self.personal or self.shared
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        names = ("shared", "personal", "ever_selected", "clean")
-        parts = {name: value and asdict(value) for name in names for value in [getattr(self, name)]}
-        privacy = {} if self.privacy is None else {"privacy": self.privacy._asdict()}
-        groups = {name: found.to_json() for name, found in self.groups.items()}
-        return parts | {"never_selected": self.never_selected} | privacy | ({"groups": groups} if groups else {})
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Summary":
-        """From JSON values."""
-
-        def metrics(part: dict[str, Any] | None) -> Metrics | None:
-            if part is None:
-                return None
-            return Metrics(**(part | {"client_data_fairness": tuple(part["client_data_fairness"])}))
-
-        shared = metrics(values["shared"])
-        assert shared is not None
-        return cls(
-            shared,
-            metrics(values["personal"]),
-            metrics(values["ever_selected"]),
-            metrics(values["clean"]),
-            values["never_selected"],
-            PrivacyLoss(**values["privacy"]) if "privacy" in values else None,
-            {name: GroupMetrics.from_json(found) for name, found in values.get("groups", {}).items()},
-        )
-
-
-def evaluated_counts(counts: Counts) -> Tensor:
-    """Correct predictions (N, K) of the personal models if the method has them, otherwise of the shared model."""
-    return counts.shared if counts.personal is None else counts.personal
-
-
-def group_counts(counts: Counts, total: Tensor, names: Iterable[str]) -> dict[str, GroupCounts]:
-    """The counts of the evaluated models by grouping: the classes first, then the columns of groups."""
-    return dict(zip(names, [GroupCounts(evaluated_counts(counts), total), *counts.groups], strict=True))
-
-
-def summarise(
-    counts: Counts, total: Tensor, has_outliers: Tensor, groups: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-) -> Summary:
-    """All metrics of one method from its counts; `groups` are the names that `group_names` gives."""
-    evaluated = evaluated_counts(counts)
-    ever_selected = None
-    if counts.personal is not None and counts.never_selected.any() and total[~counts.never_selected].any():
-        ever_selected = measure(counts.personal[~counts.never_selected], total[~counts.never_selected])
-    only_some = has_outliers.any() and not has_outliers.all() and total[~has_outliers].any()
-    return Summary(
-        shared=measure(counts.shared, total),
-        personal=None if counts.personal is None else measure(counts.personal, total),
-        ever_selected=ever_selected,
-        clean=measure(evaluated[~has_outliers], total[~has_outliers]) if only_some else None,
-        never_selected=int(counts.never_selected.sum()),
-        groups={
-            name: measure_groups(found, groups[name]) for name, found in group_counts(counts, total, groups).items()
-        }
-        if groups
-        else {},
-    )
-
-
-def summarise_all(
-    counts: Mapping[str, Counts] | None,
-    total: Tensor | None,
-    has_outliers: Tensor,
-    privacy: PrivacyLoss | None = None,
-    groups: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-) -> dict[str, Summary]:
-    """`summarise` for every method; empty if the round was not evaluated."""
-    if counts is None or total is None:
-        return {}
-    summaries = {name: summarise(found, total, has_outliers, groups) for name, found in counts.items()}
-    return {name: summary._replace(privacy=privacy) for name, summary in summaries.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,48 +157,6 @@ class MethodResult:
         owner = self.method.name, client_number(client, self.client_names)
         kept = {} if self._client_states is None else self._client_states.get(owner)
         return build_client_model(self._net, self._parts, self._server, kept, personal=personal)
-
-
-def over_seeds(results: Mapping[int, "Result"]) -> dict[str, Any]:
-    """The comparison table as JSON values: every metric of every method, its mean and std over the seeds.
-
-    If there is validation data, `validation` has the same metrics on it.
-    """
-    methods = {}
-    for name in next(iter(results.values())):
-        by_seed = [result[name] for result in results.values()]
-        validation = [r.validation for r in by_seed if r.validation is not None]
-        methods[name] = (
-            _mean_and_std([r.metrics for r in by_seed])
-            | ({"validation": _mean_and_std(validation)} if validation else {})
-            | ({"groups": _groups_over_seeds(by_seed)} if by_seed[0].groups else {})
-            | {"evaluated": "personal" if by_seed[0].method.personal else "shared"}
-            | {"last": [r.summary.to_json() for r in by_seed]}
-        )
-    return {"seeds": list(results), "methods": methods}
-
-
-def _groups_over_seeds(by_seed: Sequence[MethodResult]) -> dict[str, Any]:
-    """By grouping: every metric, and the accuracy of every group that has test samples in all seeds."""
-    columns = {}
-    for name in by_seed[0].groups:
-        found = [r.groups[name] for r in by_seed]
-        common = [group for group in found[0].accuracy if all(group in g.accuracy for g in found)]
-        accuracy = {group: _column([g.accuracy[group] for g in found]) for group in common}
-        columns[name] = _mean_and_std(found) | {"accuracy": accuracy}
-    return columns
-
-
-def _mean_and_std(by_seed: Sequence[Metrics | GroupMetrics]) -> dict[str, Any]:
-    """Mean and sample std over the seeds of every metric, and its values."""
-    return {key: _column([metrics.by_name()[key] for metrics in by_seed]) for key in by_seed[0].by_name()}
-
-
-def _column(values: Sequence[float]) -> dict[str, Any]:
-    # not `statistics`: its exact sums would change the last bits of results.json
-    mean = sum(values) / len(values)
-    std = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5 if len(values) > 1 else None
-    return {"mean": mean, "std": std, "seeds": list(values)}
 
 
 class Result(Mapping[str, MethodResult]):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts, Metrics
-from fedtilt.evaluation.results import Summary, summarise
+from fedtilt.evaluation.summary import Summary, summarise
 from fedtilt.flower.messages import EvaluationReply
 
 

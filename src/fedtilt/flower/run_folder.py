@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.results import MethodResult, Result, Summary, evaluated_counts, over_seeds
+from fedtilt.evaluation.over_seeds import over_seeds
+from fedtilt.evaluation.results import MethodResult, Result
+from fedtilt.evaluation.summary import Summary, evaluated_counts
 from fedtilt.files import read_json, write_json, write_toml
 from fedtilt.flower.membership import MissingSitesError
 from fedtilt.flower.model_jumps import Change, JumpCheck

@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedtilt.evaluation.results import Summary
+from fedtilt.evaluation.summary import Summary
 from fedtilt.flower.combine_metrics import combine_replies
 from fedtilt.flower.membership import Membership, MissingSitesError, list_reasons
 from fedtilt.flower.messages import decode_evaluation_reply, decode_train_reply, encode_instruction, history_config

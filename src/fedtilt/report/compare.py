@@ -6,8 +6,8 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from fedtilt.evaluation.metrics import Metrics, client_accuracy
-from fedtilt.evaluation.results import Summary
 from fedtilt.evaluation.statistics import paired_difference
+from fedtilt.evaluation.summary import Summary
 from fedtilt.report.run_reader import Run, SeedRun
 
 

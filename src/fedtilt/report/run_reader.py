@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.results import Summary, evaluated_counts
+from fedtilt.evaluation.summary import Summary, evaluated_counts
 from fedtilt.files import read_json, read_toml
 from fedtilt.storage.evaluations import Evaluations, History
 from fedtilt.storage.fingerprint import read_fingerprint

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedtilt.data import Federation, load
 from fedtilt.data.inputs import Inputs
 from fedtilt.evaluation.metrics import client_accuracy
-from fedtilt.evaluation.results import evaluated_counts
+from fedtilt.evaluation.summary import evaluated_counts
 from fedtilt.methods import Method
 from fedtilt.models import mlp, parameters_to_vector
 from fedtilt.reproduction.chapter import Chapter, Holds, Table, Verdict, verdict_on

@@ -15,7 +15,7 @@ from typing import Any, cast
 from fedtilt import data, models
 from fedtilt.errors import Diverged
 from fedtilt.evaluation.evaluator import Evaluator
-from fedtilt.evaluation.results import Summary, summarise_all
+from fedtilt.evaluation.summary import Summary, summarise_all
 from fedtilt.files import read_json, write_json
 from fedtilt.methods import PRESETS, Method
 from fedtilt.reproduction.experiment import Case, OnProgress, Options

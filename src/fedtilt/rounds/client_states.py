@@ -170,7 +170,8 @@ class ClientStates:
             return
         number = 1 + max(files_in(self._get_folder()).values(), default=0)
         merged = self._files_to_merge()
-        owners = [*owners, *(owner for owner, state in self._on_disk.items() if state.file in merged)]
+        # sorted: a resumed run then writes the same bytes
+        owners = sorted([*owners, *(owner for owner, state in self._on_disk.items() if state.file in merged)])
         start, stored = 0, {}
         with atomic_file(self._path(number), sync=self._persistent) as file:
             for owner in owners:

@@ -15,7 +15,8 @@ from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, named_tensors
 from fedtilt.errors import InputError
 from fedtilt.evaluation.groups import group_names
-from fedtilt.evaluation.results import MethodResult, Result, Summary, evaluated_counts, group_counts, summarise_all
+from fedtilt.evaluation.results import MethodResult, Result
+from fedtilt.evaluation.summary import Summary, evaluated_counts, group_counts, summarise_all
 from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource

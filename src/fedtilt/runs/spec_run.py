@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtilt.errors import InputError
-from fedtilt.evaluation.results import Result, over_seeds
+from fedtilt.evaluation.over_seeds import over_seeds
+from fedtilt.evaluation.results import Result
 from fedtilt.files import read_toml, write_json, write_toml
 from fedtilt.locks import locked
 from fedtilt.rounds.prepare import PreparedRun, prepare

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts, GroupCounts
-from fedtilt.evaluation.results import Summary
+from fedtilt.evaluation.summary import Summary
 from fedtilt.files import check_digest, read_tensors, reading, with_digest, write_bytes, write_tensors, writing
 
 History = dict[str, list[tuple[int, Summary]]]  # method → (round, metrics)

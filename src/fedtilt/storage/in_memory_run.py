@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.results import Summary
+from fedtilt.evaluation.summary import Summary
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.storage.evaluations import History
 

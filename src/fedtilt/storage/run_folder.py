@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.results import Summary
+from fedtilt.evaluation.summary import Summary
 from fedtilt.files import read_json, read_tensors, write_json, write_tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.storage import run_length

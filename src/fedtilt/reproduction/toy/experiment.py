@@ -12,7 +12,7 @@ import torch
 from fedtilt import seeds
 from fedtilt.data import Dataset, Federation
 from fedtilt.data.published.toy import SETUPS, toy
-from fedtilt.evaluation.results import evaluated_counts
+from fedtilt.evaluation.summary import evaluated_counts
 from fedtilt.methods import Method, ditto, fedavg, fedtilt
 from fedtilt.models import logistic
 from fedtilt.reproduction.chapter import CaptionedFigure, Chapter, Table, Text

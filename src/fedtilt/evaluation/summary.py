@@ -1,0 +1,105 @@
+"""The metrics of a method after one round, of its shared and its personal models."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fedtilt.evaluation.groups import GroupMetrics, measure_groups
+from fedtilt.evaluation.metrics import Counts, GroupCounts, Metrics, measure
+from fedtilt.rounds.gaussian_mechanism import PrivacyLoss
+
+
+class Summary(NamedTuple):
+    """Metrics of one method after one round, of its shared and its personal models."""
+
+    shared: Metrics
+    personal: Metrics | None  # None: the method has no personal models
+    ever_selected: Metrics | None  # personal, without clients never selected; None: all were selected
+    clean: Metrics | None  # evaluated, over clients without outliers; None unless only some have outliers
+    never_selected: int  # how many clients
+    privacy: PrivacyLoss | None = None  # of the shared model; None: the run has no privacy
+    groups: Mapping[str, GroupMetrics] = MappingProxyType({})  # evaluated, by grouping; empty: the data names no groups
+
+    @property
+    def evaluated(self) -> Metrics:
+        """The metrics of the personal models if the method has them, otherwise of the shared model."""
+        return self.personal or self.shared
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        names = ("shared", "personal", "ever_selected", "clean")
+        parts = {name: value and asdict(value) for name in names for value in [getattr(self, name)]}
+        privacy = {} if self.privacy is None else {"privacy": self.privacy._asdict()}
+        groups = {name: found.to_json() for name, found in self.groups.items()}
+        return parts | {"never_selected": self.never_selected} | privacy | ({"groups": groups} if groups else {})
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Summary":
+        """From JSON values."""
+
+        def metrics(part: dict[str, Any] | None) -> Metrics | None:
+            if part is None:
+                return None
+            return Metrics(**(part | {"client_data_fairness": tuple(part["client_data_fairness"])}))
+
+        shared = metrics(values["shared"])
+        assert shared is not None
+        return cls(
+            shared,
+            metrics(values["personal"]),
+            metrics(values["ever_selected"]),
+            metrics(values["clean"]),
+            values["never_selected"],
+            PrivacyLoss(**values["privacy"]) if "privacy" in values else None,
+            {name: GroupMetrics.from_json(found) for name, found in values.get("groups", {}).items()},
+        )
+
+
+def evaluated_counts(counts: Counts) -> Tensor:
+    """Correct predictions (N, K) of the personal models if the method has them, otherwise of the shared model."""
+    return counts.shared if counts.personal is None else counts.personal
+
+
+def group_counts(counts: Counts, total: Tensor, names: Iterable[str]) -> dict[str, GroupCounts]:
+    """The counts of the evaluated models by grouping: the classes first, then the columns of groups."""
+    return dict(zip(names, [GroupCounts(evaluated_counts(counts), total), *counts.groups], strict=True))
+
+
+def summarise(
+    counts: Counts, total: Tensor, has_outliers: Tensor, groups: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+) -> Summary:
+    """All metrics of one method from its counts; `groups` are the names that `group_names` gives."""
+    evaluated = evaluated_counts(counts)
+    ever_selected = None
+    if counts.personal is not None and counts.never_selected.any() and total[~counts.never_selected].any():
+        ever_selected = measure(counts.personal[~counts.never_selected], total[~counts.never_selected])
+    only_some = has_outliers.any() and not has_outliers.all() and total[~has_outliers].any()
+    return Summary(
+        shared=measure(counts.shared, total),
+        personal=None if counts.personal is None else measure(counts.personal, total),
+        ever_selected=ever_selected,
+        clean=measure(evaluated[~has_outliers], total[~has_outliers]) if only_some else None,
+        never_selected=int(counts.never_selected.sum()),
+        groups={
+            name: measure_groups(found, groups[name]) for name, found in group_counts(counts, total, groups).items()
+        }
+        if groups
+        else {},
+    )
+
+
+def summarise_all(
+    counts: Mapping[str, Counts] | None,
+    total: Tensor | None,
+    has_outliers: Tensor,
+    privacy: PrivacyLoss | None = None,
+    groups: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+) -> dict[str, Summary]:
+    """`summarise` for every method; empty if the round was not evaluated."""
+    if counts is None or total is None:
+        return {}
+    summaries = {name: summarise(found, total, has_outliers, groups) for name, found in counts.items()}
+    return {name: summary._replace(privacy=privacy) for name, summary in summaries.items()}
