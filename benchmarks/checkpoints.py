@@ -18,7 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--parameters", type=int, default=8_970, help="of a model; the digits MLP has 8,970")
-    parser.add_argument("--rounds", type=int, default=500, help="with 100 clients each, and a checkpoint every 10")
+    parser.add_argument("--rounds", type=int, default=2000, help="with 100 clients each, and a checkpoint every 10")
     arguments = parser.parse_args()
     rng, shared = np.random.default_rng(0), torch.randn(arguments.parameters)
     seconds, trace = [], []
