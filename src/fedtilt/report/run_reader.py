@@ -19,7 +19,7 @@ from torch import Tensor
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.summary import Summary, evaluated_counts
-from fedtilt.files import read_json, read_toml
+from fedtilt.files import interpreting, read_json, read_toml
 from fedtilt.storage.evaluations import Evaluations, History
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.provenance import read_record
@@ -123,7 +123,8 @@ def read_run(folder: Path) -> Run:
         raise InputError(f"{folder} has no evaluated round yet; continue with: {remedy}")
     backend = seed_folders[seed_runs[0].seed] / "backend.json"
     if backend.exists():
-        environment |= read_json(backend)
+        with interpreting(backend):
+            environment |= read_json(backend)
     return Run(
         folder=folder,
         name=folder.resolve().name,

@@ -5,6 +5,8 @@ import itertools
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -215,6 +217,16 @@ def test_bad_table_arguments(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match=r"UTF-8"):
         table(path, target="well")
+
+
+def test_parquet_with_text_that_is_not_utf8(tmp_path):
+    path = tmp_path / "sites.parquet"
+    text = pa.Array.from_buffers(
+        pa.string(), 2, [None, pa.py_buffer(bytes([0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0])), pa.py_buffer(b"\xffa")]
+    )
+    pyarrow.parquet.write_table(pa.table({"name": text, "y": [0, 1]}), path)
+    with pytest.raises(InputError, match=r"sites.parquet is not a readable Parquet file"):
+        table(path, target="name")
 
 
 def test_parquet_reads_like_csv(tmp_path):

@@ -159,7 +159,9 @@ def _parquet(path: Path) -> Part:
 
 def _parquet_column(path: Path, stored: dict[str, str], column: str) -> pa.ChunkedArray:
     with _open_parquet(path) as file:
-        return file.read(columns=[stored[column]]).column(0)
+        array = file.read(columns=[stored[column]]).column(0)
+        array.validate(full=is_text(array.type))  # of text, that it is UTF-8
+        return array
 
 
 def frame_part(source: Any) -> Part:
