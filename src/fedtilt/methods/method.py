@@ -1,0 +1,163 @@
+"""A method: how clients train and how the server aggregates, as settings of one dataclass."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedtilt.checks import is_plain_name, number, whole
+from fedtilt.errors import InputError
+from fedtilt.math.aggregate import AGGREGATORS, solvable
+from fedtilt.math.distances import get_distance
+
+Levels = Sequence[tuple[str, float]]
+PERSONAL_START = (
+    "last",  # where the client's last round ended; in its first round, at the received w
+    "initial",  # the same, but in its first round at the initial model, as in the paper's Algorithm 1
+    "received",  # at the received w in every round: fine-tuning
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How clients train and how the server aggregates.
+
+    In a round, a client minimises its tilted loss R (tilts `tau`, or those of `levels`, and `lam`) plus a proximal term
+    towards the w that it receives: R(θ) + prox/2 · ‖θ − w‖² for the shared model and, if `mu` is finite, R(θ) + mu/2 ·
+    ‖θ − w‖² for its personal model v.
+    """
+
+    name: str  # unique in a run
+    tau: float = 0.0  # tilt over the groups of a client: those that the data names, else its classes
+    lam: float = 0.0  # tilt over the samples of a group
+    levels: Levels = ()  # in place of tau, (groups, tilt) from inner to outer: (("class", 5.0), ("ward", 2.0))
+    q: float = 0.0  # tilt over the distances to the client models, on the server
+    mu: float = 0.01  # weight of the proximal term of the personal model; inf: no personal model
+    prox: float = 0.0  # weight of the proximal term of the shared model (FedProx)
+    distance: str = "squared_l2"  # between a client model and the shared model, on the server
+    steps: tuple[int, float] | None = None  # (E_2, eta_3): gradient steps on the server; None: the exact optimum
+    aggregator: str = "tilted"  # or another rule: mean, median, krum, …
+    bad_share: float = 0.1  # the share of bad clients that trimmed_mean, krum and multi_krum tolerate
+    lr: float | None = None  # learning rate of the shared model; None: the run's
+    lr_personal: float | None = None  # learning rate of the personal model; None: the run's, else lr
+    epochs_personal: int | None = None  # passes of the personal model over the data in a round; None: the run's epochs
+    personal_start: str = "last"  # where v starts in a round: a word of PERSONAL_START
+    weighting: str = "equal"  # how clients count on the server: "equal", or "samples" for their number of samples
+
+    def __post_init__(self) -> None:
+        if not is_plain_name(self.name):
+            raise InputError(
+                "a method's name is a short word without slashes, control characters or a leading dot, "
+                f"got {self.name!r:.60}"
+            )
+        for key in ("tau", "lam", "q", "mu", "prox", "bad_share"):
+            object.__setattr__(self, key, number(getattr(self, key), f"{key} of method {self.name!r}"))
+        for key in ("mu", "prox"):
+            if getattr(self, key) < 0:
+                raise InputError(f"{key} of method {self.name!r} must be ≥ 0, got {getattr(self, key):g}")
+        if math.isinf(self.prox):
+            raise InputError(f"prox of method {self.name!r} must be finite: with inf the shared model would never move")
+        if not 0 <= self.bad_share < 0.5:
+            raise InputError(f"bad_share of method {self.name!r} must be in [0, 0.5), got {self.bad_share:g}")
+        object.__setattr__(self, "levels", self._check_levels())
+        self._check_rates()
+        if self.steps is not None:
+            object.__setattr__(self, "steps", self._check_steps())
+        self._check_server()
+
+    def _check_levels(self) -> tuple[tuple[str, float], ...]:
+        levels = []
+        for level in self.levels:
+            match level:
+                case (str(name), tilt):
+                    levels.append((name, number(tilt, f"the tilt over {name!r} in levels of method {self.name!r}")))
+                case _:
+                    raise InputError(
+                        f"levels of method {self.name!r} are pairs of groups and a tilt, from inner to outer, such as "
+                        f'[["class", 5], ["ward", 2]]; got {level!r}'
+                    )
+        names = [name for name, _ in levels]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise InputError(f"levels of method {self.name!r} have {twice!r} twice; name every level once")
+        if names and self.tau:
+            raise InputError(
+                f"tau = {self.tau:g} of method {self.name!r} has no effect beside levels; leave it out, or give its "
+                f"tilt to {names[0]!r}"
+            )
+        return tuple(levels)
+
+    def _check_rates(self) -> None:
+        for key in ("lr", "lr_personal"):
+            value = getattr(self, key)
+            if value is not None:
+                rate = number(value, f"{key} of method {self.name!r}")
+                if not 0 < rate < math.inf:
+                    raise InputError(f"{key} of method {self.name!r} must be a number > 0, got {rate:g}")
+                object.__setattr__(self, key, rate)
+        if self.epochs_personal is not None:
+            epochs = whole(self.epochs_personal, f"epochs_personal of method {self.name!r}", 1)
+            object.__setattr__(self, "epochs_personal", epochs)
+        if self.personal_start not in PERSONAL_START:
+            raise InputError(
+                f"personal_start of method {self.name!r} must be one of {', '.join(PERSONAL_START)}, "
+                f"got {self.personal_start!r}"
+            )
+        for key in ("lr_personal", "epochs_personal", "personal_start"):
+            if not self.personal and getattr(self, key) != getattr(Method, key):
+                raise InputError(
+                    f"{key} of method {self.name!r} has no effect: it has no personal models; leave it out, or give a "
+                    "finite mu"
+                )
+
+    def rates(self, lr: float, lr_personal: float | None) -> tuple[float, float]:
+        """The learning rates of w and v in a run with these; the method's own come first.
+
+        >>> Method(name="a", lr_personal=0.001).rates(0.01, None), Method(name="b", lr=0.1).rates(0.01, None)
+        ((0.01, 0.001), (0.1, 0.1))
+        """
+        shared = lr if self.lr is None else self.lr
+        personal = lr_personal if self.lr_personal is None else self.lr_personal
+        return shared, shared if personal is None else personal
+
+    def _check_steps(self) -> tuple[int, float]:
+        message = f"steps of method {self.name!r} are (count ≥ 1, size > 0), got {self.steps!r}"
+        try:
+            count, size = (number(part, "steps") for part in self.steps or ())
+        except (InputError, TypeError, ValueError):  # not numbers, not iterable, not two
+            raise InputError(message) from None
+        if not count.is_integer() or count < 1 or not 0 < size < math.inf:
+            raise InputError(message)
+        return int(count), size
+
+    def _check_server(self) -> None:
+        """Refuse server settings that are unknown, or that the aggregator would ignore."""
+        get_distance(self.distance)
+        if self.aggregator != "tilted" and self.aggregator not in AGGREGATORS:
+            raise InputError(
+                f"unknown aggregator {self.aggregator!r} of method {self.name!r}; "
+                f"choose one of {', '.join(['tilted', *AGGREGATORS])}"
+            )
+        rule = AGGREGATORS.get(self.aggregator)  # None: tilted
+        if self.weighting not in ("equal", "samples"):
+            raise InputError(f"weighting of method {self.name!r} must be 'equal' or 'samples', got {self.weighting!r}")
+        if self.weighting == "samples" and rule and not rule.takes_weights:
+            raise InputError(
+                f"aggregator {self.aggregator!r} of method {self.name!r} takes no weights: use weighting='equal'"
+            )
+        unused = [] if rule is None else ["q", "distance", "steps"]
+        unused += [] if rule and rule.takes_bad_share else ["bad_share"]
+        for key in unused:
+            if getattr(self, key) != getattr(Method, key):
+                raise InputError(
+                    f"{key} of method {self.name!r} is not used by aggregator {self.aggregator!r}; leave it out, or "
+                    "use another aggregator"
+                )
+        if rule is None and self.steps is None and not solvable(self.distance, self.q):
+            raise InputError(
+                f"distance {self.distance!r} of method {self.name!r} with q = {self.q:g} has no direct solution; "
+                "give steps = [count, size], or another distance or q"
+            )
+
+    @property
+    def personal(self) -> bool:
+        """Whether every client has a personal model."""
+        return self.mu < math.inf

@@ -1,0 +1,101 @@
+"""Checks of the methods of a run together, and against its data and settings."""
+
+import math
+from collections.abc import Container, Iterable
+
+from fedtilt.data.groups import CLASS
+from fedtilt.errors import InputError
+from fedtilt.methods.method import Method
+
+
+def check_methods(
+    methods: Iterable[Method], lr: float, lr_personal: float | None, *, plain_sgd: bool = True, epochs: bool = True
+) -> list[Method]:
+    """Check the methods of a run together: unique names, and learning rates for which the proximal terms are stable.
+
+    Args:
+        methods: the methods
+        lr: the run's learning rate of shared models
+        lr_personal: the run's learning rate of personal models; None: lr
+        plain_sgd: whether clients train by plain SGD; the bound lr · mu < 2 holds for it alone
+        epochs: whether clients train for a number of epochs; otherwise methods cannot have their own
+    """
+    if isinstance(methods, Method | str) or not isinstance(methods, Iterable):
+        raise InputError(f"methods must be a list, such as [ft.fedavg(), ft.ditto()], got {methods!r}")
+    methods = list(methods)
+    if not methods:
+        raise InputError("a run needs at least one method")
+    for m in methods:
+        if not isinstance(m, Method):
+            raise InputError(f"methods must be a list of methods, such as ft.fedavg() or ft.ditto(mu=0.1), got {m!r}")
+    names = [m.name for m in methods]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"two methods are named {name!r}; give one of them another name=")
+    for m in methods:
+        if m.epochs_personal is not None and not epochs:
+            raise InputError(
+                f"epochs_personal = {m.epochs_personal} of method {m.name!r} has no effect with local_steps; leave one "
+                "of them out"
+            )
+        rates = m.rates(lr, lr_personal)
+        for key, weight, rate in (("prox", m.prox, rates[0]), ("mu", m.mu, rates[1])):
+            if plain_sgd and weight < math.inf and rate * weight >= 2:
+                raise InputError(
+                    f"{key} = {weight:g} of method {m.name!r} with learning rate {rate:g} diverges: "
+                    f"lr · {key} must be < 2, got {rate * weight:g}; lower one of them"
+                )
+    return methods
+
+
+def check_levels(methods: Iterable[Method], groups: Iterable[str]) -> None:
+    """Refuse a level over groups that the data does not name.
+
+    Args:
+        methods: the methods of the run
+        groups: the columns of groups that the data names
+    """
+    known = [CLASS, *groups]
+    for m in methods:
+        for name, _ in m.levels:
+            if name not in known:
+                raise InputError(
+                    f"levels of method {m.name!r} have {name!r}, but the data has the groups "
+                    f"{', '.join(map(repr, known))}; name the column in data.group, or in group= of ft.data.table"
+                )
+
+
+def check_bad_share(methods: Iterable[Method], clients: int) -> None:
+    """Refuse a rule that leaves out a share of the clients, if that share of a round's clients is none of them.
+
+    Args:
+        methods: the methods of the run
+        clients: how many clients take part in a round
+    """
+    for m in methods:
+        if m.aggregator in ("trimmed_mean", "multi_krum") and int(m.bad_share * clients + 1e-9) == 0:
+            remedy = f"bad_share ≥ {1 / clients:.2g}" if clients > 2 else "another aggregator"
+            raise InputError(
+                f"bad_share = {m.bad_share:g} of method {m.name!r} is no client of the {clients} in a round, so "
+                f"{m.aggregator} would be the plain mean; use {remedy}"
+            )
+
+
+def check_rates_used(methods: Iterable[Method], given: Container[str], table: str = "") -> None:
+    """Refuse a learning rate of the run that has no effect, because the methods have their own.
+
+    Args:
+        methods: the methods of the run
+        given: the settings of the run that somebody set
+        table: what stands before a setting in the message, such as "train."
+    """
+    methods = list(methods)
+    used = {
+        "lr": any(m.lr is None for m in methods),
+        "lr_personal": any(m.personal and m.lr_personal is None for m in methods),
+    }
+    for key, has_effect in used.items():
+        if key in given and not has_effect:
+            own = [m.name for m in methods if getattr(m, key) is not None]
+            remedy = f"set that of {' or '.join(own)} instead" if own else "leave it out"
+            raise InputError(f"{table}{key} has no effect: no method of this run takes it; {remedy}")
