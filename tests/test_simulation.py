@@ -19,7 +19,7 @@ from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import measure
 from fedtilt.models import parameters_to_vector, vector_to_parameters
 from fedtilt.parts import Tensors
-from fedtilt.rounds import executors
+from fedtilt.rounds import forked
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.initial_model import initial_model
 from fedtilt.rounds.settings import TrainSettings
@@ -227,10 +227,10 @@ def test_results_are_independent_of_global_torch_settings(
 
 def test_workers_need_autograd_to_work_after_a_fork(monkeypatch: pytest.MonkeyPatch, federation: ft.Federation) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert executors.can_fork("autograd")  # tested in a child: without a GPU autograd starts no threads
-    monkeypatch.setattr(executors, "_autograd_works_after_fork", lambda: False)
-    assert executors.can_fork("fused")
-    assert not executors.can_fork("autograd")
+    assert forked.can_fork("autograd")  # tested in a child: without a GPU autograd starts no threads
+    monkeypatch.setattr(forked, "_autograd_works_after_fork", lambda: False)
+    assert forked.can_fork("fused")
+    assert not forked.can_fork("autograd")
     with pytest.raises(ft.InputError, match="workers = 2 cannot be forked here"):
         train([ft.ditto()], federation, device="cpu", backend="autograd", workers=2)
     assert same(

@@ -24,17 +24,10 @@ from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
-from fedtilt.rounds.executors import (
-    BatchSettings,
-    Executor,
-    ForkedExecutor,
-    InProcessExecutor,
-    can_fork,
-    cores,
-    one_thread,
-)
+from fedtilt.rounds.executors import Executor, one_thread
 from fedtilt.rounds.gaussian_mechanism import PrivacyLoss
-from fedtilt.rounds.prepare import PreparedRun, example_jobs, prepare
+from fedtilt.rounds.make_executor import make_executor
+from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.rounds.round import (
     ClientUpdate,
     build_client_model,
@@ -150,7 +143,7 @@ def _rounds(prepared: PreparedRun, state: FederationState) -> Iterator[Round]:
         validation = (
             Evaluator(federation, prepared.net, prepared.parts, device, "validation") if has_validation else None
         )
-        executor = _make_executor(prepared)
+        executor = make_executor(prepared)
         collector = Collector(prepared.net, prepared.parts) if settings.audit else None
     try:
         while state.round < settings.rounds:
@@ -211,31 +204,6 @@ def _run_round(
         _parts=prepared.parts,
         client_names=federation.client_names,
     )
-
-
-def _make_executor(prepared: PreparedRun) -> Executor:
-    federation, settings, device, backend = (
-        prepared.federation,
-        prepared.settings,
-        prepared.device,
-        prepared.backend.name,
-    )
-    batch_settings = BatchSettings.of(settings)
-    workers = settings.workers
-    if device.type != "cpu" or backend == "stacked":
-        workers = 0
-    elif workers is None:
-        clients = settings.clients_per_round(federation.clients)
-        workers = min(cores(), clients) if cores() > 1 and can_fork(backend) else 0
-    elif workers and not can_fork(backend):
-        raise InputError(
-            f"workers = {workers} cannot be forked here (not Linux, a daemon, or autograd was used with a GPU); "
-            "leave it out or set it to 0"
-        )
-    if workers == 0:
-        return InProcessExecutor(federation, prepared.net, backend, batch_settings, device, settings.precision)
-    jobs = example_jobs(prepared.methods, prepared.parts, settings, federation.group)
-    return ForkedExecutor(federation, prepared.net, backend, batch_settings, workers, jobs)
 
 
 def _merge_equal(server: Mapping[str, Tensors]) -> dict[str, Tensors]:

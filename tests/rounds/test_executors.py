@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 import fedtilt as ft
 from fedtilt.models import parameters_to_vector
-from fedtilt.rounds.executors import BatchSettings, ForkedExecutor, InProcessExecutor, SharedBlock
+from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
+from fedtilt.rounds.forked import ForkedExecutor
+from fedtilt.rounds.shared_block import SharedBlock
 from fedtilt.training import LocalJob, Optimizer, Trained
 from tests.helpers import plain_loop
 

@@ -12,7 +12,7 @@ from fedtilt.errors import InputError
 from fedtilt.methods import Method, check_bad_share, check_levels
 from fedtilt.models import ModelSource, build_without_storage, recipe
 from fedtilt.parts import Parts
-from fedtilt.rounds.executors import cores
+from fedtilt.rounds.forked import cores
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.rounds.initial_model import initial_model
 from fedtilt.rounds.memory import check_memory
