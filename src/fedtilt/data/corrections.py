@@ -54,6 +54,10 @@ def corrected(federation: Federation, *, exclude: str | None = None, relabel: st
         return federation
     if exclude is not None and relabel is not None and Path(exclude).resolve() == Path(relabel).resolve():
         raise InputError(f"{exclude} is both to leave out and to relabel; choose one")
+    if federation.target is not None:
+        raise InputError(
+            f"{exclude or relabel} corrects labels, and {federation.dataset.name!r} has numbers as targets"
+        )
     federation = _keep_flips(federation)
     places = {
         name: _Place(client, position, int(index[position]))

@@ -27,6 +27,28 @@ def warn(texts: Iterable[str], stacklevel: int = 3) -> None:
 
 def dataset_warnings(data: "Dataset") -> list[str]:
     """Imbalance, classes without samples, duplicates of training samples, images with channels last."""
+    found = _class_warnings(data) if data.target is None else []
+    if data.weight_train is not None:
+        found.append("the weights of samples are read, but nothing uses them: all samples count the same")
+    if data.image and isinstance(data.x_train, Tensor):
+        shape = data.x_train.shape[1:]
+        channels, width = shape[0], shape[-1]
+        if channels > 4 and width in (1, 3, 4):
+            found.append(
+                f"images of shape {tuple(shape)} look like (height, width, channels) and are read as {channels} "
+                "channels; x.permute(0, 3, 1, 2) moves the channels first"
+            )
+    if not data.image:
+        copies = int(np.isin(_hashes(data.x_test), _hashes(data.x_train)).sum())
+        if copies:
+            found.append(
+                f"{copies:,} of {len(data.y_test):,} test samples are copies of training samples, which flatter "
+                "every figure: remove duplicates, or keep them on one side (split_group)"
+            )
+    return found
+
+
+def _class_warnings(data: "Dataset") -> list[str]:
     found = []
     train, test = (torch.bincount(y, minlength=data.classes) for y in (data.y_train, data.y_test))
     names = data.class_names
@@ -46,23 +68,6 @@ def dataset_warnings(data: "Dataset") -> list[str]:
     untrained = [names[k] for k in ((train == 0) & (test > 0)).nonzero()[:, 0].tolist()]
     if untrained:
         found.append(f"{_classes(untrained)} test samples but no training sample; add some")
-    if data.weight_train is not None:
-        found.append("the weights of samples are read, but nothing uses them: all samples count the same")
-    if data.image and isinstance(data.x_train, Tensor):
-        shape = data.x_train.shape[1:]
-        channels, width = shape[0], shape[-1]
-        if channels > 4 and width in (1, 3, 4):
-            found.append(
-                f"images of shape {tuple(shape)} look like (height, width, channels) and are read as {channels} "
-                "channels; x.permute(0, 3, 1, 2) moves the channels first"
-            )
-    if not data.image:
-        copies = int(np.isin(_hashes(data.x_test), _hashes(data.x_train)).sum())
-        if copies:
-            found.append(
-                f"{copies:,} of {len(data.y_test):,} test samples are copies of training samples; test accuracy is too "
-                "high by them: remove duplicates, or keep them on one side (split_group)"
-            )
     return found
 
 
@@ -82,9 +87,7 @@ def group_warnings(federation: "Federation") -> list[str]:
         counts = torch.bincount(test, minlength=len(names)).tolist()
         few = [f"{name!r} ({n})" for name, n in zip(names, counts, strict=True) if n < _FEW_SAMPLES]
         if few:
-            found.append(
-                f"{column} {_first(few)}: fewer than {_FEW_SAMPLES} test samples, so accuracy says little there"
-            )
+            found.append(f"{column} {_first(few)}: fewer than {_FEW_SAMPLES} test samples, so their figures say little")
     return found
 
 

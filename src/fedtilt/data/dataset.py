@@ -1,4 +1,4 @@
-"""A data set in memory: training and test samples, their labels and, optionally, their clients."""
+"""A data set in memory: training and test samples, their targets and, optionally, their clients."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +12,7 @@ from fedtilt import checks
 from fedtilt.data.groups import check_groups
 from fedtilt.data.inputs import Inputs, Shape, named_tensors, sample_shape, to_device
 from fedtilt.data.tables.schema import Schema
+from fedtilt.data.targets import TASKS, NumericTarget
 from fedtilt.errors import InputError
 
 _OPTIONAL = ("client", "group", "weight", "rows")
@@ -27,18 +28,20 @@ _DTYPES = (torch.uint8, torch.float32, torch.int64)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Training and test samples with their labels.
+    """Training and test samples with their targets: classes or, with task = "regression", numbers.
 
     Args:
         name: the name of the data set
         x_train: training samples: images, uint8 in 0..255 or float32 in [0, 1], shape (N, channels, height, width);
             anything else as float32, or as int64 if a model looks it up (tokens); a dictionary of such tensors is
             passed to the model by name, as in model(input_ids=…, attention_mask=…)
-        y_train: training labels, int64 in [0, classes)
+        y_train: training labels, int64 in [0, classes), or training targets, float32
         x_test: test samples, of the shapes and dtypes of the training samples
-        y_test: test labels
-        classes: the number of classes
-        class_names: a name for each class; left out: their numbers
+        y_test: test labels or targets
+        classes: the number of classes; with regression left out: the number of ranges of the target
+        class_names: a name for each class; left out: their numbers; with regression the names of the ranges
+        task: "classification" or "regression"
+        target: with regression, the scale and the ranges of the targets; left out: those of `y_train`
         image: whether the samples are images; these are scaled to [-1, 1] for the model
         client_train: the number of each training sample's client, int64; left out: a partition makes the clients
         client_test: the number of each test sample's client
@@ -65,8 +68,10 @@ class Dataset:
     y_train: Tensor
     x_test: Inputs
     y_test: Tensor
-    classes: int
+    classes: int = 0
     class_names: tuple[str, ...] = ()
+    task: str = "classification"
+    target: NumericTarget | None = None
     image: bool = False
     client_train: Tensor | None = None
     client_test: Tensor | None = None
@@ -84,6 +89,9 @@ class Dataset:
 
     def __post_init__(self) -> None:
         _check_tensors(self)
+        _check_task(self)
+        if self.task == "regression":
+            _set_ranges(self)
         classes = checks.whole(self.classes, f"classes of data set {self.name!r}", 1)
         object.__setattr__(self, "classes", classes)
         for key in ("class_names", "client_names"):
@@ -98,8 +106,10 @@ class Dataset:
                 f"data set {self.name!r} has {len(self.class_names)} class_names for classes = {self.classes}; "
                 "give one name per class"
             )
-        _check_samples(self.name, "train", self.x_train, self.y_train, self.classes)
-        _check_samples(self.name, "test", self.x_test, self.y_test, self.classes)
+        for side, x, y in (("train", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
+            _check_samples(self.name, side, x, y)
+            if self.target is None:
+                _check_labels(self.name, side, y, self.classes)
         if not len(self.y_train):
             raise InputError(f"data set {self.name!r} has 0 training samples; give it at least one")
         if _sample_format(self.x_train) != _sample_format(self.x_test):
@@ -138,8 +148,18 @@ class Dataset:
     def __repr__(self) -> str:
         return (
             f"Dataset({self.name!r}: {len(self.y_train)} training and {len(self.y_test)} test samples of shape "
-            f"{self.input_shape}, {self.classes} classes)"
+            f"{self.input_shape}, {f'{self.classes} classes' if self.target is None else 'numbers as targets'})"
         )
+
+    @property
+    def outputs(self) -> int:
+        """The number of a model's outputs: one per class, or one number."""
+        return self.classes if self.target is None else 1
+
+    def labels(self, side: str) -> Tensor:
+        """The class of each "train" or "test" sample or, with regression, the range of its target, int64."""
+        y = self.y_train if side == "train" else self.y_test
+        return y if self.target is None else self.target.ranges(y)
 
     @property
     def input_shape(self) -> Shape:
@@ -219,8 +239,42 @@ def _as_group_names(name: str, values: object) -> dict[str, tuple[str, ...]]:
     return {str(column): _as_names(name, f"group_names[{column!r}]", names) for column, names in values.items()}
 
 
-def _check_samples(name: str, split: str, x: Inputs, y: Tensor, classes: int) -> None:
-    """Refuse samples and labels of one split that do not match."""
+def _check_task(data: Dataset) -> None:
+    """Refuse an unknown task, and targets that are of another one."""
+    if data.task not in TASKS:
+        raise InputError(f"data set {data.name!r} has task = {data.task!r}; choose {' or '.join(TASKS)}")
+    is_regression = data.task == "regression"
+    if data.target is not None and not is_regression:
+        raise InputError(f"data set {data.name!r} has a target scale and task = {data.task!r}; set task = 'regression'")
+    for key, y in (("y_train", data.y_train), ("y_test", data.y_test)):
+        if y.dim() == 2 and y.shape[1] > 1:
+            raise InputError(
+                f"data set {data.name!r} has {key} of {_format(y)}; several targets per sample are not supported: make "
+                "a data set for each"
+            )
+        if y.dim() != 1 or y.dtype != (torch.float32 if is_regression else torch.int64):
+            needed = "float32 number" if is_regression else "int64 label"
+            hint = "" if is_regression or not y.is_floating_point() else ", or set task = 'regression'"
+            raise InputError(f"data set {data.name!r} has {key} of {_format(y)}; give one {needed} per sample{hint}")
+        if is_regression and not _is_finite(y):
+            raise InputError(f"data set {data.name!r} has NaN or infinite values in {key}; replace them")
+
+
+def _set_ranges(data: Dataset) -> None:
+    """Set the target's scale, and the ranges in place of classes."""
+    target = data.target or NumericTarget.of(data.y_train, data.name)
+    names = target.names
+    if data.classes not in (0, len(names)) or (data.class_names and tuple(data.class_names) != names):
+        raise InputError(
+            f"data set {data.name!r} has classes = {data.classes} and task = 'regression'; leave out classes and "
+            "class_names"
+        )
+    for key, value in (("target", target), ("classes", len(names)), ("class_names", names)):
+        object.__setattr__(data, key, value)
+
+
+def _check_samples(name: str, split: str, x: Inputs, y: Tensor) -> None:
+    """Refuse samples and targets of one split that do not match."""
     tensors = named_tensors(x, f"x_{split}")
     for key, tensor in tensors.items():
         if tensor.dtype not in _DTYPES or not tensor.dim():
@@ -228,19 +282,20 @@ def _check_samples(name: str, split: str, x: Inputs, y: Tensor, classes: int) ->
                 f"data set {name!r} has {key} of {_format(tensor)}; convert it to uint8 (images), float32 or int64 "
                 "(tokens), one sample per row"
             )
-    if y.dtype != torch.int64 or y.dim() != 1:
-        raise InputError(f"data set {name!r} has y_{split} of {_format(y)}; give one int64 label per sample")
     for key, tensor in tensors.items():
         if len(tensor) != len(y):
             raise InputError(
                 f"data set {name!r} has {len(tensor)} samples in {key} but {len(y)} labels; give one label each"
             )
-    if len(y) and (y.min() < 0 or y.max() >= classes):
-        label = int(y.min()) if y.min() < 0 else int(y.max())
-        raise InputError(f"data set {name!r} has the label {label} in y_{split}; labels go from 0 to {classes - 1}")
     for key, tensor in tensors.items():
         if tensor.dtype == torch.float32 and not _is_finite(tensor):
             raise InputError(f"data set {name!r} has NaN or infinite values in {key}; replace them")
+
+
+def _check_labels(name: str, split: str, y: Tensor, classes: int) -> None:
+    if len(y) and (y.min() < 0 or y.max() >= classes):
+        label = int(y.min()) if y.min() < 0 else int(y.max())
+        raise InputError(f"data set {name!r} has the label {label} in y_{split}; labels go from 0 to {classes - 1}")
 
 
 def _is_finite(x: Tensor) -> bool:

@@ -22,7 +22,7 @@ def resolve_clients(data: Dataset, partition: str | None, clients: int | None) -
     own = data.client_names
     count = checks.whole(100 if clients is None else clients, "clients")
     if partition not in (None, "column") or own is None:
-        return partition or "classes", count
+        return partition or ("classes" if data.target is None else "iid"), count
     if clients is not None and count != len(own):
         raise InputError(
             f"clients = {clients} differs from the {len(own)} clients that {data.name!r} has of its own; leave it out, "
@@ -51,13 +51,14 @@ def divide(
 
 def _partition(data: Dataset, partition: str, clients: int, per_client: int, alpha: float, seed: int) -> Partition:
     rng = seeds.generator(seeds.key(seed, "partition"))
+    labels = data.labels("train"), data.labels("test")
     try:
         if partition == "classes":
-            return partitions.by_classes(data.y_train, data.y_test, clients, per_client, rng)
+            return partitions.by_classes(*labels, clients, per_client, rng)
         if partition == "dirichlet":
-            return partitions.dirichlet(data.y_train, data.y_test, clients, alpha, rng)
+            return partitions.dirichlet(*labels, clients, alpha, rng)
         if partition == "iid":
-            return partitions.iid(data.y_train, data.y_test, clients, rng)
+            return partitions.iid(*labels, clients, rng)
     except TooManyClients as error:
         if data.client_names is None:
             raise
@@ -73,12 +74,12 @@ def _partition(data: Dataset, partition: str, clients: int, per_client: int, alp
 
 
 def split_validation(
-    y: Tensor, index: Sequence[Tensor], max_train: int | None, validation: float, seed: int
+    labels: Tensor, index: Sequence[Tensor], max_train: int | None, validation: float, seed: int
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Each client's training rows, at most `max_train`, and validation rows."""
     if max_train is None and not validation:
         return list(index), [rows[:0] for rows in index]
-    labels = y.numpy()
+    numbers = labels.numpy()
     train_index, validation_index = [], []
     for client, rows in enumerate(index):
         if not len(rows):  # another site's client
@@ -86,9 +87,9 @@ def split_validation(
             validation_index.append(rows)
             continue
         if max_train is not None and len(rows) > max_train:
-            rows = rows[_draw(labels[rows.numpy()], max_train, seeds.key(seed, "max_train", client=client))]
+            rows = rows[_draw(numbers[rows.numpy()], max_train, seeds.key(seed, "max_train", client=client))]
         count = holdout_size(len(rows), validation)
-        mask = _draw(labels[rows.numpy()], count, seeds.key(seed, "validation", client=client))
+        mask = _draw(numbers[rows.numpy()], count, seeds.key(seed, "validation", client=client))
         train_index.append(rows[~mask])
         validation_index.append(rows[mask])
     return train_index, validation_index

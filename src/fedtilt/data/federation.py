@@ -17,6 +17,7 @@ from fedtilt.data.inputs import Inputs, Shape, concatenate, take, to_device
 from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import Outliers, apply, resolve_flip_map, resolve_outliers
 from fedtilt.data.sources.from_clients import read_clients
+from fedtilt.data.targets import RANGE, NumericTarget
 from fedtilt.errors import InputError
 
 Device = torch.device | str
@@ -26,7 +27,8 @@ Device = torch.device | str
 class Federation:
     """Clients and their samples; `Federation.build` creates one.
 
-    `train`, `validation` and `test` return model inputs: images scaled from [0, 1] to [-1, 1], other data unchanged.
+    `train`, `validation` and `test` return what a model takes and learns: images scaled from [0, 1] to [-1, 1], other
+    data unchanged; labels, or numbers as (y − mean) / deviation.
     """
 
     dataset: Dataset
@@ -105,6 +107,8 @@ class Federation:
             raise InputError(
                 f"outliers = 'corruptions' needs images, and {dataset.name!r} has none; use gaussian or flips"
             )
+        if outliers.kind == "flips" and dataset.target is not None:
+            raise InputError(f"outliers = 'flips' changes classes, and {dataset.name!r} has numbers; use gaussian")
         if outliers.kind == "gaussian" and not _has_numbers_only(dataset.x_train):
             raise InputError(f"outliers = 'gaussian' adds noise to numbers, and {dataset.name!r} has tokens; use flips")
         if not 0 <= validation < 1:
@@ -112,7 +116,8 @@ class Federation:
         if max_train is not None and max_train < 1:
             raise InputError(f"max_train = {max_train} leaves no training data; choose 1 or more, or leave it out")
         indices, names = divide(dataset, partition, clients, classes_per_client, alpha, seed)
-        train_index, validation_index = split_validation(dataset.y_train, indices.train, max_train, validation, seed)
+        labels = dataset.labels("train")
+        train_index, validation_index = split_validation(labels, indices.train, max_train, validation, seed)
         federation = cls(
             dataset=dataset,
             outliers=outliers,
@@ -120,7 +125,7 @@ class Federation:
             train_index=train_index,
             validation_index=validation_index,
             test_index=indices.test,
-            client_classes=classes_by_client(dataset.y_train, train_index, dataset.classes),
+            client_classes=classes_by_client(labels, train_index, dataset.classes),
             has_outliers=choose_clients_with_outliers(outliers, len(names), seed),
             seed=seed,
             validation_outliers=bool(validation_outliers),
@@ -217,9 +222,10 @@ class Federation:
         )
 
     def __repr__(self) -> str:
+        targets = f"{self.classes} classes" if self.target is None else "numbers as targets"
         return (
             f"Federation({self.dataset.name!r}: {self.clients} clients, {int(self.train_sizes().sum())} training "
-            f"samples, {self.classes} classes, outliers {self.outliers.kind})"
+            f"samples, {targets}, outliers {self.outliers.kind})"
         )
 
     @property
@@ -238,6 +244,16 @@ class Federation:
         return self.dataset.class_names
 
     @property
+    def target(self) -> NumericTarget | None:
+        """The scale and the ranges of the targets if they are numbers; None: they are classes."""
+        return self.dataset.target
+
+    @property
+    def outputs(self) -> int:
+        """The number of a model's outputs: one per class, or one number."""
+        return self.dataset.outputs
+
+    @property
     def input_shape(self) -> Shape:
         """The shape of one sample; of a dictionary, the shape of each of its tensors."""
         return self.dataset.input_shape
@@ -249,13 +265,21 @@ class Federation:
 
     @cached_property
     def groups(self) -> dict[str, GroupColumn]:
-        """The columns of groups that the data names, such as sex; of several also their combination, the last."""
+        """The columns of groups that the data names, such as sex; of several also their combination, the last.
+
+        With numbers as targets, the ranges of the target are the first.
+        """
         return group_columns(self.dataset)
 
     @property
     def group(self) -> str:
-        """What `tau` tilts over: the groups that the data names, else the classes."""
+        """What `tau` tilts over: the groups that the data names, else the classes, or the ranges of the target."""
         return next(reversed(self.groups), CLASS)
+
+    @property
+    def label_group(self) -> str:
+        """The name of the groups that follow from the targets: classes, or ranges."""
+        return CLASS if self.target is None else RANGE
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -285,6 +309,10 @@ class Federation:
         """Raw samples as a model's input: images as float32, anything else unchanged."""
         return self._scale(_to_unit(x))
 
+    def model_target(self, y: Tensor) -> Tensor:
+        """Targets as a model learns them: labels unchanged, numbers as (y − mean) / deviation."""
+        return y if self.target is None else self.target.standardise(y)
+
     def train(self, client: int | str, *, seed: int, round: int, device: Device = "cpu") -> tuple[Inputs, Tensor]:
         """A client's training samples and labels in one round, with that round's outliers if the client has any.
 
@@ -295,7 +323,7 @@ class Federation:
         x, y = self._with_outliers(
             self.train_index[number], number, self.seed if once else seed, None if once else round, device
         )
-        return self._scale(x), y
+        return self._scale(x), self.model_target(y)
 
     def clean_train(self, client: int | str, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
         """A client's training samples without outliers."""
@@ -320,14 +348,14 @@ class Federation:
             return self._samples("validation", client, device)
         number = self._number(client)
         x, y = self._with_outliers(self.validation_index[number], number, self.seed, 0, device)
-        return self._scale(x), y
+        return self._scale(x), self.model_target(y)
 
     def test(self, client: int | str, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
         """A client's test samples, which have no outliers."""
         return self._samples("test", client, device)
 
     def evaluation(self, split: str = "test") -> tuple[Inputs, Tensor, Tensor]:
-        """All samples of a split, ordered by client: raw x (see `model_ready`), y and the number of the client."""
+        """All samples of a split, ordered by client: x and y as in the data set, and the number of the client."""
         index, x, y = self._split(split)
         if split == "validation" and self.validation_outliers:  # round 0, in which nobody trains
             pairs = [self._with_outliers(rows, n, self.seed, 0, y.device) for n, rows in enumerate(index)]
@@ -350,10 +378,11 @@ class Federation:
         return _sizes(self.train_index)
 
     def class_counts(self, split: str = "train") -> Tensor:
-        """The number of samples per client and class, int64, shape (clients, classes)."""
+        """The number of samples per client and class, or range of the target, int64, shape (clients, classes)."""
         index, _, y = self._split(split)
         noisy = split == "validation" and self.validation_outliers
-        cell = _owner(index) * self.classes + (self.evaluation(split)[1] if noisy else y[torch.cat(list(index))])
+        y = self.evaluation(split)[1] if noisy else y[torch.cat(list(index))]
+        cell = _owner(index) * self.classes + (y if self.target is None else self.target.ranges(y))
         return torch.bincount(cell, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
 
     def _split(self, split: str) -> tuple[Sequence[Tensor], Inputs, Tensor]:
@@ -367,7 +396,7 @@ class Federation:
     def _samples(self, split: str, client: int | str, device: Device) -> tuple[Inputs, Tensor]:
         index, x, y = self._split(split)
         rows = index[self._number(client)]
-        return self.model_input(to_device(take(x, rows), device)), y[rows].to(device)
+        return self.model_input(to_device(take(x, rows), device)), self.model_target(y[rows].to(device))
 
     def _with_outliers(
         self, rows: Tensor, client: int, seed: int, round: int | None, device: Device

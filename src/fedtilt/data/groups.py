@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from fedtilt.data.targets import RANGE
 from fedtilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ class GroupColumn(NamedTuple):
 def group_columns(data: "Dataset") -> dict[str, GroupColumn]:
     """The columns of groups by name; of several columns also their combination, which is the last.
 
+    With numbers as targets, the ranges of the target are the first.
+
     >>> from fedtilt.data.dataset import Dataset
     >>> x, y, sex, age = torch.zeros(3, 1), torch.tensor([0, 1, 1]), torch.tensor([0, 1, 1]), torch.tensor([1, 0, 1])
     >>> data = Dataset(
@@ -35,13 +38,16 @@ def group_columns(data: "Dataset") -> dict[str, GroupColumn]:
     >>> group_columns(data)["sex & age"].names
     ('f & young', 'm & old', 'm & young')
     """
+    ranges = {}
+    if data.target is not None:
+        ranges[RANGE] = GroupColumn(data.class_names, data.labels("train"), data.labels("test"))
     if data.group_names is None or data.group_train is None or data.group_test is None:
-        return {}
+        return ranges
     columns = {
         name: GroupColumn(names, data.group_train[name], data.group_test[name])
         for name, names in data.group_names.items()
     }
-    return columns | {name: _combine(columns) for name in combined_names(columns) if name not in columns}
+    return ranges | columns | {name: _combine(columns) for name in combined_names(columns) if name not in columns}
 
 
 def combined_names(columns: Iterable[str]) -> list[str]:
@@ -90,7 +96,7 @@ def check_two_values(data: "Dataset") -> None:
     """Refuse a column of groups with one value: there is nothing to tilt over or to compare."""
     for name, column in group_columns(data).items():
         found = torch.cat([column.train, column.test]).unique().tolist()
-        if len(found) == 1:
+        if len(found) == 1 and name != RANGE:
             raise InputError(
                 f"group = {name!r} has one value, {column.names[found[0]]!r}, in {data.name}; groups need two or more"
             )
@@ -111,9 +117,11 @@ def check_groups(data: "Dataset") -> None:
             f"data set {data.name!r} has groups by {columns[0]} in group_train, {columns[1]} in group_test and "
             f"{columns[2]} in group_names; give each the same columns"
         )
-    if CLASS in data.group_names:
+    taken = CLASS if data.target is None else RANGE
+    if taken in data.group_names:
+        meaning = "labels" if data.target is None else "ranges of the target"
         raise InputError(
-            f"data set {data.name!r} has a column of groups {CLASS!r}, which is the name of the labels; rename it"
+            f"data set {data.name!r} has a column of groups {taken!r}, which is the name of the {meaning}; rename it"
         )
     for column, names in data.group_names.items():
         for side, codes, y in (("train", data.group_train, data.y_train), ("test", data.group_test, data.y_test)):

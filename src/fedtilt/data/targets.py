@@ -1,0 +1,84 @@
+"""Numbers as targets: their scale, and their ranges, which are groups as classes are."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedtilt import checks
+from fedtilt.errors import InputError
+
+TASKS = ("classification", "regression")
+RANGES = 4  # between the quartiles
+RANGE = "range"  # the name of the groups that are the ranges of the target
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericTarget:
+    """How numbers are learnt: models return (y − mean) / deviation, and the ranges of y take the place of classes.
+
+    Args:
+        mean: the mean of the training targets
+        deviation: their standard deviation
+        bounds: ascending; a range ends at a bound, which it includes
+
+    >>> target = NumericTarget(mean=2.0, deviation=1.0, bounds=(1.5, 2.5))
+    >>> target.names, target.ranges(torch.tensor([1.0, 2.5, 9.0])).tolist()
+    (('≤ 1.5', '1.5 to 2.5', '> 2.5'), [0, 1, 2])
+    """
+
+    mean: float
+    deviation: float
+    bounds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for key in ("mean", "deviation"):
+            object.__setattr__(self, key, checks.number(getattr(self, key), f"the target's {key}"))
+        bounds = tuple(checks.number(bound, "a bound of the target's ranges") for bound in self.bounds)
+        object.__setattr__(self, "bounds", bounds)
+        if not self.deviation > 0:
+            raise InputError(f"the target's deviation is {self.deviation:g}; a model needs targets that differ")
+        if not bounds or list(bounds) != sorted(set(bounds)):
+            raise InputError(f"the bounds of the target's ranges are {list(bounds)}; give one or more, ascending")
+
+    @classmethod
+    def of(cls, y: Tensor, name: str) -> Self:
+        """The scale and the quartiles of training targets; `name` is the data set's, for errors."""
+        values = y.double()
+        if not len(values) or bool((values == values[0]).all()):
+            raise InputError(f"data set {name!r} has the same target in all training samples; regression needs several")
+        shares = torch.arange(1, RANGES, dtype=torch.float64) / RANGES
+        bounds = values.quantile(shares).unique().tolist()
+        return cls(
+            mean=values.mean().item(), deviation=values.std(correction=0).item(),
+            bounds=inner_bounds(bounds, values.min().item(), values.max().item()),
+        )  # fmt: skip
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the ranges, with as few digits as tell the bounds apart."""
+        digits = next(
+            n for n in (3, 4, 6, 9, 17) if n == 17 or len({f"{b:.{n}g}" for b in self.bounds}) == len(self.bounds)
+        )
+        texts = [f"{bound:.{digits}g}" for bound in self.bounds]
+        inner = [f"{low} to {high}" for low, high in pairwise(texts)]
+        return f"≤ {texts[0]}", *inner, f"> {texts[-1]}"
+
+    def ranges(self, y: Tensor) -> Tensor:
+        """The range of each target, int64."""
+        return torch.bucketize(y.double(), torch.tensor(self.bounds, dtype=torch.float64, device=y.device))
+
+    def standardise(self, y: Tensor) -> Tensor:
+        """Targets as a model learns them."""
+        return ((y.double() - self.mean) / self.deviation).float()
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """A model's outputs (n, 1) as predictions (n,) in the unit of the target, in float64."""
+        return outputs[:, 0].double() * self.deviation + self.mean
+
+
+def inner_bounds(bounds: list[float], lowest: float, highest: float) -> tuple[float, ...]:
+    """The bounds that leave no range empty: at least the lowest target and below the highest."""
+    return tuple(bound for bound in bounds if lowest <= bound < highest) or (lowest,)
