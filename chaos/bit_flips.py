@@ -7,16 +7,18 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from chaos.processes import missing
 from chaos.report import Report
 from chaos.small_run import METHOD, ROUNDS, write_spec
 from fedtilt.errors import InputError
 
 FLIPS = {"resume": 800, "report": 500, "export": 500, "check": 500}
+_FLIPS = 10  # of one worker, at least: each trains a run first
 
 Use = Callable[[Path, list[str]], object]  # a run folder and a list for notices → what was read or made
 
 
-def run(folder: Path, scale: float) -> Report:
+def run(folder: Path, scale: float, jobs: int) -> Report:
     """Flip bits in files of a finished run, for a resume of a run whose last round is missing."""
     import torch
 
@@ -25,8 +27,12 @@ def run(folder: Path, scale: float) -> Report:
     torch.set_num_threads(1)
     report = Report("bit flips")
     for name, flips in FLIPS.items():
-        workers = 2 if scale >= 0.1 else 1  # each trains a run first
-        fuzz(name, partial(_flips, name=name), max(1, round(flips * scale)), folder, report, workers)
+        if name == "report" and (reason := missing("plotly")):
+            report.skipped.append(f"{name}: {reason}")
+            continue
+        number = max(1, round(flips * scale))
+        workers = min(jobs, -(-number // _FLIPS))
+        fuzz(name, partial(_flips, name=name), number, folder, report, workers)
     report.figures = {"flips": report.figures["inputs"], "refused": report.figures["refused"]}
     return report
 

@@ -2,11 +2,14 @@
 
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+_SECONDS = 120  # of one process
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,17 @@ def _last_line(text: str) -> str:
 
 
 def run_in_child(function: Callable[[], object]) -> Outcome:
-    """Run a function in a forked process; its exit code is that of `SystemExit`, and 1 for other exceptions."""
+    """Run a function in a forked process; its exit code is that of `SystemExit`, and 1 for other exceptions.
+
+    A process that takes longer than two minutes is ended by SIGALRM.
+    """
     streams = [os.memfd_create(name) for name in ("output", "errors")]
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
     if not child:
         code = 1
+        signal.alarm(_SECONDS)
         try:
             for number, stream in zip((1, 2), streams, strict=True):
                 os.dup2(stream, number)

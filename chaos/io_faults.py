@@ -1,7 +1,7 @@
 """Let every call on files fail, one after another: a full, broken, slow or read-only disk, and a kill at that call.
 
-`faults.c` is preloaded into a process of its own for every scenario, `python -m chaos.io_faults FOLDER SHARE SCENARIO`,
-which imports torch once and forks a child for every case.
+`faults.c` is preloaded into processes that test a part of the calls of one scenario each: `python -m chaos.io_faults
+FOLDER SHARE SCENARIO NUMBER PROCESSES`. Such a process imports torch once and forks a child for every case.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.child import Outcome, command, run_in_child
+from chaos.processes import missing, run_modules
 from chaos.report import Report
 from chaos.small_run import METHOD, ROUNDS, TABLE, write_spec
 from fedtilt.errors import InputError
@@ -33,12 +34,14 @@ class Scenario:
         arguments: the command line
         again: the command line after a failure
         result: what the command has made, to compare; None if there is nothing
+        needs: modules that fedtilt imports late for it
     """
 
     prepare: Callable[[Path], None]
     arguments: Callable[[Path], list[str | Path]]
     again: Callable[[Path], list[str | Path]]
     result: Callable[[Path], object]
+    needs: tuple[str, ...] = ()
 
 
 def _run(folder: Path) -> list[str | Path]:
@@ -113,33 +116,32 @@ SCENARIOS = {
         lambda folder: _model_of(folder / "run"),
     ),
     "export": Scenario(_finished_run, _export, lambda f: [*_export(f), "--force"], _exported),
-    "report": Scenario(_finished_run, _report, _report, _bytes_of("page.html")),
+    "report": Scenario(_finished_run, _report, _report, _bytes_of("page.html"), ("plotly",)),
     "schema": Scenario(_table, _schema, lambda f: [*_schema(f), "--force"], _bytes_of("schema.json")),
 }
 
 
-def run(folder: Path, scale: float, scenarios: Sequence[str] = tuple(SCENARIOS)) -> Report:
-    """Test a share of the calls of these commands, each in a process with `faults.c`."""
+def run(folder: Path, scale: float, jobs: int, scenarios: Sequence[str] = tuple(SCENARIOS)) -> Report:
+    """Test a share of the calls of these commands, each in processes with `faults.c`."""
+    report = Report("I/O faults")
+    if shutil.which("cc") is None:
+        report.skipped.append("all commands: there is no C compiler, cc")
+        return report
     library = folder / "faults.so"
     source = Path(__file__).with_name("faults.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-    processes = {
-        name: subprocess.Popen(
-            [sys.executable, "-m", "chaos.io_faults", str(folder), str(scale), name],
-            env=os.environ | {"LD_PRELOAD": str(library)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name in scenarios
-    }
-    report = Report("I/O faults")
-    for name, process in processes.items():
-        output, errors = process.communicate()
-        if process.returncode:
-            report.failures.append(f"{name}: the process failed: {errors[-500:]}")
+    modules = {}
+    for name in scenarios:
+        if reason := missing(*SCENARIOS[name].needs):
+            report.skipped.append(f"{name}: {reason}")
             continue
-        values = json.loads(output)
+        for number in range(jobs):
+            arguments = ("chaos.io_faults", str(folder), str(scale), name, str(number), str(jobs))
+            modules[f"{name}, process {number}"] = arguments
+    for name, values in run_modules(modules, jobs, {"LD_PRELOAD": str(library)}):
+        if isinstance(values, str):
+            report.failures.append(f"{name}: {values}")
+            continue
         report.failures += values["failures"]
         for what, number in values["figures"].items():
             report.count(what, number)
@@ -188,25 +190,24 @@ class _Faults:
         return run_in_child(armed)
 
 
-def _test_scenario(name: str, folder: Path, share: float) -> Report:
+def _test_scenario(name: str, folder: Path, share: float, process: int, processes: int) -> Report:
+    """Test a share of the calls of a command; of these, one of `processes` equal parts."""
     report = Report("I/O faults")
     scenario, faults = SCENARIOS[name], _Faults()
-    template = folder / name / "template"
+    template, case = folder / "template", folder / "case"
     template.mkdir(parents=True)
     scenario.prepare(template)
-    reference = _copy(template, folder / name / "case")
-    _succeed(scenario.arguments(reference))
-    expected = scenario.result(reference)
-    case = _copy(template, folder / name / "case")
-    for mode, calls in faults.calls(scenario.arguments(case), case).items():
-        step = max(1, round(1 / share))
-        for number in range(1 + step // 2, calls + 1, step):
-            case = _copy(template, folder / name / "case")
-            outcome = faults.run(scenario.arguments(case), case, mode, number)
-            report.count("faults" if mode != "killed" else "kills at a call")
-            report.count("refused", int(outcome.code == 2))
-            if problem := _problem(scenario, case, mode, outcome, expected):
-                report.failures.append(f"{name}, {mode} at call {number} of {calls}: {problem}")
+    _succeed(scenario.arguments(_copy(template, case)))
+    expected = scenario.result(case)
+    calls = faults.calls(scenario.arguments(_copy(template, case)), case)
+    step = max(1, round(1 / share))
+    cases = [(mode, call) for mode in MODES for call in range(1 + step // 2, calls[mode] + 1, step)]
+    for mode, call in cases[process::processes]:
+        outcome = faults.run(scenario.arguments(_copy(template, case)), case, mode, call)
+        report.count("faults" if mode != "killed" else "kills at a call")
+        report.count("refused", int(outcome.code == 2))
+        if problem := _problem(scenario, case, mode, outcome, expected):
+            report.failures.append(f"{name}, {mode} at call {call} of {calls[mode]}: {problem}")
     return report
 
 
@@ -236,14 +237,14 @@ def _copy(template: Path, case: Path) -> Path:
     return Path(shutil.copytree(template, case))
 
 
-def main(folder: Path, scale: float, scenario: str) -> None:
-    """Test one scenario, and print the report as JSON."""
+def main(folder: Path, scale: float, scenario: str, process: int, processes: int) -> None:
+    """Test a part of one scenario, and print the report as JSON."""
     import torch
 
     torch.set_num_threads(1)
-    report = _test_scenario(scenario, folder, scale)
+    report = _test_scenario(scenario, folder / f"{scenario}-{process}", scale, process, processes)
     print(json.dumps({"figures": report.figures, "failures": report.failures}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))

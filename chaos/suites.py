@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
+from chaos.processes import ROOT, missing
 from chaos.report import Report
 
 REPLIES = ("tests/flower/test_rejections.py", "tests/flower/test_reply_size.py", "tests/flower/test_membership.py")
@@ -14,23 +15,30 @@ SITES = ("tests/flower/test_damage.py", "tests/flower/site/test_states.py")
 PORT = ("tests/flower/deploy/test_proxy.py",)
 
 
-def suite(part: str, files: tuple[str, ...]) -> Callable[[Path, float], Report]:
-    """A part that runs these files of tests; the slow ones only with scale 1 or more."""
+def suite(part: str, files: tuple[str, ...], needs: tuple[str, ...] = ()) -> Callable[[Path, float, int], Report]:
+    """A part that runs these files of tests, if the modules they need are installed; slow ones with scale 1 or more."""
 
-    def run(folder: Path, scale: float) -> Report:
+    def run(folder: Path, scale: float, jobs: int) -> Report:
+        report = Report(part)
+        if reason := missing("pytest", "hypothesis", *needs):
+            report.skipped.append(f"all tests: {reason}")
+            return report
         results = folder / "results.xml"
         selected = "not cuda" if scale >= 1 else "not cuda and not slow"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", selected, f"--junitxml={results}", *files]
-        process = subprocess.run(command, capture_output=True, text=True, check=False)
-        report = Report(part)
+        parallel = ["-n", str(jobs), "--dist", "worksteal"] if jobs > 1 and not missing("xdist") else []
+        command = [sys.executable, "-m", "pytest", "-q", "-m", selected, f"--junitxml={results}", *parallel, *files]
+        process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if not results.exists():
             report.failures.append(f"the tests did not start: {process.stdout[-300:]}{process.stderr[-300:]}")
             return report
         for case in ElementTree.parse(results).iter("testcase"):
+            ends = {end.tag: end.get("message") or "" for end in case}
+            if "skipped" in ends:
+                report.skipped.append(f"{case.get('name')}: {ends['skipped'][:200]}")
+                continue
             report.count("cases")
-            for end in case:
-                if end.tag in ("failure", "error", "skipped"):
-                    report.failures.append(f"{case.get('name')}: {end.tag}, {(end.get('message') or '')[:200]}")
+            for tag in ends.keys() & {"failure", "error"}:
+                report.failures.append(f"{case.get('name')}: {tag}, {ends[tag][:200]}")
         return report
 
     return run

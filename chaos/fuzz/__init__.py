@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+from chaos.processes import missing
 from chaos.report import Report
 
+_INPUTS = 20  # of one worker, at least: each has to prepare its inputs
 
-def run(folder: Path, scale: float) -> Report:
+
+def run(folder: Path, scale: float, jobs: int) -> Report:
     """Run every target with its share of the inputs."""
     import torch
 
@@ -14,7 +17,10 @@ def run(folder: Path, scale: float) -> Report:
 
     torch.set_num_threads(1)
     report = Report("fuzz")
-    for name, (target, inputs) in TARGETS.items():
-        workers = 2 if scale >= 0.01 else 1  # each has to prepare its inputs
-        fuzz(name, target, max(1, round(inputs * scale)), folder / "fuzz", report, workers)
+    for name, (target, inputs, needs) in TARGETS.items():
+        if reason := missing(*needs):
+            report.skipped.append(f"{name}: {reason}")
+            continue
+        number = max(1, round(inputs * scale))
+        fuzz(name, target, number, folder / "fuzz", report, min(jobs, -(-number // _INPUTS)))
     return report

@@ -1,15 +1,21 @@
-"""Run a target with many inputs in forked workers, and collect what is neither a success nor an `InputError`."""
+"""Run a target with many inputs in forked workers, and collect what is neither a success nor an `InputError`.
+
+A worker that ends or hangs in native code costs the input that it was reading: the next worker goes on after it.
+"""
 
 import faulthandler
 import json
+import mmap
 import os
 import random
+import re
 import resource
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaos.report import Report
@@ -17,80 +23,130 @@ from fedtilt.errors import InputError
 
 Read = Callable[[random.Random], object]  # makes one input and reads it
 Target = Callable[[Path], Read]  # a folder → a function that makes and reads one input in it
-_SECONDS = 20  # for one input
+_SECONDS = 30  # for one input
 _MEMORY = 6 * 2**30  # bytes that a worker may add
 _EXAMPLES = 3  # of one kind of failure
+_CRASHES = 20  # of the workers of one target, then it stops
 
 
 def fuzz(name: str, target: Target, inputs: int, folder: Path, report: Report, workers: int) -> None:
     """Run a target with so many inputs; the input of a number is the same in every run."""
-    numbers = [range(worker, inputs, workers) for worker in range(workers)]
-    children = [
-        _start(name, target, part, folder / f"{name}-{worker}") for worker, part in enumerate(numbers) if len(part)
-    ]
-    for child, results in children:
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        values = json.loads(results.read_text()) if code == 0 else {"accepted": 0, "refused": 0, "failures": {}}
-        report.count("inputs", values["accepted"] + values["refused"])
-        report.count("refused", values["refused"])
-        report.failures += [f"{name}: {text}" for texts in values["failures"].values() for text in texts]
-        if code:
-            report.failures.append(f"{name}: the worker ended with {code}")
+    parts = [range(worker, inputs, workers) for worker in range(min(workers, inputs))]
+    running = [_Worker(name, target, part, folder / f"{name}-{worker}") for worker, part in enumerate(parts)]
+    failures: dict[str, list[str]] = {}
+    for worker in running:
+        worker.finish()
+        _, read, refused = worker.counts
+        report.count("inputs", read)
+        report.count("refused", refused)
+        for kind, text in worker.failures():
+            examples = failures.setdefault(kind, [])
+            if len(examples) < _EXAMPLES:
+                examples.append(f"{name}: {text} ({kind})")
+    report.failures += [text for texts in failures.values() for text in texts]
 
 
-def _start(name: str, target: Target, numbers: range, folder: Path) -> tuple[int, Path]:
-    folder.mkdir(parents=True)
-    results = folder / "results.json"
-    sys.stdout.flush()
-    child = os.fork()
-    if not child:
+@dataclass
+class _Worker:
+    """A forked process that reads a part of the inputs of a target."""
+
+    name: str
+    target: Target
+    numbers: Sequence[int]
+    folder: Path
+    crashes: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True)
+        # inputs begun, read and refused, in memory that outlives the process
+        self.counts = memoryview(mmap.mmap(-1, 24)).cast("q")
+        self._start()
+
+    def _start(self) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.child = os.fork()
+        if self.child:
+            return
         code = 1
         try:
             used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
-            signal.signal(signal.SIGALRM, _too_slow)
-            results.write_text(json.dumps(_work(name, target(folder), numbers)))
+            folder = self.folder / f"start-{len(self.crashes)}"
+            folder.mkdir()
+            self._work(self.target(folder))
             code = 0
         except BaseException:
             traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(code)
-    return child, results
+
+    def _work(self, read_one: Read) -> None:
+        with (self.folder / "failures.jsonl").open("a") as failures, (self.folder / "stack.txt").open("w") as stack:
+            for number in self.numbers[self.counts[0] :]:
+                self.counts[0] += 1
+                faulthandler.dump_traceback_later(_SECONDS, exit=True, file=stack)
+                is_refused, problem = _read(read_one, random.Random(f"{self.name}/{number}"))
+                self.counts[1] += 1
+                self.counts[2] += is_refused
+                if problem is not None:
+                    kind, text = problem
+                    failures.write(json.dumps([kind, f"input {number}: {text[:300]}"]) + "\n")
+                    failures.flush()
+            faulthandler.cancel_dump_traceback_later()
+
+    def finish(self) -> None:
+        """Wait for the end; a worker that crashes is started again at the next input."""
+        while True:
+            _, status = os.waitpid(self.child, 0)
+            code = os.waitstatus_to_exitcode(status)
+            if code == 0:
+                return
+            started = self.counts[0]
+            if started == 0:
+                self.crashes.append(("preparation", f"the worker could not start: it ended with {_end(code)}"))
+                return
+            self.crashes.append(
+                (self._place(), f"input {self.numbers[started - 1]}: the worker ended with {_end(code)}")
+            )
+            if started == len(self.numbers):
+                return
+            if len(self.crashes) == _CRASHES:
+                left = len(self.numbers) - started
+                self.crashes.append(("too many crashes", f"{left} inputs were not read"))
+                return
+            self._start()
+
+    def _place(self) -> str:
+        """The last line of fedtilt in the stack of a worker that was too slow."""
+        stack = (self.folder / "stack.txt").read_text()
+        places = re.findall(r'File "[^"]*/fedtilt/([^"]*)", line (\d+)', stack)
+        return f"more than {_SECONDS} s in {places[0][0]}:{places[0][1]}" if places else "crash"
+
+    def failures(self) -> list[tuple[str, str]]:
+        """The kind and the text of everything that went wrong."""
+        path = self.folder / "failures.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [*((kind, text) for kind, text in map(json.loads, lines)), *self.crashes]
 
 
-def _work(name: str, read_one: Read, numbers: range) -> dict[str, object]:
-    accepted = refused = 0
-    failures: dict[str, list[str]] = {}
-    for number in numbers:
-        signal.alarm(_SECONDS)
-        faulthandler.dump_traceback_later(3 * _SECONDS, exit=True)  # a call that no signal interrupts
-        problem = None
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                read_one(random.Random(f"{name}/{number}"))
-            accepted += 1
-        except InputError as error:
-            refused += 1
-            if len(str(error).splitlines()) != 1:
-                problem = "a message that is not one line", repr(str(error))
-        except BaseException as error:
-            refused += 1
-            problem = _place(error), f"{type(error).__name__}: {error}"
-        signal.alarm(0)
-        if problem is not None:
-            kind, text = problem
-            examples = failures.setdefault(kind, [])
-            if len(examples) < _EXAMPLES:
-                examples.append(f"input {number}: {text[:300]} ({kind})")
-    faulthandler.cancel_dump_traceback_later()
-    return {"accepted": accepted, "refused": refused, "failures": failures}
+def _end(code: int) -> str:
+    return f"exit code {code}" if code > 0 else signal.Signals(-code).name
 
 
-def _too_slow(*_: object) -> None:
-    raise TimeoutError(f"an input takes more than {_SECONDS} s")
+def _read(read_one: Read, rng: random.Random) -> tuple[bool, tuple[str, str] | None]:
+    """Whether one input was refused, and what is wrong with that: its kind and a text."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            read_one(rng)
+    except InputError as error:
+        is_one_line = len(str(error).splitlines()) == 1
+        return True, None if is_one_line else ("a message that is not one line", repr(str(error)))
+    except BaseException as error:
+        return True, (_place(error), f"{type(error).__name__}: {error}")
+    return False, None
 
 
 def _place(error: BaseException) -> str:

@@ -1,6 +1,9 @@
 """A short version of `make chaos`; its kills, replies, poisons and requests to the port are tests of their own."""
 
+import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_faults_of_the_disk(tmp_path: Path) -> None:
-    report = io_faults.run(tmp_path, 0.5, ["schema"])
+    report = io_faults.run(tmp_path, 0.5, 1, ["schema"])
     assert report.failures == []
     assert report.figures["faults"] >= 6
     assert report.figures["kills at a call"] >= 1
@@ -25,19 +28,19 @@ def test_faults_of_the_disk(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_faults_of_the_disk_during_a_run(tmp_path: Path) -> None:
-    report = io_faults.run(tmp_path, 0.05, ["run", "resume"])
+    report = io_faults.run(tmp_path, 0.05, 2, ["run", "resume"])
     assert report.failures == []
     assert report.figures["faults"] >= 30
 
 
 def test_bit_flips(tmp_path: Path) -> None:
-    report = bit_flips.run(tmp_path, 0.005)
+    report = bit_flips.run(tmp_path, 0.005, 1)
     assert report.failures == []
     assert report.figures["flips"] == 4 + 2 + 2 + 2
 
 
 def test_fuzz(tmp_path: Path) -> None:
-    report = fuzz.run(tmp_path, 0.0005)
+    report = fuzz.run(tmp_path, 0.0005, 1)
     assert report.failures == []
     assert report.figures["inputs"] >= 100
 
@@ -79,24 +82,59 @@ def test_the_fuzzer_finds_a_traceback(tmp_path: Path) -> None:
     assert all("KeyError: 'a'" in failure for failure in report.failures)
 
 
+def test_a_worker_that_crashes_costs_one_input(tmp_path: Path) -> None:
+    from chaos.fuzz.runner import fuzz as run_target
+
+    def target(folder: Path):
+        numbers = iter(range(9) if folder.name == "start-0" else range(3, 9))
+
+        def read(rng) -> None:
+            if next(numbers) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return read
+
+    report = Report("fuzz")
+    run_target("target", target, 9, tmp_path, report, workers=1)
+    assert report.figures == {"inputs": 8, "refused": 0}
+    assert report.failures == ["target: input 2: the worker ended with SIGKILL (crash)"]
+
+
+def test_an_input_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from chaos.fuzz import runner
+
+    monkeypatch.setattr(runner, "_SECONDS", 0.2)
+    report = Report("fuzz")
+    runner.fuzz("target", lambda folder: lambda rng: threading.Event().wait(), 1, tmp_path, report, workers=1)
+    assert report.failures == ["target: input 0: the worker ended with exit code 1 (crash)"]
+
+
 def test_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["chaos", "--scale", "0"])
     with pytest.raises(SystemExit):
         main()
     assert "--scale 0.0 is not above 0" in capsys.readouterr().err
-    wrong = {"good": lambda *_: Report("good", {"cases": 2}), "bad": lambda *_: Report("bad", {}, ["a traceback"])}
+    monkeypatch.setattr(sys, "argv", ["chaos", "--jobs", "0"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--jobs 0 is not at least 1" in capsys.readouterr().err
+    wrong = {
+        "good": lambda *_: Report("good", {"cases": 2}, skipped=["replies: flwr is not installed"]),
+        "bad": lambda *_: Report("bad", {}, ["a traceback"]),
+    }
     monkeypatch.setattr("chaos.__main__.PARTS", wrong)
     for part, code in (("good", 0), ("bad", 1)):
         monkeypatch.setattr(sys, "argv", ["chaos", "--only", part])
         assert main() == code
     out = capsys.readouterr().out
-    assert "good: 2 cases; 0 wrong" in out
+    assert "good: 2 cases; 0 wrong, 1 skipped" in out
+    assert "  skipped: replies: flwr is not installed\n" in out
     assert "  a traceback\n" in out
 
 
 def test_the_table() -> None:
-    reports = [Report("kills", {"kills": 1000}), Report("fuzz", {"inputs": 5}, ["specs: KeyError"])]
+    reports = [Report("kills", {"kills": 1000}), Report("fuzz", {"inputs": 5}, ["specs: KeyError"], ["replies"])]
     assert table(reports, [1.2, 3.0]).splitlines()[2:] == [
-        "| kills | 1,000 kills | 0 | 1 |",
-        "| fuzz | 5 inputs | 1 | 3 |",
+        "| kills | 1,000 kills | 0 | 0 | 1 |",
+        "| fuzz | 5 inputs | 1 | 1 | 3 |",
     ]

@@ -1,10 +1,10 @@
 """Kill and resume a run many times, and compare its final state with an uninterrupted run. Used by test_run_folder.py.
 
-    python -m tests.helpers.kill_and_resume FOLDER KILLS CASE
+    python -m tests.helpers.kill_and_resume FOLDER KILLS CASE [SEED]
 
 The process forks a child for every attempt, so that torch is imported once; the child is killed with SIGKILL after a
-random part of the time of an uninterrupted run. Every attempt resumes the last one; a run that finishes is compared,
-and a new one is started.
+random part of the time of an uninterrupted run, which SEED draws. Every attempt resumes the last one; a run that
+finishes is compared, and a new one is started.
 """
 
 import hashlib
@@ -90,13 +90,13 @@ def attempt(folder: Path, workers: int, case: str, seconds: float) -> bool:
     return os.waitstatus_to_exitcode(status) == 0
 
 
-def main(folder: Path, kills_wanted: int, case: str) -> None:
+def main(folder: Path, kills_wanted: int, case: str, seed: int) -> None:
     reference = folder / "reference"
     start = time.monotonic()
     assert attempt(reference, 0, case, 600.0)
     duration = time.monotonic() - start
     expected = hashes_of(reference)
-    rng = random.Random(0)
+    rng = random.Random(seed)
     kills = finished = 0
     run = folder / "run"
     while kills < kills_wanted or not finished:
@@ -111,4 +111,4 @@ def main(folder: Path, kills_wanted: int, case: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]) if len(sys.argv) > 4 else 0)
