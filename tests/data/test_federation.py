@@ -309,7 +309,7 @@ def test_clients_have_numbers_and_names():
         assert all(torch.equal(a, b) for a, b in zip(samples("B"), samples(1), strict=True))
     assert torch.equal(fed.train("B", seed=0, round=1)[1], fed.train(1, seed=0, round=1)[1])
     for unknown in ("north", 99, -1):
-        with pytest.raises(InputError, match=f"client {unknown} does not exist; the clients are A to B"):
+        with pytest.raises(InputError, match=f"client {unknown} does not exist; the clients are A, B"):
             fed.test(unknown)
 
 

@@ -21,5 +21,5 @@ def test_another_lambda_is_refused(tmp_path: Path) -> None:
         )
 
     assert run(2.0)["fedavg"].accuracy == run(2.0)["fedavg"].accuracy
-    with pytest.raises(ft.InputError, match="was started with loss = "):
+    with pytest.raises(ft.InputError, match="was started with another loss function; restore its code, or start"):
         run(1.5)

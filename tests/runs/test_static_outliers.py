@@ -21,7 +21,7 @@ def test_other_draws_of_the_same_data_are_refused_when_a_run_goes_on(tmp_path: P
 
     federation = build()
     assert run(federation)["fedavg"].accuracy == run(federation)["fedavg"].accuracy
-    with pytest.raises(ft.InputError, match="was started with partition = "):
+    with pytest.raises(ft.InputError, match="was started with another division of the samples"):
         run(dataclasses.replace(federation, seed=1))
     with pytest.raises(ft.InputError, match="was started with outliers"):
         run(build(outlier_flip_to="nearest"))

@@ -65,8 +65,9 @@ def test_a_setting_missing_from_the_spec_has_the_default_of_the_preset() -> None
     ("method", "axes", "message"),
     [
         ("fedsgd", {"mu": [1.0]}, "method 'fedsgd' is not in the spec; choose from fedavg, ditto, fedtilt"),
-        ("ditto", {"tau": [1.0]}, "no method to tune takes tau (ditto takes mu, q, bad_share, lr, lr_personal)"),
-        (None, {"aggregator": [1.0]}, "no method to tune takes aggregator"),
+        ("ditto", {"tau": [1.0]}, "--over tau: no method to tune has this setting; choose among those that"),
+        ("ditto", {"tau": [1.0]}, "can be tuned: ditto has mu, q, bad_share, lr, lr_personal"),
+        (None, {"aggregator": [1.0], "tau": [1.0]}, "--over aggregator: no method to tune has this setting"),
         ("ditto", {"mu": [-1.0]}, "methods.ditto mu=-1.mu = -1.0 is not possible; give a number ≥ 0"),
     ],
 )

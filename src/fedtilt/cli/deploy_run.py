@@ -134,8 +134,12 @@ def _last_evaluation(folder: Path, task: "ResolvedTask") -> tuple[int, "MethodRe
 
 
 def _print_failures(result: "MethodResult", class_names: Sequence[str], evaluated: int) -> None:
-    """The site and the class with the lowest accuracy; no site of only one, no class if a site withholds them."""
+    """The site and the class with the lowest accuracy below 100 %.
+
+    No site of only one, and no class if a site withholds them.
+    """
     site, class_ = worst_client_and_class({0: result}, result.client_names, class_names)
-    worst = ([f"site {site}"] if evaluated > 1 else []) + ([f"class {class_}"] if len(class_names) > 1 else [])
+    worst = [f"site {site}"] * bool(site and evaluated > 1)
+    worst += [f"class {class_}"] * bool(class_ and len(class_names) > 1)
     if worst:
         Console(highlight=False, soft_wrap=True).print(f"fails most   {', '.join(worst)}")

@@ -57,7 +57,10 @@ def comparison_table(
     full = _method_rows(table, COLUMNS, worst)
     if fits(full, width):
         return Group(full)
-    lines = [f"[bold]{escape(name)}[/] fails most: client {c}, class {k}" for name, (c, k) in worst.items()]
+    lines = []
+    for name, (client, class_) in worst.items():
+        failing = [f"client {client}"] * bool(client) + [f"class {class_}"] * bool(class_)
+        lines.append(f"[bold]{escape(name)}[/] fails most: {', '.join(failing) or 'nowhere'}")
     narrower = [_method_rows(table, COLUMNS[:count], None) for count in range(len(COLUMNS), 0, -1)]
     return Group(next((rows for rows in narrower if fits(rows, width)), narrower[-1]), *lines, "")
 
@@ -85,14 +88,14 @@ def _method_rows(
         for _, key, _ in columns:
             text = format_mean_std(values[key])
             cells.append(f"[bold green]{text}[/]" if round(values[key]["mean"], 2) == best[key] else text)
-        out.add_row(escape(name), *cells, *(worst[name] if worst else ()))
+        out.add_row(escape(name), *cells, *((text or "none" for text in worst[name]) if worst else ()))
     return out
 
 
 def worst_client_and_class(
     results: Mapping[int, MethodResult], client_names: Sequence[str], class_names: Sequence[str]
 ) -> tuple[str, str]:
-    """The client and the class with the lowest accuracy of a method, as text.
+    """The client and the class with the lowest accuracy of a method, as text; empty if it is 100 %.
 
     Classes are the same for every seed, and their samples are added up; the clients of each seed are different.
     """
@@ -123,6 +126,8 @@ def clients_without_test_data(results: Mapping[int, Result], client_names: Seque
 def _lowest(correct: Tensor, total: Tensor, names: Sequence[str]) -> str:
     accuracy = (100 * correct / total.clamp(min=1)).where(total > 0, 101.0)
     worst = int(accuracy.argmin())
+    if correct[worst] == total[worst]:  # all are correct: nothing fails
+        return ""
     counts = f" ({int(correct[worst])} of {int(total[worst])})" if total[worst] < _FEW_SAMPLES else ""
     return f"{escape(names[worst])}: {accuracy[worst]:.0f} %{counts}"
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from fedtilt.checks import whole
 from fedtilt.errors import InputError
 
+_MAX_NAMES = 10  # in a message
+
 
 def sort_names(names: Iterable[str]) -> tuple[str, ...]:
     """Sort by value if all names are finite numbers, else as text: 'nan' cannot be ordered.
@@ -31,8 +33,20 @@ def client_number(client: int | str, names: Sequence[str]) -> int:
     if isinstance(number, str) and number.isdecimal():
         number = int(number)
     if isinstance(number, str):
-        raise InputError(f"client {client} does not exist; the clients are {names[0]} to {names[-1]}")
+        raise InputError(f"client {client} does not exist; {_known_clients(names)}")
     number = whole(number, "a client's number")
     if not 0 <= number < len(names):
-        raise InputError(f"client {client} does not exist; the clients are {names[0]} to {names[-1]}")
+        raise InputError(f"client {client} does not exist; {_known_clients(names)}")
     return number
+
+
+def _known_clients(names: Sequence[str]) -> str:
+    """The clients that exist: a range of numbers, or names.
+
+    >>> _known_clients(["0", "1", "2"]), _known_clients(["Zürich Süd", "south"])
+    ('the clients are 0 to 2', 'the clients are Zürich Süd, south')
+    """
+    if list(names) == [str(number) for number in range(len(names))]:
+        return f"the clients are 0 to {len(names) - 1}"
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"the clients are {', '.join(names[:_MAX_NAMES])}{more}"

@@ -252,6 +252,11 @@ def _index_of(spec: "Spec", method: str | None, axes: Mapping[str, object]) -> i
     for i in candidates:
         if all(key in settings[i] for key in axes):
             return i
-    keys = " and ".join(axes)
-    possible = "; ".join(f"{names[i]} takes {', '.join(settings[i])}" for i in candidates)
-    raise InputError(f"no method to tune takes {keys} ({possible}); add one to the spec, or choose others with --over")
+    missing = [key for key in axes if not any(key in settings[i] for i in candidates)]
+    keys = " and ".join(missing or axes)
+    together = "" if missing else " together"
+    possible = "; ".join(f"{names[i]} has {', '.join(settings[i])}" for i in candidates)
+    raise InputError(
+        f"--over {keys}: no method to tune has {'this setting' if len(missing or axes) == 1 else 'these settings'}"
+        f"{together}; choose among those that can be tuned: {possible}"
+    )

@@ -9,6 +9,16 @@ from fedtilt.errors import InputError
 from fedtilt.files import first_difference, read_json
 from fedtilt.storage.run_length import with_interval, without_rounds
 
+# key of a fingerprint whose value is a digest → what has changed, and what to restore
+_DIGESTED = {
+    "samples": "other samples; restore the data as it was",
+    "partition": "another division of the samples among the clients; restore the data, its seed and its settings",
+    "sizes": "other numbers of samples per client; restore the data, its seed and its settings",
+    "start": "another initial model; restore its code, weights and random seed",
+    "constants": "another {part}, which the run does not train; restore the model's code and weights",
+    "loss": "another loss function; restore its code",
+}
+
 
 def read_fingerprint(path: Path) -> dict[str, Any]:
     """A fingerprint of a run folder, with the keys that every fingerprint has."""
@@ -27,10 +37,10 @@ def check_unchanged(folder: Path, before: Mapping[str, Any], fingerprint: Mappin
     difference = first_difference(without_rounds(before), without_rounds(with_keys_of(before, fingerprint)))
     if difference:
         key, was, now = difference
-        raise InputError(
-            f"{folder} was started with {key} = {was}, and now it is {now}; "
-            "restore it, or start a new run in another folder (--out, or out= in Python)"
-        )
+        changed = f"was started with {key} = {was}, and now it is {now}; restore it"
+        if digested := next((text for name, text in _DIGESTED.items() if f"{key}.".startswith(f"{name}.")), None):
+            changed = f"was started with {digested.format(part=key.partition('.')[2])}"
+        raise InputError(f"{folder} {changed}, or start a new run in another folder (--out, or out= in Python)")
 
 
 def check_other_seeds(folder: Path, fingerprint: Mapping[str, Any]) -> None:

@@ -1,0 +1,35 @@
+"""The table that `fedtilt run` prints."""
+
+import io
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedtilt as ft
+from fedtilt.cli.console import Console
+from fedtilt.cli.tables import comparison_table
+from fedtilt.evaluation.over_seeds import over_seeds
+
+
+@pytest.mark.parametrize(
+    ("correct", "width", "expected"),
+    [
+        ([[5, 5], [5, 5]], 200, ["none", "none"]),
+        ([[5, 5], [5, 5]], 60, ["ditto fails most: nowhere"]),
+        ([[5, 5], [5, 4]], 200, ["south: 90 %", "ill: 90 %"]),
+        ([[5, 5], [5, 4]], 60, ["ditto fails most: client south: 90 %, class ill: 90 %"]),
+    ],
+)
+def test_a_client_of_100_percent_does_not_fail(correct: list, width: int, expected: list[str]) -> None:
+    data = ft.Federation.build(ft.data.load("digits"), clients=2, max_train=20, seed=0)
+    result = ft.run([ft.ditto(0.1)], data, ft.models.mlp, rounds=1, epochs=1, participation=1.0, workers=0)
+    exact = replace(result["ditto"], correct=torch.tensor(correct), total=torch.full((2, 2), 5))
+    results = {0: ft.Result({"ditto": exact}, data)}
+    out = io.StringIO()
+    Console(file=out, width=width).print(
+        comparison_table(over_seeds({0: result}), results, ["north", "south"], ["well", "ill"], width)
+    )
+    printed = " ".join(out.getvalue().split())
+    assert [text for text in expected if text not in printed] == []
+    assert "100 %" not in printed
