@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+import fedtilt as ft
 from chaos.child import Outcome, command
 from chaos.fuzz.mutate import ODD_TEXTS, mutated_bytes
 from chaos.fuzz.runner import Read
@@ -57,6 +58,7 @@ def replies(folder: Path) -> Read:
 def arguments(folder: Path) -> Read:
     """Command lines that read files or refuse; none that trains, downloads or deploys."""
     os.chdir(folder)
+    ft.data.load("digits")  # imports scikit-learn, which takes seconds
     (folder / "table.csv").write_text(TABLE)
     write_spec(folder)
     (folder / "empty").mkdir()

@@ -23,7 +23,8 @@ from fedtilt.errors import InputError
 
 Read = Callable[[random.Random], object]  # makes one input and reads it
 Target = Callable[[Path], Read]  # a folder → a function that makes and reads one input in it
-_SECONDS = 30  # for one input
+_SECONDS = 60  # for one input
+_PREPARATION = 600  # seconds
 _MEMORY = 6 * 2**30  # bytes that a worker may add
 _EXAMPLES = 3  # of one kind of failure
 _CRASHES = 20  # of the workers of one target, then it stops
@@ -74,6 +75,7 @@ class _Worker:
             resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
             folder = self.folder / f"start-{len(self.crashes)}"
             folder.mkdir()
+            faulthandler.dump_traceback_later(_PREPARATION, exit=True)
             self._work(self.target(folder))
             code = 0
         except BaseException:

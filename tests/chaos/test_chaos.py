@@ -12,7 +12,7 @@ from chaos import bit_flips, fuzz, io_faults
 from chaos.__main__ import main
 from chaos.child import Outcome, run_in_child
 from chaos.report import Report, table
-from chaos.suites import POISONS, PORT, REPLIES, SITES
+from chaos.suites import POISONS, PORT, REPLIES, SITES, suite
 from fedtilt.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +80,15 @@ def test_the_fuzzer_finds_a_traceback(tmp_path: Path) -> None:
     assert report.figures["inputs"] == 40
     assert report.failures
     assert all("KeyError: 'a'" in failure for failure in report.failures)
+
+
+def test_what_cannot_run_is_skipped_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = ("no_such_module",)
+    assert suite("port", PORT, needs)(tmp_path, 1.0, 1).skipped == ["all tests: no_such_module is not installed"]
+    monkeypatch.setattr("chaos.fuzz.targets.TARGETS", {"replies": (lambda folder: None, 9, needs)})
+    report = fuzz.run(tmp_path, 1.0, 1)
+    assert report.skipped == ["replies: no_such_module is not installed"]
+    assert report.line() == "fuzz: nothing was run; 0 wrong, 1 skipped"
 
 
 def test_a_worker_that_crashes_costs_one_input(tmp_path: Path) -> None:
