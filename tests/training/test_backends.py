@@ -117,7 +117,7 @@ NOT_FUSED = "the model is not an nn.Sequential of Flatten, Linear (with bias) an
 def test_a_choice_says_why_a_faster_backend_does_not_run(
     model: Callable[[], nn.Module], settings: dict, name: str, reasons: dict[str, str]
 ) -> None:
-    assert choose(model(), **settings) == (name, reasons)
+    assert choose(model(), **settings) == (name, reasons, None)
 
 
 @pytest.mark.parametrize(("backend", "name"), supported_pairs())
@@ -171,7 +171,7 @@ def test_the_optimizers_of_native_are_those_of_torch(name: str, optimizer: Optim
     # Adam needs smaller learning rates; its step has the size of 1 even where the gradient is little but rounding
     divisor, tolerance = (1, 2e-5) if optimizer.name == "sgd" else (20, 1e-4)
     jobs = [replace(job, lr=job.lr / divisor, optimizer=optimizer) for job in jobs]
-    assert choose_backend(model, jobs, "cpu") == ("native", {})
+    assert choose_backend(model, jobs, "cpu") == ("native", {}, None)
     starts, trained, expected = [job.start for job in jobs], jobs, jobs
     for _ in range(2):
         trained, expected = (
@@ -198,7 +198,7 @@ def test_native_has_the_losses_with_a_name(settings: dict, optimizer: Optimizer)
     model = models.build(MODELS["mlp"], SHAPE, CLASSES, seed=3)
     jobs, batches = make_jobs(model)
     jobs = [replace(job, loss=sample_loss(**settings), optimizer=optimizer) for job in jobs]
-    assert choose_backend(model, jobs, "cpu") == ("native", {})
+    assert choose_backend(model, jobs, "cpu") == ("native", {}, None)
     expected = BACKENDS["autograd"](model, jobs, batches)
     for job, trained, reference in zip(jobs, native.train(model, jobs, batches), expected, strict=True):
         moved = (reference.parameters - job.start).norm()

@@ -14,6 +14,7 @@ from fedtilt.math.losses import sample_loss
 from fedtilt.runs import spec_run
 from fedtilt.training import Batches, LocalJob, Optimizer, choose_backend, make_batches, native
 from fedtilt.training.native import compiler
+from tests.helpers.callbacks import Calls
 
 needs_kernel = pytest.mark.skipif(
     not native.available(), reason=f"native cannot run because {native.unavailable_reason()}"
@@ -255,7 +256,7 @@ def test_without_a_writable_folder_fused_is_used(empty_cache: Path, monkeypatch:
 def test_an_environment_variable_turns_it_off(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDTILT_NATIVE", "0")
     choice = choose_backend(MODEL, [make_job()], "cpu")
-    assert choice == ("fused", {"native": "the C kernel cannot run: FEDTILT_NATIVE=0 turns it off"})
+    assert choice == ("fused", {"native": "the C kernel cannot run: FEDTILT_NATIVE=0 turns it off"}, None)
     assert native.build_id() == "none"
     assert not empty_cache.exists()  # nothing was compiled
     with pytest.raises(InputError, match="because the C kernel cannot run: FEDTILT_NATIVE=0 turns it off; use"):
@@ -282,6 +283,6 @@ def test_resuming_without_the_kernel_gives_a_notice(tmp_path: Path, monkeypatch:
     spec_run.run_spec(spec.load("digits", overrides=quick), tmp_path / "run")
     build_id = native.build_id()
     monkeypatch.setenv("FEDTILT_NATIVE", "0")
-    notices: list[str] = []
-    spec_run.resume(tmp_path / "run", notice=notices.append)
-    assert notices == [f"native kernel was {build_id} and is none now: the last bits may differ"]
+    calls = Calls()
+    spec_run.resume(tmp_path / "run", callbacks=[calls])
+    assert calls.notices == [f"native kernel was {build_id} and is none now: the last bits may differ"]

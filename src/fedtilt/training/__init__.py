@@ -6,10 +6,11 @@ fused     perceptrons, with a hand-written backward pass, one job at a time: for
 stacked   all jobs in one step: for GPUs
 
 A backend is asked about the whole work, `unsupported_reason(model, job, device_type, sample)`: None, or a clause that
-says why it does not train this job. The autograd loop never refuses.
+says why it does not train this job. The autograd loop never refuses; it trains the jobs whose special steps the backend
+of the run does not know.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import nn
@@ -39,11 +40,35 @@ class Backend(Protocol):
         ...
 
 
+def _with_special_jobs(train: Backend, special_reason: Callable[[nn.Module, LocalJob], str | None]) -> Backend:
+    """The backend, with autograd for jobs whose special steps it does not know, and with the losses of `start`.
+
+    Args:
+        train: the backend
+        special_reason: why it does not train a job with special steps; None if it does
+    """
+
+    def train_all(
+        model: nn.Module, jobs: Sequence[LocalJob], batches: Sequence[Batches], *, precision: str = "float32"
+    ) -> list[Trained]:
+        alone = [job.special_steps is not None and special_reason(model, job) is not None for job in jobs]
+        rest = [i for i, is_alone in enumerate(alone) if not is_alone]
+        trained = iter(train(model, [jobs[i] for i in rest], [batches[i] for i in rest], precision=precision))
+        results = []
+        for job, data, is_alone in zip(jobs, batches, alone, strict=True):
+            result = autograd_loop.train(model, [job], [data], precision=precision)[0] if is_alone else next(trained)
+            loss = autograd_loop.start_loss(model, job, data, precision) if job.measures_loss else None
+            results.append(result._replace(loss=loss))
+        return results
+
+    return train_all
+
+
 BACKENDS: dict[str, Backend] = {
-    "autograd": autograd_loop.train,
-    "native": native.train,
-    "fused": fused_mlp.train,
-    "stacked": stacked.train,
+    "autograd": _with_special_jobs(autograd_loop.train, lambda *_: None),
+    "native": _with_special_jobs(native.train, native.special_reason),
+    "fused": _with_special_jobs(fused_mlp.train, lambda _, job: job.special_steps),
+    "stacked": _with_special_jobs(stacked.train, lambda _, job: job.special_steps),
 }
 _FASTEST_FIRST = {"cpu": ("native", "fused", "autograd"), "cuda": ("stacked", "autograd")}
 _UNSUPPORTED_REASON = {
@@ -59,6 +84,7 @@ class BackendChoice(NamedTuple):
 
     name: str
     reasons: Mapping[str, str]  # faster backend → why it does not train this run
+    special: str | None = None  # why autograd trains some of its jobs; None: it does not
 
     def describe(self) -> str:
         """One line for the user.
@@ -66,8 +92,9 @@ class BackendChoice(NamedTuple):
         >>> BackendChoice("autograd", {"native": "the model has an LSTM"}).describe()
         'autograd (not native: the model has an LSTM)'
         """
-        reasons = "; ".join(f"not {name}: {reason}" for name, reason in self.reasons.items())
-        return f"{self.name} ({reasons})" if reasons else self.name
+        reasons = [f"not {name}: {reason}" for name, reason in self.reasons.items()]
+        reasons += [f"autograd for jobs where {self.special}"] if self.special else []
+        return f"{self.name} ({'; '.join(reasons)})" if reasons else self.name
 
 
 def choose_backend(
@@ -94,9 +121,10 @@ def choose_backend(
         raise InputError(f"unknown backend {backend!r}; choose one of auto, {', '.join(BACKENDS)}")
     reasons: dict[str, str] = {}
     for name in _FASTEST_FIRST[device_type] if backend == "auto" else (backend,):
-        reason = next((r for job in jobs if (r := _UNSUPPORTED_REASON[name](model, job, device_type, sample))), None)
+        refused = [(job, r) for job in jobs if (r := _UNSUPPORTED_REASON[name](model, job, device_type, sample))]
+        reason = next((r for job, r in refused if job.special_steps is None or len(refused) == len(jobs)), None)
         if reason is None:
-            return BackendChoice(name, reasons)
+            return BackendChoice(name, reasons, refused[0][1] if refused else None)
         reasons[name] = reason
     raise InputError(f"backend {backend!r} cannot train this because {reasons[backend]}; use 'auto' or 'autograd'")
 

@@ -1,17 +1,22 @@
 """One job after the other, by autograd, for any `nn.Module` and any recipe: the reference for every other backend."""
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from fedtilt import seeds
+from fedtilt.data.inputs import take
 from fedtilt.errors import InputError
 from fedtilt.math.tilt import nested_tilt
 from fedtilt.models import copy_with_parameters, logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import buffers_to_vector, vector_to_buffers
-from fedtilt.training.local_job import Batches, LocalJob, Optimizer, Trained
+from fedtilt.training.local_job import MIN_UTILITY, Batches, LocalJob, Optimizer, Trained
 from fedtilt.training.precision import autocast, fp32_deterministic
+
+_SAMPLES = 4096  # in a forward pass without gradients
 
 
 def train(
@@ -34,16 +39,38 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches, precision: str
     net = copy_with_parameters(model, views)  # a step on its parameters changes theta
     parameters = list(trained_parameters(net).values())
     changing = _load_buffers(net, job)
-    step = _step(job, theta, list(views.values()), parameters)
+    anchor = job.anchor.clone() if job.anchor_rate else job.anchor
+    new_step = partial(_step, job, theta, anchor, list(views.values()), parameters)
+    step, switch = new_step(job.first), job.first_epochs * batches.per_epoch * job.repeats
     constant = {name: b.clone() for name, b in net.named_buffers() if name not in changing}
     with seeds.seeded_global_rng(batches.key, theta.device), fp32_deterministic(theta.device, precision == "tf32"):
-        for x, y, groups in batches.of(job):
+        for number, (x, y, groups) in enumerate(batches.of(job), 1):
             with autocast(theta.device, precision):
                 outputs = logits(net, x)
             loss = nested_tilt(job.loss(outputs.float(), y), groups, job.tilts)
+            if job.utility < math.inf:  # the gradient of −log(utility − loss)
+                loss = loss / (job.utility - loss.detach()).clamp_min(MIN_UTILITY)
+            if job.first is not None and number == switch + 1:
+                step = new_step(1 - job.first)
             step(torch.autograd.grad(loss, parameters, materialize_grads=True))  # 0 for unused parameters
+            if job.anchor_rate and number % job.repeats == 0:
+                anchor.lerp_(theta, job.anchor_rate)
     _check_constant(net, constant)
-    return Trained(theta, buffers_to_vector(net, changing) if changing else None)
+    buffers = buffers_to_vector(net, changing) if changing else None
+    return Trained(theta, buffers, anchor=anchor if job.anchor_rate else None)
+
+
+def start_loss(model: nn.Module, job: LocalJob, batches: Batches, precision: str = "float32") -> Tensor:
+    """R of the model that a job starts from, on all samples, in evaluation mode, (1,)."""
+    net = copy_with_parameters(model, vector_to_parameters(model, job.start.clone()))
+    _load_buffers(net, job)
+    net.eval()
+    device, samples = job.start.device, len(batches.y)
+    with torch.no_grad(), fp32_deterministic(device, precision == "tf32"), autocast(device, precision):
+        outputs = [logits(net, take(batches.x, slice(i, i + _SAMPLES))) for i in range(0, samples, _SAMPLES)]
+    with torch.no_grad():
+        losses = job.loss(torch.cat(outputs).float(), batches.y)
+        return nested_tilt(losses, batches.groups_of(job), job.tilts).reshape(1)
 
 
 def _load_buffers(net: nn.Module, job: LocalJob) -> tuple[str, ...]:
@@ -60,14 +87,25 @@ def _load_buffers(net: nn.Module, job: LocalJob) -> tuple[str, ...]:
     return job.buffer_names
 
 
+Step = Callable[[Sequence[Tensor]], None]
+
+
 def _step(
-    job: LocalJob, theta: Tensor, views: Sequence[Tensor], parameters: Sequence[nn.Parameter]
-) -> Callable[[Sequence[Tensor]], None]:
-    """A function that takes one step with the gradients of the loss; views and parameters are the pieces of theta."""
+    job: LocalJob, theta: Tensor, anchor: Tensor, views: Sequence[Tensor], parameters: Sequence[nn.Parameter],
+    trained: Tensor | None,
+) -> Step:  # fmt: skip
+    """A function that takes one step with the gradients of the loss; views and parameters are the pieces of theta.
+
+    Where `trained` is 0, theta stays as it is.
+    """
+    if trained is not None:
+        return _only(trained, theta, _step(job, theta, anchor, views, parameters, None))
 
     def plain_step(grads: Sequence[Tensor]) -> None:
         if job.prox:
-            theta.lerp_(job.anchor, job.lr * job.prox)
+            theta.lerp_(anchor, job.lr * job.prox)
+        if job.drift is not None:
+            theta.sub_(job.drift, alpha=job.lr)
         for view, grad in zip(views, grads, strict=True):
             view.sub_(grad, alpha=job.lr)
 
@@ -77,9 +115,9 @@ def _step(
     sizes = [view.numel() for view in views]
 
     def optimizer_step(grads: Sequence[Tensor]) -> None:
-        if job.prox:
-            towards = ((theta - job.anchor) * job.prox).split(sizes)
-            grads = [grad + piece.view_as(grad) for grad, piece in zip(grads, towards, strict=True)]
+        added = [] if not job.prox else [(theta - anchor) * job.prox]
+        for term in added if job.drift is None else [*added, job.drift]:
+            grads = [grad + piece.view_as(grad) for grad, piece in zip(grads, term.split(sizes), strict=True)]
         for p, grad in zip(parameters, grads, strict=True):
             p.grad = grad
         if job.optimizer.clip_norm is not None:
@@ -87,6 +125,18 @@ def _step(
         optimizer.step()
 
     return optimizer_step
+
+
+def _only(trained: Tensor, theta: Tensor, step: Step) -> Step:
+    """The same step, on the parameters where `trained` is 1; no gradient of the others enters it."""
+
+    def masked_step(grads: Sequence[Tensor]) -> None:
+        before = theta.clone()
+        masks = trained.split([grad.numel() for grad in grads])
+        step([grad * mask.view_as(grad) for grad, mask in zip(grads, masks, strict=True)])
+        theta.copy_(torch.where(trained > 0, theta, before))
+
+    return masked_step
 
 
 def _torch_optimizer(settings: Optimizer, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:

@@ -33,7 +33,7 @@ def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample
         return f"the optimiser is not plain SGD ({job.optimizer.describe()})"
     if job.loss is not cross_entropy:
         return "the loss is not the plain cross-entropy"
-    return unusual_part(job, model)
+    return unusual_part(job, model) or job.special_steps
 
 
 def _is_perceptron(model: nn.Module) -> bool:

@@ -1,6 +1,7 @@
 """A local job: one model that is trained on one client's batches in one round."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
@@ -46,12 +47,15 @@ class Optimizer:
 OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
+MIN_UTILITY = 0.2  # below it, the logarithm of a utility goes on as a straight line
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalJob:
-    """Training from `start`, one mini-batch a step, with the gradient ∇R + prox · (θ − anchor).
+    """Training from `start`, one mini-batch a step, with the gradient ∇R + prox · (θ − anchor) + drift.
 
     R is the nested tilted loss: `lam` tilts over the samples of a group, `tau` over the groups, and each level of
-    `outer` over groups of groups.
+    `outer` over groups of groups. With a finite `utility`, −log(utility − R) takes its place.
     """
 
     start: Tensor  # (T,)
@@ -69,6 +73,24 @@ class LocalJob:
     buffers: Tensor | None = None  # (B,) where these start; None: they are frozen, as the model has them
     optimizer: Optimizer = Optimizer()
     loss: SampleLoss = cross_entropy
+    drift: Tensor | None = None  # (T,) added to every gradient
+    utility: float = math.inf  # more than the loss of any batch; inf: the loss itself is minimised
+    repeats: int = 1  # steps on every batch
+    anchor_rate: float = 0.0  # after the steps on a batch, the anchor moves by this share of the way to θ
+    first: Tensor | None = None  # (T,) 1 for the parameters that train first, alone, and 0 for those that follow
+    first_epochs: int = 0  # the passes over the data in which they do
+    measures_loss: bool = False  # whether R of `start` on all samples is returned
+
+    @property
+    def special_steps(self) -> str | None:
+        """What its steps have that only the autograd loop and the C kernel know, as a clause; None if nothing."""
+        if self.drift is not None:
+            return "a vector is added to every gradient"
+        if self.repeats > 1 or self.anchor_rate:
+            return "the centre of the proximal term moves"
+        if self.first is not None:
+            return "some parameters train before the others"
+        return "the loss is inside a logarithm" if self.utility < math.inf else None
 
     @property
     def levels(self) -> tuple[tuple[str, float], ...]:
@@ -87,10 +109,10 @@ class LocalJob:
     @property
     def identity(self) -> tuple[object, ...]:
         """Equal for two jobs of one client that give the same result; without a proximal term the anchor is unused."""
-        anchor = id(self.anchor) if self.prox else None
-        buffers = None if self.buffers is None else id(self.buffers)
+        tensors = [self.start, self.anchor if self.prox else None, self.buffers, self.drift, self.first]
         settings = self.prox, self.levels, self.lam, self.lr, self.epochs, self.steps, self.optimizer, self.loss
-        return id(self.start), anchor, buffers, *settings
+        special = self.utility, self.repeats, self.anchor_rate, self.first_epochs, self.measures_loss
+        return *(None if tensor is None else id(tensor) for tensor in tensors), *settings, *special
 
 
 def unusual_part(job: LocalJob, model: nn.Module) -> str | None:
@@ -106,6 +128,8 @@ class Trained(NamedTuple):
 
     parameters: Tensor  # (T,)
     buffers: Tensor | None = None  # (B,); None: the job has none
+    anchor: Tensor | None = None  # (T,) where the anchor ends; None: it does not move
+    loss: Tensor | None = None  # (1,) R of `start` on all samples, before training; None: not measured
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,8 +144,9 @@ class Batches:
     groups: Mapping[str, Tensor] = field(default_factory=dict)  # column of groups → the group of each sample, (n,)
 
     def of(self, job: LocalJob) -> Iterator[tuple[Inputs, Tensor, list[Tensor]]]:
-        """The batches that a job trains on, one after the other: samples, labels, and the groups of its levels."""
-        return itertools.islice(self._all(self.groups_of(job)), self.steps(job))
+        """The batches that a job trains on, one a step: samples, labels, and the groups of its levels."""
+        batches = itertools.islice(self._all(self.groups_of(job)), self.steps(job))
+        return (batch for batch in batches for _ in range(job.repeats)) if job.repeats > 1 else batches
 
     def groups_of(self, job: LocalJob) -> list[Tensor]:
         """The group of each sample, (n,), for each level of a job."""
@@ -151,7 +176,7 @@ class Batches:
         return len(self.bounds) - 1
 
     def steps(self, job: LocalJob) -> int:
-        """How many steps a job makes."""
+        """How many batches a job trains on."""
         steps = self.per_epoch * (len(self.order) if job.epochs is None else job.epochs)
         return steps if job.steps is None else min(steps, job.steps)
 

@@ -48,6 +48,7 @@ class _Loss(ctypes.Structure):
         ("levels", _Levels),
         *((name, ctypes.c_double) for name in ("label_smoothing", "gamma")),
         ("class_weights", ctypes.POINTER(ctypes.c_double)),
+        ("utility", ctypes.c_double),
     )
 
 
@@ -55,8 +56,8 @@ class _Optimizer(ctypes.Structure):
     """`Optimizer` of c/optimizer.h."""
 
     _fields_ = (
-        *((name, ctypes.c_double) for name in ("lr", "prox", "momentum", "weight_decay", "clip_norm")),
-        *((name, ctypes.c_long) for name in ("kind", "nesterov")),
+        *((name, ctypes.c_double) for name in ("lr", "prox", "momentum", "weight_decay", "clip_norm", "anchor_rate")),
+        *((name, ctypes.c_long) for name in ("kind", "nesterov", "repeats", "first_steps")),
     )
 
 
@@ -70,8 +71,31 @@ def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample
         return "the loss is a Python function, which the C kernel cannot call"
     if reason := unusual_part(job, model):
         return reason
-    reason = unavailable_reason()
-    return reason and f"the C kernel cannot run: {reason}"
+    if reason := unavailable_reason():
+        return f"the C kernel cannot run: {reason}"
+    return special_reason(model, job)
+
+
+def special_reason(model: nn.Module, job: LocalJob) -> str | None:
+    """Why the C kernel does not know the special steps of a job, as a clause; None if it does."""
+    if job.first is None:
+        return None
+    if not job.optimizer.is_plain:
+        return f"{job.special_steps}, with an optimiser other than plain SGD"
+    try:
+        _is_first(model, job.first)
+    except ValueError:
+        return "some parameters of a layer train before the others of it"
+    return None
+
+
+def _is_first(model: nn.Module, first: Tensor) -> list[int]:
+    """Of every layer, whether its parameters are those with 1; a `ValueError` if only some of them are."""
+    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    pieces = first.split([sum(p.numel() for p in layer.parameters()) for layer in layers])
+    if any(piece.min() != piece.max() for piece in pieces):
+        raise ValueError("parameters of one layer differ")
+    return [int(piece[0]) for piece in pieces]
 
 
 def _is_sequential(model: nn.Module) -> bool:
@@ -119,8 +143,8 @@ def _load_kernel() -> CompiledLibrary | str:
         return str(reason)
     long, pointer = ctypes.c_long, ctypes.c_void_p
     kernel.library.fedtilt_train.argtypes = [
-        long, pointer, long, pointer, pointer, pointer, pointer, pointer, pointer, pointer, pointer, long, pointer,
-        long, pointer, long, long,
+        long, pointer, long, pointer, pointer, pointer, pointer, pointer, pointer, pointer, pointer, pointer, pointer,
+        long, pointer, long, pointer, long, long,
     ]  # fmt: skip
     kernel.library.fedtilt_train.restype = ctypes.c_int
     return kernel
@@ -133,16 +157,20 @@ def train(
     kernel = _load_kernel()
     if isinstance(kernel, str):
         raise InputError(f"backend 'native' cannot run because {kernel}; use 'auto'")
-    return [Trained(_train_one(kernel, model, job, data)) for job, data in zip(jobs, batches, strict=True)]
+    return [_train_one(kernel, model, job, data) for job, data in zip(jobs, batches, strict=True)]
 
 
-def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
+def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches: Batches) -> Trained:
     assert isinstance(batches.x, Tensor)
     shape, blocks, widths = _layer_sizes(model, tuple(batches.x.shape[1:]))
     parameters = sum(p.numel() for p in model.parameters())
     samples, epochs = len(batches.y), len(batches.order)
     theta = _check_tensor(job.start, torch.float32, (parameters,), "start").clone()
     anchor = _check_tensor(job.anchor, torch.float32, (parameters,), "anchor")
+    anchor = anchor.clone() if job.anchor_rate else anchor
+    drift = None if job.drift is None else _check_tensor(job.drift, torch.float32, (parameters,), "drift")
+    layers = len(blocks) // 5 + len(widths) - 1
+    is_first = [0] * layers if job.first is None else _is_first(model, job.first)
     x = _check_tensor(batches.x, torch.float32, (samples, *shape), "samples")
     y = _check_tensor(batches.y, torch.int64, (samples,), "labels")
     group, parent, sizes = _nest(batches.groups_of(job))
@@ -158,7 +186,8 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
         raise InputError(f"the job has {job.epochs} epochs, but there are batches for {epochs}")
     status = kernel.library.fedtilt_train(
         len(blocks) // 5, _long_array(blocks), len(widths) - 1, _long_array(widths),
-        theta.data_ptr(), anchor.data_ptr(), ctypes.byref(loss), ctypes.byref(_optimizer(job)),
+        theta.data_ptr(), anchor.data_ptr(), None if drift is None else drift.data_ptr(), _long_array(is_first),
+        ctypes.byref(loss), ctypes.byref(_optimizer(job, batches)),
         x.data_ptr(), y.data_ptr(), group.data_ptr(), samples, order.data_ptr(), epochs,
         bounds.data_ptr(), batches.per_epoch, batches.steps(job),
     )  # fmt: skip
@@ -170,7 +199,7 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
         )
     if status:
         raise MemoryError("not enough memory to train a model of this size")
-    return theta
+    return Trained(theta, anchor=anchor if job.anchor_rate else None)
 
 
 def _nest(labels: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[int]]:
@@ -198,7 +227,7 @@ def _nest(labels: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[int]]:
 
 
 def _loss(job: LocalJob, classes: int) -> _Loss:
-    loss = _Loss()
+    loss = _Loss(utility=job.utility)
     if isinstance(job.loss, ClassLoss):
         weights = job.loss.class_weights
         if len(weights) not in (0, classes):
@@ -208,7 +237,7 @@ def _loss(job: LocalJob, classes: int) -> _Loss:
     return loss
 
 
-def _optimizer(job: LocalJob) -> _Optimizer:
+def _optimizer(job: LocalJob, batches: Batches) -> _Optimizer:
     optimizer = job.optimizer
     return _Optimizer(
         lr=job.lr,
@@ -218,6 +247,9 @@ def _optimizer(job: LocalJob) -> _Optimizer:
         clip_norm=math.inf if optimizer.clip_norm is None else optimizer.clip_norm,
         kind=_OPTIMIZERS.index("plain sgd" if optimizer.is_plain else optimizer.name),
         nesterov=optimizer.nesterov,
+        anchor_rate=job.anchor_rate,
+        repeats=job.repeats,
+        first_steps=-1 if job.first is None else job.first_epochs * batches.per_epoch * job.repeats,
     )
 
 

@@ -36,7 +36,7 @@ _LONGER = 1.25  # by so much must jobs be longer than others to be a stack of th
 
 def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample: Inputs | None = None) -> str | None:
     """Why this backend does not train the job, as a clause; None if it does."""
-    return _unsupported_reason(model, Recipe.of(job), sample)
+    return job.special_steps or _unsupported_reason(model, Recipe.of(job), sample)
 
 
 def can_stack(model: nn.Module, sample: Inputs) -> bool:

@@ -32,6 +32,7 @@ class StackSizes(NamedTuple):
     batch_size: int
     sample_shape: tuple[int, ...]
     model_buffers: int
+    target_type: torch.dtype = torch.long
 
     @classmethod
     def of(cls, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> "StackSizes":
@@ -44,6 +45,7 @@ class StackSizes(NamedTuple):
             batch_size=max(data.size for data in batches),
             sample_shape=tuple(cast(Tensor, batches[0].x).shape[1:]),
             model_buffers=0 if jobs[0].buffers is None else len(jobs[0].buffers),
+            target_type=batches[0].y.dtype,
         )
 
 
@@ -101,7 +103,7 @@ class Stack:
             client_index=zeros(jobs, dtype=torch.long),
             steps=zeros(jobs, dtype=torch.long),
             x=zeros(clients, sizes.samples, *sample_shape, dtype=sample_dtype),
-            y=zeros(clients, sizes.samples, dtype=torch.long),
+            y=zeros(clients, sizes.samples, dtype=sizes.target_type),
             groups=zeros(len(recipe.groups), clients, sizes.samples, dtype=torch.long),
             batch_indices=zeros(sizes.steps, clients, sizes.batch_size, dtype=torch.long),
             first_step=zeros(1, dtype=torch.long),

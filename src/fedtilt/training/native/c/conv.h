@@ -125,12 +125,13 @@ static void convolve_backward(const ConvBlock *conv, float *input_delta) {
                conv->flipped, stride / LANES, input_delta + i * conv->width * stride, stride, 0);
 }
 
-/* A step of plain SGD: w += lr_prox * (anchor - w) + gradient. */
+/* A step of plain SGD: w += lr_prox * (anchor - w) + drift + gradient. */
 static void apply_gradient(const ConvBlock *conv, float lr_prox) {
     vec *w = (vec *)conv->weights.w;
     for (long i = 0; i < vector_count(&conv->weights); i++) {
         vec change = as_vec(conv->gradient)[i];
         if (conv->weights.anchor) change += lr_prox * (as_vec(conv->weights.anchor)[i] - w[i]);
+        if (conv->weights.drift) change += as_vec(conv->weights.drift)[i];
         w[i] += change;
     }
 }

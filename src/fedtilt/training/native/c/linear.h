@@ -7,19 +7,19 @@ typedef struct {
     long h_stride, delta_stride;
 } LinearLayer;
 
-/* Add the sum over the samples of x * delta to `to`, for `count` rows of panel `p` from row `first`; with an anchor,
- * `to` is the weights, and the proximal term is added too. */
+/* Add the sum over the samples of x * delta to `to`, for `count` rows of panel `p` from row `first`; with an anchor
+ * or a drift, `to` is the weights, and the proximal term or the drift is added too. */
 static void add_products(const LinearLayer *layer, long batch, long p, long first, long count, float *to,
-                         const float *anchor, float lr_prox) {
+                         const float *anchor, float lr_prox, const float *drift) {
     long tiles = tile_count(batch), stride = layer->h_stride, d_stride = layer->delta_stride;
     for (long t = 0; t < tiles; t++) {
         long sample = t * batch / tiles, rows = (t + 1) * batch / tiles - sample;
         const float *x = layer->h + sample * stride + first, *d = layer->delta + sample * d_stride + p * LANES;
-        const float *pull = t == 0 ? anchor : NULL; /* once a step */
+        const float *pull = t == 0 ? anchor : NULL, *push = t == 0 ? drift : NULL; /* once a step */
         if (p + 1 < layer->weights.vectors)
-            WITH_ROWS(rows, update_tile(ROWS, 2, x, stride, count, d, d_stride, to, pull, lr_prox))
+            WITH_ROWS(rows, update_tile(ROWS, 2, x, stride, count, d, d_stride, to, pull, lr_prox, push))
         else
-            WITH_ROWS(rows, update_tile(ROWS, 1, x, stride, count, d, d_stride, to, pull, lr_prox))
+            WITH_ROWS(rows, update_tile(ROWS, 1, x, stride, count, d, d_stride, to, pull, lr_prox, push))
     }
 }
 
@@ -29,7 +29,8 @@ static void linear_update(const LinearLayer *layer, long batch, float lr_prox) {
     for (long p = 0; p < weights->vectors; p += 2) {
         long panel = p * LANES * (weights->in + 1);
         const float *anchor = weights->anchor ? weights->anchor + panel : NULL;
-        add_products(layer, batch, p, 0, weights->in + 1, weights->w + panel, anchor, lr_prox);
+        const float *drift = weights->drift ? weights->drift + panel : NULL;
+        add_products(layer, batch, p, 0, weights->in + 1, weights->w + panel, anchor, lr_prox, drift);
     }
 }
 
@@ -43,7 +44,7 @@ static double linear_gradient(const LinearLayer *layer, long batch, UseGradient 
         for (long i = 0; i <= weights->in; i += STRIP) {
             long count = weights->in + 1 - i < STRIP ? weights->in + 1 - i : STRIP;
             vec gradient[2 * STRIP] = {0};
-            add_products(layer, batch, p, i, count, (float *)gradient, NULL, 0);
+            add_products(layer, batch, p, i, count, (float *)gradient, NULL, 0, NULL);
             total += use(weights, p * (weights->in + 1) + i * vecs, count * vecs, gradient, step);
         }
     }

@@ -5,6 +5,7 @@ typedef struct {
     double label_smoothing;
     double gamma;                /* of the focal loss; 0: the cross-entropy */
     const double *class_weights; /* NULL: 1 each */
+    double utility;              /* -log(utility - loss) is minimised; INFINITY: the loss itself */
 } Loss;
 
 /* What is kept of every sample of a batch. */
@@ -43,7 +44,7 @@ static void output_delta(float *z, long stride, const Samples *s, long batch, lo
         if (smoothing) cross_entropy += smoothing * (logit - total / classes);
         s->loss[b] = class_loss(loss, cross_entropy, s->label[b], s->slope + b);
     }
-    tilt_grad(s->loss, s->group, batch, &loss->levels, groups, s->tilt_grad);
+    tilt_grad(s->loss, s->group, batch, &loss->levels, groups, loss->utility, s->tilt_grad);
     for (long b = 0; b < batch; b++) {
         float *row = z + b * stride;
         double factor = scale * s->tilt_grad[b] * s->slope[b];

@@ -69,6 +69,8 @@ typedef struct {
     long channels, pixels; /* input k has the index k % channels * pixels + k / channels in torch */
     float *w;              /* panels of in + 1 rows; those below have the same layout */
     float *anchor;         /* NULL without a proximal term */
+    float *drift;          /* added to every gradient, with plain SGD -lr times that; or NULL */
+    long is_first;         /* whether it trains in the first steps of a job, if these are others */
     float *mean;           /* the momentum of SGD, or Adam's running mean of the gradient; or NULL */
     float *square_mean;    /* Adam's running mean of the squared gradient; or NULL */
 } Weights;
@@ -102,10 +104,10 @@ INLINE void matmul_tile(int rows, int vecs, const float *x, long stride, long se
         }
 }
 
-/* panel += lr_prox * (anchor - panel) + the sum over `rows` samples of x[b] * delta[b], for `in` inputs. The weights are
- * added last: they come from the second-level cache, and adding small terms first is more accurate. */
+/* panel += lr_prox * (anchor - panel) + drift + the sum over `rows` samples of x[b] * delta[b], for `in` inputs. The
+ * weights are added last: they come from the second-level cache, and adding small terms first is more accurate. */
 INLINE void update_tile(int rows, int vecs, const float *x, long stride, long in, const float *delta, long delta_stride,
-                        float *panel, const float *anchor, float lr_prox) {
+                        float *panel, const float *anchor, float lr_prox, const float *drift) {
     vec d[TILE][2];
     for (int b = 0; b < rows; b++)
         for (int v = 0; v < vecs; v++) d[b][v] = as_vec(delta + b * delta_stride)[v];
@@ -117,6 +119,7 @@ INLINE void update_tile(int rows, int vecs, const float *x, long stride, long in
         for (int v = 0; v < vecs; v++) {
             vec *w = (vec *)panel + i * vecs + v;
             if (anchor) sum[v] += lr_prox * (as_vec(anchor)[i * vecs + v] - *w);
+            if (drift) sum[v] += as_vec(drift)[i * vecs + v];
             *w += sum[v];
         }
     }

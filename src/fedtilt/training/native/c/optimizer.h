@@ -6,8 +6,11 @@ typedef struct {
     double prox; /* the strength of the proximal term, 0 for none */
     double momentum, weight_decay;
     double clip_norm; /* the largest norm of the gradient; INFINITY: any */
+    double anchor_rate; /* after the steps on a batch, the anchor moves by this share of the way to the weights */
     long kind;        /* PLAIN_SGD: no momentum, weight decay or clipping */
     long nesterov;
+    long repeats;     /* steps on every batch */
+    long first_steps; /* how many train the layers with `is_first`, before those that train the others; -1: all train */
 } Optimizer;
 
 enum { PLAIN_SGD, SGD, ADAM, ADAMW }; /* as in native/__init__.py */
@@ -30,9 +33,10 @@ static Step make_step(const Optimizer *o, long number) {
  * counts. */
 typedef double UseGradient(const Weights *weights, long first, long count, const vec *gradient, const Step *step);
 
-/* The gradient of the loss and the proximal term. */
+/* The gradient of the loss, the proximal term and the drift. */
 INLINE vec add_prox(vec gradient, const Weights *weights, long i, float prox) {
     if (weights->anchor) gradient += prox * (as_vec(weights->w)[i] - as_vec(weights->anchor)[i]);
+    if (weights->drift) gradient += as_vec(weights->drift)[i];
     return gradient;
 }
 

@@ -48,9 +48,12 @@ typedef struct {
     const double *tilts;   /* count + 1: over the samples of a group, over the groups of the next level, … */
 } Levels;
 
-/* The gradient of the nested tilted loss by each sample's loss; a group weighs as much as its members together. */
+static const double MIN_UTILITY = 0.2; /* as in local_job.py */
+
+/* The gradient of the nested tilted loss R, or of -log(utility - R), by each sample's loss; a group weighs as much as
+ * its members together. */
 static void tilt_grad(const double *loss, const int32_t *group, long batch, const Levels *levels, Group *groups,
-                      double *out) {
+                      double utility, double *out) {
     long begin = 0, end = 0;
     for (long k = 0; k < levels->count; k++) end += levels->sizes[k];
     memset(groups, 0, (end + 1) * sizeof(Group));
@@ -72,6 +75,10 @@ static void tilt_grad(const double *loss, const int32_t *group, long batch, cons
                 parent->total += member_term(parent, groups[i].value, groups[i].mass, tilt);
             }
         begin = end;
+    }
+    if (utility < INFINITY) {
+        finish_group(groups + end, levels->tilts[levels->count]);
+        groups[end].grad = 1 / fmax(utility - groups[end].value, MIN_UTILITY);
     }
     for (long k = levels->count - 1; k >= 0; k--) { /* down: the chain rule */
         end = begin, begin -= levels->sizes[k];

@@ -41,13 +41,15 @@ static void *arena_alloc(Arena *arena, long count, long size) {
     return memory;
 }
 
-static void alloc_weights(Arena *arena, Weights *w, long in, long out, long channels, const Optimizer *o) {
+static void alloc_weights(Arena *arena, Weights *w, long in, long out, long channels, const Optimizer *o,
+                          int has_drift) {
     w->in = in, w->out = out, w->vectors = round_up(out) / LANES;
     w->channels = channels, w->pixels = in / channels;
     int is_adam = o->kind == ADAM || o->kind == ADAMW;
     long count = (in + 1) * round_up(out);
     w->w = arena_alloc(arena, count + LANES * round_up(out), 4); /* linear_backward reads past the last row */
     w->anchor = o->prox ? arena_alloc(arena, count, 4) : NULL;
+    w->drift = has_drift ? arena_alloc(arena, count, 4) : NULL;
     w->mean = is_adam || o->momentum ? arena_alloc(arena, count, 4) : NULL;
     w->square_mean = is_adam ? arena_alloc(arena, count, 4) : NULL;
 }
@@ -69,7 +71,7 @@ typedef struct {
 /* `conv_sizes` has height, width, channels, out and kernel of every block; `widths` has the inputs of the first linear
  * layer and the outputs of all. */
 static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long *widths, long batch,
-                      const Optimizer *o) {
+                      const Optimizer *o, int has_drift) {
     long max_maps = 0, max_input_delta = 0, channels = widths[0];
     net->blocks = arena_alloc(arena, net->block_count, sizeof(ConvBlock));
     net->layers = arena_alloc(arena, net->layer_count, sizeof(LinearLayer));
@@ -80,7 +82,8 @@ static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long
         conv->padding = conv->kernel / 2;
         conv->row_size = (conv->width + 2 * conv->padding) * conv->channels;
         conv->image_size = (conv->height + 2 * conv->padding) * conv->row_size;
-        alloc_weights(arena, &conv->weights, kernel_area(conv) * conv->channels, out, conv->channels, o);
+        alloc_weights(arena, &conv->weights, kernel_area(conv) * conv->channels, out, conv->channels, o,
+                      has_drift);
         conv->input = arena_alloc(arena, batch * conv->image_size, 4);
         conv->argmax = arena_alloc(arena, batch * (conv->height / 2) * (conv->width / 2) * out, sizeof(int32_t));
         conv->delta = arena_alloc(
@@ -97,7 +100,7 @@ static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long
     }
     for (long n = 0; n < net->layer_count; n++) {
         LinearLayer layer, *l = &layer;
-        alloc_weights(arena, &l->weights, widths[n], widths[n + 1], n ? widths[n] : channels, o);
+        alloc_weights(arena, &l->weights, widths[n], widths[n + 1], n ? widths[n] : channels, o, has_drift);
         l->h_stride = odd_stride(round_up(widths[n] + 1)), l->delta_stride = odd_stride(round_up(widths[n + 1]));
         l->h = arena_alloc(arena, batch * l->h_stride, 4);
         l->delta = arena_alloc(arena, batch * l->delta_stride, 4);
@@ -116,13 +119,32 @@ static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long
     net->groups = arena_alloc(arena, net->group_count + 1, sizeof(Group)); /* and one for the batch */
 }
 
-/* Copy all parameters into the net, or back into theta. */
-static void copy_parameters(const Net *net, float *theta, float *anchor, int to_theta) {
+/* The weights of the n-th block or layer. */
+static Weights *weights_of(const Net *net, long n) {
+    return n < net->block_count ? &net->blocks[n].weights : &net->layers[n - net->block_count].weights;
+}
+
+/* Copy all parameters into the net, or back into theta; the anchor goes back if it moves. */
+static void copy_parameters(const Net *net, float *theta, float *anchor, float *drift, const Optimizer *o,
+                            int to_theta) {
     for (long n = 0; n < net->block_count + net->layer_count; n++) {
-        const Weights *w = n < net->block_count ? &net->blocks[n].weights : &net->layers[n - net->block_count].weights;
+        const Weights *w = weights_of(net, n);
+        long size = (w->in + 1) * w->out;
         repack(w, theta, w->w, to_theta);
-        if (w->anchor && !to_theta) repack(w, anchor, w->anchor, 0);
-        theta += (w->in + 1) * w->out, anchor += (w->in + 1) * w->out;
+        if (w->anchor && (!to_theta || o->anchor_rate)) repack(w, anchor, w->anchor, to_theta);
+        if (w->drift && !to_theta) {
+            repack(w, drift, w->drift, 0);
+            for (long i = 0; o->kind == PLAIN_SGD && i < vector_count(w); i++) ((vec *)w->drift)[i] *= (float)-o->lr;
+        }
+        theta += size, anchor += size, drift += drift ? size : 0;
+    }
+}
+
+static void move_anchors(const Net *net, float rate) {
+    for (long n = 0; n < net->block_count + net->layer_count; n++) {
+        const Weights *w = weights_of(net, n);
+        vec *anchor = (vec *)w->anchor;
+        for (long i = 0; i < vector_count(w); i++) anchor[i] += rate * (as_vec(w->w)[i] - anchor[i]);
     }
 }
 
@@ -211,14 +233,17 @@ static void step(const Net *net, const float *x, const int64_t *y, const int64_t
         optimizer_step(net, batch, o, number);
         return;
     }
-    for (LinearLayer *l = first; l <= last; l++) linear_update(l, batch, o->lr * o->prox);
-    for (long n = 0; n < net->block_count; n++) apply_gradient(net->blocks + n, o->lr * o->prox);
+    long is_first = number <= o->first_steps, all = o->first_steps < 0;
+    for (LinearLayer *l = first; l <= last; l++)
+        if (all || l->weights.is_first == is_first) linear_update(l, batch, o->lr * o->prox);
+    for (long n = 0; n < net->block_count; n++)
+        if (all || net->blocks[n].weights.is_first == is_first) apply_gradient(net->blocks + n, o->lr * o->prox);
 }
 
 enum { DONE, NO_MEMORY, BAD_LABEL, BAD_ORDER };
 
 int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, const long *widths, float *theta,
-                  float *anchor, const Loss *loss, const Optimizer *optimizer, const float *x, const int64_t *y,
+                  float *anchor, float *drift, const long *is_first, const Loss *loss, const Optimizer *optimizer, const float *x, const int64_t *y,
                   const int64_t *group, long samples, const int64_t *order, long epochs, const int64_t *bounds,
                   long batches, long steps) {
     Net net = {.block_count = block_count, .layer_count = layer_count, .classes = widths[layer_count]};
@@ -232,21 +257,25 @@ int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, co
     long max_batch = 0;
     for (long k = 0; k < batches; k++)
         if (bounds[k + 1] - bounds[k] > max_batch) max_batch = bounds[k + 1] - bounds[k];
-    alloc_net(&net, &arena, conv_sizes, widths, max_batch, optimizer);
+    alloc_net(&net, &arena, conv_sizes, widths, max_batch, optimizer, drift != NULL);
     arena.base = aligned_alloc(64, arena.used);
     if (!arena.base) return NO_MEMORY;
     memset(arena.base, 0, arena.used); /* all padding stays 0 */
     arena.used = 0;
-    alloc_net(&net, &arena, conv_sizes, widths, max_batch, optimizer);
+    alloc_net(&net, &arena, conv_sizes, widths, max_batch, optimizer, drift != NULL);
 
-    copy_parameters(&net, theta, anchor, 0);
+    copy_parameters(&net, theta, anchor, drift, optimizer, 0);
+    for (long n = 0; n < block_count + layer_count; n++) weights_of(&net, n)->is_first = is_first[n];
     for (LinearLayer *l = net.layers; l < net.layers + layer_count; l++)
         for (long b = 0; b < max_batch; b++) l->h[b * l->h_stride + l->weights.in] = 1;
     for (long n = 0; n < steps; n++) {
         long k = n % batches;
-        step(&net, x, y, group, order + n / batches * samples + bounds[k], bounds[k + 1] - bounds[k], loss, optimizer, n + 1);
+        for (long r = 1; r <= optimizer->repeats; r++)
+            step(&net, x, y, group, order + n / batches * samples + bounds[k], bounds[k + 1] - bounds[k], loss,
+                 optimizer, n * optimizer->repeats + r);
+        if (optimizer->anchor_rate) move_anchors(&net, optimizer->anchor_rate);
     }
-    copy_parameters(&net, theta, anchor, 1);
+    copy_parameters(&net, theta, anchor, drift, optimizer, 1);
     free(arena.base);
     return DONE;
 }
