@@ -214,10 +214,10 @@ The built-in specs are {builtins}; use the name in place of a file.
 
 `--set` overrides a key for one run. A method's keys follow its name. An empty value is the default:
 
-```
+```sh
 fedtilt run digits --set train.rounds=5 --set methods.fedtilt.lam=-3
-fedtilt run mnist --set outliers.kind=flips --set methods.fedtilt.tau=0 --set methods.fedtilt.lam=-2
-fedtilt run digits --set clients.max_train=
+fedtilt run digits --set outliers.kind=gaussian --set methods.fedtilt.tau=5 --set train.rounds=5
+fedtilt run digits --set clients.max_train= --set train.rounds=5
 ```
 
 A number may be `inf` or `-inf` where the tables below say so. Paths in a spec are relative to the spec, paths after
