@@ -92,8 +92,10 @@ def _report(run: Path, notes: list[str]) -> object:
 
 def _resume(run: Path, notes: list[str]) -> object:
     from fedtilt.runs.spec_run import resume
+    from tests.helpers.callbacks import Calls
 
-    resume(run, notice=notes.append)
+    resume(run, callbacks=[calls := Calls()])
+    notes += calls.notices
     return _export(run, notes), (run / "seed-0" / "metrics.jsonl").read_bytes()
 
 

@@ -11,6 +11,7 @@ from fedtilt.math.losses import TiltedLoss
 from fedtilt.math.tilt import nested_tilt, tilted_mean
 from fedtilt.methods import Method, ditto, fedavg, fedavg_finetuned, fedprox, fedtilt, local, term
 from fedtilt.rounds.privacy import Privacy
+from fedtilt.runs.callback import Callback
 from fedtilt.runs.run import run
 from fedtilt.runs.spec_run import resume
 from fedtilt.simulation import Round, simulate
@@ -18,6 +19,7 @@ from fedtilt.version import __version__
 
 __all__ = [
     "Audit",
+    "Callback",
     "Federation",
     "InputError",
     "Method",

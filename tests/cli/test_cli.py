@@ -18,6 +18,7 @@ import fedtilt as ft
 from fedtilt.files import read_json, read_toml, write_json, write_toml
 from fedtilt.report.run_reader import read_run
 from fedtilt.runs import spec_run
+from tests.helpers.callbacks import Calls
 
 QUICK = ["--set", "train.rounds=3", "--set", "train.epochs=1", "--set", "clients.count=6", "--set", "train.workers=0"]
 
@@ -64,14 +65,13 @@ def test_a_resumed_search_leaves_out_a_setting_that_diverges(fedtilt, monkeypatc
     run_spec = spec_run.run_spec
     stopped: list[int] = []
 
-    def interrupted(*arguments, on_round, **rest):
-        def stop(r, summaries) -> None:
-            on_round(r, summaries)
-            if r.number == 1 and not stopped:
-                stopped.append(1)
-                raise KeyboardInterrupt
+    def stop(r) -> None:
+        if r.number == 1 and not stopped:
+            stopped.append(1)
+            raise KeyboardInterrupt
 
-        return run_spec(*arguments, on_round=stop, **rest)
+    def interrupted(*arguments, callbacks, **rest):
+        return run_spec(*arguments, callbacks=[*callbacks, Calls(stop)], **rest)
 
     monkeypatch.setattr("fedtilt.runs.tune.run_spec", interrupted)
     long = ["train.rounds=2", "train.epochs=3", "train.lr=0.6", "outliers.kind=gaussian"]

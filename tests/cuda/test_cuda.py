@@ -23,6 +23,7 @@ from fedtilt.math.tilt import nested_tilt
 from fedtilt.parts import buffers_to_vector, changing_buffers
 from fedtilt.runs.export import state_dict
 from fedtilt.training import BACKENDS, Batches, LocalJob, Optimizer, choose_backend, make_batches, stacked
+from tests.helpers.callbacks import Calls, stop_after
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 
 # torch's compiler uses deprecated parts of torch
@@ -352,18 +353,11 @@ def test_resume_export_and_pickle(federation: ft.Federation, tmp_path: Path) -> 
     settings = TRAIN | {"device": "cuda", "checkpoint_seconds": 0}
     whole = ft.run(METHODS, federation, ft.models.mlp, **settings)
 
-    class Killed(Exception):
-        pass
-
-    def kill(r: ft.Round, _: object) -> None:
-        if r.number == 2:
-            raise Killed
-
-    with pytest.raises(Killed):
-        ft.run(METHODS, federation, ft.models.mlp, out=tmp_path, on_round=kill, **settings)
-    notes: list[str] = []
-    resumed = ft.run(METHODS, federation, ft.models.mlp, out=tmp_path, notice=notes.append, **settings)
-    assert notes == []
+    with pytest.raises(KeyboardInterrupt):
+        ft.run(METHODS, federation, ft.models.mlp, out=tmp_path, callbacks=[stop_after(2)], **settings)
+    calls = Calls()
+    resumed = ft.run(METHODS, federation, ft.models.mlp, out=tmp_path, callbacks=[calls], **settings)
+    assert calls.notices == []
     assert repr(resumed) == repr(whole)
     copied = pickle.loads(pickle.dumps(whole))
     for name in whole:
@@ -378,9 +372,9 @@ def test_resume_export_and_pickle(federation: ft.Federation, tmp_path: Path) -> 
             copied[name]._server["parameters"].device.type == next(copied[name]._net.parameters()).device.type == "cpu"
         )
     # a run folder can be resumed on another device, with a notice
-    on_cpu = TRAIN | {"device": "cpu", "workers": 0, "out": tmp_path, "notice": notes.append}
+    on_cpu = TRAIN | {"device": "cpu", "workers": 0, "out": tmp_path, "callbacks": [calls]}
     assert repr(ft.run(METHODS, federation, ft.models.mlp, **on_cpu)) == repr(whole)
-    assert any("device" in note for note in notes), notes
+    assert any("device" in note for note in calls.notices), calls.notices
 
 
 def test_a_model_may_already_be_on_the_device(federation: ft.Federation) -> None:

@@ -12,6 +12,7 @@ from fedtilt.errors import InputError
 from fedtilt.files import read_json
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
+from tests.helpers.callbacks import stop_after
 
 pandas = pytest.importorskip("pandas")
 
@@ -81,12 +82,8 @@ def test_an_interrupted_run_continues_to_the_same_bits(tmp_path: Path) -> None:
     fed = federation()
     whole = ft.run(METHODS, fed, ft.models.mlp, **SETTINGS, out=tmp_path / "whole")
 
-    def stop(round, _) -> None:
-        if round.number == 1:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        ft.run(METHODS, fed, ft.models.mlp, **SETTINGS, out=tmp_path / "run", on_round=stop)
+        ft.run(METHODS, fed, ft.models.mlp, **SETTINGS, out=tmp_path / "run", callbacks=[stop_after(1)])
     resumed = ft.run(METHODS, fed, ft.models.mlp, **SETTINGS, out=tmp_path / "run")
     for name, values in weights(whole).items():
         assert torch.equal(values, weights(resumed)[name])

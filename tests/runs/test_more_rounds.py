@@ -8,6 +8,7 @@ import pytest
 import fedtilt as ft
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
+from tests.helpers.callbacks import stop_after
 from tests.helpers.recipe_model import RecipeModel
 
 SPEC = """
@@ -71,17 +72,10 @@ def test_a_finished_run_goes_on_to_the_files_of_a_longer_run(spec_file: Path, tm
 
 
 def test_an_interrupted_run_goes_on_and_may_be_killed_again(spec_file: Path, tmp_path: Path) -> None:
-    def stop_after(round: int) -> object:
-        def on_round(r: ft.Round, _: object) -> None:
-            if r.number == round:
-                raise KeyboardInterrupt
-
-        return on_round
-
     with pytest.raises(KeyboardInterrupt):
-        run_spec(load(spec_file), tmp_path / "run", on_round=stop_after(1))
+        run_spec(load(spec_file), tmp_path / "run", callbacks=[stop_after(1)])
     with pytest.raises(KeyboardInterrupt):
-        ft.resume(tmp_path / "run", rounds=5, on_round=stop_after(3))
+        ft.resume(tmp_path / "run", rounds=5, callbacks=[stop_after(3)])
     assert not (tmp_path / "run/results.json").exists()
     ft.resume(tmp_path / "run")  # the folder has the new length
     run_spec(load(spec_file, overrides=["train.rounds=5"]), tmp_path / "planned")
@@ -120,11 +114,8 @@ def test_a_length_that_the_run_cannot_have_is_refused(
 
 
 def test_a_run_that_stopped_between_evaluations_cannot_end_there(spec_file: Path, tmp_path: Path) -> None:
-    def stop(r: ft.Round, _: object) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run_spec(load(spec_file), tmp_path / "run", on_round=stop)
+        run_spec(load(spec_file), tmp_path / "run", callbacks=[stop_after(1)])
     with pytest.raises(ft.InputError, match="has 1 round, and rounds = 1 is fewer; choose more than 1"):
         ft.resume(tmp_path / "run", rounds=1)
     ft.resume(tmp_path / "run", rounds=2)

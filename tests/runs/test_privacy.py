@@ -22,6 +22,7 @@ from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import dump, load
 from fedtilt.storage.run_folder import RunFolder
+from tests.helpers.callbacks import Calls, stop_after
 
 TRAIN = {"rounds": 6, "participation": 0.3, "epochs": 1, "lr": 0.1, "eval_every": 2, "workers": 0}
 PRIVACY = ft.Privacy(clip=1.0, noise=3.0, delta=1e-5)
@@ -71,12 +72,12 @@ def test_without_privacy_nothing_is_written_about_it(federation: ft.Federation, 
 def test_a_run_stops_at_its_budget(federation: ft.Federation) -> None:
     full = ft.run([ft.fedavg()], federation, ft.models.logistic, privacy=PRIVACY, **TRAIN | {"eval_every": 1})
     budget = spent(full["fedavg"].history)[3] + 1e-6  # of four rounds
-    notices: list[str] = []
+    calls = Calls()
     limited = ft.run(
         [ft.fedavg()], federation, ft.models.logistic, privacy=dataclasses.replace(PRIVACY, epsilon=budget),
-        notice=notices.append, **TRAIN | {"eval_every": 5},
+        callbacks=[calls], **TRAIN | {"eval_every": 5},
     )  # fmt: skip
-    assert notices == [f"privacy: the budget epsilon = {budget:g} lasts for 4 of 6 rounds"]
+    assert calls.notices == [f"privacy: the budget epsilon = {budget:g} lasts for 4 of 6 rounds"]
     assert [round for round, _ in limited["fedavg"].history] == [4]  # the last round is evaluated
     assert limited["fedavg"].metrics == full["fedavg"].history[3][1].evaluated
 
@@ -94,11 +95,7 @@ def test_the_noise_is_that_of_the_mechanism(federation: ft.Federation) -> None:
 
 
 def test_an_interrupted_run_ends_with_the_same_bits(federation: ft.Federation, tmp_path: Path) -> None:
-    def run(folder: str, stop_after: int | None = None) -> None:
-        def stop(round: ft.Round, summaries: object) -> None:
-            if round.number == stop_after:
-                raise KeyboardInterrupt
-
+    def run(folder: str, stop: int | None = None) -> None:
         privacy = ft.Privacy(clip=1.0, epsilon=10, delta=1e-5)
         ft.run(
             [ft.fedavg()],
@@ -106,13 +103,13 @@ def test_an_interrupted_run_ends_with_the_same_bits(federation: ft.Federation, t
             ft.models.logistic,
             out=tmp_path / folder,
             privacy=privacy,
-            on_round=stop,
+            callbacks=[stop_after(stop)],
             **TRAIN,
         )
 
     run("whole")
     with pytest.raises(KeyboardInterrupt):
-        run("stopped", stop_after=3)
+        run("stopped", stop=3)
     run("stopped")
     whole, stopped = (RunFolder(tmp_path / name / "seed-0").latest() for name in ("whole", "stopped"))
     assert torch.equal(whole.server["fedavg"]["parameters"], stopped.server["fedavg"]["parameters"])  # type: ignore[union-attr]

@@ -11,6 +11,7 @@ from fedtilt.locks import locked
 from fedtilt.runs.spec_run import resume, run_spec
 from fedtilt.spec import load
 from fedtilt.storage.integrity import check_run
+from tests.helpers.callbacks import Calls
 
 SETTINGS = [
     "clients.count=3", "clients.max_train=10", "train.rounds=3", "train.participation=1.0", "train.epochs=1",
@@ -110,7 +111,7 @@ def test_what_it_says_is_what_a_resume_does(finished: Path, tmp_path: Path) -> N
     for file in ("seed-0/federation.json", "seed-0/model.json", "results.json", "seed-0/predictions.safetensors"):
         (copy / file).write_bytes((copy / file).read_bytes()[:-20])
     assert sum(len(check.damaged) for check in check_run(copy)) == 4
-    notes: list[str] = []
-    resume(copy, notice=notes.append)
-    assert notes == []
+    calls = Calls()
+    resume(copy, callbacks=[calls])
+    assert calls.notices == []
     assert contents(copy) == contents(finished)  # written again

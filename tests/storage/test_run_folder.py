@@ -18,6 +18,7 @@ from fedtilt.locks import locked
 from fedtilt.rounds.client_states import FederationState, Owner, StoredState, file_name
 from fedtilt.runs.export import state_dict
 from fedtilt.storage.run_folder import RunFolder
+from tests.helpers.callbacks import Calls
 from tests.helpers.recipe_model import RecipeModel, other_backbone, other_statistics
 
 METHODS = [ft.ditto(0.1), ft.fedtilt(tau=1, lam=-2, mu=0.1)]
@@ -45,10 +46,11 @@ def copy(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
-def run_again(federation: ft.Federation, folder: Path, **changed) -> tuple[ft.Result, list[str]]:
-    notes: list[str] = []
-    arguments = {"out": folder, "notice": notes.append, "checkpoint_seconds": 0} | SETTINGS | changed
-    return ft.run(arguments.pop("methods", METHODS), federation, model, **arguments), notes
+def run_again(
+    federation: ft.Federation, folder: Path, on_round: Callable[[ft.Round], object] = lambda _: None, **changed
+) -> tuple[ft.Result, list[str]]:
+    arguments = {"out": folder, "callbacks": [calls := Calls(on_round)], "checkpoint_seconds": 0} | SETTINGS | changed
+    return ft.run(arguments.pop("methods", METHODS), federation, model, **arguments), calls.notices
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ def test_a_run_killed_many_times_ends_with_the_same_bits(tmp_path: Path, case: s
 
 def test_a_finished_run_is_read_not_trained(federation: ft.Federation, copy: Path) -> None:
     trained: list[int] = []
-    result, notes = run_again(federation, copy, on_round=lambda r, _: trained.append(r.number))
+    result, notes = run_again(federation, copy, on_round=lambda r: trained.append(r.number))
     fresh = ft.run(METHODS, federation, model, **SETTINGS)
     assert trained == []
     assert notes == []
@@ -195,7 +197,7 @@ def test_a_folder_of_an_older_version_without_some_keys_is_accepted(
         del fingerprint[key]
     path.write_text(json.dumps(fingerprint))  # without a digest
     trained: list[int] = []
-    result, _ = run_again(federation, copy, on_round=lambda r, _: trained.append(r.number))
+    result, _ = run_again(federation, copy, on_round=lambda r: trained.append(r.number))
     assert trained == []  # finished: read, not trained
     assert repr(result) == repr(run_again(federation, finished)[0])
     other_seed, _ = run_again(federation, copy, seed=1)

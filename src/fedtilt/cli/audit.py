@@ -14,13 +14,13 @@ from rich.text import Text
 from fedtilt.audit.samples import Audit, Suspect, WrongLabels
 from fedtilt.audit.suspects_file import suspects_csv
 from fedtilt.cli.console import Console, echo
-from fedtilt.cli.progress import RunCallbacks
 from fedtilt.cli.run import AsJson, Quiet, Verbose, new_folder, run_and_print, write_report
 from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
 from fedtilt.files import read_json, write_bytes
 from fedtilt.report.audit_page import build_audit_page
 from fedtilt.runs.audit import Gain, RunAudit, audit_run, corrected_spec, gains
+from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec
 
 _MAX_CLIENTS = 10  # in the table of clients
@@ -178,8 +178,8 @@ def _train_again(
         raise InputError(f"{folder} is not finished; fedtilt resume {shlex.quote(str(folder))} first")
     new = out or new_folder(f"{spec.name}-corrected")
 
-    def train(callbacks: RunCallbacks) -> dict[int, Result]:
-        return run_spec(spec, new, **callbacks._asdict())
+    def train(callbacks: Sequence[Callback]) -> dict[int, Result]:
+        return run_spec(spec, new, callbacks=callbacks)
 
     run_and_print(spec, new, train, quiet=quiet, verbose=verbose, as_json=as_json)
     if not (quiet or as_json):

@@ -3,9 +3,8 @@
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import FrameType
-from typing import NamedTuple
 
 from rich.console import Group
 from rich.live import Live
@@ -14,52 +13,107 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from fedtilt.cli.console import Console
 from fedtilt.cli.tables import most_accurate, progress_table
 from fedtilt.evaluation.summary import Summary
-from fedtilt.runs.run import Notice, OnRound
+from fedtilt.runs.callback import Callback, RunStart
 from fedtilt.simulation import Round
 
 
-class RunCallbacks(NamedTuple):
-    """The functions that a run calls to show its progress."""
-
-    on_seed: Callable[[int], None]
-    on_round: OnRound
-    notice: Notice
-
-
 @contextmanager
-def show_progress(console: Console, rounds: int, seeds: int, *, quiet: bool, verbose: bool) -> Iterator[RunCallbacks]:
-    """Show the progress of a run on a console (standard error).
+def show_progress(console: Console, *, seeds: int, quiet: bool, verbose: bool) -> Iterator[Callback]:
+    """Show the progress of a run on a console (standard error); Ctrl-C stops it after a round.
 
     Args:
         console: where to print
-        rounds: the number of rounds
         seeds: the number of seeds
         quiet: print only notices
         verbose: print a line for every round, and which backend trains
     """
+    display: type[_Notices] = _Notices if quiet else _LiveDisplay if console.is_terminal else _Lines
+    with _handle_interrupt(console) as stop_requested:
+        yield display(console, seeds, verbose, stop_requested)
 
-    def notice(text: str) -> None:  # printed even if quiet: a file is damaged, or the machine is another one
-        console.print(f"note: {text}", highlight=False, soft_wrap=True, markup=False)
 
-    with ExitStack() as stack:
-        if quiet:
-            callbacks = RunCallbacks(lambda _: None, lambda *_: None, notice)
-        elif console.is_terminal:
-            callbacks = stack.enter_context(_live_display(console, rounds, seeds, verbose, notice))
-        else:
-            callbacks = _print_lines(console, rounds, seeds, verbose, notice)
-        stop_requested = stack.enter_context(_handle_interrupt(console))
-        backends: set[str] = set()  # as they were printed
+class _Notices(Callback):
+    """Prints the messages for the user, even if quiet: a file is damaged, or the machine is another one."""
 
-        def on_round(r: Round, summaries: Mapping[str, Summary] | None) -> None:
-            if verbose and not quiet and (line := f"backend: {r.backend.describe()}") not in backends:
-                backends.add(line)
-                console.print(line, highlight=False, soft_wrap=True, markup=False)
-            callbacks.on_round(r, summaries)
-            if stop_requested():
-                raise KeyboardInterrupt
+    def __init__(self, console: Console, seeds: int, verbose: bool, stop_requested: Callable[[], bool]) -> None:
+        self._console, self._seeds, self._verbose = console, seeds, verbose
+        self._stop_requested = stop_requested
+        self._rounds = 0
 
-        yield callbacks._replace(on_round=on_round)
+    def on_start(self, run: RunStart) -> None:
+        self._rounds = run.rounds
+
+    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+        self._show(round, metrics)
+        if self._stop_requested():
+            raise KeyboardInterrupt
+
+    def on_notice(self, text: str) -> None:
+        self._print(f"note: {text}")
+
+    def _show(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+        pass
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+class _Lines(_Notices):
+    """About ten lines for every seed, or one for every round."""
+
+    _backend = ""  # as it was printed
+
+    def on_start(self, run: RunStart) -> None:
+        super().on_start(run)
+        self._start_time, self._start_round = time.monotonic(), run.round
+        if self._seeds > 1:
+            self._print(f"seed {run.seed}")
+
+    def _show(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+        self._show_backend(round)
+        every = 1 if self._verbose else max(1, self._rounds // 10)
+        if round.number % every == 0 or round.number == self._rounds:
+            per_round = (time.monotonic() - self._start_time) / (round.number - self._start_round)
+            left = self._rounds - round.number
+            self._print(_line(round, self._rounds, metrics) + (f", {per_round * left:.0f} s left" if left else ""))
+
+    def _show_backend(self, round: Round) -> None:
+        line = f"backend: {round.backend.describe()}"
+        if self._verbose and line != self._backend:
+            self._backend = line
+            self._print(line)
+
+
+class _LiveDisplay(_Lines):
+    """A bar and a table that change in place."""
+
+    def on_start(self, run: RunStart) -> None:
+        self._rounds = run.rounds
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            TimeElapsedColumn(),
+            TextColumn("[dim]left"),
+            TimeRemainingColumn(),
+            console=self._console,
+            expand=True,
+        )
+        self._task = self._bar.add_task(f"seed {run.seed}" if self._seeds > 1 else "training", total=run.rounds)
+        group = Group(self._bar, progress_table(None))
+        self._live = Live(group, console=self._console, refresh_per_second=8, transient=True)
+        self._live.start()
+
+    def on_end(self, error: BaseException | None) -> None:
+        self._live.stop()
+
+    def _show(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+        self._show_backend(round)
+        self._bar.update(self._task, completed=round.number)
+        if metrics:
+            self._live.update(Group(self._bar, progress_table(metrics)))
+        if self._verbose:
+            self._print(_line(round, self._rounds, metrics))
 
 
 @contextmanager
@@ -83,56 +137,6 @@ def _handle_interrupt(console: Console) -> Iterator[Callable[[], bool]]:
     finally:
         if is_default:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextmanager
-def _live_display(console: Console, rounds: int, seeds: int, verbose: bool, notice: Notice) -> Iterator[RunCallbacks]:
-    bar = Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=None),
-        TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
-        TimeElapsedColumn(),
-        TextColumn("[dim]left"),
-        TimeRemainingColumn(),
-        console=console,
-        expand=True,
-    )
-    task = bar.add_task("training", total=rounds)
-    with Live(Group(bar, progress_table(None)), console=console, refresh_per_second=8, transient=True) as live:
-
-        def on_seed(seed: int) -> None:
-            bar.reset(task, total=rounds, description=f"seed {seed}" if seeds > 1 else "training")
-
-        def on_round(r: Round, summaries: Mapping[str, Summary] | None) -> None:
-            bar.update(task, completed=r.number)
-            if summaries:
-                live.update(Group(bar, progress_table(summaries)))
-            if verbose:
-                console.print(_line(r, rounds, summaries), highlight=False, markup=False)
-
-        yield RunCallbacks(on_seed, on_round, notice)
-
-
-def _print_lines(console: Console, rounds: int, seeds: int, verbose: bool, notice: Notice) -> RunCallbacks:
-    start_time = time.monotonic()
-    every = 1 if verbose else max(1, rounds // 10)
-    first_round: int | None = None  # of this seed; a resumed run starts later than 1
-
-    def on_seed(seed: int) -> None:
-        nonlocal start_time, first_round
-        start_time, first_round = time.monotonic(), None
-        if seeds > 1:
-            console.print(f"seed {seed}", highlight=False)
-
-    def on_round(r: Round, summaries: Mapping[str, Summary] | None) -> None:
-        nonlocal first_round
-        first_round = r.number if first_round is None else first_round
-        if r.number % every == 0 or r.number == rounds:
-            seconds_per_round = (time.monotonic() - start_time) / (r.number - first_round + 1)
-            remaining = f", {seconds_per_round * (rounds - r.number):.0f} s left" if r.number < rounds else ""
-            console.print(_line(r, rounds, summaries) + remaining, highlight=False, soft_wrap=True, markup=False)
-
-    return RunCallbacks(on_seed, on_round, notice)
 
 
 def _line(r: Round, rounds: int, summaries: Mapping[str, Summary] | None) -> str:

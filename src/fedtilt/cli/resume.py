@@ -1,16 +1,17 @@
 """`fedtilt resume`: resume a run, with bit-identical results."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedtilt.cli.console import Console
-from fedtilt.cli.progress import RunCallbacks
 from fedtilt.cli.run import AsJson, Quiet, Verbose, run_and_print
 from fedtilt.cli.tune import search_with_progress
 from fedtilt.evaluation.results import Result
 from fedtilt.files import read_json
+from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import resume as resume_run
 from fedtilt.runs.spec_run import spec_of
 from fedtilt.runs.tune import Tuning
@@ -40,9 +41,9 @@ def resume(
         Console(stderr=True, soft_wrap=True).print(f"note: {folder} is finished; these are its results", markup=False)
     record = read_json(folder / "run.json")
 
-    def train(callbacks: RunCallbacks) -> dict[int, Result]:
+    def train(callbacks: Sequence[Callback]) -> dict[int, Result]:
         if "tuning" in record and rounds is None:
             return search_with_progress(spec, Tuning.from_json(record["tuning"]), folder, callbacks, resuming=True)
-        return resume_run(folder, rounds, **callbacks._asdict())
+        return resume_run(folder, rounds, callbacks=callbacks)
 
     run_and_print(spec, folder, train, quiet=quiet, verbose=verbose, as_json=as_json)

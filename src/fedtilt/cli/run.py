@@ -4,7 +4,7 @@ import importlib.util
 import json
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +13,12 @@ import typer
 from fedtilt.cli.console import Console, echo, escape
 from fedtilt.cli.data import DataDir
 from fedtilt.cli.group_tables import group_legend, group_tables
-from fedtilt.cli.progress import RunCallbacks, show_progress
+from fedtilt.cli.progress import show_progress
 from fedtilt.cli.tables import clients_without_test_data, comparison_table, legend, print_tuning
 from fedtilt.evaluation.over_seeds import over_seeds
 from fedtilt.evaluation.results import Result
 from fedtilt.files import read_json, write_json
+from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.runs.tune import Tuning
 from fedtilt.spec import Spec, builtin_names, federation_of, load
@@ -68,8 +69,8 @@ def run(
     loaded = load(spec, overrides=overrides, methods=method or [], seed=seed, seeds=seeds, device=device)
     folder = out or new_folder(loaded.name)
 
-    def train(callbacks: RunCallbacks) -> dict[int, Result]:
-        return run_spec(loaded, folder, **callbacks._asdict())
+    def train(callbacks: Sequence[Callback]) -> dict[int, Result]:
+        return run_spec(loaded, folder, callbacks=callbacks)
 
     run_and_print(loaded, folder, train, quiet=quiet, verbose=verbose, as_json=as_json)
 
@@ -91,7 +92,7 @@ def new_folder(name: str) -> Path:
 def run_and_print(
     spec: Spec,
     folder: Path,
-    train: Callable[[RunCallbacks], dict[int, Result]],
+    train: Callable[[Sequence[Callback]], dict[int, Result]],
     *,
     quiet: bool,
     verbose: bool,
@@ -111,8 +112,8 @@ def run_and_print(
     start_time = time.monotonic()
     silent = quiet or as_json
     try:
-        with show_progress(progress, spec.train.rounds, spec.seeds, quiet=silent, verbose=verbose) as callbacks:
-            results = train(callbacks)
+        with show_progress(progress, seeds=spec.seeds, quiet=silent, verbose=verbose) as display:
+            results = train([display])
     except KeyboardInterrupt:
         started = (folder / "spec.toml").exists()
         remedy = f"resume with: fedtilt resume {shlex.quote(str(folder))}" if started else "nothing was trained"

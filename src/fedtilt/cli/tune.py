@@ -1,15 +1,13 @@
 """`fedtilt tune`: train a method with many settings, and recommend one."""
 
 import shlex
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
-from fedtilt.cli.progress import RunCallbacks
 from fedtilt.cli.run import (
     AsJson,
     DataDir,
@@ -27,6 +25,7 @@ from fedtilt.cli.run import (
 )
 from fedtilt.evaluation.results import Result
 from fedtilt.evaluation.summary import Summary, summarise_all
+from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.tune import VALIDATION_SHARE, Tuning, axes_of, check_validation, grid_of, search
 from fedtilt.simulation import Round
 from fedtilt.spec import Spec, load
@@ -65,23 +64,25 @@ def tune(
     check_validation(grid)
     folder = out or new_folder(f"{base.name}-tune")
 
-    def train(callbacks: RunCallbacks) -> dict[int, Result]:
+    def train(callbacks: Sequence[Callback]) -> dict[int, Result]:
         if not base.clients.validation:
             share = f"{VALIDATION_SHARE:.0%} of every client's training data"
-            callbacks.notice(f"clients.validation is 0; {share} is used for validation")
+            Callbacks(callbacks).on_notice(f"clients.validation is 0; {share} is used for validation")
         return search_with_progress(grid, tuning, folder, callbacks)
 
     run_and_print(grid, folder, train, quiet=quiet, verbose=verbose, as_json=as_json)
 
 
 def search_with_progress(
-    grid: Spec, tuning: Tuning, folder: Path, callbacks: RunCallbacks, *, resuming: bool = False
+    grid: Spec, tuning: Tuning, folder: Path, callbacks: Sequence[Callback], *, resuming: bool = False
 ) -> dict[int, Result]:
     """Run or resume a search, and show its progress on validation data: test data is not used to choose."""
-    validation_callbacks = callbacks._replace(on_round=partial(_show_validation, callbacks))
-    return search(grid, tuning, folder, resuming=resuming, **validation_callbacks._asdict())
+    return search(grid, tuning, folder, resuming=resuming, callbacks=[_OnValidation(callbacks)])
 
 
-def _show_validation(callbacks: RunCallbacks, r: Round, _: Mapping[str, Summary] | None) -> None:
-    no_outliers = torch.zeros(len(r.total), dtype=torch.bool)
-    callbacks.on_round(r, summarise_all(r.validation, r.validation_total, no_outliers))
+class _OnValidation(Callbacks):
+    """Callbacks with the metrics on validation data."""
+
+    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+        no_outliers = torch.zeros(len(round.total), dtype=torch.bool)
+        super().on_round(round, summarise_all(round.validation, round.validation_total, no_outliers))

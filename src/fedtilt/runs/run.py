@@ -16,7 +16,7 @@ from fedtilt.data.inputs import Inputs, named_tensors
 from fedtilt.errors import InputError
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.results import MethodResult, Result
-from fedtilt.evaluation.summary import Summary, evaluated_counts, group_counts, summarise_all
+from fedtilt.evaluation.summary import evaluated_counts, group_counts, summarise_all
 from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
@@ -24,6 +24,7 @@ from fedtilt.parts import constants_of, tied_parameters
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.rounds.settings import takes_train_settings, train_settings
+from fedtilt.runs.callback import Callback, Callbacks, RunStart, started
 from fedtilt.runs.predictions import predictions_of, store_predictions
 from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.storage.in_memory_run import InMemoryRun
@@ -38,12 +39,7 @@ from fedtilt.storage.provenance import (
 from fedtilt.storage.run_folder import RunFolder
 from fedtilt.storage.run_length import continued
 
-OnRound = Callable[[Round, Mapping[str, Summary] | None], None]
 Notice = Callable[[str], None]
-
-
-def silent(*_: object) -> None:
-    """No-op."""
 
 
 @takes_train_settings
@@ -53,8 +49,7 @@ def run(
     model: ModelSource,
     *,
     out: str | os.PathLike[str] | None = None,
-    on_round: OnRound = silent,
-    notice: Notice = silent,
+    callbacks: Sequence[Callback] = (),
     checkpoint_seconds: float = 10.0,
     memory_limit: int = 2 * 2**30,
     **settings: Any,
@@ -71,8 +66,7 @@ def run(
         federation: the clients and their data
         model: an `nn.Module`, or a function of `input_shape` and `classes` that returns one
         out: the run folder; None: nothing is written
-        on_round: called after every round with the `Round` and, if it was evaluated, the metrics by method
-        notice: called with messages for the user, such as a damaged checkpoint
+        callbacks: called before, after and between rounds: see `Callback`; trackers are in `fedtilt.trackers`
         checkpoint_seconds: the least time between two checkpoints; 0: a checkpoint every round
         memory_limit: bytes of personal models in memory, beyond which they are stored in files
         **settings: the training settings:
@@ -84,15 +78,16 @@ def run(
     prepared = prepare(methods, federation, model, train)
     check_rates_used(prepared.methods, settings)
     fingerprint = fingerprint_of(prepared)
+    callback = Callbacks(callbacks)
     if out is None:
-        return train_to_end(prepared, fingerprint, InMemoryRun(memory_limit), checkpoint_seconds, on_round, notice)
+        return train_to_end(prepared, fingerprint, InMemoryRun(memory_limit), checkpoint_seconds, callback)
     folder = Path(out)
     with locked(folder):
         run_folder = RunFolder(seed_folder(folder, train.seed), memory_limit)
         run_folder.check_other_seeds(fingerprint)
         record_environment(folder, train.device, [train.seed])
-        compare_environment(folder, train.device, notice)
-        return train_to_end(prepared, fingerprint, run_folder, checkpoint_seconds, on_round, notice)
+        compare_environment(folder, train.device, callback.on_notice)
+        return train_to_end(prepared, fingerprint, run_folder, checkpoint_seconds, callback)
 
 
 def check_out_folder(folder: Path, *, may_resume: bool) -> None:
@@ -124,14 +119,13 @@ def train_to_end(
     fingerprint: Mapping[str, Any],
     recorder: RunFolder | InMemoryRun,
     checkpoint_seconds: float,
-    on_round: OnRound,
-    notice: Notice,
+    callback: Callback,
 ) -> Result:
     """Train one seed from its last checkpoint, or from the start, to the last round."""
     federation = prepared.federation
     for text in prepared.notices:
-        notice(text)
-    state = recorder.begin(fingerprint, notice)
+        callback.on_notice(text)
+    state = recorder.begin(fingerprint, callback.on_notice)
     recorder.describe(
         clients=federation.client_names,
         classes=federation.class_names,
@@ -140,12 +134,35 @@ def train_to_end(
         model=_model_description(prepared),
         backend=prepared.backend.describe(),
     )
+    run_start = RunStart(
+        seed=prepared.settings.seed,
+        round=state.round if state else 0,
+        rounds=prepared.settings.rounds,
+        settings=fingerprint,
+        folder=recorder.folder.parent if isinstance(recorder, RunFolder) else None,
+    )
+    with started(callback, run_start):
+        state = _train_rounds(prepared, recorder, state, checkpoint_seconds, callback)
+    assert state is not None  # there is at least one round, trained now or before
+    store_predictions(prepared, recorder, state)
+    return _result(prepared, recorder, state)
+
+
+def _train_rounds(
+    prepared: PreparedRun,
+    recorder: RunFolder | InMemoryRun,
+    state: FederationState | None,
+    checkpoint_seconds: float,
+    callback: Callback,
+) -> FederationState | None:
+    """Train, record and checkpoint the rounds that are left."""
+    federation = prepared.federation
     saved_at, saved_round = time.monotonic(), 0
     screened: set[tuple[str, int]] = set()
     groups = group_names(federation)
-    for r in simulate_prepared(prepared, state=state, client_states=recorder.client_states):
+    for r in simulate_prepared(prepared, state=state, client_states=recorder.client_states, notice=callback.on_notice):
         state, summaries = r.state, None
-        _notice_screened(r, screened, notice)
+        _notice_screened(r, screened, callback.on_notice)
         if r.counts is not None:
             summaries = summarise_all(r.counts, r.total, federation.has_outliers, r.privacy, groups)
             validation = summarise_all(r.validation, r.validation_total, federation.has_outliers, None, groups)
@@ -154,14 +171,12 @@ def train_to_end(
             recorder.checkpoint(r.state)
             saved_at, saved_round = time.monotonic(), r.number
         try:
-            on_round(r, summaries)
+            callback.on_round(r, summaries)
         except BaseException:  # a run that is stopped between two rounds can be resumed from here
             if saved_round < r.number:
                 recorder.checkpoint(r.state)
             raise
-    assert state is not None  # there is at least one round, trained now or before
-    store_predictions(prepared, recorder, state)
-    return _result(prepared, recorder, state)
+    return state
 
 
 def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) -> None:
@@ -225,10 +240,11 @@ def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:
 
 def _loss_digest(prepared: PreparedRun) -> str:
     """A digest of the loss on fixed outputs: two lambdas have the same name."""
-    classes = prepared.federation.classes
-    outputs = torch.arange(16 * classes, dtype=torch.float32).reshape(16, classes).sin()
+    count, is_number = prepared.federation.outputs, prepared.federation.target is not None
+    outputs = torch.arange(16 * count, dtype=torch.float32).reshape(16, count).sin()
+    targets = torch.arange(16).cos() if is_number else torch.arange(16) % count
     with torch.no_grad():
-        return _digest([prepared.settings.sample_loss(outputs, torch.arange(16) % classes)])
+        return _digest([prepared.settings.sample_loss(outputs, targets)])
 
 
 def _model_description(prepared: PreparedRun) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Run or resume a spec: one seed after another, in one run folder."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +11,8 @@ from fedtilt.evaluation.results import Result
 from fedtilt.files import read_toml, write_json, write_toml
 from fedtilt.locks import locked
 from fedtilt.rounds.prepare import PreparedRun, prepare
-from fedtilt.runs.run import (
-    Notice,
-    OnRound,
-    check_out_folder,
-    compare_environment,
-    fingerprint_of,
-    silent,
-    train_to_end,
-)
+from fedtilt.runs.callback import Callback, Callbacks
+from fedtilt.runs.run import check_out_folder, compare_environment, fingerprint_of, train_to_end
 from fedtilt.storage.provenance import is_started, read_record, record_environment, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 from fedtilt.storage.run_length import continued
@@ -32,9 +25,7 @@ def run_spec(
     spec: "Spec",
     out: str | os.PathLike[str],
     *,
-    on_seed: Callable[[int], None] = silent,
-    on_round: OnRound = silent,
-    notice: Notice = silent,
+    callbacks: Sequence[Callback] = (),
     note: Mapping[str, Any] | None = None,
 ) -> dict[int, Result]:
     """Train a spec in a new folder, one seed after another; the results by seed.
@@ -42,9 +33,7 @@ def run_spec(
     Args:
         spec: the spec
         out: the run folder; it must be new or empty
-        on_seed: called before every seed
-        on_round: called after every round with the `Round` and, if it was evaluated, the metrics by method
-        notice: called with messages for the user
+        callbacks: called before, after and between the rounds of every seed: see `Callback`
         note: further keys for run.json
     """
     from fedtilt.spec import dump
@@ -55,16 +44,14 @@ def run_spec(
     with locked(folder):
         record_environment(folder, spec.device, range(spec.seed, spec.seed + spec.seeds), **(note or {}))
         write_toml(folder / "spec.toml", dump(spec))
-        return _train_seeds(spec, folder, on_seed, on_round, notice)
+        return _train_seeds(spec, folder, Callbacks(callbacks))
 
 
 def resume(
     folder: str | os.PathLike[str],
     rounds: int | None = None,
     *,
-    on_seed: Callable[[int], None] = silent,
-    on_round: OnRound = silent,
-    notice: Notice = silent,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[int, Result]:
     """Continue a run of a spec from its last checkpoint, with the same bits as without a stop; the results by seed.
 
@@ -74,9 +61,7 @@ def resume(
     Args:
         folder: the run folder
         rounds: the number of rounds; None: as many as the spec says
-        on_seed: called before every seed
-        on_round: called after every round with the `Round` and, where it was evaluated, the metrics by method
-        notice: called with sentences a person should read
+        callbacks: called before, after and between the rounds of every seed: see `Callback`
     """
     folder = Path(folder)
     spec = spec_of(folder)
@@ -93,8 +78,8 @@ def resume(
             raise InputError(f"{folder} is a search, and its rounds cannot change; run the settings that it recommends")
         if rounds is not None and rounds != spec.train.rounds:
             spec = _change_rounds(spec, folder, rounds)
-        compare_environment(folder, spec.device, notice)
-        return _train_seeds(spec, folder, on_seed, on_round, notice)
+        compare_environment(folder, spec.device, Callbacks(callbacks).on_notice)
+        return _train_seeds(spec, folder, Callbacks(callbacks))
 
 
 def _change_rounds(spec: "Spec", folder: Path, rounds: int) -> "Spec":
@@ -143,16 +128,13 @@ def open_seed(folder: Path, seed: int | None = None) -> tuple[int, RunFolder]:
     return seed, RunFolder(seed_folder(folder, seed))
 
 
-def _train_seeds(
-    spec: "Spec", folder: Path, on_seed: Callable[[int], None], on_round: OnRound, notice: Notice
-) -> dict[int, Result]:
+def _train_seeds(spec: "Spec", folder: Path, callback: Callback) -> dict[int, Result]:
     results = {}
     for seed in range(spec.seed, spec.seed + spec.seeds):
-        on_seed(seed)
         run_folder = RunFolder(seed_folder(folder, seed), spec.storage.memory_limit_mb * 2**20)
         prepared = prepare_seed(spec, seed, folder)
         results[seed] = train_to_end(
-            prepared, fingerprint_of(prepared), run_folder, spec.storage.checkpoint_seconds, on_round, notice
+            prepared, fingerprint_of(prepared), run_folder, spec.storage.checkpoint_seconds, callback
         )
     write_json(folder / "results.json", over_seeds(results))
     return results

@@ -7,7 +7,7 @@ together, identical jobs once, and an interrupted search can be resumed.
 import shlex
 import shutil
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +16,7 @@ from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.results import Result
 from fedtilt.files import write_json, write_toml
 from fedtilt.locks import locked
-from fedtilt.runs.run import Notice, OnRound
+from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.spec_run import resume, run_spec
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.provenance import read_record
@@ -179,9 +179,7 @@ def search(
     folder: Path,
     *,
     resuming: bool = False,
-    on_seed: Callable[[int], None],
-    on_round: OnRound,
-    notice: Notice,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[int, Result]:
     """Train a grid in a new folder, or resume it; the results by seed.
 
@@ -192,9 +190,7 @@ def search(
         tuning: its candidates; written into run.json
         folder: the run folder
         resuming: whether to continue in an existing folder
-        on_seed: called before every seed
-        on_round: called after every round
-        notice: called with messages for the user
+        callbacks: called before, after and between the rounds of every seed: see `Callback`
     """
     from fedtilt.spec import dump
 
@@ -202,14 +198,15 @@ def search(
         try:
             if resuming:
                 _delete_outdated_seeds(folder, spec)
-                return resume(folder, on_seed=on_seed, on_round=on_round, notice=notice)
+                return resume(folder, callbacks=callbacks)
             note = {"tuning": tuning.to_json()}
-            return run_spec(spec, folder, on_seed=on_seed, on_round=on_round, notice=notice, note=note)
+            return run_spec(spec, folder, callbacks=callbacks, note=note)
         except Diverged as error:
             methods = tuple(m for m in spec.methods if m.name not in error.methods)
             if not set(error.methods) <= set(tuning.settings) or not any(m.name in tuning.settings for m in methods):
                 raise
-            notice(f"{error}; starting again without {'it' if len(error.methods) == 1 else 'them'}")
+            them = "it" if len(error.methods) == 1 else "them"
+            Callbacks(callbacks).on_notice(f"{error}; starting again without {them}")
             spec, resuming = spec.model_copy(update={"methods": methods}), True
             tuning = tuning._replace(diverged=tuple(dict.fromkeys([*tuning.diverged, *error.methods])))
             # in this order, so that after a kill in between, the next resume completes it

@@ -1,0 +1,93 @@
+"""What a run calls while it trains: a progress display, a tracker, or your own code."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtilt.evaluation.summary import Summary
+from fedtilt.simulation import Round
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStart:
+    """What is known about one seed of a run before it trains."""
+
+    seed: int
+    round: int  # the last finished round; 0 for a new run
+    rounds: int
+    settings: Mapping[str, Any]  # methods, training settings, data and model, as in fingerprint.json
+    folder: Path | None  # of the run; None: nothing is written
+
+
+class Callback:
+    """What a run calls while it trains; override the methods that you need.
+
+    They are called in the process of the run, between rounds, in the order of the callbacks. An error in one of them
+    stops the run, which can be resumed.
+
+        class Stop(ft.Callback):
+            def on_round(self, round, metrics):
+                if metrics and metrics["fedtilt"].evaluated.accuracy > 97:
+                    raise KeyboardInterrupt
+
+        ft.run(methods, federation, ft.models.mlp, callbacks=[Stop()])
+    """
+
+    def on_start(self, run: RunStart) -> None:
+        """Before the first round of a seed, and before a resumed run goes on."""
+
+    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+        """After every round, with the metrics by method; None if the round was not evaluated."""
+
+    def on_notice(self, text: str) -> None:
+        """A message for the user, such as a damaged checkpoint or a client whose update stands out."""
+
+    def on_end(self, error: BaseException | None) -> None:
+        """After the last round of a seed, or with the error that stopped it."""
+
+
+class Callbacks(Callback):
+    """Several callbacks as one."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = tuple(callbacks)
+        self._started: list[Callback] = []
+
+    def on_start(self, run: RunStart) -> None:
+        """Call all."""
+        for callback in self._callbacks:
+            callback.on_start(run)
+            self._started.append(callback)
+
+    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+        """Call all."""
+        for callback in self._callbacks:
+            callback.on_round(round, metrics)
+
+    def on_notice(self, text: str) -> None:
+        """Call all."""
+        for callback in self._callbacks:
+            callback.on_notice(text)
+
+    def on_end(self, error: BaseException | None) -> None:
+        """Call all that have started, even if one of them fails."""
+        with ExitStack() as stack:
+            while self._started:
+                stack.callback(self._started.pop().on_end, error)
+
+
+@contextmanager
+def started(callback: Callback, run: RunStart) -> Iterator[None]:
+    """Call `on_start` before the block and `on_end` after it; neither if no round is left to train."""
+    if run.round >= run.rounds:
+        yield
+        return
+    try:
+        callback.on_start(run)
+        yield
+    except BaseException as error:
+        callback.on_end(error)
+        raise
+    callback.on_end(None)
