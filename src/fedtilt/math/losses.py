@@ -39,23 +39,46 @@ class ClassLoss:
         return losses * logits.new_tensor(self.class_weights)[targets] if self.class_weights else losses
 
 
-NAMES = ("cross_entropy", "focal")
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Squared error of every number; outputs are (n, 1), targets (n,)."""
+    return F.mse_loss(outputs[:, 0], targets, reduction="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuberLoss:
+    """½ · error² up to an error of `delta`, linear beyond (P. J. Huber, Annals of Mathematical Statistics 35, 1964)."""
+
+    delta: float
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of every number, shape (n,)."""
+        return F.huber_loss(outputs[:, 0], targets, reduction="none", delta=self.delta)
+
+
+CLASS_LOSSES = ("cross_entropy", "focal")
+NUMBER_LOSSES = ("squared", "huber")
+NAMES = (*CLASS_LOSSES, *NUMBER_LOSSES)
 
 
 def sample_loss(
     loss: str | SampleLoss, *, label_smoothing: float = 0.0, gamma: float | None = None,
-    class_weights: Sequence[float] = (),
+    class_weights: Sequence[float] = (), huber_delta: float | None = None,
 ) -> SampleLoss:  # fmt: skip
-    """The loss of every sample, (outputs, labels) → (n,).
+    """The loss of every sample, (outputs, targets) → (n,).
 
     Args:
         loss: a name of `NAMES`, a function, or `package.module:function`
         label_smoothing: of cross_entropy (Szegedy et al., CVPR 2016, arXiv 1512.00567)
         gamma: of focal: (1 − p)^gamma · cross-entropy (Lin et al., ICCV 2017, arXiv 1708.02002); None: 2
         class_weights: a factor for every class; empty: 1 each
+        huber_delta: of huber: the error from which on it is linear; None: 1
     """
     if loss not in NAMES:
         return import_function(loss, "loss") if isinstance(loss, str) else loss
+    if loss == "squared":
+        return squared
+    if loss == "huber":
+        return HuberLoss(delta=1.0 if huber_delta is None else huber_delta)
     if loss == "cross_entropy" and not label_smoothing and not class_weights:
         return cross_entropy
     focal_gamma = 0.0 if loss == "cross_entropy" else 2.0 if gamma is None else gamma

@@ -17,22 +17,26 @@ from fedtilt.training.local_job import batch_bounds
 
 
 def build_initial_model(
-    model: ModelSource, input_shape: Shape, classes: int, settings: TrainSettings
+    model: ModelSource, input_shape: Shape, outputs: int, settings: TrainSettings
 ) -> tuple[nn.Module, Parts]:
     """The initial model of every method, in evaluation mode, and its parts."""
-    net = _build(model, input_shape, classes, settings)
+    net = _build(model, input_shape, outputs, settings)
     return net, _parts(net, input_shape, settings)
 
 
 def initial_model(federation: Federation, model: ModelSource, settings: TrainSettings) -> tuple[nn.Module, Parts]:
     """`build_initial_model`, checked on samples of the first client."""
-    net = _build(model, federation.input_shape, federation.classes, settings)
+    net = _build(model, federation.input_shape, federation.outputs, settings)
     x, y = federation.clean_train(0)
     for count in (2, 1):  # the last batch of an epoch may have one sample
         rows = torch.zeros(count, dtype=torch.long)
-        _check_output(net, take(x, rows), y[rows], federation.classes, settings.sample_loss)
+        _check_output(net, take(x, rows), y[rows], federation, settings.sample_loss)
     with torch.no_grad():
-        if not callable(settings.loss) and ends_in_softmax(logits(net, take(x, slice(0, 8)))):
+        if (
+            federation.target is None
+            and not callable(settings.loss)
+            and ends_in_softmax(logits(net, take(x, slice(0, 8))))
+        ):
             warn(["the model ends in Softmax, but the loss takes logits, so training is slow; remove the last layer"])
     parts = _parts(net, federation.input_shape, settings)
     if parts.trains_buffers:
@@ -53,7 +57,8 @@ def _parts(net: nn.Module, input_shape: Shape, settings: TrainSettings) -> Parts
     return Parts.of(net, input_shape, local=settings.local, buffers=settings.buffers)
 
 
-def _check_output(net: nn.Module, x: Inputs, y: Tensor, classes: int, loss: SampleLoss) -> None:
+def _check_output(net: nn.Module, x: Inputs, y: Tensor, federation: Federation, loss: SampleLoss) -> None:
+    count, is_exact = federation.outputs, federation.target is not None  # a model may have outputs for more classes
     try:
         with torch.no_grad():
             outputs, again = logits(net, x), logits(net, x)
@@ -62,10 +67,11 @@ def _check_output(net: nn.Module, x: Inputs, y: Tensor, classes: int, loss: Samp
         remedy = "; int64 samples are tokens for nn.Embedding, make them float32 if they are numbers" if tokens else ""
         raise InputError(f"the model does not take samples of shape {sample_shape(x)}: {error}{remedy}") from error
     if not isinstance(outputs, Tensor):
-        raise InputError(f"the model returns a {type(outputs).__name__}; expected a tensor ({len(y)}, {classes})")
-    if outputs.dim() != 2 or len(outputs) != len(y) or outputs.shape[1] < classes:
+        raise InputError(f"the model returns a {type(outputs).__name__}; expected a tensor ({len(y)}, {count})")
+    if outputs.dim() != 2 or len(outputs) != len(y) or outputs.shape[1] < count or (is_exact and outputs.shape[1] > 1):
+        expected = f"{count}" if is_exact else f"{count} or more"
         raise InputError(
-            f"the model returns {tuple(outputs.shape)} for {len(y)} samples; expected ({len(y)}, {classes} or more)"
+            f"the model returns {tuple(outputs.shape)} for {len(y)} samples; expected ({len(y)}, {expected})"
         )
     if not torch.equal(outputs, again) and outputs.isfinite().all():
         raise InputError(

@@ -47,12 +47,15 @@ def prepare(
         raise InputError(
             f"federation must be a Federation, such as ft.Federation.build(data), got {type(federation).__name__}"
         )
+    settings = settings.for_task(federation.dataset.task)
     check_bad_share(methods, settings.clients_per_round(federation.clients))
     check_levels(methods, federation.groups)
+    if settings.audit and federation.target is not None:
+        raise InputError("audit = True finds wrong labels, and the targets are numbers; leave it out")
     if settings.audit and federation.classes < 2:
         raise InputError("audit = True compares classes, and the data has one; leave it out")
     device = pick_device(settings.device)
-    template = build_without_storage(model, federation.input_shape, federation.classes)
+    template = build_without_storage(model, federation.input_shape, federation.outputs)
     if template is not None:
         _check_memory(template, methods, federation, settings, device)
     net, parts = initial_model(federation, model, settings)
@@ -61,7 +64,12 @@ def prepare(
     jobs = example_jobs(methods, parts, settings, federation.group)
     sample = take(federation.clean_train(0)[0], slice(0, 1))
     backend = choose_backend(net, jobs, device.type, settings.backend, sample, settings.precision)
-    model_recipe = recipe(model, federation.input_shape, federation.classes)
+    if settings.stack_size is not None and backend.name != "stacked":
+        raise InputError(
+            f"stack_size = {settings.stack_size} has no effect: backend {backend.name} trains one client at a time; "
+            "leave it out"
+        )
+    model_recipe = recipe(model, federation.input_shape, federation.outputs)
     mechanism = GaussianMechanism.of(settings, federation.clients, parts)
     notices: tuple[str, ...] = ()
     if mechanism is not None:
@@ -74,7 +82,8 @@ def _check_memory(
 ) -> None:
     clients = settings.clients_per_round(federation.clients)
     workers = min(cores(), clients) if settings.workers is None else settings.workers
-    check_memory(net, methods, settings, clients=clients, workers=workers if device.type == "cpu" else 0, device=device)
+    elsewhere = device.type != "cpu" or settings.on_cluster
+    check_memory(net, methods, settings, clients=clients, workers=0 if elsewhere else workers, device=device)
 
 
 def example_jobs(methods: Sequence[Method], parts: Parts, settings: TrainSettings, group: str) -> list[LocalJob]:

@@ -7,8 +7,8 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
@@ -74,15 +74,22 @@ class TrainSettings:
     warmup_rounds: int = setting(
         0, "rounds before the schedule starts, over which the learning rates rise in equal steps", ge=0
     )
-    loss: str | SampleLoss = setting(  # noqa: RUF009
-        "cross_entropy",
-        "the loss of a sample, which the tilts act on; your own is a function of outputs and labels that returns one "
-        "value per sample",
-        allowed="cross_entropy, focal or package.module:function",
+    loss: str | SampleLoss | None = setting(  # noqa: RUF009
+        None,
+        "the loss of a sample, which the tilts act on; your own is a function of outputs and targets that returns one "
+        "value per sample; left out: cross_entropy, or squared with numbers as targets",
+        example="focal",
+        allowed="cross_entropy, focal, squared, huber or package.module:function",
         heading="The loss",
     )
     label_smoothing: float = setting(0.0, "label smoothing of cross_entropy", ge=0, lt=1)
     focal_gamma: float | None = setting(None, "the exponent of focal; left out: 2", ge=0, example=2.0)
+    huber_delta: float | None = setting(
+        None,
+        "the error from which on huber is linear, in standard deviations of the target; left out: 1",
+        gt=0,
+        example=1.0,
+    )
     class_weights: tuple[float, ...] = setting(
         (),
         "a factor of the loss for every class; empty: 1 each",
@@ -149,13 +156,28 @@ class TrainSettings:
         example=5,
         heading="Evaluation and speed",
     )
-    device: str = setting("auto", "where to train; auto: cuda if there is one")
+    device: str = setting("auto", "where to train; auto: cuda if there is one; cuda:all: on all GPUs of this machine")
     backend: str = setting(
         "auto",
         "what trains the models; autograd supports any model, the others are faster; native needs a C compiler",
         choices=("auto", *BACKENDS),
     )
-    workers: int | None = setting(None, "worker processes; left out: one per core; 0: none", ge=0, example=2)
+    workers: int | None = setting(
+        None, "worker processes; left out: one per core or, on a cluster, per CPU or GPU; 0: none", ge=0, example=2
+    )
+    stack_size: int | None = setting(
+        None,
+        "clients that a GPU trains together; left out: all of a round or, on a cluster, the share of a worker",
+        ge=1,
+        example=16,
+    )
+    cluster: str | None = setting(
+        None,
+        "the Ray cluster that trains the clients: host:port of its head node, or auto for the one that this machine "
+        "belongs to; left out: this machine",
+        example="auto",
+    )
+    cluster_timeout: float = setting(600.0, "seconds to wait for a worker when the cluster has none", gt=0)
     precision: str = setting(
         "float32",
         "precision of products on CUDA; tf32 and bfloat16 are faster; models, losses and averages are float32",
@@ -169,8 +191,8 @@ class TrainSettings:
                 object.__setattr__(self, field.name, check_value(field, value))
         if isinstance(self.loss, str):
             check_name(self.loss, "loss", losses.NAMES)
-        elif not callable(self.loss):
-            raise InputError(f"loss must be a name or a function of outputs and labels, got {self.loss!r}")
+        elif self.loss is not None and not callable(self.loss):
+            raise InputError(f"loss must be a name or a function of outputs and targets, got {self.loss!r}")
         if isinstance(self.init, os.PathLike):
             object.__setattr__(self, "init", os.fspath(self.init))
         if not isinstance(self.init, str | nn.Module | None):
@@ -187,11 +209,13 @@ class TrainSettings:
             ("nesterov", self.momentum > 0, "set momentum"),
             ("decay", self.schedule in ("step", "exponential"), "set schedule = 'step' or 'exponential'"),
             ("decay_rounds", self.schedule == "step", "set schedule = 'step'"),
-            ("label_smoothing", self.loss == "cross_entropy", "set loss = 'cross_entropy'"),
+            ("label_smoothing", self.loss in (None, "cross_entropy"), "set loss = 'cross_entropy'"),
             ("focal_gamma", self.loss == "focal", "set loss = 'focal'"),
-            ("class_weights", self.loss in losses.NAMES, "set loss = 'cross_entropy' or 'focal'"),
+            ("huber_delta", self.loss == "huber", "set loss = 'huber'"),
+            ("class_weights", self.loss in (None, *losses.CLASS_LOSSES), "set loss = 'cross_entropy' or 'focal'"),
             ("server_lr", self.server_optimizer is not None, "set server_optimizer"),
             ("server_momentum", self.server_optimizer is not None, "set server_optimizer"),
+            ("cluster_timeout", self.on_cluster, "set cluster"),
             ("server_epsilon", self.server_optimizer not in (None, "sgd"), "set server_optimizer = 'adam'"),
         ]
         defaults = {field.name: field.default for field in fields(self)}
@@ -203,6 +227,8 @@ class TrainSettings:
             raise InputError(f"schedule = {self.schedule!r} needs decay, such as decay = 0.5")
         if self.schedule == "step" and self.decay_rounds is None:
             raise InputError("schedule = 'step' needs decay_rounds, such as decay_rounds = 10")
+        if self.workers == 0 and self.on_cluster:
+            raise InputError("workers = 0 leaves nothing to train on a cluster; leave it out")
         if self.screen is not None and 0 < self.screen <= 1:
             raise InputError(f"screen = {self.screen:g} would clip ordinary updates; choose 0 (none) or more than 1")
         if self.privacy is not None and self.screen:
@@ -231,8 +257,23 @@ class TrainSettings:
     def sample_loss(self) -> SampleLoss:
         """The loss of every local job."""
         return losses.sample_loss(
-            self.loss, label_smoothing=self.label_smoothing, gamma=self.focal_gamma, class_weights=self.class_weights
-        )
+            self.loss or "cross_entropy", label_smoothing=self.label_smoothing, gamma=self.focal_gamma,
+            class_weights=self.class_weights, huber_delta=self.huber_delta,
+        )  # fmt: skip
+
+    def for_task(self, task: str) -> Self:
+        """The settings with the loss of "classification" or "regression"; a loss of the other one is refused."""
+        names = losses.CLASS_LOSSES if task == "classification" else losses.NUMBER_LOSSES
+        if self.loss in losses.NAMES and self.loss not in names:
+            raise InputError(
+                f"loss = {self.loss!r} is not for {task}; choose one of {', '.join(names)}, or leave it out"
+            )
+        return replace(self, loss=names[0]) if self.loss is None else self
+
+    @property
+    def on_cluster(self) -> bool:
+        """Whether clients are trained on a Ray cluster, which `cuda:all` starts on this machine."""
+        return self.cluster is not None or self.device == "cuda:all"
 
     @property
     def server_beta(self) -> float:
@@ -328,7 +369,7 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
+        device = torch.device("cuda" if name == "cuda:all" else name)
     except (RuntimeError, TypeError):
         raise InputError(f"unknown device {name!r}; choose auto, cpu or cuda") from None
     if device.type not in ("cpu", "cuda"):

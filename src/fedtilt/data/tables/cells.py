@@ -93,14 +93,28 @@ def read_names(columns: Columns, name: str) -> tuple[np.ndarray, tuple[str, ...]
     return np.array([number.get(text, -1) for text in texts], np.int64)[codes], names
 
 
+def read_numbers(columns: Columns, target: str) -> Cells:
+    """The numbers to predict; a row without a finite one is refused."""
+    cells = read_cells(columns, target, "number")
+    assert cells.values is not None
+    bad = np.flatnonzero(~np.isfinite(cells.values))
+    if len(bad):
+        row = columns.rows[int(bad[0])]
+        raise InputError(
+            f"table {columns.name} has no number in {row}, column {target!r}, which is the target; fill it or drop the "
+            "row"
+        )
+    return cells
+
+
 def classes_problem(names: Sequence[str], counts: Sequence[int]) -> str | None:
     """Why a column does not look like classes: measurements, or nearly one class per row; None if it does."""
     values = [to_number(name) for name in names]
     fractions = [name for name, value in zip(names, values, strict=True) if not value.is_integer()]
     if fractions and all(map(math.isfinite, values)):
         return (
-            f"has numbers such as {fractions[0]}, which are not classes; group them into a few, named by text or whole "
-            "numbers"
+            f"has numbers such as {fractions[0]}, which are not classes; set task = 'regression' to predict them, or "
+            "group them into a few"
         )
     once, rows = sum(count == 1 for count in counts), sum(counts)
     if 2 * once > len(names) or (len(names) > 20 and rows < 10 * len(names)):  # many classes need 10 rows each

@@ -11,8 +11,10 @@ from fedtilt.errors import InputError
 Roles = Mapping[str, str | int | Sequence[str | int] | None]  # the columns that are no features, by what they are
 
 
-def known_schema(schema: Schema | str | os.PathLike[str] | None, roles: Roles) -> Schema:
-    """What the user says of a table: a schema or the path of one, and the roles of columns."""
+def known_schema(
+    schema: Schema | str | os.PathLike[str] | None, roles: Roles, task: str | None = None
+) -> Schema:  # fmt: skip
+    """What the user says of a table: a schema or the path of one, the roles of columns, and the task."""
     known = schema if isinstance(schema, Schema) else Schema(columns=()) if schema is None else read_schema(schema)
     group = roles.get("group") or ()
     names: dict[str, str | tuple[str, ...]] = {
@@ -24,7 +26,11 @@ def known_schema(schema: Schema | str | os.PathLike[str] | None, roles: Roles) -
         written = getattr(known, role)
         if written and written != name:
             raise InputError(f"{role} = {name!r} differs from the schema's, {written!r}; correct one of them")
-    return replace(known, **names)  # type: ignore[arg-type]
+    task = task or known.task
+    implied = known.task or ("classification" if known.classes else "regression" if known.numbers else task)
+    if task != implied:
+        raise InputError(f"task = {task!r} differs from the schema's, {implied!r}; correct one of them")
+    return replace(known, task=task, **names)  # type: ignore[arg-type]
 
 
 def check_names(columns: Columns, schema: Schema, drop: Iterable[str]) -> None:

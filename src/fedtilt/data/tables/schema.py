@@ -8,12 +8,13 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from fedtilt import checks
 from fedtilt.data.tables.kinds import KINDS, NUMERIC
+from fedtilt.data.targets import TASKS, NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, read_metadata, write_bytes
 
@@ -133,8 +134,10 @@ class Schema:
 
     Args:
         columns: the columns, in the order of the model's inputs
-        target: the column of the labels
+        target: the column of the labels, or of the numbers to predict
+        task: "classification" or "regression"; left out: as the one who reads the table says, else classification
         classes: the labels, in the order of the model's outputs
+        numbers: with regression, the scale and the ranges of the target
         client: the column of the clients
         group: the columns of groups, such as sex
         weight: the column of the samples' weights
@@ -149,7 +152,9 @@ class Schema:
 
     columns: tuple[Column, ...]
     target: str | None = None
+    task: str | None = None
     classes: tuple[str, ...] | None = None
+    numbers: NumericTarget | None = None
     client: str | None = None
     group: tuple[str, ...] = ()
     weight: str | None = None
@@ -173,6 +178,11 @@ class Schema:
         for role, name in self.roles:
             if name in names and role != "split_time":
                 raise InputError(f"the schema has {name!r} as {role} and as a column; remove one")
+        if self.task is not None and self.task not in TASKS:
+            raise InputError(f"task of the schema is {self.task!r}; choose {' or '.join(TASKS)}")
+        for key, task in (("classes", "classification"), ("numbers", "regression")):
+            if getattr(self, key) is not None and self.is_regression != (task == "regression"):
+                raise InputError(f"{key} of the schema are for {task}, and its task is another; remove one")
         if self.classes is not None:
             object.__setattr__(self, "classes", _names(self.classes, "classes of the schema"))
         object.__setattr__(self, "min_count", checks.whole(self.min_count, "min_count of the schema", 1))
@@ -183,9 +193,15 @@ class Schema:
         return tuple(name for column in self.columns for name in column.inputs)
 
     @property
+    def is_regression(self) -> bool:
+        """Whether the target is a number."""
+        return self.task == "regression"
+
+    @property
     def is_complete(self) -> bool:
         """Whether nothing is left to be inferred."""
-        return bool(self.columns) and self.classes is not None and all(column.is_complete for column in self.columns)
+        target = self.numbers if self.is_regression else self.classes
+        return bool(self.columns) and target is not None and all(column.is_complete for column in self.columns)
 
     @property
     def roles(self) -> list[tuple[str, str]]:
@@ -196,7 +212,8 @@ class Schema:
     @property
     def text_columns(self) -> tuple[str, ...]:
         """The columns to read as they are written: 01 and 1 are two names."""
-        names = [name for role, name in self.roles if role not in ("weight", "split_time")]
+        numbers = ("weight", "split_time", *(["target"] if self.is_regression else []))
+        names = [name for role, name in self.roles if role not in numbers]
         return (*names, *(column.name for column in self.columns if column.kind == "category"))
 
     def column(self, name: str) -> Column | None:
@@ -213,7 +230,9 @@ class Schema:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        values = {key: getattr(self, key) for key in ("target", "classes", *ROLES[1:], "min_count")}
+        values = {key: getattr(self, key) for key in ("target", "task", "classes", *ROLES[1:], "min_count")}
+        if self.numbers is not None:
+            values["numbers"] = asdict(self.numbers) | {"bounds": list(self.numbers.bounds)}
         values = {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v not in (None, ())}
         return {"version": VERSION} | values | {"columns": {column.name: column.to_json() for column in self.columns}}
 
@@ -224,12 +243,15 @@ class Schema:
             raise InputError('it has no "columns"; write one with fedtilt data schema')
         if values.get("version") != VERSION:
             raise InputError(f"its version is {values.get('version')!r}; this fedtilt reads version {VERSION}")
-        known = [*ROLES, "classes", "min_count"]
+        known = [*ROLES, "task", "classes", "numbers", "min_count"]
         for key in values:
             if key not in (*known, "version", "columns"):
                 raise InputError(f"it has the unknown key {key!r}; a schema has {', '.join([*known, 'columns'])}")
         columns = tuple(Column.from_json(name, column) for name, column in values["columns"].items())
-        return cls(columns=columns, **{key: values[key] for key in known if key in values})
+        found = {key: values[key] for key in known if key in values}
+        if "numbers" in found:
+            found["numbers"] = _numbers(found["numbers"])
+        return cls(columns=columns, **found)
 
     def text(self) -> str:
         """The text of a schema file: JSON with a line per column."""
@@ -245,6 +267,13 @@ class Schema:
 
 
 ROLES = ("target", "client", "group", "weight", "split", "split_group", "split_time")
+
+
+def _numbers(values: object) -> NumericTarget:
+    keys = {field.name for field in fields(NumericTarget)}
+    if not isinstance(values, Mapping) or set(values) != keys or not isinstance(values["bounds"], list):
+        raise InputError(f"numbers of the schema are {values!r}; give mean, deviation and a list of bounds")
+    return NumericTarget(**{**values, "bounds": tuple(values["bounds"])})
 
 
 def _dump(value: object) -> str:

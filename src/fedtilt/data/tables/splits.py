@@ -12,6 +12,7 @@ from fedtilt.data.tables.cells import read_cells, read_names
 from fedtilt.data.tables.columns import Columns
 from fedtilt.data.tables.schema import Schema
 from fedtilt.data.tables.text_cells import to_number
+from fedtilt.data.targets import RANGES
 from fedtilt.errors import InputError
 
 _SIDES = {"train": False, "training": False, "test": True, "testing": True}
@@ -65,6 +66,21 @@ def draw_test_rows(
     return test
 
 
+QUARTERS = tuple(map(str, range(RANGES)))
+
+
+def quarters(values: np.ndarray, client: np.ndarray) -> np.ndarray:
+    """The quarter of its client's numbers that each row is in, so that a split has small and large ones alike.
+
+    >>> quarters(np.array([5.0, 1.0, 7.0, 3.0]), np.zeros(4, np.int64)).tolist()
+    [2, 0, 3, 1]
+    """
+    found = np.zeros(len(values), np.int64)
+    for rows in positions_by_number(client, int(client.max()) + 1):
+        found[rows[np.argsort(values[rows], kind="stable")]] = np.arange(len(rows)) * RANGES // max(1, len(rows))
+    return found
+
+
 def _ranks(names: Sequence[str]) -> np.ndarray:
     """The rank of each name: numbers by value, then texts; the ranks of some of the names are in the same order.
 
@@ -88,7 +104,8 @@ def describe_split(schema: Schema, share: float | None, seed: int) -> str:
     if schema.split_time is not None:
         return f"the newest {100 * share:g} % of each client's rows by {schema.split_time!r} are test data"
     together = "" if schema.split_group is None else f", all rows of a {schema.split_group!r} on one side"
-    return f"{100 * share:g} % of each client's rows are test data, stratified by class{together} (seed {seed})"
+    strata = "target" if schema.is_regression else "class"
+    return f"{100 * share:g} % of each client's rows are test data, stratified by {strata}{together} (seed {seed})"
 
 
 def by_group(group: np.ndarray, labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:

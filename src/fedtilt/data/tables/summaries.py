@@ -21,12 +21,13 @@ import numpy as np
 
 from fedtilt.data.naming import sort_names
 from fedtilt.data.tables.alignment import describe_site, misfits
-from fedtilt.data.tables.cells import read_cells
+from fedtilt.data.tables.cells import read_cells, read_numbers
 from fedtilt.data.tables.columns import Columns
 from fedtilt.data.tables.kinds import NUMERIC, TEXT_KINDS, Cells, text_kind
 from fedtilt.data.tables.schema import MIN_COUNT, Column, Schema
 from fedtilt.data.tables.summary_checks import MAX_CATEGORIES, MAX_NAME, MAX_QUANTILES, MAX_ROWS, check_summary
 from fedtilt.data.tables.threads import map_columns
+from fedtilt.data.targets import RANGES, NumericTarget, inner_bounds
 from fedtilt.errors import InputError
 
 _MAX_INPUTS = 100  # of one category
@@ -70,12 +71,14 @@ class Summary:
         rows: the number of training rows
         classes: the names of its classes
         columns: its columns
+        numbers: its target, if that is a number
     """
 
     site: str
     rows: int
     classes: tuple[str, ...]
     columns: tuple[ColumnSummary, ...]
+    numbers: ColumnSummary | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -88,8 +91,14 @@ class Summary:
             check_summary(values, max_rows)
         except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"the summary of a site's table is damaged: {error}") from error
-        columns = (ColumnSummary(**{**column, "quantiles": tuple(column["quantiles"])}) for column in values["columns"])
-        return cls(site=values["site"], rows=values["rows"], classes=tuple(values["classes"]), columns=tuple(columns))
+        columns = tuple(map(_column_from_json, values["columns"]))
+        numbers = None if values["numbers"] is None else _column_from_json(values["numbers"])
+        classes = tuple(values["classes"])
+        return cls(site=values["site"], rows=values["rows"], classes=classes, columns=columns, numbers=numbers)
+
+
+def _column_from_json(values: Mapping[str, Any]) -> ColumnSummary:
+    return ColumnSummary(**{**values, "quantiles": tuple(values["quantiles"])})
 
 
 def summarise(
@@ -129,10 +138,17 @@ def summarise_sites(
 
     unknown = [name for name in names if name not in known or not known[name].is_complete]
     by_column = map_columns(summarise_column, unknown)
+    numbers: list[ColumnSummary | None] = [None] * len(rows)
+    if schema is not None and schema.is_regression and schema.target is not None and schema.numbers is None:
+        cells = read_numbers(columns, schema.target)
+        numbers = [_summarise_column(schema.target, cells, part, min_count, True) for part in rows.values()]
     return [
-        Summary(site=site, rows=len(rows[site]), classes=tuple(classes[site]), columns=tuple(c[n] for c in by_column))
+        Summary(
+            site=site, rows=len(rows[site]), classes=tuple(classes[site]), columns=tuple(c[n] for c in by_column),
+            numbers=numbers[n],
+        )
         for n, site in enumerate(rows)
-    ]
+    ]  # fmt: skip
 
 
 def _summarise_column(
@@ -222,8 +238,28 @@ def merge(summaries: Sequence[Summary], schema: Schema | None = None) -> Schema:
     known = {column.name: column for column in schema.columns}
     inferred = {name: _merge_column(name, columns, known.get(name)) for name, columns in sites.items()}
     names = [*known, *(name for name in inferred if name not in known)]
+    columns = tuple(inferred.get(name) or known[name] for name in names)
+    if schema.is_regression:
+        numbers = schema.numbers or _merge_target([s.numbers for s in summaries if s.numbers is not None])
+        return replace(schema, columns=columns, numbers=numbers)
     classes = schema.classes or sort_names({name for summary in summaries for name in summary.classes}) or None
-    return replace(schema, columns=tuple(inferred.get(name) or known[name] for name in names), classes=classes)
+    return replace(schema, columns=columns, classes=classes)
+
+
+def _merge_target(sites: Sequence[ColumnSummary]) -> NumericTarget | None:
+    """The scale of the target, and its ranges between the quartiles of all sites' quantiles; None: nobody has rows."""
+    present = [site for site in sites if site.rows]
+    if not present:
+        return None
+    _, mean, deviation = _merge_numbers(present)
+    if not deviation:
+        raise InputError(
+            f"target = {present[0].name!r} has one value in the training rows, or values too large to standardise; "
+            "regression needs several"
+        )
+    bounds = sorted({_weighted_quantile(present, k / RANGES, mean) for k in range(1, RANGES)})
+    values = [value for site in present for value in site.quantiles] or [mean]
+    return NumericTarget(mean=mean, deviation=deviation, bounds=inner_bounds(bounds, min(values), max(values)))
 
 
 def _merge_column(name: str, sites: Sequence[ColumnSummary], known: Column | None) -> Column:
@@ -281,21 +317,21 @@ def _merge_numbers(sites: Sequence[ColumnSummary]) -> tuple[float, float, float]
         deviation = math.sqrt((float(squares.sum()) + between) / float(rows.sum()))
     if not math.isfinite(mean + deviation):  # as `_moments`
         mean, deviation = 0.0, 0.0
-    return _weighted_median(sites, mean), mean, deviation
+    return _weighted_quantile(sites, 0.5, mean), mean, deviation
 
 
-def _weighted_median(sites: Iterable[ColumnSummary], default: float) -> float:
-    """The weighted median of all sites' quantiles; the default if no site sends any."""
+def _weighted_quantile(sites: Iterable[ColumnSummary], share: float, default: float) -> float:
+    """The weighted quantile of all sites' quantiles, such as the median; the default if no site sends any."""
     points = sorted((value, s.rows / len(s.quantiles)) for s in sites for value in s.quantiles)
     if not points:
         return default
-    half = math.fsum(weight for _, weight in points) / 2
+    below = math.fsum(weight for _, weight in points) * share
     total = 0.0
     for (value, weight), (after, _) in zip(points, [*points[1:], points[-1]], strict=True):
         total += weight
-        if math.isclose(total, half, rel_tol=1e-12):
+        if math.isclose(total, below, rel_tol=1e-12):
             return (value + after) / 2
-        if total > half:
+        if total > below:
             return value
     return points[-1][0]
 

@@ -13,7 +13,7 @@ MAX_CATEGORIES = 1_000  # of one column at one site
 MAX_NAME = 200  # characters
 MAX_QUANTILES = 15
 
-_KEYS = {"site", "rows", "classes", "columns"}
+_KEYS = {"site", "rows", "classes", "columns", "numbers"}
 _COLUMN_KEYS = {
     "name", "kind", "rows", "missing", "mean", "squares", "quantiles", "categories", "rare", "format",
 }  # fmt: skip
@@ -38,6 +38,12 @@ def check_summary(values: Any, max_rows: int = MAX_ROWS) -> None:
     _check_names([column["name"] for column in columns], "columns", MAX_COLUMNS)
     for column in columns:
         _check_column(column, rows)
+    if values["numbers"] is not None:
+        _check_keys(values["numbers"], _COLUMN_KEYS, "the target")
+        _check_name(values["numbers"]["name"], "the target's name")
+        _check_column(values["numbers"], rows)
+        if values["numbers"]["kind"] not in ("number", None):
+            raise ValueError("the target is no number")
 
 
 def shorten(text: object) -> str:

@@ -12,13 +12,13 @@ from torch import Tensor
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.sampling import positions_by_number
 from fedtilt.data.sources.samples import check_test_share
-from fedtilt.data.tables.cells import classes_problem, read_cells, read_names
+from fedtilt.data.tables.cells import classes_problem, read_cells, read_names, read_numbers
 from fedtilt.data.tables.columns import Columns, Source, read_columns
 from fedtilt.data.tables.encoding import encode
 from fedtilt.data.tables.kinds import Cells
 from fedtilt.data.tables.roles import Roles, check_names, known_schema
 from fedtilt.data.tables.schema import Column, Schema, read_schema
-from fedtilt.data.tables.splits import draw_test_rows
+from fedtilt.data.tables.splits import QUARTERS, draw_test_rows, quarters
 from fedtilt.data.tables.summaries import Summary, merge, summarise_sites
 from fedtilt.data.tables.table_warnings import column_warnings, left_out
 from fedtilt.errors import InputError
@@ -29,7 +29,7 @@ def table(
     group: str | int | Sequence[str | int] | None = None, weight: str | int | None = None,
     split: str | int | None = None, split_group: str | int | None = None, split_time: str | int | None = None,
     drop: Sequence[str | int] = (), schema: Schema | str | os.PathLike[str] | None = None,
-    test_share: float | None = None, seed: int = 0,
+    task: str | None = None, test_share: float | None = None, seed: int = 0,
 ) -> Dataset:  # fmt: skip
     """Read a table as a data set.
 
@@ -41,7 +41,8 @@ def table(
     Args:
         source: a CSV, TSV or Parquet file or a pandas DataFrame; or one per client: a folder or a list of files, named
             like the clients, or a dictionary of files or DataFrames by client
-        target: the column of the labels, numbers or text; required without a schema that names it
+        target: the column of the labels, numbers or text, or of the numbers to predict; required without a schema that
+            names it
         client: the column that names the client of each row; left out: the files, if there are several
         group: the column of groups, such as sex, or several; a method's `tau` then tilts over these groups instead of
             the classes
@@ -51,12 +52,13 @@ def table(
         split_time: a column of times: each client's newest rows are test data
         drop: columns to leave out
         schema: what the columns are, a `Schema` or the path of one; what it leaves out is inferred
+        task: "classification" or "regression" (numbers as targets); left out: the schema's, else classification
         test_share: the share of each client's rows that is test data, with the classes in proportion; left out: 0.25
         seed: the seed that draws the test data
     """
     roles = {"target": target, "client": client, "group": group, "weight": weight, "split": split,
              "split_group": split_group, "split_time": split_time}  # fmt: skip
-    opened = open_table(source, roles, drop, schema)
+    opened = open_table(source, roles, drop, schema, task=task)
     return opened.to_dataset(test_share, seed)
 
 
@@ -93,10 +95,10 @@ def rows(source: Source, *, like: Dataset | Schema | str | os.PathLike[str]) -> 
 
 
 class _Labelled(NamedTuple):
-    """The rows of a table: class, client, and which are training data."""
+    """The rows of a table: class or number, client, and which are training data."""
 
-    labels: np.ndarray
-    class_names: tuple[str, ...]
+    labels: np.ndarray  # (n,) classes or, with regression, numbers
+    class_names: tuple[str, ...]  # empty with regression
     client: np.ndarray | None
     client_names: tuple[str, ...] | None
     train: np.ndarray  # positions
@@ -115,7 +117,8 @@ class Table:
     def to_dataset(self, test_share: float | None = None, seed: int = 0) -> Dataset:
         """Split, infer the rest of the schema from the training rows, and encode."""
         columns, rows = self.columns, self._split(test_share, seed)
-        schema = merge(self._summaries(rows), replace(self.schema, classes=rows.class_names))
+        known = self.schema if self.schema.is_regression else replace(self.schema, classes=rows.class_names)
+        schema = merge(self._summaries(rows), known)
         if not any(column.is_feature for column in schema.columns):
             kinds = ", ".join(f"{column.name} ({column.kind})" for column in schema.columns) or "none"
             raise InputError(
@@ -129,7 +132,8 @@ class Table:
         x_train, x_test = encode(columns, schema, [rows.train, rows.test], inspect)
         weight = None if schema.weight is None else _weights(columns, schema.weight)
         groups = {name: read_names(columns, name) for name in schema.group}
-        parts = {"y": rows.labels, "client": rows.client, "weight": weight}
+        y = rows.labels.astype(np.float32) if schema.is_regression else rows.labels
+        parts = {"y": y, "client": rows.client, "weight": weight}
         tensors = {
             f"{key}_{side}": torch.from_numpy(values[positions])
             for key, values in (parts | {"rows": np.arange(len(columns))}).items() if values is not None
@@ -141,6 +145,8 @@ class Table:
             x_test=torch.from_numpy(x_test),
             classes=len(rows.class_names),
             class_names=rows.class_names,
+            task=schema.task or "classification",
+            target=schema.numbers,
             client_names=rows.client_names,
             group_train=_codes(groups, rows.train),
             group_test=_codes(groups, rows.test),
@@ -164,6 +170,8 @@ class Table:
         """What a site sends of its training rows, so that all sites agree on one schema."""
         rows = self._split(test_share, seed)
         (summary,) = self._summaries(rows)
+        if self.schema.is_regression:
+            return summary
         return replace(summary, classes=tuple(rows.class_names[k] for k in np.unique(rows.labels)))  # of test rows too
 
     def with_schema(self, schema: Schema) -> Self:
@@ -184,10 +192,11 @@ class Table:
         test_share = check_test_share(test_share, seed, given=schema.split is not None)
         if len(columns) < 2:
             raise InputError(f"table {columns.name} has 1 row below its header; it needs at least 2")
-        labels, class_names = self._labels()
+        labels, class_names = self._numbers() if schema.is_regression else self._labels()
         client, client_names = self._clients()
         owner = np.full(len(labels), self.site or 0) if client is None else client
-        test = draw_test_rows(columns, schema, labels, class_names, owner, test_share, seed)
+        strata = (quarters(labels, owner), QUARTERS) if schema.is_regression else (labels, class_names)
+        test = draw_test_rows(columns, schema, *strata, owner, test_share, seed)
         if self.site is None and schema.split is not None and (test.all() or not test.any()):
             side = "test" if test.all() else "train"
             raise InputError(
@@ -201,15 +210,27 @@ class Table:
         if rows.client is not None and rows.client_names is not None:
             parts = positions_by_number(rows.client[rows.train], len(rows.client_names))
             sites = {name: rows.train[part] for name, part in zip(rows.client_names, parts, strict=True)}
-        classes = {
-            site: [rows.class_names[k] for k in np.unique(rows.labels[positions])] for site, positions in sites.items()
-        }
+        classes: dict[str, Sequence[str]] = dict.fromkeys(sites, ())
+        if not self.schema.is_regression:
+            classes = {
+                site: [rows.class_names[k] for k in np.unique(rows.labels[positions])]
+                for site, positions in sites.items()
+            }
         return summarise_sites(self.columns, self.names, sites, classes, self.schema)
 
-    def _labels(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        target, known = self.schema.target, self.schema.classes
-        if target is None:
+    @property
+    def _target(self) -> str:
+        if self.schema.target is None:
             raise InputError(f"table {self.columns.name} needs a target; name the column of the labels: target = …")
+        return self.schema.target
+
+    def _numbers(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        values = read_numbers(self.columns, self._target).values
+        assert values is not None
+        return values, ()
+
+    def _labels(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        target, known = self._target, self.schema.classes
         labels, names = read_names(self.columns, target)
         if known is not None:
             for number, name in enumerate(names):
@@ -256,7 +277,7 @@ class Table:
 
 def open_table(
     source: Source, roles: Roles, drop: Sequence[str | int] = (),
-    schema: Schema | str | os.PathLike[str] | None = None, site: int | None = None,
+    schema: Schema | str | os.PathLike[str] | None = None, site: int | None = None, task: str | None = None,
 ) -> Table:  # fmt: skip
     """Open a table, and check the names of columns against it.
 
@@ -269,10 +290,11 @@ def open_table(
         drop: columns to leave out
         schema: what the columns are
         site: the number of the site whose rows these are; left out: the table has the rows of all clients
+        task: "classification" or "regression"; left out: the schema's, else classification
     """
     if isinstance(drop, str):
         raise InputError(f"drop = {drop!r} is text; give a list of columns, such as drop = [{drop!r}]")
-    known, dropped = known_schema(schema, roles), [str(name) for name in drop]
+    known, dropped = known_schema(schema, roles, task), [str(name) for name in drop]
     text = known.text_columns
     optional = [column.name for column in known.columns if column.gaps or not column.is_feature]
     columns = read_columns(source, text=text, optional=optional)
