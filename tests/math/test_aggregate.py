@@ -21,7 +21,10 @@ AGGREGATORS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "trimmed_mean": (lambda m: aggregate.trimmed_mean(m, 0.3), 0.3),
     "krum": (lambda m: aggregate.krum(m, 0.3), 0.3),
     "multi_krum": (lambda m: aggregate.multi_krum(m, 0.3), 0.3),
+    "bulyan": (lambda m: aggregate.bulyan(m, 0.1), 0.1),
     "geometric_median": (aggregate.geometric_median, 0.4),
+    "centered_clipping": (aggregate.centered_clipping, 0.4),
+    "fltrust": (lambda m: aggregate.fltrust(m, aggregate.median(m), root=aggregate.trimmed_mean(m, 0.3)), 0.3),
     "norm_clipped": (aggregate.norm_clipped, 0.4),
     "tilted q=0": (aggregate.tilted, 0.0),
     "tilted q=1e-5": (lambda m: aggregate.tilted(m, 1e-5), 0.0),
@@ -123,7 +126,10 @@ CLASSICAL = [
     ("no trim", lambda m: aggregate.trimmed_mean(m, 0.0), aggregate.mean),
     ("trim all but two", lambda m: aggregate.trimmed_mean(m, 0.4), aggregate.median),
     ("no bad clients", lambda m: aggregate.multi_krum(m, 0.0), aggregate.mean),
-    ("no clipping", lambda m: aggregate.norm_clipped(m, limit=1e9), aggregate.mean),
+    ("no bad clients for bulyan", lambda m: aggregate.bulyan(m, 0.0), aggregate.mean),
+    ("one iteration", lambda m: aggregate.centered_clipping(m, iterations=1), aggregate.norm_clipped),
+    ("wide centred clipping", lambda m: aggregate.centered_clipping(m, radius=1e9), aggregate.mean),
+    ("no clipping", lambda m: aggregate.norm_clipped(m, radius=1e9), aggregate.mean),
 ]
 
 

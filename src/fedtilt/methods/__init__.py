@@ -1,5 +1,6 @@
 """Methods as settings of one dataclass, published ones by name, and the checks of those of a run."""
 
+from fedtilt.methods.bad_share import check_bad_share
 from fedtilt.methods.method import PERSONAL_START, Levels, Method
 from fedtilt.methods.presets import (
     CLIENT_SETTINGS,
@@ -12,7 +13,7 @@ from fedtilt.methods.presets import (
     local,
     term,
 )
-from fedtilt.methods.run_checks import check_bad_share, check_levels, check_methods, check_rates_used
+from fedtilt.methods.run_checks import check_levels, check_methods, check_rates_used
 
 __all__ = [
     "CLIENT_SETTINGS",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedtilt.checks import is_plain_name, number, whole
 from fedtilt.errors import InputError
-from fedtilt.math.aggregate import AGGREGATORS, solvable
+from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS, solvable, used_settings
 from fedtilt.math.distances import get_distance
 
 Levels = Sequence[tuple[str, float]]
@@ -36,7 +36,11 @@ class Method:
     distance: str = "squared_l2"  # between a client model and the shared model, on the server
     steps: tuple[int, float] | None = None  # (E_2, eta_3): gradient steps on the server; None: the exact optimum
     aggregator: str = "tilted"  # or another rule: mean, median, krum, …
-    bad_share: float = 0.1  # the share of bad clients that trimmed_mean, krum and multi_krum tolerate
+    pre_aggregators: Sequence[str] = ()  # steps before the rule, in this order: clipping, nnm, bucketing
+    bad_share: float = 0.1  # the share of bad clients that trimmed_mean, krum, multi_krum, bulyan and nnm tolerate
+    clip_radius: float | None = None  # the largest length of an update when it is clipped; None: the median length
+    bucket_size: int = 2  # models in a bucket
+    root_samples: int = 100  # clean samples on the server, on which fltrust trains
     lr: float | None = None  # learning rate of the shared model; None: the run's
     lr_personal: float | None = None  # learning rate of the personal model; None: the run's, else lr
     epochs_personal: int | None = None  # passes of the personal model over the data in a round; None: the run's epochs
@@ -86,7 +90,7 @@ class Method:
         return tuple(levels)
 
     def _check_rates(self) -> None:
-        for key in ("lr", "lr_personal"):
+        for key in ("lr", "lr_personal", "clip_radius"):
             value = getattr(self, key)
             if value is not None:
                 rate = number(value, f"{key} of method {self.name!r}")
@@ -143,10 +147,13 @@ class Method:
             raise InputError(
                 f"aggregator {self.aggregator!r} of method {self.name!r} takes no weights: use weighting='equal'"
             )
-        unused = [] if rule is None else ["q", "distance", "steps"]
-        unused += [] if rule and rule.takes_bad_share else ["bad_share"]
-        for key in unused:
-            if getattr(self, key) != getattr(Method, key):
+        for key in ("bucket_size", "root_samples"):
+            object.__setattr__(self, key, whole(getattr(self, key), f"{key} of method {self.name!r}", 1))
+        self._check_pre_aggregators()
+        used = used_settings(self.aggregator, self.pre_aggregators)
+        settings = ("q", "distance", "steps", "bad_share", "clip_radius", "bucket_size", "root_samples")
+        for key in settings:
+            if key not in used and getattr(self, key) != getattr(Method, key):
                 raise InputError(
                     f"{key} of method {self.name!r} is not used by aggregator {self.aggregator!r}; leave it out, or "
                     "use another aggregator"
@@ -156,6 +163,22 @@ class Method:
                 f"distance {self.distance!r} of method {self.name!r} with q = {self.q:g} has no direct solution; "
                 "give steps = [count, size], or another distance or q"
             )
+
+    def _check_pre_aggregators(self) -> None:
+        names = self.pre_aggregators
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise InputError(f"pre_aggregators of method {self.name!r} must be a list, such as ['nnm'], got {names!r}")
+        object.__setattr__(self, "pre_aggregators", tuple(names))
+        for name in names:
+            if name not in PRE_AGGREGATORS:
+                raise InputError(
+                    f"unknown step {name!r} in pre_aggregators of method {self.name!r}; choose from "
+                    f"{', '.join(PRE_AGGREGATORS)}"
+                )
+            if list(names).count(name) > 1:
+                raise InputError(f"pre_aggregators of method {self.name!r} have {name!r} twice; name it once")
+            if name != "clipping" and self.weighting == "samples":
+                raise InputError(f"{name} of method {self.name!r} mixes models without weights: use weighting='equal'")
 
     @property
     def personal(self) -> bool:

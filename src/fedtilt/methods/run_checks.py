@@ -65,22 +65,6 @@ def check_levels(methods: Iterable[Method], groups: Iterable[str]) -> None:
                 )
 
 
-def check_bad_share(methods: Iterable[Method], clients: int) -> None:
-    """Refuse a rule that leaves out a share of the clients, if that share of a round's clients is none of them.
-
-    Args:
-        methods: the methods of the run
-        clients: how many clients take part in a round
-    """
-    for m in methods:
-        if m.aggregator in ("trimmed_mean", "multi_krum") and int(m.bad_share * clients + 1e-9) == 0:
-            remedy = f"bad_share ≥ {1 / clients:.2g}" if clients > 2 else "another aggregator"
-            raise InputError(
-                f"bad_share = {m.bad_share:g} of method {m.name!r} is no client of the {clients} in a round, so "
-                f"{m.aggregator} would be the plain mean; use {remedy}"
-            )
-
-
 def check_rates_used(methods: Iterable[Method], given: Container[str], table: str = "") -> None:
     """Refuse a learning rate of the run that has no effect, because the methods have their own.
 

@@ -12,7 +12,7 @@ client   local (L,), the local parameters of its shared model, and its buffers (
          and personal_buffers (B,)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from fedtilt.data.groups import CLASS
 from fedtilt.errors import Diverged, InputError
-from fedtilt.math.aggregate import AGGREGATORS, tilted
+from fedtilt.math.aggregate import tilted
 from fedtilt.methods import Method
 from fedtilt.models import with_weights
 from fedtilt.parts import Parts, Tensors, vector_to_buffers
+from fedtilt.rounds.aggregation import aggregate
 from fedtilt.rounds.client_update import ClientUpdate
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.rounds.screening import screen
@@ -193,6 +194,8 @@ def server_update(
     mechanism: GaussianMechanism | None = None,
     *,
     selected: int | None = None,
+    round: int = 1,
+    root: Tensor | None = None,
 ) -> ServerUpdate:
     """Aggregate the clients' w_n into the next w; invalid models are left out and reported.
 
@@ -205,6 +208,8 @@ def server_update(
         settings: the server optimiser
         mechanism: with `settings.privacy`, that of this round
         selected: how many clients were asked for an update; None: as many as sent one
+        round: the number of the round, for the order of buckets
+        root: with fltrust, the model that the server trained on its root set
     """
     if (settings.privacy is None) != (mechanism is None):
         raise ValueError("settings.privacy and the mechanism of the round need each other")
@@ -228,7 +233,10 @@ def server_update(
     if mechanism is not None:
         aggregated = mechanism.aggregate(method, received, {client: u.parameters for client, u in updates.items()})
     else:
-        aggregated = _aggregate(method, received, [u.parameters for u in updates.values()], weights, selected)
+        models = torch.stack([u.parameters for u in updates.values()])  # (C, S)
+        aggregated = aggregate(
+            method, models, received, weights, selected=selected, seed=settings.seed, round=round, root=root
+        )
     state["parameters"] = aggregated
     if settings.server_optimizer is not None:
         state |= server_step(settings, server, aggregated)
@@ -243,28 +251,3 @@ def server_update(
             methods=[method.name],
         )
     return ServerUpdate(state, dict(sorted(rejected.items())), bounded)
-
-
-def _aggregate(
-    method: Method, received: Tensor, models: Sequence[Tensor], weights: Tensor | None, selected: int
-) -> Tensor:
-    """The aggregated model by the rule of the method."""
-    stacked = torch.stack(list(models))  # (C, S)
-    if method.aggregator != "tilted":
-        bad_share = _bad_share(method, len(models), selected)
-        return AGGREGATORS[method.aggregator].apply(stacked, weights, received, bad_share)
-    return tilted(stacked, method.q, method.distance, weights=weights, start=received, steps=method.steps)
-
-
-def _bad_share(method: Method, models: int, selected: int) -> float:
-    """The share of these models that may be bad: as many as of all selected clients, for the bad ones do reply."""
-    if models == selected or not AGGREGATORS[method.aggregator].takes_bad_share:
-        return method.bad_share
-    bad = int(method.bad_share * selected + 1e-9)
-    if 2 * bad >= models:
-        raise InputError(
-            f"{models} of {selected} models can be aggregated, and {method.aggregator} with bad_share = "
-            f"{method.bad_share:g} needs {2 * bad + 1}, because {bad} may be bad; lower bad_share of method "
-            f"{method.name!r}, or wait for more clients"
-        )
-    return bad / models

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self, cast
 from pydantic import Field, model_validator
 
 from fedtilt.errors import InputError
-from fedtilt.math.aggregate import AGGREGATORS
+from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS
 from fedtilt.math.distances import DISTANCES
 from fedtilt.methods import CLIENT_SETTINGS, PERSONAL_START, PRESETS, Method
 from fedtilt.spec.table import SpecTable, allowed_text, one_of
@@ -86,7 +86,27 @@ class MethodSpec(SpecTable):
         ge=0,
         lt=0.5,
         allow_inf_nan=False,
-        description="share of bad clients that trimmed_mean, krum and multi_krum tolerate",
+        description="share of bad clients that trimmed_mean, krum, multi_krum, bulyan and nnm tolerate",
+    )
+    pre_aggregators: tuple[Annotated[str, one_of(PRE_AGGREGATORS)], ...] | None = Field(
+        default=None,
+        strict=False,
+        description="steps before the aggregator, in this order: clipping of updates to clip_radius, nearest-neighbour "
+        "mixing, bucketing",
+        examples=[["nnm"]],
+        json_schema_extra=allowed_text('a list of clipping, nnm and bucketing, such as ["nnm"]'),
+    )
+    clip_radius: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="largest length of an update, with clipping, norm_clipped and centered_clipping; left out: the "
+        "median length of the round",
+        examples=[1.0],
+    )
+    bucket_size: int | None = Field(default=None, ge=1, description="models in a bucket, with bucketing")
+    root_samples: int | None = Field(
+        default=None, ge=1, description="clean samples on the server, with fltrust, which trains on them in every round"
     )
     lr: float | None = Field(
         default=None,
@@ -130,7 +150,7 @@ class MethodSpec(SpecTable):
             if key not in allowed:
                 raise InputError(
                     f"methods.{self.name}.{key} = {value!r} is not a setting of preset {self.preset!r}, "
-                    f'which takes {", ".join(allowed)}; leave it out or use preset = "custom"'
+                    f'which takes {", ".join([*allowed][:8])}, …; leave it out or use preset = "custom"'
                 )
         for key in required:
             if key not in settings and not (key == "tau" and "levels" in settings):

@@ -1,0 +1,76 @@
+"""Steps before a robust rule, (C, P) → (C or fewer, P): clipping, nearest-neighbour mixing, bucketing."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedtilt.errors import InputError
+from fedtilt.math import gram_solvers
+from fedtilt.math.client_models import check_share, check_start, client_weights, column_chunks, gram
+from fedtilt.math.robust import bad_count, clip_factors, median
+
+
+def clipping(models: Tensor, start: Tensor | None = None, radius: float | None = None) -> Tensor:
+    """Every update w_n − start clipped to the length `radius`, by default the median length."""
+    client_weights(models, None)
+    check_start(start, models)
+    origin = median(models) if start is None else start
+    scale = clip_factors(models, origin, radius).to(models.dtype)[:, None]
+    out = torch.empty_like(models)
+    for columns in column_chunks(models):
+        out[:, columns] = origin[columns] + scale * (models[:, columns] - origin[columns])
+    return out
+
+
+def nearest_neighbor_mixing(models: Tensor, bad_share: float = 0.1) -> Tensor:
+    """Every model becomes the mean of the C − f models nearest to it, itself included.
+
+    NNM: Allouah et al., "Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity", AISTATS 2023, arXiv
+    2302.01772.
+
+    >>> nearest_neighbor_mixing(torch.tensor([[0.0], [1.0], [2.0], [9.0]]), 0.25)[:, 0].tolist()
+    [1.0, 1.0, 1.0, 4.0]
+    """
+    count = len(client_weights(models, None))
+    check_share(bad_share, "bad_share")
+    kept = count - bad_count(bad_share, count)
+    sq_dist = gram_solvers.pairwise_sq_distances(gram(models)).fill_diagonal_(-1.0)  # a model is its own nearest
+    nearest = sq_dist.argsort(dim=1, stable=True)[:, :kept]
+    return _mixtures(models, torch.zeros(count, count, dtype=torch.float64).scatter_(1, nearest, 1 / kept))
+
+
+def bucketing(models: Tensor, size: int = 2, order: Sequence[int] | None = None) -> Tensor:
+    """The means of `size` models each, taken in a random order; the last bucket may have fewer.
+
+    Karimireddy, He, Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", ICLR 2022, arXiv
+    2006.09365.
+
+    Args:
+        models: the clients' parameters, (C, P)
+        size: models in a bucket
+        order: a permutation of the clients, drawn by the caller; by default their own order
+
+    >>> bucketing(torch.tensor([[0.0], [1.0], [2.0]]), 2, [2, 0, 1])[:, 0].tolist()
+    [1.0, 1.0]
+    """
+    count = len(client_weights(models, None))
+    if size < 1:
+        raise InputError(f"bucket_size must be ≥ 1, got {size}")
+    clients = list(range(count)) if order is None else list(order)
+    if sorted(clients) != list(range(count)):
+        raise InputError(f"order must be a permutation of {count} clients, got {clients}")
+    buckets = [clients[i : i + size] for i in range(0, count, size)]
+    weights = torch.zeros(len(buckets), count, dtype=torch.float64)
+    for row, bucket in zip(weights, buckets, strict=True):
+        row[bucket] = 1 / len(bucket)
+    return _mixtures(models, weights)
+
+
+def _mixtures(models: Tensor, weights: Tensor) -> Tensor:
+    """Rows Σ_n weights_in · w_n, in float64: a far client costs no digits where its weight is 0."""
+    weights = weights.to(models.device)
+    out = models.new_empty(len(weights), models.shape[1])
+    for columns in column_chunks(models):
+        out[:, columns] = (weights @ models[:, columns].double()).to(models.dtype)
+    return out

@@ -1,0 +1,205 @@
+"""Robust rules, (C, P) → (P,): a minority of bad clients moves their result by a bounded length."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedtilt.errors import InputError
+from fedtilt.math import gram_solvers
+from fedtilt.math.client_models import (
+    check_share,
+    check_start,
+    client_weights,
+    column_chunks,
+    combine,
+    distances_to,
+    gram,
+)
+from fedtilt.math.distances import get_distance
+
+
+def bad_count(bad_share: float, clients: int) -> int:
+    """How many of these clients may be bad: the share of them, rounded down.
+
+    >>> bad_count(0.3, 10), bad_count(0.1, 9)
+    (3, 0)
+    """
+    return int(bad_share * clients + 1e-9)
+
+
+def median(models: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The (weighted) coordinate-wise median; between two middle values, their mean.
+
+    Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, arXiv 1803.01498.
+    """
+    u = client_weights(models, weights)
+    out = models.new_empty(models.shape[1])
+    for columns in column_chunks(models):
+        values, order = models[:, columns].sort(dim=0)
+        mass = u[order].cumsum(0)  # (C, columns)
+        low = (mass < 0.5 - 1e-12).sum(0, keepdim=True)
+        high = (mass < 0.5 + 1e-12).sum(0, keepdim=True)
+        a, b = values.gather(0, low)[0], values.gather(0, high.clamp(max=len(u) - 1))[0]
+        out[columns] = a + (b - a) / 2
+    return out
+
+
+def geometric_median(models: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The model with the least (weighted) sum of L2 distances to the clients' models.
+
+    RFA: Pillutla, Kakade, Harchaoui, "Robust Aggregation for Federated Learning", arXiv 1912.13445.
+    """
+    u = client_weights(models, weights)
+    return combine(models, gram_solvers.geometric_median_weights(gram(models), u))
+
+
+def trimmed_mean(models: Tensor, trim: float = 0.1) -> Tensor:
+    """The coordinate-wise mean without the share `trim` of the values at each end (Yin et al., arXiv 1803.01498)."""
+    u = client_weights(models, None)
+    check_share(trim, "trim")
+    cut = bad_count(trim, len(u))
+    out = models.new_empty(models.shape[1])
+    for columns in column_chunks(models):
+        middle = models[:, columns].sort(dim=0).values[cut : len(u) - cut]
+        out[columns] = middle[0] + (middle - middle[0]).mean(0)
+    return out
+
+
+def krum(models: Tensor, bad_share: float = 0.1) -> Tensor:
+    """The client model closest to its nearest neighbours, if at most a share `bad_share` of the clients is malicious.
+
+    Krum: Blanchard et al., NeurIPS 2017, arXiv 1703.02757.
+    """
+    client_weights(models, None)
+    return models[_krum_ranking(models, bad_share)[0]].clone()
+
+
+def multi_krum(models: Tensor, bad_share: float = 0.1) -> Tensor:
+    """The mean of all clients but the share `bad_share` that Krum ranks last (Blanchard et al., arXiv 1703.02757)."""
+    u = client_weights(models, None)
+    order = _krum_ranking(models, bad_share)
+    chosen = models[sorted(order[: len(u) - bad_count(bad_share, len(u))])]
+    return combine(chosen, client_weights(chosen, None))
+
+
+def bulyan(models: Tensor, bad_share: float = 0.1) -> Tensor:
+    """The coordinate-wise mean of the values nearest to the median, among the C − 2f clients that Krum ranks first.
+
+    Of these, C − 4f values count in every coordinate, where f is the share `bad_share` of the clients; C ≥ 4f + 3. El
+    Mhamdi et al., "The Hidden Vulnerability of Distributed Learning in Byzantium", ICML 2018, arXiv 1802.07927. Clients
+    are ranked once, as in Flower; the paper ranks the rest again after every choice.
+    """
+    count = len(client_weights(models, None))
+    bad = bad_count(bad_share, count)
+    if bad and count < 4 * bad + 3:
+        raise InputError(f"bulyan with {bad} bad clients needs {4 * bad + 3} models, got {count}; lower bad_share")
+    chosen = models[sorted(_krum_ranking(models, bad_share)[: count - 2 * bad])]
+    centre = median(chosen)
+    out = models.new_empty(models.shape[1])
+    for columns in column_chunks(models):
+        difference = chosen[:, columns] - centre[columns]
+        nearest = difference.abs().argsort(dim=0, stable=True)[: count - 4 * bad]
+        out[columns] = centre[columns] + difference.gather(0, nearest).mean(0)
+    return out
+
+
+def _krum_ranking(models: Tensor, bad_share: float) -> list[int]:
+    """Clients by Krum's score, best first: the sum of squared distances to the nearest other clients."""
+    check_share(bad_share, "bad_share")
+    sq_dist = gram_solvers.pairwise_sq_distances(gram(models)).fill_diagonal_(math.inf)  # (C, C)
+    count = len(models)
+    neighbours = max(1, count - bad_count(bad_share, count) - 2)
+    scores = sq_dist.sort(dim=1).values[:, : min(neighbours, count - 1)].sum(1)
+    return scores.argsort(stable=True).tolist()
+
+
+def clip_factors(models: Tensor, origin: Tensor, radius: float | None) -> Tensor:
+    """What each update w_n − origin is multiplied with, so that none is longer than `radius`, (C,) in float64.
+
+    Args:
+        models: the clients' parameters, (C, P)
+        origin: where updates start, (P,)
+        radius: the largest L2 norm of an update; None: the median norm
+    """
+    if radius is not None and not 0 < radius < math.inf:
+        raise InputError(f"clip_radius must be a number > 0, got {radius}")
+    length = distances_to(models, get_distance("l2"), origin)
+    bound = length.median() if radius is None else torch.as_tensor(radius, dtype=length.dtype, device=length.device)
+    return (bound / length.where(length > 0, 1.0)).clamp(max=1.0)
+
+
+def norm_clipped(models: Tensor, start: Tensor | None = None, radius: float | None = None) -> Tensor:
+    """Norm bounding: the mean of the clients' updates, each clipped to the length `radius`.
+
+    Sun et al., "Can You Really Backdoor Federated Learning?", 2019, arXiv 1911.07963.
+
+    Args:
+        models: the clients' parameters, (C, P)
+        start: the model that the clients received, (P,); without it, updates are relative to the coordinate-wise median
+        radius: the largest L2 norm of an update; by default the median norm
+    """
+    u = client_weights(models, None)
+    check_start(start, models)
+    origin = median(models) if start is None else start
+    return _add_scaled(models, origin, u * clip_factors(models, origin, radius))
+
+
+def centered_clipping(
+    models: Tensor, start: Tensor | None = None, radius: float | None = None, iterations: int = 5
+) -> Tensor:
+    """Centred clipping: v ← v + mean of (w_n − v), each clipped to the length `radius`, several times from `start`.
+
+    One iteration is `norm_clipped`. Karimireddy, He, Jaggi, "Learning from History for Byzantine Robust Optimization",
+    ICML 2021, arXiv 2012.10333.
+
+    Args:
+        models: the clients' parameters, (C, P)
+        start: the first centre, (P,), such as the model that the clients received; by default the median
+        radius: the largest L2 norm of a difference; by default the median norm, in every iteration
+        iterations: how many
+    """
+    u = client_weights(models, None)
+    check_start(start, models)
+    if iterations < 1:
+        raise InputError(f"iterations must be ≥ 1, got {iterations}")
+    centre = median(models) if start is None else start
+    for _ in range(iterations):
+        centre = _add_scaled(models, centre, u * clip_factors(models, centre, radius))
+    return centre
+
+
+def fltrust(models: Tensor, start: Tensor, root: Tensor) -> Tensor:
+    """FLTrust: the mean of the updates, scaled to the length of the server's own, by their agreement with it.
+
+    With g_n = w_n − start and g_0 = root − start, the weight of a client is max(0, cos(g_n, g_0)); if all are 0, the
+    result is `start`. Cao et al., "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", NDSS 2021,
+    arXiv 2012.13995.
+
+    Args:
+        models: the clients' parameters, (C, P)
+        start: the model that the clients received, (P,)
+        root: the model that the server trained from it on its own clean samples, the root set, (P,)
+    """
+    client_weights(models, None)
+    for given in (start, root):
+        check_start(given, models)
+    inner = torch.zeros(len(models), dtype=torch.float64, device=models.device)
+    for columns in column_chunks(models):
+        origin = start[columns].double()
+        inner += (models[:, columns].double() - origin) @ (root[columns].double() - origin)
+    length = distances_to(models, get_distance("l2"), start)
+    own_length = distances_to(root[None], get_distance("l2"), start)
+    safe_length = length.where(length > 0, 1.0)
+    trust = (inner / (safe_length * own_length)).nan_to_num(0.0).clamp(min=0.0)  # cosines; NaN: no own update
+    if trust.sum() == 0:
+        return start.clone()
+    return _add_scaled(models, start, trust / trust.sum() * own_length / safe_length)
+
+
+def _add_scaled(models: Tensor, origin: Tensor, scale: Tensor) -> Tensor:
+    """The point origin + Σ scale_n · (w_n − origin)."""
+    out = origin.clone()
+    for columns in column_chunks(models):
+        out[columns] += scale.to(models.dtype) @ (models[:, columns] - origin[columns])
+    return out
