@@ -1,0 +1,133 @@
+"""Fairness over clients on the server: weights from the clients' losses, and rules that no client should lose by.
+
+Losses are those of the model that the clients received, on all their training samples, before they train.
+"""
+
+import torch
+from torch import Tensor
+
+from fedtilt.math.tilt import nested_tilt_grad
+
+_LEAST_LOSS = 1e-10  # F^(q − 1) is infinite at 0
+_SOLVER_STEPS, _SOLVER_TOLERANCE = 10_000, 1e-12
+
+
+def tilted_weights(losses: Tensor, tilt: float, weights: Tensor | None = None) -> Tensor:
+    """TERM over clients: weights ∝ exp(tilt · F_n), those of the gradient of 1/t · log(mean of exp(t · F_n)), (C,).
+
+    Li et al., Tilted Empirical Risk Minimization, ICLR 2021, arXiv 2007.01162; 0 gives equal weights, inf the largest
+    loss.
+
+    >>> tilted_weights(torch.tensor([0.0, 0.0, 1.0]), float("inf")).tolist()
+    [0.0, 0.0, 1.0]
+    """
+    return nested_tilt_grad(losses.double(), [], [tilt], weights=weights)
+
+
+def afl_weights(weights: Tensor, clients: list[int], losses: Tensor, rate: float) -> Tensor:
+    """One step of AFL's client weights: λ ← Π(λ + rate · N/C · F), where F is 0 for clients that took no part, (N,).
+
+    Mohri et al., Agnostic Federated Learning, ICML 2019, arXiv 1902.00146. Π is the projection onto the simplex, and
+    N/C makes the step an unbiased one where only C of N clients take part.
+
+    Args:
+        weights: λ of all clients, (N,)
+        clients: those that took part
+        losses: their losses, (C,)
+        rate: the size of the step
+    """
+    step = torch.zeros_like(weights, dtype=torch.float64)
+    step[clients] = losses.to(step) * (len(weights) / len(clients))
+    return project_to_simplex(weights.double() + rate * step)
+
+
+def project_to_simplex(values: Tensor, low: Tensor | float = 0.0, high: Tensor | float = 1.0) -> Tensor:
+    """The nearest vector (n,) that sums to 1 with entries in [low, high]: clamp(values − s) for the s that it takes.
+
+    >>> project_to_simplex(torch.tensor([1.0, 0.75, 0.25])).tolist()
+    [0.625, 0.375, 0.0]
+    """
+    v = values.double()
+    low, high = torch.as_tensor(low).to(v), torch.as_tensor(high).to(v)
+    below, above = (v - high).min() - 1, (v - low).max() + 1  # s: at the first the sum is too large, at the other small
+    for _ in range(200):
+        middle = (below + above) / 2
+        if (v - middle).clamp(low, high).sum() > 1:
+            below = middle
+        else:
+            above = middle
+    p = (v - below).clamp(low, high)
+    inside = (p > low) & (p < high)  # of these the exact shift is known
+    if inside.any():
+        p = torch.where(inside, v + (1 - p[~inside].sum() - v[inside].sum()) / inside.sum(), p)
+    return p
+
+
+def q_ffl(models: Tensor, received: Tensor, losses: Tensor, q: float, lr: float) -> Tensor:
+    """q-FedAvg, the solver of q-FFL, which minimises the sum of F_n^(q + 1): clients with a larger loss move w more.
+
+    Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, arXiv 1905.10497, Algorithm 2; with L = 1/lr,
+
+        g_n = L · (w − w_n),   w ← w − Σ F_n^q · g_n / Σ (q · F_n^(q − 1) · ‖g_n‖² + L · F_n^q)
+
+    q = 0 is the mean.
+
+    Args:
+        models: the clients' models w_n, (C, P)
+        received: w, (P,)
+        losses: F_n, (C,)
+        q: the exponent
+        lr: the clients' learning rate
+    """
+    loss = losses.double().clamp_min(_LEAST_LOSS)
+    sq_length = torch.stack([(received.double() - w.double()).square().sum() for w in models]).to(loss)  # of w − w_n
+    # both sums are divided by L · (largest loss)^q, which cancels: powers of large losses overflow
+    share = (loss / loss.max()) ** q
+    step = share / (q * share / loss * sq_length / lr + share).sum()
+    change = torch.zeros_like(received, dtype=torch.float64)
+    for p, w in zip(step.tolist(), models, strict=True):
+        change += p * (w.double() - received.double())
+    return (received.double() + change).to(models.dtype)
+
+
+def fedmgda(models: Tensor, received: Tensor, bound: float = 1.0) -> Tensor:
+    """FedMGDA+: a step of length ≤ 1 along the shortest combination of the normalised updates; it hurts no client.
+
+    Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, arXiv 2006.11489; with the unit
+    vectors u_n of w_n − w,
+
+        λ = argmin ‖Σ λ_n · u_n‖²  over Σ λ_n = 1, λ_n ≥ 0, |λ_n − 1/C| ≤ bound,   w ← w + Σ λ_n · u_n
+
+    Args:
+        models: the clients' models, (C, P)
+        received: w, (P,)
+        bound: 0 is the mean of the unit vectors, 1 is MGDA
+    """
+    updates = models.double() - received.double()
+    lengths = updates.norm(dim=1, keepdim=True)
+    unit = updates / lengths.clamp_min(torch.finfo(torch.float64).tiny)
+    share = 1 / len(models)
+    weights = shortest_combination(unit @ unit.T, max(0.0, share - bound), min(1.0, share + bound))
+    return (received.double() + weights @ unit).to(models.dtype)
+
+
+def shortest_combination(gram: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """The λ with the least λᵀ · gram · λ that sum to 1 with entries in [low, high], by accelerated projected gradients.
+
+    >>> shortest_combination(torch.tensor([[1.0, 0.0], [0.0, 4.0]])).round(decimals=6).tolist()
+    [0.8, 0.2]
+    """
+    gram = gram.double()
+    size = 1 / float(torch.linalg.matrix_norm(gram, 2).clamp_min(1e-300))
+    current = previous = torch.full((len(gram),), 1 / len(gram), dtype=torch.float64, device=gram.device)
+    momentum = 1.0
+    for _ in range(_SOLVER_STEPS):
+        faster = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
+        ahead = current + (momentum - 1) / faster * (current - previous)
+        following = project_to_simplex(ahead - size * (gram @ ahead), low, high)
+        if (following - current).dot(ahead - following) > 0:  # it swings: start the momentum anew
+            faster = 1.0
+        previous, current, momentum = current, following, faster
+        if (current - previous).abs().max() < _SOLVER_TOLERANCE:
+            break
+    return current
