@@ -249,15 +249,36 @@ def test_a_compiled_step_is_the_same_and_is_found_in_the_cache(tmp_path: Path, m
     stacked.clear_cache()
 
 
-@pytest.mark.parametrize("stride", [1, 2, 3, (2, 1)])
-@pytest.mark.parametrize("kernel", [1, 3, (3, 2)])
-def test_convolutions_as_products(kernel, stride) -> None:
+@pytest.mark.parametrize("padding", [0, 1, 4])
+@pytest.mark.parametrize("stride", [1, 2, (3, 2)])
+@pytest.mark.parametrize("kernel", [1, 3, (2, 5)])
+def test_convolutions_as_products(kernel, stride, padding) -> None:
+    """The output and all gradients, also with rows that no window reaches and padding wider than the kernel."""
     torch.manual_seed(0)
-    conv = nn.Conv2d(3, 5, kernel, stride=stride, padding=1)
-    x = torch.randn(2, 3, 7, 8)
+    conv = nn.Conv2d(3, 5, kernel, stride=stride, padding=padding, dtype=torch.float64)
     as_product = stacked.stackable_copy(conv)
-    assert type(as_product) is not nn.Conv2d
-    torch.testing.assert_close(as_product(x), conv(x))
+    results = []
+    for layer in (conv, as_product):
+        x = torch.randn(2, 3, 8, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)
+        out = layer(x)
+        gradients = torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])
+        results.append((out, *gradients))
+    torch.testing.assert_close(*results)
+
+
+def test_convolutions_as_products_in_bfloat16() -> None:
+    """Under autocast products are in bfloat16; gradients have the types of what they are gradients of."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 5, 3, padding=1)
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    results = []
+    for layer in (conv, stacked.stackable_copy(conv)):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = layer(x)
+        assert out.dtype == torch.bfloat16
+        results.append(torch.autograd.grad(out.float().square().sum(), [x, *layer.parameters()]))
+        assert {gradient.dtype for gradient in results[-1]} == {torch.float32}
+    torch.testing.assert_close(*results, rtol=0.05, atol=0.1)
 
 
 def test_long_and_short_jobs_are_stacks_of_their_own_where_it_pays() -> None:

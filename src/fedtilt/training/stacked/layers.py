@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,24 +12,68 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class _MatmulConv2d(nn.Conv2d):
-    """A convolution as shifted slices and one product: over jobs a batched product, not a grouped convolution."""
+    """A convolution as patches and one product: over jobs a batched product, not a grouped convolution."""
 
     padding: tuple[int, int]
 
     def forward(self, x: Tensor) -> Tensor:
-        (kernel_y, kernel_x), (pad_y, pad_x), (stride_y, stride_x) = self.kernel_size, self.padding, self.stride
-        padded = F.pad(x, (pad_x, pad_x, pad_y, pad_y)).permute(0, 2, 3, 1)  # (B, H, W, C)
-        height, width = (padded.shape[1] - kernel_y) // stride_y + 1, (padded.shape[2] - kernel_x) // stride_x + 1
-        rows, columns = (height - 1) * stride_y + 1, (width - 1) * stride_x + 1
-        slices = [
-            padded[:, i : i + rows : stride_y, j : j + columns : stride_x]
-            for i in range(kernel_y)
-            for j in range(kernel_x)
-        ]
-        patches = torch.cat(slices, dim=-1).flatten(0, 2)  # (B · height · width, kernel · C)
-        weight = self.weight.permute(2, 3, 1, 0).flatten(0, 2)  # (kernel · C, out)
-        out = patches @ weight if self.bias is None else torch.addmm(self.bias, patches, weight)
-        return out.reshape(len(x), height, width, -1).permute(0, 3, 1, 2)
+        out, _ = _PatchProduct.apply(x.permute(0, 2, 3, 1), self.weight, self.padding, self.stride)
+        return (out if self.bias is None else out + self.bias.to(out.dtype)).permute(0, 3, 1, 2)
+
+
+class _PatchProduct(torch.autograd.Function):
+    """The product of an image's patches and the weights of a convolution, (B, height, width, out); and the patches.
+
+    The gradient by the image is again such a product, with the weights turned around. Autograd would add up one slice
+    for every place in the kernel, in many operations that take long to compile.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, padding: tuple[int, int], stride: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        (pad_y, pad_x), (_, _, kernel_y, kernel_x) = padding, weight.shape
+        patches = _patches(F.pad(x, (0, 0, pad_x, pad_x, pad_y, pad_y)), (kernel_y, kernel_x), stride)
+        return _product(patches, weight), patches
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, weight, ctx.padding, ctx.stride = inputs
+        ctx.size = x.shape[1:3]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(weight, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, Tensor, None, None]:
+        weight, patches = ctx.saved_tensors
+        out, channels, *kernel = weight.shape
+        columns, turned = patches.flatten(0, 2).to(grad.dtype).T, weight.flip(2, 3).transpose(0, 1).to(grad.dtype)
+        by_weight = (columns @ grad.flatten(0, 2)).reshape(*kernel, channels, out).permute(3, 2, 0, 1)
+        spaced = _with_gaps(grad, ctx.stride)
+        before = [kernel[i] - 1 - ctx.padding[i] for i in (0, 1)]
+        after = [ctx.size[i] + ctx.padding[i] - spaced.shape[1 + i] for i in (0, 1)]
+        spaced = F.pad(spaced, (0, 0, before[1], after[1], before[0], after[0]))
+        by_x = _product(_patches(spaced, kernel, (1, 1)), turned)
+        return by_x.to(patches.dtype), by_weight.to(weight.dtype), None, None
+
+
+def _patches(x: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """What every place of the kernel sees of images (B, H, W, C): (B, height, width, kernel · C)."""
+    windows = x.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])  # (B, height, width, C, y, x)
+    return windows.permute(0, 1, 2, 4, 5, 3).flatten(3)
+
+
+def _product(patches: Tensor, weight: Tensor) -> Tensor:
+    matrix = weight.permute(2, 3, 1, 0).flatten(0, 2)  # (kernel · C, out)
+    return (patches.flatten(0, 2) @ matrix).reshape(*patches.shape[:3], -1)
+
+
+def _with_gaps(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """Images (B, H, W, C) with zeros after every row and column, (B, H · stride, W · stride, C)."""
+    (samples, height, width, channels), (gap_y, gap_x) = x.shape, stride
+    padded = F.pad(x.reshape(samples, height, 1, width, 1, channels), (0, 0, 0, gap_x - 1, 0, 0, 0, gap_y - 1))
+    return padded.reshape(samples, height * gap_y, width * gap_x, channels)
 
 
 def _is_plain_conv(layer: nn.Conv2d) -> bool:
