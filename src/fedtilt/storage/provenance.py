@@ -20,8 +20,9 @@ from fedtilt.version import __version__
 
 
 def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str, Any]:
-    """Methods and training settings as JSON, without device and workers: a run may be resumed on another machine."""
-    without = ["device", "workers", "init"]  # where it starts from is part of the fingerprint by its values
+    """Methods and training settings as JSON, without those of the machine: a run may be resumed on another one."""
+    without = ["device", "workers", "stack_size", "cluster", "cluster_timeout"]
+    without += ["init"]  # where it starts from is part of the fingerprint by its values
     if settings.privacy is None:  # no key for it, so that a folder of an earlier version can be resumed
         without.append("privacy")
     if not settings.audit:  # likewise
@@ -74,7 +75,10 @@ def seed_folder(folder: Path, seed: int) -> Path:
 
 def is_started(folder: Path) -> bool:
     """Whether a folder has a run, and not just the first file of one that was killed before it wrote the second."""
-    return (folder / "run.json").exists() and ((folder / "spec.toml").exists() or any(folder.glob("seed-*")))
+    names = ("spec.toml", "search")  # of a run, and of a search from Python
+    return (folder / "run.json").exists() and (
+        any((folder / name).exists() for name in names) or any(folder.glob("seed-*"))
+    )
 
 
 def read_record(folder: Path) -> dict[str, Any]:

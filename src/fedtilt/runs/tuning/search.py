@@ -1,0 +1,257 @@
+"""The search: settings in stages, many trained together, weak ones stopped early, until the end or the budget's."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from fedtilt.errors import InputError
+from fedtilt.runs.run import Notice
+from fedtilt.runs.tuning.axes import Axis, Setting, grid, grid_size
+from fedtilt.runs.tuning.decision import ranked
+from fedtilt.runs.tuning.halving import Rung, rungs
+from fedtilt.runs.tuning.objectives import Constraint, Objective, front_objectives, values_of
+from fedtilt.runs.tuning.sampler import Sampler
+from fedtilt.runs.tuning.subject import Recipe, Subject, candidate_name
+from fedtilt.runs.tuning.trainer import SplitScores, Stage, Trainer
+from fedtilt.runs.tuning.training import Storage
+from fedtilt.simulation import Round
+
+TOGETHER = 16  # settings that train together, and that are sampled at a time
+_FIRST_SHARE = 0.25  # of the budget, for the first stage
+_SAFETY = 0.9  # of the remaining time, for a stage
+
+
+class OutOfTime(Exception):
+    """The budget is spent."""
+
+
+class Plan(NamedTuple):
+    """What a search is about.
+
+    Args:
+        axes: what is varied
+        by: the objective
+        constraints: bounds that a recommended setting keeps
+        trials: the most settings; a larger grid is sampled
+        halving: whether weak settings are stopped early
+        budget: seconds after which the search stops with what it has; None: no limit
+    """
+
+    axes: Mapping[str, Axis]
+    by: Objective
+    constraints: Sequence[Constraint]
+    trials: int
+    halving: bool
+    budget: float | None
+
+    @property
+    def sampled(self) -> bool:
+        """Whether settings are sampled by Optuna; otherwise they are a grid."""
+        return grid_size(self.axes) > self.trials
+
+
+class Progress(NamedTuple):
+    """Where a search is, after every round."""
+
+    stage: int  # from 1
+    stages: int
+    settings: int  # that train together now
+    round: int
+    until: int  # the round that the stage ends with
+    done: float  # share of the planned work
+
+
+class Search:
+    """A search, in memory or in a folder, where it goes on after a kill.
+
+    Args:
+        subject: the method that is tuned
+        plan: what the search is about
+        storage: where checkpoints are written
+        on_progress: called after every round
+        notice: called with messages for the user
+    """
+
+    def __init__(
+        self, subject: Subject, plan: Plan, storage: Storage, on_progress: Callable[[Progress], None], notice: Notice
+    ) -> None:
+        self.subject, self.plan, self.yours = subject, plan, subject.name
+        self.objectives = list(
+            {o.name: o for o in [*front_objectives(plan.by), *(c.objective for c in plan.constraints)]}.values()
+        )
+        self.settings: dict[str, Setting] = {}  # name → setting; the first is the user's
+        self.impossible: dict[str, str] = {}  # name → why
+        self.stages: list[Stage] = []
+        self.out_of_time = False
+        self._recipes: dict[str, Recipe] = {}
+        self._on_progress, self._notice = on_progress, notice
+        self._add(subject.yours)
+        self.rounds = self._recipes[self.yours].settings.rounds
+        if not plan.sampled:
+            self._add_grid()
+        count = plan.trials if plan.sampled else len(self.settings) - 1
+        self._rungs = rungs(count, self.rounds, halving=plan.halving)
+        self._trainer = Trainer(subject, self._recipes, storage, self._on_round, notice)
+        self._started = self._last_round = time.monotonic()
+        self._trained = 0  # rounds of single settings in this process
+
+    # -- settings ------------------------------------------------------------------------------------------------------
+
+    def _add(self, setting: Setting) -> str:
+        """Make a setting a candidate, and return its name; an impossible one is an InputError."""
+        name = candidate_name(self.subject, setting)
+        if name not in self.settings:
+            recipe = self.subject.recipe(setting)
+            self._recipes[name] = recipe._replace(method=replace(recipe.method, name=name))
+            self.settings[name] = dict(setting)
+        return name
+
+    def _add_grid(self) -> None:
+        """Add every combination; impossible ones are left out, but a value that is possible in none is refused."""
+        possible: set[tuple[str, Any]] = set()
+        reasons: dict[tuple[str, Any], InputError] = {}
+        for setting in grid(self.plan.axes):
+            try:
+                self._add(setting)
+                possible |= set(setting.items())
+            except InputError as error:
+                self.impossible[candidate_name(self.subject, setting)] = str(error)
+                reasons |= {pair: error for pair in setting.items() if pair not in reasons}
+        for pair, reason in reasons.items():
+            if pair not in possible:
+                raise reason
+
+    def _sample(self, sampler: Sampler, start: int, stop: int) -> list[str]:
+        """The names of the sampled settings with these numbers; empty for those that are not possible."""
+        names = []
+        for setting in sampler.ask(start, stop):
+            try:
+                names.append(self._add(setting))
+            except InputError as error:
+                self.impossible[candidate_name(self.subject, setting)] = str(error)
+                names.append("")
+        return names
+
+    # -- stages --------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Search to the end, or until the budget is spent."""
+        try:
+            self._first_stage(self._rungs[0].rounds)
+            for rung in self._rungs[1:]:
+                self._next_stage(rung)
+        except OutOfTime:
+            self.out_of_time = True
+        self._trainer.save()
+        if self.impossible:
+            name, reason = next(iter(self.impossible.items()))
+            self._notice(f"{len(self.impossible)} settings are not possible and left out, such as {name!r}: {reason}")
+        if not self.out_of_time and not self.stages[-1].scores:
+            raise InputError(f"every setting of {self.yours} diverged; lower lr (train.lr in a spec) or the tilts")
+
+    def _first_stage(self, until: int) -> None:
+        self.stages.append(Stage(1, until, {}))
+        for names in self._batches():
+            tried = len(self.stages[0].scores)
+            if tried and self.plan.budget is not None and self.seconds > _FIRST_SHARE * self.plan.budget:
+                self._notice(f"{tried} settings were tried; the rest of the budget is for training the best further")
+                return
+            self._trainer.train(self.stages[0], names)
+
+    def _batches(self) -> Iterator[Sequence[str]]:
+        """Settings in the order in which they are tried; Optuna learns the values of a batch before it samples more."""
+        if not self.plan.sampled:
+            yield from _batched(list(self.settings))
+            return
+        objectives = front_objectives(self.plan.by)
+        file = None if self._trainer.folder is None else self._trainer.folder / "study.journal"
+        sampler = Sampler(
+            self.plan.axes, [o.higher_is_better for o in objectives], file, self.subject.seeds[0], TOGETHER
+        )
+        for start in range(0, self.plan.trials, TOGETHER):
+            names = self._sample(sampler, start, min(start + TOGETHER, self.plan.trials))
+            new = [name for name in dict.fromkeys(names) if name and name not in self.stages[0].scores]
+            yield list(dict.fromkeys([self.yours, *new])) if start == 0 else new
+            for number, name in enumerate(names, start):
+                values = self.values(self.stages[0].scores[name]) if name in self.stages[0].scores else None
+                violations = {str(c): c.violation(values[c.objective.name]) for c in self.plan.constraints if values}
+                sampler.tell(number, None if values is None else [values[o.name] for o in objectives], violations)
+
+    def _next_stage(self, rung: Rung) -> None:
+        """Train the user's setting and the best of the others further."""
+        before = self.stages[-1]
+        best = [name for name in self.order(before) if name != self.yours][: rung.settings]
+        names = [name for name in (self.yours, *best) if name in before.scores]
+        until = self._affordable(rung.rounds, before.rounds, len(names))
+        if until <= before.rounds:
+            raise OutOfTime
+        self.stages.append(Stage(before.number + 1, until, {}))
+        for batch in _batched(names):
+            self._trainer.train(self.stages[-1], batch)
+        self._trainer.delete_models(before)
+
+    def _affordable(self, until: int, start: int, settings: int) -> int:
+        """The round that so many settings reach within the budget, at most `until`."""
+        if self.plan.budget is None or not self._trained:
+            return until
+        seconds = (time.monotonic() - self._started) / self._trained  # for a round of one setting
+        rounds = _SAFETY * (self.plan.budget - self.seconds) / (seconds * settings * len(self.subject.seeds))
+        return min(until, start + max(0, int(rounds)))
+
+    # -- values and clock ----------------------------------------------------------------------------------------------
+
+    def order(self, stage: Stage) -> list[str]:
+        """The settings of a stage, the best on validation data first."""
+        values = {name: self.values(scores) for name, scores in stage.scores.items()}
+        return ranked(values, self.plan.by, self.plan.constraints)
+
+    def values(self, scores: SplitScores, split: str = "validation") -> dict[str, float]:
+        """The objectives of a setting, mean over seeds."""
+        return values_of({seed: by_split[split] for seed, by_split in scores.items()}, self.objectives)
+
+    @property
+    def compared(self) -> Stage:
+        """The last stage that has the user's setting and another one; if there is none, the first."""
+        complete = [stage for stage in self.stages if len(stage.scores) > 1 and self._has_yours(stage)]
+        return complete[-1] if complete else self.stages[0]
+
+    def _has_yours(self, stage: Stage) -> bool:
+        return self.yours in stage.scores or self.yours in self.diverged
+
+    @property
+    def diverged(self) -> Mapping[str, int]:
+        """Settings that diverged, and in which stage."""
+        return self._trainer.diverged
+
+    @property
+    def trained_rounds(self) -> int:
+        """Rounds of single settings in all stages, per seed."""
+        starts = [0, *(stage.rounds for stage in self.stages)]
+        return sum(
+            len(stage.scores) * (stage.rounds - start) for start, stage in zip(starts, self.stages, strict=False)
+        )
+
+    @property
+    def seconds(self) -> float:
+        """How long the search has taken, in earlier processes too."""
+        return self._trainer.seconds
+
+    def _on_round(self, r: Round) -> None:
+        now, together = time.monotonic(), len(r.state.server)
+        last, self._last_round = now - self._last_round, now
+        self._trained += together
+        starts = [0, *(rung.rounds for rung in self._rungs)]
+        planned = sum(
+            (rung.settings + 1) * (rung.rounds - start) for start, rung in zip(starts, self._rungs, strict=False)
+        )
+        done = self._trained / (planned * len(self.subject.seeds))
+        stage = self.stages[-1]
+        self._on_progress(Progress(stage.number, len(self._rungs), together, r.number, stage.rounds, min(1.0, done)))
+        if self.plan.budget is not None and self.seconds + last > self.plan.budget:
+            raise OutOfTime
+
+
+def _batched(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(names), TOGETHER):
+        yield names[start : start + TOGETHER]

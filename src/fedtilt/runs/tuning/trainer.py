@@ -1,0 +1,133 @@
+"""Trains the settings of a search, stage by stage: those with the same training settings together, seed by seed.
+
+In a folder, search/stage-2/0-seed-1.safetensors has the scores of some settings after stage 2, and the folder of the
+same name their models, until the next stage is over. search/progress.json has the settings that diverged.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedtilt.errors import Diverged
+from fedtilt.files import read_json, write_json
+from fedtilt.rounds.client_states import FederationState
+from fedtilt.runs.run import Notice
+from fedtilt.runs.tuning.objectives import Scores
+from fedtilt.runs.tuning.subject import Recipe, Subject
+from fedtilt.runs.tuning.training import Storage, read_scores, train_until, write_scores
+from fedtilt.simulation import Round
+from fedtilt.storage.run_folder import RunFolder
+
+SplitScores = Mapping[int, Mapping[str, Scores]]  # seed → "validation" or "test" → scores of one setting
+
+
+class Stage(NamedTuple):
+    """Settings that are compared after the same number of rounds."""
+
+    number: int  # from 1
+    rounds: int
+    scores: dict[str, SplitScores]  # setting → its scores, if it was trained on all seeds
+
+
+class Trainer:
+    """Trains settings, and remembers where each of them stopped.
+
+    Args:
+        subject: the method that is tuned
+        recipes: name of a setting → what it means; settings may be added later
+        storage: where checkpoints are written
+        on_round: called after every round
+        notice: called with messages for the user
+    """
+
+    def __init__(
+        self, subject: Subject, recipes: Mapping[str, Recipe], storage: Storage, on_round: Callable[[Round], None],
+        notice: Notice,
+    ) -> None:  # fmt: skip
+        self._subject, self._recipes, self._storage = subject, recipes, storage
+        self._on_round, self._notice = on_round, notice
+        self._states: dict[tuple[str, int], FederationState] = {}  # (setting, seed) → where it stopped
+        self.folder = None if storage.folder is None else storage.folder / "search"
+        record = read_json(self._record) if self._record and self._record.exists() else {}
+        self.diverged: dict[str, int] = dict(record.get("diverged", {}))  # setting → number of the stage
+        self._seconds_before = float(record.get("seconds", 0.0))  # of this search, in earlier processes
+        self._started = time.monotonic()
+
+    @property
+    def _record(self) -> Path | None:
+        return None if self.folder is None else self.folder / "progress.json"
+
+    @property
+    def seconds(self) -> float:
+        """How long the search has taken, in earlier processes too."""
+        return self._seconds_before + time.monotonic() - self._started
+
+    def save(self) -> None:
+        """Write what diverged, and how long the search has taken."""
+        if self._record is not None:
+            write_json(self._record, {"seconds": self.seconds, "diverged": self.diverged})
+
+    def train(self, stage: Stage, names: Sequence[str]) -> None:
+        """Train settings to the end of a stage, and add their scores to it."""
+        groups: list[list[str]] = []
+        for name in names:
+            same = [group for group in groups if self._recipes[group[0]].settings == self._recipes[name].settings]
+            if same:
+                same[0].append(name)
+            else:
+                groups.append([name])
+        for group in groups:
+            by_seed = {seed: self._train_seed(stage, group, seed) for seed in self._subject.seeds}
+            for name in self._left(group, stage):
+                stage.scores[name] = {seed: scores[name] for seed, scores in by_seed.items()}
+            self.save()
+
+    def _left(self, names: Sequence[str], stage: Stage) -> list[str]:
+        """Those that have not diverged up to a stage."""
+        return [name for name in names if self.diverged.get(name, math.inf) > stage.number]
+
+    def _train_seed(self, stage: Stage, group: Sequence[str], seed: int) -> dict[str, dict[str, Scores]]:
+        """Train settings together on one seed; what diverges is left out, and the others start this stage again."""
+        folder = None
+        if self.folder is not None:
+            part = list(self._recipes).index(group[0])  # names the group
+            folder = self.folder / f"stage-{stage.number}" / f"{part}-seed-{seed}"
+            if (done := folder.with_suffix(".safetensors")).exists():
+                return self._finished(folder, done, seed)
+        while names := self._left(group, stage):
+            settings = self._recipes[names[0]].settings
+            prepared = self._subject.prepare(seed, [self._recipes[name].method for name in names], settings)
+            starts = {name: self._states[name, seed] for name in names if (name, seed) in self._states}
+            try:
+                state, scores = train_until(
+                    prepared, stage.rounds, starts, self._storage._replace(folder=folder), self._on_round, self._notice
+                )
+            except Diverged as error:
+                self.diverged |= dict.fromkeys(error.methods, stage.number)
+                self._notice(f"{error}; going on without {'it' if len(error.methods) == 1 else 'them'}")
+                self.save()  # before the folder: after a kill in between, a resume completes it
+                if folder is not None and folder.exists():
+                    shutil.rmtree(folder)
+                continue
+            if folder is not None:
+                write_scores(folder.with_suffix(".safetensors"), scores)
+            self._states |= {(name, seed): state for name in names}
+            return scores
+        return {}
+
+    def _finished(self, folder: Path, done: Path, seed: int) -> dict[str, dict[str, Scores]]:
+        """The scores of settings that were trained in an earlier process, whose models are used again."""
+        scores = read_scores(done, tuple(self._subject.federation.groups))
+        if folder.exists() and (state := RunFolder(folder).latest()) is not None:
+            self._states |= {(name, seed): state for name in scores}
+        return scores
+
+    def delete_models(self, stage: Stage) -> None:
+        """Delete the models of a stage; its scores stay."""
+        folder = None if self.folder is None else self.folder / f"stage-{stage.number}"
+        for path in folder.iterdir() if folder is not None and folder.exists() else ():
+            if path.is_dir():
+                shutil.rmtree(path)

@@ -1,0 +1,148 @@
+"""Train settings together up to some round, from where each stopped, and score them on validation and test data."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedtilt.evaluation.metrics import Counts, GroupCounts
+from fedtilt.evaluation.summary import evaluated_counts
+from fedtilt.files import interpreting, read_tensors, write_tensors
+from fedtilt.rounds.client_states import ClientStates, FederationState
+from fedtilt.rounds.prepare import PreparedRun
+from fedtilt.runs.run import Notice, fingerprint_of
+from fedtilt.runs.tuning.objectives import Scores
+from fedtilt.simulation import Round, simulate_prepared
+from fedtilt.storage.in_memory_run import InMemoryRun
+from fedtilt.storage.run_folder import RunFolder
+
+SPLITS = ("validation", "test")
+
+
+class Storage(NamedTuple):
+    """Where training is stored, so that it can be resumed."""
+
+    folder: Path | None  # None: nowhere
+    checkpoint_seconds: float = 10.0
+    memory_limit: int = 2 * 2**30  # bytes of client states in memory
+
+
+SettingScores = dict[str, dict[str, Scores]]  # setting → split → scores
+
+
+def train_until(
+    prepared: PreparedRun,
+    until: int,
+    starts: Mapping[str, FederationState],
+    storage: Storage,
+    on_round: Callable[[Round], None],
+    notice: Notice,
+) -> tuple[FederationState, SettingScores]:
+    """Train methods together to the end of a round, and evaluate them there; resumes from its own checkpoint.
+
+    Args:
+        prepared: the checked inputs, with one method per setting
+        until: the round
+        starts: for every method, the state that it continues from; empty: from the start
+        storage: where checkpoints are written
+        on_round: called after every round; what it raises stops the training, which can be resumed
+        notice: called with messages for the user
+    """
+    # the only evaluation is after the last of these rounds; the number of rounds stays, since schedules depend on it
+    prepared = prepared._replace(settings=dataclasses.replace(prepared.settings, eval_every=until))
+    recorder: RunFolder | InMemoryRun
+    if storage.folder is None:
+        recorder = InMemoryRun(storage.memory_limit)
+    else:
+        recorder = RunFolder(storage.folder, storage.memory_limit)
+    fingerprint = fingerprint_of(prepared)
+    state = recorder.begin(fingerprint, notice)
+    if isinstance(recorder, RunFolder) and state is not None and state.round >= until:  # killed before it was scored
+        recorder.delete_checkpoints_after(until - 1)
+        state = recorder.begin(fingerprint, notice)
+    if state is None and starts:
+        state = _copied(starts, recorder.client_states)
+    saved_at, saved_round = time.monotonic(), 0
+    rounds = simulate_prepared(prepared, state=state, client_states=recorder.client_states)
+    with contextlib.closing(rounds):  # type: ignore[type-var]
+        for r in rounds:
+            if r.number == until or time.monotonic() - saved_at >= storage.checkpoint_seconds:
+                recorder.checkpoint(r.state)
+                saved_at, saved_round = time.monotonic(), r.number
+            try:
+                on_round(r)
+            except BaseException:
+                if saved_round < r.number:
+                    recorder.checkpoint(r.state)
+                raise
+            if r.number == until:
+                return r.state, _scores(r, tuple(prepared.federation.groups))
+    raise AssertionError(f"round {until} is beyond the end")
+
+
+def _copied(starts: Mapping[str, FederationState], client_states: ClientStates) -> FederationState:
+    """The states of several methods as one; copies, so that the training can start again without one of them."""
+    server = {}
+    for name, start in starts.items():
+        server[name] = start.server[name]
+        for owner in start.client_states.owners():
+            if owner[0] == name:
+                kept = {key: tensor.clone() for key, tensor in start.client_states.get(owner).items()}
+                client_states.put(owner, start.client_states.round_of(owner), kept)
+    return FederationState(next(iter(starts.values())).round, server, client_states)
+
+
+def _scores(r: Round, columns: tuple[str, ...]) -> SettingScores:
+    assert r.counts is not None
+    assert r.validation is not None
+    assert r.validation_total is not None
+    return {
+        name: {
+            "validation": _of_participants(r.validation[name], _table(r.validation[name], r.validation_total, columns)),
+            "test": _table(r.counts[name], r.total, columns),
+        }
+        for name in r.counts
+    }
+
+
+def _table(counts: Counts, total: Tensor, columns: tuple[str, ...]) -> Scores:
+    return Scores(evaluated_counts(counts), total, dict(zip(columns, counts.groups, strict=True)))
+
+
+def _of_participants(counts: Counts, scores: Scores) -> Scores:
+    """Without the clients that have no personal model yet: after few rounds they would outnumber the others."""
+    took_part = ~counts.never_selected
+    if counts.personal is None or not scores.total[took_part].any():
+        return scores
+    return scores.of_clients(took_part.nonzero()[:, 0])
+
+
+def write_scores(path: Path, scores: SettingScores) -> None:
+    """Write the scores of settings that were trained together."""
+    tensors: dict[str, Tensor] = {}
+    for name, by_split in scores.items():
+        for split, table in by_split.items():
+            tensors |= {f"{name}/{split}/correct": table.correct, f"{name}/{split}/total": table.total}
+            for i, group in enumerate(table.groups.values()):
+                tensors |= {f"{name}/{split}/correct-{i}": group.correct, f"{name}/{split}/total-{i}": group.total}
+    write_tensors(path, tensors)
+
+
+def read_scores(path: Path, columns: tuple[str, ...]) -> SettingScores:
+    """Read scores; `columns` are the columns of groups."""
+    tensors = read_tensors(path)
+    with interpreting(path):
+        names = dict.fromkeys(key.rsplit("/", 2)[0] for key in tensors)
+        return {name: {split: _read(tensors, f"{name}/{split}", columns) for split in SPLITS} for name in names}
+
+
+def _read(tensors: Mapping[str, Tensor], prefix: str, columns: tuple[str, ...]) -> Scores:
+    groups = {
+        column: GroupCounts(tensors[f"{prefix}/correct-{i}"], tensors[f"{prefix}/total-{i}"])
+        for i, column in enumerate(columns)
+    }
+    return Scores(tensors[f"{prefix}/correct"], tensors[f"{prefix}/total"], groups)

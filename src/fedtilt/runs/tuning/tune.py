@@ -1,0 +1,218 @@
+"""`ft.tune`, and the search over the settings of a spec that `fedtilt tune` runs."""
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedtilt.checks import number, whole
+from fedtilt.data import Federation
+from fedtilt.errors import InputError
+from fedtilt.files import first_difference, write_json, write_toml
+from fedtilt.locks import locked
+from fedtilt.methods import Method
+from fedtilt.models import ModelSource
+from fedtilt.rounds.settings import takes_train_settings
+from fedtilt.runs.run import Notice, check_out_folder, compare_environment
+from fedtilt.runs.tuning.axes import Axis, Range, axes_of, format_value
+from fedtilt.runs.tuning.objectives import Objective, constraints_of, find_objective
+from fedtilt.runs.tuning.result import Tuning, result_of
+from fedtilt.runs.tuning.search import Plan, Progress, Search
+from fedtilt.runs.tuning.subject import PythonSubject, SpecSubject, Subject, check_validation
+from fedtilt.runs.tuning.training import Storage
+from fedtilt.storage.provenance import is_started, read_record, record_environment
+
+if TYPE_CHECKING:
+    from fedtilt.spec import Spec
+
+TRIALS = 64
+RECOMMENDED = "recommended.toml"
+OnProgress = Callable[[Progress], None]
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def _silent(*_: object) -> None:
+    """No-op."""
+
+
+@takes_train_settings
+def tune(
+    methods: Iterable[Method],
+    federation: Federation,
+    model: ModelSource,
+    *,
+    over: Mapping[str, object] | None = None,
+    by: str = "accuracy",
+    at_least: Mapping[str, float] | None = None,
+    at_most: Mapping[str, float] | None = None,
+    method: str | None = None,
+    seeds: int = 1,
+    trials: int = TRIALS,
+    halving: bool = True,
+    budget: float | str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    on_progress: OnProgress = _silent,
+    notice: Notice = _silent,
+    **settings: Any,
+) -> Tuning:
+    """Search the settings of a method on validation data, and recommend one, or to keep the one it has.
+
+    Lists with at most `trials` combinations are a grid; otherwise Optuna samples so many settings. Settings train
+    together. Weak ones are stopped early (successive halving). Test data is not used to choose.
+
+        tuning = ft.tune([ft.fedtilt(tau=0, lam=0)], federation, ft.models.mlp, over={"lam": [-2, 0, 1]}, by="worst")
+        result = ft.run(tuning.methods, federation, ft.models.mlp, **tuning.train)
+
+    Args:
+        methods: the method that is tuned, in a list; beside others, `method` names it
+        federation: the clients and their data, with validation data
+        model: an `nn.Module`, or a function of `input_shape` and `classes` that returns one
+        over: setting of the method or of the training → a list of values, or an `ft.Range`; left out: some tilts
+        by: what to improve: "accuracy", "worst", "client_fairness", "class_fairness" or "group:COLUMN"
+        at_least: objective → the least value that the recommended setting may have; 0.9 is 90 %
+        at_most: objective → the largest value that it may have
+        method: the name of the method that is tuned; left out: the only one
+        seeds: how many seeds of the training, counted from `seed`
+        trials: the most settings
+        halving: whether weak settings are stopped early
+        budget: seconds, or text such as "5m", after which the search stops with what it has
+        out: a folder for checkpoints and results, in which a search with the same arguments goes on; None: none
+        on_progress: called after every round
+        notice: called with messages for the user
+        **settings: the training settings:
+    """
+    axes = axes_of(over)
+    subject = PythonSubject.of(methods, method, federation, model, settings, axes, whole(seeds, "seeds", 1))
+    wishes = _wishes(axes, by, at_least or {}, at_most or {}, trials, halving, budget)
+    folder = None if out is None else Path(out)
+    plan = _plan(subject, axes, wishes)
+    with _folder(folder, subject.settings.device, subject, wishes, notice):
+        return _search(subject, plan, Storage(folder), on_progress, notice)
+
+
+def tune_spec(
+    spec: "Spec",
+    out: Path,
+    *,
+    over: Mapping[str, object] | None = None,
+    by: str = "accuracy",
+    at_least: Mapping[str, float] | None = None,
+    at_most: Mapping[str, float] | None = None,
+    method: str | None = None,
+    trials: int = TRIALS,
+    halving: bool = True,
+    budget: float | str | None = None,
+    on_progress: OnProgress = _silent,
+    notice: Notice = _silent,
+) -> Tuning:
+    """Search the settings of a method of a spec in a new folder, and write the recommended spec into it; see `tune`."""
+    from fedtilt.spec import dump
+
+    axes = axes_of(over)
+    subject = SpecSubject(spec, method, axes)
+    wishes = _wishes(axes, by, at_least or {}, at_most or {}, trials, halving, budget) | {"method": subject.name}
+    check_out_folder(out, may_resume=False)
+    plan = _plan(subject, axes, wishes)
+    with _folder(out, spec.device, subject, wishes, notice):
+        write_toml(out / "spec.toml", dump(spec))
+        return _search_spec(subject, plan, out, on_progress, notice)
+
+
+def resume_tuning(folder: Path, spec: "Spec", *, on_progress: OnProgress = _silent, notice: Notice = _silent) -> Tuning:
+    """Go on with the search in a folder, whose spec this is; a finished one gives its result again."""
+    wishes = read_record(folder)["tuning"]
+    axes = axes_of(wishes["over"])
+    subject = SpecSubject(spec, wishes["method"], axes)
+    plan = _plan(subject, axes, wishes)
+    with _folder(folder, spec.device, subject, wishes, notice):
+        return _search_spec(subject, plan, folder, on_progress, notice)
+
+
+def _wishes(
+    axes: Mapping[str, Axis], by: str, at_least: Mapping[str, float], at_most: Mapping[str, float], trials: int,
+    halving: bool, budget: float | str | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What the user asked for, as JSON values: a search that is resumed has the same."""
+    over = {
+        name: str(axis) if isinstance(axis, Range) else ",".join(map(format_value, axis)) for name, axis in axes.items()
+    }
+    return {
+        "over": over, "by": by, "at_least": dict(at_least), "at_most": dict(at_most),
+        "trials": whole(trials, "trials", 1), "halving": bool(halving), "budget": parse_duration(budget),
+    }  # fmt: skip
+
+
+def parse_duration(text: float | str | None) -> float | None:
+    """A duration in seconds.
+
+    >>> parse_duration("5m"), parse_duration("90"), parse_duration(1.5), parse_duration(None)
+    (300.0, 90.0, 1.5, None)
+    """
+    if text is None:
+        return None
+    match = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
+    if isinstance(text, str) and match is None:
+        raise InputError(f"budget = {text!r} is not a duration; write for example 90s, 5m or 1.5h")
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else number(text, "budget")
+    if not seconds > 0:
+        raise InputError(f"budget = {text} leaves no time; give more than 0 seconds")
+    return seconds
+
+
+def _plan(subject: Subject, axes: Mapping[str, Axis], wishes: Mapping[str, Any]) -> Plan:
+    check_validation(subject, axes)
+
+    def find(name: str) -> Objective:
+        return find_objective(name, subject.federation.groups)
+
+    return Plan(
+        axes=axes,
+        by=find(wishes["by"]),
+        constraints=constraints_of(wishes["at_least"], wishes["at_most"], find),
+        trials=wishes["trials"],
+        halving=wishes["halving"],
+        budget=wishes["budget"],
+    )
+
+
+@contextlib.contextmanager
+def _folder(
+    folder: Path | None, device: str, subject: Subject, wishes: Mapping[str, Any], notice: Notice
+) -> Iterator[None]:
+    """Lock the folder of a search, and refuse the folder of another one."""
+    if folder is None:
+        yield
+        return
+    check_out_folder(folder, may_resume=True)
+    with locked(folder):
+        if is_started(folder):
+            difference = first_difference(read_record(folder).get("tuning"), dict(wishes))
+            if difference:
+                key, was, now = difference
+                raise InputError(f"{folder} is a search with {key} = {was}, and now it is {now}; choose another folder")
+            compare_environment(folder, device, notice)
+        else:
+            record_environment(folder, device, subject.seeds, tuning=dict(wishes))
+        yield
+
+
+def _search(subject: Subject, plan: Plan, storage: Storage, on_progress: OnProgress, notice: Notice) -> Tuning:
+    search = Search(subject, plan, storage, on_progress, notice)
+    search.run()
+    tuning = result_of(search)
+    if storage.folder is not None:
+        write_json(storage.folder / "results.json", {"tuning": tuning.to_json()})
+    return tuning
+
+
+def _search_spec(subject: SpecSubject, plan: Plan, folder: Path, on_progress: OnProgress, notice: Notice) -> Tuning:
+    from fedtilt.spec import dump
+
+    limits = subject.spec.storage
+    storage = Storage(folder, limits.checkpoint_seconds, limits.memory_limit_mb * 2**20)
+    tuning = _search(subject, plan, storage, on_progress, notice)
+    write_toml(folder / RECOMMENDED, dump(subject.spec_with(tuning.setting)))
+    return tuning
