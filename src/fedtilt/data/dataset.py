@@ -293,14 +293,22 @@ def _check_samples(name: str, split: str, x: Inputs, y: Tensor) -> None:
 
 
 def _check_labels(name: str, split: str, y: Tensor, classes: int) -> None:
-    if len(y) and (y.min() < 0 or y.max() >= classes):
-        label = int(y.min()) if y.min() < 0 else int(y.max())
+    low, high = _range(y)
+    if low < 0 or high >= classes:
+        label = low if low < 0 else high
         raise InputError(f"data set {name!r} has the label {label} in y_{split}; labels go from 0 to {classes - 1}")
 
 
 def _is_finite(x: Tensor) -> bool:
     """Whether all values are finite; if their sum is, they are, and a sum needs no memory."""
-    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(x.detach().numpy().sum())) or bool(torch.isfinite(x).all())
+
+
+def _range(numbers: Tensor) -> tuple[int, int]:
+    """The smallest and the largest number; (0, -1) of none. torch would wait for its threads, which may be busy."""
+    values = numbers.detach().numpy()
+    return (int(values.min()), int(values.max())) if len(values) else (0, -1)
 
 
 def _check_numbers(data: Dataset, key: str, names_key: str) -> None:
@@ -317,10 +325,11 @@ def _check_numbers(data: Dataset, key: str, names_key: str) -> None:
             raise InputError(
                 f"data set {data.name!r} has {key}_{split} of {_format(numbers)}; give {len(y)} int64 numbers"
             )
-        if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(names)):
+        low, high = _range(numbers)
+        if low < 0 or high >= len(names):
             raise InputError(
-                f"data set {data.name!r} has {key}_{split} up to {int(numbers.max())} and down to "
-                f"{int(numbers.min())}; with {len(names)} {names_key} they go from 0 to {len(names) - 1}"
+                f"data set {data.name!r} has {key}_{split} up to {high} and down to {low}; with {len(names)} "
+                f"{names_key} they go from 0 to {len(names) - 1}"
             )
 
 

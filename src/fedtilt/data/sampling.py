@@ -27,13 +27,14 @@ def stratified_mask(labels: np.ndarray, count: int, rng: np.random.Generator) ->
     """
     counts = np.bincount(labels)
     present = np.flatnonzero(counts)
-    order = np.argsort(rng.random(len(labels)))
-    order = order[_stable_argsort(labels[order])]  # by class, in random order within it
-    chosen = np.zeros_like(counts)
-    chosen[present] = proportional_counts(counts[present], count, rng)
-    rank = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)  # within the class
-    mask = np.empty(len(labels), bool)
-    mask[order] = rank < np.repeat(chosen, counts)
+    keys = rng.random(len(labels))
+    chosen = proportional_counts(counts[present], count, rng)
+    mask = np.zeros(len(labels), bool)
+    members_of = positions_by_number(labels, len(counts))
+    for number, size in zip(present.tolist(), chosen.tolist(), strict=True):
+        if size:
+            members = members_of[number]
+            mask[members[np.argpartition(keys[members], size - 1)[:size]]] = True  # those with the smallest keys
     return mask
 
 

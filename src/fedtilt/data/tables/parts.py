@@ -81,20 +81,25 @@ def _csv(path: Path, text: Sequence[str]) -> Part:
     for name, column in zip(header, table.columns, strict=True):
         if pa.types.is_binary(getattr(column.type, "value_type", column.type)):
             raise InputError(f"table {path} has a column {name!r} that is not UTF-8 text; save it as UTF-8 CSV")
-    read = dict(zip(header, table.columns, strict=True)).__getitem__
+    columns = dict(zip(header, table.columns, strict=True))
+
+    def read(name: str) -> pa.ChunkedArray:
+        if columns[name].num_chunks > 1:  # in one piece, it is read again without a copy
+            columns[name] = pa.chunked_array([columns[name].combine_chunks()])
+        return columns[name]
+
     return Part(str(path), header, read, FileRows(str(path), table.num_rows, separator))
 
 
 def _arrow_csv(path: Path, separator: str, text: Sequence[str], *, quoted_newlines: bool) -> pa.Table:
     with reading(path):
-        table = pyarrow.csv.read_csv(
+        return pyarrow.csv.read_csv(
             path,
             parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=quoted_newlines),
             convert_options=pyarrow.csv.ConvertOptions(
                 null_values=_MISSING_SPELLINGS, column_types=dict.fromkeys(text, _TEXT), auto_dict_encode=True
             ),
         )
-    return table.combine_chunks()  # a column in one piece is read without a copy
 
 
 def _separator(header: str) -> str:
