@@ -6,7 +6,7 @@ or without workers) or in one worker process per core, with one of the `BACKENDS
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedtilt.audit.collect import Collector
 from fedtilt.data import Federation
+from fedtilt.data.data_warnings import warn
 from fedtilt.data.naming import client_number
 from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.evaluator import Evaluator
@@ -113,9 +114,13 @@ def simulate(
 
 
 def simulate_prepared(
-    prepared: PreparedRun, *, state: FederationState | None = None, client_states: ClientStates | None = None
+    prepared: PreparedRun,
+    *,
+    state: FederationState | None = None,
+    client_states: ClientStates | None = None,
+    notice: Callable[[str], None] | None = None,
 ) -> Iterator[Round]:
-    """`simulate` with checked inputs."""
+    """`simulate` with checked inputs; `notice` is called with messages for the user, which else are warnings."""
     methods, device = prepared.methods, prepared.device
     if state is None:
         start = _to(device, prepared.parts.initial_server())
@@ -127,14 +132,14 @@ def simulate_prepared(
             if m.name not in state.server:
                 raise InputError(f"state has no method {m.name!r}; it has {', '.join(state.server)}")
         state.server = {m.name: _to(device, state.server[m.name]) for m in methods}
-    return _rounds(prepared, state)
+    return _rounds(prepared, state, notice or (lambda text: warn([text])))
 
 
 def _to(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def _rounds(prepared: PreparedRun, state: FederationState) -> Iterator[Round]:
+def _rounds(prepared: PreparedRun, state: FederationState, notice: Callable[[str], None]) -> Iterator[Round]:
     federation, settings, device = prepared.federation, prepared.settings, prepared.device
     prepared.net.to(device)
     has_validation = any(map(len, federation.validation_index))
@@ -143,7 +148,7 @@ def _rounds(prepared: PreparedRun, state: FederationState) -> Iterator[Round]:
         validation = (
             Evaluator(federation, prepared.net, prepared.parts, device, "validation") if has_validation else None
         )
-        executor = make_executor(prepared)
+        executor = make_executor(prepared, notice)
         collector = Collector(prepared.net, prepared.parts) if settings.audit else None
     try:
         while state.round < settings.rounds:

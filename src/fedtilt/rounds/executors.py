@@ -85,6 +85,7 @@ class InProcessExecutor:
         batch_settings: the batches of every client
         device: where to train
         precision: of matrix products on CUDA
+        stack_size: clients that the stacked backend trains together; None: all
     """
 
     def __init__(
@@ -95,16 +96,17 @@ class InProcessExecutor:
         batch_settings: BatchSettings,
         device: torch.device,
         precision: str,
+        stack_size: int | None = None,
     ) -> None:
         self._federation, self._model, self._device = federation.to(device), model, device
         self._batch_settings = batch_settings
-        self._stacked = backend == "stacked"
+        self._stack_size = stack_size if backend == "stacked" else 1
         self._train = partial(BACKENDS[backend], precision=precision)
 
     def train(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Trained]]]:
-        """Train all jobs; with the stacked backend, all clients are yielded at the end."""
-        groups = [list(jobs)] if self._stacked else [[client] for client in jobs]  # clients trained together
-        for clients in groups:
+        """Train all jobs; with the stacked backend, the clients of a stack are yielded at its end."""
+        selected, size = list(jobs), self._stack_size or len(jobs)
+        for clients in (selected[i : i + size] for i in range(0, len(selected), size)):
             group_jobs, group_batches = [], []
             for client in clients:
                 batches = self._batch_settings.batches(self._federation, round, client, jobs[client], self._device)

@@ -1,16 +1,30 @@
-"""The executor of a run: in this process, or in forked workers."""
+"""The executor of a run: in this process, in forked workers, or on a cluster."""
+
+from collections.abc import Callable
 
 from fedtilt.errors import InputError
 from fedtilt.rounds.executors import BatchSettings, Executor, InProcessExecutor
 from fedtilt.rounds.forked import ForkedExecutor, can_fork, cores
 from fedtilt.rounds.prepare import PreparedRun, example_jobs
+from fedtilt.rounds.ray_executor import RayExecutor
 
 
-def make_executor(prepared: PreparedRun) -> Executor:
-    """The executor that the settings of a run ask for; by default, the fastest on this machine."""
+def make_executor(prepared: PreparedRun, notice: Callable[[str], None]) -> Executor:
+    """The executor that the settings of a run ask for; by default, the fastest on this machine.
+
+    Args:
+        prepared: the run
+        notice: called with messages for the user
+    """
     federation, settings, device = prepared.federation, prepared.settings, prepared.device
     backend, batch_settings = prepared.backend.name, BatchSettings.of(settings)
     workers = settings.workers
+    if settings.on_cluster:
+        return RayExecutor(
+            federation, prepared.net, backend, batch_settings, device=device, precision=settings.precision,
+            address=settings.cluster or "local", workers=workers, stack_size=settings.stack_size,
+            timeout=settings.cluster_timeout, notice=notice,
+        )  # fmt: skip
     if device.type != "cpu" or backend == "stacked":
         workers = 0
     elif workers is None:
@@ -22,6 +36,8 @@ def make_executor(prepared: PreparedRun) -> Executor:
             "leave it out or set it to 0"
         )
     if workers == 0:
-        return InProcessExecutor(federation, prepared.net, backend, batch_settings, device, settings.precision)
+        return InProcessExecutor(
+            federation, prepared.net, backend, batch_settings, device, settings.precision, settings.stack_size
+        )
     jobs = example_jobs(prepared.methods, prepared.parts, settings, federation.group)
     return ForkedExecutor(federation, prepared.net, backend, batch_settings, workers, jobs)

@@ -31,7 +31,7 @@ _NOT_IN_TRAIN = ("seed", "device", "privacy")  # training settings that are not 
 
 
 def _check_device(value: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+|:all)?", value):
         raise ValueError("not a device")
     return value
 

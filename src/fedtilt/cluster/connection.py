@@ -1,0 +1,175 @@
+"""Connect to a Ray cluster, and check that its nodes can train what this process describes."""
+
+import contextlib
+import importlib
+import logging
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtilt.errors import InputError
+from fedtilt.version import __version__
+
+_CONNECT_SECONDS = 5.0
+_CHECK_SECONDS = 120.0  # a node starts a process and imports torch in it
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # Ray would report statistics to its makers
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the default from Ray 3 on; without it Ray warns of the change
+}
+
+
+def import_ray() -> Any:
+    """The module ray, or an error that says how to install it."""
+    for key, value in _ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise InputError('a cluster needs Ray, which is not installed; pip install "fedtilt[cluster]"') from None
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """The module ray, connected to a cluster until the context ends; an existing connection is used and stays.
+
+    Args:
+        address: host:port of the head node; auto: the cluster that this machine belongs to or, without one, a new one
+            on this machine; local: a new one on this machine
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    check_address(address)
+    where: dict[str, Any] = {"address": None if address == "auto" else address}
+    if address in ("auto", "local"):
+        where["include_dashboard"] = False
+    try:
+        ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"Ray cannot connect to cluster {address!r} ({reason}); start it, or correct the address"
+        ) from (error)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def check_address(address: str) -> None:
+    """Refuse an address that is not one, or that does not answer."""
+    if address in ("auto", "local"):
+        return
+    if address.startswith("ray://"):
+        raise InputError(
+            f"cluster {address!r} is for Ray's client, and a run must start on a node of the cluster; use ray job "
+            "submit, or host:port of the head node"
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise InputError(f"cluster {address!r} is not an address; use host:port of the head node, or auto")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"cluster {address!r} does not answer ({error}); start it with ray start --head, or correct the address"
+        ) from None
+
+
+def nodes(ray: Any) -> dict[str, str]:
+    """The id of every live node → its address."""
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+
+
+def on_nodes(ray: Any, function: Any, node_ids: list[str]) -> dict[str, Any]:
+    """What a function returns on each node; a node that dies meanwhile is left out."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    remote = ray.remote(num_cpus=0, max_retries=0)(function)
+    replies = {
+        node: remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+        for node in node_ids
+    }
+    results = {}
+    for node, reply in replies.items():
+        try:
+            results[node] = ray.get(reply, timeout=_CHECK_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            address = nodes(ray).get(node, node)
+            raise InputError(
+                f"node {address} does not answer within {_CHECK_SECONDS:.0f} s; remove it from the cluster"
+            ) from None
+        except ray.exceptions.RayTaskError:
+            raise
+        except ray.exceptions.RayError:
+            continue
+    return results
+
+
+def check_nodes(ray: Any, known: set[str]) -> None:
+    """Refuse nodes with another fedtilt or torch than this process; checked ones are added to `known`."""
+    new = [node for node in nodes(ray) if node not in known]
+    if not new:
+        return
+
+    def versions() -> dict[str, str | None]:  # a nested function travels by value: the node may not have fedtilt
+        found: dict[str, str | None] = {}
+        for package in ("fedtilt", "torch"):
+            try:
+                module = __import__(f"{package}.version", fromlist=["__version__"])
+                found[package] = str(module.__version__)
+            except ImportError:
+                found[package] = None
+        return found
+
+    here = {"fedtilt": __version__, "torch": str(torch.__version__)}
+    addresses = nodes(ray)
+    for node, there in on_nodes(ray, versions, new).items():
+        for package, version in here.items():
+            if there[package] != version:
+                has = f"has {package} {there[package]}" if there[package] else f"has no {package}"
+                raise InputError(
+                    f"node {addresses.get(node, node)} {has}, and this process has {version}; install the same version "
+                    "on every node"
+                )
+        known.add(node)
+
+
+def send_tensors_as_arrays() -> None:
+    """Let tensors that this process sends travel as arrays: all processes of a node then read one copy of them.
+
+    By default Ray copies a tensor into every process. Nobody may write into an array that was received.
+    """
+    from ray.util import register_serializer
+
+    register_serializer(Tensor, serializer=_to_array, deserializer=_from_array)
+
+
+@contextlib.contextmanager
+def tensors_as_arrays() -> Iterator[None]:
+    """`send_tensors_as_arrays` until the context ends."""
+    from ray.util import deregister_serializer
+
+    send_tensors_as_arrays()
+    try:
+        yield
+    finally:
+        deregister_serializer(Tensor)
+
+
+def _to_array(tensor: Tensor) -> Any:
+    return tensor.detach().cpu().numpy()
+
+
+def _from_array(array: Any) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the array cannot be written
+        return torch.from_numpy(array)

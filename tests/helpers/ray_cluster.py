@@ -1,0 +1,101 @@
+"""A Ray cluster of several nodes on loopback, whose processes end with the context."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedtilt.cluster.connection import import_ray
+
+_OBJECT_STORE = 100 * 2**20
+
+
+class LoopbackCluster:
+    """The cluster; the head node has no CPU for workers, so that it outlives all others."""
+
+    def __init__(self, folder: Path) -> None:
+        import ray.cluster_utils
+
+        self._folder = folder
+        with self._node_arguments() as arguments:
+            self._cluster = ray.cluster_utils.Cluster(
+                initialize_head=True, shutdown_at_exit=False,
+                head_node_args={"num_cpus": 0, "temp_dir": str(folder), "no_monitor": True, **arguments},
+            )  # fmt: skip
+
+    @property
+    def address(self) -> str:
+        return self._cluster.address
+
+    def add_node(self, num_cpus: int = 1, **environment: str) -> Any:
+        """Another node, with variables of its environment."""
+        with self._node_arguments(**environment) as arguments:
+            return self._cluster.add_node(num_cpus=num_cpus, **arguments)
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+    @contextlib.contextmanager
+    def _node_arguments(self, **environment: str) -> Iterator[dict[str, Any]]:
+        """What a node starts with, while its agents are announced.
+
+        A node waits 15 seconds for the ports of its agents, and on a busy machine these take longer to start. So their
+        ports are chosen here and announced at once. The agent of the dashboard is not installed (-1).
+        """
+        node = secrets.token_hex(28)
+        runtime_env_port = _free_port()
+        ports = {
+            "dashboard_agent_listen_port": -1, "metrics_agent_port": -1, "metrics_export_port": -1,
+            "runtime_env_agent_port": runtime_env_port,
+        }  # fmt: skip
+        announced = threading.Event()
+
+        def announce() -> None:
+            while not announced.wait(0.02):
+                for session in self._folder.glob("session_2*"):
+                    for name, port in ports.items():
+                        path = session / f"{name}_{node}"
+                        if not path.exists():
+                            path.write_text(str(port))
+
+        thread = threading.Thread(target=announce, daemon=True)
+        thread.start()
+        try:
+            yield {
+                "object_store_memory": _OBJECT_STORE,
+                "include_dashboard": False,
+                "include_log_monitor": False,
+                "runtime_env_agent_port": runtime_env_port,
+                "env_vars": {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": node, **environment},
+            }
+        finally:
+            announced.set()
+            thread.join()
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@contextlib.contextmanager
+def loopback_cluster(*cpus: int) -> Iterator[LoopbackCluster]:
+    """A head node, and one more node for each number of CPUs."""
+    import_ray()
+    os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # paths of sockets are short
+    cluster = LoopbackCluster(folder)
+    try:
+        for count in cpus:
+            cluster.add_node(count)
+        yield cluster
+    finally:
+        cluster.close()
+        shutil.rmtree(folder, ignore_errors=True)
