@@ -13,7 +13,7 @@ import fnmatch
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -25,6 +25,8 @@ from fedtilt.errors import InputError
 from fedtilt.models import copy_with_parameters, logits, parameters_to_vector, trained_parameters
 
 Tensors = Mapping[str, Tensor]  # a named set of tensors: what a client or the server keeps between rounds
+
+LAST_LAYER = "last"  # a pattern of parameter names: those of the last layer, unless a layer has this name
 
 BUFFER_MODES = (
     "local",  # every client keeps its own (SiloBN, Andreux et al., DCL 2020, arXiv 2008.07424)
@@ -54,27 +56,23 @@ class Parts:
         Args:
             model: the model, on the CPU
             input_shape: the shape of one sample, to find out which buffers change
-            local: patterns of parameter names that stay on their client, such as "head.*"
+            local: patterns of parameter names that stay on their client, such as "head.*"; see `match_names`
             buffers: a word of `BUFFER_MODES`
         """
-        trained = trained_parameters(model)
-        local_names = match_names(local, trained)
-        if len(local_names) == len(trained):
-            raise InputError(f"local = {list(local)} leaves no parameter to share; use the method local instead")
         changing = changing_buffers(model, input_shape)
-        is_local = torch.cat([torch.full((p.numel(),), name in local_names) for name, p in trained.items()])
         named = dict(model.named_buffers())
-        return cls(
-            trained={name: tuple(p.shape) for name, p in trained.items()},
-            local_names=local_names,
+        parts = cls(
+            trained={name: tuple(p.shape) for name, p in trained_parameters(model).items()},
+            local_names=(),
             frozen_names=tuple(name for name, p in model.named_parameters() if not p.requires_grad),
             buffers={name: tuple(named[name].shape) for name in changing},
             buffer_mode=buffers,
             initial=parameters_to_vector(model).cpu(),
             initial_buffers=buffers_to_vector(model, changing).cpu() if changing else None,
             constants=_digests(model),
-            _is_local=is_local if local_names else None,
+            _is_local=None,
         )
+        return parts.keeping(local)
 
     @classmethod
     def plain(cls, initial: Tensor) -> Self:
@@ -83,6 +81,20 @@ class Parts:
             trained={"theta": tuple(initial.shape)}, local_names=(), frozen_names=(), buffers={}, buffer_mode="local",
             initial=initial, initial_buffers=None, constants={}, _is_local=None,
         )  # fmt: skip
+
+    def keeping(self, local: Sequence[str]) -> Self:
+        """The same parts, with the parameters of these patterns local too; see `match_names`."""
+        names = {*self.local_names, *match_names(local, self.trained)}
+        if names == {*self.local_names}:
+            return self
+        if len(names) == len(self.trained):
+            raise InputError(f"local = {list(local)} leaves no parameter to share; use the method local instead")
+        cache: dict[frozenset[str], Self] = self.__dict__.setdefault("_keeping", {})  # a mask is as long as the model
+        if frozenset(names) not in cache:
+            is_local = [torch.full((math.prod(shape),), name in names) for name, shape in self.trained.items()]
+            local_names = tuple(name for name in self.trained if name in names)
+            cache[frozenset(names)] = replace(self, local_names=local_names, _is_local=torch.cat(is_local))
+        return cache[frozenset(names)]
 
     def to_json(self) -> dict[str, Any]:
         """Names, shapes, and digests of what is frozen, for a run folder."""
@@ -149,6 +161,19 @@ class Parts:
         """The local entries of a trained model (T,); None if there are none."""
         return None if self._is_local is None else trained[self._is_local.to(trained.device)]
 
+    def expand(self, shared: Tensor) -> Tensor:
+        """These shared entries (S,) as entries of a trained model (T,), 0 for the local ones."""
+        if self._is_local is None:
+            return shared
+        model = shared.new_zeros(len(self.initial))
+        model[~self._is_local.to(shared.device)] = shared
+        return model
+
+    @property
+    def is_local(self) -> Tensor:
+        """1 for the local entries of a trained model, 0 for the shared ones, (T,)."""
+        return torch.zeros_like(self.initial) if self._is_local is None else self._is_local.to(self.initial.dtype)
+
     def merge(self, shared: Tensor, local: Tensor | None) -> Tensor:
         """The model (T,) of these shared and local entries; without `local`, the initial ones."""
         if self._is_local is None:
@@ -164,12 +189,19 @@ class Parts:
 def match_names(patterns: Sequence[str], names: Mapping[str, object] | Sequence[str]) -> tuple[str, ...]:
     """The names that match any of the patterns (`head.*`, or a module's name alone); every pattern must match one.
 
+    `LAST_LAYER` is the layer of the last name.
+
     >>> match_names(["head"], ["body.weight", "head.weight", "head.bias"])
     ('head.weight', 'head.bias')
+    >>> match_names([LAST_LAYER], ["0.weight", "0.bias", "2.weight", "2.bias"])
+    ('2.weight', '2.bias')
     """
     matched: set[str] = set()
     for pattern in patterns:
         matches = [n for n in names if fnmatch.fnmatchcase(n, pattern) or n.startswith(f"{pattern}.")]
+        if not matches and pattern == LAST_LAYER:
+            last = _layer_of(list(names)[-1])
+            matches = [n for n in names if _layer_of(n) == last]
         if not matches:
             raise InputError(f"local = {pattern!r} matches no trained parameter; they are {_list(names)}")
         matched.update(matches)
