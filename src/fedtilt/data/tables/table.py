@@ -210,19 +210,12 @@ class Table:
         if rows.client is not None and rows.client_names is not None:
             parts = positions_by_number(rows.client[rows.train], len(rows.client_names))
             sites = {name: rows.train[part] for name, part in zip(rows.client_names, parts, strict=True)}
-<<<<<<< ours
         classes: dict[str, Sequence[str]] = dict.fromkeys(sites, ())
         if not self.schema.is_regression:
             classes = {
-                site: [rows.class_names[k] for k in np.unique(rows.labels[positions])]
+                site: [rows.class_names[k] for k in np.flatnonzero(np.bincount(rows.labels[positions]))]
                 for site, positions in sites.items()
             }
-=======
-        classes = {
-            site: [rows.class_names[k] for k in np.flatnonzero(np.bincount(rows.labels[positions]))]
-            for site, positions in sites.items()
-        }
->>>>>>> theirs
         return summarise_sites(self.columns, self.names, sites, classes, self.schema)
 
     @property
