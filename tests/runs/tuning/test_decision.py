@@ -5,8 +5,10 @@ import torch
 
 from fedtilt import seeds
 from fedtilt.runs.tuning.decision import decide, difference, pareto_front, ranked
-from fedtilt.runs.tuning.objectives import OBJECTIVES, Constraint, Scores, values_of
+from fedtilt.runs.tuning.objectives import CLASSIFICATION, Constraint, Scores, values_of
+from fedtilt.runs.tuning.objectives import OBJECTIVES as ALL_OBJECTIVES
 
+OBJECTIVES = ALL_OBJECTIVES[CLASSIFICATION]
 ACCURACY, WORST = OBJECTIVES["accuracy"], OBJECTIVES["worst"]
 CLIENTS, SAMPLES = 50, 20
 
@@ -24,7 +26,7 @@ def by_seed(accuracy: float, *numbers: int) -> dict[int, Scores]:
 def test_the_standard_error_is_that_of_paired_clients() -> None:
     ours, theirs = by_seed(0.9, 1), by_seed(0.8, 101)
     found = difference(ours, theirs, ACCURACY)
-    gains = 100 * (ours[1].correct - theirs[1].correct).double() / SAMPLES
+    gains = 100 * (ours[1].sums - theirs[1].sums).double() / SAMPLES
     assert found.gain == pytest.approx(gains.mean().item())
     assert found.error == pytest.approx(gains.std().item() / CLIENTS**0.5, rel=0.3)  # the bootstrap is random
     assert difference(ours, ours, WORST) == difference(theirs, theirs, WORST)
@@ -39,8 +41,8 @@ def test_seeds_that_differ_more_than_clients_make_the_error_larger() -> None:
 
 
 def decision(settings: dict, constraints: tuple = (), by=ACCURACY):
-    values = {name: values_of(found, OBJECTIVES.values()) for name, found in settings.items()}
-    return decide(settings, values, "yours", by, constraints)
+    values = {name: values_of(found, list(OBJECTIVES.values())) for name, found in settings.items()}
+    return decide(settings, values, "yours", by, ACCURACY, constraints)
 
 
 def test_a_clear_gain_is_taken_and_chance_is_not() -> None:
@@ -69,8 +71,8 @@ def test_constraints_come_first() -> None:
 
 
 def test_a_setting_that_diverged_cannot_be_kept() -> None:
-    values = {"other": values_of(by_seed(0.9, 1), OBJECTIVES.values())}
-    found = decide({"other": by_seed(0.9, 1)}, values, "yours", ACCURACY, ())
+    values = {"other": values_of(by_seed(0.9, 1), list(OBJECTIVES.values()))}
+    found = decide({"other": by_seed(0.9, 1)}, values, "yours", ACCURACY, ACCURACY, ())
     assert found.chosen == "other"
     assert "your setting diverged" in found.reason
 
@@ -90,7 +92,9 @@ def test_the_pareto_front_has_no_dominated_and_no_collapsed_model() -> None:
     }
     objectives = [OBJECTIVES[name] for name in ("accuracy", "client_fairness", "class_fairness")]
     front = ["accurate", "equal to it", "fair to clients", "fair to classes"]
-    assert pareto_front(candidates, objectives) == front
-    assert pareto_front(candidates, objectives, [Constraint(objectives[1], 2.0, at_least=False)]) == front[2:3]
-    assert ranked(candidates, OBJECTIVES["client_fairness"], ())[0] == "fair to clients"
-    assert ranked(candidates, OBJECTIVES["client_fairness"], ())[-1] == "collapsed"
+    assert pareto_front(candidates, objectives, ACCURACY) == front
+    assert (
+        pareto_front(candidates, objectives, ACCURACY, [Constraint(objectives[1], 2.0, at_least=False)]) == front[2:3]
+    )
+    assert ranked(candidates, OBJECTIVES["client_fairness"], ACCURACY, ())[0] == "fair to clients"
+    assert ranked(candidates, OBJECTIVES["client_fairness"], ACCURACY, ())[-1] == "collapsed"

@@ -10,7 +10,7 @@ from fedtilt.runs.tuning.objectives import Constraint, Objective, Scores
 
 BySeed = Mapping[int, Scores]  # seed → the scores of one setting
 Values = Mapping[str, float]  # objective → value
-MAX_ACCURACY_LOSS = 5.0  # points below the best accuracy; a model that predicts one class per client is perfectly fair
+MAX_LOSS = 5.0  # points below the best accuracy, or percent above the least error: a collapsed model may be fair
 _RESAMPLES = 100
 
 
@@ -57,29 +57,33 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def ranked(
-    settings: Mapping[str, Values], by: Objective, constraints: Sequence[Constraint], accuracy: str = "accuracy"
+    settings: Mapping[str, Values], by: Objective, main: Objective, constraints: Sequence[Constraint]
 ) -> list[str]:
     """Names of settings, the best first: those that keep the constraints, those that have not collapsed, then by value.
 
-    Among equals, the more accurate ones are first: after few rounds, the worst clients of all settings may be equal.
+    Among equals, the better ones by the main objective are first: after few rounds, the worst clients may be equal.
 
     >>> from fedtilt.runs.tuning.objectives import OBJECTIVES
+    >>> by_name = OBJECTIVES["classification"]
     >>> settings = {
     ...     "accurate": {"accuracy": 97.0, "client_fairness": 3.0},
     ...     "fair": {"accuracy": 96.0, "client_fairness": 1.0},
     ...     "collapsed": {"accuracy": 50.0, "client_fairness": 0.0},
     ... }
-    >>> ranked(settings, OBJECTIVES["client_fairness"], ())
+    >>> ranked(settings, by_name["client_fairness"], by_name["accuracy"], ())
     ['fair', 'accurate', 'collapsed']
     """
-    collapsed = _collapsed(settings, accuracy)
+    collapsed = _collapsed(settings, main)
 
     def key(name: str) -> tuple[float, bool, float, float]:
         values = settings[name]
-        cost = -by.better(values[by.name], 0.0)
-        return violation(values, constraints), name in collapsed, cost, -values[accuracy]
+        return violation(values, constraints), name in collapsed, _cost(values, by), _cost(values, main)
 
     return sorted(settings, key=key)
+
+
+def _cost(values: Values, objective: Objective) -> float:
+    return -objective.better(values[objective.name], 0.0)
 
 
 def violation(values: Values, constraints: Sequence[Constraint]) -> float:
@@ -87,30 +91,34 @@ def violation(values: Values, constraints: Sequence[Constraint]) -> float:
     return sum(constraint.violation(values[constraint.objective.name]) for constraint in constraints)
 
 
-def _collapsed(settings: Mapping[str, Values], accuracy: str = "accuracy") -> set[str]:
-    least = max((values[accuracy] for values in settings.values()), default=0.0) - MAX_ACCURACY_LOSS
-    return {name for name, values in settings.items() if values[accuracy] < least}
+def _collapsed(settings: Mapping[str, Values], main: Objective) -> set[str]:
+    """Settings that are much worse than the best: a model that predicts one class per client is perfectly fair."""
+    best = min((_cost(values, main) for values in settings.values()), default=0.0)
+    limit = best + MAX_LOSS * (1 if main.unit == "%" else best / 100)
+    return {name for name, values in settings.items() if _cost(values, main) > limit}
 
 
 def pareto_front(
-    settings: Mapping[str, Values], objectives: Sequence[Objective], constraints: Sequence[Constraint] = ()
-) -> list[str]:
+    settings: Mapping[str, Values], objectives: Sequence[Objective], main: Objective,
+    constraints: Sequence[Constraint] = (),
+) -> list[str]:  # fmt: skip
     """The settings that no other one beats in an objective without being worse in another; the best of the first first.
 
-    Settings that miss a constraint, or are more than `MAX_ACCURACY_LOSS` below the best accuracy, are left out.
+    Settings that miss a constraint, or are much worse than the best by the main objective, are left out.
 
     >>> from fedtilt.runs.tuning.objectives import OBJECTIVES
+    >>> by_name = OBJECTIVES["classification"]
     >>> pareto_front({
     ...     "fair": {"accuracy": 96.0, "client_fairness": 1.0},
     ...     "accurate": {"accuracy": 97.0, "client_fairness": 3.0},
     ...     "neither": {"accuracy": 95.0, "client_fairness": 3.0},
     ...     "collapsed": {"accuracy": 50.0, "client_fairness": 0.0},
-    ... }, [OBJECTIVES["accuracy"], OBJECTIVES["client_fairness"]])
+    ... }, [by_name["accuracy"], by_name["client_fairness"]], by_name["accuracy"])
     ['accurate', 'fair']
     """
-    collapsed = _collapsed(settings)
+    collapsed = _collapsed(settings, main)
     costs = {
-        name: tuple(-objective.better(values[objective.name], 0.0) for objective in objectives)
+        name: tuple(_cost(values, objective) for objective in objectives)
         for name, values in settings.items()
         if name not in collapsed and not violation(values, constraints)
     }
@@ -134,7 +142,7 @@ class Decision:
 
 
 def decide(
-    scores: Mapping[str, BySeed], values: Mapping[str, Values], yours: str, by: Objective,
+    scores: Mapping[str, BySeed], values: Mapping[str, Values], yours: str, by: Objective, main: Objective,
     constraints: Sequence[Constraint],
 ) -> Decision:  # fmt: skip
     """Recommend a setting; within one standard error of the user's own, keep that.
@@ -144,9 +152,10 @@ def decide(
         values: their objectives
         yours: the name of the user's own setting; it may be missing from the scores, if it diverged
         by: the objective
+        main: the objective that a collapsed model is known by
         constraints: what the recommended setting has to keep
     """
-    order = ranked(values, by, constraints)
+    order = ranked(values, by, main, constraints)
     differences = {
         name: difference(scores[name], scores[yours], by) for name in scores if name != yours and yours in scores
     }
@@ -170,8 +179,8 @@ def decide(
         found = differences[nearest]
         return Decision(
             yours,
-            f"keep yours: {by.title} of the best other setting is {found.gain:+.2f} points better, within one standard "
-            f"error ({found.error:.2f})"
+            f"keep yours: {by.title} of the best other setting is {_amount(found.gain, by)} better, within one "
+            f"standard error ({found.error:.2f})"
             if found.gain > 0
             else f"keep yours: no other setting has a better {by.title}",
             differences,
@@ -179,6 +188,10 @@ def decide(
     found = differences[clear[0]]
     return Decision(
         clear[0],
-        f"{by.title} is {found.gain:.2f} points better than yours, with a standard error of {found.error:.2f}",
+        f"{by.title} is {_amount(found.gain, by)} better than yours, with a standard error of {found.error:.2f}",
         differences,
     )
+
+
+def _amount(gain: float, by: Objective) -> str:
+    return f"{gain:.2f} points" if by.unit else f"{gain:.4g}"

@@ -1,32 +1,33 @@
 """What a search compares: objectives by name, their direction, the tasks they exist for, and constraints on them."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from fedtilt.checks import number
+from fedtilt.data import Federation
 from fedtilt.errors import InputError
-from fedtilt.evaluation.groups import measure_groups
+from fedtilt.evaluation.groups import group_names, measure_groups
 from fedtilt.evaluation.metrics import GroupCounts, measure
 
-GROUP = "group:"  # before the name of a column of groups
-CLASSIFICATION = "classification"
+GROUP = "group:"  # before the name of a grouping
+CLASSIFICATION, REGRESSION = "classification", "regression"
 
 
 class Scores(NamedTuple):
-    """Correct predictions of one setting's evaluated models and samples, (clients, classes), on one seed."""
+    """Sums of one setting's evaluated models and samples, by client and class (or other group), on one seed."""
 
-    correct: Tensor
+    sums: Tensor
     total: Tensor
-    groups: Mapping[str, GroupCounts]  # the same by column of groups
+    groups: Mapping[str, GroupCounts]  # the same by grouping, if the data names groups
 
     def of_clients(self, rows: Tensor) -> "Scores":
         """The scores of some clients, in this order; a client may occur several times."""
-        groups = {name: GroupCounts(found.correct[rows], found.total[rows]) for name, found in self.groups.items()}
-        return Scores(self.correct[rows], self.total[rows], groups)
+        groups = {name: GroupCounts(sums[rows], total[rows]) for name, (sums, total) in self.groups.items()}
+        return Scores(self.sums[rows], self.total[rows], groups)
 
 
 @dataclass(frozen=True)
@@ -35,61 +36,74 @@ class Objective:
 
     name: str
     title: str
-    unit: str  # "%" or "points"
+    unit: str  # "%" or "points"; empty: that of the target
     higher_is_better: bool
     value: Callable[[Scores], float]
-    tasks: tuple[str, ...] = (CLASSIFICATION,)
 
     def better(self, value: float, other: float) -> float:
         """How much better a value is than another one; negative: worse."""
         return value - other if self.higher_is_better else other - value
 
-    def format(self, value: float) -> str:
-        """A value with its unit."""
-        return f"{value:.2f} {self.unit}"
 
-
-OBJECTIVES = {
-    objective.name: objective
-    for objective in (
-        Objective("accuracy", "accuracy", "%", True, lambda s: measure(s.correct, s.total).accuracy),
-        Objective("worst", "worst 10 %", "%", True, lambda s: measure(s.correct, s.total).worst),
+def _objectives(*main: Objective, unit: str, spread_unit: str, higher_is_better: bool) -> dict[str, Objective]:
+    others = (
+        Objective("worst", "worst 10 %", unit, higher_is_better, lambda s: measure(s.sums, s.total).worst),
         Objective(
-            "client_fairness", "client fairness", "points", False,
-            lambda s: measure(s.correct, s.total).client_fairness,
+            "client_fairness", "client fairness", spread_unit, False, lambda s: measure(s.sums, s.total).client_fairness
         ),
         Objective(
-            "class_fairness", "client data fairness", "points", False,
-            lambda s: measure(s.correct, s.total).client_data_fairness[0],
+            "class_fairness", "client data fairness", spread_unit, False,
+            lambda s: measure(s.sums, s.total).client_data_fairness[0],
         ),
-    )
+    )  # fmt: skip
+    return {objective.name: objective for objective in (*main, *others)}
+
+
+OBJECTIVES = {  # task → objectives by name, the main one first
+    CLASSIFICATION: _objectives(
+        Objective("accuracy", "accuracy", "%", True, lambda s: measure(s.sums, s.total).accuracy),
+        unit="%", spread_unit="points", higher_is_better=True,
+    ),
+    REGRESSION: _objectives(
+        Objective("mae", "MAE", "", False, lambda s: measure(s.sums, s.total).mae),
+        Objective("rmse", "RMSE", "", False, lambda s: measure(s.sums, s.total).rmse),
+        unit="", spread_unit="", higher_is_better=False,
+    ),
 }  # fmt: skip
 
 
-def find_objective(name: str, groups: Iterable[str], task: str = CLASSIFICATION) -> Objective:
-    """The objective of this name, if it exists for the task.
+def task_of(federation: Federation) -> str:
+    """What the models of a federation learn."""
+    return CLASSIFICATION if federation.target is None else REGRESSION
 
-    `group:NAME` is the accuracy of the group of this column that has the lowest, over all clients.
+
+def main_objective(task: str) -> Objective:
+    """The score that a collapsed model is known by."""
+    return next(iter(OBJECTIVES[task].values()))
+
+
+def find_objective(name: str, federation: Federation) -> Objective:
+    """The objective of this name, if it exists for the task and the data.
+
+    `group:NAME` is the score of the worst group of a grouping, over the samples of all clients.
 
     Args:
         name: a name of `OBJECTIVES`, or group:NAME
-        groups: the columns of groups that the data names
-        task: what the models learn
+        federation: the data
     """
-    known = [objective.name for objective in OBJECTIVES.values() if task in objective.tasks]
-    known += [f"{GROUP}{column}" for column in groups]
+    task, groups = task_of(federation), group_names(federation)
+    groups = groups if len(groups) > 1 else {}  # the classes alone are not groups that the data names
+    known = [*OBJECTIVES[task], *(f"{GROUP}{column}" for column in groups)]
     if name not in known:
-        hint = ", group:COLUMN (name the column in data.group)" if not list(groups) else ""
+        hint = "" if groups else ", group:COLUMN (name the column in data.group)"
         raise InputError(f"there is no objective {name!r} for {task}; choose one of {', '.join(known)}{hint}")
-    if name in OBJECTIVES:
-        return OBJECTIVES[name]
-    column = name.removeprefix(GROUP)
-    return Objective(name, f"worst {column}", "%", True, lambda scores: _worst_group(scores.groups[column]))
-
-
-def _worst_group(counts: GroupCounts) -> float:
-    names = tuple(map(str, range(counts.total.shape[1])))
-    return measure_groups(counts, names).worst[1]
+    if name in OBJECTIVES[task]:
+        return OBJECTIVES[task][name]
+    column, main = name.removeprefix(GROUP), main_objective(task)
+    return Objective(
+        name, f"worst {column}", main.unit, main.higher_is_better,
+        lambda scores: measure_groups(scores.groups[column], groups[column]).worst[1],
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,7 +119,7 @@ class Constraint:
         return max(0.0, self.bound - value if self.at_least else value - self.bound)
 
     def __str__(self) -> str:
-        return f"{self.objective.title} {'≥' if self.at_least else '≤'} {self.bound:g} {self.objective.unit}"
+        return f"{self.objective.title} {'≥' if self.at_least else '≤'} {self.bound:g} {self.objective.unit}".rstrip()
 
 
 def constraints_of(
@@ -118,10 +132,10 @@ def constraints_of(
             objective, bound = find(name), number(value, f"the bound of {name}")
             if objective.unit == "%" and 0 <= bound <= 1:
                 bound *= 100
-            if not 0 <= bound <= 100:
+            if not 0 <= bound <= (100 if objective.unit else math.inf):
+                remedy = "a share such as 0.9, or up to 100" if objective.unit else "a number ≥ 0"
                 raise InputError(
-                    f"{'at least' if is_least else 'at most'} {name} = {value} is out of range; give a share such as "
-                    "0.9, or points up to 100"
+                    f"{'at least' if is_least else 'at most'} {name} = {value} is not possible; give {remedy}"
                 )
             found.append(Constraint(objective, bound, is_least))
     return tuple(found)
@@ -145,16 +159,13 @@ def parse_bounds(texts: Iterable[str], option: str) -> dict[str, float]:
     return bounds
 
 
-def front_objectives(by: Objective) -> list[Objective]:
-    """The objectives of the Pareto front: the one that is asked for, accuracy, and both fairnesses."""
-    others = [objective for name, objective in OBJECTIVES.items() if name not in (by.name, "worst")]
-    return [by, *others]
+def front_objectives(by: Objective, task: str) -> list[Objective]:
+    """The objectives of the Pareto front: the one that is asked for, the main one, and both fairnesses."""
+    names = (main_objective(task).name, "client_fairness", "class_fairness")
+    return [by, *(OBJECTIVES[task][name] for name in names if name != by.name)]
 
 
-def values_of(scores: Mapping[int, Scores], objectives: Iterable[Objective]) -> dict[str, float]:
+def values_of(scores: Mapping[int, Scores], objectives: Sequence[Objective]) -> dict[str, float]:
     """The mean over seeds of every objective, by name."""
-    found: dict[str, Any] = {}
-    for objective in objectives:
-        by_seed = [objective.value(table) for table in scores.values()]
-        found[objective.name] = sum(by_seed) / len(by_seed)
-    return found
+    by_seed = {o.name: [o.value(table) for table in scores.values()] for o in objectives}
+    return {name: sum(values) / len(values) for name, values in by_seed.items()}

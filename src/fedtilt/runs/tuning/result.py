@@ -9,7 +9,7 @@ from fedtilt.errors import InputError
 from fedtilt.methods import Method
 from fedtilt.runs.tuning.axes import Setting, format_setting, format_value
 from fedtilt.runs.tuning.decision import Decision, decide, pareto_front
-from fedtilt.runs.tuning.objectives import Objective, front_objectives
+from fedtilt.runs.tuning.objectives import Objective
 from fedtilt.runs.tuning.search import Search
 from fedtilt.runs.tuning.trainer import SplitScores
 
@@ -129,12 +129,11 @@ def result_of(search: Search) -> Tuning:
     }
     values = {name: search.values(by_seed) for name, by_seed in stage.scores.items()}
     if scores:
-        decision = decide(scores, values, search.yours, plan.by, plan.constraints)
+        decision = decide(scores, values, search.yours, plan.by, plan.main, plan.constraints)
     else:
         decision = Decision(search.yours, "keep yours: the budget ended before any setting was compared", {})
     chosen = decision.chosen or search.yours
     methods, train = search.subject.arguments(search.settings[chosen])
-    objectives = front_objectives(plan.by)
     return Tuning(
         method=search.yours,
         by=plan.by,
@@ -146,7 +145,7 @@ def result_of(search: Search) -> Tuning:
         train=train,
         settings=_rows(search, decision),
         chosen=chosen,
-        pareto_front=tuple(pareto_front(values, objectives, plan.constraints)),
+        pareto_front=tuple(pareto_front(values, plan.front, plan.main, plan.constraints)),
         objectives=tuple(search.objectives),
         rounds=search.rounds,
         compared_rounds=stage.rounds,

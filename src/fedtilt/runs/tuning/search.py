@@ -10,7 +10,7 @@ from fedtilt.runs.run import Notice
 from fedtilt.runs.tuning.axes import Axis, Setting, grid, grid_size
 from fedtilt.runs.tuning.decision import ranked
 from fedtilt.runs.tuning.halving import Rung, rungs
-from fedtilt.runs.tuning.objectives import Constraint, Objective, front_objectives, values_of
+from fedtilt.runs.tuning.objectives import Constraint, Objective, front_objectives, main_objective, values_of
 from fedtilt.runs.tuning.sampler import Sampler
 from fedtilt.runs.tuning.subject import Recipe, Subject, candidate_name
 from fedtilt.runs.tuning.trainer import SplitScores, Stage, Trainer
@@ -31,6 +31,7 @@ class Plan(NamedTuple):
 
     Args:
         axes: what is varied
+        task: what the models learn
         by: the objective
         constraints: bounds that a recommended setting keeps
         trials: the most settings; a larger grid is sampled
@@ -39,11 +40,22 @@ class Plan(NamedTuple):
     """
 
     axes: Mapping[str, Axis]
+    task: str
     by: Objective
     constraints: Sequence[Constraint]
     trials: int
     halving: bool
     budget: float | None
+
+    @property
+    def main(self) -> Objective:
+        """The objective that a collapsed model is known by."""
+        return main_objective(self.task)
+
+    @property
+    def front(self) -> list[Objective]:
+        """The objectives of the Pareto front."""
+        return front_objectives(self.by, self.task)
 
     @property
     def sampled(self) -> bool:
@@ -77,9 +89,8 @@ class Search:
         self, subject: Subject, plan: Plan, storage: Storage, on_progress: Callable[[Progress], None], notice: Notice
     ) -> None:
         self.subject, self.plan, self.yours = subject, plan, subject.name
-        self.objectives = list(
-            {o.name: o for o in [*front_objectives(plan.by), *(c.objective for c in plan.constraints)]}.values()
-        )
+        objectives = [*plan.front, *(constraint.objective for constraint in plan.constraints)]
+        self.objectives = list({objective.name: objective for objective in objectives}.values())
         self.settings: dict[str, Setting] = {}  # name → setting; the first is the user's
         self.impossible: dict[str, str] = {}  # name → why
         self.stages: list[Stage] = []
@@ -164,7 +175,7 @@ class Search:
         if not self.plan.sampled:
             yield from _batched(list(self.settings))
             return
-        objectives = front_objectives(self.plan.by)
+        objectives = self.plan.front
         file = None if self._trainer.folder is None else self._trainer.folder / "study.journal"
         sampler = Sampler(
             self.plan.axes, [o.higher_is_better for o in objectives], file, self.subject.seeds[0], TOGETHER
@@ -204,7 +215,7 @@ class Search:
     def order(self, stage: Stage) -> list[str]:
         """The settings of a stage, the best on validation data first."""
         values = {name: self.values(scores) for name, scores in stage.scores.items()}
-        return ranked(values, self.plan.by, self.plan.constraints)
+        return ranked(values, self.plan.by, self.plan.main, self.plan.constraints)
 
     def values(self, scores: SplitScores, split: str = "validation") -> dict[str, float]:
         """The objectives of a setting, mean over seeds."""

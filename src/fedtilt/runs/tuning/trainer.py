@@ -17,7 +17,7 @@ from fedtilt.rounds.client_states import FederationState
 from fedtilt.runs.run import Notice
 from fedtilt.runs.tuning.objectives import Scores
 from fedtilt.runs.tuning.subject import Recipe, Subject
-from fedtilt.runs.tuning.training import Storage, read_scores, train_until, write_scores
+from fedtilt.runs.tuning.training import Storage, groupings_of, read_scores, train_until, write_scores
 from fedtilt.simulation import Round
 from fedtilt.storage.run_folder import RunFolder
 
@@ -120,7 +120,7 @@ class Trainer:
 
     def _finished(self, folder: Path, done: Path, seed: int) -> dict[str, dict[str, Scores]]:
         """The scores of settings that were trained in an earlier process, whose models are used again."""
-        scores = read_scores(done, tuple(self._subject.federation.groups))
+        scores = read_scores(done, groupings_of(self._subject.federation))
         if folder.exists() and (state := RunFolder(folder).latest()) is not None:
             self._states |= {(name, seed): state for name in scores}
         return scores

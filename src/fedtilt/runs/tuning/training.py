@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fedtilt.data import Federation
+from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.metrics import Counts, GroupCounts
-from fedtilt.evaluation.summary import evaluated_counts
+from fedtilt.evaluation.summary import evaluated_counts, group_counts
 from fedtilt.files import interpreting, read_tensors, write_tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.prepare import PreparedRun
@@ -80,7 +82,7 @@ def train_until(
                     recorder.checkpoint(r.state)
                 raise
             if r.number == until:
-                return r.state, _scores(r, tuple(prepared.federation.groups))
+                return r.state, _scores(r, groupings_of(prepared.federation))
     raise AssertionError(f"round {until} is beyond the end")
 
 
@@ -109,8 +111,14 @@ def _scores(r: Round, columns: tuple[str, ...]) -> SettingScores:
     }
 
 
+def groupings_of(federation: Federation) -> tuple[str, ...]:
+    """The groupings that have scores of their own; empty if there is only one."""
+    names = tuple(group_names(federation))
+    return names if len(names) > 1 else ()
+
+
 def _table(counts: Counts, total: Tensor, columns: tuple[str, ...]) -> Scores:
-    return Scores(evaluated_counts(counts), total, dict(zip(columns, counts.groups, strict=True)))
+    return Scores(evaluated_counts(counts), total, group_counts(counts, total, columns) if columns else {})
 
 
 def _of_participants(counts: Counts, scores: Scores) -> Scores:
@@ -126,14 +134,14 @@ def write_scores(path: Path, scores: SettingScores) -> None:
     tensors: dict[str, Tensor] = {}
     for name, by_split in scores.items():
         for split, table in by_split.items():
-            tensors |= {f"{name}/{split}/correct": table.correct, f"{name}/{split}/total": table.total}
-            for i, group in enumerate(table.groups.values()):
-                tensors |= {f"{name}/{split}/correct-{i}": group.correct, f"{name}/{split}/total-{i}": group.total}
+            tensors |= {f"{name}/{split}/sums": table.sums, f"{name}/{split}/total": table.total}
+            for i, (sums, total) in enumerate(table.groups.values()):
+                tensors |= {f"{name}/{split}/sums-{i}": sums, f"{name}/{split}/total-{i}": total}
     write_tensors(path, tensors)
 
 
 def read_scores(path: Path, columns: tuple[str, ...]) -> SettingScores:
-    """Read scores; `columns` are the columns of groups."""
+    """Read scores; `columns` are the groupings."""
     tensors = read_tensors(path)
     with interpreting(path):
         names = dict.fromkeys(key.rsplit("/", 2)[0] for key in tensors)
@@ -142,7 +150,7 @@ def read_scores(path: Path, columns: tuple[str, ...]) -> SettingScores:
 
 def _read(tensors: Mapping[str, Tensor], prefix: str, columns: tuple[str, ...]) -> Scores:
     groups = {
-        column: GroupCounts(tensors[f"{prefix}/correct-{i}"], tensors[f"{prefix}/total-{i}"])
+        column: GroupCounts(tensors[f"{prefix}/sums-{i}"], tensors[f"{prefix}/total-{i}"])
         for i, column in enumerate(columns)
     }
-    return Scores(tensors[f"{prefix}/correct"], tensors[f"{prefix}/total"], groups)
+    return Scores(tensors[f"{prefix}/sums"], tensors[f"{prefix}/total"], groups)

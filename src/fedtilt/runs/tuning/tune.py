@@ -17,7 +17,7 @@ from fedtilt.models import ModelSource
 from fedtilt.rounds.settings import takes_train_settings
 from fedtilt.runs.run import Notice, check_out_folder, compare_environment
 from fedtilt.runs.tuning.axes import Axis, Range, axes_of, format_value
-from fedtilt.runs.tuning.objectives import Objective, constraints_of, find_objective
+from fedtilt.runs.tuning.objectives import Objective, constraints_of, find_objective, main_objective, task_of
 from fedtilt.runs.tuning.result import Tuning, result_of
 from fedtilt.runs.tuning.search import Plan, Progress, Search
 from fedtilt.runs.tuning.subject import PythonSubject, SpecSubject, Subject, check_validation
@@ -45,7 +45,7 @@ def tune(
     model: ModelSource,
     *,
     over: Mapping[str, object] | None = None,
-    by: str = "accuracy",
+    by: str | None = None,
     at_least: Mapping[str, float] | None = None,
     at_most: Mapping[str, float] | None = None,
     method: str | None = None,
@@ -71,7 +71,8 @@ def tune(
         federation: the clients and their data, with validation data
         model: an `nn.Module`, or a function of `input_shape` and `classes` that returns one
         over: setting of the method or of the training → a list of values, or an `ft.Range`; left out: some tilts
-        by: what to improve: "accuracy", "worst", "client_fairness", "class_fairness" or "group:COLUMN"
+        by: what to improve: "accuracy", "worst", "client_fairness", "class_fairness" or "group:COLUMN"; of numbers as
+            targets "mae" or "rmse" in place of accuracy; left out: accuracy or mae
         at_least: objective → the least value that the recommended setting may have; 0.9 is 90 %
         at_most: objective → the largest value that it may have
         method: the name of the method that is tuned; left out: the only one
@@ -98,7 +99,7 @@ def tune_spec(
     out: Path,
     *,
     over: Mapping[str, object] | None = None,
-    by: str = "accuracy",
+    by: str | None = None,
     at_least: Mapping[str, float] | None = None,
     at_most: Mapping[str, float] | None = None,
     method: str | None = None,
@@ -132,7 +133,7 @@ def resume_tuning(folder: Path, spec: "Spec", *, on_progress: OnProgress = _sile
 
 
 def _wishes(
-    axes: Mapping[str, Axis], by: str, at_least: Mapping[str, float], at_most: Mapping[str, float], trials: int,
+    axes: Mapping[str, Axis], by: str | None, at_least: Mapping[str, float], at_most: Mapping[str, float], trials: int,
     halving: bool, budget: float | str | None,
 ) -> dict[str, Any]:  # fmt: skip
     """What the user asked for, as JSON values: a search that is resumed has the same."""
@@ -166,11 +167,12 @@ def _plan(subject: Subject, axes: Mapping[str, Axis], wishes: Mapping[str, Any])
     check_validation(subject, axes)
 
     def find(name: str) -> Objective:
-        return find_objective(name, subject.federation.groups)
+        return find_objective(name, subject.federation)
 
     return Plan(
         axes=axes,
-        by=find(wishes["by"]),
+        task=task_of(subject.federation),
+        by=find(wishes["by"]) if wishes["by"] else main_objective(task_of(subject.federation)),
         constraints=constraints_of(wishes["at_least"], wishes["at_most"], find),
         trials=wishes["trials"],
         halving=wishes["halving"],
