@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
 import threading
@@ -17,16 +18,16 @@ _OBJECT_STORE = 100 * 2**20
 
 
 class LoopbackCluster:
-    """The cluster; the head node has no CPU for workers, so that it outlives all others."""
+    """The cluster; a head node without CPUs has no workers, and can outlive all others."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, head_cpus: int) -> None:
         import ray.cluster_utils
 
         self._folder = folder
         with self._node_arguments() as arguments:
             self._cluster = ray.cluster_utils.Cluster(
                 initialize_head=True, shutdown_at_exit=False,
-                head_node_args={"num_cpus": 0, "temp_dir": str(folder), "no_monitor": True, **arguments},
+                head_node_args={"num_cpus": head_cpus, "temp_dir": str(folder), "no_monitor": True, **arguments},
             )  # fmt: skip
 
     @property
@@ -37,6 +38,18 @@ class LoopbackCluster:
         """Another node, with variables of its environment."""
         with self._node_arguments(**environment) as arguments:
             return self._cluster.add_node(num_cpus=num_cpus, **arguments)
+
+    def kill_node(self, node: Any) -> None:
+        """End all processes of a node at once, with SIGKILL."""
+        for worker in self.workers(node):
+            os.kill(worker, signal.SIGKILL)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def workers(self, node: Any = None, name: str = "ray::_Worker") -> list[int]:
+        """The processes of actors with this name, on one node or on all."""
+        nodes = [node] if node else self._cluster.list_all_nodes()
+        raylets = {info.process.pid for n in nodes for info in n.all_processes["raylet"]}
+        return [pid for pid in _processes(name) if _parent(pid) in raylets]
 
     def close(self) -> None:
         self._cluster.shutdown()
@@ -79,6 +92,19 @@ class LoopbackCluster:
             thread.join()
 
 
+def _processes(name: str) -> Iterator[int]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            if path.read_text().startswith(name):
+                yield int(path.parent.name)
+
+
+def _parent(pid: int) -> int | None:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
+
+
 def _free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -86,12 +112,12 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def loopback_cluster(*cpus: int) -> Iterator[LoopbackCluster]:
+def loopback_cluster(*cpus: int, head_cpus: int = 0) -> Iterator[LoopbackCluster]:
     """A head node, and one more node for each number of CPUs."""
     import_ray()
     os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # paths of sockets are short
-    cluster = LoopbackCluster(folder)
+    cluster = LoopbackCluster(folder, head_cpus)
     try:
         for count in cpus:
             cluster.add_node(count)

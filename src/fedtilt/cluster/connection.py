@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fedtilt.errors import InputError
-from fedtilt.version import __version__
 
 _CONNECT_SECONDS = 5.0
 _CHECK_SECONDS = 120.0  # a node starts a process and imports torch in it
@@ -53,11 +52,9 @@ def connected(address: str) -> Iterator[Any]:
         where["include_dashboard"] = False
     try:
         ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises plain ones, such as for a node that takes too long to start
         reason = " ".join(str(error).split())
-        raise InputError(
-            f"Ray cannot connect to cluster {address!r} ({reason}); start it, or correct the address"
-        ) from (error)
+        raise InputError(f"Ray cannot connect to cluster {address!r} ({reason}); check it with ray status") from error
     try:
         yield ray
     finally:
@@ -121,16 +118,17 @@ def check_nodes(ray: Any, known: set[str]) -> None:
         return
 
     def versions() -> dict[str, str | None]:  # a nested function travels by value: the node may not have fedtilt
+        from importlib import metadata
+
         found: dict[str, str | None] = {}
         for package in ("fedtilt", "torch"):
             try:
-                module = __import__(f"{package}.version", fromlist=["__version__"])
-                found[package] = str(module.__version__)
-            except ImportError:
+                found[package] = metadata.version(package)
+            except metadata.PackageNotFoundError:
                 found[package] = None
         return found
 
-    here = {"fedtilt": __version__, "torch": str(torch.__version__)}
+    here = versions()
     addresses = nodes(ray)
     for node, there in on_nodes(ray, versions, new).items():
         for package, version in here.items():
