@@ -81,8 +81,8 @@ class WorkerPool:
                     failures[piece] += 1
                     if failures[piece] == _MAX_FAILURES:
                         raise InputError(
-                            f"{piece}: the worker died {_MAX_FAILURES} times (out of memory?); use nodes with more memory, a "
-                            "smaller model, or fewer workers"
+                            f"{piece}: the worker died {_MAX_FAILURES} times (out of memory?); use nodes with more "
+                            "memory, a smaller model, or fewer workers"
                         ) from error
                     self._remove(worker)
                     others = [r for r, (other, _) in running.items() if other == worker]

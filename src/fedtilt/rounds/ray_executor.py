@@ -89,7 +89,7 @@ class RayExecutor:
 
     def _copy(self, result: Trained) -> Trained:
         """A result in memory of this process, so that the object store can drop it."""
-        return Trained(*(None if t is None else t.to(self._device, copy=True) for t in result))
+        return Trained(*(None if t is None else t.to(self._device, copy=True) for t in result))  # type: ignore[arg-type]
 
     def _stacks(self, clients: list[int]) -> list["Clients"]:
         """Clients that are trained together."""
