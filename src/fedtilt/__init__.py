@@ -11,6 +11,7 @@ from fedtilt.math.losses import TiltedLoss
 from fedtilt.math.tilt import nested_tilt, tilted_mean
 from fedtilt.methods import Method, ditto, fedavg, fedavg_finetuned, fedprox, fedtilt, local, term
 from fedtilt.rounds.privacy import Privacy
+from fedtilt.runs import trackers
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.run import run
 from fedtilt.runs.spec_run import resume
@@ -44,4 +45,5 @@ __all__ = [
     "simulate",
     "term",
     "tilted_mean",
+    "trackers",
 ]

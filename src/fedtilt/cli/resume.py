@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from fedtilt.cli.console import Console
-from fedtilt.cli.run import AsJson, Quiet, Verbose, run_and_print
+from fedtilt.cli.run import AsJson, Log, Quiet, Verbose, run_and_print
 from fedtilt.cli.tune import search_with_progress
 from fedtilt.evaluation.results import Result
 from fedtilt.files import read_json
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import resume as resume_run
 from fedtilt.runs.spec_run import spec_of
+from fedtilt.runs.trackers import trackers_of
 from fedtilt.runs.tune import Tuning
 
 
@@ -25,6 +26,7 @@ def resume(
             min=1, help="Go on to this round, beyond the end of the run too (default: as the run was planned)."
         ),
     ] = None,
+    log: Log = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
@@ -40,8 +42,10 @@ def resume(
     elif (folder / "results.json").exists() and not (quiet or as_json):
         Console(stderr=True, soft_wrap=True).print(f"note: {folder} is finished; these are its results", markup=False)
     record = read_json(folder / "run.json")
+    trackers = trackers_of(log or [])
 
     def train(callbacks: Sequence[Callback]) -> dict[int, Result]:
+        callbacks = [*trackers, *callbacks]
         if "tuning" in record and rounds is None:
             return search_with_progress(spec, Tuning.from_json(record["tuning"]), folder, callbacks, resuming=True)
         return resume_run(folder, rounds, callbacks=callbacks)

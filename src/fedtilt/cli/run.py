@@ -20,6 +20,7 @@ from fedtilt.evaluation.results import Result
 from fedtilt.files import read_json, write_json
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec
+from fedtilt.runs.trackers import trackers_of
 from fedtilt.runs.tune import Tuning
 from fedtilt.spec import Spec, builtin_names, federation_of, load
 
@@ -40,6 +41,14 @@ Out = Annotated[Path | None, typer.Option("--out", help="The run folder (default
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 Seed = Annotated[int | None, typer.Option(help="The first seed.")]
 Seeds = Annotated[int | None, typer.Option(help="The number of seeds; results are mean ± std.")]
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="TRACKER:PLACE",
+        help="Log every round to tensorboard:FOLDER, mlflow:FOLDER, mlflow:URI or wandb:PROJECT; repeatable.",
+    ),
+]
 
 
 def run(
@@ -57,6 +66,7 @@ def run(
     audit: Annotated[
         bool, typer.Option("--audit", help="Collect what fedtilt audit needs to find wrong labels.")
     ] = False,
+    log: Log = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
@@ -68,9 +78,10 @@ def run(
     overrides = [*overrides_of(settings, data_dir), *(["train.audit=true"] if audit else [])]
     loaded = load(spec, overrides=overrides, methods=method or [], seed=seed, seeds=seeds, device=device)
     folder = out or new_folder(loaded.name)
+    trackers = trackers_of(log or [])
 
     def train(callbacks: Sequence[Callback]) -> dict[int, Result]:
-        return run_spec(loaded, folder, callbacks=callbacks)
+        return run_spec(loaded, folder, callbacks=[*trackers, *callbacks])
 
     run_and_print(loaded, folder, train, quiet=quiet, verbose=verbose, as_json=as_json)
 

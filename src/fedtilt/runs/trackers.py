@@ -1,0 +1,197 @@
+"""Trackers: callbacks that send the metrics of every evaluated round to TensorBoard, MLflow or Weights & Biases.
+
+A metric is named METHOD/METRIC, such as fedtilt/accuracy, and its step is the round. Every seed is a run of its own,
+and a resumed run goes on where it stopped.
+"""
+
+import hashlib
+import importlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedtilt.errors import InputError
+from fedtilt.evaluation.summary import Summary
+from fedtilt.runs.callback import Callback, RunStart
+from fedtilt.simulation import Round
+
+
+class TensorBoard(Callback):
+    """Logs into a folder, which `tensorboard --logdir FOLDER` shows; each seed is one of its subfolders.
+
+    Args:
+        folder: where to write
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        _import("tensorboard")
+        self._folder = os.fspath(folder)
+
+    def on_start(self, run: RunStart) -> None:
+        """Open the log; rounds after the last checkpoint, which are trained again, are replaced."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(os.path.join(self._folder, f"seed-{run.seed}"), purge_step=run.round + 1)
+        if run.round == 0:
+            self._writer.add_text("settings", f"```\n{json.dumps(_settings(run), indent=2)}\n```", 0)
+
+    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+        """Log the metrics."""
+        for name, value in _named(round, metrics).items():
+            self._writer.add_scalar(name, value, round.number)
+
+    def on_end(self, error: BaseException | None) -> None:
+        """Close the log."""
+        self._writer.close()
+
+
+class MLflow(Callback):
+    """Logs to a tracking server or into a folder.
+
+    Args:
+        uri: the address of a server, or a folder
+        experiment: the name of the experiment, which is created if there is none
+    """
+
+    def __init__(self, uri: str, experiment: str = "fedtilt") -> None:
+        if "://" not in uri:  # MLflow asks for consent before it uses a folder; naming one is consent
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        self._client = _import("mlflow").MlflowClient(tracking_uri=uri)
+        self._experiment = experiment
+
+    def on_start(self, run: RunStart) -> None:
+        """Create a run, or go on with the one of the same run folder and seed."""
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        key = _key(run)
+        runs = self._client.search_runs([experiment], f"tags.`fedtilt.run` = '{key}'") if run.round and key else []
+        if runs:
+            self._run = runs[0].info.run_id
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        created = self._client.create_run(experiment, run_name=_name(run), tags={"fedtilt.run": key or ""})
+        self._run = created.info.run_id
+        for name, value in _flat(_settings(run)).items():
+            self._client.log_param(self._run, _mlflow_name(name), value)
+
+    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+        """Log the metrics."""
+        named = _named(round, metrics)
+        names = {_mlflow_name(name): value for name, value in named.items()}
+        if len(names) < len(named):
+            raise InputError("two methods have the same name in MLflow, which allows no punctuation; rename one")
+        for name, value in names.items():
+            self._client.log_metric(self._run, name, value, step=round.number)
+
+    def on_end(self, error: BaseException | None) -> None:
+        """Finish the run; it is killed if it was interrupted, and failed with another error."""
+        status = "FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+        self._client.set_terminated(self._run, status)
+
+
+class WandB(Callback):
+    """Logs to Weights & Biases; with WANDB_MODE=offline in the environment, into a folder.
+
+    Args:
+        project: the name of the project
+        **settings: further arguments of `wandb.init`, such as entity, dir or mode
+    """
+
+    def __init__(self, project: str = "fedtilt", **settings: Any) -> None:
+        self._wandb = _import("wandb")
+        self._settings = {"project": project} | settings
+
+    def on_start(self, run: RunStart) -> None:
+        """Create a run, or go on with the one of the same run folder and seed."""
+        key = _key(run)
+        resumed = {"id": key, "resume": "allow"} if key else {}
+        self._run = self._wandb.init(name=_name(run), config=_settings(run), **resumed, **self._settings)
+
+    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+        """Log the metrics."""
+        if named := _named(round, metrics):
+            self._run.log(named, step=round.number)
+
+    def on_end(self, error: BaseException | None) -> None:
+        """Finish the run."""
+        self._run.finish(exit_code=0 if error is None else 1)
+
+
+TRACKERS = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+
+
+def trackers_of(texts: Iterable[str]) -> list[Callback]:
+    """The trackers that --log names: tensorboard:FOLDER, mlflow:FOLDER-OR-URI or wandb:PROJECT."""
+    trackers = []
+    for text in texts:
+        kind, _, where = text.partition(":")
+        if kind not in TRACKERS or not where:
+            raise InputError(
+                f"--log {text} is not possible; write tensorboard:FOLDER, mlflow:FOLDER or mlflow:URI, or wandb:PROJECT"
+            )
+        trackers.append(TRACKERS[kind](where))
+    return trackers
+
+
+def _import(module: str) -> Any:
+    """A package that is an extra of the same name."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f'{module} is not installed; pip install "fedtilt[{module}]"') from error
+
+
+def _named(round: Round, metrics: Mapping[str, Summary] | None) -> dict[str, float]:
+    """The numbers of a round by name; none if it was not evaluated."""
+    if not metrics:
+        return {}
+    named = {"seconds": round.seconds}
+    for method, summary in metrics.items():
+        named |= {f"{method}/{name}": value for name, value in summary.evaluated.by_name().items()}
+        if summary.personal is not None:
+            named |= {f"{method}/shared/{name}": value for name, value in summary.shared.by_name().items()}
+        for column, groups in summary.groups.items():
+            named |= {f"{method}/{column}/{name}": value for name, value in groups.by_name().items()}
+        if summary.privacy is not None:
+            named[f"{method}/epsilon"] = summary.privacy.epsilon
+    return named
+
+
+def _settings(run: RunStart) -> dict[str, Any]:
+    """The settings of a run, without digests and shapes."""
+    return {key: run.settings[key] for key in ("data", "clients", "outliers", "train", "methods")}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names.
+
+    >>> _flat({"train": {"lr": 0.1}, "data": "digits"})
+    {'train.lr': 0.1, 'data': 'digits'}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _name(run: RunStart) -> str:
+    name = run.settings["data"] if run.folder is None else run.folder.resolve().name
+    return f"{name}, seed {run.seed}"
+
+
+def _key(run: RunStart) -> str | None:
+    """Identifies the seed of a run folder, so that a resumed run goes on; None: nothing can be resumed."""
+    if run.folder is None:
+        return None
+    return hashlib.sha256(f"{run.folder.resolve()}\n{run.seed}".encode()).hexdigest()[:16]
+
+
+def _mlflow_name(name: str) -> str:
+    """A name with the characters that MLflow allows.
+
+    >>> _mlflow_name("fedtilt tau=1/accuracy"), _mlflow_name("größe (cm)")
+    ('fedtilt tau:1/accuracy', 'größe _cm_')
+    """
+    return re.sub(r"[^\w\-. /:]", "_", name.replace("=", ":"))
