@@ -19,8 +19,10 @@ from fedtilt.data.outliers import Outliers, apply, resolve_flip_map, resolve_out
 from fedtilt.data.sources.from_clients import read_clients
 from fedtilt.data.targets import RANGE, NumericTarget
 from fedtilt.errors import InputError
+from fedtilt.html_table import html_table
 
 Device = torch.device | str
+_SHOWN_CLIENTS = 20  # in a notebook
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -227,6 +229,19 @@ class Federation:
             f"Federation({self.dataset.name!r}: {self.clients} clients, {int(self.train_sizes().sum())} training "
             f"samples, {targets}, outliers {self.outliers.kind})"
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the samples of the first clients."""
+        splits = ["train", *(["validation"] if any(map(len, self.validation_index)) else []), "test"]
+        sizes = {split: _sizes(self._split(split)[0]).tolist() for split in splits}
+        classes = (self.class_counts() > 0).sum(1).tolist()
+        columns = ["client", *splits, "classes" if self.target is None else "ranges of the target"]
+        rows = [
+            [name, *(sizes[split][i] for split in splits), classes[i]]
+            for i, name in enumerate(self.client_names[:_SHOWN_CLIENTS])
+        ]
+        more = self.clients - _SHOWN_CLIENTS
+        return html_table(repr(self), columns, rows, f"and {more:,} more clients" if more > 0 else "")
 
     @property
     def clients(self) -> int:

@@ -20,6 +20,7 @@ from fedtilt.evaluation.metrics_frame import MetricsFrame, as_samples, metrics_f
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.reliability import ReliabilityBin, reliability_curve
 from fedtilt.evaluation.summary import Summary
+from fedtilt.html_table import html_table
 from fedtilt.methods import Method
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates
@@ -215,6 +216,15 @@ class Result(Mapping[str, MethodResult]):
             for name, r in self._methods.items()
         )
         return f"Result(\n{rows}\n)"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the metrics of every method."""
+        named = {name: result.metrics.by_name() for name, result in self.items()}
+        columns = list(next(iter(named.values())))
+        rows = [[name, *(values[column] for column in columns)] for name, values in named.items()]
+        rounds = next(iter(self.values())).history[-1][0]
+        title = f"Result after {rounds} round{'s' * (rounds != 1)}"
+        return html_table(title, ["method", *(column.replace("_", " ") for column in columns)], rows)
 
     def to_pandas(self, by: str = CLASS) -> Any:
         """A table with one row per method, client and class: correct predictions, samples and accuracy in percent.

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from fedtilt.checks import is_plain_name, number, whole
 from fedtilt.errors import InputError
+from fedtilt.html_table import html_table
 from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS, solvable, used_settings
 from fedtilt.math.distances import get_distance
 
@@ -67,6 +68,11 @@ class Method:
         if self.steps is not None:
             object.__setattr__(self, "steps", self._check_steps())
         self._check_server()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the settings that differ from their defaults."""
+        changed = [(f.name, str(getattr(self, f.name))) for f in fields(self) if getattr(self, f.name) != f.default]
+        return html_table(f"Method {self.name!r}", ["setting", "value"], changed[1:], "All others have their defaults.")
 
     def _check_levels(self) -> tuple[tuple[str, float], ...]:
         levels = []

@@ -25,6 +25,7 @@ from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.rounds.settings import takes_train_settings, train_settings
 from fedtilt.runs.callback import Callback, Callbacks, RunStart, started
+from fedtilt.runs.notebook import with_notebook_progress
 from fedtilt.runs.predictions import predictions_of, store_predictions
 from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.storage.in_memory_run import InMemoryRun
@@ -50,6 +51,7 @@ def run(
     *,
     out: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),
+    progress: bool = True,
     checkpoint_seconds: float = 10.0,
     memory_limit: int = 2 * 2**30,
     **settings: Any,
@@ -67,6 +69,7 @@ def run(
         model: an `nn.Module`, or a function of `input_shape` and `classes` that returns one
         out: the run folder; None: nothing is written
         callbacks: called before, after and between rounds: see `Callback`; trackers are in `fedtilt.trackers`
+        progress: whether a notebook shows the progress; elsewhere nothing is shown
         checkpoint_seconds: the least time between two checkpoints; 0: a checkpoint every round
         memory_limit: bytes of personal models in memory, beyond which they are stored in files
         **settings: the training settings:
@@ -78,7 +81,7 @@ def run(
     prepared = prepare(methods, federation, model, train)
     check_rates_used(prepared.methods, settings)
     fingerprint = fingerprint_of(prepared)
-    callback = Callbacks(callbacks)
+    callback = Callbacks(with_notebook_progress(callbacks, progress))
     if out is None:
         return train_to_end(prepared, fingerprint, InMemoryRun(memory_limit), checkpoint_seconds, callback)
     folder = Path(out)

@@ -12,6 +12,7 @@ from fedtilt.files import read_toml, write_json, write_toml
 from fedtilt.locks import locked
 from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.runs.callback import Callback, Callbacks
+from fedtilt.runs.notebook import with_notebook_progress
 from fedtilt.runs.run import check_out_folder, compare_environment, fingerprint_of, train_to_end
 from fedtilt.storage.provenance import is_started, read_record, record_environment, seed_folder
 from fedtilt.storage.run_folder import RunFolder
@@ -52,6 +53,7 @@ def resume(
     rounds: int | None = None,
     *,
     callbacks: Sequence[Callback] = (),
+    progress: bool = True,
 ) -> dict[int, Result]:
     """Continue a run of a spec from its last checkpoint, with the same bits as without a stop; the results by seed.
 
@@ -62,6 +64,7 @@ def resume(
         folder: the run folder
         rounds: the number of rounds; None: as many as the spec says
         callbacks: called before, after and between the rounds of every seed: see `Callback`
+        progress: whether a notebook shows the progress; elsewhere nothing is shown
     """
     folder = Path(folder)
     spec = spec_of(folder)
@@ -78,8 +81,9 @@ def resume(
             raise InputError(f"{folder} is a search, and its rounds cannot change; run the settings that it recommends")
         if rounds is not None and rounds != spec.train.rounds:
             spec = _change_rounds(spec, folder, rounds)
-        compare_environment(folder, spec.device, Callbacks(callbacks).on_notice)
-        return _train_seeds(spec, folder, Callbacks(callbacks))
+        callback = Callbacks(with_notebook_progress(callbacks, progress))
+        compare_environment(folder, spec.device, callback.on_notice)
+        return _train_seeds(spec, folder, callback)
 
 
 def _change_rounds(spec: "Spec", folder: Path, rounds: int) -> "Spec":

@@ -1,0 +1,64 @@
+"""What a notebook shows, in a real kernel: progress that changes in place, and objects as HTML."""
+
+import re
+from typing import Any
+
+import pytest
+
+import fedtilt as ft
+
+CODE = """
+import fedtilt as ft
+federation = ft.Federation.build(ft.data.load("digits"), clients=3, max_train=20, seed=0)
+methods = [ft.fedavg(), ft.ditto(0.1, name="<i>ditto")]
+result = ft.run(methods, federation, ft.models.mlp, rounds=4, epochs=1, workers=0)
+"""
+
+
+def execute(*cells: str) -> list[list[Any]]:
+    """The outputs of the cells of a notebook."""
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    return [cell.outputs for cell in notebook.cells]
+
+
+@pytest.mark.filterwarnings("ignore")  # of the kernel's client
+def test_a_run_shows_its_progress_in_one_output_and_no_terminal_codes() -> None:
+    quiet = CODE.replace("workers=0", "workers=0, progress=False")
+    progress, result, nothing = execute(CODE, "result", quiet)
+    (output,) = progress
+    shown = output["data"]["text/html"]
+    assert '<progress value="4" max="4"' in shown
+    assert re.search(r"seed 0, round 4/4, \d+\.\d s", shown)
+    assert "after round 4" in shown
+    assert "&lt;i&gt;ditto" in shown
+    assert "<i>" not in shown
+    (output,) = result
+    assert "Result after 4 rounds" in output["data"]["text/html"]
+    assert "\x1b" not in str(progress) + str(result)
+    assert nothing == []
+
+
+def test_a_federation_shows_its_clients_escaped() -> None:
+    clients = [([[0.0], [1.0]], [0, 1]), ([[0.0], [1.0], [2.0]], [0, 1, 1])]
+    names = ["<script>", "south"]
+    shown = ft.Federation.from_clients(clients, names=names, test_share=0.5)._repr_html_()
+    assert "<script>" not in shown
+    assert "&lt;script&gt;</td><td>1</td><td>1</td><td>1</td>" in shown
+
+
+def test_a_federation_of_many_clients_shows_the_first() -> None:
+    shown = ft.Federation.build(ft.data.load("digits"), clients=25, seed=0)._repr_html_()
+    assert shown.count("<tr>") == 21
+    assert "and 5 more clients" in shown
+
+
+def test_a_method_shows_the_settings_that_are_not_the_defaults() -> None:
+    shown = ft.fedtilt(tau=2, lam=-1, name="a<b")._repr_html_()
+    assert "a&lt;b" in shown
+    assert "tau</td><td>2.0<" in shown
+    assert "lam</td><td>-1.0<" in shown
+    assert "aggregator" not in shown
