@@ -286,7 +286,7 @@ def test_results_have_models_and_clients(federation: ft.Federation) -> None:
         assert r.accuracy == pytest.approx((100 * by_client.correct / by_client.samples).mean())
         x, y = federation.test(2)
         correct = (r.model(2)(x).argmax(1) == y).sum()
-        assert correct == r.correct[2].sum()
+        assert correct == r.sums[2].sum()
     with pytest.raises(KeyError, match="it has fedavg, ditto"):
         result["fedprox"]
     with pytest.raises(ft.InputError, match="method 'fedavg' has no personal models; use shared, or model"):

@@ -226,7 +226,7 @@ def test_an_exported_model_predicts_on_rows_of_a_table(fedtilt) -> None:
         for n, row in enumerate(table)
         if row["site"] == "B" and all_rows[n] in test_rows
     ]
-    accuracy = trained.correct[1].sum() / trained.total[1].sum()
+    accuracy = trained.sums[1].sum() / trained.total[1].sum()
     assert accuracy > 0.9
     assert sum(correct) / len(correct) == pytest.approx(accuracy.item())
 

@@ -24,7 +24,7 @@ from fedtilt.evaluation.over_seeds import over_seeds
 def test_a_client_of_100_percent_does_not_fail(correct: list, width: int, expected: list[str]) -> None:
     data = ft.Federation.build(ft.data.load("digits"), clients=2, max_train=20, seed=0)
     result = ft.run([ft.ditto(0.1)], data, ft.models.mlp, rounds=1, epochs=1, participation=1.0, workers=0)
-    exact = replace(result["ditto"], correct=torch.tensor(correct), total=torch.full((2, 2), 5))
+    exact = replace(result["ditto"], sums=torch.tensor(correct), total=torch.full((2, 2), 5))
     results = {0: ft.Result({"ditto": exact}, data)}
     out = io.StringIO()
     Console(file=out, width=width).print(

@@ -128,7 +128,7 @@ def test_a_result_without_a_folder_predicts_when_asked() -> None:
         "fedtilt"
     ]
     correct, total = result.predictions.counts()
-    assert torch.equal(correct, result.correct)
+    assert torch.equal(correct, result.sums)
     assert torch.equal(total, result.total)
     frame = result.metrics_frame(["accuracy", "recall"], by="class", resamples=0)
     assert list(frame.overall_estimates) == ["accuracy", "recall"]

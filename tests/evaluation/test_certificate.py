@@ -128,9 +128,9 @@ def test_few_samples_and_clients_without_data_are_named() -> None:
 )
 def test_bad_confidence_is_refused(confidence: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Certificate(torch.ones(1, 1), torch.ones(1, 1), confidence)  # type: ignore[arg-type]
+        Certificate(torch.ones(1, 1).int(), torch.ones(1, 1), confidence)  # type: ignore[arg-type]
 
 
 def test_no_test_data_is_refused() -> None:
     with pytest.raises(InputError, match="no client has any test data to certify"):
-        Certificate(torch.zeros(2, 2), torch.zeros(2, 2))
+        Certificate(torch.zeros(2, 2).int(), torch.zeros(2, 2))

@@ -33,7 +33,7 @@ def test_against_numpy_with_clients_that_lack_classes_or_data(clients: int, clas
     total[0, 0] = 7  # at least one
     correct = rng.integers(0, total + 1)
     m = measure(torch.tensor(correct), torch.tensor(total))
-    values = [m.accuracy, m.client_fairness, *m.client_data_fairness, m.worst, m.best, m.minimum]
+    values = [m.accuracy, m.client_fairness, *m.client_data_fairness, m.worst, m.best, m.worst_client]
     np.testing.assert_allclose(values, by_numpy(correct, total), rtol=1e-12, atol=1e-9)
     assert m.clients == (total.sum(1) > 0).sum()
     assert not any(math.isnan(v) for v in values)
@@ -41,15 +41,15 @@ def test_against_numpy_with_clients_that_lack_classes_or_data(clients: int, clas
 
 def test_one_client_and_one_class() -> None:
     m = measure(torch.tensor([[3]]), torch.tensor([[4]]))
-    assert dataclasses.astuple(m) == (75.0, 0.0, (0.0, 0.0), 75.0, 75.0, 75.0, 1)
+    assert dataclasses.astuple(m) == ("accuracy", 75.0, 0.0, (0.0, 0.0), 75.0, 75.0, 75.0, 1, None)
 
 
 @pytest.mark.parametrize(
     ("correct", "total", "message"),
     [
-        (torch.zeros(2, 3), torch.zeros(3, 2), "got (2, 3) and (3, 2)"),
-        (torch.zeros(2, 3), torch.zeros(2, 3), "no client has any test data"),
-        (torch.ones(2, 3), torch.zeros(2, 3), "more correct predictions than samples"),
+        (torch.zeros(2, 3).int(), torch.zeros(3, 2), "got (2, 3) and (3, 2)"),
+        (torch.zeros(2, 3).int(), torch.zeros(2, 3), "no client has any test data"),
+        (torch.ones(2, 3).int(), torch.zeros(2, 3), "more correct predictions than samples"),
     ],
 )
 def test_bad_tables_are_refused(correct: torch.Tensor, total: torch.Tensor, message: str) -> None:

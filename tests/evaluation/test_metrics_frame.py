@@ -28,7 +28,7 @@ def draw(sizes: list[int], classes: int = 2, seed: int = 0) -> Predictions:
     codes = {"client": client, "class": torch.tensor(labels), "sex": torch.tensor(rng.integers(0, 2, samples))}
     names = {"client": [f"site {i}" for i in range(len(sizes))], "class": "abcdef"[:classes], "sex": ["f", "m"]}
     groupings = {key: Grouping(key, tuple(names[key]), codes[key]) for key in codes}
-    return Predictions(probabilities=logits.softmax(1).float(), groupings=groupings)
+    return Predictions(outputs=logits.softmax(1).float(), groupings=groupings)
 
 
 def test_overall_is_pooled_and_by_group_is_each_client() -> None:
@@ -94,7 +94,7 @@ def test_pooled_clients_are_resampled_as_a_whole() -> None:
         "client": Grouping("client", tuple(map(str, range(20))), client),
         "class": Grouping("class", ("a", "b"), torch.zeros(2000, dtype=torch.long)),
     }
-    frame = metrics_frame(Predictions(probabilities=probabilities, groupings=groupings), "accuracy", resamples=400)
+    frame = metrics_frame(Predictions(outputs=probabilities, groupings=groupings), "accuracy", resamples=400)
     low, high, kind, _ = frame.overall_estimates["accuracy"].interval
     assert kind == "bootstrap over clients"
     assert 0.2 < low < 0.35  # ± 2.1 standard errors of 20 clients: 0.5 ± 0.23
@@ -130,7 +130,7 @@ def test_coverage_of_gaps_between_groups_that_share_clients(accuracies: tuple[fl
         predicted = np.where(rng.random(len(client)) < accuracy, labels, 1 - labels)
         codes = {"client": client, "class": labels, "ward": group}
         predictions = Predictions(
-            probabilities=torch.eye(2)[predicted],
+            outputs=torch.eye(2)[predicted],
             groupings={key: Grouping(key, names[key], torch.tensor(codes[key])) for key in codes},
         )
         gap = metrics_frame(predictions, "accuracy", by="ward", resamples=100).gap("accuracy")
@@ -152,7 +152,7 @@ def test_what_is_missing_has_a_reason() -> None:
     assert not rest["auroc"].reason
     assert math.isnan(frame.gap("log_loss").difference_high)  # a group has no interval
     assert frame.gap("log_loss").difference > 0
-    perfect = Predictions(probabilities=torch.eye(2)[predictions.labels], groupings=predictions.groupings)
+    perfect = Predictions(outputs=torch.eye(2)[predictions.labels], groupings=predictions.groupings)
     estimate = metrics_frame(perfect, "f1", **FEW).overall_estimates["f1"]
     assert (estimate.value, estimate.reason) == (1.0, "the same in all resamples")
     assert metrics_frame(perfect, "f1", resamples=0).overall_estimates["f1"].reason == "only exact intervals"

@@ -34,7 +34,7 @@ def test_the_table_has_the_mean_over_seeds(run_folder: Path) -> None:
 def test_the_page_has_the_section_and_the_certificates(run_folder: Path, tmp_path: Path) -> None:
     run = read_run(run_folder)
     correct, total = (
-        torch.cat([part(s) for s in run.compared]) for part in (lambda s: s.correct("ditto"), lambda s: s.total)
+        torch.cat([part(s) for s in run.compared]) for part in (lambda s: s.sums("ditto"), lambda s: s.total)
     )
     certificate = Certificate(correct, total)
     sentence = certificates(run)

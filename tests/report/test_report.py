@@ -92,7 +92,7 @@ def test_sorted_clients_and_heat_map_include_every_client(run_folder: Path) -> N
     for seed_run in run.compared:
         for method in run.methods:
             rows = [row for row in heat_map.rows if row[:2] == (method, seed_run.seed)]
-            assert sum(row[4] for row in rows) == int(seed_run.correct(method).sum())
+            assert sum(row[4] for row in rows) == int(seed_run.sums(method).sum())
             assert sum(row[5] for row in rows) == int(seed_run.total.sum())
 
 

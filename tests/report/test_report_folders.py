@@ -119,7 +119,7 @@ def test_of_ten_thousand_clients_figures_show_a_sample_and_say_so(tmp_path: Path
     assert len(sorted_clients.data[0]["x"]) <= MAX_POINTS
     assert len(heat_map.data[0]["x"]) <= MAX_CLIENTS
     assert min(sorted_clients.data[0]["y"]) == pytest.approx(
-        run.seed_runs[0].last("fedavg").evaluated.minimum, abs=1e-3
+        run.seed_runs[0].last("fedavg").evaluated.worst_client, abs=1e-3
     )
     page = report.write([folder], tmp_path / "r.html").read_text()
     assert f"Shows {MAX_POINTS:,} clients per method" in page

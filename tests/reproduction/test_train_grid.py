@@ -58,7 +58,7 @@ def test_a_case_has_the_metrics_of_the_simulation(case_result: dict[str, Any]) -
             assert measured["accuracy"] == pytest.approx(expected.accuracy, abs=1e-4)
             assert measured["client_fairness"] == pytest.approx(expected.client_fairness, abs=1e-4)
             assert measured["client_data_fairness_mean"] == pytest.approx(expected.client_data_fairness[0], abs=1e-4)
-            assert measured["minimum"] == pytest.approx(expected.minimum, abs=1e-4)
+            assert measured["minimum"] == pytest.approx(expected.worst_client, abs=1e-4)
     assert train_grid.evaluated(part)["accuracy"] == part["curve"][-1]
 
 

@@ -85,7 +85,7 @@ def test_a_finished_run_is_read_not_trained(federation: ft.Federation, copy: Pat
     assert notes == []
     assert repr(result) == repr(fresh)
     for name in result:
-        assert torch.equal(result[name].correct, fresh[name].correct)
+        assert torch.equal(result[name].sums, fresh[name].sums)
         assert [r for r, _ in result[name].history] == [1, 2, 3, 4]
 
 

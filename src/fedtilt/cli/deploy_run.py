@@ -123,7 +123,7 @@ def _last_evaluation(folder: Path, task: "ResolvedTask") -> tuple[int, "MethodRe
     result = MethodResult(
         method=task.method,
         history=[],
-        correct=evaluated_counts(counts[task.method.name]),
+        sums=evaluated_counts(counts[task.method.name]),
         total=total,
         client_names=tuple(read_json(folder / "federation.json")["clients"]),
         _net=nn.Identity(),  # only the counts are used

@@ -75,8 +75,8 @@ class NumericTarget:
         return ((y.double() - self.mean) / self.deviation).float()
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """A model's outputs (n, 1) as predictions (n,) in the unit of the target, in float64."""
-        return outputs[:, 0].double() * self.deviation + self.mean
+        """A model's outputs (…, 1) as predictions (…) in the unit of the target, in float64."""
+        return outputs[..., 0].double() * self.deviation + self.mean
 
 
 def inner_bounds(bounds: list[float], lowest: float, highest: float) -> tuple[float, ...]:

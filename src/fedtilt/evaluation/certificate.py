@@ -76,6 +76,11 @@ class Certificate:
     group: str = CLASS
 
     def __post_init__(self) -> None:
+        if self.correct.is_floating_point():
+            raise InputError(
+                "a certificate is about shares of right predictions; errors of numbers have no bound without an "
+                "assumption about their distribution: use the intervals of metrics_frame"
+            )
         confidence = checks.number(self.confidence, "confidence")
         if not 0 < confidence < 1:
             raise InputError(f"confidence = {confidence:g} is not between 0 and 1; choose 0.95, for example")

@@ -1,4 +1,4 @@
-"""Evaluate models on the clients' test or validation data: correct predictions per client, class and group."""
+"""Evaluate models on the clients' test or validation data: correct predictions or errors by client and group."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedtilt.data import Federation
-from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Inputs, take, to_device
-from fedtilt.evaluation.groups import Cells, groupings
+from fedtilt.evaluation.groups import Cells, group_names, groupings
 from fedtilt.evaluation.metrics import Counts, GroupCounts
 from fedtilt.methods import Method
 from fedtilt.models import copy_with_parameters, functional_logits, trained_parameters, vector_to_parameters
@@ -24,7 +23,7 @@ _MODELS = 64  # personal models in a stack, if they have at most 2 * _SAMPLES sa
 
 
 class Evaluator:
-    """Counts correct predictions; a personal model is evaluated again only after it was trained again.
+    """Sums correct predictions or errors; a personal model is evaluated again only after it was trained again.
 
     Args:
         federation: the clients' data
@@ -32,36 +31,46 @@ class Evaluator:
         parts: its parts
         device: where to evaluate
         split: "test" or "validation"
+        by: the grouping of the tables; left out: what `tau` tilts over
     """
 
     def __init__(
-        self, federation: Federation, model: nn.Module, parts: Parts, device: torch.device, split: str = "test"
-    ) -> None:
+        self, federation: Federation, model: nn.Module, parts: Parts, device: torch.device, split: str = "test",
+        by: str | None = None,
+    ) -> None:  # fmt: skip
         x, y, client = federation.evaluation(split)  # sorted by client
         self._x, self._y = federation.model_input(to_device(x, device)), y.to(device)
         self._parts = parts
         # a copy: evaluation swaps parameters in and out, and must not touch the module that is being trained
         self._model = copy_with_parameters(model, trained_parameters(model)).eval()
-        self._classes, self._clients = federation.classes, federation.clients
+        self._target, self._outputs_per_sample, self._clients = (
+            federation.target,
+            federation.outputs,
+            federation.clients,
+        )
         sizes = torch.bincount(client, minlength=self._clients)
         self._stops = sizes.cumsum(0)  # (N,) rows of a client: [start, stop)
         self._starts = self._stops - sizes
         self._cells = Cells(groupings(federation, split))
-        self._cell = self._cells.codes.to(device)
-        self._client_and_cell = client.to(device) * self._cells.count + self._cell
-        self._cached: dict[str, tuple[Tensor, Tensor]] = {}  # method → round of training (N,), correct (N, cells)
+        # errors are summed on the CPU, where the order of the additions does not change
+        self._sum_device = device if self._target is None else torch.device("cpu")
+        self._cell = self._cells.codes.to(self._sum_device)
+        self._client_and_cell = client.to(self._sum_device) * self._cells.count + self._cell
+        self._cached: dict[str, tuple[Tensor, Tensor]] = {}  # method → round of training (N,), sums (N, cells, …)
         self._most_samples = int(sizes.max())  # of one client
         fits = device.type == "cuda" and 0 < self._most_samples <= _SAMPLES
         self._use_stack = fits and not parts.buffers and stacked.can_stack(model, take(self._x, slice(0, 1)))
         self._stackable_model = stacked.stackable_copy(self._model) if self._use_stack else self._model
         cell = client * self._cells.count + self._cells.codes
         totals = torch.bincount(cell, minlength=self._clients * self._cells.count).reshape(self._clients, -1)
-        self.total = self._cells.sum(totals, CLASS)  # (N, K)
-        self._group_totals = {name: self._cells.sum(totals, name) for name in federation.groups}
+        self._by = by or federation.group
+        self.total = self._cells.sum(totals, self._by)  # (N, K)
+        others = [name for name in group_names(federation) if name != self._by]
+        self._group_totals = {name: self._cells.sum(totals, name) for name in others}
 
     def all_counts(self, methods: Sequence[Method], state: FederationState) -> dict[str, Counts]:
-        """Correct predictions of every method: of its shared model and, if it has any, of its personal models."""
-        shared = {m.name: self._count_shared(m.name, state) for m in methods}
+        """The sums of every method: of its shared model and, if it has any, of its personal models."""
+        shared = {m.name: self._sum_shared(m, state) for m in methods}
         personal = [m.name for m in methods if m.personal]
         trained = {name: self._rounds_of_training(name, state.client_states) for name in personal}
         for name in personal:
@@ -71,8 +80,8 @@ class Evaluator:
             for name in personal
             for client in (trained[name] != self._cached[name][0]).nonzero()[:, 0].tolist()
         ]
-        for (name, client), correct in zip(changed, self._count_personal(changed, state.client_states), strict=True):
-            self._cached[name][1][client] = correct
+        for (name, client), sums in zip(changed, self._sum_personal(changed, state.client_states), strict=True):
+            self._cached[name][1][client] = sums
         for name in personal:
             self._cached[name][0].copy_(trained[name])
         return {
@@ -82,11 +91,12 @@ class Evaluator:
     def _counts(self, shared: Tensor, never_selected: Tensor | None, name: str) -> Counts:
         personal = None
         if never_selected is not None:
-            personal = torch.where(never_selected[:, None], shared, self._cached[name][1])
+            mask = never_selected.reshape(-1, *[1] * (shared.dim() - 1))
+            personal = torch.where(mask, shared, self._cached[name][1])
         evaluated = shared if personal is None else personal
         return Counts(
-            self._cells.sum(shared, CLASS),
-            None if personal is None else self._cells.sum(personal, CLASS),
+            self._cells.sum(shared, self._by),
+            None if personal is None else self._cells.sum(personal, self._by),
             torch.zeros(self._clients, dtype=torch.bool) if never_selected is None else never_selected,
             tuple(GroupCounts(self._cells.sum(evaluated, n), total) for n, total in self._group_totals.items()),
         )
@@ -94,42 +104,42 @@ class Evaluator:
     def _rounds_of_training(self, method: str, client_states: ClientStates) -> Tensor:
         return torch.tensor([client_states.round_of((method, client)) for client in range(self._clients)])
 
-    def _count_shared(self, method: str, state: FederationState) -> Tensor:
-        """Correct predictions of a method's shared model on the data of all clients, (N, cells).
+    def _sum_shared(self, method: Method, state: FederationState) -> Tensor:
+        """The sums of a method's shared model on the data of all clients, (N, cells, …).
 
         Where clients have local parts or buffers of their own, each client's data is evaluated with its own.
         """
-        server = state.server[method]
-        if self._parts.is_uniform:
+        server, parts = state.server[method.name], self._parts.keeping(method.local)
+        if parts.is_uniform:
             rows = slice(0, len(self._y))
-            model = client_model(self._parts, server, {})
-            counts = self._count(*model, rows, self._client_and_cell, self._clients * self._cells.count)
-            return counts.reshape(self._clients, self._cells.count).cpu()
+            model = client_model(parts, server, {})
+            sums = self._sum(*model, rows, self._client_and_cell, self._clients * self._cells.count)
+            return sums.reshape(self._clients, self._cells.count, *sums.shape[1:]).cpu()
         by_client = []
         for client in range(self._clients):
-            model = client_model(self._parts, server, state.client_states.get((method, client)))
-            by_client.append(self._count(*model, self._rows(client), self._cell, self._cells.count))
+            model = client_model(parts, server, state.client_states.get((method.name, client)))
+            by_client.append(self._sum(*model, self._rows(client), self._cell, self._cells.count))
         return torch.stack(by_client).cpu()
 
     def _rows(self, client: int) -> slice:
         return slice(int(self._starts[client]), int(self._stops[client]))
 
-    def _count_personal(self, owners: Sequence[Owner], client_states: ClientStates) -> Tensor:
-        """Correct predictions of personal models on the data of their clients, (models, cells)."""
+    def _sum_personal(self, owners: Sequence[Owner], client_states: ClientStates) -> Tensor:
+        """The sums of personal models on the data of their clients, (models, cells, …)."""
         if not owners:
-            return torch.zeros(0, self._cells.count, dtype=torch.long)
+            return self._zeros(0, self._cells.count).cpu()
         if not self._use_stack:
-            return torch.stack([self._count_one(owner, client_states) for owner in owners]).cpu()
+            return torch.stack([self._sum_one(owner, client_states) for owner in owners]).cpu()
         size = max(1, min(_MODELS, 2 * _SAMPLES // max(1, self._most_samples)))
         stacks = [owners[i : i + size] for i in range(0, len(owners), size)]
-        return torch.cat([self._count_stack(stack, size, client_states) for stack in stacks]).cpu()
+        return torch.cat([self._sum_stack(stack, size, client_states) for stack in stacks]).cpu()
 
-    def _count_one(self, owner: Owner, client_states: ClientStates) -> Tensor:
+    def _sum_one(self, owner: Owner, client_states: ClientStates) -> Tensor:
         kept = client_states.get(owner)
         model = kept["personal"], kept.get("personal_buffers")
-        return self._count(*model, self._rows(owner[1]), self._cell, self._cells.count)
+        return self._sum(*model, self._rows(owner[1]), self._cell, self._cells.count)
 
-    def _count_stack(self, owners: Sequence[Owner], size: int, client_states: ClientStates) -> Tensor:
+    def _sum_stack(self, owners: Sequence[Owner], size: int, client_states: ClientStates) -> Tensor:
         """Several personal models in one pass, always padded to the same shape, so that the bits are the same too."""
         device = self._y.device
         padded = [*owners, *[owners[-1]] * (size - len(owners))]
@@ -141,38 +151,59 @@ class Evaluator:
         net = self._stackable_model
 
         def predict(theta: Tensor, x: Inputs) -> Tensor:
-            return functional_logits(net, vector_to_parameters(net, theta), x).argmax(1)
+            return functional_logits(net, vector_to_parameters(net, theta), x)
 
         with torch.no_grad(), fp32_deterministic(device):
-            correct = (vmap(predict)(weights, take(self._x, rows)) == self._y[rows]) & mask
-        counts = torch.zeros(len(padded), self._cells.count, dtype=torch.long, device=device)
-        return counts.scatter_add_(1, self._cell[rows], correct.long())[: len(owners)]
+            scores = self._scores(vmap(predict)(weights, take(self._x, rows)), self._y[rows])  # (models, samples, …)
+        shape = *mask.shape, *[1] * (scores.dim() - 2)
+        scores = scores * mask.to(scores.device).reshape(shape)
+        cells = self._cell[rows.to(self._cell.device)].reshape(shape).expand_as(scores)
+        return self._zeros(len(padded), self._cells.count).scatter_add_(1, cells, scores)[: len(owners)]
 
-    def probabilities(self, method: Method, state: FederationState) -> Tensor:
-        """Predicted probabilities of a method's evaluated models on all samples, ordered by client, (S, K)."""
-        server = state.server[method.name]
-        if self._parts.is_uniform and not method.personal:
-            return self._predict(*client_model(self._parts, server, {}), slice(0, len(self._y)))
+    def _scores(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """What is summed of every sample: whether it is correct, int64 (…), or its errors, float64 (…, 2)."""
+        if self._target is None:
+            return (outputs.argmax(-1) == y).long()
+        error = (self._target.predictions(outputs) - y.double()).cpu()
+        return torch.stack([error.abs(), error.square()], -1)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        """Sums of no samples."""
+        if self._target is None:
+            return torch.zeros(shape, dtype=torch.long, device=self._sum_device)
+        return torch.zeros(*shape, 2, dtype=torch.float64)
+
+    def predictions(self, method: Method, state: FederationState) -> Tensor:
+        """What a method's evaluated models predict on all samples, ordered by client.
+
+        Probabilities (S, K) or, with numbers as targets, numbers in their unit (S,).
+        """
+        server, parts = state.server[method.name], self._parts.keeping(method.local)
+        if parts.is_uniform and not method.personal:
+            return self._predict(*client_model(parts, server, {}), slice(0, len(self._y)))
         by_client = []
         for client in range(self._clients):
             kept = state.client_states.get((method.name, client))
-            by_client.append(self._predict(*client_model(self._parts, server, kept, personal=True), self._rows(client)))
+            by_client.append(self._predict(*client_model(parts, server, kept, personal=True), self._rows(client)))
         return torch.cat(by_client)
 
     def _predict(self, weights: Tensor, buffers: Tensor | None, rows: slice) -> Tensor:
-        """Predicted probabilities of one model on these rows, on the CPU."""
+        """What one model predicts on these rows, on the CPU."""
         values = self._values(weights, buffers)
-        predicted = [self._logits(values, batch).float().softmax(1).cpu() for batch in _batches(rows)]
-        return torch.cat(predicted) if predicted else torch.zeros(0, self._classes)
+        outputs = [self._outputs(values, batch).float() for batch in _batches(rows)]
+        if self._target is not None:
+            predicted = [self._target.predictions(part).cpu() for part in outputs]
+            return torch.cat(predicted) if predicted else torch.zeros(0, dtype=torch.float64)
+        predicted = [part.softmax(1).cpu() for part in outputs]
+        return torch.cat(predicted) if predicted else torch.zeros(0, self._outputs_per_sample)
 
-    def _count(self, weights: Tensor, buffers: Tensor | None, rows: slice, cell: Tensor, cells: int) -> Tensor:
-        """Correct predictions of one model on these rows in every cell, (cells,), on the device of the data."""
-        counts = torch.zeros(cells, dtype=torch.long, device=self._y.device)
+    def _sum(self, weights: Tensor, buffers: Tensor | None, rows: slice, cell: Tensor, cells: int) -> Tensor:
+        """The sums of one model on these rows in every cell, (cells, …)."""
+        sums = self._zeros(cells)
         values = self._values(weights, buffers)
         for batch in _batches(rows):
-            correct = self._logits(values, batch).argmax(1) == self._y[batch]
-            counts.scatter_add_(0, cell[batch], correct.long())
-        return counts
+            sums.index_add_(0, cell[batch], self._scores(self._outputs(values, batch), self._y[batch]))
+        return sums
 
     def _values(self, weights: Tensor, buffers: Tensor | None) -> dict[str, Tensor]:
         """Parameters and buffers of a model by name, on the device of the data."""
@@ -182,7 +213,7 @@ class Evaluator:
             values |= vector_to_buffers(self._model, tuple(self._parts.buffers), buffers.to(device))
         return values
 
-    def _logits(self, values: dict[str, Tensor], batch: slice) -> Tensor:
+    def _outputs(self, values: dict[str, Tensor], batch: slice) -> Tensor:
         with torch.no_grad(), fp32_deterministic(self._y.device):
             return functional_logits(self._model, values, take(self._x, batch))
 

@@ -1,11 +1,11 @@
-"""The groups that metrics are computed for: the classes, and the groups that the data names, such as sex.
+"""The groups that metrics are computed for: classes or ranges of the target, and groups that the data names.
 
-Correct predictions are counted in cells, the combinations of class and groups that occur, because the counts of every
-grouping are sums of these.
+Sums are taken in cells, the combinations of class and groups that occur, because those of every grouping follow from
+them.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -13,7 +13,9 @@ from torch import Tensor
 
 from fedtilt.data import Federation
 from fedtilt.data.groups import CLASS, combinations
-from fedtilt.evaluation.metrics import GroupCounts, accuracy_by_group, class_spread
+from fedtilt.errors import InputError
+from fedtilt.evaluation.metrics import GroupCounts, spread_in_clients, with_prefix
+from fedtilt.evaluation.scores import SCORES, Score, main_score, scores_of
 
 
 class Grouping(NamedTuple):
@@ -25,21 +27,23 @@ class Grouping(NamedTuple):
 
 
 def group_names(federation: Federation) -> dict[str, tuple[str, ...]]:
-    """The names of the groups that metrics are given for, by grouping; empty if the data names no groups."""
+    """The names of the groups by grouping: first what `tau` tilts over, then the others, classes or ranges included."""
     columns = {name: column.names for name, column in federation.groups.items()}
-    return {CLASS: federation.class_names} | columns if columns else {}
+    main = federation.group
+    return {main: ()} | {federation.label_group: federation.class_names} | columns
 
 
 def groupings(federation: Federation, split: str = "test") -> dict[str, Grouping]:
-    """The classes, then every column of groups, by name; of several columns also their combination, which is the last.
+    """The classes or ranges, then every column of groups, by name; of several columns also their combination, the last.
 
     >>> from fedtilt.data import Federation, load
     >>> grouping = groupings(Federation.build(load("toy-2")))["class"]
     >>> grouping.names, grouping.codes.bincount().tolist()
     (('1', '2'), [60, 20])
     """
-    _, y, _ = federation.evaluation(split)
-    found = {CLASS: Grouping(CLASS, federation.class_names, y)}
+    found = {}
+    if federation.target is None:
+        found[CLASS] = Grouping(CLASS, federation.class_names, federation.evaluation(split)[1])
     for name, codes in federation.evaluation_groups(split).items():
         found[name] = Grouping(name, federation.groups[name].names, codes)
     return found
@@ -49,58 +53,81 @@ class Cells:
     """The combinations of class and groups that occur in a split.
 
     Args:
-        by: the groupings, the classes first
+        by: the groupings by name
     """
 
     def __init__(self, by: Mapping[str, Grouping]) -> None:
         self._sizes = {name: len(grouping.names) for name, grouping in by.items()}
-        if len(by) == 1:  # a cell is a class
-            self.codes, self.count = by[CLASS].codes, self._sizes[CLASS]
-            self._group = {CLASS: torch.arange(self.count)}
+        if len(by) == 1:  # a cell is a group
+            ((name, only),) = by.items()
+            self.codes, self.count = only.codes, self._sizes[name]
+            self._group = {name: torch.arange(self.count)}
             return
         found, self.codes = combinations([grouping.codes for grouping in by.values()])
         self.count = len(found)
         self._group = dict(zip(by, found.unbind(1), strict=True))  # the group of each cell
 
     def sum(self, counts: Tensor, grouping: str) -> Tensor:
-        """The counts (clients, groups) of a grouping, from those of the cells (clients, cells)."""
-        sums = counts.new_zeros(len(counts), self._sizes[grouping])
+        """The sums (clients, groups, …) of a grouping, from those of the cells (clients, cells, …)."""
+        sums = counts.new_zeros(len(counts), self._sizes[grouping], *counts.shape[2:])
         return sums.index_add_(1, self._group[grouping], counts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMetrics:
-    """How accurate and how fair models are to the groups of one grouping, in percent and points."""
+    """A score and its fairness for the groups of one grouping; units are those of `Metrics`."""
 
-    accuracy: Mapping[str, float]  # of every group that has test samples, over the samples of all clients
+    score: str = "accuracy"  # the name of the score
+    values: Mapping[str, float]  # of every group that has test samples, over the samples of all clients
     spread: float  # population std of these: 0 is perfectly fair
-    client_spread: tuple[float, float]  # mean and std over clients of the std of the accuracy of a client's groups
-    client_worst: float  # mean over clients of the accuracy of a client's worst group
+    client_spread: tuple[float, float]  # mean and std over clients of the std over a client's groups
+    client_worst: float  # mean over clients of the score of a client's worst group
+    other: "GroupMetrics | None" = None  # of a second score: the RMSE beside the MAE
+
+    @property
+    def accuracy(self) -> Mapping[str, float]:
+        """The accuracy of every group, in percent."""
+        if self.score != "accuracy":
+            raise InputError(f"there is no accuracy here, but {self.score}; use values")
+        return self.values
 
     @property
     def worst(self) -> tuple[str, float]:
-        """The group with the lowest accuracy, and its accuracy."""
-        return min(self.accuracy.items(), key=lambda item: item[1])
+        """The group with the worst score, and its score."""
+        choose = min if SCORES[self.score].higher_is_better else max
+        return choose(self.values.items(), key=lambda item: item[1])
 
     def by_name(self) -> dict[str, float]:
-        """The figures that have a name in files, without the accuracies of the groups."""
+        """The figures that have a name in files, without the scores of the groups."""
         mean, std = self.client_spread
-        return {
+        found = {
             "spread": self.spread,
             "worst": self.worst[1],
             "client_spread_mean": mean,
             "client_spread_std": std,
             "client_worst": self.client_worst,
         }
+        return found if self.other is None else found | with_prefix(self.other.score, self.other.by_name())
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return asdict(self)
+        found: dict[str, Any] = {
+            self.score: dict(self.values),
+            "spread": self.spread,
+            "client_spread": self.client_spread,
+            "client_worst": self.client_worst,
+        }
+        return found if self.other is None else found | {"other": self.other.to_json()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """From JSON values."""
-        return cls(**{**values, "client_spread": tuple(values["client_spread"])})
+        found = dict(values)
+        score = main_score(found).name
+        if "other" in found:
+            found["other"] = cls.from_json(found["other"])
+        client_spread = tuple(found.pop("client_spread"))
+        return cls(score=score, values=found.pop(score), client_spread=client_spread, **found)
 
 
 def measure_groups(counts: GroupCounts, names: tuple[str, ...]) -> GroupMetrics:
@@ -111,15 +138,26 @@ def measure_groups(counts: GroupCounts, names: tuple[str, ...]) -> GroupMetrics:
     >>> found.accuracy, found.worst, found.spread, found.client_spread, found.client_worst
     ({'f': 95.0, 'm': 50.0}, ('m', 50.0), 22.5, (10.0, 10.0), 75.0)
     """
-    correct, total = counts
-    pooled = accuracy_by_group(correct.sum(0), total.sum(0))
+    found: GroupMetrics | None = None
+    for score in reversed(scores_of(counts.sums)):
+        found = _measure_groups(counts, names, score, found)
+    assert found is not None
+    return found
+
+
+def _measure_groups(
+    counts: GroupCounts, names: tuple[str, ...], score: Score, other: GroupMetrics | None
+) -> GroupMetrics:
+    sums, total = counts
+    pooled = score.values(sums.sum(0), total.sum(0))
     present = total.sum(0) > 0
-    spread = class_spread(correct, total)
-    has_samples = total.sum(1) > 0
-    worst = accuracy_by_group(correct, total).nan_to_num(nan=torch.inf).amin(1)[has_samples]
+    spread = spread_in_clients(sums, total, score)
+    worst = score.worst(score.values(sums, total), 1)[total.sum(1) > 0]
     return GroupMetrics(
-        accuracy={name: value for name, value, kept in zip(names, pooled.tolist(), present, strict=True) if kept},
+        score=score.name,
+        values={name: value for name, value, kept in zip(names, pooled.tolist(), present, strict=True) if kept},
         spread=pooled[present].std(correction=0).item(),
         client_spread=(spread.mean().item(), spread.std(correction=0).item()),
         client_worst=worst.mean().item(),
+        other=other,
     )

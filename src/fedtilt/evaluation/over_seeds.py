@@ -28,13 +28,13 @@ def over_seeds(results: Mapping[int, Result]) -> dict[str, Any]:
 
 
 def _groups_over_seeds(by_seed: Sequence[MethodResult]) -> dict[str, Any]:
-    """By grouping: every metric, and the accuracy of every group that has test samples in all seeds."""
+    """By grouping: every metric, and the score of every group that has test samples in all seeds."""
     columns = {}
     for name in by_seed[0].groups:
         found = [r.groups[name] for r in by_seed]
-        common = [group for group in found[0].accuracy if all(group in g.accuracy for g in found)]
-        accuracy = {group: _column([g.accuracy[group] for g in found]) for group in common}
-        columns[name] = _mean_and_std(found) | {"accuracy": accuracy}
+        common = [group for group in found[0].values if all(group in g.values for g in found)]
+        values = {group: _column([g.values[group] for g in found]) for group in common}
+        columns[name] = _mean_and_std(found) | {found[0].score: values}
     return columns
 
 

@@ -1,10 +1,11 @@
-"""The results of a run: metrics, counts and models of every method."""
+"""The results of a run: metrics, sums and models of every method."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedtilt.audit.clients import ClientAudit, audit_clients
@@ -19,6 +20,7 @@ from fedtilt.evaluation.metrics import GroupCounts, Metrics
 from fedtilt.evaluation.metrics_frame import MetricsFrame, as_samples, metrics_frame
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.reliability import ReliabilityBin, reliability_curve
+from fedtilt.evaluation.scores import ACCURACY, SCORES, scores_of
 from fedtilt.evaluation.summary import Summary
 from fedtilt.html_table import html_table
 from fedtilt.methods import Method
@@ -35,13 +37,12 @@ class MethodResult:
 
     method: Method
     history: list[tuple[int, Summary]]  # (round, metrics) of every evaluated round
-    correct: Tensor  # (N, K) correct predictions of the evaluated models
+    sums: Tensor  # of the evaluated models, see `scores`: (N, K) correct predictions, or (N, K, 2) errors
     total: Tensor  # (N, K) test samples
     validation: Metrics | None = None  # of the evaluated models on validation data, if there is any
     client_names: tuple[str, ...]
-    class_names: tuple[str, ...] = ()  # empty: classes are named by their numbers
-    group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # "class" and columns of groups, if any
-    group_counts: Mapping[str, GroupCounts] = field(default_factory=dict)  # correct and total (N, groups) of each
+    group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that of `sums` first; empty: numbers
+    group_counts: Mapping[str, GroupCounts] = field(default_factory=dict)  # sums and samples of each grouping
     _net: nn.Module
     _parts: Parts
     _server: Tensors  # what the server keeps
@@ -64,13 +65,28 @@ class MethodResult:
         return self.metrics.accuracy
 
     @property
+    def mae(self) -> float:
+        """Mean over clients of the mean absolute error, in the unit of the target."""
+        return self.metrics.mae
+
+    @property
+    def rmse(self) -> float:
+        """Mean over clients of the root mean squared error, in the unit of the target."""
+        return self.metrics.rmse
+
+    @property
     def client_fairness(self) -> float:
-        """Standard deviation of accuracy over clients, in points: lower is fairer."""
+        """Standard deviation over clients of the accuracy, in points, or of the MAE: lower is fairer."""
         return self.metrics.client_fairness
 
     @property
+    def group(self) -> str:
+        """The grouping of `sums`: what `tau` tilts over."""
+        return next(iter(self.group_names), CLASS)
+
+    @property
     def groups(self) -> Mapping[str, GroupMetrics]:
-        """Accuracy, spread and worst group by grouping: "class" and the columns of groups; empty without columns."""
+        """Scores, spread and worst group by grouping, such as "class" or a column; empty if there is only one."""
         return self.summary.groups
 
     @property
@@ -80,13 +96,18 @@ class MethodResult:
 
     @property
     def client_data_fairness(self) -> tuple[float, float]:
-        """Mean and standard deviation over clients of the std of a client's per-class accuracy: lower is fairer."""
+        """Mean and std over clients of the std of the score over a client's classes or groups: lower is fairer."""
         return self.metrics.client_data_fairness
 
-    def table(self, by: str = CLASS) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        """Correct predictions and test samples, (clients, groups), and the groups' names, by class or column."""
-        if by == CLASS:
-            return self.correct, self.total, self.class_names or tuple(map(str, range(self.total.shape[1])))
+    def table(self, by: str | None = None) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+        """Sums (see `scores`) and test samples by client and group, and the groups' names.
+
+        Args:
+            by: "class", "range" or a column of groups; left out: what `tau` tilts over
+        """
+        by = by or self.group
+        if not self.group_counts and by == CLASS:
+            return self.sums, self.total, tuple(map(str, range(self.total.shape[1])))
         if by not in self.group_counts:
             known = ", ".join(map(repr, self.group_counts or [CLASS]))
             raise InputError(
@@ -94,14 +115,14 @@ class MethodResult:
             )
         return *self.group_counts[by], self.group_names[by]
 
-    def certificate(self, confidence: float = 0.95, by: str = CLASS) -> Certificate:
+    def certificate(self, confidence: float = 0.95, by: str | None = None) -> Certificate:
         """Lower bounds of the accuracy of all clients, and of their classes or groups; `print` shows the statement."""
         correct, total, _ = self.table(by)
-        return Certificate(correct, total, confidence, by)
+        return Certificate(correct, total, confidence, by or self.group)
 
     @cached_property
     def predictions(self) -> Predictions:
-        """Predicted probabilities of the evaluated models on the test data of all clients."""
+        """What the evaluated models predict on the test data of all clients."""
         if self._predict is None:
             raise InputError("there are no predictions: the test data is on the clients' own machines")
         return self._predict()
@@ -119,7 +140,8 @@ class MethodResult:
 
         Args:
             metrics: names of metrics, such as "auroc"; left out: a selection
-            by: "client", "class" (each class against all others) or a column of groups; None: only overall
+            by: "client", "class" (each class against all others), "range" (of numbers as targets) or a column of
+                groups; None: only overall
             positive: the class that all metrics are about, against all others; left out: means over classes
             confidence: of the intervals
             resamples: of the bootstrap; 0: only exact intervals
@@ -182,7 +204,7 @@ class Result(Mapping[str, MethodResult]):
         """The results of these methods only."""
         return Result({name: self[name] for name in names}, self._federation)
 
-    def certificate(self, confidence: float = 0.95, by: str = CLASS) -> dict[str, Certificate]:
+    def certificate(self, confidence: float = 0.95, by: str | None = None) -> dict[str, Certificate]:
         """The certificate of each method, see `MethodResult.certificate`."""
         return {name: result.certificate(confidence, by) for name, result in self.items()}
 
@@ -197,6 +219,15 @@ class Result(Mapping[str, MethodResult]):
             raise InputError("the samples are not on this machine; the audit is written where they are, on their sites")
         return audit_samples(judge.method.name, judge._client_states, self._federation)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the metrics of every method."""
+        named = {name: result.metrics.by_name() for name, result in self.items()}
+        columns = list(next(iter(named.values())))
+        rows = [[name, *(values[column] for column in columns)] for name, values in named.items()]
+        rounds = next(iter(self.values())).history[-1][0]
+        title = f"Result after {rounds} round{'s' * (rounds != 1)}"
+        return html_table(title, ["method", *(column.replace("_", " ") for column in columns)], rows)
+
     def audit_clients(self, method: str | None = None) -> ClientAudit:
         """Which clients look bad as a whole, and which are merely different; the run must have `audit=True`.
 
@@ -210,27 +241,17 @@ class Result(Mapping[str, MethodResult]):
         return audit_clients(samples, self._federation, judge.shared_of, distances)
 
     def __repr__(self) -> str:
-        rows = "\n".join(
-            f"  {name}: accuracy {r.accuracy:.2f} %, client fairness {r.client_fairness:.2f}, "
-            f"client data fairness {r.client_data_fairness[0]:.2f} / {r.client_data_fairness[1]:.2f}"
-            for name, r in self._methods.items()
-        )
+        rows = "\n".join(f"  {name}: {_in_words(r.metrics)}" for name, r in self._methods.items())
         return f"Result(\n{rows}\n)"
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the metrics of every method."""
-        named = {name: result.metrics.by_name() for name, result in self.items()}
-        columns = list(next(iter(named.values())))
-        rows = [[name, *(values[column] for column in columns)] for name, values in named.items()]
-        rounds = next(iter(self.values())).history[-1][0]
-        title = f"Result after {rounds} round{'s' * (rounds != 1)}"
-        return html_table(title, ["method", *(column.replace("_", " ") for column in columns)], rows)
+    def to_pandas(self, by: str | None = None) -> Any:
+        """A table with one row per method, client and class or group: samples and the scores on them.
 
-    def to_pandas(self, by: str = CLASS) -> Any:
-        """A table with one row per method, client and class: correct predictions, samples and accuracy in percent.
+        Clients and classes have their numbers and, in `client_name` and `class_name`, their names. Classes have the
+        columns correct, samples and accuracy in percent; numbers as targets have samples, mae and rmse.
 
-        Clients and classes have their numbers and, in `client_name` and `class_name`, their names. With `by`, a column
-        of groups, there is a row per group instead of class, with its number in that column.
+        Args:
+            by: "class", "range" or a column of groups; left out: what `tau` tilts over
         """
         try:
             import pandas
@@ -238,10 +259,23 @@ class Result(Mapping[str, MethodResult]):
             raise InputError('to_pandas() needs pandas; pip install "fedtilt[report]"') from None
         rows = []
         for name, result in self._methods.items():
-            correct, total, group_names = result.table(by)
+            sums, total, group_names = result.table(by)
+            scores = scores_of(sums)
+            values = torch.stack([score.values(sums, total) for score in scores], -1)
             for client, group in (total > 0).nonzero().tolist():
-                right, samples = int(correct[client, group]), int(total[client, group])
+                correct = [int(sums[client, group])] if scores[0] is ACCURACY else []
                 names = result.client_names[client], group_names[group]
-                rows.append((name, client, group, *names, right, samples, 100 * right / samples))
-        columns = ["method", "client", by, "client_name", f"{by}_name", "correct", "samples", "accuracy"]
-        return pandas.DataFrame(rows, columns=columns)
+                found = [*correct, int(total[client, group]), *values[client, group].tolist()]
+                rows.append((name, client, group, *names, *found))
+        by = by or result.group
+        figures = ["correct"] * (scores[0] is ACCURACY) + ["samples", *(score.name for score in scores)]
+        return pandas.DataFrame(rows, columns=["method", "client", by, "client_name", f"{by}_name", *figures])
+
+
+def _in_words(metrics: Metrics) -> str:
+    score, spread = SCORES[metrics.score], metrics.client_data_fairness
+    other = "" if metrics.other is None else f", {SCORES[metrics.other.score].title} {metrics.other.mean:.2f}"
+    return (
+        f"{score.title} {score.text(metrics.mean)}{other}, client fairness {metrics.client_fairness:.2f}, "
+        f"client data fairness {spread[0]:.2f} / {spread[1]:.2f}"
+    )

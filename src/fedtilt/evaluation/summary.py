@@ -1,7 +1,6 @@
 """The metrics of a method after one round, of its shared and its personal models."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ class Summary(NamedTuple):
     clean: Metrics | None  # evaluated, over clients without outliers; None unless only some have outliers
     never_selected: int  # how many clients
     privacy: PrivacyLoss | None = None  # of the shared model; None: the run has no privacy
-    groups: Mapping[str, GroupMetrics] = MappingProxyType({})  # evaluated, by grouping; empty: the data names no groups
+    groups: Mapping[str, GroupMetrics] = MappingProxyType({})  # evaluated, by grouping; empty: there is only one
 
     @property
     def evaluated(self) -> Metrics:
@@ -31,7 +30,7 @@ class Summary(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         names = ("shared", "personal", "ever_selected", "clean")
-        parts = {name: value and asdict(value) for name in names for value in [getattr(self, name)]}
+        parts = {name: value and value.to_json() for name in names for value in [getattr(self, name)]}
         privacy = {} if self.privacy is None else {"privacy": self.privacy._asdict()}
         groups = {name: found.to_json() for name, found in self.groups.items()}
         return parts | {"never_selected": self.never_selected} | privacy | ({"groups": groups} if groups else {})
@@ -41,9 +40,7 @@ class Summary(NamedTuple):
         """From JSON values."""
 
         def metrics(part: dict[str, Any] | None) -> Metrics | None:
-            if part is None:
-                return None
-            return Metrics(**(part | {"client_data_fairness": tuple(part["client_data_fairness"])}))
+            return None if part is None else Metrics.from_json(part)
 
         shared = metrics(values["shared"])
         assert shared is not None
@@ -59,19 +56,19 @@ class Summary(NamedTuple):
 
 
 def evaluated_counts(counts: Counts) -> Tensor:
-    """Correct predictions (N, K) of the personal models if the method has them, otherwise of the shared model."""
+    """The sums of the personal models if the method has them, otherwise of the shared model."""
     return counts.shared if counts.personal is None else counts.personal
 
 
 def group_counts(counts: Counts, total: Tensor, names: Iterable[str]) -> dict[str, GroupCounts]:
-    """The counts of the evaluated models by grouping: the classes first, then the columns of groups."""
+    """The sums of the evaluated models by grouping, in the order of `group_names`."""
     return dict(zip(names, [GroupCounts(evaluated_counts(counts), total), *counts.groups], strict=True))
 
 
 def summarise(
     counts: Counts, total: Tensor, has_outliers: Tensor, groups: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 ) -> Summary:
-    """All metrics of one method from its counts; `groups` are the names that `group_names` gives."""
+    """All metrics of one method from its sums; `groups` are the names that `group_names` gives."""
     evaluated = evaluated_counts(counts)
     ever_selected = None
     if counts.personal is not None and counts.never_selected.any() and total[~counts.never_selected].any():
@@ -86,7 +83,7 @@ def summarise(
         groups={
             name: measure_groups(found, groups[name]) for name, found in group_counts(counts, total, groups).items()
         }
-        if groups
+        if len(groups) > 1
         else {},
     )
 

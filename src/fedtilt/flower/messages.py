@@ -20,8 +20,15 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedtilt.evaluation.metrics import class_spread
-from fedtilt.flower.model_arrays import RejectedReply, from_arrays, shorten, to_arrays
+from fedtilt.evaluation.metrics import spread_in_clients
+from fedtilt.flower.model_arrays import (
+    RejectedReply,
+    from_arrays,
+    from_shared_arrays,
+    shorten,
+    to_arrays,
+    to_shared_arrays,
+)
 from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.round import ClientUpdate
@@ -142,7 +149,7 @@ def class_spreads(shared: Tensor, personal: Tensor | None, total: Tensor) -> tup
 
 
 def _class_spread(correct: Tensor, total: Tensor) -> float:
-    spread = class_spread(correct[None], total[None])  # empty without test data
+    spread = spread_in_clients(correct[None], total[None])  # empty without test data
     return float(spread[0]) if len(spread) else 0.0
 
 

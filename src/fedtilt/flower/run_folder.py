@@ -250,7 +250,7 @@ class ServerRunFolder:
                 self._method: MethodResult(
                     method=self._task.method,
                     history=self._run_folder.history[self._method],
-                    correct=evaluated_counts(counts[self._method]),
+                    sums=evaluated_counts(counts[self._method]),
                     total=total,
                     client_names=tuple(self._info.site_names),
                     _net=self._model,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from fedtilt.evaluation.metrics import Metrics, client_accuracy
+from fedtilt.evaluation.metrics import Metrics, client_scores
 from fedtilt.evaluation.statistics import paired_difference
 from fedtilt.evaluation.summary import Summary
 from fedtilt.report.run_reader import Run, SeedRun
@@ -169,7 +169,7 @@ def worst_clients(run: Run, methods: Sequence[str], limit: int = 12) -> list[Cli
         entries = []
         for i, seed_run in enumerate(run.compared):
             clients = (seed_run.total.sum(1) > 0).nonzero().flatten().tolist()
-            accuracy = client_accuracy(seed_run.correct(method), seed_run.total).tolist()
+            accuracy = client_scores(seed_run.sums(method), seed_run.total).tolist()
             entries += [(a, i, client) for client, a in zip(clients, accuracy, strict=True)]
         queues.append(sorted(entries)[:limit])
     turns = [(i, client) for turn in zip(*queues, strict=True) for _, i, client in turn]
@@ -179,5 +179,5 @@ def worst_clients(run: Run, methods: Sequence[str], limit: int = 12) -> list[Cli
 
 def _client_accuracy(methods: Sequence[str], seed_run: SeedRun, client: int) -> ClientAccuracy:
     samples = int(seed_run.total[client].sum())
-    accuracy = {m: 100 * int(seed_run.correct(m)[client].sum()) / samples for m in methods}
+    accuracy = {m: 100 * int(seed_run.sums(m)[client].sum()) / samples for m in methods}
     return ClientAccuracy(seed_run, client, samples, accuracy)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtilt.evaluation.metrics import client_accuracy
+from fedtilt.evaluation.metrics import client_scores
 from fedtilt.report.compare import ACCURACY, CLIENT_DATA_FAIRNESS, CLIENT_FAIRNESS, Metric, SeedValues, most_accurate
 from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.report.style import Style, plotly_text
@@ -145,7 +145,7 @@ def _clients_height(methods: Sequence[str]) -> int:
 def _client_points(seed_run: SeedRun, method: str) -> list[tuple[float, int, str, bool | None]]:
     """(accuracy, seed, name, has outliers) of every client with test data."""
     clients = (seed_run.total.sum(1) > 0).nonzero().flatten().tolist()
-    accuracy = client_accuracy(seed_run.correct(method), seed_run.total).tolist()
+    accuracy = client_scores(seed_run.sums(method), seed_run.total).tolist()
     has_outliers = [None] * len(seed_run.total) if seed_run.has_outliers is None else seed_run.has_outliers.tolist()
     return [
         (a, seed_run.seed, seed_run.client_names[client], has_outliers[client])
@@ -171,7 +171,7 @@ def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Fig
     layout["xaxis"] = {"range": [0, 100.5], "title": {"text": "accuracy of a client (%)"}}
     data, rows = [], []
     for method, axis in zip(methods, axes, strict=True):
-        accuracy = torch.cat([client_accuracy(s.correct(method), s.total) for s in run.compared])
+        accuracy = torch.cat([client_scores(s.sums(method), s.total) for s in run.compared])
         bins = (accuracy / BIN_WIDTH).floor().long().clamp(max=len(edges) - 2)  # 100 % belongs to the last bin
         count = torch.bincount(bins, minlength=len(edges) - 1)
         share = (100 * count / len(accuracy)).tolist()
@@ -218,7 +218,7 @@ def heat_map(run: Run, methods: Sequence[str]) -> Figure:
         x, y = _axis_labels([client_names[i] for i in clients]), _axis_labels([class_names[k] for k in labels])
         total = seed_run.total[clients][:, labels].T  # (classes, clients)
         for method in methods:
-            correct = seed_run.correct(method)[clients][:, labels].T
+            correct = seed_run.sums(method)[clients][:, labels].T
             accuracy = 100 * correct.double() / total.clamp(min=1).double()
             rows += [
                 (method, seed_run.seed, client_names[clients[i]], class_names[labels[k]], int(correct[k, i]),
@@ -255,7 +255,7 @@ def _sample_worst(seed_run: SeedRun, methods: Sequence[str], dim: int, limit: in
     present = (total > 0).nonzero().flatten()
     if len(present) <= limit:
         return [int(i) for i in present]
-    correct = torch.stack([seed_run.correct(method).sum(dim)[present] for method in methods])
+    correct = torch.stack([seed_run.sums(method).sum(dim)[present] for method in methods])
     lowest = (correct.double() / total[present].double()).amin(0)
     order = lowest.argsort(stable=True)
     rest = order[limit // 2 :]

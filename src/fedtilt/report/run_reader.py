@@ -46,8 +46,8 @@ class SeedRun:
         """The metrics after the last evaluated round."""
         return self.history[method][-1][1]
 
-    def correct(self, method: str) -> Tensor:
-        """Correct predictions (N, K) of the evaluated models."""
+    def sums(self, method: str) -> Tensor:
+        """Sums (N, K) of the evaluated models: correct predictions, or errors."""
         return evaluated_counts(self.counts[method])
 
     @property

@@ -56,12 +56,12 @@ def lowest_accuracies(run: Run) -> str:
     for method in most_accurate(run, 5):
         lowest = []
         for seed_run in run.compared:
-            by_client = _percent_correct(seed_run.correct(method).sum(1), seed_run.total.sum(1))
+            by_client = _percent_correct(seed_run.sums(method).sum(1), seed_run.total.sum(1))
             client = int(by_client.argmin())
             accuracy = float(by_client[client])
             seed = f", seed {seed_run.seed}" if several_seeds else ""
             lowest.append((accuracy, f"client {seed_run.client_names[client]} ({format_percent(accuracy)}{seed})"))
-        correct = sum(seed_run.correct(method).sum(0) for seed_run in run.compared)
+        correct = sum(seed_run.sums(method).sum(0) for seed_run in run.compared)
         total = sum(seed_run.total.sum(0) for seed_run in run.compared)
         by_class = _percent_correct(correct, total)  # type: ignore[arg-type]
         label = int(by_class.argmin())
@@ -75,7 +75,7 @@ def certificates(run: Run) -> str:
     """The certificates of the most accurate methods, over the clients of all seeds."""
     total = torch.cat([seed_run.total for seed_run in run.compared])
     by_method = {
-        method: Certificate(torch.cat([seed_run.correct(method) for seed_run in run.compared]), total)
+        method: Certificate(torch.cat([seed_run.sums(method) for seed_run in run.compared]), total)
         for method in most_accurate(run, 5)
     }
     text = describe(by_method, unseen=len(run.compared) == 1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedtilt.data import Federation, load
 from fedtilt.data.inputs import Inputs
-from fedtilt.evaluation.metrics import client_accuracy
+from fedtilt.evaluation.metrics import client_scores
 from fedtilt.evaluation.summary import evaluated_counts
 from fedtilt.methods import Method
 from fedtilt.models import mlp, parameters_to_vector
@@ -175,7 +175,7 @@ def compare(
     ]
     counts = _correct_by_hand(by_hand, federation, method.personal)
     assert r.counts is not None
-    accuracy = client_accuracy(evaluated_counts(r.counts[method.name]), r.total) - client_accuracy(counts, r.total)
+    accuracy = client_scores(evaluated_counts(r.counts[method.name]), r.total) - client_scores(counts, r.total)
     return {
         "moved": _round((parameters_to_vector(shared) - parameters_to_vector(net)).abs().max()),
         "shared": _round((r.state.shared[method.name].cpu() - parameters_to_vector(shared)).abs().max()),

@@ -15,7 +15,7 @@ from fedtilt.storage.run_folder import RunFolder
 def store_predictions(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: FederationState) -> None:
     """Write the predictions of all methods into the run folder, unless they are there or too large."""
     samples = sum(map(len, prepared.federation.test_index))
-    if not isinstance(recorder, RunFolder) or not is_small(len(prepared.methods), samples, prepared.federation.classes):
+    if not isinstance(recorder, RunFolder) or not is_small(len(prepared.methods), samples, prepared.federation.outputs):
         return
     if not has_predictions(recorder.folder, state.round):
         write_predictions(recorder.folder, state.round, predict(prepared, prepared.methods, state))

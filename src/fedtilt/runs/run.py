@@ -131,7 +131,8 @@ def train_to_end(
     state = recorder.begin(fingerprint, callback.on_notice)
     recorder.describe(
         clients=federation.client_names,
-        classes=federation.class_names,
+        group=federation.group,
+        classes=group_names(federation)[federation.group],
         has_outliers=federation.has_outliers.nonzero()[:, 0].tolist(),
         constants=constants_of(prepared.net, prepared.parts),
         model=_model_description(prepared),
@@ -200,15 +201,14 @@ def _result(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: Fed
             m.name: MethodResult(
                 method=m,
                 history=recorder.history[m.name],
-                correct=evaluated_counts(counts[m.name]),
+                sums=evaluated_counts(counts[m.name]),
                 total=total,
                 validation=recorder.validation[m.name].evaluated if m.name in recorder.validation else None,
                 client_names=prepared.federation.client_names,
-                class_names=prepared.federation.class_names,
                 group_names=groups,
-                group_counts=group_counts(counts[m.name], total, groups) if groups else {},
+                group_counts=group_counts(counts[m.name], total, groups),
                 _net=net,
-                _parts=prepared.parts,
+                _parts=prepared.parts.keeping(m.local),
                 _server={name: tensor.cpu() for name, tensor in state.server[m.name].items()},
                 _client_states=state.client_states,
                 _predict=predictions_of(m, prepared, recorder, state),

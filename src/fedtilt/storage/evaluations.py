@@ -60,11 +60,11 @@ class Evaluations:
         tensors = {"total": total.int()}
         for name, count in counts.items():
             for i, group in enumerate(count.groups):
-                tensors[f"total-{i}"], tensors[f"{name}/group-{i}"] = group.total.int(), group.correct.int()
-            tensors[f"{name}/shared"] = count.shared.int()
+                tensors[f"total-{i}"], tensors[f"{name}/group-{i}"] = group.total.int(), _stored(group.sums)
+            tensors[f"{name}/shared"] = _stored(count.shared)
             tensors[f"{name}/never_selected"] = count.never_selected
             if count.personal is not None:
-                tensors[f"{name}/personal"] = count.personal.int()
+                tensors[f"{name}/personal"] = _stored(count.personal)
         write_tensors(self.counts_file(round), tensors)
         with writing(self.metrics_file), self.metrics_file.open("a") as file:
             file.write(lines)
@@ -88,10 +88,10 @@ class Evaluations:
                 name, part = key.rsplit("/", 1)
                 if part == "shared":
                     personal = tensors.get(f"{name}/personal")
-                    personal = None if personal is None else personal.long()
-                    groups = [GroupCounts(tensors[f"{name}/group-{i}"].long(), t) for i, t in enumerate(totals)]
+                    personal = None if personal is None else _restored(personal)
+                    groups = [GroupCounts(_restored(tensors[f"{name}/group-{i}"]), t) for i, t in enumerate(totals)]
                     never_selected = tensors[f"{name}/never_selected"]
-                    counts[name] = Counts(tensors[key].long(), personal, never_selected, tuple(groups))
+                    counts[name] = Counts(_restored(tensors[key]), personal, never_selected, tuple(groups))
         except (KeyError, ValueError) as error:
             raise InputError(f"{path} is damaged ({error!r}); restore it from a copy") from error
         return counts, total
@@ -174,6 +174,15 @@ class Evaluations:
             if round not in rounds:
                 with writing(path):
                     path.unlink()
+
+
+def _stored(sums: Tensor) -> Tensor:
+    """Correct predictions as int32; sums of errors stay float64."""
+    return sums if sums.is_floating_point() else sums.int()
+
+
+def _restored(sums: Tensor) -> Tensor:
+    return sums if sums.is_floating_point() else sums.long()
 
 
 def rounds_in(folder: Path, suffix: str = "") -> dict[Path, int]:

@@ -37,8 +37,10 @@ def has_predictions(folder: Path, round: int) -> bool:
 def write_predictions(folder: Path, round: int, predictions: Mapping[str, Predictions]) -> None:
     """Write the predictions of every method after a round, in place of those of another round."""
     groupings = next(iter(predictions.values())).groupings
-    tensors = {f"method/{name}": p.probabilities for name, p in predictions.items()}
+    tensors = {f"method/{name}": p.outputs for name, p in predictions.items()}
     tensors |= {f"group/{name}": grouping.codes for name, grouping in groupings.items()}
+    numbers = next(iter(predictions.values())).numbers
+    tensors |= {} if numbers is None else {"numbers": numbers}
     about = {"round": round, "names": {name: grouping.names for name, grouping in groupings.items()}}
     # not as metadata of the file, which has no fixed order: the same run gives the same bytes
     tensors["about"] = torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)
@@ -60,7 +62,8 @@ def read_predictions(folder: Path, round: int) -> dict[str, Predictions]:
     except (KeyError, ValueError, TypeError) as error:
         raise InputError(f"{path} is damaged ({error!r}); delete it, and run fedtilt metrics to write it") from error
     methods = {key.removeprefix("method/"): tensor for key, tensor in tensors.items() if key.startswith("method/")}
-    return {name: Predictions(probabilities=tensor, groupings=groupings) for name, tensor in methods.items()}
+    numbers = tensors.get("numbers")
+    return {name: Predictions(outputs=found, groupings=groupings, numbers=numbers) for name, found in methods.items()}
 
 
 def read_prediction(folder: Path, round: int, method: str) -> Predictions:

@@ -1,13 +1,13 @@
 """The run folder: metrics, counts and checkpoints of one seed, written so that a kill at any moment loses nothing.
 
 fingerprint.json                               methods, settings, data and model: a folder with others is refused
-federation.json                                names of clients and classes, and the clients with outliers
+federation.json                                names of clients and classes or groups, and the clients with outliers
 backend.json                                   which backend trained last, and why faster ones did not
 model.json                                     how to build the model, and how to standardise its input
 constants.safetensors                          frozen parameters and initial buffers of the model, if it has any
 metrics.jsonl                                  one line per evaluated round and method
-counts/round-00040.safetensors                 correct predictions per client and class
-predictions.safetensors                        predicted probabilities of the last models on the test data
+counts/round-00040.safetensors                 correct predictions, or errors, per client and class or group
+predictions.safetensors                        what the last models predict on the test data
 checkpoints/round-00040/                       what the server keeps, and a manifest with hashes; the last two
 clients/states-000012                          what clients keep, many in one file
 
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.summary import Summary
@@ -124,7 +125,7 @@ class RunFolder:
     # -- description -------------------------------------------------------------------------------------------------
 
     def describe(
-        self, *, clients: Sequence[str], classes: Sequence[str], has_outliers: Sequence[int],
+        self, *, clients: Sequence[str], classes: Sequence[str], has_outliers: Sequence[int], group: str = CLASS,
         constants: Mapping[str, Tensor] | None = None, model: Mapping[str, Any] | None = None,
         backend: str | None = None,
     ) -> None:  # fmt: skip
@@ -132,13 +133,15 @@ class RunFolder:
 
         Args:
             clients: names of the clients
-            classes: names of the classes
+            classes: names of the classes, or of the groups in their place
             has_outliers: numbers of the clients with outliers
+            group: what the columns of counts are: "class", or another grouping
             constants: frozen parameters and initial buffers of the model
             model: how to build the model, and how to standardise its input
             backend: which backend trains, and why faster ones do not
         """
-        names = {"clients": list(clients), "classes": list(classes), "has_outliers": list(has_outliers)}
+        names: dict[str, Any] = {"clients": list(clients), "classes": list(classes), "has_outliers": list(has_outliers)}
+        names |= {} if group == CLASS else {"group": group}
         write_json(self.folder / "federation.json", names, sync=False)
         if backend is not None:
             write_json(self.folder / "backend.json", {"backend": backend}, sync=False)
