@@ -16,75 +16,8 @@ from safetensors.torch import load_file
 
 import fedtilt as ft
 from fedtilt.files import read_json, read_toml, write_json, write_toml
-from fedtilt.report.run_reader import read_run
-from fedtilt.runs import spec_run
-from tests.helpers.callbacks import Calls
 
 QUICK = ["--set", "train.rounds=3", "--set", "train.epochs=1", "--set", "clients.count=6", "--set", "train.workers=0"]
-
-
-def test_tune_and_resume_print_a_recommendation(fedtilt, tmp_path: Path) -> None:
-    result = fedtilt("tune", *QUICK, "--over", "lam=-2,1", "--out", "search")
-    assert result.code == 0, result.err
-    assert "clients.validation is 0; 10% of every client's training data is used for validation" in result.err
-    metrics = json.loads((tmp_path / "search/results.json").read_text())["methods"]
-    assert list(metrics) == ["fedavg", "ditto", "fedtilt", "fedtilt lam=1"]
-    accuracy = {name: metrics[name]["validation"]["accuracy"]["mean"] for name in ("fedtilt", "fedtilt lam=1")}
-    best = max(accuracy, key=lambda name: accuracy[name])
-    settings = " ".join(f"--set {text}" for text in QUICK[1::2])
-    lam = {"fedtilt": -2, "fedtilt lam=1": 1}[best]
-    assert f":  fedtilt run digits {settings} --set methods.fedtilt.lam={lam}" in result.out
-    validation, test = result.out.split("Test data")
-    assert f"{accuracy[best]:.2f}" in validation
-    assert f"{metrics[best]['accuracy']['mean']:.2f}" in test
-    again = fedtilt("resume", "search")
-    assert again.out.split("\n")[2:] == result.out.split("\n")[2:]  # all but the run time
-    page = (tmp_path / "search/report.html").read_text()
-    assert f"A search over 2 settings of fedtilt, of which {best} was chosen on validation data" in page
-    assert read_run(tmp_path / "search").methods == ("fedavg", "ditto", *dict.fromkeys(["fedtilt", best]))
-    assert "validation samples is about" in " ".join(validation.split())
-    recommendation = json.loads(fedtilt("resume", "search", "--json").out)["tuning"]
-    assert (recommendation["method"], recommendation["chosen"]) == ("fedtilt", best)
-
-
-def test_tune_leaves_out_a_setting_that_diverges(fedtilt, tmp_path: Path) -> None:
-    long = ["train.rounds=2", "train.epochs=3", "train.lr=0.6", "outliers.kind=gaussian"]
-    overrides = [part for text in long for part in ("--set", text)]
-    result = fedtilt("tune", *QUICK, *overrides, "--over", "tau=0", "--over", "lam=-2,10", "--out", "search")
-    assert result.code == 0, result.err
-    assert "method 'fedtilt tau=0 lam=10' diverged in round 2 on client" in result.err
-    assert "starting again without it" in result.err
-    results = json.loads((tmp_path / "search/results.json").read_text())
-    assert list(results["methods"]) == ["fedavg", "ditto", "fedtilt"]
-    assert results["tuning"]["diverged"] == ["fedtilt tau=0 lam=10"]
-    assert "methods.fedtilt.lam=-2" in result.out
-    assert "1 diverged and left out: fedtilt tau=0 lam=10" in result.out
-
-
-def test_a_resumed_search_leaves_out_a_setting_that_diverges(fedtilt, monkeypatch, tmp_path: Path) -> None:
-    run_spec = spec_run.run_spec
-    stopped: list[int] = []
-
-    def stop(r) -> None:
-        if r.number == 1 and not stopped:
-            stopped.append(1)
-            raise KeyboardInterrupt
-
-    def interrupted(*arguments, callbacks, **rest):
-        return run_spec(*arguments, callbacks=[*callbacks, Calls(stop)], **rest)
-
-    monkeypatch.setattr("fedtilt.runs.tune.run_spec", interrupted)
-    long = ["train.rounds=2", "train.epochs=3", "train.lr=0.6", "outliers.kind=gaussian"]
-    overrides = [part for text in long for part in ("--set", text)]
-    result = fedtilt("tune", *QUICK, *overrides, "--over", "tau=0", "--over", "lam=-2,10", "--out", "my search")
-    assert result.code == 130
-    assert "resume with: fedtilt resume 'my search'" in result.err
-    (tmp_path / "my search/notes.txt").write_text("mine")
-    result = fedtilt("resume", "my search")
-    assert result.code == 0, result.err
-    assert (tmp_path / "my search/notes.txt").read_text() == "mine"
-    assert "starting again without it" in result.err
-    assert "1 diverged and left out" in result.out
 
 
 def test_run_prints_a_table_and_writes_the_run_folder(fedtilt, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def show_progress(console: Console, *, seeds: int, quiet: bool, verbose: bool) -
         verbose: print a line for every round, and which backend trains
     """
     display: type[_Notices] = _Notices if quiet else _LiveDisplay if console.is_terminal else _Lines
-    with _handle_interrupt(console) as stop_requested:
+    with handle_interrupt(console) as stop_requested:
         yield display(console, seeds, verbose, stop_requested)
 
 
@@ -117,7 +117,7 @@ class _LiveDisplay(_Lines):
 
 
 @contextmanager
-def _handle_interrupt(console: Console) -> Iterator[Callable[[], bool]]:
+def handle_interrupt(console: Console) -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C was pressed; the first press lets the round finish, the second stops at once."""
     presses = 0
 

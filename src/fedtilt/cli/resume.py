@@ -8,14 +8,15 @@ import typer
 
 from fedtilt.cli.console import Console
 from fedtilt.cli.run import AsJson, Log, Quiet, Verbose, run_and_print
-from fedtilt.cli.tune import search_with_progress
+from fedtilt.cli.tune import search_and_print
+from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
 from fedtilt.files import read_json
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import resume as resume_run
 from fedtilt.runs.spec_run import spec_of
 from fedtilt.runs.trackers import trackers_of
-from fedtilt.runs.tune import Tuning
+from fedtilt.runs.tuning.tune import resume_tuning
 
 
 def resume(
@@ -37,17 +38,25 @@ def resume(
     depends on the length (cosine). The interval between evaluations stays as it was.
     """
     spec = spec_of(folder)
+    is_search = "tuning" in read_json(folder / "run.json")
+    for option, value in (("--rounds", rounds), ("--log", log)):
+        if is_search and value:
+            raise InputError(
+                f"{option} has no effect: {folder} is a search; give it to fedtilt run with what it recommends"
+            )
     if rounds not in (None, spec.train.rounds):
         spec = spec_of(folder, f"train.rounds={rounds}")
     elif (folder / "results.json").exists() and not (quiet or as_json):
         Console(stderr=True, soft_wrap=True).print(f"note: {folder} is finished; these are its results", markup=False)
-    record = read_json(folder / "run.json")
+    if is_search:
+        search_and_print(
+            lambda callbacks: resume_tuning(folder, spec, **callbacks._asdict()), folder, quiet=quiet, verbose=verbose,
+            as_json=as_json,
+        )  # fmt: skip
+        return
     trackers = trackers_of(log or [])
 
     def train(callbacks: Sequence[Callback]) -> dict[int, Result]:
-        callbacks = [*trackers, *callbacks]
-        if "tuning" in record and rounds is None:
-            return search_with_progress(spec, Tuning.from_json(record["tuning"]), folder, callbacks, resuming=True)
-        return resume_run(folder, rounds, callbacks=callbacks)
+        return resume_run(folder, rounds, callbacks=[*trackers, *callbacks])
 
     run_and_print(spec, folder, train, quiet=quiet, verbose=verbose, as_json=as_json)

@@ -14,14 +14,12 @@ from fedtilt.cli.console import Console, echo, escape
 from fedtilt.cli.data import DataDir
 from fedtilt.cli.group_tables import group_legend, group_tables
 from fedtilt.cli.progress import show_progress
-from fedtilt.cli.tables import clients_without_test_data, comparison_table, legend, print_tuning
+from fedtilt.cli.tables import clients_without_test_data, comparison_table, legend
 from fedtilt.evaluation.over_seeds import over_seeds
 from fedtilt.evaluation.results import Result
-from fedtilt.files import read_json, write_json
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.runs.trackers import trackers_of
-from fedtilt.runs.tune import Tuning
 from fedtilt.spec import Spec, builtin_names, federation_of, load
 
 SpecArgument = Annotated[
@@ -114,7 +112,7 @@ def run_and_print(
     Args:
         spec: the spec of the run
         folder: the run folder
-        train: runs, resumes or tunes the spec, and returns the results of every seed
+        train: runs or resumes the spec, and returns the results of every seed
         quiet: print only the run folder
         verbose: print a line for every round
         as_json: print the results as JSON
@@ -131,10 +129,6 @@ def run_and_print(
         progress.print(f"stopped; {remedy}", highlight=False, soft_wrap=True, markup=False)
         raise typer.Exit(130) from None
     table = over_seeds(results)
-    record = read_json(folder / "run.json")
-    if "tuning" in record:
-        table["tuning"] = Tuning.from_json(record["tuning"]).recommendation(table)
-        write_json(folder / "results.json", table)
     page = write_report(folder)
     if as_json:
         echo(json.dumps(table | {"folder": str(folder)}, indent=2))
@@ -145,9 +139,6 @@ def run_and_print(
         console.print()
         rounds = next(iter(next(iter(results.values())).values())).history[-1][0]  # fewer than planned with a budget
         console.print(_headline(spec, federation.clients, rounds, time.monotonic() - start_time))
-        if "tuning" in table:
-            table = print_tuning(console, table, int(federation.class_counts("validation").sum()) * spec.seeds)
-            results = {seed: result.only(table["methods"]) for seed, result in results.items()}
         console.print(comparison_table(table, results, federation.client_names, federation.class_names, console.width))
         console.print(legend(results))
         for rows in group_tables(table, console.width):

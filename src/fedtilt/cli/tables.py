@@ -1,4 +1,4 @@
-"""The tables of a run: the comparison of methods, the result of a search, and the progress."""
+"""The tables of a run: the comparison of methods, and the progress."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,6 @@ from fedtilt.cli.console import Console, escape
 from fedtilt.evaluation.certificate import Certificate, describe
 from fedtilt.evaluation.results import MethodResult, Result
 from fedtilt.evaluation.summary import Summary
-from fedtilt.runs.tune import MAX_ACCURACY_LOSS
 
 # title, key in `over_seeds`, whether higher is better
 COLUMNS = [
@@ -171,53 +170,6 @@ def certificate_text(results: Mapping[int, Result]) -> str:
         )
         certificates[name] = Certificate(correct, total)
     return escape(describe(certificates, unseen=len(results) == 1))
-
-
-def print_tuning(console: Console, table: Mapping[str, Any], samples: int) -> dict[str, Any]:
-    """Print the Pareto front of a search on validation data, and return the table of the methods to test.
-
-    Args:
-        console: where to print
-        table: the metrics of all methods, from `over_seeds`, with the recommendation under "tuning"
-        samples: the number of validation samples
-    """
-    tuning, methods = table["tuning"], table["methods"]
-    settings, chosen, diverged = tuning["settings"], tuning["chosen"], tuning["diverged"]
-    method = escape(tuning["method"])
-    console.print(
-        f"\n[bold]Validation data[/]: the Pareto front of {len(settings)} settings of {method}, at most "
-        f"{MAX_ACCURACY_LOSS:g} points below the best accuracy. The recommendation is green."
-    )
-    console.print(_pareto_table(methods, settings, tuning["pareto_front"]))
-    if diverged:
-        console.print(f"{len(diverged)} diverged and left out: {escape(', '.join(diverged))}")
-    accuracy = methods[chosen]["validation"]["accuracy"]["mean"] / 100
-    error = 100 * (max(accuracy * (1 - accuracy), 0.01) / samples) ** 0.5
-    console.print(
-        f"[dim]The standard error of the accuracy on {samples:,} validation samples is about {error:.1f} points; more "
-        "--seeds or a larger clients.validation reduce it.[/]"
-    )
-    unchanged = " (the settings of the spec)" if chosen == tuning["method"] else ""
-    console.print(f"recommended{unchanged}:  {tuning['run']}", highlight=False, soft_wrap=True, markup=False)
-    console.print("[dim]This command trains on the validation data too, unless the spec sets clients.validation.[/]\n")
-    others = [name for name in methods if name not in settings]
-    tested = [name for name in dict.fromkeys([*others, tuning["method"], chosen]) if name in methods]
-    console.print("[bold]Test data[/], which was not used to choose:")
-    return {**table, "methods": {name: methods[name] for name in tested}}
-
-
-def _pareto_table(methods: Mapping[str, Any], settings: Mapping[str, Mapping[str, str]], front: Sequence[str]) -> Table:
-    keys = list(next(iter(settings.values())))
-    columns = [column for column in COLUMNS if column[1] != "worst"]
-    out = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for title in [*keys, *(title for title, _, _ in columns)]:
-        out.add_column(title, justify="right", no_wrap=True)
-    for name in front:
-        metrics = methods[name]["validation"]
-        values = [f"{float(settings[name][key]):g}" for key in keys]
-        cells = [format_mean_std(metrics[key]) for _, key, _ in columns]
-        out.add_row(*values, *cells, style="bold green" if name == front[0] else None)
-    return out
 
 
 def format_mean_std(values: Mapping[str, Any]) -> str:

@@ -1,13 +1,14 @@
-"""`fedtilt tune`: train a method with many settings, and recommend one."""
+"""`fedtilt tune`: search a method's settings on validation data, and recommend one."""
 
+import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
+from fedtilt.cli.console import Console, echo
 from fedtilt.cli.run import (
     AsJson,
     DataDir,
@@ -21,24 +22,50 @@ from fedtilt.cli.run import (
     Verbose,
     new_folder,
     overrides_of,
-    run_and_print,
+    write_report,
 )
-from fedtilt.evaluation.results import Result
-from fedtilt.evaluation.summary import Summary, summarise_all
-from fedtilt.runs.callback import Callback, Callbacks
-from fedtilt.runs.tune import VALIDATION_SHARE, Tuning, axes_of, check_validation, grid_of, search
-from fedtilt.simulation import Round
-from fedtilt.spec import Spec, load
+from fedtilt.cli.tuning_progress import TuningCallbacks, show_tuning_progress
+from fedtilt.cli.tuning_tables import print_tuning
+from fedtilt.runs.tuning.axes import parse_axes
+from fedtilt.runs.tuning.objectives import parse_bounds
+from fedtilt.runs.tuning.result import Tuning
+from fedtilt.runs.tuning.subject import VALIDATION_SHARE
+from fedtilt.runs.tuning.tune import TRIALS, tune_spec
+from fedtilt.spec import load
 
 
 def tune(
     spec: SpecArgument = "digits",
     over: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V,V,…", help="The values of a setting (default: tau=0,1,10,50 and lam=-2,0,1,10)."),
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="A setting and its values: a list such as lam=-2,0,1 or aggregator=tilted,median, or a range such as "
+            "lr=0.001..0.1; repeatable (default: tau=0,1,10,50 and lam=-2,0,1,10).",
+        ),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OBJECTIVE",
+            help="What to improve: accuracy (mae for numbers), worst, client_fairness, class_fairness or group:COLUMN.",
+        ),
+    ] = None,
+    at_least: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OBJECTIVE=NUMBER", help="What the setting has to reach, such as accuracy=0.9."),
+    ] = None,
+    at_most: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OBJECTIVE=NUMBER", help="What it may not exceed, such as client_fairness=5."),
     ] = None,
     method: Annotated[
         str | None, typer.Option(metavar="NAME", help="The method (default: the first that has these settings).")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="The most settings; a larger grid is sampled.")] = TRIALS,
+    halving: Annotated[bool, typer.Option(help="Whether weak settings are stopped early.")] = True,
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Stop after this time, such as 5m, with what there is.")
     ] = None,
     settings: Settings = None,
     out: Out = None,
@@ -50,39 +77,55 @@ def tune(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search a method's settings: train every combination, choose on validation data, compare on test data.
+    """Search a method's settings on validation data, and recommend one, or to keep the one you have.
 
-    Validation data is a share of every client's training data. The other methods of the spec are trained too.
+    Settings train together, and weak ones are stopped early. The recommended spec is written into the run folder.
+    Validation data is a share of every client's training data; test data is not used to choose.
     """
-    overrides = overrides_of(settings, data_dir)
-    base = load(spec, overrides=overrides, seed=seed, seeds=seeds, device=device)
-    grid, tuning = grid_of(base, method, axes_of(over or []))
-    options = [part for text in overrides for part in ("--set", text)]
-    for key, value in (("seed", seed), ("seeds", seeds), ("device", device)):
-        options += [] if value is None else [f"--{key}", str(value)]
-    tuning = tuning._replace(command=shlex.join(["fedtilt", "run", spec, *options]))
-    check_validation(grid)
+    base = load(spec, overrides=overrides_of(settings, data_dir), seed=seed, seeds=seeds, device=device)
     folder = out or new_folder(f"{base.name}-tune")
 
-    def train(callbacks: Sequence[Callback]) -> dict[int, Result]:
+    def search(callbacks: TuningCallbacks) -> Tuning:
         if not base.clients.validation:
             share = f"{VALIDATION_SHARE:.0%} of every client's training data"
-            Callbacks(callbacks).on_notice(f"clients.validation is 0; {share} is used for validation")
-        return search_with_progress(grid, tuning, folder, callbacks)
+            callbacks.notice(f"clients.validation is 0; {share} is used for validation")
+        return tune_spec(
+            base, folder, over=parse_axes(over or []), by=by, at_least=parse_bounds(at_least or [], "--at-least"),
+            at_most=parse_bounds(at_most or [], "--at-most"), method=method, trials=trials, halving=halving,
+            budget=budget, **callbacks._asdict(),
+        )  # fmt: skip
 
-    run_and_print(grid, folder, train, quiet=quiet, verbose=verbose, as_json=as_json)
-
-
-def search_with_progress(
-    grid: Spec, tuning: Tuning, folder: Path, callbacks: Sequence[Callback], *, resuming: bool = False
-) -> dict[int, Result]:
-    """Run or resume a search, and show its progress on validation data: test data is not used to choose."""
-    return search(grid, tuning, folder, resuming=resuming, callbacks=[_OnValidation(callbacks)])
+    search_and_print(search, folder, quiet=quiet, verbose=verbose, as_json=as_json)
 
 
-class _OnValidation(Callbacks):
-    """Callbacks with the metrics on validation data."""
+def search_and_print(
+    search: Callable[[TuningCallbacks], Tuning], folder: Path, *, quiet: bool, verbose: bool, as_json: bool
+) -> None:
+    """Search while showing the progress, then print the recommendation; after Ctrl-C, print how to resume.
 
-    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
-        no_outliers = torch.zeros(len(round.total), dtype=torch.bool)
-        super().on_round(round, summarise_all(round.validation, round.validation_total, no_outliers))
+    Args:
+        search: starts or resumes the search
+        folder: its folder
+        quiet: print only the folder
+        verbose: print a line for every round
+        as_json: print the result as JSON
+    """
+    progress = Console(stderr=True)
+    try:
+        with show_tuning_progress(progress, quiet=quiet or as_json, verbose=verbose) as callbacks:
+            tuning = search(callbacks)
+    except KeyboardInterrupt:
+        started = (folder / "spec.toml").exists()
+        remedy = f"resume with: fedtilt resume {shlex.quote(str(folder))}" if started else "nothing was trained"
+        progress.print(f"stopped; {remedy}", highlight=False, soft_wrap=True, markup=False)
+        raise typer.Exit(130) from None
+    page = write_report(folder)
+    if as_json:
+        echo(json.dumps({"tuning": tuning.to_json(), "folder": str(folder)}, indent=2))
+        return
+    console = Console()
+    if not quiet:
+        print_tuning(console, tuning, folder)
+    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True, markup=False)
+    if not quiet:
+        console.print(f"report:     {page}", highlight=False, soft_wrap=True, markup=False)

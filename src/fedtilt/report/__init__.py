@@ -1,7 +1,7 @@
 """Tables and figures from run folders, as one HTML page that opens offline, as Markdown or as CSV; without training.
 
 The modules: `run_reader` reads a folder, `compare` compares its methods, `summary`, `tables` and `figures` present the
-comparison, `page` and `html` write the HTML.
+comparison, `page`, `tuning_page` and `html` write the HTML.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ from fedtilt.files import write_bytes
 from fedtilt.report.page import build_page
 from fedtilt.report.run_reader import Run, read_run
 from fedtilt.report.tables import Published, as_csv, as_markdown
+from fedtilt.report.tuning_page import build_tuning_page, is_search
 
 __all__ = ["Published", "csv", "markdown", "read_run", "write"]
 
@@ -24,14 +25,17 @@ def write(folders: Folders, out: str | PathLike[str], *, published: PublishedPer
     """Write a page about run folders and return its path.
 
     Args:
-        folders: One or more run folders, finished or not.
+        folders: One or more run folders, finished or not; or the folder of one search.
         out: The HTML file to write.
         published: Numbers from a paper, method → metric (as in results.json) → value: for all runs, or one per run.
     """
-    runs = _read_runs(folders)
     path = Path(out)
     if path.is_dir():
         raise InputError(f"{path} is a folder; name a file to write, such as {path / 'report.html'}")
+    if not isinstance(folders, str | PathLike) and len(folders) == 1 and is_search(Path(folders[0])):
+        write_bytes(path, build_tuning_page(Path(folders[0])).encode())
+        return path
+    runs = _read_runs(folders)
     write_bytes(path, build_page(runs, _published_per_run(published, len(runs)), path.parent).encode())
     return path
 

@@ -68,15 +68,11 @@ class Run:
     spec: str | None  # spec.toml; None for a run started from Python
     seeds: tuple[int, ...]  # all seeds of the run, evaluated or not
     seed_runs: tuple[SeedRun, ...]  # the seeds with an evaluated round
-    search: Mapping[str, Any] | None = None  # of a tuning run: the method, its settings and, at the end, the chosen one
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the methods in the order of the run; a tuning run leaves out the settings it did not choose."""
-        if self.search is None:
-            return tuple(self.fingerprint["methods"])
-        settings, included = self.search["settings"], (self.search["method"], self.search.get("chosen"))
-        return tuple(name for name in self.fingerprint["methods"] if name not in settings or name in included)
+        """Names of the methods in the order of the run."""
+        return tuple(self.fingerprint["methods"])
 
     @property
     def rounds(self) -> int:
@@ -104,6 +100,10 @@ def read_run(folder: Path) -> Run:
     if not (folder / "run.json").exists():
         raise InputError(f"{folder} is not a run folder: it has no run.json")
     record = read_record(folder)
+    if "tuning" in record:
+        raise InputError(
+            f"{folder} is a search, which has a page of its own: fedtilt report {shlex.quote(str(folder))}"
+        )
     environment, seeds = dict(record["environment"]), set(record["seeds"])
     seeds |= {int(path.name[5:]) for path in folder.glob("seed-*") if path.name[5:].isdecimal()}
     seed_folders = {seed: folder / f"seed-{seed}" for seed in sorted(seeds)}
@@ -134,17 +134,7 @@ def read_run(folder: Path) -> Run:
         spec=read_toml(folder / "spec.toml") if (folder / "spec.toml").exists() else None,
         seeds=tuple(seed_folders),
         seed_runs=tuple(seed_runs),
-        search=_read_search(folder, record),
     )
-
-
-def _read_search(folder: Path, record: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The result of a tuning run, or its settings while it runs; None for any other run."""
-    if "tuning" not in record:
-        return None
-    results = folder / "results.json"
-    tuning = read_json(results).get("tuning") if results.exists() else None
-    return dict(tuning or record["tuning"])
 
 
 def _read_fingerprint(path: Path) -> dict[str, Any]:

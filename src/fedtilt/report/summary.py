@@ -87,14 +87,6 @@ def cautions(run: Run) -> list[str]:
     sentences = []
     if not run.finished:
         sentences.append(_unfinished(run))
-    if run.search is not None:
-        chosen = run.search.get("chosen")
-        choice = f"{chosen} was chosen" if chosen else "none is chosen yet"
-        sentences.append(
-            f"A search over {len(run.search['settings'])} settings of {run.search['method']}, of which {choice} on "
-            "validation data; this page shows test data. The other settings are in results.json; "
-            f"fedtilt resume {shlex.quote(str(run.folder))} lists them."
-        )
     if len(run.compared) == 1:
         sentences.append("One seed: small differences may be chance; more seeds give error bars.")
     else:

@@ -6,6 +6,7 @@ from pathlib import Path
 from fedtilt.data.outliers import Outliers
 from fedtilt.report import Published
 from fedtilt.report.run_reader import Run, read_run
+from fedtilt.report.tuning_page import is_search
 from fedtilt.reproduction.comparison.dataset_comparison import PAPER_METRICS
 from fedtilt.reproduction.experiment import NAMES, Experiment, load
 from fedtilt.reproduction.train_grid import ditto, fedavg, federation_settings, fedtilt, method_of
@@ -18,8 +19,10 @@ _LAYER_OUTPUTS = {"mlp": [200, 200, 10], "cnn": [32, 64, 128, 10]}
 def published_for(folder: str | PathLike[str]) -> Published:
     """Method → metric → the paper's value, for the methods of a run folder that have the paper's settings.
 
-    Empty if data set, outliers, clients, model or training settings differ, or if the run is not finished.
+    Empty if data set, outliers, clients, model or training settings differ, if the run is not finished, or of a search.
     """
+    if is_search(Path(folder)):
+        return {}
     run = read_run(Path(folder))
     for name in NAMES:
         experiment = load(name)

@@ -1,6 +1,7 @@
 """Run or resume a spec: one seed after another, in one run folder."""
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,8 +78,8 @@ def resume(
                 f"{folder} was started with seeds {run['seeds']}, and its spec.toml now says {list(spec_seeds)}; "
                 "restore it, or start a new run in another folder (--out, or out= in Python)"
             )
-        if "tuning" in run and rounds is not None:
-            raise InputError(f"{folder} is a search, and its rounds cannot change; run the settings that it recommends")
+        if "tuning" in run:
+            raise InputError(f"{folder} is a search; go on with: fedtilt resume {shlex.quote(str(folder))}")
         if rounds is not None and rounds != spec.train.rounds:
             spec = _change_rounds(spec, folder, rounds)
         callback = Callbacks(with_notebook_progress(callbacks, progress))
@@ -125,7 +126,11 @@ def check_run_folder(folder: Path) -> None:
 def open_seed(folder: Path, seed: int | None = None) -> tuple[int, RunFolder]:
     """One seed of a run, and its part of the folder; None: the first."""
     check_run_folder(folder)
-    seeds = read_record(folder)["seeds"]
+    record = read_record(folder)
+    if "tuning" in record:
+        again = shlex.quote(str(folder / "recommended.toml"))
+        raise InputError(f"{folder} is a search, which keeps no models; train what it recommends: fedtilt run {again}")
+    seeds = record["seeds"]
     seed = int(seeds[0]) if seed is None else seed
     if seed not in seeds:
         raise InputError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")

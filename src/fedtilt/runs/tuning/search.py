@@ -155,6 +155,8 @@ class Search:
         except OutOfTime:
             self.out_of_time = True
         self._trainer.save()
+        for stage in self.stages:
+            self._trainer.delete_models(stage)
         if self.impossible:
             name, reason = next(iter(self.impossible.items()))
             self._notice(f"{len(self.impossible)} settings are not possible and left out, such as {name!r}: {reason}")

@@ -137,7 +137,7 @@ def write_scores(path: Path, scores: SettingScores) -> None:
             tensors |= {f"{name}/{split}/sums": table.sums, f"{name}/{split}/total": table.total}
             for i, (sums, total) in enumerate(table.groups.values()):
                 tensors |= {f"{name}/{split}/sums-{i}": sums, f"{name}/{split}/total-{i}": total}
-    write_tensors(path, tensors)
+    write_tensors(path, {key: tensor.clone() for key, tensor in tensors.items()})  # totals are shared
 
 
 def read_scores(path: Path, columns: tuple[str, ...]) -> SettingScores:
