@@ -142,6 +142,8 @@ def _to(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
 def _rounds(prepared: PreparedRun, state: FederationState, notice: Callable[[str], None]) -> Iterator[Round]:
     federation, settings, device = prepared.federation, prepared.settings, prepared.device
     prepared.net.to(device)
+    if state.round >= settings.rounds:  # nothing is left to train, and no worker to start
+        return
     has_validation = any(map(len, federation.validation_index))
     with fp32_deterministic(device):
         test = Evaluator(federation, prepared.net, prepared.parts, device)

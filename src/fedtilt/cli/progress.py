@@ -12,9 +12,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from fedtilt.cli.console import Console
 from fedtilt.cli.tables import most_accurate, progress_table
+from fedtilt.cluster.tasks import TaskProgress
 from fedtilt.evaluation.summary import Summary
 from fedtilt.runs.callback import Callback, RunStart
 from fedtilt.simulation import Round
+
+
+_TASKS_SECONDS = 10.0  # between two lines on the tasks of a cluster
 
 
 @contextmanager
@@ -59,9 +63,10 @@ class _Notices(Callback):
 
 
 class _Lines(_Notices):
-    """About ten lines for every seed, or one for every round."""
+    """About ten lines for every seed, or one for every round; on a cluster, what runs where every ten seconds."""
 
     _backend = ""  # as it was printed
+    _tasks_shown = 0.0  # when
 
     def on_start(self, run: RunStart) -> None:
         super().on_start(run)
@@ -76,6 +81,11 @@ class _Lines(_Notices):
             per_round = (time.monotonic() - self._start_time) / (round.number - self._start_round)
             left = self._rounds - round.number
             self._print(_line(round, self._rounds, metrics) + (f", {per_round * left:.0f} s left" if left else ""))
+
+    def on_tasks(self, running: Mapping[str, TaskProgress], done: int, total: int) -> None:
+        if time.monotonic() - self._tasks_shown >= _TASKS_SECONDS or done == total:
+            self._tasks_shown = time.monotonic()
+            self._print(tasks_line(running, done, total))
 
     def _show_backend(self, round: Round) -> None:
         line = f"backend: {round.backend.describe()}"
@@ -137,6 +147,19 @@ def handle_interrupt(console: Console) -> Iterator[Callable[[], bool]]:
     finally:
         if is_default:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def tasks_line(running: Mapping[str, TaskProgress], done: int, total: int) -> str:
+    """What runs where on a cluster.
+
+    >>> tasks_line({"seed 3": TaskProgress("10.0.0.2", 5, 50, "fedtilt 91.2 %")}, 2, 4)
+    '2/4 done; seed 3: 5/50 on 10.0.0.2, fedtilt 91.2 %'
+    """
+    parts = [
+        f"{name}: {f'{p.done}/{p.total}' if p.total else 'starts'} on {p.node}{f', {p.latest}' if p.latest else ''}"
+        for name, p in running.items()
+    ]
+    return "; ".join([f"{done}/{total} done", *parts])
 
 
 def _line(r: Round, rounds: int, summaries: Mapping[str, Summary] | None) -> str:

@@ -28,6 +28,13 @@ def resume(
         ),
     ] = None,
     log: Log = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|HOST:PORT|none",
+            help="Go on on this Ray cluster, or with none on this machine (default: as the run was started).",
+        ),
+    ] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
@@ -57,6 +64,6 @@ def resume(
     trackers = trackers_of(log or [])
 
     def train(callbacks: Sequence[Callback]) -> dict[int, Result]:
-        return resume_run(folder, rounds, callbacks=[*trackers, *callbacks])
+        return resume_run(folder, rounds, cluster=cluster, callbacks=[*trackers, *callbacks])
 
     run_and_print(spec, folder, train, quiet=quiet, verbose=verbose, as_json=as_json)

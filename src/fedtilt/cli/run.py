@@ -38,6 +38,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.
 Out = Annotated[Path | None, typer.Option("--out", help="The run folder (default: a new folder in runs/).")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 Seed = Annotated[int | None, typer.Option(help="The first seed.")]
+Cluster = Annotated[
+    str | None,
+    typer.Option(metavar="auto|HOST:PORT", help="Train on a Ray cluster: auto, or host:port of its head node."),
+]
 Seeds = Annotated[int | None, typer.Option(help="The number of seeds; results are mean ± std.")]
 Log = Annotated[
     list[str] | None,
@@ -59,6 +63,7 @@ def run(
     out: Out = None,
     data_dir: DataDir = None,
     device: Device = None,
+    cluster: Cluster = None,
     seed: Seed = None,
     seeds: Seeds = None,
     audit: Annotated[
@@ -73,7 +78,7 @@ def run(
 
     Without a spec: FedAvg, Ditto and FedTilt on 20 clients with 30 % wrong labels, in seconds.
     """
-    overrides = [*overrides_of(settings, data_dir), *(["train.audit=true"] if audit else [])]
+    overrides = [*overrides_of(settings, data_dir, cluster), *(["train.audit=true"] if audit else [])]
     loaded = load(spec, overrides=overrides, methods=method or [], seed=seed, seeds=seeds, device=device)
     folder = out or new_folder(loaded.name)
     trackers = trackers_of(log or [])
@@ -84,9 +89,10 @@ def run(
     run_and_print(loaded, folder, train, quiet=quiet, verbose=verbose, as_json=as_json)
 
 
-def overrides_of(settings: list[str] | None, data_dir: Path | None) -> list[str]:
-    """The overrides of the spec from --set and --data-dir."""
-    return [*(settings or []), *([] if data_dir is None else [f"data.folder={data_dir}"])]
+def overrides_of(settings: list[str] | None, data_dir: Path | None, cluster: str | None = None) -> list[str]:
+    """The overrides of the spec from --set, --data-dir and --cluster."""
+    options = {"data.folder": data_dir, "train.cluster": cluster}
+    return [*(settings or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
 
 
 def new_folder(name: str) -> Path:

@@ -5,6 +5,7 @@ import importlib
 import logging
 import os
 import socket
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -32,6 +33,12 @@ def import_ray() -> Any:
         if error.name != "ray":
             raise
         raise InputError('a cluster needs Ray, which is not installed; pip install "fedtilt[cluster]"') from None
+
+
+def is_ray_worker() -> bool:
+    """Whether this process is one that Ray has started."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from fedtilt.errors import InputError
 
 _MAX_FAILURES = 3  # of one piece of work, or of starting a worker, before the run stops
 _QUEUED = 2  # pieces of work per worker: one in progress, and one whose data is on its way
-_MESSAGE_SECONDS = 10.0  # without a worker, before the user is told
+_MESSAGE_SECONDS = 30.0  # without a worker, before the user is told
 _POLL_SECONDS = 1.0
 
 Work = TypeVar("Work")
@@ -150,6 +150,6 @@ class WorkerPool:
         if waited > _MESSAGE_SECONDS and not self._told:
             self._told = True
             self._notice(
-                f"waits up to {self._timeout:g} s for a node of the cluster with a free {self._resource} to start a "
-                "worker"
+                f"no worker of the cluster is ready yet; waits up to {self._timeout:g} s for a node with a free "
+                f"{self._resource}"
             )

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtilt.cluster.connection import is_ray_worker
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.rounds.executors import BatchSettings
@@ -32,10 +33,11 @@ from fedtilt.training import BACKENDS, Backend, LocalJob, Trained
 def can_fork(backend: str) -> bool:
     """Whether workers with this backend can be forked.
 
-    They cannot on macOS, whose frameworks are unsafe after a fork, in a daemon process, or with autograd if it has
-    started threads.
+    They cannot on macOS, whose frameworks are unsafe after a fork, in a daemon process or one of Ray, which has one CPU,
+    or with autograd if it has started threads.
     """
-    possible = sys.platform.startswith("linux") and not multiprocessing.current_process().daemon
+    is_daemon = multiprocessing.current_process().daemon or is_ray_worker()
+    possible = sys.platform.startswith("linux") and not is_daemon
     return possible and (backend != "autograd" or not torch.cuda.is_available() or _autograd_works_after_fork())
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtilt.cluster.tasks import TaskProgress
 from fedtilt.evaluation.summary import Summary
 from fedtilt.simulation import Round
 
@@ -44,6 +45,9 @@ class Callback:
     def on_notice(self, text: str) -> None:
         """A message for the user, such as a damaged checkpoint or a client whose update stands out."""
 
+    def on_tasks(self, running: Mapping[str, TaskProgress], done: int, total: int) -> None:
+        """About every second while seeds are trained on a cluster: what runs where, and how many are done."""
+
     def on_end(self, error: BaseException | None) -> None:
         """After the last round of a seed, or with the error that stopped it."""
 
@@ -70,6 +74,11 @@ class Callbacks(Callback):
         """Call all."""
         for callback in self._callbacks:
             callback.on_notice(text)
+
+    def on_tasks(self, running: Mapping[str, TaskProgress], done: int, total: int) -> None:
+        """Call all."""
+        for callback in self._callbacks:
+            callback.on_tasks(running, done, total)
 
     def on_end(self, error: BaseException | None) -> None:
         """Call all that have started, even if one of them fails."""

@@ -13,6 +13,7 @@ from fedtilt.files import read_toml, write_json, write_toml
 from fedtilt.locks import locked
 from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.runs.callback import Callback, Callbacks
+from fedtilt.runs.cluster_seeds import train_seeds_on_cluster
 from fedtilt.runs.notebook import with_notebook_progress
 from fedtilt.runs.run import check_out_folder, compare_environment, fingerprint_of, train_to_end
 from fedtilt.storage.provenance import is_started, read_record, record_environment, seed_folder
@@ -53,6 +54,7 @@ def resume(
     folder: str | os.PathLike[str],
     rounds: int | None = None,
     *,
+    cluster: str | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
 ) -> dict[int, Result]:
@@ -64,6 +66,7 @@ def resume(
     Args:
         folder: the run folder
         rounds: the number of rounds; None: as many as the spec says
+        cluster: a Ray cluster in place of the spec's, see `ft.run`; "none": this machine; None: as the spec says
         callbacks: called before, after and between the rounds of every seed: see `Callback`
         progress: whether a notebook shows the progress; elsewhere nothing is shown
     """
@@ -82,6 +85,8 @@ def resume(
             raise InputError(f"{folder} is a search; go on with: fedtilt resume {shlex.quote(str(folder))}")
         if rounds is not None and rounds != spec.train.rounds:
             spec = _change_rounds(spec, folder, rounds)
+        if cluster is not None:
+            spec = spec_of(folder, f"train.cluster={'' if cluster == 'none' else cluster}")
         callback = Callbacks(with_notebook_progress(callbacks, progress))
         compare_environment(folder, spec.device, callback.on_notice)
         return _train_seeds(spec, folder, callback)
@@ -138,15 +143,20 @@ def open_seed(folder: Path, seed: int | None = None) -> tuple[int, RunFolder]:
 
 
 def _train_seeds(spec: "Spec", folder: Path, callback: Callback) -> dict[int, Result]:
-    results = {}
-    for seed in range(spec.seed, spec.seed + spec.seeds):
-        run_folder = RunFolder(seed_folder(folder, seed), spec.storage.memory_limit_mb * 2**20)
-        prepared = prepare_seed(spec, seed, folder)
-        results[seed] = train_to_end(
-            prepared, fingerprint_of(prepared), run_folder, spec.storage.checkpoint_seconds, callback
-        )
+    from fedtilt.spec import train_settings_of
+
+    if spec.seeds > 1 and train_settings_of(spec, spec.seed).on_cluster:
+        train_seeds_on_cluster(spec, folder, _train_seed, callback)  # what is left to do here is to read the results
+    seeds = range(spec.seed, spec.seed + spec.seeds)
+    results = {seed: _train_seed(spec, folder, seed, callback) for seed in seeds}
     write_json(folder / "results.json", over_seeds(results))
     return results
+
+
+def _train_seed(spec: "Spec", folder: Path, seed: int, callback: Callback) -> Result:
+    run_folder = RunFolder(seed_folder(folder, seed), spec.storage.memory_limit_mb * 2**20)
+    prepared = prepare_seed(spec, seed, folder)
+    return train_to_end(prepared, fingerprint_of(prepared), run_folder, spec.storage.checkpoint_seconds, callback)
 
 
 def prepare_seed(spec: "Spec", seed: int, folder: Path) -> PreparedRun:

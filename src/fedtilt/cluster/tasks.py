@@ -1,0 +1,150 @@
+"""Independent work as tasks of a Ray cluster: seeds, cases of an experiment, trials of a search.
+
+A task resumes from its own checkpoint when its node dies. Its files are on a file system that all nodes share.
+"""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedtilt.cluster.connection import check_nodes, nodes, on_nodes
+from fedtilt.errors import InputError
+
+_POLL_SECONDS = 1.0
+_RETRIES = 3  # of a task whose process or node dies
+
+
+class TaskProgress(NamedTuple):
+    """How far a task is, and where it runs."""
+
+    node: str  # address
+    done: int  # rounds or steps
+    total: int
+    latest: str = ""  # the latest result in a few words
+
+
+Report = Callable[[int, int, str], None]  # steps done, steps in total, the latest result in a few words
+Task = Callable[[Report, Callable[[str], None]], Any]  # takes what to call with its progress, and with messages
+OnProgress = Callable[[Mapping[str, TaskProgress], int, int], None]  # running tasks, tasks done, tasks in total
+
+
+def run_tasks(
+    ray: Any, tasks: Mapping[str, Task], *, gpu: bool, notice: Callable[[str], None],
+    on_progress: OnProgress = lambda *_: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Run tasks in parallel on the cluster, and return their results by name.
+
+    Each has one GPU or CPU. An `InputError` of a task is raised when it comes.
+
+    Args:
+        ray: the connected module
+        tasks: by name
+        gpu: whether a task needs a GPU
+        notice: called with messages of the tasks, which begin with the name of the task
+        on_progress: called about every second
+    """
+    check_nodes(ray, set())
+    board = ray.remote(num_cpus=0)(_Board).remote()
+    options = {"num_cpus": 0, "num_gpus": 1} if gpu else {"num_cpus": 1}
+    remote = ray.remote(max_retries=_RETRIES, scheduling_strategy="SPREAD", **options)(_run)
+    running = {remote.remote(name, task, board): name for name, task in tasks.items()}
+    results: dict[str, Any] = {}
+    try:
+        while running:
+            done, _ = ray.wait([*running], num_returns=len(running), timeout=_POLL_SECONDS)
+            progress, messages = ray.get(board.read.remote())
+            for message in messages:
+                notice(message)
+            for reference in done:
+                name = running.pop(reference)
+                result = ray.get(reference)
+                if isinstance(result, _Refused):
+                    raise InputError(f"{name}: {result.message}")
+                results[name] = result
+            on_progress(
+                {name: progress[name] for name in running.values() if name in progress}, len(results), len(tasks)
+            )
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+        ray.kill(board)
+    return results
+
+
+class _Refused(NamedTuple):
+    """An `InputError` of a task: Ray would wrap it in an error of its own."""
+
+    message: str
+
+
+class _Board:
+    """The actor that collects the progress and the messages of all tasks."""
+
+    def __init__(self) -> None:
+        self._progress: dict[str, TaskProgress] = {}
+        self._messages: list[str] = []
+
+    def report(self, name: str, progress: TaskProgress) -> None:
+        self._progress[name] = progress
+
+    def notice(self, name: str, text: str) -> None:
+        self._messages.append(f"{name}: {text}")
+
+    def read(self) -> tuple[dict[str, TaskProgress], list[str]]:
+        messages, self._messages = self._messages, []
+        return self._progress, messages
+
+
+def _run(name: str, task: Task, board: Any) -> Any:
+    """Run one task in a process of the cluster."""
+    import ray
+
+    node = ray.util.get_node_ip_address()
+
+    def report(done: int, total: int, latest: str = "") -> None:
+        board.report.remote(name, TaskProgress(node, done, total, latest))
+
+    report(0, 0)
+    try:
+        return task(report, lambda text: board.notice.remote(name, text))
+    except InputError as error:
+        return _Refused(str(error))
+
+
+@contextlib.contextmanager
+def _marked(folder: Path) -> Iterator[Path]:
+    """A file in a folder, with a name that no other machine has."""
+    path = folder / f".cluster-{secrets.token_hex(8)}"
+    path.touch()
+    try:
+        yield path
+    finally:
+        path.unlink()
+
+
+def check_shared(ray: Any, folder: Path, paths: Sequence[str | os.PathLike[str]] = ()) -> None:
+    """Refuse a node that does not share a folder with this machine, or does not see other paths.
+
+    Args:
+        ray: the connected module
+        folder: where tasks write; it exists
+        paths: files and folders that tasks read
+    """
+    with _marked(folder) as mark:
+        wanted = {os.fspath(mark): os.fspath(folder), **{os.path.abspath(path): os.fspath(path) for path in paths}}
+
+        def missing() -> list[str]:
+            import os
+
+            return [shown for path, shown in wanted.items() if not os.path.exists(path)]
+
+        addresses = nodes(ray)
+        for node, not_seen in on_nodes(ray, missing, list(addresses)).items():
+            if not_seen:
+                raise InputError(
+                    f"node {addresses.get(node, node)} cannot see {not_seen[0]}; put it on a file system that "
+                    "all nodes share"
+                )
