@@ -15,6 +15,9 @@ from fedtilt.runs import trackers
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.run import run
 from fedtilt.runs.spec_run import resume
+from fedtilt.runs.tuning.axes import Range
+from fedtilt.runs.tuning.result import Tuning
+from fedtilt.runs.tuning.tune import tune
 from fedtilt.simulation import Round, simulate
 from fedtilt.version import __version__
 
@@ -25,9 +28,11 @@ __all__ = [
     "InputError",
     "Method",
     "Privacy",
+    "Range",
     "Result",
     "Round",
     "TiltedLoss",
+    "Tuning",
     "__version__",
     "aggregate",
     "audit",
@@ -46,4 +51,5 @@ __all__ = [
     "term",
     "tilted_mean",
     "trackers",
+    "tune",
 ]
