@@ -10,6 +10,7 @@ its buffers.
 """
 
 import fnmatch
+import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -169,7 +170,7 @@ class Parts:
         model[~self._is_local.to(shared.device)] = shared
         return model
 
-    @property
+    @functools.cached_property
     def is_local(self) -> Tensor:
         """1 for the local entries of a trained model, 0 for the shared ones, (T,)."""
         return torch.zeros_like(self.initial) if self._is_local is None else self._is_local.to(self.initial.dtype)

@@ -28,6 +28,7 @@ from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import Executor, one_thread
 from fedtilt.rounds.gaussian_mechanism import PrivacyLoss
 from fedtilt.rounds.make_executor import make_executor
+from fedtilt.rounds.method_state import check_state, initial_server
 from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.rounds.round import (
     ClientUpdate,
@@ -59,7 +60,7 @@ class Round:
     screened: Mapping[str, Mapping[int, str]]  # method → client → why its update was refused or bounded
     privacy: PrivacyLoss | None  # of the shared model of each method, so far; None: no privacy, or not evaluated
     _net: nn.Module
-    _parts: Parts
+    _parts: Mapping[str, Parts]  # by method
     client_names: tuple[str, ...]
 
     def metrics(self, method: str, *, validation: bool = False) -> Metrics:
@@ -79,7 +80,8 @@ class Round:
         kept: Tensors = {}
         if client is not None:
             kept = self.state.client_states.get((method, client_number(client, self.client_names)))
-        return build_client_model(self._net, self._parts, self.state.server[method], kept, personal=client is not None)
+        parts = self._parts[method]
+        return build_client_model(self._net, parts, self.state.server[method], kept, personal=client is not None)
 
     def _check(self, method: str) -> None:
         if method not in self.state.server:
@@ -123,14 +125,14 @@ def simulate_prepared(
     """`simulate` with checked inputs; `notice` is called with messages for the user, which else are warnings."""
     methods, device = prepared.methods, prepared.device
     if state is None:
-        start = _to(device, prepared.parts.initial_server())
-        state = FederationState(
-            0, {m.name: start for m in methods}, ClientStates() if client_states is None else client_states
-        )
+        servers = {m.name: _to(device, initial_server(m, prepared.parts, prepared.federation.clients)) for m in methods}
+        state = FederationState(0, servers, ClientStates() if client_states is None else client_states)
     else:
         for m in methods:
             if m.name not in state.server:
                 raise InputError(f"state has no method {m.name!r}; it has {', '.join(state.server)}")
+            needed = initial_server(m, prepared.parts, prepared.federation.clients)
+            check_state(state.server[m.name], needed, f"what the server keeps for method {m.name!r}")
         state.server = {m.name: _to(device, state.server[m.name]) for m in methods}
     return _rounds(prepared, state, notice or (lambda text: warn([text])))
 
@@ -187,7 +189,12 @@ def _run_round(
     # 4. server update; the state changes only after all models have been checked
     _check_finite(number, methods, server, updates, kept)
     mechanism = prepared.mechanism and prepared.mechanism.for_round(number)
-    updated = {m.name: server_update(m, server[m.name], updates[m.name], settings, mechanism) for m in methods}
+    updated = {
+        m.name: server_update(
+            m, server[m.name], updates[m.name], settings, mechanism, round=number, clients=federation.clients
+        )
+        for m in methods
+    }
     state.server = {name: update.state for name, update in updated.items()}
     state.round = number
     _store(state, kept, audited)
@@ -208,7 +215,7 @@ def _run_round(
         screened={name: {**update.bounded, **update.rejected} for name, update in updated.items()},
         privacy=mechanism.loss(number) if mechanism and evaluate else None,
         _net=prepared.net,
-        _parts=prepared.parts,
+        _parts={m.name: prepared.parts.keeping(m.local) for m in methods},
         client_names=federation.client_names,
     )
 
@@ -264,8 +271,9 @@ def _train(
         trained = {m.name: {model: next(by_job) for model in plans[client][m.name]} for m in prepared.methods}
         for m in prepared.methods:
             updates[m.name][client], kept[m.name][client] = finish(
-                m, trained[m.name], parts=prepared.parts, samples=samples
-            )
+                m, plans[client][m.name], trained[m.name], client_states.get((m.name, client)), parts=prepared.parts,
+                settings=prepared.settings, samples=samples,
+            )  # fmt: skip
         if collector is not None:  # here, while the workers train other clients
             x, y = prepared.federation.train(client, seed=prepared.settings.seed, round=number, device=prepared.device)
             groups = prepared.federation.train_groups(client, device=prepared.device)
@@ -285,7 +293,7 @@ def _check_finite(
     """Raise `Diverged` if any model is not finite; the message is about the first."""
     reasons: dict[str, dict[int, str]] = {}
     for m in methods:
-        reasons[m.name] = invalid_updates(updates[m.name], server[m.name])
+        reasons[m.name] = invalid_updates(m, updates[m.name], server[m.name])
         for name in {name for tensors in kept[m.name].values() for name in tensors}:
             tensors = {client: state[name] for client, state in kept[m.name].items()}
             reasons[m.name] |= invalid_reasons(tensors, next(iter(tensors.values())))

@@ -62,7 +62,7 @@ def test_a_method_is_immutable() -> None:
             "q of method 'fedavg' is not used by aggregator 'krum'; leave it out",
         ),
         (lambda: fedavg(aggregator="median", steps=(3, 0.1)), "steps of method 'fedavg' is not used by"),
-        (lambda: fedavg(weighting="size"), "'equal' or 'samples', got 'size'"),
+        (lambda: fedavg(weighting="size"), "must be one of equal, samples, loss, afl, got 'size'"),
         (lambda: fedavg(steps=(0, 0.5)), "got (0, 0.5)"),
         (lambda: fedavg(steps=5), "got 5"),
         (lambda: fedavg(name=".."), "or a leading dot, got '..'"),

@@ -17,6 +17,7 @@ from fedtilt.flower.schema.messages import decode_schema, encode_problem, encode
 from fedtilt.flower.schema.site_table import SchemaMismatch
 from fedtilt.flower.site.site import Site
 from fedtilt.flower.task import Task, site_number
+from fedtilt.rounds.method_state import vectors_sent
 
 _log = logging.getLogger("flwr")
 
@@ -63,7 +64,7 @@ def _join(task: Task, message: Message, context: Context) -> RecordDict:
 
 def _train(task: Task, message: Message, context: Context) -> RecordDict:
     site = _site(task, message, context)
-    instruction = decode_instruction(message, site.parts)
+    instruction = decode_instruction(message, site.parts, vectors_sent(site.task.method).by_server)
     reply = site.train(
         instruction.received,
         round=instruction.round,

@@ -1,11 +1,12 @@
 """All messages, and the checks of what arrives: a reply is decoded into plain values or rejected with a reason.
 
 server → site   join       nothing
-                train      w, and its buffers if they are averaged; round, base round (that w came from), training
-                           history, rounds that the server can go back to
+                train      w, and its buffers if they are averaged; vectors of the method's correction; round, base
+                           round (that w came from), training history, rounds that the server can go back to
                 evaluate   w, and its buffers if they are averaged; round, training history
 site → server   join       site number, number of classes, number of parameters, digests of what no message carries
-                train      w_n, and its buffers if they are averaged; round, training samples, declared numbers
+                train      w_n, and its buffers if they are averaged; vectors of the method's correction; round,
+                           training samples, declared numbers
                 evaluate   round; correct predictions of the shared and, if there is one, the personal model, and test
                            samples: by class or, if the site withholds those, in total and the spread over its classes
                 a failure  Flower's error code, and the site number
@@ -13,7 +14,7 @@ site → server   join       site number, number of classes, number of parameter
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.round import ClientUpdate
 
-_DECLARED = "declared-"
+_DECLARED, _VECTOR = "declared-", "vector-"
 ARRAYS_RECORD, CONFIG_RECORD, METRICS_RECORD, CONSTANTS_RECORD = "arrays", "config", "metrics", "constants"
 
 _CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
@@ -70,21 +71,43 @@ def history_config(history: TrainingHistory) -> dict[str, ConfigRecordValues]:
     return config
 
 
-def encode_instruction(parts: Parts, server: Tensors, config: Mapping[str, ConfigRecordValues]) -> RecordDict:
-    """The content of a message to a site."""
+def encode_instruction(
+    parts: Parts, server: Tensors, config: Mapping[str, ConfigRecordValues], vectors: Sequence[str] = ()
+) -> RecordDict:
+    """The content of a message to a site, with these vectors of what the server keeps."""
     arrays = to_arrays(parts, server["parameters"], server.get("buffers"))
-    return RecordDict({ARRAYS_RECORD: arrays, CONFIG_RECORD: ConfigRecord(dict(config))})
+    records = {ARRAYS_RECORD: arrays, CONFIG_RECORD: ConfigRecord(dict(config))}
+    return RecordDict(records | _vector_records(parts, {name: server[name] for name in vectors}))
 
 
-def decode_instruction(message: Message, parts: Parts) -> Instruction:
-    """Decode a message to `train` or `evaluate`."""
+def _vector_records(parts: Parts, vectors: Tensors) -> dict[str, ArrayRecord]:
+    """Vectors (S,) as records of Flower arrays."""
+    return {f"{_VECTOR}{name}": to_shared_arrays(parts, vector) for name, vector in vectors.items()}
+
+
+def _decode_vectors(content: RecordDict, parts: Parts, names: Sequence[str]) -> dict[str, Tensor]:
+    """The vectors (S,) of these names; others are rejected."""
+    vectors = {}
+    for name in names:
+        record = content.get(f"{_VECTOR}{name}")
+        if not isinstance(record, ArrayRecord):
+            raise RejectedReply(f"has no vector {name!r}")
+        vectors[name] = from_shared_arrays(record, parts)
+    if unknown := [key for key in content if key.startswith(_VECTOR) and key.removeprefix(_VECTOR) not in names]:
+        raise RejectedReply(f"has {len(unknown)} vectors that the method does not use")
+    return vectors
+
+
+def decode_instruction(message: Message, parts: Parts, vectors: Sequence[str] = ()) -> Instruction:
+    """Decode a message to `train` or `evaluate`, with these vectors of what the server keeps."""
     config, arrays = message.content.config_records[CONFIG_RECORD], message.content.array_records[ARRAYS_RECORD]
     round = _check_int(config["round"])
     base_round = _check_int(config.get("base-round", round))
     ids, rounds = _list(config.get("earlier-histories")), map(_check_int, _list(config.get("earlier-rounds")))
     history = TrainingHistory(str(config["history"]), tuple(zip(map(str, ids), rounds, strict=True)))
     keep = tuple(map(_check_int, _list(config.get("keep"))))
-    return Instruction(from_arrays(arrays, parts), round, base_round, history, keep)
+    received = from_arrays(arrays, parts) | _decode_vectors(message.content, parts, vectors)
+    return Instruction(received, round, base_round, history, keep)
 
 
 def _list(value: object) -> list[Any]:
@@ -120,7 +143,8 @@ def encode_train_reply(parts: Parts, update: ClientUpdate, round: int) -> Record
     """A site's reply to `train`."""
     declared = {f"{_DECLARED}{name}": float(value) for name, value in update.declared.items()}
     metrics = MetricRecord({"round": round, "num-examples": update.samples, **declared})
-    return RecordDict({ARRAYS_RECORD: to_arrays(parts, update.parameters, update.buffers), METRICS_RECORD: metrics})
+    records = {ARRAYS_RECORD: to_arrays(parts, update.parameters, update.buffers), METRICS_RECORD: metrics}
+    return RecordDict(records | _vector_records(parts, update.tensors))
 
 
 def encode_evaluation_reply(reply: EvaluationReply, round: int, by_class: bool) -> RecordDict:
@@ -193,8 +217,10 @@ def _check_initial_values(received: object, digests: Mapping[str, str], parts: P
         raise RejectedReply(f"has {unknown} frozen parameters or buffers too many; give every site the same model")
 
 
-def decode_train_reply(reply: Message, round: int, parts: Parts, max_samples: int) -> ClientUpdate:
-    """Decode a reply to `train`; `invalid_updates` checks afterwards that the model is finite."""
+def decode_train_reply(
+    reply: Message, round: int, parts: Parts, max_samples: int, vectors: Sequence[str] = ()
+) -> ClientUpdate:  # fmt: skip
+    """Decode a reply to `train`, with these vectors; `invalid_updates` checks afterwards that all of it is finite."""
     metrics = reply_metrics(reply)
     _check_round(metrics, round)
     samples = int_in(metrics, "num-examples", 1, max_samples)
@@ -202,7 +228,8 @@ def decode_train_reply(reply: Message, round: int, parts: Parts, max_samples: in
     if not isinstance(arrays, ArrayRecord):
         raise RejectedReply("has no model")
     received = from_arrays(arrays, parts)
-    return ClientUpdate(received["parameters"], samples, received.get("buffers"), _declared(metrics))
+    sent = _decode_vectors(reply.content, parts, vectors)
+    return ClientUpdate(received["parameters"], samples, received.get("buffers"), _declared(metrics), sent)
 
 
 def _declared(metrics: MetricRecord) -> dict[str, float]:

@@ -39,6 +39,17 @@ def from_arrays(record: ArrayRecord, parts: Parts) -> dict[str, Tensor]:
     return {"parameters": values[:size]} | ({"buffers": values[size:]} if parts.averages_buffers else {})
 
 
+def to_shared_arrays(parts: Parts, vector: Tensor) -> ArrayRecord:
+    """A vector (S,) with an entry for every shared parameter as Flower arrays by name."""
+    pieces = named_pieces(vector, parts.shared_shapes)
+    return ArrayRecord({name: piece.detach().cpu().contiguous() for name, piece in pieces.items()})
+
+
+def from_shared_arrays(record: ArrayRecord, parts: Parts) -> Tensor:
+    """The inverse of `to_shared_arrays`."""
+    return _vector(record, parts.shared_shapes)
+
+
 def _vector(record: ArrayRecord, shapes: Shapes) -> Tensor:
     """Flower arrays as one vector (P,); rejects other names, shapes and types before it uses any of their bytes.
 

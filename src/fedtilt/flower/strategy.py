@@ -22,6 +22,7 @@ from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.methods import Method, check_bad_share
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
+from fedtilt.rounds.method_state import check_state, initial_server, vectors_sent
 from fedtilt.rounds.round import ClientUpdate, ServerUpdate, invalid_updates, server_update
 from fedtilt.rounds.settings import TrainSettings
 
@@ -59,13 +60,14 @@ class FedTiltStrategy(Strategy):
         check_bad_share([method], settings.clients_per_round(info.sites))
         self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
         self._parts, self._info = parts, info
+        self._vectors = vectors_sent(method)
         self._history = TrainingHistory.new()
         self._rounds_before = 0  # rounds done before this run
         self._requested: dict[int, int] = {}  # site → node, of the requests in flight
         self._selected: list[int] = []  # sites that take part in this round
         self._mechanism = GaussianMechanism.of(settings, info.sites, parts)
         self._releases = 0  # models with noise, also of rounds that were repeated
-        self._server: Tensors = parts.initial_server()
+        self._server: Tensors = initial_server(method, parts, info.sites)
         self._jumps = JumpCheck(settings.screen or 0.0, 0, self._server["parameters"])
         self.membership = Membership(
             sites=info.sites, classes=len(info.class_names), parts=parts, policy=self.policy, site_keys=site_keys,
@@ -86,9 +88,9 @@ class FedTiltStrategy(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Train to the last round, from the model's weights or from the last checkpoint of the run folder."""
-        server: Tensors = self._parts.initial_server()
+        server = initial_server(self.method, self._parts, self._info.sites)
         if initial_arrays is not None:
-            server = from_arrays(initial_arrays, self._parts)
+            server |= from_arrays(initial_arrays, self._parts)
         waits_first = True  # before the folder is changed: if too few sites join, it stays as it is
         if self.run_folder is not None:
             self.run_folder.check_back_to()
@@ -96,7 +98,9 @@ class FedTiltStrategy(Strategy):
         if waits_first:
             self._wait_for_sites(grid)
         if self.run_folder is not None:
+            needed = server
             self._rounds_before, server = self.run_folder.begin(server, _log.warning)
+            check_state(server, needed, f"what the server keeps for method {self.method.name!r}")
             self._history = self.run_folder.history
             k = self.settings.screen or 0.0
             self._jumps = self.run_folder.jump_check(k, self._rounds_before, server, _log.warning)
@@ -162,7 +166,8 @@ class FedTiltStrategy(Strategy):
         self._requested = {site: nodes[site] for site in self._selected if site in nodes}
         keep = [round - 1] if self.run_folder is None else self.run_folder.kept_rounds()
         values = {**dict(config), "round": round, "base-round": round - 1, "keep": keep} | history_config(self._history)
-        content = encode_instruction(self._parts, self._server, values | schema_config(self._info.schema))
+        values |= schema_config(self._info.schema)
+        content = encode_instruction(self._parts, self._server, values, self._vectors.by_server)
         return [_message(content, node, MessageType.TRAIN, round) for node in self._requested.values()]
 
     def aggregate_train(
@@ -175,17 +180,18 @@ class FedTiltStrategy(Strategy):
             replies,
             self._requested,
             self.membership,
-            lambda reply: decode_train_reply(reply, round, self._parts, limit),
+            lambda reply: decode_train_reply(reply, round, self._parts, limit, self._vectors.by_clients),
         )
-        for site, reason in invalid_updates(accepted, self._server).items():
+        for site, reason in invalid_updates(self.method, accepted, self._server).items():
             rejected[site] = reason
             self.membership.reject(f"site {site}", reason)
             del accepted[site]
         self._record_participation(round, accepted, rejected)
         mechanism = self._mechanism and self._mechanism.for_round(round)
         updated = server_update(
-            self.method, self._server, accepted, self.settings, mechanism, selected=len(self._selected)
-        )
+            self.method, self._server, accepted, self.settings, mechanism, selected=len(self._selected), round=round,
+            clients=self._info.sites,
+        )  # fmt: skip
         if mechanism is not None:
             self._releases += 1
             if self.run_folder is not None:

@@ -164,9 +164,10 @@ class Task:
 
     def initial_model(self, resolved: ResolvedTask, info: FederationInfo) -> tuple[nn.Module, Parts]:
         """The model with its initial weights and its parts, on the server."""
-        return build_initial_model(
+        net, parts = build_initial_model(
             self.model_source(resolved), info.input_shape, len(info.class_names), resolved.settings
         )
+        return net, parts.keeping(resolved.method.local)
 
     def site_summary(self, resolved: ResolvedTask, number: int, node_config: NodeConfig) -> Summary:
         """What a site sends of its table before the sites agree on a schema."""

@@ -17,6 +17,7 @@ from fedtilt.errors import InputError
 from fedtilt.math import gram_solvers
 from fedtilt.math.client_models import check_start, client_weights, column_chunks, combine, distances_to, gram
 from fedtilt.math.distances import Distance, get_distance
+from fedtilt.math.fair import fedmgda, q_ffl
 from fedtilt.math.mixing import bucketing, clipping, nearest_neighbor_mixing
 from fedtilt.math.robust import (
     bad_count,
@@ -43,6 +44,7 @@ __all__ = [
     "bulyan",
     "centered_clipping",
     "clipping",
+    "fedmgda",
     "fltrust",
     "geometric_median",
     "krum",
@@ -51,6 +53,7 @@ __all__ = [
     "multi_krum",
     "nearest_neighbor_mixing",
     "norm_clipped",
+    "q_ffl",
     "solvable",
     "tilted",
     "trimmed_mean",
@@ -134,6 +137,11 @@ class RuleInputs(NamedTuple):
     bucket_size: int = 2
     order: Sequence[int] | None = None  # a random permutation of the clients
     root: Tensor | None = None  # (P,) the model that the server trained on its root set
+    losses: Tensor | None = None  # (C,) the clients' losses of `start`
+    q: float = 0.0
+    lr: float = 1.0  # the clients' learning rate
+    weights_bound: float = 1.0
+    update_length: float = 1.0
 
 
 class Aggregator(NamedTuple):
@@ -158,6 +166,12 @@ def _fltrust(models: Tensor, given: RuleInputs) -> Tensor:
     return fltrust(models, given.start, given.root)
 
 
+def _q_ffl(models: Tensor, given: RuleInputs) -> Tensor:
+    if given.losses is None:
+        raise ValueError("q_ffl needs the clients' losses")
+    return q_ffl(models, given.start, given.losses, given.q, given.lr)
+
+
 AGGREGATORS = {
     "mean": Aggregator(lambda models, given: mean(models, given.weights), takes_weights=True),
     "median": Aggregator(lambda models, given: median(models, given.weights), takes_weights=True),
@@ -177,6 +191,11 @@ AGGREGATORS = {
         lambda models, given: centered_clipping(models, given.start, given.clip_radius), ("clip_radius",)
     ),
     "fltrust": Aggregator(_fltrust, ("root_samples",)),
+    "q_ffl": Aggregator(_q_ffl, ("q",)),
+    "fedmgda": Aggregator(
+        lambda models, given: fedmgda(models, given.start, given.weights_bound, given.update_length),
+        ("weights_bound", "update_length"),
+    ),
 }
 
 PRE_AGGREGATORS = {

@@ -90,25 +90,26 @@ def q_ffl(models: Tensor, received: Tensor, losses: Tensor, q: float, lr: float)
     return (received.double() + change).to(models.dtype)
 
 
-def fedmgda(models: Tensor, received: Tensor, bound: float = 1.0) -> Tensor:
-    """FedMGDA+: a step of length ≤ 1 along the shortest combination of the normalised updates; it hurts no client.
+def fedmgda(models: Tensor, received: Tensor, bound: float = 1.0, length: float = 1.0) -> Tensor:
+    """FedMGDA+: a step along the shortest combination of the updates, all scaled to one length; it hurts no client.
 
     Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, arXiv 2006.11489; with the unit
     vectors u_n of w_n − w,
 
-        λ = argmin ‖Σ λ_n · u_n‖²  over Σ λ_n = 1, λ_n ≥ 0, |λ_n − 1/C| ≤ bound,   w ← w + Σ λ_n · u_n
+        λ = argmin ‖Σ λ_n · u_n‖²  over Σ λ_n = 1, λ_n ≥ 0, |λ_n − 1/C| ≤ bound,   w ← w + length · Σ λ_n · u_n
 
     Args:
         models: the clients' models, (C, P)
         received: w, (P,)
         bound: 0 is the mean of the unit vectors, 1 is MGDA
+        length: the longest step
     """
     updates = models.double() - received.double()
     lengths = updates.norm(dim=1, keepdim=True)
     unit = updates / lengths.clamp_min(torch.finfo(torch.float64).tiny)
     share = 1 / len(models)
     weights = shortest_combination(unit @ unit.T, max(0.0, share - bound), min(1.0, share + bound))
-    return (received.double() + weights @ unit).to(models.dtype)
+    return (received.double() + length * (weights @ unit)).to(models.dtype)
 
 
 def shortest_combination(gram: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:

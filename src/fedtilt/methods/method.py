@@ -9,6 +9,7 @@ from fedtilt.errors import InputError
 from fedtilt.html_table import html_table
 from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS, solvable, used_settings
 from fedtilt.math.distances import get_distance
+from fedtilt.methods.corrections import CORRECTIONS
 
 Levels = Sequence[tuple[str, float]]
 PERSONAL_START = (
@@ -16,6 +17,13 @@ PERSONAL_START = (
     "initial",  # the same, but in its first round at the initial model, as in the paper's Algorithm 1
     "received",  # at the received w in every round: fine-tuning
 )
+
+WEIGHTINGS = {
+    "equal": "all the same",
+    "samples": "their numbers of samples",
+    "loss": "exp(client_tilt · loss) of the model that they receive",
+    "afl": "weights that rise with that loss, in steps of weights_lr",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +42,11 @@ class Method:
     q: float = 0.0  # tilt over the distances to the client models, on the server
     mu: float = 0.01  # weight of the proximal term of the personal model; inf: no personal model
     prox: float = 0.0  # weight of the proximal term of the shared model (FedProx)
+    correction: str = "none"  # of client drift: a word of CORRECTIONS
+    utility: float = math.inf  # more than the loss of any batch: −log(utility − R) is minimised; inf: R itself
+    local: Sequence[str] = ()  # parameters that stay on their client, beside those of the run: see `Parts.keeping`
+    head_epochs: int | None = None  # passes that train `local` alone before the others train; None: all train together
+    inner_steps: int | None = None  # steps on every batch towards v, then w moves to it (pFedMe); None: Ditto's v
     distance: str = "squared_l2"  # between a client model and the shared model, on the server
     steps: tuple[int, float] | None = None  # (E_2, eta_3): gradient steps on the server; None: the exact optimum
     aggregator: str = "tilted"  # or another rule: mean, median, krum, …
@@ -46,7 +59,11 @@ class Method:
     lr_personal: float | None = None  # learning rate of the personal model; None: the run's, else lr
     epochs_personal: int | None = None  # passes of the personal model over the data in a round; None: the run's epochs
     personal_start: str = "last"  # where v starts in a round: a word of PERSONAL_START
-    weighting: str = "equal"  # how clients count on the server: "equal", or "samples" for their number of samples
+    weighting: str = "equal"  # how clients count on the server: a word of WEIGHTINGS
+    client_tilt: float = 0.0  # over the losses of the clients, with weighting "loss"
+    weights_lr: float = 0.1  # step of the clients' weights, with weighting "afl"
+    weights_bound: float = 0.1  # how much the clients' weights may differ from equal ones, with aggregator fedmgda
+    update_length: float = 1.0  # of every client, with aggregator fedmgda
 
     def __post_init__(self) -> None:
         if not is_plain_name(self.name):
@@ -54,7 +71,7 @@ class Method:
                 "a method's name is a short word without slashes, control characters or a leading dot, "
                 f"got {self.name!r:.60}"
             )
-        for key in ("tau", "lam", "q", "mu", "prox", "bad_share"):
+        for key in ("tau", "lam", "q", "mu", "prox", "bad_share", "utility", "client_tilt"):
             object.__setattr__(self, key, number(getattr(self, key), f"{key} of method {self.name!r}"))
         for key in ("mu", "prox"):
             if getattr(self, key) < 0:
@@ -65,6 +82,7 @@ class Method:
             raise InputError(f"bad_share of method {self.name!r} must be in [0, 0.5), got {self.bad_share:g}")
         object.__setattr__(self, "levels", self._check_levels())
         self._check_rates()
+        check_client_settings(self)
         if self.steps is not None:
             object.__setattr__(self, "steps", self._check_steps())
         self._check_server()
@@ -96,16 +114,16 @@ class Method:
         return tuple(levels)
 
     def _check_rates(self) -> None:
-        for key in ("lr", "lr_personal", "clip_radius"):
+        for key in ("lr", "lr_personal", "clip_radius", "weights_lr", "update_length"):
             value = getattr(self, key)
             if value is not None:
                 rate = number(value, f"{key} of method {self.name!r}")
                 if not 0 < rate < math.inf:
                     raise InputError(f"{key} of method {self.name!r} must be a number > 0, got {rate:g}")
                 object.__setattr__(self, key, rate)
-        if self.epochs_personal is not None:
-            epochs = whole(self.epochs_personal, f"epochs_personal of method {self.name!r}", 1)
-            object.__setattr__(self, "epochs_personal", epochs)
+        for key in ("epochs_personal", "head_epochs", "inner_steps"):
+            if getattr(self, key) is not None:
+                object.__setattr__(self, key, whole(getattr(self, key), f"{key} of method {self.name!r}", 1))
         if self.personal_start not in PERSONAL_START:
             raise InputError(
                 f"personal_start of method {self.name!r} must be one of {', '.join(PERSONAL_START)}, "
@@ -147,9 +165,23 @@ class Method:
                 f"choose one of {', '.join(['tilted', *AGGREGATORS])}"
             )
         rule = AGGREGATORS.get(self.aggregator)  # None: tilted
-        if self.weighting not in ("equal", "samples"):
-            raise InputError(f"weighting of method {self.name!r} must be 'equal' or 'samples', got {self.weighting!r}")
-        if self.weighting == "samples" and rule and not rule.takes_weights:
+        if self.weighting not in WEIGHTINGS:
+            raise InputError(
+                f"weighting of method {self.name!r} must be one of {', '.join(WEIGHTINGS)}, got {self.weighting!r}"
+            )
+        bound = number(self.weights_bound, f"weights_bound of method {self.name!r}")
+        if not 0 <= bound <= 1:
+            raise InputError(f"weights_bound of method {self.name!r} must be in [0, 1], got {bound:g}")
+        object.__setattr__(self, "weights_bound", bound)
+        if self.aggregator == "q_ffl" and not 0 <= self.q < math.inf:
+            raise InputError(f"q of method {self.name!r} must be ≥ 0 and finite with q_ffl, got {self.q:g}")
+        for key, value in (("client_tilt", "loss"), ("weights_lr", "afl")):
+            if self.weighting != value and getattr(self, key) != getattr(Method, key):
+                raise InputError(
+                    f"{key} of method {self.name!r} has no effect with weighting = {self.weighting!r}; leave it out, "
+                    f"or set weighting = {value!r}"
+                )
+        if self.weighting != "equal" and rule and not rule.takes_weights:
             raise InputError(
                 f"aggregator {self.aggregator!r} of method {self.name!r} takes no weights: use weighting='equal'"
             )
@@ -157,7 +189,10 @@ class Method:
             object.__setattr__(self, key, whole(getattr(self, key), f"{key} of method {self.name!r}", 1))
         self._check_pre_aggregators()
         used = used_settings(self.aggregator, self.pre_aggregators)
-        settings = ("q", "distance", "steps", "bad_share", "clip_radius", "bucket_size", "root_samples")
+        settings = (
+            "q", "distance", "steps", "bad_share", "clip_radius", "bucket_size", "root_samples", "weights_bound",
+            "update_length",
+        )  # fmt: skip
         for key in settings:
             if key not in used and getattr(self, key) != getattr(Method, key):
                 raise InputError(
@@ -183,10 +218,46 @@ class Method:
                 )
             if list(names).count(name) > 1:
                 raise InputError(f"pre_aggregators of method {self.name!r} have {name!r} twice; name it once")
-            if name != "clipping" and self.weighting == "samples":
+            if name != "clipping" and self.weighting != "equal":
                 raise InputError(f"{name} of method {self.name!r} mixes models without weights: use weighting='equal'")
 
     @property
     def personal(self) -> bool:
         """Whether every client has a personal model."""
         return self.mu < math.inf
+
+    @property
+    def needs_losses(self) -> bool:
+        """Whether clients declare the loss of the model that they receive."""
+        return self.weighting in ("loss", "afl") or self.aggregator == "q_ffl"
+
+
+def check_client_settings(method: Method) -> None:
+    """Refuse settings of the clients' steps that are unknown, or that have no effect beside the others."""
+    name = method.name
+    if method.correction not in ("none", *CORRECTIONS):
+        raise InputError(
+            f"correction of method {name!r} must be one of none, {', '.join(CORRECTIONS)}, got {method.correction!r}"
+        )
+    if method.correction == "feddyn" and not method.prox:
+        raise InputError(f"correction = 'feddyn' of method {name!r} needs prox > 0, its alpha")
+    if method.utility <= 0:
+        raise InputError(
+            f"utility of method {name!r} must be more than the loss of any batch, got {method.utility:g}; choose 2 to 5"
+        )
+    if isinstance(method.local, str) or not all(isinstance(pattern, str) for pattern in method.local):
+        raise InputError(f"local of method {name!r} is a list of patterns, such as ['last'], got {method.local!r}")
+    object.__setattr__(method, "local", tuple(method.local))
+    if method.head_epochs is not None and (not method.local or method.personal or method.correction != "none"):
+        raise InputError(
+            f"head_epochs = {method.head_epochs} of method {name!r} is for a method with local parameters, without "
+            "personal models and without a correction; leave it out"
+        )
+    if method.inner_steps is None:
+        return
+    if not method.personal or not method.mu:
+        raise InputError(f"inner_steps = {method.inner_steps} of method {name!r} needs 0 < mu < inf, its lambda")
+    unused = {"prox": 0.0, "correction": "none", "epochs_personal": None, "personal_start": "last"}
+    for key, default in unused.items():
+        if getattr(method, key) != default:
+            raise InputError(f"{key} of method {name!r} has no effect beside inner_steps; leave one of them out")

@@ -1,17 +1,22 @@
 """Published methods as settings of `Method`."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from fedtilt.errors import InputError
 from fedtilt.methods.method import Levels, Method
+from fedtilt.parts import LAST_LAYER
 
 # settings of the client side; a preset takes some of them, and all settings of the server side
-CLIENT_SETTINGS = ("tau", "lam", "levels", "mu", "prox")
+CLIENT_SETTINGS = (
+    "tau", "lam", "levels", "mu", "prox", "correction", "utility", "local", "head_epochs", "inner_steps",
+)  # fmt: skip
 
 
-def _preset(preset: str, name: str, settings: Mapping[str, object], **parameters: float | str | Levels) -> Method:
+def _preset(
+    preset: str, name: str, settings: Mapping[str, object], **parameters: float | str | Levels | Sequence[str]
+) -> Method:
     allowed = [field.name for field in fields(Method) if field.name not in (*CLIENT_SETTINGS, *parameters, "name")]
     for key in settings:
         if key not in allowed:
@@ -99,6 +104,89 @@ def local(*, name: str = "local", **settings: object) -> Method:
     return _preset("local", name, settings, mu=0.0, personal_start="initial")
 
 
+def scaffold(*, name: str = "scaffold", **settings: object) -> Method:
+    """SCAFFOLD: FedAvg whose gradients are corrected by control variates, so that clients do not drift apart.
+
+    Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, arXiv 1910.06378.
+    """
+    return _preset("scaffold", name, settings, mu=math.inf, correction="scaffold")
+
+
+def feddyn(alpha: float = 0.01, *, name: str = "feddyn", **settings: object) -> Method:
+    """FedDyn: a proximal term of weight `alpha` and a linear one, so that all clients agree on the optimum.
+
+    Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, arXiv 2111.04263.
+    """
+    return _preset("feddyn", name, settings, mu=math.inf, prox=alpha, correction="feddyn")
+
+
+def qffl(q: float = 1.0, *, name: str = "qffl", **settings: object) -> Method:
+    """q-FFL, solved by q-FedAvg: clients with a larger loss move the shared model more; q = 0 is FedAvg.
+
+    Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, arXiv 1905.10497.
+    """
+    return _preset("qffl", name, settings, mu=math.inf, aggregator="q_ffl", q=q)
+
+
+def afl(weights_lr: float = 0.1, *, name: str = "afl", **settings: object) -> Method:
+    """AFL: client weights that follow the losses, towards the best model for the worst mixture of clients.
+
+    Mohri et al., Agnostic Federated Learning, ICML 2019, arXiv 1902.00146.
+    """
+    return _preset("afl", name, settings, mu=math.inf, weighting="afl", weights_lr=weights_lr)
+
+
+def term_clients(t: float = 1.0, *, name: str = "term_clients", **settings: object) -> Method:
+    """TERM over clients: each counts with exp(t · loss), on the server; t = 0 is FedAvg, inf the worst client alone.
+
+    Li et al., Tilted Empirical Risk Minimization, ICLR 2021, arXiv 2007.01162.
+    """
+    return _preset("term_clients", name, settings, mu=math.inf, weighting="loss", client_tilt=t)
+
+
+def fedmgda(weights_bound: float = 0.1, *, name: str = "fedmgda", **settings: object) -> Method:
+    """FedMGDA+: updates of one length, combined so that no client loses; weights within `weights_bound` of equal ones.
+
+    Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, arXiv 2006.11489.
+    """
+    return _preset("fedmgda", name, settings, mu=math.inf, aggregator="fedmgda", weights_bound=weights_bound)
+
+
+def propfair(utility: float = 3.0, *, name: str = "propfair", **settings: object) -> Method:
+    """PropFair: clients minimise −log(utility − R), which weights those with large losses: proportional fairness.
+
+    Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023, arXiv 2202.01666.
+    """
+    return _preset("propfair", name, settings, mu=math.inf, utility=utility)
+
+
+def fedper(local: Sequence[str] = (LAST_LAYER,), *, name: str = "fedper", **settings: object) -> Method:
+    """FedPer: the last layer, or the parameters of other patterns, stays on its client; the rest is FedAvg.
+
+    Arivazhagan et al., Federated Learning with Personalization Layers, 2019, arXiv 1912.00818.
+    """
+    return _preset("fedper", name, settings, mu=math.inf, local=local)
+
+
+def fedrep(
+    head_epochs: int = 10, local: Sequence[str] = (LAST_LAYER,), *, name: str = "fedrep", **settings: object
+) -> Method:
+    """FedRep: FedPer whose local layers train first, alone, for `head_epochs`, and then only the shared ones.
+
+    Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021, arXiv 2102.07078.
+    """
+    return _preset("fedrep", name, settings, mu=math.inf, local=local, head_epochs=head_epochs)
+
+
+def pfedme(mu: float = 15.0, inner_steps: int = 5, *, name: str = "pfedme", **settings: object) -> Method:
+    """pFedMe: on every batch, a personal model takes `inner_steps`, and the client's shared model moves towards it.
+
+    T. Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, arXiv 2006.08848; mu is their
+    lambda, lr_personal the step of the personal model, lr that of the shared one.
+    """
+    return _preset("pfedme", name, settings, mu=mu, inner_steps=inner_steps)
+
+
 PRESETS = {
     "fedtilt": fedtilt,
     "fedavg": fedavg,
@@ -107,4 +195,14 @@ PRESETS = {
     "ditto": ditto,
     "term": term,
     "local": local,
+    "scaffold": scaffold,
+    "feddyn": feddyn,
+    "qffl": qffl,
+    "afl": afl,
+    "term_clients": term_clients,
+    "fedmgda": fedmgda,
+    "propfair": propfair,
+    "fedper": fedper,
+    "fedrep": fedrep,
+    "pfedme": pfedme,
 }

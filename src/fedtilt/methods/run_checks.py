@@ -38,7 +38,22 @@ def check_methods(
                 f"epochs_personal = {m.epochs_personal} of method {m.name!r} has no effect with local_steps; leave one "
                 "of them out"
             )
+        if m.head_epochs is not None and not epochs:
+            raise InputError(
+                f"head_epochs = {m.head_epochs} of method {m.name!r} has no effect with local_steps; leave one of them "
+                "out"
+            )
+        if m.correction == "scaffold" and not plain_sgd:
+            raise InputError(
+                f"correction = 'scaffold' of method {m.name!r} needs plain SGD on the clients: leave optimizer, "
+                "momentum, weight_decay and clip_norm out"
+            )
         rates = m.rates(lr, lr_personal)
+        if m.inner_steps is not None and rates[0] * m.mu > 1:
+            raise InputError(
+                f"mu = {m.mu:g} of method {m.name!r} with learning rate {rates[0]:g} moves the shared model past the "
+                f"personal one: lr · mu must be ≤ 1, got {rates[0] * m.mu:g}; lower one of them"
+            )
         for key, weight, rate in (("prox", m.prox, rates[0]), ("mu", m.mu, rates[1])):
             if plain_sgd and weight < math.inf and rate * weight >= 2:
                 raise InputError(

@@ -1,11 +1,42 @@
 """The aggregation rule of a method, applied to the models of a round."""
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 
 from fedtilt import seeds
 from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS, RuleInputs, tilted
+from fedtilt.math.fair import afl_weights, tilted_weights
 from fedtilt.methods import Method
 from fedtilt.methods.bad_share import tolerated_clients
+from fedtilt.parts import Tensors
+from fedtilt.rounds.client_update import ClientUpdate
+
+
+def losses_of(method: Method, updates: Mapping[int, ClientUpdate]) -> Tensor | None:
+    """The losses of the received model that clients declare, (C,); None if the method needs none."""
+    if not method.needs_losses:
+        return None
+    return torch.tensor([update.declared["loss"] for update in updates.values()], dtype=torch.float64)
+
+
+def weights_of_clients(
+    method: Method, server: Tensors, updates: Mapping[int, ClientUpdate]
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """The weights of a round's clients, (C,), None for equal ones; and what the server keeps of them."""
+    losses = losses_of(method, updates)
+    if method.weighting == "samples":
+        return torch.tensor([update.samples for update in updates.values()], dtype=torch.float64), {}
+    if method.weighting == "loss":
+        assert losses is not None
+        return tilted_weights(losses, method.client_tilt), {}
+    if method.weighting == "afl":
+        assert losses is not None
+        clients = list(updates)
+        weights = afl_weights(server["client_weights"], clients, losses, method.weights_lr)
+        return weights[clients], {"client_weights": weights}
+    return None, {}
 
 
 def aggregate(
@@ -18,6 +49,8 @@ def aggregate(
     seed: int,
     round: int,
     root: Tensor | None = None,
+    losses: Tensor | None = None,
+    lr: float = 1.0,
 ) -> Tensor:
     """The aggregated model (P,): the steps before the rule, then the rule.
 
@@ -30,12 +63,19 @@ def aggregate(
         seed: the seed of the run, for the order of buckets
         round: the number of the round
         root: with fltrust, the model that the server trained on its root set
+        losses: with q_ffl, the clients' losses of the received model, (C,)
+        lr: the clients' learning rate
     """
+    if weights is not None and not weights.any():  # AFL gives all weight to clients that take no part
+        return received.clone()
     bad = tolerated_clients(method, len(models), selected)
     order = None
     if "bucketing" in method.pre_aggregators:
         order = seeds.permutations(seeds.key(seed, "bucketing", round=round), 1, len(models))[0].tolist()
-    given = RuleInputs(received, weights, 0.0, method.clip_radius, method.bucket_size, order, root)
+    given = RuleInputs(
+        received, weights, 0.0, method.clip_radius, method.bucket_size, order, root, losses, method.q, lr,
+        method.weights_bound, method.update_length,
+    )  # fmt: skip
     for name in method.pre_aggregators:
         models = PRE_AGGREGATORS[name].apply(models, given._replace(bad_share=bad / len(models)))
     if method.aggregator == "tilted":

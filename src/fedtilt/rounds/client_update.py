@@ -13,3 +13,4 @@ class ClientUpdate(NamedTuple):
     samples: int  # training samples
     buffers: Tensor | None = None  # (B,) if the server averages them
     declared: Mapping[str, float] = {}  # numbers that a method asks for, such as the loss of the received model
+    tensors: Mapping[str, Tensor] = {}  # vectors (S,) that a method asks for, such as the change of a control variate

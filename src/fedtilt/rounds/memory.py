@@ -48,7 +48,8 @@ def check_memory(
 
 def models_kept(methods: Sequence[Method], settings: TrainSettings, *, clients: int, workers: int) -> int:
     """How many trained models a round has in memory besides the network itself."""
-    jobs = sum(1 + m.personal for m in methods)  # of a client
+    # of a client: its models, the vector of a correction, and which parameters train first
+    jobs = sum(1 + m.personal + (m.correction != "none") + (m.head_epochs is not None) for m in methods)
     server = 1 if settings.server_optimizer is None else 1 + _SERVER_TENSORS[settings.server_optimizer]
     optimizer = _OPTIMIZER_TENSORS.get(settings.optimizer, int(settings.momentum > 0))
     in_training = 2 + optimizer  # parameters, gradients, state of the optimiser

@@ -16,6 +16,7 @@ from fedtilt.rounds.forked import cores
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.rounds.initial_model import initial_model
 from fedtilt.rounds.memory import check_memory
+from fedtilt.rounds.method_state import initial_server
 from fedtilt.rounds.round import plan
 from fedtilt.rounds.settings import TrainSettings, pick_device
 from fedtilt.training import BackendChoice, LocalJob, choose_backend
@@ -88,6 +89,7 @@ def _check_memory(
 
 def example_jobs(methods: Sequence[Method], parts: Parts, settings: TrainSettings, group: str) -> list[LocalJob]:
     """All jobs of one client in a round."""
-    server = parts.initial_server()
-    plans = [plan(m, server, {}, parts=parts, settings=settings, round=1, group=group) for m in methods]
+    servers = [initial_server(m, parts, clients=1) for m in methods]
+    planned = zip(methods, servers, strict=True)
+    plans = [plan(m, server, {}, parts=parts, settings=settings, round=1, group=group) for m, server in planned]
     return [job for jobs in plans for job in jobs.values()]

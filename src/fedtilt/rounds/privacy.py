@@ -16,7 +16,8 @@ from fedtilt.rounds.setting_fields import check_value, setting
 RANDOMNESS = ("seed", "secret")
 # settings of a method that change what a client trains, or how its personal model is; the others change the server
 _OF_CLIENTS = (
-    "name", "tau", "lam", "mu", "prox", "lr", "lr_personal", "epochs_personal", "personal_start",
+    "name", "tau", "lam", "mu", "prox", "lr", "lr_personal", "epochs_personal", "personal_start", "utility",
+    "inner_steps",
 )  # fmt: skip
 _WITH_REASON = ("q", "distance", "steps", "aggregator", "bad_share", "weighting")  # see `check_method`
 

@@ -5,14 +5,12 @@ train          local jobs, batches                                   →  traine
 finish         trained models  →  what the client sends, what it keeps                      on every selected client
 server_update  what the server keeps, all updates                    →  what it keeps next  on the server
 
-What the server and a client keep between rounds are named sets of tensors:
-
-server   parameters (S,); buffers (B,) if they are averaged; the state of the server optimiser
-client   local (L,), the local parameters of its shared model, and its buffers (B,); personal (T,), its personal model,
-         and personal_buffers (B,)
+What the server and a client keep between rounds are named sets of tensors: see `fedtilt.rounds.method_state`.
 """
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,17 +19,20 @@ from torch import Tensor, nn
 from fedtilt.data.groups import CLASS
 from fedtilt.errors import Diverged, InputError
 from fedtilt.math.aggregate import tilted
-from fedtilt.methods import Method
+from fedtilt.methods import CORRECTIONS, Method
+from fedtilt.methods.corrections import ClientStep, ServerStep
 from fedtilt.models import with_weights
 from fedtilt.parts import Parts, Tensors, vector_to_buffers
-from fedtilt.rounds.aggregation import aggregate
+from fedtilt.rounds.aggregation import aggregate, losses_of, weights_of_clients
 from fedtilt.rounds.client_update import ClientUpdate
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
+from fedtilt.rounds.method_state import correction_state
 from fedtilt.rounds.screening import screen
 from fedtilt.rounds.server_optimizers import server_step
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.rounds.update_distances import DISTANCES, add_distances
 from fedtilt.training import LocalJob, Trained
+from fedtilt.training.local_job import step_count
 
 
 def plan(
@@ -51,6 +52,7 @@ def plan(
         round: the number of the round, for the schedule
         group: what tau tilts over: the federation's groups, else the classes
     """
+    parts = parts.keeping(method.local)
     w, w_buffers = client_model(parts, received, client_state)
     device = w.device
     lr, lr_personal = method.rates(settings.lr, settings.lr_personal)
@@ -65,14 +67,25 @@ def plan(
         "optimizer": settings.client_optimizer,
         "loss": settings.sample_loss,
         "buffer_names": tuple(parts.buffers),
+        "utility": method.utility,
     }
     trains_buffers = parts.trains_buffers
-    jobs = {
-        "shared": LocalJob(
-            start=w, anchor=w, prox=method.prox, lr=lr * factor, epochs=settings.job_epochs(None),
-            buffers=w_buffers if trains_buffers else None, **recipe,
-        )
-    }  # fmt: skip
+    epochs = settings.job_epochs(None)
+    shared = LocalJob(
+        start=w, anchor=w, prox=method.prox, lr=lr * factor, epochs=epochs,
+        buffers=w_buffers if trains_buffers else None, measures_loss=method.needs_losses, **recipe,
+    )  # fmt: skip
+    if method.correction != "none":
+        kept = _to(device, correction_state(method, parts, client_state))
+        shared = replace(shared, drift=parts.expand(CORRECTIONS[method.correction].drift(received, kept)))
+    if method.head_epochs is not None:
+        assert epochs is not None  # with local_steps, `check_methods` refuses it
+        first = {"first": parts.is_local.to(device), "first_epochs": method.head_epochs}
+        shared = replace(shared, epochs=method.head_epochs + epochs, **first)
+    if method.inner_steps is not None:
+        rate = {"lr": lr_personal * factor, "anchor_rate": lr * factor * method.mu}
+        return {"shared": replace(shared, prox=method.mu, repeats=method.inner_steps, **rate)}
+    jobs = {"shared": shared}
     if method.personal:
         start, buffers = w, w_buffers
         if "personal" in client_state and method.personal_start != "received":
@@ -89,6 +102,10 @@ def plan(
 
 def _on(device: torch.device, values: Tensor | None) -> Any:
     return None if values is None else values.to(device)
+
+
+def _to(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def client_model(
@@ -121,24 +138,43 @@ def build_client_model(
 
 
 def finish(
-    method: Method, trained: Mapping[str, Trained], *, parts: Parts, samples: int
-) -> tuple[ClientUpdate, dict[str, Tensor]]:
-    """What a client sends, and what it keeps, from its trained models by the names of `plan`."""
-    shared = trained["shared"]
-    update = ClientUpdate(parts.shared(shared.parameters), samples, shared.buffers if parts.averages_buffers else None)
-    kept = {"local": parts.local(shared.parameters), "buffers": shared.buffers if parts.keeps_buffers else None}
-    if method.personal:
-        kept |= {"personal": trained["personal"].parameters, "personal_buffers": trained["personal"].buffers}
+    method: Method, jobs: Mapping[str, LocalJob], trained: Mapping[str, Trained], client_state: Tensors, *,
+    parts: Parts, settings: TrainSettings, samples: int,
+) -> tuple[ClientUpdate, dict[str, Tensor]]:  # fmt: skip
+    """What a client sends, and what it keeps.
+
+    Args:
+        method: the method
+        jobs: the jobs of `plan`
+        trained: the trained models of these jobs
+        client_state: what the client kept before
+        parts: the parts of the model
+        settings: the recipe of the run
+        samples: how many the client trains on
+    """
+    parts = parts.keeping(method.local)
+    shared, personal = trained["shared"], trained.get("personal")
+    model = shared.parameters
+    if method.inner_steps is not None:  # the job trains the personal model, and its anchor is the shared one
+        assert shared.anchor is not None
+        model, personal = shared.anchor, shared
+    buffers = shared.buffers if parts.averages_buffers else None
+    declared = {} if shared.loss is None else {"loss": float(shared.loss)}
+    update = ClientUpdate(parts.shared(model), samples, buffers, declared)
+    kept = {"local": parts.local(model), "buffers": shared.buffers if parts.keeps_buffers else None}
+    if personal is not None:
+        kept |= {"personal": personal.parameters, "personal_buffers": personal.buffers}
+    if method.correction != "none":
+        job = jobs["shared"]
+        assert job.drift is not None
+        step = ClientStep(
+            received=parts.shared(job.start), trained=update.parameters, drift=parts.shared(job.drift),
+            kept=_to(model.device, correction_state(method, parts, client_state)),
+            steps=step_count(job, samples, settings.batch_size, settings.last_batch), lr=job.lr, prox=job.prox,
+        )  # fmt: skip
+        sent, vectors = CORRECTIONS[method.correction].client_step(step)
+        update, kept = update._replace(tensors=sent), {**kept, **vectors}
     return update, {name: tensor for name, tensor in kept.items() if tensor is not None}
-
-
-def client_state_like(method: Method, parts: Parts) -> dict[str, Tensor]:
-    """Tensors with the names, shapes and types of what a client keeps after a round."""
-    model, buffers = parts.initial, parts.initial_buffers
-    kept = {"local": parts.local(model), "buffers": buffers if parts.keeps_buffers else None}
-    if method.personal:
-        kept |= {"personal": model, "personal_buffers": buffers if parts.trains_buffers else None}
-    return {name: tensor for name, tensor in kept.items() if tensor is not None}
 
 
 class ServerUpdate(NamedTuple):
@@ -173,9 +209,17 @@ def invalid_reasons(updates: Mapping[int, Tensor], reference: Tensor) -> dict[in
     return {client: reasons[client] for client in sorted(reasons)}
 
 
-def invalid_updates(updates: Mapping[int, ClientUpdate], server: Tensors) -> dict[int, str]:
-    """`invalid_reasons` of the parameters and the averaged buffers of these updates."""
+def invalid_updates(method: Method, updates: Mapping[int, ClientUpdate], server: Tensors) -> dict[int, str]:
+    """`invalid_reasons` of everything that these updates must have."""
     reasons = invalid_reasons({client: u.parameters for client, u in updates.items()}, server["parameters"])
+    for name in CORRECTIONS[method.correction].client_sends if method.correction != "none" else ():
+        vectors = {client: u.tensors.get(name, u.parameters[:0]) for client, u in updates.items()}
+        for client, reason in invalid_reasons(vectors, server["parameters"]).items():
+            reasons.setdefault(client, f"has a vector {name!r} that is wrong: it {reason}")
+    if method.needs_losses:
+        for client, update in updates.items():
+            if not 0 <= update.declared.get("loss", math.nan) < math.inf:
+                reasons.setdefault(client, "declares no loss ≥ 0 of the received model")
     if "buffers" in server:
         for client, update in updates.items():
             if update.buffers is None:
@@ -196,6 +240,7 @@ def server_update(
     selected: int | None = None,
     round: int = 1,
     root: Tensor | None = None,
+    clients: int | None = None,
 ) -> ServerUpdate:
     """Aggregate the clients' w_n into the next w; invalid models are left out and reported.
 
@@ -208,14 +253,15 @@ def server_update(
         settings: the server optimiser
         mechanism: with `settings.privacy`, that of this round
         selected: how many clients were asked for an update; None: as many as sent one
-        round: the number of the round, for the order of buckets
+        round: the number of the round, for the order of buckets and the learning rate
         root: with fltrust, the model that the server trained on its root set
+        clients: how many there are; None: as many as were asked
     """
     if (settings.privacy is None) != (mechanism is None):
         raise ValueError("settings.privacy and the mechanism of the round need each other")
     received = server["parameters"]
     selected = len(updates) if selected is None else selected
-    rejected = invalid_updates(updates, server)
+    rejected = invalid_updates(method, updates, server)
     updates = {client: updates[client] for client in sorted(updates) if client not in rejected}
     state, bounded = dict(server), dict[int, str]()
     if settings.audit and mechanism is None and len(updates) > 1:
@@ -228,20 +274,29 @@ def server_update(
         reasons = "; ".join(f"client {client} {reason}" for client, reason in rejected.items())
         raise InputError(f"method {method.name!r} has no client model to aggregate ({reasons or 'none arrived'})")
     weights = None
-    if method.weighting == "samples":
-        weights = torch.tensor([updates[client].samples for client in accepted], dtype=torch.float64)
     if mechanism is not None:
         aggregated = mechanism.aggregate(method, received, {client: u.parameters for client, u in updates.items()})
     else:
         models = torch.stack([u.parameters for u in updates.values()])  # (C, S)
+        weights, kept = weights_of_clients(method, server, updates)
+        state |= kept
         aggregated = aggregate(
-            method, models, received, weights, selected=selected, seed=settings.seed, round=round, root=root
-        )
+            method, models, received, weights, selected=selected, seed=settings.seed, round=round, root=root,
+            losses=losses_of(method, updates), lr=method.rates(settings.lr, None)[0] * settings.lr_factor(round),
+        )  # fmt: skip
+        if method.correction != "none":
+            step = ServerStep(
+                aggregated=aggregated, received=received, models=models, sent=[u.tensors for u in updates.values()],
+                kept=server, clients=selected if clients is None else clients, prox=method.prox,
+            )  # fmt: skip
+            aggregated, kept = CORRECTIONS[method.correction].server_step(step)
+            state |= kept
     state["parameters"] = aggregated
     if settings.server_optimizer is not None:
         state |= server_step(settings, server, aggregated)
     if "buffers" in server:
         buffers = torch.stack([b for client in accepted if (b := updates[client].buffers) is not None])
+        weights = None if weights is None or not weights.any() else weights
         state["buffers"] = tilted(buffers, 0.0, weights=weights, start=server["buffers"])
     if reason := invalid_reason(state["parameters"], received):
         rule = method.aggregator if method.aggregator != "tilted" else f"tilted, q = {method.q:g}"

@@ -59,11 +59,12 @@ def audit_run(folder: Path, method: str | None = None, seed: int | None = None) 
             raise InputError(f"the data {data!r} was changed since {folder} was trained; restore it, or train again")
     judge = method or most_robust(prepared.methods)
     federation, server = prepared.federation, state.server[judge]
+    parts = next(prepared.parts.keeping(m.local) for m in prepared.methods if m.name == judge)
     audit = audit_samples(judge, state.client_states, federation)
 
     def shared_of(client: int) -> nn.Module:
         kept = state.client_states.get((judge, client))
-        return build_client_model(prepared.net, prepared.parts, server, kept, personal=False)
+        return build_client_model(prepared.net, parts, server, kept, personal=False)
 
     clients = audit_clients(audit, federation, shared_of, distances_by_round(server, federation.clients))
     return RunAudit(seed, state.round, audit, clients, federation, names)

@@ -205,6 +205,14 @@ def batch_bounds(samples: int, batch_size: int, last_batch: str = "even") -> lis
     return [*range(0, samples, batch_size), samples]
 
 
+def step_count(job: LocalJob, samples: int, batch_size: int, last_batch: str = "even") -> int:
+    """How many steps a job with its own epochs or steps makes on so many samples."""
+    per_epoch = len(batch_bounds(samples, batch_size, last_batch)) - 1
+    batches = per_epoch * job.epochs if job.epochs is not None else job.steps
+    assert batches is not None
+    return (batches if job.steps is None else min(batches, job.steps)) * job.repeats
+
+
 def make_batches(
     x: Inputs, y: Tensor, *, seed: int, round: int, client: int, epochs: int, batch_size: int, last_batch: str = "even",
     groups: Mapping[str, Tensor] | None = None,

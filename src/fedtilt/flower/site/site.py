@@ -23,7 +23,8 @@ from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
-from fedtilt.rounds.round import ClientUpdate, client_state_like, finish, invalid_reason, plan
+from fedtilt.rounds.method_state import client_state_like
+from fedtilt.rounds.round import ClientUpdate, finish, invalid_reason, plan
 from fedtilt.rounds.settings import pick_device
 from fedtilt.training import LocalJob, Trained, choose_backend
 
@@ -66,7 +67,7 @@ class Site:
             task=resolved,
             federation=federation,
             model=model,
-            parts=parts,
+            parts=parts.keeping(resolved.method.local),
             folder=Path(state_dir) / spec.name / resolved.method.name / f"seed-{spec.seed}" / f"site-{number:05d}",
             declare_classes=declare_classes,
             declare_suspects=yes_or_no(node_config, "declare-suspects", default=False),
@@ -128,17 +129,21 @@ class Site:
             finally:
                 executor.close()
             for trained in results:
-                for values, initial in zip(trained, (parts.initial, parts.initial_buffers), strict=True):
+                models = (trained.parameters, parts.initial), (trained.anchor, parts.initial)
+                for values, initial in (*models, (trained.buffers, parts.initial_buffers)):
                     if values is not None and initial is not None and (reason := invalid_reason(values, initial)):
                         raise InputError(
                             f"training diverged in round {round}: the model {reason}; lower train.lr or the tilts"
                         )
             by_model = dict(zip(jobs, results, strict=True))
-            update, kept = finish(method, by_model, parts=parts, samples=self.samples)
+            update, kept = finish(
+                method, jobs, by_model, before, parts=parts, settings=settings, samples=self.samples
+            )
             if settings.audit:
                 kept |= self._collect(jobs, by_model, before, round)
                 suspects = write_suspects(self.folder, self.federation, self.number, method.name, kept)
-                update = update._replace(declared={"suspects": float(suspects)} if self.declare_suspects else {})
+                if self.declare_suspects:
+                    update = update._replace(declared={**update.declared, "suspects": float(suspects)})
             if kept:
                 states.save(round, base_round, kept, keep)
         return update
