@@ -46,7 +46,7 @@ def resume(
     """
     spec = spec_of(folder)
     is_search = "tuning" in read_json(folder / "run.json")
-    for option, value in (("--rounds", rounds), ("--log", log)):
+    for option, value in (("--rounds", rounds), ("--log", log), ("--cluster", cluster)):
         if is_search and value:
             raise InputError(
                 f"{option} has no effect: {folder} is a search; give it to fedtilt run with what it recommends"
