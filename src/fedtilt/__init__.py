@@ -9,7 +9,27 @@ from fedtilt.evaluation.results import Result
 from fedtilt.math import aggregate
 from fedtilt.math.losses import TiltedLoss
 from fedtilt.math.tilt import nested_tilt, tilted_mean
-from fedtilt.methods import Method, ditto, fedavg, fedavg_finetuned, fedprox, fedtilt, local, term
+from fedtilt.methods import (
+    Method,
+    afl,
+    ditto,
+    fedavg,
+    fedavg_finetuned,
+    feddyn,
+    fedmgda,
+    fedper,
+    fedprox,
+    fedrep,
+    fedtilt,
+    local,
+    pfedme,
+    propfair,
+    qffl,
+    scaffold,
+    term,
+    term_clients,
+)
+from fedtilt.rounds.attack import Attack
 from fedtilt.rounds.privacy import Privacy
 from fedtilt.runs import trackers
 from fedtilt.runs.callback import Callback
@@ -22,6 +42,7 @@ from fedtilt.simulation import Round, simulate
 from fedtilt.version import __version__
 
 __all__ = [
+    "Attack",
     "Audit",
     "Callback",
     "Federation",
@@ -34,21 +55,31 @@ __all__ = [
     "TiltedLoss",
     "Tuning",
     "__version__",
+    "afl",
     "aggregate",
     "audit",
     "data",
     "ditto",
     "fedavg",
     "fedavg_finetuned",
+    "feddyn",
+    "fedmgda",
+    "fedper",
     "fedprox",
+    "fedrep",
     "fedtilt",
     "local",
     "models",
     "nested_tilt",
+    "pfedme",
+    "propfair",
+    "qffl",
     "resume",
     "run",
+    "scaffold",
     "simulate",
     "term",
+    "term_clients",
     "tilted_mean",
     "trackers",
     "tune",

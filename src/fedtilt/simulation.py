@@ -8,6 +8,7 @@ or without workers) or in one worker process per core, with one of the `BACKENDS
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,12 +25,16 @@ from fedtilt.evaluation.summary import evaluated_counts
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import Parts, Tensors
+from fedtilt.rounds.aggregation import aggregate
+from fedtilt.rounds.attack import AttackedFederation
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import Executor, one_thread
+from fedtilt.rounds.forged_updates import forge
 from fedtilt.rounds.gaussian_mechanism import PrivacyLoss
 from fedtilt.rounds.make_executor import make_executor
 from fedtilt.rounds.method_state import check_state, initial_server
 from fedtilt.rounds.prepare import PreparedRun, prepare
+from fedtilt.rounds.root_set import train_on_root_sets
 from fedtilt.rounds.round import (
     ClientUpdate,
     build_client_model,
@@ -189,9 +194,12 @@ def _run_round(
     # 4. server update; the state changes only after all models have been checked
     _check_finite(number, methods, server, updates, kept)
     mechanism = prepared.mechanism and prepared.mechanism.for_round(number)
+    updates = _forge(prepared, server, updates, number)
+    roots = train_on_root_sets(prepared, server, number)
     updated = {
         m.name: server_update(
-            m, server[m.name], updates[m.name], settings, mechanism, round=number, clients=federation.clients
+            m, server[m.name], updates[m.name], settings, mechanism, round=number, root=roots.get(m.name),
+            clients=federation.clients,
         )
         for m in methods
     }
@@ -281,6 +289,26 @@ def _train(
             for name, sums in collector.collect(plans[client], trained, before, x, y, groups).items():
                 audited[name][client] = sums
     return updates, kept, audited
+
+
+def _forge(
+    prepared: PreparedRun,
+    server: Mapping[str, Tensors],
+    updates: Mapping[str, Mapping[int, ClientUpdate]],
+    number: int,
+) -> dict[str, dict[int, ClientUpdate]]:
+    """The updates that the server receives: those of attackers are forged."""
+    federation, seed = prepared.federation, prepared.settings.seed
+    if not isinstance(federation, AttackedFederation):
+        return {name: dict(by_client) for name, by_client in updates.items()}
+    forged = {}
+    for m in prepared.methods:
+        received, by_client = server[m.name]["parameters"], updates[m.name]
+        rule = partial(aggregate, m, received=received, selected=len(by_client), seed=seed, round=number)
+        forged[m.name] = forge(
+            federation.attack, received, by_client, federation.attackers, seed=seed, round=number, aggregate=rule
+        )
+    return forged
 
 
 def _check_finite(

@@ -4,15 +4,16 @@ Every executor gives the same bits: whatever is random depends on (seed, round, 
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Protocol, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedtilt.data import Federation
+from fedtilt.data.inputs import Inputs
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.training import BACKENDS, Batches, LocalJob, Trained, make_batches, stacked
 from fedtilt.training.local_job import batch_bounds
@@ -37,10 +38,16 @@ class BatchSettings:
     ) -> Batches:
         """The batches of one client in one round, with outliers, for the longest of its jobs."""
         x, y = federation.train(client, seed=self.seed, round=round, device=device)
+        return self.batches_of(x, y, federation.train_groups(client, device=device), round, client, jobs)
+
+    def batches_of(
+        self, x: Inputs, y: Tensor, groups: Mapping[str, Tensor], round: int, client: int, jobs: Sequence[LocalJob]
+    ) -> Batches:
+        """The batches of these samples."""
         epochs = max(self._epochs(job, len(y)) for job in jobs)
         return make_batches(
             x, y, seed=self.seed, round=round, client=client, epochs=epochs, batch_size=self.batch_size,
-            last_batch=self.last_batch, groups=federation.train_groups(client, device=device),
+            last_batch=self.last_batch, groups=groups,
         )  # fmt: skip
 
     def _epochs(self, job: LocalJob, samples: int) -> int:

@@ -12,11 +12,14 @@ from fedtilt.errors import InputError
 from fedtilt.methods import Method, check_bad_share, check_levels
 from fedtilt.models import ModelSource, build_without_storage, recipe
 from fedtilt.parts import Parts
+from fedtilt.rounds.attack import AttackedFederation
+from fedtilt.rounds.attack_bounds import check_tolerated
 from fedtilt.rounds.forked import cores
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.rounds.initial_model import initial_model
 from fedtilt.rounds.memory import check_memory
 from fedtilt.rounds.method_state import initial_server
+from fedtilt.rounds.root_set import check_root_samples
 from fedtilt.rounds.round import plan
 from fedtilt.rounds.settings import TrainSettings, pick_device
 from fedtilt.training import BackendChoice, LocalJob, choose_backend
@@ -50,6 +53,11 @@ def prepare(
         )
     settings = settings.for_task(federation.dataset.task)
     check_bad_share(methods, settings.clients_per_round(federation.clients))
+    check_root_samples(methods, federation)
+    notices: tuple[str, ...] = ()
+    if settings.attack is not None:
+        federation = AttackedFederation.of(federation, settings.attack, settings.seed)
+        notices = check_tolerated(methods, federation.attackers, federation.clients, settings)
     check_levels(methods, federation.groups)
     if settings.audit and federation.target is not None:
         raise InputError("audit = True finds wrong labels, and the targets are numbers; leave it out")
@@ -72,9 +80,9 @@ def prepare(
         )
     model_recipe = recipe(model, federation.input_shape, federation.outputs)
     mechanism = GaussianMechanism.of(settings, federation.clients, parts)
-    notices: tuple[str, ...] = ()
     if mechanism is not None:
-        settings, notices = mechanism.within_budget(settings)
+        settings, of_budget = mechanism.within_budget(settings)
+        notices += of_budget
     return PreparedRun(methods, federation, net, parts, settings, device, backend, model_recipe, mechanism, notices)
 
 

@@ -20,6 +20,7 @@ from fedtilt.math import losses
 from fedtilt.math.losses import SampleLoss
 from fedtilt.methods import Method, check_methods
 from fedtilt.parts import BUFFER_MODES
+from fedtilt.rounds.attack import Attack
 from fedtilt.rounds.privacy import Privacy
 from fedtilt.rounds.setting_fields import check_value, setting
 from fedtilt.training import BACKENDS, LAST_BATCH, OPTIMIZERS, Optimizer
@@ -143,6 +144,9 @@ class TrainSettings:
         None,
         "client-level differential privacy, such as ft.Privacy(clip=1.0, epsilon=8, delta=1e-5); left out: none",
     )
+    attack: Attack | None = setting(  # noqa: RUF009
+        None, "clients that work against the others, such as ft.Attack(kind='alie', share=0.2); left out: none"
+    )
     audit: bool = setting(
         False,
         "whether to collect, for every sample, what fedtilt audit needs to find wrong labels",
@@ -199,6 +203,8 @@ class TrainSettings:
             raise InputError(f"init must be a safetensors file or an nn.Module, got {self.init!r}")
         if not isinstance(self.privacy, Privacy | None):
             raise InputError(f"privacy must be an ft.Privacy, got {self.privacy!r}")
+        if not isinstance(self.attack, Attack | None):
+            raise InputError(f"attack must be an ft.Attack, got {self.attack!r}")
         self._check_used()
 
     def _check_used(self) -> None:
@@ -237,6 +243,11 @@ class TrainSettings:
             )
         if self.privacy is not None and self.buffers == "average":
             raise InputError("buffers = 'average' are not covered by privacy; choose 'local' or 'frozen'")
+        if self.attack is not None and self.attack.from_round > self.rounds:
+            raise InputError(
+                f"attack.from_round = {self.attack.from_round} is after the last round, {self.rounds}; choose an "
+                "earlier one, or leave the attack out"
+            )
         if self.warmup_rounds >= self.rounds and self.warmup_rounds:
             raise InputError(
                 f"warmup_rounds = {self.warmup_rounds} is not less than rounds = {self.rounds}; choose fewer"
@@ -288,6 +299,12 @@ class TrainSettings:
         if self.privacy is not None:
             for method in methods:
                 self.privacy.check_method(method)
+        for method in methods if self.attack is not None else ():
+            if method.weighting == "samples":
+                raise InputError(
+                    f"weighting = 'samples' of method {method.name!r} counts the samples that clients claim, and "
+                    "attackers can claim any number; use weighting = 'equal'"
+                )
         return methods
 
     def lr_factor(self, round: int) -> float:

@@ -104,4 +104,6 @@ def _own_model(path: str, arguments: dict[str, Any]) -> ModelSource:
 def train_settings_of(spec: Spec, seed: int) -> TrainSettings:
     """The training settings of a spec, with one of its seeds."""
     settings = {key: getattr(spec.train, key) for key in TABLES["train"].model_fields}
-    return TrainSettings(**settings, seed=seed, device=spec.device, privacy=spec.privacy.to_privacy())
+    return TrainSettings(
+        **settings, seed=seed, device=spec.device, privacy=spec.privacy.to_privacy(), attack=spec.attack.to_attack()
+    )

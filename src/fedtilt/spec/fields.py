@@ -21,13 +21,14 @@ from fedtilt.errors import InputError
 from fedtilt.imports import is_function_path
 from fedtilt.methods import check_levels
 from fedtilt.models import MODELS
+from fedtilt.rounds.attack import Attack
 from fedtilt.rounds.privacy import Privacy
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec.data_fields import DataSpec
 from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.table import PositiveInt, SpecTable, allowed_text, one_of
 
-_NOT_IN_TRAIN = ("seed", "device", "privacy")  # training settings that are not in [train]
+_NOT_IN_TRAIN = ("seed", "device", "privacy", "attack")  # training settings that are not in [train]
 
 
 def _check_device(value: str) -> str:
@@ -221,7 +222,7 @@ else:
     TrainSpec = create_model(
         "TrainSpec",
         __base__=SpecTable,
-        __doc__="`[train]`: the settings of `TrainSettings`, without seed, device and privacy.",
+        __doc__="`[train]`: the settings of `TrainSettings`, without seed, device, privacy and attack.",
         **_keys_of(TrainSettings, without=_NOT_IN_TRAIN),
     )
 
@@ -244,6 +245,27 @@ if TYPE_CHECKING:
     PrivacySpec = _PrivacyTable
 else:
     PrivacySpec = create_model("PrivacySpec", __base__=_PrivacyTable, __doc__="`[privacy]`.", **_keys_of(Privacy))
+
+
+class _AttackTable(SpecTable):
+    """A base: the keys of `Attack` are added to it."""
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        self.to_attack()
+        return self
+
+    def to_attack(self) -> Attack | None:
+        """The setting `attack` of a run; None if no key is set."""
+        settings = {key: getattr(self, key) for key in type(self).model_fields}
+        is_default = all(settings[key] == field.default for key, field in type(self).model_fields.items())
+        return None if is_default else Attack(**settings)
+
+
+if TYPE_CHECKING:
+    AttackSpec = _AttackTable
+else:
+    AttackSpec = create_model("AttackSpec", __base__=_AttackTable, __doc__="`[attack]`.", **_keys_of(Attack))
 
 
 class StorageSpec(SpecTable):
@@ -285,6 +307,9 @@ class Spec(SpecTable):
     privacy: PrivacySpec = Field(
         default=PrivacySpec(), description="client-level differential privacy of the shared model; without keys: none"
     )
+    attack: AttackSpec = Field(
+        default=AttackSpec(), description="clients that work against the others, in a simulation; without keys: none"
+    )
     storage: StorageSpec = Field(default=StorageSpec(), description="checkpoints and memory; does not change results")
     methods: tuple[MethodSpec, ...] = Field(
         default=(),
@@ -302,7 +327,11 @@ class Spec(SpecTable):
                 f"{self.clients.partition!r}; leave clients.partition out, or add the column to data.drop"
             )
         keys = [field.name for field in dataclasses.fields(TrainSettings) if field.name not in _NOT_IN_TRAIN]
-        settings = TrainSettings(**{key: getattr(self.train, key) for key in keys}, privacy=self.privacy.to_privacy())
+        settings = TrainSettings(
+            **{key: getattr(self.train, key) for key in keys},
+            privacy=self.privacy.to_privacy(),
+            attack=self.attack.to_attack(),
+        )
         methods = settings.check_methods(m.to_method() for m in self.methods)
         if self.data.schema is None:  # otherwise it may name groups too
             check_levels(methods, combined_names(self.data.group_columns))

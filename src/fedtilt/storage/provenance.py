@@ -25,7 +25,9 @@ def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str,
     without += ["init"]  # where it starts from is part of the fingerprint by its values
     if settings.privacy is None:  # no key for it, so that a folder of an earlier version can be resumed
         without.append("privacy")
-    if not settings.audit:  # likewise
+    if settings.attack is None:  # likewise
+        without.append("attack")
+    if not settings.audit:
         without.append("audit")
     names = [field.name for field in dataclasses.fields(settings) if field.name not in without]
     train = {name: _to_json(getattr(settings, name)) for name in names}

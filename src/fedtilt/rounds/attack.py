@@ -1,0 +1,194 @@
+"""Attacks: a share of the clients work against the others. Their settings, who attacks, and poisoned training data.
+
+Two kinds poison what an attacker trains on (`label_flip`, `backdoor`); the others forge what it sends
+(`forged_updates`). Attackers have no test data, so that all metrics are over honest clients.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedtilt import seeds
+from fedtilt.data import Federation
+from fedtilt.data.dataset import Dataset
+from fedtilt.data.inputs import Inputs
+from fedtilt.data.naming import client_number
+from fedtilt.errors import InputError
+from fedtilt.rounds.setting_fields import check_value, setting
+
+KINDS = {  # what attackers do, and the paper
+    "sign_flip": "send their update times −strength (Li et al., RSA, AAAI 2019, arXiv 1811.03761)",
+    "scale": "send their update times strength (Bagdasaryan et al., AISTATS 2020, arXiv 1807.00459)",
+    "gaussian": "send noise of standard deviation strength as their update (Blanchard et al., 2017, arXiv 1703.02757)",
+    "same_value": "send an update whose entries are all strength (Li et al., RSA, AAAI 2019, arXiv 1811.03761)",
+    "alie": "send the honest mean minus strength standard deviations (Baruch et al., A Little Is Enough, NeurIPS 2019, "
+    "arXiv 1902.06156)",
+    "ipm": "send the honest mean times −strength: inner product manipulation (Xie et al., UAI 2019, arXiv 1903.03936)",
+    "mimic": "all send the update of the same honest client (Karimireddy et al., ICLR 2022, arXiv 2006.09365)",
+    "label_flip": "train on labels that are all wrong: class k becomes k + 1 (Tolpegin et al., 2020, arXiv 2007.08432)",
+    "backdoor": "train on images with a white square in a corner and the target class (Gu et al., BadNets, 2017, arXiv "
+    "1708.06733), and send their update times strength (Bagdasaryan et al., AISTATS 2020, arXiv 1807.00459)",
+}
+POISONING = ("label_flip", "backdoor")
+STRENGTH = {
+    "sign_flip": 1.0, "scale": 10.0, "gaussian": 1.0, "same_value": 1.0, "alie": 1.5, "ipm": 2.0, "backdoor": 1.0,
+}  # fmt: skip
+_POISONED = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """Which clients attack, how and from when on.
+
+    >>> Attack(kind="alie").strength
+    1.5
+    """
+
+    kind: str = setting(None, "what attackers do; left out: there are none", choices=KINDS, example="alie")
+    share: float | None = setting(None, "the share of clients that attack; left out: 0.2", gt=0, lt=1, example=0.2)
+    clients: tuple[str, ...] = setting(
+        (), "the names of the clients that attack, in place of share", allowed="a list of names, such as ['3', '7']"
+    )
+    strength: float | None = setting(
+        None,
+        "a factor of the update (sign_flip, scale, backdoor) or of the honest mean (ipm), standard deviations (alie) "
+        f"or a value (gaussian, same_value); left out: {', '.join(f'{k} {v:g}' for k, v in STRENGTH.items())}",
+        gt=0,
+        example=1.5,
+    )
+    search: bool = setting(
+        False,
+        "whether alie and ipm choose, in every round, the strength that moves the aggregated model furthest from the "
+        "honest mean; attackers then know the aggregation rule",
+        allowed="true or false",
+    )
+    target: str | None = setting(None, "the class that backdoor makes models predict; left out: the first", example="0")
+    poisoned: float | None = setting(
+        None, "the share of an attacker's samples with backdoor's trigger; left out: 0.5", gt=0, le=1, example=0.5
+    )
+    from_round: int = setting(1, "the first round of the attack", ge=1)
+
+    def __post_init__(self) -> None:
+        if self.kind is None:
+            raise InputError(f"attack needs kind, one of {', '.join(KINDS)}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                try:
+                    object.__setattr__(self, field.name, check_value(field, value))
+                except InputError as error:
+                    raise InputError(f"attack: {error}") from None
+        uses = {
+            "share": not self.clients,
+            "strength": self.kind in STRENGTH and not self.search,
+            "search": self.kind in ("alie", "ipm"),
+            "target": self.kind == "backdoor",
+            "poisoned": self.kind == "backdoor",
+        }
+        for key, has_effect in uses.items():
+            if getattr(self, key) and not has_effect:
+                beside = "clients" if key == "share" else "search" if key == "strength" and self.search else "kind"
+                raise InputError(
+                    f"attack.{key} = {getattr(self, key)!r} has no effect with {beside} = {getattr(self, beside)!r}; "
+                    "leave it out"
+                )
+        defaults = {"share": 0.2, "strength": STRENGTH.get(self.kind), "poisoned": _POISONED}
+        for key, default in defaults.items():
+            if getattr(self, key) is None and uses[key]:
+                object.__setattr__(self, key, default)
+
+    def attackers(self, client_names: Sequence[str], seed: int) -> list[int]:
+        """The numbers of the clients that attack."""
+        count = len(client_names)
+        if self.clients:
+            chosen = sorted({client_number(name, tuple(client_names)) for name in self.clients})
+        else:
+            assert self.share is not None
+            chosen = seeds.choose(seeds.key(seed, "attack/clients"), count, max(1, int(self.share * count + 0.5)))
+        if len(chosen) >= count:
+            which = f"clients = {list(self.clients)}" if self.clients else f"share = {self.share:g}"
+            raise InputError(f"attack.{which} leaves no honest client of {count}; choose fewer attackers")
+        return chosen
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttackedFederation(Federation):
+    """A federation some of whose clients attack: they have no test or validation data, and may have poisoned labels."""
+
+    attack: Attack
+    attackers: tuple[int, ...]  # ascending
+
+    @classmethod
+    def of(cls, federation: Federation, attack: Attack, seed: int) -> Self:
+        """The federation with attackers, chosen by the seed."""
+        attackers = attack.attackers(federation.client_names, seed)
+        target = attack.target
+        if attack.kind in POISONING and federation.classes < 2:
+            raise InputError(f"attack.kind = {attack.kind!r} needs two classes or more, and the data has one")
+        if attack.kind in POISONING and federation.dataset.task != "classification":
+            raise InputError(f"attack.kind = {attack.kind!r} changes classes, and the data has numbers as targets")
+        if attack.kind == "backdoor" and not federation.image:
+            raise InputError(f"attack.kind = 'backdoor' needs images, and {federation.dataset.name!r} has none")
+        if target is not None and target not in federation.class_names:
+            raise InputError(
+                f"attack.target = {target!r} is no class of the data, which has {', '.join(federation.class_names)}"
+            )
+        empty = torch.zeros(0, dtype=torch.int64)
+
+        def honest_only(index: Sequence[Tensor]) -> list[Tensor]:
+            return [empty if client in attackers else rows for client, rows in enumerate(index)]
+
+        kept = {field.name: getattr(federation, field.name) for field in fields(Federation)}
+        kept |= {key: honest_only(kept[key]) for key in ("test_index", "validation_index")}
+        if not any(map(len, kept["test_index"])):
+            raise InputError("no honest client has test data; choose fewer attackers, or another seed")
+        return cls(**kept, attack=attack, attackers=tuple(attackers))
+
+    @property
+    def target_class(self) -> int:
+        """The number of the class that a backdoor makes models predict."""
+        return 0 if self.attack.target is None else self.class_names.index(self.attack.target)
+
+    def train(
+        self, client: int | str, *, seed: int, round: int, device: torch.device | str = "cpu"
+    ) -> tuple[Inputs, Tensor]:
+        """A client's training samples and labels in one round; an attacker's are poisoned."""
+        x, y = super().train(client, seed=seed, round=round, device=device)
+        number = self._number(client)
+        if number not in self.attackers or round < self.attack.from_round:
+            return x, y
+        if self.attack.kind == "label_flip":
+            return x, (y + 1) % self.classes
+        if self.attack.kind == "backdoor":
+            assert isinstance(x, Tensor)
+            assert self.attack.poisoned is not None
+            key = seeds.key(seed, "attack/samples", client=number)
+            poisoned = seeds.uniform(key, (len(y),), y.device) < self.attack.poisoned
+            x = torch.where(poisoned.reshape(-1, 1, 1, 1), with_trigger(x, 1.0), x)
+            return x, torch.where(poisoned, self.target_class, y)
+        return x, y
+
+    def with_triggers(self) -> "AttackedFederation":
+        """The same federation with the trigger on every test image of another class, and the target class as its label.
+
+        The share of correct predictions is then the success of the backdoor.
+        """
+        data, target = self.dataset, self.target_class
+        assert isinstance(data.x_test, Tensor)
+        white = 255 if data.x_test.dtype == torch.uint8 else 1.0
+        changed: Dataset = replace(
+            data, x_test=with_trigger(data.x_test, white), y_test=torch.full_like(data.y_test, target)
+        )
+        rows = [index[data.y_test[index] != target] for index in self.test_index]
+        return replace(self, dataset=changed, test_index=rows)
+
+
+def with_trigger(images: Tensor, white: float) -> Tensor:
+    """Images (N, channels, height, width) with a white square of a ninth of their height in the lower right corner."""
+    side = max(2, round(images.shape[-2] / 9))
+    changed = images.clone()
+    changed[..., -side:, -side:] = white
+    return changed

@@ -1,0 +1,122 @@
+"""What attackers send in place of their updates.
+
+An update is u_n = w_n − w. Attackers know the updates of the honest clients of the round (ALIE, IPM, mimic); if no
+honest client takes part, they use their own instead.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from fedtilt import seeds
+from fedtilt.rounds.attack import POISONING, Attack
+from fedtilt.rounds.client_update import ClientUpdate
+
+_EVALUATIONS = 20  # of a search for the strength, as in ByzFL
+_FIRST_STEP = 10.0
+_SHRINK = 0.8
+
+
+def forge(
+    attack: Attack,
+    received: Tensor,
+    updates: Mapping[int, ClientUpdate],
+    attackers: Collection[int],
+    *,
+    seed: int,
+    round: int,
+    aggregate: Callable[[Tensor], Tensor],
+) -> dict[int, ClientUpdate]:
+    """The updates of a round, those of attackers forged.
+
+    Args:
+        attack: its kind and strength
+        received: the model that the clients received, (P,)
+        updates: client → what it trained
+        attackers: the clients that attack
+        seed: the seed of the run, for noise
+        round: the number of the round
+        aggregate: models (C, P), in the order of client numbers → the aggregated model; for a search
+    """
+    bad = sorted(client for client in updates if client in attackers)
+    if not bad or round < attack.from_round or attack.kind == "label_flip":
+        return dict(updates)
+    honest = [client for client in sorted(updates) if client not in attackers] or bad
+    known = torch.stack([updates[client].parameters for client in honest]) - received  # (H, P)
+    strength = attack.strength or 1.0
+    if attack.search:
+        strength = _worst_strength(attack.kind, received, updates, bad, known, aggregate)
+    forged = dict(updates)
+    for client in bad:
+        own = updates[client].parameters - received
+        key = seeds.key(seed, "attack/noise", round=round, client=client)
+        forged[client] = updates[client]._replace(
+            parameters=received + forged_update(attack.kind, own, known, strength, key)
+        )
+    return forged
+
+
+def forged_update(kind: str, own: Tensor, honest: Tensor, strength: float, key: int = 0) -> Tensor:
+    """The update (P,) that an attacker sends.
+
+    Args:
+        kind: of `attack.KINDS`
+        own: what it trained, (P,)
+        honest: what honest clients trained, (H, P)
+        strength: see `Attack`
+        key: of its noise
+
+    >>> own, honest = torch.tensor([1.0]), torch.tensor([[1.0], [3.0]])
+    >>> [round(forged_update(kind, own, honest, 1.0).item(), 2) for kind in ("sign_flip", "alie", "ipm", "mimic")]
+    [-1.0, 0.59, -2.0, 1.0]
+    """
+    match kind:
+        case "sign_flip":
+            return -strength * own
+        case "scale" | "backdoor":
+            return strength * own
+        case "gaussian":
+            return strength * seeds.normal(key, own.shape, own.device).to(own.dtype)
+        case "same_value":
+            return torch.full_like(own, strength)
+        case "alie":
+            deviation = honest.std(0) if len(honest) > 1 else torch.zeros_like(own)
+            return honest.mean(0) - strength * deviation
+        case "ipm":
+            return -strength * honest.mean(0)
+        case "mimic":
+            return honest[0].clone()
+    raise ValueError(f"{kind!r} is not an attack on updates; {', '.join(POISONING)} poison data")
+
+
+def _worst_strength(
+    kind: str,
+    received: Tensor,
+    updates: Mapping[int, ClientUpdate],
+    bad: Collection[int],
+    known: Tensor,
+    aggregate: Callable[[Tensor], Tensor],
+) -> float:
+    """The strength that moves the aggregated model furthest from the honest mean, by ByzFL's line search.
+
+    A step that helps is doubled, until one does not help; from then on every step is 0.8 times the last.
+    """
+    honest_mean = received + known.mean(0)
+    models = torch.stack([updates[client].parameters for client in sorted(updates)])
+    rows = [row for row, client in enumerate(sorted(updates)) if client in bad]
+
+    def damage(strength: float) -> float:
+        models[rows] = received + forged_update(kind, known[0], known, strength)
+        return float((aggregate(models) - honest_mean).norm())
+
+    best, step, grows = 0.0, _FIRST_STEP, True
+    most = damage(best)
+    for _ in range(_EVALUATIONS - 1):
+        found = damage(best + step)
+        if found > most:
+            best, most = best + step, found
+            step *= 2 if grows else _SHRINK
+        else:
+            step, grows = step * _SHRINK, False
+    return best

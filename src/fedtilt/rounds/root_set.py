@@ -1,0 +1,59 @@
+"""The root set of FLTrust: clean samples on the server, on which it trains a model of its own in every round."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedtilt import seeds
+from fedtilt.data import Federation
+from fedtilt.data.inputs import Inputs, take, to_device
+from fedtilt.errors import InputError
+from fedtilt.methods import Method
+from fedtilt.parts import Tensors
+from fedtilt.rounds.executors import BatchSettings
+from fedtilt.rounds.round import plan
+from fedtilt.training import BACKENDS
+
+if TYPE_CHECKING:
+    from fedtilt.rounds.prepare import PreparedRun
+
+
+def check_root_samples(methods: Iterable[Method], federation: Federation) -> None:
+    """Refuse more samples for the root set of FLTrust than there are."""
+    samples = int(federation.train_sizes().sum())
+    for m in methods:
+        if m.aggregator == "fltrust" and m.root_samples > samples:
+            raise InputError(
+                f"root_samples = {m.root_samples} of method {m.name!r} is more than the {samples} training samples of "
+                "all clients; lower it"
+            )
+
+
+def root_set(federation: Federation, samples: int, seed: int, device: torch.device) -> tuple[Inputs, Tensor]:
+    """Clean samples, drawn from the training data of all clients together, as in the paper; the same in all rounds."""
+    rows = torch.cat([index.cpu() for index in federation.train_index])
+    chosen = rows[seeds.choose(seeds.key(seed, "root set"), len(rows), samples)]
+    data = federation.dataset
+    x = federation.model_input(to_device(take(data.x_train, chosen.to(data.y_train.device)), device))
+    return x, data.y_train[chosen.to(data.y_train.device)].to(device)
+
+
+def train_on_root_sets(prepared: "PreparedRun", server: Mapping[str, Tensors], round: int) -> dict[str, Tensor]:
+    """For every method with FLTrust, the shared parameters after a client's round on the root set."""
+    trained = {}
+    settings, federation, device = prepared.settings, prepared.federation, prepared.device
+    for m in prepared.methods:
+        if m.aggregator != "fltrust":
+            continue
+        jobs = plan(
+            m, server[m.name], {}, parts=prepared.parts, settings=settings, round=round, group=federation.group
+        )  # fmt: skip
+        x, y = root_set(federation, m.root_samples, settings.seed, device)
+        # a client number that no client has
+        batches = BatchSettings.of(settings).batches_of(x, y, {}, round, federation.clients, [jobs["shared"]])
+        train = BACKENDS[prepared.backend.name]
+        (result,) = train(prepared.net, [jobs["shared"]], [batches], precision=settings.precision)
+        trained[m.name] = prepared.parts.shared(result.parameters)
+    return trained

@@ -1,0 +1,222 @@
+"""Attacks: who attacks, what attackers train on and send, and every rule against every attack."""
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedtilt as ft
+from fedtilt.errors import InputError
+from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS
+from fedtilt.rounds.attack import KINDS, AttackedFederation, with_trigger
+from fedtilt.rounds.client_update import ClientUpdate
+from fedtilt.rounds.forged_updates import forge, forged_update
+
+MODEL = functools.partial(ft.models.mlp, hidden=(8,))
+SHORT = {"epochs": 1, "batch_size": 20, "lr": 0.1, "participation": 1.0, "workers": 0, "device": "cpu"}
+
+
+@functools.cache
+def federation() -> ft.Federation:
+    return ft.Federation.build(ft.data.load("digits"), clients=10, partition="iid", max_train=40)
+
+
+def attacked(**settings: object) -> AttackedFederation:
+    return AttackedFederation.of(federation(), ft.Attack(**settings), seed=0)
+
+
+def test_attackers_are_chosen_by_the_seed_and_have_no_test_data() -> None:
+    fed = attacked(kind="alie", share=0.3)
+    assert len(fed.attackers) == 3
+    assert fed.attackers == tuple(ft.Attack(kind="ipm", share=0.3).attackers(fed.client_names, 0))  # of any kind
+    seeds = {tuple(ft.Attack(kind="alie", share=0.3).attackers(fed.client_names, seed)) for seed in range(10)}
+    assert len(seeds) > 5
+    for client in range(10):
+        assert (len(fed.test_index[client]) == 0) == (client in fed.attackers)
+        assert torch.equal(fed.train_index[client], federation().train_index[client])
+    assert attacked(kind="mimic", clients=("7", "2")).attackers == (2, 7)
+    assert len(attacked(kind="mimic").attackers) == 2
+
+
+def test_poisoned_data() -> None:
+    flipped = attacked(kind="label_flip", clients=("3",), from_round=2)
+    clean = federation().train(3, seed=0, round=2)
+    assert torch.equal(flipped.train(3, seed=0, round=1)[1], clean[1])
+    x, y = flipped.train(3, seed=0, round=2)
+    assert torch.equal(y, (clean[1] + 1) % 10)
+    assert torch.equal(x, clean[0])
+    assert torch.equal(flipped.train(4, seed=0, round=2)[1], federation().train(4, seed=0, round=2)[1])
+
+    planted = attacked(kind="backdoor", clients=("3",), target="7", poisoned=0.5)
+    x, y = planted.train(3, seed=0, round=1)
+    has_trigger = (x[:, :, -2:, -2:] == 1.0).flatten(1).all(1)
+    assert 0.3 < has_trigger.float().mean() < 0.7
+    assert (y[has_trigger] == 7).all()
+    assert torch.equal(y[~has_trigger], clean[1][~has_trigger])
+    assert torch.equal(x[:, :, :6], clean[0][:, :, :6])
+
+    test = planted.with_triggers()
+    x, y = test.test(0)
+    original_x, original_y = federation().test(0)
+    assert (y == 7).all()
+    assert torch.equal(x, with_trigger(original_x[original_y != 7], 1.0))
+
+
+def test_forged_updates_by_hand() -> None:
+    received = torch.tensor([10.0, 10.0])
+    steps = {0: [1.0, 0.0], 1: [3.0, 0.0], 2: [0.0, 5.0]}
+    updates = {client: ClientUpdate(received + torch.tensor(step), 1) for client, step in steps.items()}
+
+    def sent(**settings: object) -> Tensor:
+        def mean(models: Tensor) -> Tensor:
+            return models.mean(0)
+
+        forged = forge(ft.Attack(**settings), received, updates, [2], seed=0, round=3, aggregate=mean)
+        assert all(forged[client] is updates[client] for client in (0, 1))
+        return forged[2].parameters - received
+
+    close = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-5)
+    close(sent(kind="sign_flip"), torch.tensor([0.0, -5.0]))
+    close(sent(kind="scale", strength=2), torch.tensor([0.0, 10.0]))
+    close(sent(kind="same_value", strength=3), torch.tensor([3.0, 3.0]))
+    close(sent(kind="alie", strength=1), torch.tensor([2.0 - 2**0.5, 0.0]))
+    close(sent(kind="ipm", strength=3), torch.tensor([-6.0, 0.0]))
+    close(sent(kind="mimic"), torch.tensor([1.0, 0.0]))
+    close(sent(kind="ipm", from_round=4), torch.tensor([0.0, 5.0]))
+    close(sent(kind="label_flip"), torch.tensor([0.0, 5.0]))  # it poisons data, and sends what it trained
+    assert sent(kind="ipm", search=True)[0] < -1000  # the mean follows any strength
+    noise = forged_update("gaussian", torch.zeros(10000), torch.zeros(1, 10000), 2.0, key=1)
+    assert noise.std().item() == pytest.approx(2.0, rel=0.05)
+
+
+def rules() -> list[ft.Method]:
+    """Every rule and every step before a rule, with as many bad clients as it tolerates of ten."""
+    settings = {"trimmed_mean": 0.2, "krum": 0.2, "multi_krum": 0.2, "bulyan": 0.1}
+    methods = [
+        ft.fedavg(name=name, aggregator=name, **({"bad_share": settings[name]} if name in settings else {}))
+        for name in AGGREGATORS
+    ]
+    return [
+        *methods,
+        *[
+            ft.ditto(name=f"ditto {step}", pre_aggregators=[step], **({"bad_share": 0.2} if step == "nnm" else {}))
+            for step in PRE_AGGREGATORS
+        ],
+        ft.fedtilt(tau=1, lam=-1, q=-1.0),
+    ]
+
+
+def shared(result: ft.Result) -> dict[str, Tensor]:
+    return {name: torch.cat([p.detach().flatten() for p in r.shared.parameters()]) for name, r in result.items()}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "alie" else pytest.mark.slow) for kind in KINDS]
+)
+def test_every_rule_against_every_attack_repeats_its_bits_and_resumes(kind: str, tmp_path: Path) -> None:
+    methods = rules()
+    attack = ft.Attack(kind=kind, share=0.1)
+    run = functools.partial(ft.run, methods, federation(), MODEL, attack=attack, **SHORT)
+    whole = run(rounds=3)
+    run(rounds=2, out=tmp_path / "run")
+    resumed = run(rounds=3, out=tmp_path / "run")
+    for name, parameters in shared(whole).items():
+        assert parameters.isfinite().all()
+        assert torch.equal(parameters, shared(resumed)[name]), name
+        assert whole[name].metrics.clients == 9
+        assert whole[name].metrics == resumed[name].metrics
+
+
+def test_an_attack_later_changes_nothing_before() -> None:
+    run = functools.partial(ft.run, [ft.fedavg()], federation(), MODEL, **SHORT)
+    late = ft.Attack(kind="sign_flip", strength=5, from_round=2)
+    without, with_attack = shared(run(rounds=1)), shared(run(rounds=2, attack=late))
+    assert torch.equal(shared(run(rounds=1, attack=ft.Attack(kind="label_flip", from_round=1)))["fedavg"],
+                       shared(run(rounds=1, attack=ft.Attack(kind="label_flip")))["fedavg"])  # fmt: skip
+    rounds = [
+        torch.cat([p.detach().flatten() for p in r.model("fedavg").parameters()])
+        for r in ft.simulate([ft.fedavg()], federation(), MODEL, rounds=2, attack=late, **SHORT)
+    ]
+    assert torch.equal(rounds[0], without["fedavg"])
+    assert torch.equal(rounds[1], with_attack["fedavg"])
+    assert not torch.equal(rounds[1], shared(run(rounds=2))["fedavg"])
+
+
+def test_robust_rules_withstand_what_breaks_the_mean() -> None:
+    methods = [
+        ft.fedavg(),
+        *[ft.fedavg(name=name, aggregator=name) for name in ("median", "geometric_median", "fltrust")],
+        ft.fedavg(name="nnm", aggregator="trimmed_mean", pre_aggregators=["nnm"], bad_share=0.2),
+    ]
+    attack = ft.Attack(kind="same_value", share=0.2)
+    result = ft.run(methods, federation(), MODEL, rounds=15, attack=attack, **SHORT | {"epochs": 3})
+    assert result["fedavg"].accuracy < 30
+    assert all(result[m.name].accuracy > 60 for m in methods[1:])
+
+
+@pytest.mark.parametrize(
+    ("settings", "method", "message"),
+    [
+        ({"share": 0.96}, ft.fedavg(), "attack.share = 0.96 leaves no honest client of 10; choose fewer attackers"),
+        ({"clients": tuple("0123456789")}, ft.fedavg(), "leaves no honest client of 10"),
+        ({"clients": ("x",)}, ft.fedavg(), "client x does not exist; the clients are 0 to 9"),
+        (
+            {"share": 0.3},
+            ft.fedavg(aggregator="krum", bad_share=0.2),
+            "bad_share = 0.2 of method 'fedavg' is less than the 3 of 10 clients that attack; use bad_share ≥ 0.3",
+        ),
+        (
+            {"share": 0.1},
+            ft.fedavg(aggregator="bulyan", bad_share=0.2),
+            "bad_share = 0.2 of method 'fedavg' is 2 of the 10 clients in a round, for which bulyan needs 11",
+        ),
+        (
+            {},
+            ft.fedavg(weighting="samples"),
+            "weighting = 'samples' of method 'fedavg' counts the samples that clients claim, and attackers can claim",
+        ),
+        ({"from_round": 4}, ft.fedavg(), "attack.from_round = 4 is after the last round, 3"),
+        ({"kind": "backdoor", "target": "x"}, ft.fedavg(), "attack.target = 'x' is no class of the data"),
+        ({}, ft.fedavg(aggregator="fltrust", root_samples=401), "is more than the 400 training samples of all clients"),
+    ],
+)
+def test_a_run_that_cannot_be_is_one_line(settings: dict, method: ft.Method, message: str) -> None:
+    attack = ft.Attack(**{"kind": "alie"} | settings)
+    with pytest.raises(InputError) as error:
+        ft.run([method], federation(), MODEL, rounds=3, attack=attack, **SHORT)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "attack needs kind, one of sign_flip, "),
+        ({"kind": "bribe"}, "attack: unknown kind 'bribe'; choose one of sign_flip, "),
+        ({"kind": "alie", "share": 0}, "attack: share must be a number > 0 and < 1, got 0"),
+        ({"kind": "alie", "share": 0.1, "clients": ["1"]}, "attack.share = 0.1 has no effect with clients"),
+        ({"kind": "mimic", "strength": 2}, "attack.strength = 2.0 has no effect with kind = 'mimic'"),
+        ({"kind": "alie", "strength": 2, "search": True}, "attack.strength = 2.0 has no effect with search = True"),
+        ({"kind": "scale", "search": True}, "attack.search = True has no effect with kind = 'scale'"),
+        ({"kind": "scale", "target": "3"}, "attack.target = '3' has no effect with kind = 'scale'"),
+    ],
+)
+def test_settings_that_have_no_effect_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        ft.Attack(**settings)
+    assert message in str(error.value)
+
+
+def test_rounds_with_more_attackers_than_tolerated_are_named() -> None:
+    from fedtilt.rounds.prepare import prepare
+    from fedtilt.rounds.settings import train_settings
+
+    method = ft.fedavg(aggregator="trimmed_mean", bad_share=0.2)
+    settings = {**SHORT, "participation": 0.5, "rounds": 30, "attack": ft.Attack(kind="alie", share=0.2)}
+    prepared = prepare([method], federation(), MODEL, train_settings(settings))
+    attackers = set(prepared.federation.attackers)
+    more = sum(len(attackers & set(prepared.settings.selected(r, 10))) > 1 for r in range(1, 31))
+    assert more
+    assert f"tolerates 1 bad of 5 clients in a round, and {more} of 30 rounds have more" in prepared.notices[0]
