@@ -231,7 +231,7 @@ def test_the_data_must_match_the_task(spec: Path, returned: object, message: str
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"method": "nothing"}, "method 'nothing' is not in the spec"),
+        ({"method": "nothing"}, "method 'nothing' is neither in the spec"),
         ({"set": "train.rounds=0"}, "train.rounds"),
         ({"set": "seeds=2"}, "trains one seed and the spec has seeds = 2"),
         ({"quorum": 0.0}, r"quorum must be in \(0, 1\]"),

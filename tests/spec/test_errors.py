@@ -184,8 +184,13 @@ def test_a_missing_file_and_one_that_is_not_text(tmp_path):
 
 
 def test_a_method_that_cannot_be_added_is_one_error_message():
-    message = error_message(lambda: spec.load("digits", methods=["term"]))
+    message = error_message(lambda: spec.load("digits", methods=["scafold"]))
     assert message == (
-        "method 'term' is not in the spec; choose from fedavg, ditto, fedtilt, fedavg_finetuned, fedprox, local, or "
-        "add it as [[methods]]"
+        "method 'scafold' is neither in the spec (it has fedavg, ditto, fedtilt) nor a preset; did you mean scaffold?"
     )
+    message = error_message(lambda: spec.load("digits", methods=["nothing"]))
+    assert message.endswith("fedtilt methods lists those that can be added")
+    assert error_message(lambda: spec.load("digits", methods=["term"])) == (
+        "methods.term.t is missing; preset 'term' needs t"
+    )
+    assert spec.load("digits", methods=["term"], overrides=["methods.term.t=2"]).methods[0].t == 2

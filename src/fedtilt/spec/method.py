@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from fedtilt.errors import InputError
 from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS
 from fedtilt.math.distances import DISTANCES
-from fedtilt.methods import CLIENT_SETTINGS, PERSONAL_START, PRESETS, Method
+from fedtilt.methods import CLIENT_SETTINGS, CORRECTIONS, PERSONAL_START, PRESETS, WEIGHTINGS, Method
 from fedtilt.spec.table import SpecTable, allowed_text, one_of
 
 METHOD_FACTORIES: dict[str, Callable[..., Method]] = {**cast(Any, PRESETS), "custom": Method}
@@ -56,7 +56,9 @@ class MethodSpec(SpecTable):
         examples=[[["class", 5.0], ["ward", 2.0]]],
         json_schema_extra=allowed_text('a list of pairs, such as [["class", 5], ["ward", 2]]'),
     )
-    t: float | None = Field(default=None, description="TERM's one tilt: tau = lam = t")
+    t: float | None = Field(
+        default=None, description="TERM's one tilt: tau = lam = t; of term_clients, the tilt over the clients' losses"
+    )
     mu: float | None = Field(
         default=None,
         ge=0,
@@ -68,7 +70,31 @@ class MethodSpec(SpecTable):
         allow_inf_nan=False,
         description="weight of the proximal term of the shared model; custom only",
     )
-    q: float | None = Field(default=None, description="tilt over the clients, on the server")
+    alpha: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="weight of FedDyn's two terms")
+    correction: Annotated[str, one_of(("none", *CORRECTIONS))] | None = Field(
+        default=None, description="of client drift; custom only"
+    )
+    utility: float | None = Field(
+        default=None,
+        gt=0,
+        description="clients minimise −log(utility − loss): more than the loss of any batch; inf: they minimise the loss",
+    )
+    local: tuple[str, ...] | None = Field(
+        default=None,
+        strict=False,
+        description='parameters that stay on their client, beside those of train.local; "last" is the last layer',
+        examples=[["last"]],
+        json_schema_extra=allowed_text('a list of patterns of names, such as ["head.*"]'),
+    )
+    head_epochs: int | None = Field(
+        default=None, ge=1, description="passes that train the local parameters alone before the shared ones train"
+    )
+    inner_steps: int | None = Field(
+        default=None, ge=1, description="steps of pFedMe's personal model on every batch, before the shared one follows"
+    )
+    q: float | None = Field(
+        default=None, description="tilt over the clients, on the server; of qffl, the exponent of the clients' losses"
+    )
     distance: Annotated[str, one_of(DISTANCES)] | None = Field(
         default=None, description="distance between models, on the server"
     )
@@ -128,8 +154,23 @@ class MethodSpec(SpecTable):
         description="where the personal model starts in a round: where its last round ended (first at the received "
         "model, or at the initial one), or at the received model every time",
     )
-    weighting: Annotated[str, one_of(("equal", "samples"))] | None = Field(
-        default=None, description="weights of the clients, on the server: equal, or their numbers of samples"
+    weighting: Annotated[str, one_of(WEIGHTINGS)] | None = Field(
+        default=None,
+        description=f"weights of the clients, on the server: {'; '.join(f'{k}, {v}' for k, v in WEIGHTINGS.items())}",
+    )
+    client_tilt: float | None = Field(default=None, description='tilt over the clients\' losses, with weighting "loss"')
+    weights_lr: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description='step of the clients\' weights, with weighting "afl"'
+    )
+    weights_bound: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="how much the clients' weights may differ from equal ones, with aggregator fedmgda",
+    )
+    update_length: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="length of every update, with aggregator fedmgda"
     )
 
     @model_validator(mode="before")

@@ -18,7 +18,7 @@ from fedtilt.errors import InputError
 from fedtilt.methods import PRESETS, check_rates_used
 from fedtilt.spec.error_messages import check_tables, first_error, method_label, unknown_key
 from fedtilt.spec.fields import TABLES, Spec
-from fedtilt.spec.method import MethodSpec, required_settings
+from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.table import SpecTable
 
 Raw = dict[str, Any]
@@ -54,7 +54,7 @@ def load(
     Args:
         source: the name of a built-in spec, or a TOML file
         overrides: "train.rounds=5" or "methods.fedtilt.lam=-3"; an empty value is the default
-        methods: the methods to keep, in this order, by name; a preset without required settings is added
+        methods: the methods to keep, in this order, by name; a preset that the spec has not is added
         seed: replaces the spec's seed
         seeds: replaces the spec's number of seeds
         device: replaces the spec's device
@@ -142,14 +142,13 @@ def _make_paths_absolute(raw: Raw, folder: Path) -> None:
 def _select_methods(methods: list[Raw], requested: Sequence[str]) -> list[Raw]:
     """The methods of these names, in this order."""
     names = _method_labels(methods)
-    addable = [preset for preset in PRESETS if not required_settings(preset)]
     selected: list[Raw] = []
     for name in dict.fromkeys(requested):
-        if name not in names and name not in addable:
-            extra = [preset for preset in addable if preset not in names]
-            raise InputError(
-                f"method {name!r} is not in the spec; choose from {', '.join(names + extra)}, or add it as [[methods]]"
-            )
+        if name not in names and name not in PRESETS:
+            close = difflib.get_close_matches(name, [*names, *PRESETS], n=1)
+            known = f"it has {', '.join(names)}" if names else "which has none"
+            remedy = f"did you mean {close[0]}?" if close else "fedtilt methods lists those that can be added"
+            raise InputError(f"method {name!r} is neither in the spec ({known}) nor a preset; {remedy}")
         same_name = [method for method, known in zip(methods, names, strict=True) if known == name]
         selected += same_name or [{"preset": name}]
     return selected
