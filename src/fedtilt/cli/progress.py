@@ -17,8 +17,7 @@ from fedtilt.evaluation.summary import Summary
 from fedtilt.runs.callback import Callback, RunStart
 from fedtilt.simulation import Round
 
-
-_TASKS_SECONDS = 10.0  # between two lines on the tasks of a cluster
+TASKS_SECONDS = 10.0  # between two lines on the tasks of a cluster
 
 
 @contextmanager
@@ -83,7 +82,7 @@ class _Lines(_Notices):
             self._print(_line(round, self._rounds, metrics) + (f", {per_round * left:.0f} s left" if left else ""))
 
     def on_tasks(self, running: Mapping[str, TaskProgress], done: int, total: int) -> None:
-        if time.monotonic() - self._tasks_shown >= _TASKS_SECONDS or done == total:
+        if time.monotonic() - self._tasks_shown >= TASKS_SECONDS or done == total:
             self._tasks_shown = time.monotonic()
             self._print(tasks_line(running, done, total))
 

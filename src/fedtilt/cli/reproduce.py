@@ -4,7 +4,7 @@ import importlib.util
 import json
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import groupby
@@ -17,7 +17,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table as RichTable
 
 from fedtilt.cli.console import Console, echo, escape
+from fedtilt.cli.progress import TASKS_SECONDS, tasks_line
 from fedtilt.cli.run import AsJson, Quiet
+from fedtilt.cluster.tasks import OnProgress as OnTasks
+from fedtilt.cluster.tasks import TaskProgress
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
 from fedtilt.reproduction import NAMES, Options, ReproductionResult
@@ -40,6 +43,10 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(help="How many seeds, for error bars.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds, one seed, small grids: a trial run.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="auto|HOST:PORT", help="Run the cases in parallel on a Ray cluster."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="The results folder; runs/reproduction[-quick] by default.")
     ] = None,
@@ -90,7 +97,8 @@ def reproduce(
             result = run_experiments(
                 what, folder, options=options, only=only or (),
                 on_start=lambda statuses: None if silent else _print_overview(progress, statuses),
-                on_case=callbacks.on_case, on_progress=callbacks.on_progress,
+                on_case=callbacks.on_case, on_progress=callbacks.on_progress, cluster=cluster,
+                on_tasks=callbacks.on_tasks,
             )  # fmt: skip
     except KeyboardInterrupt:
         progress.print(f"interrupted; run the same command to continue (results in {folder})", markup=False)
@@ -170,6 +178,7 @@ def _write_html(folder: Path) -> Path:
 class _Callbacks(NamedTuple):
     on_case: Callable[[CaseStatus], None]
     on_progress: OnProgress
+    on_tasks: OnTasks  # on a cluster
 
 
 def _print_overview(console: Console, statuses: Sequence[CaseStatus]) -> None:
@@ -196,7 +205,7 @@ def _print_overview(console: Console, statuses: Sequence[CaseStatus]) -> None:
 def _show_progress(console: Console, *, quiet: bool) -> Iterator[_Callbacks]:
     """A progress bar in a terminal, a few lines per case elsewhere."""
     if quiet:
-        yield _Callbacks(lambda _: None, lambda *_: None)
+        yield _Callbacks(lambda _: None, lambda *_: None, lambda *_: None)
     elif console.is_terminal:
         bar = Progress(
             TextColumn("[bold]{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"),
@@ -214,7 +223,7 @@ def _show_progress(console: Console, *, quiet: bool) -> Iterator[_Callbacks]:
                 if latest:
                     bar.update(task, latest=escape(latest))
 
-            yield _Callbacks(on_case, on_progress)
+            yield _Callbacks(on_case, on_progress, _print_tasks(console))
     else:
         yield _progress_lines(console)
 
@@ -232,7 +241,20 @@ def _progress_lines(console: Console) -> _Callbacks:
             seconds = time.monotonic() - start
             console.print(f"  {done}/{total}, {seconds:.1f} s{f', {latest}' if latest else ''}", markup=False)
 
-    return _Callbacks(on_case, on_progress)
+    return _Callbacks(on_case, on_progress, _print_tasks(console))
+
+
+def _print_tasks(console: Console) -> OnTasks:
+    """A line every ten seconds on what runs where, and one at the end."""
+    shown = 0.0
+
+    def on_tasks(running: Mapping[str, TaskProgress], done: int, total: int) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= TASKS_SECONDS or done == total:
+            shown = time.monotonic()
+            console.print(tasks_line(running, done, total), markup=False)
+
+    return on_tasks
 
 
 # -- results -----------------------------------------------------------------------------------------------------------

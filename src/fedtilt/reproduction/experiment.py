@@ -18,8 +18,8 @@ Results = dict[str, dict[str, Any]]  # by case name
 OnProgress = Callable[[int, int, str], None]  # steps done, steps in total, the latest result in a few words
 
 
-def _no_notice(_: str) -> None:
-    pass
+def no_notice(_: str) -> None:
+    """No-op."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Options:
     data_dir: str | None = None
     work: Path | None = None  # folder for the checkpoints of a long case
     checkpoint_seconds: float = 600.0  # a case that runs longer writes checkpoints, this far apart
-    notice: Callable[[str], None] = _no_notice  # receives warnings, one sentence each
+    notice: Callable[[str], None] = no_notice  # receives warnings, one sentence each
 
     def __post_init__(self) -> None:
         if self.seeds is not None and self.seeds < 1:

@@ -12,11 +12,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
 
+from fedtilt.cluster.tasks import OnProgress as OnTasks
 from fedtilt.data.published import catalog
 from fedtilt.errors import InputError
 from fedtilt.locks import locked
 from fedtilt.reproduction import outliers, propositions
 from fedtilt.reproduction.chapter import Chapter
+from fedtilt.reproduction.cluster_cases import run_cases_on_cluster
 from fedtilt.reproduction.comparison import experiment as comparison
 from fedtilt.reproduction.convergence import experiment as convergence
 from fedtilt.reproduction.experiment import NAMES, Case, Experiment, OnProgress, Options, Results, load
@@ -171,6 +173,8 @@ def reproduce(
     on_start: Callable[[Sequence[CaseStatus]], None] = lambda _: None,
     on_case: Callable[[CaseStatus], None] = lambda _: None,
     on_progress: OnProgress = lambda *_: None,
+    cluster: str | None = None,
+    on_tasks: OnTasks = lambda *_: None,
 ) -> ReproductionResult:
     """Run experiments and report their results; cases with a result in `out` are not run again.
 
@@ -185,28 +189,43 @@ def reproduce(
         on_start: called once, with all selected cases.
         on_case: called before a case is run.
         on_progress: called while a case runs: steps done, steps in total, the latest result in a few words.
+        cluster: run the cases in parallel on a Ray cluster: auto, or host:port of its head node.
+        on_tasks: called about every second while cases run on a cluster: what runs where, cases done, cases in total.
     """
     options = options or Options()
     names = experiment_names(what) if isinstance(what, str) else [load(name).name for name in what]
     folder = ResultsFolder(Path(out))
     statuses = case_statuses(names, folder, options, only)
     on_start(statuses)
-    measured, reused = [], []
     missing: dict[str, list[str]] = {}
+    to_run = []
     for status in statuses:
-        if status.done:
-            reused.append(status.label)
-        elif status.missing_data:
+        if status.missing_data and not status.done:
             missing.setdefault(str(status.case.needs), []).append(status.label)
-        else:
+        elif not status.done:
+            to_run.append(status)
+    if cluster is not None and to_run:
+        for status in to_run:
+            _notice_stale(status, options)
+        run_cases_on_cluster(to_run, folder, options, cluster, _run, on_tasks)
+    else:
+        for status in to_run:
             on_case(status)
-            if status.stale:
-                options.notice(f"{status.label} is run again: {status.stale}")
+            _notice_stale(status, options)
             with locked(folder.folder / status.experiment.name):
                 _run(status, folder, options, on_progress)
-            measured.append(status.label)
     by_name = {experiment.name: chapter for experiment, chapter in chapters(folder, names)}
-    return ReproductionResult(chapters=by_name, measured=measured, reused=reused, missing=missing)
+    return ReproductionResult(
+        chapters=by_name,
+        measured=[status.label for status in to_run],
+        reused=[status.label for status in statuses if status.done],
+        missing=missing,
+    )
+
+
+def _notice_stale(status: CaseStatus, options: Options) -> None:
+    if status.stale:
+        options.notice(f"{status.label} is run again: {status.stale}")
 
 
 def _run(status: CaseStatus, folder: ResultsFolder, options: Options, on_progress: OnProgress) -> None:

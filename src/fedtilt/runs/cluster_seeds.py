@@ -56,7 +56,7 @@ def _overrides(spec: "Spec") -> list[str]:
     changes = ["train.cluster=", "train.cluster_timeout=", "train.workers="]
     if spec.data.path is None and catalog.entry(spec.data.name).files:
         changes.append(f"data.folder={data_folder(spec.data.folder or None).absolute()}")
-    return [*changes, "device=cuda"] if spec.device == "cuda:all" else changes
+    return [*changes, f"device={pick_device(spec.device).type}"]
 
 
 def _train_seed(
@@ -74,8 +74,11 @@ class _Reporting(Callback):
     """Sends the progress of a task."""
 
     def __init__(self, rounds: int, report: Report, notice: Callable[[str], None]) -> None:
-        self._rounds, self._report = rounds, report
-        self.on_notice = notice  # type: ignore[method-assign]
+        self._rounds, self._report, self._notice = rounds, report, notice
+
+    def on_notice(self, text: str) -> None:
+        """Send it."""
+        self._notice(text)
 
     def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
         """Send the round, and the best method."""
