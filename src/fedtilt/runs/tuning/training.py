@@ -56,15 +56,12 @@ def train_until(
     """
     # the only evaluation is after the last of these rounds; the number of rounds stays, since schedules depend on it
     prepared = prepared._replace(settings=dataclasses.replace(prepared.settings, eval_every=until))
-    recorder: RunFolder | InMemoryRun
-    if storage.folder is None:
-        recorder = InMemoryRun(storage.memory_limit)
-    else:
-        recorder = RunFolder(storage.folder, storage.memory_limit)
     fingerprint = fingerprint_of(prepared)
+    recorder = _recorder(storage)
     state = recorder.begin(fingerprint, notice)
-    if isinstance(recorder, RunFolder) and state is not None and state.round >= until:  # killed before it was scored
+    if isinstance(recorder, RunFolder) and state is not None and state.round >= until:  # stopped before it was scored
         recorder.delete_checkpoints_after(until - 1)
+        recorder = _recorder(storage)
         state = recorder.begin(fingerprint, notice)
     if state is None and starts:
         state = _copied(starts, recorder.client_states)
@@ -84,6 +81,12 @@ def train_until(
             if r.number == until:
                 return r.state, _scores(r, groupings_of(prepared.federation))
     raise AssertionError(f"round {until} is beyond the end")
+
+
+def _recorder(storage: Storage) -> RunFolder | InMemoryRun:
+    if storage.folder is None:
+        return InMemoryRun(storage.memory_limit)
+    return RunFolder(storage.folder, storage.memory_limit)
 
 
 def _copied(starts: Mapping[str, FederationState], client_states: ClientStates) -> FederationState:
