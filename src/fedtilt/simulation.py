@@ -25,7 +25,7 @@ from fedtilt.evaluation.summary import evaluated_counts
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import Parts, Tensors
-from fedtilt.rounds.aggregation import aggregate
+from fedtilt.rounds.aggregation import aggregate, losses_of, weights_of_clients
 from fedtilt.rounds.attack import AttackedFederation
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import Executor, one_thread
@@ -304,7 +304,12 @@ def _forge(
     forged = {}
     for m in prepared.methods:
         received, by_client = server[m.name]["parameters"], updates[m.name]
-        rule = partial(aggregate, m, received=received, selected=len(by_client), seed=seed, round=number)
+        by_client = {client: by_client[client] for client in sorted(by_client)}
+        weights, _ = weights_of_clients(m, server[m.name], by_client)
+        rule = partial(
+            aggregate, m, received=received, weights=weights, selected=len(by_client), seed=seed, round=number,
+            losses=losses_of(m, by_client), lr=m.rates(prepared.settings.lr, None)[0],
+        )  # fmt: skip
         forged[m.name] = forge(
             federation.attack, received, by_client, federation.attackers, seed=seed, round=number, aggregate=rule
         )

@@ -41,11 +41,14 @@ def test_tilted_weights_are_softmax_and_its_limits() -> None:
 
 
 def test_afl_by_hand() -> None:
-    """Three clients, of which two take part: λ + 0.1 · 3/2 · F, projected."""
+    """Three clients, of which two take part: λ + 0.1 · 3/2 · (F − 1.5)."""
     weights = torch.full((3,), 1 / 3)
     new = afl_weights(weights, [0, 2], torch.tensor([1.0, 2.0]), 0.1)
-    raised = torch.tensor([1 / 3 + 0.15, 1 / 3, 1 / 3 + 0.3], dtype=torch.float64)
-    assert torch.allclose(new, raised - 0.15)
+    assert torch.allclose(new, torch.tensor([1 / 3 - 0.075, 1 / 3, 1 / 3 + 0.075], dtype=torch.float64))
+    losses = torch.tensor([1.0, 2.0, 4.0])
+    assert torch.allclose(
+        afl_weights(weights, [0, 1, 2], losses, 0.05), project_to_simplex(weights + 0.05 * losses.double())
+    )
     assert torch.allclose(afl_weights(weights, [0, 1, 2], torch.ones(3), 0.1), weights.double())  # equal losses
     worst = weights
     for _ in range(50):

@@ -25,10 +25,11 @@ def tilted_weights(losses: Tensor, tilt: float, weights: Tensor | None = None) -
 
 
 def afl_weights(weights: Tensor, clients: list[int], losses: Tensor, rate: float) -> Tensor:
-    """One step of AFL's client weights: λ ← Π(λ + rate · N/C · F), where F is 0 for clients that took no part, (N,).
+    """One step of AFL's client weights: λ_n ← λ_n + rate · N/C · (F_n − mean of F) for those that took part, (N,).
 
-    Mohri et al., Agnostic Federated Learning, ICML 2019, arXiv 1902.00146. Π is the projection onto the simplex, and
-    N/C makes the step an unbiased one where only C of N clients take part.
+    Mohri et al., Agnostic Federated Learning, ICML 2019, arXiv 1902.00146. The result is projected onto the simplex, to
+    which a constant for all clients makes no difference: with all of them, this is their step along F. N/C makes it
+    right on average where C of N clients take part.
 
     Args:
         weights: λ of all clients, (N,)
@@ -37,7 +38,7 @@ def afl_weights(weights: Tensor, clients: list[int], losses: Tensor, rate: float
         rate: the size of the step
     """
     step = torch.zeros_like(weights, dtype=torch.float64)
-    step[clients] = losses.to(step) * (len(weights) / len(clients))
+    step[clients] = (losses - losses.mean()).to(step) * (len(weights) / len(clients))
     return project_to_simplex(weights.double() + rate * step)
 
 

@@ -61,7 +61,7 @@ class Method:
     personal_start: str = "last"  # where v starts in a round: a word of PERSONAL_START
     weighting: str = "equal"  # how clients count on the server: a word of WEIGHTINGS
     client_tilt: float = 0.0  # over the losses of the clients, with weighting "loss"
-    weights_lr: float = 0.1  # step of the clients' weights, with weighting "afl"
+    weights_lr: float = 0.01  # step of the clients' weights, with weighting "afl"
     weights_bound: float = 0.1  # how much the clients' weights may differ from equal ones, with aggregator fedmgda
     update_length: float = 1.0  # of every client, with aggregator fedmgda
 

@@ -128,7 +128,7 @@ def qffl(q: float = 1.0, *, name: str = "qffl", **settings: object) -> Method:
     return _preset("qffl", name, settings, mu=math.inf, aggregator="q_ffl", q=q)
 
 
-def afl(weights_lr: float = 0.1, *, name: str = "afl", **settings: object) -> Method:
+def afl(weights_lr: float = 0.01, *, name: str = "afl", **settings: object) -> Method:
     """AFL: client weights that follow the losses, towards the best model for the worst mixture of clients.
 
     Mohri et al., Agnostic Federated Learning, ICML 2019, arXiv 1902.00146.

@@ -55,5 +55,6 @@ def train_on_root_sets(prepared: "PreparedRun", server: Mapping[str, Tensors], r
         batches = BatchSettings.of(settings).batches_of(x, y, {}, round, federation.clients, [jobs["shared"]])
         train = BACKENDS[prepared.backend.name]
         (result,) = train(prepared.net, [jobs["shared"]], [batches], precision=settings.precision)
-        trained[m.name] = prepared.parts.shared(result.parameters)
+        model = result.parameters if result.anchor is None else result.anchor
+        trained[m.name] = prepared.parts.keeping(m.local).shared(model)
     return trained
