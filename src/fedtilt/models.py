@@ -152,19 +152,25 @@ def load(path: str | os.PathLike[str]) -> nn.Module:
 
     Build a custom model yourself, then `load_state_dict`.
     """
-    metadata = read_metadata(Path(path))
+    return build_exported(read_tensors(Path(path)), read_metadata(Path(path)), path)
+
+
+def build_exported(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], source: str | os.PathLike[str]
+) -> nn.Module:
+    """A model from the tensors and the metadata of an export; `source` is named in errors."""
     if "model" not in metadata:
         raise InputError(
-            f"{path} does not say how to build its model: it is a custom model, or was exported by an older version; "
+            f"{source} does not say how to build its model: it is a custom model, or was exported by an older version; "
             "build the model, then model.load_state_dict(safetensors.torch.load_file(...))"
         )
     try:
         arguments = json.loads(metadata["model"])
         model = MODELS[arguments.pop("name")](**arguments)
-        model.load_state_dict(read_tensors(Path(path)))
+        model.load_state_dict(tensors)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         why = " ".join(str(error).split())  # torch writes one line per mismatch
-        raise InputError(f"the weights in {path} do not match its metadata ({why}); export it again") from error
+        raise InputError(f"the weights in {source} do not match its metadata ({why}); export it again") from error
     return model.eval()
 
 

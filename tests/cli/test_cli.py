@@ -227,7 +227,7 @@ INVALID = [
     (["resume", "full"], "full is not a run folder: it has no run.json"),
     (["resume", "x" * 300], "xxx cannot be used: File name too long; check the path, its permissions and the disk"),
     (["export", "nosuch", "--method", "ditto", "--to", "x.safetensors"], "nosuch does not exist; check the path"),
-    (["export", "run", "--method", "ditto", "--to", "y.onnx"], "--to y.onnx does not end in .safetensors, the format"),
+    (["export", "run", "--method", "ditto", "--to", "y.pt"], "--to y.pt ends neither in .safetensors nor in .onnx"),
     (["data", "get", "nosuch"], "nosuch"),
     (["run", "--bogus"], "no such option: --bogus"),
     (["run", "--seeds", "x"], "'x' is not a valid integer; see fedtilt run --help"),

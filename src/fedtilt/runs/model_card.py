@@ -1,0 +1,227 @@
+"""The model card of an export: what the model was trained on, how, how good it is, and its limits, as Markdown.
+
+It has the schema of the data and counts of predictions, but no data. The card of a client's model has figures of that
+client alone.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fedtilt.data.groups import CLASS
+from fedtilt.data.naming import client_number
+from fedtilt.evaluation.certificate import Certificate
+from fedtilt.evaluation.intervals import exact_interval
+from fedtilt.evaluation.metrics import Counts
+from fedtilt.evaluation.summary import Summary
+from fedtilt.markdown_text import markdown_table, markdown_text
+from fedtilt.methods import Method
+from fedtilt.runs.export import Export
+from fedtilt.runs.spec_run import open_seed
+from fedtilt.storage.fingerprint import read_fingerprint
+from fedtilt.storage.provenance import read_record
+from fedtilt.version import __version__
+
+_CONFIDENCE = 0.95
+_MAX_ROWS = 40  # of a table by client or group; beyond, those with the lowest accuracy
+_SETTINGS = ("rounds", "participation", "epochs", "local_steps", "batch_size", "lr", "lr_personal", "optimizer",
+             "schedule", "server_optimizer", "loss", "seed")  # fmt: skip
+
+
+class _Figures(NamedTuple):
+    """Sums over test samples by client and group, of the exported model."""
+
+    sums: Tensor  # (clients, groups): correct predictions; or errors, (clients, groups, 2)
+    total: Tensor  # (clients, groups)
+    names: Sequence[str]  # of the groups
+
+
+def model_card(
+    folder: Path, export: Export, method: str, client: int | str | None = None, seed: int | None = None
+) -> str:
+    """The card of an exported model, as Markdown.
+
+    Args:
+        folder: the run folder
+        export: what `export_model` returned for the same arguments
+        method: the name of the method
+        client: number or name of the client whose model it is; None: the shared model
+        seed: which seed of the run; None: the first
+    """
+    _, run_folder = open_seed(folder, seed)
+    fingerprint = read_fingerprint(run_folder.folder / "fingerprint.json")
+    description = run_folder.description()
+    names = description.get("clients") or list(map(str, range(fingerprint["clients"])))
+    number = None if client is None else client_number(client, names)
+    clients = names if number is None else [names[number]]
+    sections = [_title(fingerprint, export, method, clients[0] if number is not None else None, folder)]
+    sections += [_data(fingerprint, description), _training(fingerprint, method)]
+    evaluated = run_folder.evaluations.read_lines().rounds.get(export.round, {})
+    if method in evaluated:
+        counts, total = run_folder.counts(export.round)
+        summary = evaluated[method].summary
+        main = str(description.get("group", CLASS))
+        by_group = _figures(counts[method], total, main, description.get("classes"), number, summary)
+        sections.append(_performance(by_group, clients))
+        sections.append(_limits(by_group, summary, number, bool(export.sources), fingerprint))
+    else:
+        sections.append(f"## Performance\n\nRound {export.round} was not evaluated, so there are no figures.")
+    return "\n\n".join(sections) + "\n"
+
+
+def _title(fingerprint: Mapping[str, Any], export: Export, method: str, client: str | None, folder: Path) -> str:
+    kind = "shared model" if client is None else f"{'personal ' * export.personal}model of client {_text(client)}"
+    count = sum(tensor.numel() for tensor in export.tensors.values())
+    lines = [
+        f"# Model card: {kind} of {_text(method)}",
+        f"Trained by federated learning with fedtilt {read_record(folder)['environment'].get('fedtilt', __version__)}, "
+        f"exported after round {export.round} of {fingerprint['train']['rounds']}; {count:,} parameters.",
+        f"```\n{fingerprint['architecture']}\n```",
+    ]
+    if export.sources:
+        lines.append("".join(f"- {part.replace('_', ' ')}: {source}\n" for part, source in export.sources.items()))
+    return "\n\n".join(line.strip("\n") for line in lines)
+
+
+def _data(fingerprint: Mapping[str, Any], description: Mapping[str, Any]) -> str:
+    outliers = fingerprint["outliers"]
+    lines = [
+        "## Training data",
+        f"{_text(fingerprint['data'])}, divided among {fingerprint['clients']:,} clients. The data is not part of this "
+        "export.",
+    ]
+    if outliers["kind"] != "none":
+        lines.append(f"Outliers of kind {outliers['kind']} were added to the training data on purpose.")
+    if "schema" not in description:
+        classes = f"Classes: {', '.join(map(_text, description['classes']))}." if "classes" in description else ""
+        return "\n\n".join([*lines, *filter(None, [classes])])
+    schema = description["schema"]
+    rows = [[name, column["kind"]] for name, column in schema["columns"].items()]
+    return "\n\n".join([*lines, f"Target: {_text(schema['target'])}.", _table(["column", "kind"], rows)])
+
+
+def _training(fingerprint: Mapping[str, Any], method: str) -> str:
+    defaults = {field.name: _setting(field.default) for field in fields(Method)}
+    settings = fingerprint["methods"][method].items()
+    rows = [[f"method.{key}", value] for key, value in settings if key != "name" and value != defaults.get(key)]
+    train = fingerprint["train"]
+    rows += [[key, train[key]] for key in _SETTINGS if train.get(key) is not None]
+    note = "Settings of the method that are not listed have their defaults."
+    return f"## Training\n\n{_table(['setting', 'value'], rows)}\n\n{note}"
+
+
+def _setting(value: object) -> object:
+    """A default as a fingerprint has it."""
+    return [] if value == () else "inf" if value == math.inf else value
+
+
+def _figures(
+    counts: Counts, total: Tensor, main: str, names: Sequence[str] | None, client: int | None, summary: Summary
+) -> dict[str, _Figures]:
+    """By grouping, the main one first: the figures of the shared model, or of the model of one client."""
+    sums = counts.shared if client is None or counts.personal is None else counts.personal
+    rows = slice(None) if client is None else slice(client, client + 1)
+    names = names or list(map(str, range(total.shape[1])))
+    found = {main: _Figures(sums[rows], total[rows], names)}
+    if client is None and counts.personal is not None:
+        return found  # the other groupings are counted for personal models
+    columns = [column for column in summary.groups if column != main]
+    for column, group in zip(columns, counts.groups, strict=True):
+        present = group.total.sum(0) > 0  # groups without test samples have no name there
+        group_sums, group_total = group.sums[:, present], group.total[:, present]
+        found[column] = _Figures(group_sums[rows], group_total[rows], list(summary.groups[column].values))
+    return found
+
+
+def _performance(by_group: Mapping[str, _Figures], clients: Sequence[str]) -> str:
+    main, figures = next(iter(by_group.items()))
+    is_number = figures.sums.is_floating_point()
+    what = "mean absolute error (MAE)" if is_number else "accuracy with its 95 % interval (Clopper and Pearson)"
+    lines = ["## Performance", f"On test data of the clients: {what}.", _rows("client", clients, figures, dim=1)]
+    for column, found in by_group.items():
+        if len(found.names) > 1:
+            lines.append(_rows(column, found.names, found, dim=0))
+    if not is_number and bool(figures.total.any()):
+        statement = str(Certificate(figures.sums, figures.total, _CONFIDENCE, main))
+        lines += ["### Certificate", f"{statement[0].upper()}{statement[1:]}."]
+    return "\n\n".join(lines)
+
+
+def _rows(title: str, names: Sequence[str], figures: _Figures, dim: int) -> str:
+    """A table by client (`dim` 1 is summed) or by group (`dim` 0)."""
+    sums, total = figures.sums.sum(dim), figures.total.sum(dim)
+    present = [i for i in range(len(total)) if total[i] > 0]
+    if figures.sums.is_floating_point():
+        errors = (sums[:, 0] / total.clamp(min=1)).tolist()
+        shown = _worst(present, key=[-error for error in errors])
+        rows = [[names[i], f"{errors[i]:.4g}", int(total[i])] for i in shown]
+        table = _table([title, "MAE", "test samples"], rows)
+    else:
+        accuracy = (100 * sums.double() / total.clamp(min=1)).tolist()
+        shown = _worst(present, key=accuracy)
+        rows = [[names[i], _percent(int(sums[i]), int(total[i])), int(total[i])] for i in shown]
+        table = _table([title, "accuracy", "test samples"], rows)
+    more = f"\n\nThe {_MAX_ROWS} worst of {len(present):,}." if len(present) > _MAX_ROWS else ""
+    return table + more
+
+
+def _worst(positions: list[int], key: Sequence[float]) -> list[int]:
+    """All positions, or the worst if there are many."""
+    return positions if len(positions) <= _MAX_ROWS else sorted(positions, key=lambda i: key[i])[:_MAX_ROWS]
+
+
+def _percent(correct: int, total: int) -> str:
+    """The accuracy and its interval.
+
+    >>> _percent(45, 50)
+    '90.0 % (78.2 to 96.7)'
+    """
+    interval = exact_interval(correct, total, _CONFIDENCE)
+    return f"{100 * correct / total:.1f} % ({100 * interval.low:.1f} to {100 * interval.high:.1f})"
+
+
+def _limits(
+    by_group: Mapping[str, _Figures],
+    summary: Summary,
+    client: int | None,
+    has_sources: bool,
+    fingerprint: Mapping[str, Any],
+) -> str:
+    figures = next(iter(by_group.values()))
+    empty = [name for name, samples in zip(figures.names, figures.total.sum(0).tolist(), strict=True) if not samples]
+    fewest = int(figures.total.sum(1).min())
+    limits = [
+        "The figures hold for new samples of the same clients and for data like theirs; the model has not been tested "
+        "on other populations.",
+        f"The fewest test samples of a client are {fewest:,}; intervals say how much chance is in a figure.",
+    ]
+    if client is not None:
+        limits.append("A client's model is fitted to its data, and is expected to be worse elsewhere.")
+    elif summary.personal is not None:
+        limits.append("Clients use their personal models; this is the model that they share.")
+    if client is None and summary.never_selected:
+        limits.append(f"{summary.never_selected:,} clients were never selected for training.")
+    if empty:
+        limits.append(f"There was no test data of {', '.join(map(_text, empty))}.")
+    if has_sources:
+        limits.append("Some parts are not those that clients use: see the list at the top.")
+    if summary.privacy is None:
+        limits.append("It was trained without differential privacy: it may reveal properties of the training data.")
+    else:
+        limits.append(
+            f"Differential privacy of clients: epsilon {summary.privacy.epsilon:.3g} at delta {summary.privacy.delta:g}"
+            " for the shared model; figures and personal models are not covered."
+        )
+    return "## Limits\n\n" + "\n".join(f"- {text}" for text in limits)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    return markdown_table(columns, ([_text(value) for value in row] for row in rows))
+
+
+def _text(value: object) -> str:
+    return markdown_text(f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))
