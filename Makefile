@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: browser nginx test test-all test-cuda lint format demo bench chaos clean
+.PHONY: docs linkcheck browser nginx test test-all test-cuda lint format demo bench chaos clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +42,13 @@ lint: $(DEV)  ## style, types and import layers
 format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(DEV)  ## the documentation site, in docs/_build/html; warnings are errors
+	$(BIN)/python -m sphinx --nitpicky --fail-on-warning --keep-going --quiet -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+linkcheck: $(DEV)  ## whether the links of the site to other sites work; needs the network
+	$(BIN)/python -m sphinx --keep-going --quiet -b linkcheck -D nb_execution_mode=off docs docs/_build/linkcheck
 
 demo: $(READY)  ## FedAvg, Ditto and FedTilt on 20 clients with mislabelled data
 	$(BIN)/fedtilt run digits --seeds 5

@@ -37,7 +37,7 @@ seeds.
 The audit knows which client a sample is from, and so how often a class occurs there; the pooled ranking does not. With
 two classes per client this helps a lot, with Dirichlet less."""
 
-_FOOTER = "This page is generated: `python -m benchmarks.audit_page`; the commands are in [benchmarks](../benchmarks)."
+_FOOTER = "This page is generated: `python -m benchmarks.audit_page`; the commands are in `benchmarks/`."
 
 
 def read_records(folder: Path = RECORDS) -> dict[str, Record]:

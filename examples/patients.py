@@ -1,4 +1,4 @@
-"""Write patients.csv, a table to try the guides with: three hospitals of different sizes, and gaps, dates and categories."""
+"""Write patients.csv, a table to try the guides with: three hospitals; numbers, categories, dates and gaps."""
 
 import csv
 import random
@@ -21,7 +21,7 @@ def write_patients(path: Path, rows: int = 900, seed: int = 0) -> None:
             pressure = rng.gauss(120 + (25 if ward == "A" else 15) * ill, 10)
             admitted = date(2026, 1, 1) + timedelta(days=rng.randrange(300))
             table.writerow(
-                [f"p{number:04}", round(rng.gauss(50 + 12 * ill, 12)), sex, ward,
+                [f"p{number:04}", f"{rng.gauss(50 + 12 * ill, 12):.1f}", sex, ward,
                  "" if rng.random() < 0.05 else f"{pressure:.1f}", admitted, "ill" if ill else "well", hospital]
             )  # fmt: skip
 

@@ -34,7 +34,11 @@ class Browser:
 
     def open(self, page: Path) -> None:
         """Load a file and wait until it is loaded."""
-        _call("POST", f"{self._session}/url", {"url": page.resolve().as_uri()})
+        self.open_address(page.resolve().as_uri())
+
+    def open_address(self, address: str) -> None:
+        """Load a page and wait until it is loaded."""
+        _call("POST", f"{self._session}/url", {"url": address})
 
     def script(self, text: str, *arguments: Any) -> Any:
         """Run the body of a JavaScript function and return its result; waits for a promise."""
