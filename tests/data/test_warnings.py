@@ -31,9 +31,10 @@ def test_a_table_without_problems():
     assert about(clean()) == []
 
 
-def test_weights_that_nothing_uses():
-    assert about(clean().assign(w=1.0), weight="w") == [
-        "the weights of samples are read, but nothing uses them: all samples count the same"
+def test_a_client_without_weight():
+    assert about(clean().assign(w=1.0), weight="w") == []
+    assert about(clean().assign(w=0.0), weight="w") == [
+        "every training sample of 'all' has weight 0, so nothing is learnt from it"
     ]
 
 

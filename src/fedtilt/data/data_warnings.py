@@ -28,8 +28,6 @@ def warn(texts: Iterable[str], stacklevel: int = 3) -> None:
 def dataset_warnings(data: "Dataset") -> list[str]:
     """Imbalance, classes without samples, duplicates of training samples, images with channels last."""
     found = _class_warnings(data) if data.target is None else []
-    if data.weight_train is not None:
-        found.append("the weights of samples are read, but nothing uses them: all samples count the same")
     if data.image and isinstance(data.x_train, Tensor):
         shape = data.x_train.shape[1:]
         channels, width = shape[0], shape[-1]
@@ -92,13 +90,22 @@ def group_warnings(federation: "Federation") -> list[str]:
 
 
 def federation_warnings(federation: "Federation") -> list[str]:
-    """Clients with few training samples."""
+    """Clients with few training samples, and clients without weight."""
+    found, names = [], federation.client_names
     sizes = federation.train_sizes().tolist()
-    few = [f"{name!r} ({n})" for name, n in zip(federation.client_names, sizes, strict=True) if 0 < n < _FEW_SAMPLES]
-    if not few:
-        return []
-    many = len(few) > 1
-    return [f"client{'s' * many} {_first(few)} {'have' if many else 'has'} fewer than {_FEW_SAMPLES} training samples"]
+    few = [f"{name!r} ({n})" for name, n in zip(names, sizes, strict=True) if 0 < n < _FEW_SAMPLES]
+    if few:
+        many = len(few) > 1
+        found.append(
+            f"client{'s' * many} {_first(few)} {'have' if many else 'has'} fewer than {_FEW_SAMPLES} training samples"
+        )
+    weights = federation.dataset.weight_train
+    if weights is not None:
+        rows = federation.train_index
+        empty = [repr(name) for name, n in zip(names, rows, strict=True) if len(n) and not weights[n].any()]
+        if empty:
+            found.append(f"every training sample of {_first(empty)} has weight 0, so nothing is learnt from it")
+    return found
 
 
 def _first(texts: Sequence[str]) -> str:

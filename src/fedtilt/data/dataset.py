@@ -50,8 +50,9 @@ class Dataset:
             has no groups besides its classes
         group_test: by column, the number of each test sample's group
         group_names: by column, a name for each group
-        weight_train: the weight of each training sample, float32; left out: the data has no weights
-        weight_test: the weight of each test sample
+        weight_train: the weight of each training sample in the loss, float32: 2 counts as two samples; left out: all
+            count the same
+        weight_test: the weight of each test sample; metrics count every sample once
         schema: of a table: what its columns are, and how they become the model's input
         rows_train: the position of each training sample in its source, int64, such as the row of a table
         rows_test: the position of each test sample

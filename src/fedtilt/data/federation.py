@@ -383,6 +383,11 @@ class Federation:
         rows = self.train_index[self._number(client)]
         return {name: column.train[rows].to(device) for name, column in self.groups.items()}
 
+    def train_weights(self, client: int | str, *, device: Device = "cpu") -> Tensor | None:
+        """The weight of each of a client's training samples; None: they count the same."""
+        weights = self.dataset.weight_train
+        return None if weights is None else weights[self.train_index[self._number(client)]].to(device)
+
     def evaluation_groups(self, split: str = "test") -> dict[str, Tensor]:
         """The group of each sample of a split, in the order of `evaluation`, by column of groups."""
         rows = torch.cat(list(self._split(split)[0]))

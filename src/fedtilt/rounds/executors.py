@@ -38,16 +38,19 @@ class BatchSettings:
     ) -> Batches:
         """The batches of one client in one round, with outliers, for the longest of its jobs."""
         x, y = federation.train(client, seed=self.seed, round=round, device=device)
-        return self.batches_of(x, y, federation.train_groups(client, device=device), round, client, jobs)
+        groups = federation.train_groups(client, device=device)
+        weights = federation.train_weights(client, device=device)
+        return self.batches_of(x, y, groups, round, client, jobs, weights)
 
     def batches_of(
-        self, x: Inputs, y: Tensor, groups: Mapping[str, Tensor], round: int, client: int, jobs: Sequence[LocalJob]
-    ) -> Batches:
+        self, x: Inputs, y: Tensor, groups: Mapping[str, Tensor], round: int, client: int, jobs: Sequence[LocalJob],
+        weights: Tensor | None = None,
+    ) -> Batches:  # fmt: skip
         """The batches of these samples."""
         epochs = max(self._epochs(job, len(y)) for job in jobs)
         return make_batches(
             x, y, seed=self.seed, round=round, client=client, epochs=epochs, batch_size=self.batch_size,
-            last_batch=self.last_batch, groups=groups,
+            last_batch=self.last_batch, groups=groups, weights=weights,
         )  # fmt: skip
 
     def _epochs(self, job: LocalJob, samples: int) -> int:

@@ -72,7 +72,8 @@ def prepare(
         _check_memory(net, methods, federation, settings, device)
     jobs = example_jobs(methods, parts, settings, federation.group)
     sample = take(federation.clean_train(0)[0], slice(0, 1))
-    backend = choose_backend(net, jobs, device.type, settings.backend, sample, settings.precision)
+    weighted = federation.dataset.weight_train is not None
+    backend = choose_backend(net, jobs, device.type, settings.backend, sample, settings.precision, weighted)
     if settings.stack_size is not None and backend.name != "stacked":
         raise InputError(
             f"stack_size = {settings.stack_size} has no effect: backend {backend.name} trains one client at a time; "

@@ -71,7 +71,7 @@ def known_schema_of(spec: Spec) -> Schema:
 
 
 def _roles(spec: Spec) -> Roles:
-    roles = ("target", "client", "group", "split", "split_group", "split_time")
+    roles = ("target", "client", "group", "weight", "split", "split_group", "split_time")
     return {role: getattr(spec.data, role) or None for role in roles}
 
 

@@ -56,6 +56,12 @@ class _DataFields(SpecTable):
         examples=["sex"],
         json_schema_extra=allowed_text("a column of file, or a list of columns"),
     )
+    weight: ColumnName | None = Field(
+        default=None,
+        description="a column of file with the weight of each row in the training loss: 2 counts as two rows",
+        examples=["visits"],
+        json_schema_extra=allowed_text("a column of file"),
+    )
     drop: tuple[ColumnName, ...] = Field(
         default=(),
         strict=False,
@@ -147,7 +153,7 @@ class _DataFields(SpecTable):
     def _check_columns(self) -> Self:
         if self.file is not None and self.target is None and self.schema is None:
             raise InputError(f"data.file = {self.file!r} needs data.target; name the column of the labels")
-        for key in ("target", "client", "group", "drop", "schema", "split", "split_group", "split_time"):
+        for key in ("target", "client", "group", "weight", "drop", "schema", "split", "split_group", "split_time"):
             value = getattr(self, key)
             if self.file is None and value not in (None, ()):
                 raise InputError(f"data.{key} = {value!r} needs data.file; name the table it is in")

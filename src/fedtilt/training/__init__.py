@@ -104,6 +104,7 @@ def choose_backend(
     backend: str = "auto",
     sample: Inputs | None = None,
     precision: str = "float32",
+    weighted: bool = False,
 ) -> BackendChoice:
     """The fastest backend that trains these jobs, or `backend` if it does.
 
@@ -114,6 +115,7 @@ def choose_backend(
         backend: a name from `BACKENDS`, or "auto"
         sample: one input, (1, …), to test whether the model can be stacked
         precision: "float32", or "tf32" or "bfloat16" on CUDA
+        weighted: whether samples have weights, which autograd alone knows
     """
     if precision != "float32" and device_type != "cuda":
         raise InputError(f"precision = {precision!r} is for CUDA, not for {device_type}; leave it out")
@@ -122,7 +124,10 @@ def choose_backend(
     reasons: dict[str, str] = {}
     for name in _FASTEST_FIRST[device_type] if backend == "auto" else (backend,):
         refused = [(job, r) for job in jobs if (r := _UNSUPPORTED_REASON[name](model, job, device_type, sample))]
-        reason = next((r for job, r in refused if job.special_steps is None or len(refused) == len(jobs)), None)
+        reason = "samples have weights" if weighted and name != "autograd" else None
+        reason = reason or next(
+            (r for job, r in refused if job.special_steps is None or len(refused) == len(jobs)), None
+        )
         if reason is None:
             return BackendChoice(name, reasons, refused[0][1] if refused else None)
         reasons[name] = reason

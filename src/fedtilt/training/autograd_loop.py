@@ -44,10 +44,10 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches, precision: str
     step, switch = new_step(job.first), job.first_epochs * batches.per_epoch * job.repeats
     constant = {name: b.clone() for name, b in net.named_buffers() if name not in changing}
     with seeds.seeded_global_rng(batches.key, theta.device), fp32_deterministic(theta.device, precision == "tf32"):
-        for number, (x, y, groups) in enumerate(batches.of(job), 1):
+        for number, (x, y, groups, weights) in enumerate(batches.of(job), 1):
             with autocast(theta.device, precision):
                 outputs = logits(net, x)
-            loss = nested_tilt(job.loss(outputs.float(), y), groups, job.tilts)
+            loss = nested_tilt(job.loss(outputs.float(), y), groups, job.tilts, weights)
             if job.utility < math.inf:  # the gradient of −log(utility − loss)
                 loss = loss / (job.utility - loss.detach()).clamp_min(MIN_UTILITY)
             if job.first is not None and number == switch + 1:
@@ -70,7 +70,7 @@ def start_loss(model: nn.Module, job: LocalJob, batches: Batches, precision: str
         outputs = [logits(net, take(batches.x, slice(i, i + _SAMPLES))) for i in range(0, samples, _SAMPLES)]
     with torch.no_grad():
         losses = job.loss(torch.cat(outputs).float(), batches.y)
-        return nested_tilt(losses, batches.groups_of(job), job.tilts).reshape(1)
+        return nested_tilt(losses, batches.groups_of(job), job.tilts, batches.weights).reshape(1)
 
 
 def _load_buffers(net: nn.Module, job: LocalJob) -> tuple[str, ...]:

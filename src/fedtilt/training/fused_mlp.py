@@ -64,7 +64,7 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches) -> Tensor:
     ones = torch.ones(batches.size)
     assert isinstance(batches.x, Tensor)
     flat_batches = replace(batches, x=batches.x.flatten(1))
-    for x, y, groups in flat_batches.of(job):
+    for x, y, groups, _ in flat_batches.of(job):
         assert isinstance(x, Tensor)
         # forward: activations (B, width) of every layer, the input first
         activations = [x]

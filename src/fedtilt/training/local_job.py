@@ -132,6 +132,15 @@ class Trained(NamedTuple):
     loss: Tensor | None = None  # (1,) R of `start` on all samples, before training; None: not measured
 
 
+class Batch(NamedTuple):
+    """What one step trains on."""
+
+    x: Inputs
+    y: Tensor
+    groups: list[Tensor]  # the group of each sample for each level of the job
+    weights: Tensor | None  # of the samples; None: they count the same
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batches:
     """A client's data of one round, the order of its samples and how an epoch is split; the same for all its jobs."""
@@ -142,9 +151,10 @@ class Batches:
     bounds: Tensor  # (batches per epoch + 1,) on the CPU: batch k is order[epoch, bounds[k] : bounds[k + 1]]
     key: int  # seeds the randomness inside a model (dropout)
     groups: Mapping[str, Tensor] = field(default_factory=dict)  # column of groups → the group of each sample, (n,)
+    weights: Tensor | None = None  # (n,) of the samples; None: they count the same
 
-    def of(self, job: LocalJob) -> Iterator[tuple[Inputs, Tensor, list[Tensor]]]:
-        """The batches that a job trains on, one a step: samples, labels, and the groups of its levels."""
+    def of(self, job: LocalJob) -> Iterator[Batch]:
+        """The batches that a job trains on, one a step."""
         batches = itertools.islice(self._all(self.groups_of(job)), self.steps(job))
         return (batch for batch in batches for _ in range(job.repeats)) if job.repeats > 1 else batches
 
@@ -154,16 +164,17 @@ class Batches:
 
     def all(self) -> Iterator[tuple[Inputs, Tensor]]:
         """The batches of all epochs: samples and labels."""
-        return ((x, y) for x, y, _ in self._all([]))
+        return ((batch.x, batch.y) for batch in self._all([]))
 
-    def _all(self, groups: Sequence[Tensor]) -> Iterator[tuple[Inputs, Tensor, list[Tensor]]]:
+    def _all(self, groups: Sequence[Tensor]) -> Iterator[Batch]:
         sizes = self.bounds.diff().tolist()
         for order in self.order[:, : int(self.bounds[-1])]:
             x, y = take(self.x, order), self.y[order]  # one gather per epoch; batches are views of it
             labels = y.split(sizes)
             levels = [labels if codes is self.y else codes[order].split(sizes) for codes in groups]
+            weights = None if self.weights is None else self.weights[order].split(sizes)
             for k, batch in enumerate(split(x, sizes)):
-                yield batch, labels[k], [codes[k] for codes in levels]
+                yield Batch(batch, labels[k], [codes[k] for codes in levels], None if weights is None else weights[k])
 
     @property
     def size(self) -> int:
@@ -215,7 +226,7 @@ def step_count(job: LocalJob, samples: int, batch_size: int, last_batch: str = "
 
 def make_batches(
     x: Inputs, y: Tensor, *, seed: int, round: int, client: int, epochs: int, batch_size: int, last_batch: str = "even",
-    groups: Mapping[str, Tensor] | None = None,
+    groups: Mapping[str, Tensor] | None = None, weights: Tensor | None = None,
 ) -> Batches:  # fmt: skip
     """The batches of one client in one round; their order depends on (seed, round, client) alone.
 
@@ -229,6 +240,7 @@ def make_batches(
         batch_size: At most so many samples per batch.
         last_batch: How an epoch is split: see `batch_bounds`.
         groups: By column of groups, the group of each sample, (n,).
+        weights: The weight of each sample, (n,); None: they count the same.
     """
     order = seeds.permutations(seeds.key(seed, "order", round=round, client=client), epochs, len(y), device=y.device)
     return Batches(
@@ -238,6 +250,7 @@ def make_batches(
         bounds=torch.tensor(batch_bounds(len(y), batch_size, last_batch)),
         key=seeds.key(seed, "dropout", round=round, client=client),
         groups=groups or {},
+        weights=weights,
     )
 
 

@@ -46,7 +46,7 @@ def table(
         client: the column that names the client of each row; left out: the files, if there are several
         group: the column of groups, such as sex, or several; a method's `tau` then tilts over these groups instead of
             the classes
-        weight: the column of the samples' weights, for `Dataset.weight_train`
+        weight: the column of the samples' weights in the training loss: a row with weight 2 counts as two rows
         split: a column with train and test in it; left out: test data is drawn
         split_group: a column, such as the patient, whose rows with the same value stay on one side of the split
         split_time: a column of times: each client's newest rows are test data

@@ -118,8 +118,9 @@ class Site:
             jobs = plan(method, received, before, parts=parts, settings=settings, round=round, group=group)
             sample = take(self.federation.clean_train(self.number)[0], slice(0, 1))
             backend = choose_backend(
-                self.model, list(jobs.values()), device.type, settings.backend, sample, settings.precision
-            )
+                self.model, list(jobs.values()), device.type, settings.backend, sample, settings.precision,
+                self.federation.dataset.weight_train is not None,
+            )  # fmt: skip
             executor = InProcessExecutor(
                 self.federation, self.model.to(device), backend.name, BatchSettings.of(settings), device,
                 settings.precision,
