@@ -29,7 +29,6 @@ from fedtilt.cli.tuning_tables import print_tuning
 from fedtilt.runs.tuning.axes import parse_axes
 from fedtilt.runs.tuning.objectives import parse_bounds
 from fedtilt.runs.tuning.result import Tuning
-from fedtilt.runs.tuning.subject import VALIDATION_SHARE
 from fedtilt.runs.tuning.tune import TRIALS, tune_spec
 from fedtilt.spec import load
 
@@ -86,9 +85,6 @@ def tune(
     folder = out or new_folder(f"{base.name}-tune")
 
     def search(callbacks: TuningCallbacks) -> Tuning:
-        if not base.clients.validation:
-            share = f"{VALIDATION_SHARE:.0%} of every client's training data"
-            callbacks.notice(f"clients.validation is 0; {share} is used for validation")
         return tune_spec(
             base, folder, over=parse_axes(over or []), by=by, at_least=parse_bounds(at_least or [], "--at-least"),
             at_most=parse_bounds(at_most or [], "--at-most"), method=method, trials=trials, halving=halving,

@@ -175,7 +175,7 @@ def _rows(search: Search, decision: Decision) -> dict[str, TunedSetting]:
                 gain=None if found is None else found.gain,
                 error=None if found is None else found.error,
             )
-    return rows
+    return {name: rows[name] for name in search.settings if name in rows}
 
 
 def _by_seed(search: Search, scores: SplitScores) -> dict[str, tuple[float, ...]]:

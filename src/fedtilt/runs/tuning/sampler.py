@@ -1,5 +1,6 @@
 """Sample settings with Optuna: a multi-objective study, stored as a journal, from which a killed search goes on."""
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,11 @@ class Sampler:
     def __init__(
         self, axes: Mapping[str, Axis], directions: Sequence[bool], file: Path | None, seed: int, first: int
     ) -> None:
-        try:
-            import optuna
-        except ImportError:
-            raise InputError(
-                'a range, or a grid with more settings than trials, needs Optuna: pip install "fedtilt[tune]"; or give '
-                "lists with fewer combinations"
-            ) from None
+        import optuna
+
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._axes = axes
-        self._distributions = {name: _distribution(name, axis) for name, axis in axes.items()}
+        self._distributions = distributions(axes)
         self._seed, self._first = seed, first
         storage = None
         if file is not None:
@@ -94,6 +90,16 @@ class Sampler:
             else:
                 setting[name] = axis[int(value)]
         return setting
+
+
+def distributions(axes: Mapping[str, Axis]) -> dict[str, Any]:
+    """What Optuna samples from."""
+    if importlib.util.find_spec("optuna") is None:
+        raise InputError(
+            'a range, or a grid with more settings than trials, needs Optuna: pip install "fedtilt[tune]"; or give '
+            "lists with fewer combinations"
+        )
+    return {name: _distribution(name, axis) for name, axis in axes.items()}
 
 
 def _distribution(name: str, axis: Axis) -> Any:

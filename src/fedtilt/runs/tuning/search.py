@@ -11,7 +11,7 @@ from fedtilt.runs.tuning.axes import Axis, Setting, grid, grid_size
 from fedtilt.runs.tuning.decision import ranked
 from fedtilt.runs.tuning.halving import Rung, rungs
 from fedtilt.runs.tuning.objectives import Constraint, Objective, front_objectives, main_objective, values_of
-from fedtilt.runs.tuning.sampler import Sampler
+from fedtilt.runs.tuning.sampler import Sampler, distributions
 from fedtilt.runs.tuning.subject import Recipe, Subject, candidate_name
 from fedtilt.runs.tuning.trainer import SplitScores, Stage, Trainer
 from fedtilt.runs.tuning.training import Storage
@@ -99,7 +99,9 @@ class Search:
         self._on_progress, self._notice = on_progress, notice
         self._add(subject.yours)
         self.rounds = self._recipes[self.yours].settings.rounds
-        if not plan.sampled:
+        if plan.sampled:
+            distributions(plan.axes)  # refuses ranges that cannot be sampled
+        else:
             self._add_grid()
         count = plan.trials if plan.sampled else len(self.settings) - 1
         self._rungs = rungs(count, self.rounds, halving=plan.halving)

@@ -20,7 +20,7 @@ from fedtilt.runs.tuning.axes import Axis, Range, axes_of, format_value
 from fedtilt.runs.tuning.objectives import Objective, constraints_of, find_objective, main_objective, task_of
 from fedtilt.runs.tuning.result import Tuning, result_of
 from fedtilt.runs.tuning.search import Plan, Progress, Search
-from fedtilt.runs.tuning.subject import PythonSubject, SpecSubject, Subject, check_validation
+from fedtilt.runs.tuning.subject import VALIDATION_SHARE, PythonSubject, SpecSubject, Subject, check_validation
 from fedtilt.runs.tuning.training import Storage
 from fedtilt.storage.provenance import is_started, read_record, record_environment
 
@@ -89,9 +89,9 @@ def tune(
     subject = PythonSubject.of(methods, method, federation, model, settings, axes, whole(seeds, "seeds", 1))
     wishes = _wishes(axes, by, at_least or {}, at_most or {}, trials, halving, budget)
     folder = None if out is None else Path(out)
-    plan = _plan(subject, axes, wishes)
+    search = Search(subject, _plan(subject, axes, wishes), Storage(folder), on_progress, notice)
     with _folder(folder, subject.settings.device, subject, wishes, notice):
-        return _search(subject, plan, Storage(folder), on_progress, notice)
+        return _run(search, folder)
 
 
 def tune_spec(
@@ -116,10 +116,13 @@ def tune_spec(
     subject = SpecSubject(spec, method, axes)
     wishes = _wishes(axes, by, at_least or {}, at_most or {}, trials, halving, budget) | {"method": subject.name}
     check_out_folder(out, may_resume=False)
-    plan = _plan(subject, axes, wishes)
+    search = _spec_search(subject, _plan(subject, axes, wishes), out, on_progress, notice)
+    if not spec.clients.validation:
+        share = f"{VALIDATION_SHARE:.0%} of every client's training data"
+        notice(f"clients.validation is 0; {share} is used for validation")
     with _folder(out, spec.device, subject, wishes, notice):
         write_toml(out / "spec.toml", dump(spec))
-        return _search_spec(subject, plan, out, on_progress, notice)
+        return _run_spec(search, subject, out)
 
 
 def resume_tuning(folder: Path, spec: "Spec", *, on_progress: OnProgress = _silent, notice: Notice = _silent) -> Tuning:
@@ -127,9 +130,9 @@ def resume_tuning(folder: Path, spec: "Spec", *, on_progress: OnProgress = _sile
     wishes = read_record(folder)["tuning"]
     axes = axes_of(wishes["over"])
     subject = SpecSubject(spec, wishes["method"], axes)
-    plan = _plan(subject, axes, wishes)
+    search = _spec_search(subject, _plan(subject, axes, wishes), folder, on_progress, notice)
     with _folder(folder, spec.device, subject, wishes, notice):
-        return _search_spec(subject, plan, folder, on_progress, notice)
+        return _run_spec(search, subject, folder)
 
 
 def _wishes(
@@ -201,20 +204,23 @@ def _folder(
         yield
 
 
-def _search(subject: Subject, plan: Plan, storage: Storage, on_progress: OnProgress, notice: Notice) -> Tuning:
-    search = Search(subject, plan, storage, on_progress, notice)
+def _spec_search(subject: SpecSubject, plan: Plan, folder: Path, on_progress: OnProgress, notice: Notice) -> Search:
+    limits = subject.spec.storage
+    storage = Storage(folder, limits.checkpoint_seconds, limits.memory_limit_mb * 2**20)
+    return Search(subject, plan, storage, on_progress, notice)
+
+
+def _run(search: Search, folder: Path | None) -> Tuning:
     search.run()
     tuning = result_of(search)
-    if storage.folder is not None:
-        write_json(storage.folder / "results.json", {"tuning": tuning.to_json()})
+    if folder is not None:
+        write_json(folder / "results.json", {"tuning": tuning.to_json()})
     return tuning
 
 
-def _search_spec(subject: SpecSubject, plan: Plan, folder: Path, on_progress: OnProgress, notice: Notice) -> Tuning:
+def _run_spec(search: Search, subject: SpecSubject, folder: Path) -> Tuning:
     from fedtilt.spec import dump
 
-    limits = subject.spec.storage
-    storage = Storage(folder, limits.checkpoint_seconds, limits.memory_limit_mb * 2**20)
-    tuning = _search(subject, plan, storage, on_progress, notice)
+    tuning = _run(search, folder)
     write_toml(folder / RECOMMENDED, dump(subject.spec_with(tuning.setting)))
     return tuning
