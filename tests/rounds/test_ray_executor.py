@@ -1,9 +1,14 @@
 """Clients trained on a Ray cluster: the same bits as in one process, whatever dies or joins."""
 
+import dataclasses
 import hashlib
 import os
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,13 +59,13 @@ def executor(cluster: LoopbackCluster) -> Iterator[RayExecutor]:
         made.close()
 
 
-def make_executor(address: str, **arguments: object) -> RayExecutor:
+def make_executor(address: str, backend: str = "autograd", **arguments: object) -> RayExecutor:
     net = ft.models.build(ft.models.mlp, FED.input_shape, FED.classes, seed=0)
     options = {
         "device": torch.device("cpu"), "precision": "float32", "address": address, "workers": None, "stack_size": None,
         "timeout": 60.0, "notice": print,
     }  # fmt: skip
-    return RayExecutor(FED, net, "autograd", BATCHES, **(options | arguments))
+    return RayExecutor(FED, net, backend, BATCHES, **(options | arguments))
 
 
 BATCHES = BatchSettings(seed=3, epochs=1, batch_size=10, last_batch="even")
@@ -86,11 +91,19 @@ def test_what_clients_have_in_common_is_sent_once() -> None:
     assert own[3][1].start is jobs[3][1].start
 
 
-def test_the_cluster_gives_the_same_bits_as_one_process(cluster: LoopbackCluster) -> None:
-    assert simulated(cluster=cluster.address) == simulated(workers=0)
+def test_the_cluster_gives_the_same_bits_as_one_process_with_a_worker_killed(cluster: LoopbackCluster) -> None:
+    digests = []
+    for r in ft.simulate(METHODS, FED, ft.models.mlp, **SETTINGS, cluster=cluster.address):
+        digests.append(digest(r))
+        if r.number == 1:
+            os.kill(cluster.workers()[0], signal.SIGKILL)
+    assert digests == simulated(workers=0)
 
 
-def test_a_worker_that_is_killed_changes_nothing(cluster: LoopbackCluster, executor: RayExecutor) -> None:
+@pytest.mark.slow
+def test_a_worker_that_is_killed_in_the_middle_of_a_round_changes_nothing(
+    cluster: LoopbackCluster, executor: RayExecutor
+) -> None:
     jobs = jobs_of_round()
     net = ft.models.build(ft.models.mlp, FED.input_shape, FED.classes, seed=0)
     expected = dict(InProcessExecutor(FED, net, "autograd", BATCHES, torch.device("cpu"), "float32").train(4, jobs))
@@ -103,3 +116,103 @@ def test_a_worker_that_is_killed_changes_nothing(cluster: LoopbackCluster, execu
     for client, trained in results.items():
         for a, b in zip(trained, expected[client], strict=True):
             assert torch.equal(a.parameters, b.parameters)
+
+
+@pytest.mark.slow
+def test_an_error_of_the_data_is_raised_as_on_one_machine(cluster: LoopbackCluster, executor: RayExecutor) -> None:
+    jobs = {0: jobs_of_round()[0]}
+    jobs[0][0] = dataclasses.replace(jobs[0][0], loss=refusing)
+    with pytest.raises(ft.InputError, match=r"^no loss for 10 outputs$"):
+        list(executor.train(1, jobs))
+
+
+def refusing(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    raise ft.InputError(f"no loss for {outputs.shape[-1]} outputs")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stack_size", [None, 3])
+def test_stacks_of_clients_are_split_among_workers(cluster: LoopbackCluster, stack_size: int | None) -> None:
+    """As on GPUs: each worker trains a stack, of the same width on any number of workers."""
+    jobs = jobs_of_round()
+    made = make_executor(cluster.address, backend="stacked", stack_size=stack_size)
+    try:
+        assert [len(clients) for clients in made._stacks(list(jobs))] == ([3, 3, 2] if stack_size else [4, 4])
+        results = dict(made.train(2, jobs))
+    finally:
+        made.close()
+    net = ft.models.build(ft.models.mlp, FED.input_shape, FED.classes, seed=0)
+    width = stack_size or 4
+    alone = InProcessExecutor(FED, net, "stacked", BATCHES, torch.device("cpu"), "float32", stack_size=width)
+    for client, trained in alone.train(2, jobs):
+        for a, b in zip(trained, results[client], strict=True):
+            assert torch.equal(a.parameters, b.parameters)
+
+
+@pytest.mark.slow
+def test_three_nodes_one_killed_in_the_middle_of_a_round_one_joins() -> None:
+    """Two nodes with a CPU each, and a head without: a node dies, its clients are trained again, another joins."""
+    expected = simulated(workers=0, rounds=3)
+    with loopback_cluster(1) as cluster:
+        second = cluster.add_node()
+        killed = []
+        digests = []
+        for r in ft.simulate(METHODS, FED, ft.models.mlp, **(SETTINGS | {"rounds": 3, "cluster": cluster.address})):
+            digests.append(digest(r))
+            if r.number == 1:
+                assert len(cluster.workers()) == 2
+                killed = cluster.workers(second)
+                threading.Timer(0.05, cluster.kill_node, [second]).start()  # while the next round trains
+            if r.number == 2:
+                cluster.add_node()
+        assert killed
+    assert digests == expected
+
+
+@pytest.mark.slow
+def test_a_run_without_workers_waits_and_then_stops_with_one_line() -> None:
+    notices: list[str] = []
+    with loopback_cluster() as cluster:  # no node has a CPU
+        made = make_executor(cluster.address, timeout=35.0, notice=notices.append)
+        try:
+            with pytest.raises(ft.InputError, match=r"^no worker of the cluster started within 35 s; add a node"):
+                list(made.train(1, jobs_of_round()))
+        finally:
+            made.close()
+    assert [text.split(";")[0] for text in notices] == ["no worker of the cluster is ready yet"]
+
+
+@pytest.mark.slow
+def test_a_node_with_another_version_is_refused_before_training(tmp_path: Path) -> None:
+    metadata = tmp_path / "fedtilt-0.0.1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fedtilt\nVersion: 0.0.1\n")
+    with loopback_cluster() as cluster:
+        cluster.add_node(PYTHONPATH=str(tmp_path))
+        with pytest.raises(ft.InputError, match=r"^node .* has fedtilt 0\.0\.1, and this process has .*; install the"):
+            simulated(cluster=cluster.address)
+
+
+@pytest.mark.slow
+def test_after_the_driver_is_killed_the_run_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    with loopback_cluster(head_cpus=2) as cluster:
+        script = (
+            "import os, signal, fedtilt as ft\n"
+            "from tests.rounds.test_ray_executor import FED, METHODS, SETTINGS\n"
+            "class Kill(ft.Callback):\n"
+            "    def on_round(self, round, metrics):\n"
+            "        if round.number == 3:\n"
+            "            os.kill(os.getpid(), signal.SIGKILL)\n"
+            f"ft.run(METHODS, FED, ft.models.mlp, **(SETTINGS | {{'rounds': 4}}), cluster={cluster.address!r},\n"
+            f"       out={str(tmp_path / 'run')!r}, checkpoint_seconds=0, callbacks=[Kill()])\n"
+        )
+        root = Path(__file__).parents[2]
+        killed = subprocess.run([sys.executable, "-c", script], cwd=root, check=False)
+        assert killed.returncode == -signal.SIGKILL
+        result = ft.run(
+            METHODS, FED, ft.models.mlp, **(SETTINGS | {"rounds": 4}), cluster=cluster.address, out=tmp_path / "run"
+        )
+    alone = ft.run(METHODS, FED, ft.models.mlp, **(SETTINGS | {"rounds": 4}), workers=0)
+    for method in METHODS:
+        a, b = (r[method.name].shared.state_dict() for r in (result, alone))
+        assert all(torch.equal(a[name], b[name]) for name in a)
