@@ -63,6 +63,7 @@ class Round:
     seconds: float
     backend: BackendChoice  # what trained the models, and why nothing faster did
     screened: Mapping[str, Mapping[int, str]]  # method → client → why its update was refused or bounded
+    attack_success: Mapping[str, float]  # method → success of a backdoor in percent; empty: none, or not evaluated
     privacy: PrivacyLoss | None  # of the shared model of each method, so far; None: no privacy, or not evaluated
     _net: nn.Module
     _parts: Mapping[str, Parts]  # by method
@@ -157,13 +158,16 @@ def _rounds(prepared: PreparedRun, state: FederationState, notice: Callable[[str
         validation = (
             Evaluator(federation, prepared.net, prepared.parts, device, "validation") if has_validation else None
         )
+        triggered = None
+        if isinstance(federation, AttackedFederation) and federation.attack.kind == "backdoor":
+            triggered = Evaluator(federation.with_triggers(), prepared.net, prepared.parts, device)
         executor = make_executor(prepared, notice)
         collector = Collector(prepared.net, prepared.parts) if settings.audit else None
     try:
         while state.round < settings.rounds:
             # one thread: on small tensors, several threads wait for each other more than they work
             with one_thread(device), fp32_deterministic(device):
-                finished = _run_round(prepared, state, executor, test, validation, collector)
+                finished = _run_round(prepared, state, executor, test, validation, triggered, collector)
             yield finished
     finally:
         executor.close()
@@ -175,6 +179,7 @@ def _run_round(
     executor: Executor,
     test: Evaluator,
     validation: Evaluator | None,
+    triggered: Evaluator | None,
     collector: Collector | None,
 ) -> Round:
     methods, federation, settings = prepared.methods, prepared.federation, prepared.settings
@@ -198,7 +203,13 @@ def _run_round(
     roots = train_on_root_sets(prepared, server, number)
     updated = {
         m.name: server_update(
-            m, server[m.name], updates[m.name], settings, mechanism, round=number, root=roots.get(m.name),
+            m,
+            server[m.name],
+            updates[m.name],
+            settings,
+            mechanism,
+            round=number,
+            root=roots.get(m.name),
             clients=federation.clients,
         )
         for m in methods
@@ -221,11 +232,17 @@ def _run_round(
         seconds=time.perf_counter() - started,
         backend=prepared.backend,
         screened={name: {**update.bounded, **update.rejected} for name, update in updated.items()},
+        attack_success=_attack_success(methods, state, triggered) if evaluate and triggered else {},
         privacy=mechanism.loss(number) if mechanism and evaluate else None,
         _net=prepared.net,
         _parts={m.name: prepared.parts.keeping(m.local) for m in methods},
         client_names=federation.client_names,
     )
+
+
+def _attack_success(methods: Sequence[Method], state: FederationState, triggered: Evaluator) -> dict[str, float]:
+    counts = triggered.all_counts(methods, state)
+    return {name: measure(evaluated_counts(found), triggered.total).accuracy for name, found in counts.items()}
 
 
 def _merge_equal(server: Mapping[str, Tensors]) -> dict[str, Tensors]:

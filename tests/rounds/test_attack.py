@@ -1,6 +1,7 @@
 """Attacks: who attacks, what attackers train on and send, and every rule against every attack."""
 
 import functools
+import json
 from pathlib import Path
 
 import pytest
@@ -220,3 +221,29 @@ def test_rounds_with_more_attackers_than_tolerated_are_named() -> None:
     more = sum(len(attackers & set(prepared.settings.selected(r, 10))) > 1 for r in range(1, 31))
     assert more
     assert f"tolerates 1 bad of 5 clients in a round, and {more} of 30 rounds have more" in prepared.notices[0]
+
+
+def test_a_backdoor_is_measured_and_recorded(tmp_path: Path) -> None:
+    methods = [ft.fedavg(), ft.fedavg(name="median", aggregator="median"), ft.ditto()]
+    attack = ft.Attack(kind="backdoor", share=0.2, target="3", strength=3)
+    run = functools.partial(ft.run, methods, federation(), MODEL, rounds=12, attack=attack, **SHORT | {"epochs": 3})
+    result = run(out=tmp_path)
+    assert result["fedavg"].attack_success > 80 > 30 > result["median"].attack_success
+    assert result.attack == attack
+    assert len(result.attackers) == 2
+    record = json.loads((tmp_path / "seed-0" / "federation.json").read_text())
+    assert [record["clients"][n] for n in record["attackers"]] == list(result.attackers)
+    fingerprint = json.loads((tmp_path / "seed-0" / "fingerprint.json").read_text())
+    assert fingerprint["train"]["attack"]["kind"] == "backdoor"
+    again = run(out=tmp_path)  # read from the folder
+    assert again["median"].attack_success == result["median"].attack_success
+    assert ft.run(methods, federation(), MODEL, rounds=1, **SHORT)["fedavg"].attack_success is None
+    # by hand: the share of triggered images of other classes that honest clients see as the target
+    fed = AttackedFederation.of(federation(), attack, 0)
+    shares = []
+    for client in set(range(10)) - set(fed.attackers):
+        x, y = federation().test(client)
+        with torch.no_grad():
+            predicted = result["fedavg"].shared(with_trigger(x[y != 3], 1.0)).argmax(1)
+        shares.append(100 * (predicted == 3).double().mean().item())
+    assert result["fedavg"].attack_success == pytest.approx(sum(shares) / len(shares))

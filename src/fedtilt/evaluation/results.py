@@ -25,6 +25,7 @@ from fedtilt.evaluation.summary import Summary
 from fedtilt.html_table import html_table
 from fedtilt.methods import Method
 from fedtilt.parts import Parts, Tensors
+from fedtilt.rounds.attack import Attack, AttackedFederation
 from fedtilt.rounds.client_states import ClientStates
 from fedtilt.rounds.gaussian_mechanism import PrivacyLoss
 from fedtilt.rounds.round import build_client_model
@@ -88,6 +89,14 @@ class MethodResult:
     def groups(self) -> Mapping[str, GroupMetrics]:
         """Scores, spread and worst group by grouping, such as "class" or a column; empty if there is only one."""
         return self.summary.groups
+
+    @property
+    def attack_success(self) -> float | None:
+        """Of a backdoor: % of honest clients' samples with the trigger that become the target class; None: no backdoor.
+
+        Samples of the target class do not count.
+        """
+        return self.summary.attack_success
 
     @property
     def privacy(self) -> PrivacyLoss | None:
@@ -199,6 +208,17 @@ class Result(Mapping[str, MethodResult]):
 
     def __len__(self) -> int:
         return len(self._methods)
+
+    @property
+    def attack(self) -> Attack | None:
+        """The attack of the run; None: nobody attacked."""
+        return self._federation.attack if isinstance(self._federation, AttackedFederation) else None
+
+    @property
+    def attackers(self) -> tuple[str, ...]:
+        """The names of the clients that attacked; all metrics are over the others."""
+        fed = self._federation
+        return tuple(fed.client_names[n] for n in fed.attackers) if isinstance(fed, AttackedFederation) else ()
 
     def only(self, names: Iterable[str]) -> "Result":
         """The results of these methods only."""

@@ -21,6 +21,7 @@ class Summary(NamedTuple):
     never_selected: int  # how many clients
     privacy: PrivacyLoss | None = None  # of the shared model; None: the run has no privacy
     groups: Mapping[str, GroupMetrics] = MappingProxyType({})  # evaluated, by grouping; empty: there is only one
+    attack_success: float | None = None  # of a backdoor: % of triggered samples, mean over clients; None: there is none
 
     @property
     def evaluated(self) -> Metrics:
@@ -33,7 +34,10 @@ class Summary(NamedTuple):
         parts = {name: value and value.to_json() for name in names for value in [getattr(self, name)]}
         privacy = {} if self.privacy is None else {"privacy": self.privacy._asdict()}
         groups = {name: found.to_json() for name, found in self.groups.items()}
-        return parts | {"never_selected": self.never_selected} | privacy | ({"groups": groups} if groups else {})
+        attack = {} if self.attack_success is None else {"attack_success": self.attack_success}
+        return (
+            parts | {"never_selected": self.never_selected} | privacy | ({"groups": groups} if groups else {}) | attack
+        )
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Summary":
@@ -52,6 +56,7 @@ class Summary(NamedTuple):
             values["never_selected"],
             PrivacyLoss(**values["privacy"]) if "privacy" in values else None,
             {name: GroupMetrics.from_json(found) for name, found in values.get("groups", {}).items()},
+            values.get("attack_success"),
         )
 
 
@@ -94,9 +99,13 @@ def summarise_all(
     has_outliers: Tensor,
     privacy: PrivacyLoss | None = None,
     groups: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    attack_success: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Summary]:
     """`summarise` for every method; empty if the round was not evaluated."""
     if counts is None or total is None:
         return {}
     summaries = {name: summarise(found, total, has_outliers, groups) for name, found in counts.items()}
-    return {name: summary._replace(privacy=privacy) for name, summary in summaries.items()}
+    return {
+        name: summary._replace(privacy=privacy, attack_success=attack_success.get(name))
+        for name, summary in summaries.items()
+    }

@@ -21,6 +21,7 @@ from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import constants_of, tied_parameters
+from fedtilt.rounds.attack import AttackedFederation
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.rounds.settings import takes_train_settings, train_settings
@@ -134,7 +135,8 @@ def train_to_end(
         group=federation.group,
         classes=group_names(federation)[federation.group],
         has_outliers=federation.has_outliers.nonzero()[:, 0].tolist(),
-        constants=constants_of(prepared.net, prepared.parts),
+        attackers=federation.attackers if isinstance(federation, AttackedFederation) else (),
+        constants=_constants(prepared),
         model=_model_description(prepared),
         backend=prepared.backend.describe(),
     )
@@ -168,7 +170,7 @@ def _train_rounds(
         state, summaries = r.state, None
         _notice_screened(r, screened, callback.on_notice)
         if r.counts is not None:
-            summaries = summarise_all(r.counts, r.total, federation.has_outliers, r.privacy, groups)
+            summaries = summarise_all(r.counts, r.total, federation.has_outliers, r.privacy, groups, r.attack_success)
             validation = summarise_all(r.validation, r.validation_total, federation.has_outliers, None, groups)
             recorder.record(r.number, summaries, r.counts, r.total, validation)
         if time.monotonic() - saved_at >= checkpoint_seconds or r.number == prepared.settings.rounds:
@@ -217,6 +219,15 @@ def _result(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: Fed
         },
         prepared.federation,
     )
+
+
+def _constants(prepared: PreparedRun) -> dict[str, Tensor]:
+    """The initial values of everything that is not shared by some method."""
+    return {
+        name: tensor
+        for m in prepared.methods
+        for name, tensor in constants_of(prepared.net, prepared.parts.keeping(m.local)).items()
+    }
 
 
 def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:

@@ -126,6 +126,7 @@ class RunFolder:
 
     def describe(
         self, *, clients: Sequence[str], classes: Sequence[str], has_outliers: Sequence[int], group: str = CLASS,
+        attackers: Sequence[int] = (),
         constants: Mapping[str, Tensor] | None = None, model: Mapping[str, Any] | None = None,
         backend: str | None = None,
     ) -> None:  # fmt: skip
@@ -135,6 +136,7 @@ class RunFolder:
             clients: names of the clients
             classes: names of the classes, or of the groups in their place
             has_outliers: numbers of the clients with outliers
+            attackers: numbers of the clients that attack
             group: what the columns of counts are: "class", or another grouping
             constants: frozen parameters and initial buffers of the model
             model: how to build the model, and how to standardise its input
@@ -142,6 +144,7 @@ class RunFolder:
         """
         names: dict[str, Any] = {"clients": list(clients), "classes": list(classes), "has_outliers": list(has_outliers)}
         names |= {} if group == CLASS else {"group": group}
+        names |= {"attackers": list(attackers)} if attackers else {}
         write_json(self.folder / "federation.json", names, sync=False)
         if backend is not None:
             write_json(self.folder / "backend.json", {"backend": backend}, sync=False)
