@@ -16,8 +16,6 @@ from fedtilt import report
 from fedtilt.errors import InputError
 from fedtilt.files import read_toml
 from fedtilt.report.compare import (
-    ACCURACY,
-    CLIENT_FAIRNESS,
     METRICS,
     SeedValues,
     best_and_tied,
@@ -27,7 +25,7 @@ from fedtilt.report.compare import (
 from fedtilt.report.figures import build_figures
 from fedtilt.report.run_reader import read_run
 from fedtilt.report.style import styles
-from fedtilt.report.summary import cautions, headline, lowest_accuracies
+from fedtilt.report.summary import cautions, headline, worst_scores
 from tests.helpers.hostile_names import CLIENT, NASTY
 
 
@@ -143,32 +141,32 @@ def test_a_tie_is_a_difference_whose_interval_contains_0() -> None:
     def table(*values: tuple[float, ...]) -> dict[str, dict[str, SeedValues]]:
         return {f"m{i}": {m.key: SeedValues(v) for m in METRICS} for i, v in enumerate(values)}
 
-    assert best_and_tied(table((90.0, 92.0), (80.0, 82.0)), ACCURACY) == ["m0"]
-    assert best_and_tied(table((90.0, 92.0), (80.0, 82.0)), CLIENT_FAIRNESS) == ["m1"]
-    assert best_and_tied(table((90.0, 92.0), (91.0, 90.5)), ACCURACY) == ["m0", "m1"]  # differences −1 and 1.5
+    assert best_and_tied(table((90.0, 92.0), (80.0, 82.0)), METRICS[0]) == ["m0"]
+    assert best_and_tied(table((90.0, 92.0), (80.0, 82.0)), METRICS[1]) == ["m1"]
+    assert best_and_tied(table((90.0, 92.0), (91.0, 90.5)), METRICS[0]) == ["m0", "m1"]  # differences −1 and 1.5
     # differences 1, 2 and 3: more than one standard error, but the 95 % interval is −0.48 to 4.48
-    assert best_and_tied(table((91.0, 92.0, 93.0), (90.0, 90.0, 90.0)), ACCURACY) == ["m0", "m1"]
-    assert best_and_tied(table((91.0, 91.1, 91.2), (90.0, 90.0, 90.0)), ACCURACY) == ["m0"]
+    assert best_and_tied(table((91.0, 92.0, 93.0), (90.0, 90.0, 90.0)), METRICS[0]) == ["m0", "m1"]
+    assert best_and_tied(table((91.0, 91.1, 91.2), (90.0, 90.0, 90.0)), METRICS[0]) == ["m0"]
     # differences 1 and 1: seeds differ more than methods, but differences are paired
-    assert best_and_tied(table((90.0, 95.0), (89.0, 94.0)), ACCURACY) == ["m0"]
-    assert best_and_tied(table((90.0,), (89.9,)), ACCURACY) == ["m0"]
-    assert best_and_tied(table((90.0,), (90.0,)), ACCURACY) == ["m0", "m1"]
+    assert best_and_tied(table((90.0, 95.0), (89.0, 94.0)), METRICS[0]) == ["m0"]
+    assert best_and_tied(table((90.0,), (89.9,)), METRICS[0]) == ["m0"]
+    assert best_and_tied(table((90.0,), (90.0,)), METRICS[0]) == ["m0", "m1"]
 
 
 def test_the_summary_names_the_best_method_and_the_lowest_accuracies(run_folder: Path) -> None:
     run = read_run(run_folder)
     results = json.loads((run_folder / "results.json").read_text())["methods"]
     top = max(results, key=lambda m: results[m]["accuracy"]["mean"])
-    ties = best_and_tied(comparison_table(run, "evaluated"), ACCURACY)
+    ties = best_and_tied(comparison_table(run, "evaluated"), METRICS[0])
     assert ties[0] == top
     assert (f"all {len(ties)} methods" if len(ties) == len(results) else top) in headline(run).lower()
     assert f"{results[top]['accuracy']['mean']:.1f} %" in headline(run)
     for method in run.methods:
         lowest = min(results[method]["minimum"]["seeds"])
-        assert re.search(rf"{re.escape(method)}, client .+? \({lowest:.0f} %, seed [01]\)", lowest_accuracies(run))
+        assert re.search(rf"{re.escape(method)}, client .+? \({lowest:.0f} %, seed [01]\)", worst_scores(run))
     assert any("never selected" in text for text in cautions(run))
     assert any("whose 95 % interval, paired by seed, contains 0" in text for text in cautions(run))
-    assert min(min(s.accuracy.values()) for s in worst_clients(run, run.methods)) == pytest.approx(
+    assert min(min(s.values.values()) for s in worst_clients(run, run.methods)) == pytest.approx(
         min(min(row["minimum"]["seeds"]) for row in results.values())
     )
 

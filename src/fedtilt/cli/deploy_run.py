@@ -1,9 +1,9 @@
 """`fedtilt deploy run`: train a project on its local cluster, and print the result."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,9 @@ from fedtilt.cli.deploy_progress import RunProgress, read_json
 from fedtilt.cli.deploy_project import Project, cluster_home
 from fedtilt.cli.run import write_report
 from fedtilt.cli.tables import worst_client_and_class
+from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError
+from fedtilt.evaluation.scores import SCORES
 from fedtilt.locks import locked
 
 if TYPE_CHECKING:
@@ -85,8 +87,7 @@ def _print_result(folder: Path, task: "ResolvedTask", cluster: "LocalCluster") -
     metrics = json.loads((folder / "results.json").read_text())["methods"][method]
     round, result = _last_evaluation(seed, task)
     is_evaluated = (result.total.sum(1) > 0).tolist()
-    titles = {
-        "accuracy": "accuracy",
+    titles = {score.name: score.title for score in SCORES.values() if score.name in metrics} | {
         "client_fairness": "client fairness",
         "client_data_fairness_mean": "client data fairness",
         "worst": "worst 10 %",
@@ -97,7 +98,7 @@ def _print_result(folder: Path, task: "ResolvedTask", cluster: "LocalCluster") -
     missing = [name for name, evaluated in zip(result.client_names, is_evaluated, strict=True) if not evaluated]
     without = f"without site{'' if len(missing) == 1 else 's'} {', '.join(missing)}"
     echo(text + (f"  ({sum(is_evaluated)} of {len(is_evaluated)} sites evaluated, {without})" if missing else ""))
-    _print_failures(result, read_json(seed / "federation.json")["classes"], sum(is_evaluated))
+    _print_failures(result, read_json(seed / "federation.json"), sum(is_evaluated))
     history = read_json(seed / "history.json")["history"]
     for path in sorted(cluster.home.glob(f"site-*/state/*/{method}/seed-*/site-*/report.json")):
         report = read_json(path)
@@ -133,13 +134,14 @@ def _last_evaluation(folder: Path, task: "ResolvedTask") -> tuple[int, "MethodRe
     return state.round, result
 
 
-def _print_failures(result: "MethodResult", class_names: Sequence[str], evaluated: int) -> None:
-    """The site and the class with the lowest accuracy below 100 %.
+def _print_failures(result: "MethodResult", federation: Mapping[str, Any], evaluated: int) -> None:
+    """The site and the class with the worst score, unless all predictions are right.
 
     No site of only one, and no class if a site withholds them.
     """
+    class_names, group = federation["classes"], federation.get("group", CLASS)
     site, class_ = worst_client_and_class({0: result}, result.client_names, class_names)
     worst = [f"site {site}"] * bool(site and evaluated > 1)
-    worst += [f"class {class_}"] * bool(class_ and len(class_names) > 1)
+    worst += [f"{group} {class_}"] * bool(class_ and len(class_names) > 1)
     if worst:
         Console(highlight=False, soft_wrap=True).print(f"fails most   {', '.join(worst)}")

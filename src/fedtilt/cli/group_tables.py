@@ -1,4 +1,4 @@
-"""The accuracy of every method by group, for data that names groups."""
+"""The scores of every method by group, where there are several groupings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,18 +8,13 @@ from rich.table import Table
 
 from fedtilt.cli.console import escape
 from fedtilt.cli.tables import fits, format_mean_std
-from fedtilt.data.groups import CLASS
+from fedtilt.evaluation.scores import Score, main_score
 
-# title, key in `over_seeds`, whether higher is better
-_COLUMNS = [
-    ("spread", "spread", False),
-    ("spread in\nclients", "client_spread_mean", False),
-    ("worst in\nclients", "client_worst", True),
-]
+_COLUMNS = [("spread", "spread"), ("spread in\nclients", "client_spread_mean"), ("worst in\nclients", "client_worst")]
 
 
 def group_tables(table: Mapping[str, Any], width: int) -> list[Table]:
-    """A table per column of groups: a row per method, the best value of a column in bold.
+    """A table per grouping: a row per method, the best value of a column in bold.
 
     If the groups have no room for a column each, the worst group of each method is named instead.
 
@@ -30,23 +25,24 @@ def group_tables(table: Mapping[str, Any], width: int) -> list[Table]:
     methods = table["methods"]
     tables = []
     for name in next(iter(methods.values())).get("groups", {}):
-        if name != CLASS:
-            by_method = {method: values["groups"][name] for method, values in methods.items()}
-            full = _group_table(name, by_method, list(next(iter(by_method.values()))["accuracy"]))
-            tables.append(full if fits(full, width) else _group_table(name, by_method, []))
+        by_method = {method: values["groups"][name] for method, values in methods.items()}
+        score = main_score(next(iter(by_method.values())))
+        full = _group_table(name, by_method, score, list(next(iter(by_method.values()))[score.name]))
+        tables.append(full if fits(full, width) else _group_table(name, by_method, score, []))
     return tables
 
 
-def _group_table(name: str, methods: Mapping[str, Any], groups: Sequence[str]) -> Table:
+def _group_table(name: str, methods: Mapping[str, Any], score: Score, groups: Sequence[str]) -> Table:
     out = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     out.add_column(f"by {escape(name)}", overflow="fold")
-    for title in [*map(escape, groups or ["worst group"]), *(title for title, _, _ in _COLUMNS)]:
+    for title in [*map(escape, groups or ["worst group"]), *(title for title, _ in _COLUMNS)]:
         out.add_column(title, justify="right", no_wrap=True)
     rows = {
-        method: [values["accuracy"][group] for group in groups] + [values[key] for _, key, _ in _COLUMNS]
+        method: [values[score.name][group] for group in groups] + [values[key] for _, key in _COLUMNS]
         for method, values in methods.items()
     }
-    choose = [max] * len(groups) + [max if higher_is_better else min for _, _, higher_is_better in _COLUMNS]
+    better = max if score.higher_is_better else min
+    choose = [*[better] * len(groups), min, min, better]
     best = [pick(round(row[k]["mean"], 2) for row in rows.values()) for k, pick in enumerate(choose)]
     for method, row in rows.items():
         cells = [format_mean_std(values) for values in row]
@@ -54,21 +50,23 @@ def _group_table(name: str, methods: Mapping[str, Any], groups: Sequence[str]) -
             f"[bold green]{cell}[/]" if round(values["mean"], 2) == top else cell
             for cell, values, top in zip(cells, row, best, strict=True)
         ]
-        out.add_row(escape(method), *([] if groups else [_worst(methods[method]["accuracy"])]), *cells)
+        out.add_row(escape(method), *([] if groups else [_worst(methods[method][score.name], score)]), *cells)
     return out
 
 
-def _worst(accuracy: Mapping[str, Any]) -> str:
-    name, values = min(accuracy.items(), key=lambda item: item[1]["mean"])
-    return f"{escape(name)}: {values['mean']:.0f} %"
+def _worst(by_group: Mapping[str, Any], score: Score) -> str:
+    choose = min if score.higher_is_better else max
+    name, values = choose(by_group.items(), key=lambda item: item[1]["mean"])
+    return f"{escape(name)}: {score.text(values['mean'], 0 if score.higher_is_better else 2)}"
 
 
 def group_legend(table: Mapping[str, Any]) -> str:
     """The meaning of the columns of `group_tables`; empty without groups."""
     if not next(iter(table["methods"].values())).get("groups"):
         return ""
+    score = main_score(next(iter(table["methods"].values())))
     lines = {
-        "group": "% of its test samples at all clients",
+        "group": f"{score.unit or score.title} of its test samples at all clients",
         "spread": "std over groups; lower is fairer",
         "in clients": "over a client's own groups; mean over clients",
     }

@@ -49,7 +49,7 @@ def metrics(
         Path | None, typer.Option("--csv", help="Also write all values and intervals into this file.")
     ] = None,
 ) -> None:
-    """Print decision metrics of a run on its test data, with intervals; nothing is trained.
+    """Print decision metrics of a run on its test data, or errors of numbers, with intervals; nothing is trained.
 
     Without --by: all test samples together, a column per method. With --by: a table per method.
     """
@@ -73,7 +73,7 @@ def metrics(
             console.print(f"[dim]{escape(line)}[/]")
     console.print(f"[dim]in brackets: {100 * confidence:g} % intervals[/]")
     grouping = CLASS if by in (None, CLIENT) else by
-    for name, predictions in run.by_method.items():
+    for name, predictions in run.by_method.items() if first.numbers is None else ():
         certificate = Certificate(*predictions.counts(grouping), confidence, grouping)
         console.print(escape(f"{name}: {certificate}; {certificate.about_unseen}"))
     if csv is not None:
@@ -160,11 +160,11 @@ def _with_interval(estimate: Estimate, separator: str) -> str:
 
 
 def _interval(low: float, high: float, separator: str) -> str:
-    return "" if math.isnan(low) or math.isnan(high) else f"{separator}\\[{low:.3f}, {high:.3f}]"
+    return "" if math.isnan(low) or math.isnan(high) else f"{separator}\\[{_number(low)}, {_number(high)}]"
 
 
 def _number(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.3f}"
+    return "–" if math.isnan(value) else f"{value:.3f}" if abs(value) < 10 else f"{value:.4g}"
 
 
 def _csv(frames: dict[str, MetricsFrame], by: str | None) -> str:

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedtilt.cli.console import Console
-from fedtilt.cli.tables import most_accurate, progress_table
+from fedtilt.cli.tables import best_methods, progress_table
 from fedtilt.cluster.tasks import TaskProgress
 from fedtilt.evaluation.summary import Summary
 from fedtilt.runs.callback import Callback, RunStart
@@ -163,7 +163,7 @@ def tasks_line(running: Mapping[str, TaskProgress], done: int, total: int) -> st
 
 def _line(r: Round, rounds: int, summaries: Mapping[str, Summary] | None) -> str:
     metrics = "  ".join(
-        f"{name} {s.evaluated.accuracy:.1f} (±{s.evaluated.client_fairness:.1f})"
-        for name, s in most_accurate(summaries or {}, 6).items()
+        f"{name} {s.evaluated.mean:.1f} (±{s.evaluated.client_fairness:.1f})"
+        for name, s in best_methods(summaries or {}, 6).items()
     )
     return f"round {r.number}/{rounds}, {r.seconds:.2f} s  {metrics}".rstrip()

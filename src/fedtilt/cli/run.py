@@ -15,6 +15,7 @@ from fedtilt.cli.data import DataDir
 from fedtilt.cli.group_tables import group_legend, group_tables
 from fedtilt.cli.progress import show_progress
 from fedtilt.cli.tables import clients_without_test_data, comparison_table, legend
+from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.over_seeds import over_seeds
 from fedtilt.evaluation.results import Result
 from fedtilt.runs.callback import Callback
@@ -145,7 +146,8 @@ def run_and_print(
         console.print()
         rounds = next(iter(next(iter(results.values())).values())).history[-1][0]  # fewer than planned with a budget
         console.print(_headline(spec, federation.clients, rounds, time.monotonic() - start_time))
-        console.print(comparison_table(table, results, federation.client_names, federation.class_names, console.width))
+        names = group_names(federation)[federation.group]
+        console.print(comparison_table(table, results, federation.client_names, names, console.width))
         console.print(legend(results))
         for rows in group_tables(table, console.width):
             console.print(rows)

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 CLASS = "class"  # the name of the groups that are the classes
 
 
+def in_words(group: str) -> str:
+    """What the groups of a grouping are, in the plural.
+
+    >>> in_words("class"), in_words("sex")
+    ('classes', 'groups by sex')
+    """
+    return {CLASS: "classes", RANGE: "ranges of the target"}.get(group, f"groups by {group}")
+
+
 class GroupColumn(NamedTuple):
     """The groups of one column."""
 

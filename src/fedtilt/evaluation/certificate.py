@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from fedtilt import checks
-from fedtilt.data.groups import CLASS
+from fedtilt.data.groups import CLASS, in_words
 from fedtilt.errors import InputError
 
 _ROUNDING = 1e-9  # 1 − 0.95 is a little more than 0.05
@@ -88,10 +88,10 @@ class Certificate:
             raise InputError("no client has any test data to certify")
 
     def __str__(self) -> str:
-        groups = "classes" if self.group == CLASS else f"groups by {self.group}"
+        clients, groups = floor_percent(self.clients.bound), floor_percent(self.groups.bound)
         text = (
-            f"with {100 * self.confidence:.6g} % confidence, no client's accuracy is below "
-            f"{floor_percent(self.clients.bound)}, and none of its {groups} below {floor_percent(self.groups.bound)}"
+            f"with {100 * self.confidence:.6g} % confidence, no client's accuracy is below {clients}, and none of its "
+            f"{in_words(self.group)} below {groups}"
         )
         return text + (f" ({'; '.join(self.notes)})" if self.notes else "")
 

@@ -11,11 +11,12 @@ have, each class against all others. With a positive class, every metric is abou
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedtilt.errors import InputError
+from fedtilt.evaluation.number_metrics import mean_absolute_error, mean_error, r2, root_mean_squared_error
 
 Array = np.ndarray
 BINS = 10  # of equal width, of the calibration error and the reliability curve
@@ -90,7 +91,7 @@ class Ranking(NamedTuple):
 class Weighted:
     """Samples with weights (B, S)."""
 
-    samples: Samples
+    samples: Any  # Samples, or NumberSamples
     weights: Array
 
     @cached_property
@@ -215,8 +216,9 @@ class Metric(NamedTuple):
     values: Callable[[Weighted], Array]  # (B,)
     undefined: str  # when it is NaN
     higher_is_better: bool | None = True  # None: neither
-    proportion: Callable[[Samples], tuple[int, int] | None] = lambda _: None  # (x, n) if it is a proportion x / n
+    proportion: Callable[[Any], tuple[int, int] | None] = lambda _: None  # (x, n) if it is a proportion x / n
     needs_positive: bool = False
+    of_numbers: bool = False
 
 
 def _share(of: Callable[[Samples], Array], among: Callable[[Samples], Array]) -> Callable[[Samples], tuple[int, int]]:
@@ -238,6 +240,14 @@ def _predicted(samples: Samples) -> Array:
 
 def _any(samples: Samples) -> Array:
     return np.ones(len(samples.labels), dtype=bool)
+
+
+def _of_errors(values: Callable[[Array, Array, Array], Array]) -> Callable[[Weighted], Array]:
+    return lambda weighted: values(weighted.samples.errors, weighted.samples.targets, weighted.weights)
+
+
+def _number_metric(title: str, values: Callable[[Array, Array, Array], Array], **settings: Any) -> Metric:
+    return Metric(title, _of_errors(values), **{"undefined": "no samples", **settings}, of_numbers=True)
 
 
 METRICS = {
@@ -276,18 +286,26 @@ METRICS = {
         proportion=_share(_predicted, lambda s: ~_positive(s)),
         needs_positive=True,
     ),
+    "mae": _number_metric("MAE", mean_absolute_error, higher_is_better=False),
+    "rmse": _number_metric("RMSE", root_mean_squared_error, higher_is_better=False),
+    "mean_error": _number_metric("mean error", mean_error, higher_is_better=None),
+    "r2": _number_metric("R²", r2, undefined="the same target in all samples"),
 }
+NUMBER_METRICS = ("mae", "rmse", "mean_error", "r2")
 OVERALL_METRICS = ("accuracy", "balanced_accuracy", "f1", "auroc", "average_precision", "log_loss", "calibration_error")
 CLASS_METRICS = ("precision", "recall", "f1", "auroc", "average_precision", "calibration_error")
 POSITIVE_METRICS = (*CLASS_METRICS[:5], "log_loss", "calibration_error", "selection_rate", "false_positive_rate")
 
 
-def check_metrics(names: Sequence[str]) -> list[str]:
-    """The names, or an error about one that does not exist."""
+def check_metrics(names: Sequence[str], *, of_numbers: bool = False) -> list[str]:
+    """The names, or an error about one that does not exist for classes, or for numbers as targets."""
     names = [names] if isinstance(names, str) else list(names)
+    known = [name for name, metric in METRICS.items() if metric.of_numbers == of_numbers]
     for name in names:
-        if name not in METRICS:
-            raise InputError(f"there is no metric {name!r}; choose among {', '.join(METRICS)}")
+        if name not in known:
+            task = "numbers as targets" if of_numbers else "classes"
+            why = f"there is no metric {name!r}" if name not in METRICS else f"metric {name!r} is not for {task}"
+            raise InputError(f"{why}; choose among {', '.join(known)}")
     if not names:
-        raise InputError(f"metrics is empty; choose among {', '.join(METRICS)}")
+        raise InputError(f"metrics is empty; choose among {', '.join(known)}")
     return names

@@ -9,6 +9,7 @@ import numpy as np
 from fedtilt import seeds
 from fedtilt.evaluation.decision_metrics import METRICS, Samples, Weighted
 from fedtilt.evaluation.intervals import MIN_CLIENTS, MIN_SAMPLES, Bootstrap, Interval, bootstrap, exact_interval
+from fedtilt.evaluation.number_metrics import NumberSamples
 
 Array = np.ndarray
 NO_SAMPLES = "no test samples"
@@ -36,7 +37,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    samples: Samples,
+    samples: Samples | NumberSamples,
     clients: Array,
     metrics: Sequence[str],
     confidences: Sequence[float],
@@ -51,7 +52,7 @@ def estimate(
     which is the same in all resamples, has an exact one too.
 
     Args:
-        samples: labels and probabilities
+        samples: labels and probabilities, or numbers and predictions
         clients: the client of each sample, (S,)
         metrics: names of `METRICS`
         confidences: of the intervals
@@ -93,14 +94,19 @@ def estimate(
     return estimates
 
 
-def _undefined(name: str, samples: Samples, count: int) -> str:
+def _undefined(name: str, samples: Samples | NumberSamples, count: int) -> str:
     if not count:
         return NO_SAMPLES
     return "about one class only" if METRICS[name].needs_positive and samples.positive is None else ""
 
 
 def _bootstrap(
-    samples: Samples, clients: Array, rows: Array | None, metrics: Sequence[str], resamples: int, key: int
+    samples: Samples | NumberSamples,
+    clients: Array,
+    rows: Array | None,
+    metrics: Sequence[str],
+    resamples: int,
+    key: int,
 ) -> Bootstrap:
     def values(weights: Array) -> dict[str, Array]:
         weighted = Weighted(samples, weights)

@@ -15,6 +15,7 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.decision_metrics import (
     CLASS_METRICS,
     METRICS,
+    NUMBER_METRICS,
     OVERALL_METRICS,
     POSITIVE_METRICS,
     Samples,
@@ -22,6 +23,7 @@ from fedtilt.evaluation.decision_metrics import (
 )
 from fedtilt.evaluation.estimates import Estimate, estimate
 from fedtilt.evaluation.gaps import Gap, gap_between
+from fedtilt.evaluation.number_metrics import NumberSamples
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 
 
@@ -110,7 +112,8 @@ def metrics_frame(
     Args:
         predictions: of one method
         metrics: names of `METRICS`; left out: a selection
-        by: "client", "class" (each class against all others, on all samples) or a column of groups; None: only overall
+        by: "client", "class" (each class against all others, on all samples), "range" (of numbers as targets) or a
+            column of groups; None: only overall
         positive: the class that all metrics are about, against all others; left out: means over classes
         confidence: of the intervals
         resamples: of the bootstrap; 0: only exact intervals
@@ -123,8 +126,8 @@ def metrics_frame(
     if by == CLASS and positive is not None:
         raise InputError("by = 'class' is about every class in turn; leave out positive")
     samples = as_samples(predictions, positive)
-    defaults = CLASS_METRICS if by == CLASS else OVERALL_METRICS if positive is None else POSITIVE_METRICS
-    names = check_metrics(defaults if metrics is None else metrics)
+    of_numbers = predictions.numbers is not None
+    names = check_metrics(_defaults(by, positive, of_numbers) if metrics is None else metrics, of_numbers=of_numbers)
     _check_positive(names, by, positive, predictions)
     clients = predictions.groupings[CLIENT].codes.numpy()
     grouping = None if by is None else predictions.groupings[by]
@@ -154,8 +157,18 @@ def metrics_frame(
     )
 
 
-def as_samples(predictions: Predictions, positive: str | None = None) -> Samples:
-    """Predictions as metrics take them."""
+def _defaults(by: str | None, positive: str | None, of_numbers: bool) -> tuple[str, ...]:
+    if of_numbers:
+        return NUMBER_METRICS
+    return CLASS_METRICS if by == CLASS else OVERALL_METRICS if positive is None else POSITIVE_METRICS
+
+
+def as_samples(predictions: Predictions, positive: str | None = None) -> Any:
+    """Predictions as metrics take them: `Samples` of classes, or `NumberSamples`."""
+    if predictions.numbers is not None:
+        if positive is not None:
+            raise InputError(f"positive = {positive!r} is for classes, and the targets are numbers; leave it out")
+        return NumberSamples(predictions.numbers.double().numpy(), predictions.outputs.numpy())
     if positive is not None and positive not in predictions.class_names:
         raise InputError(f"positive = {positive!r} is no class; choose among {', '.join(predictions.class_names)}")
     label = None if positive is None else predictions.class_names.index(positive)

@@ -55,7 +55,14 @@ def csv(folders: Folders, *, published: PublishedPerRun = None) -> str:
 def _read_runs(folders: Folders) -> list[Run]:
     if isinstance(folders, str | PathLike) or not folders:
         raise InputError(f"a report takes a list of one or more run folders, got {folders!r}")
-    return [read_run(Path(folder)) for folder in folders]
+    runs = [read_run(Path(folder)) for folder in folders]
+    other = next((run for run in runs if run.score != runs[0].score), None)
+    if other is not None:
+        raise InputError(
+            f"{runs[0].folder} has the {runs[0].score.title} and {other.folder} the {other.score.title}, which cannot be "
+            "compared; write a report of each"
+        )
+    return runs
 
 
 def _published_per_run(published: PublishedPerRun, runs: int) -> list[Published]:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+from fedtilt.data.groups import CLASS, in_words
 from fedtilt.evaluation.metrics import Metrics, client_scores
+from fedtilt.evaluation.scores import ACCURACY, Score
 from fedtilt.evaluation.statistics import paired_difference
 from fedtilt.evaluation.summary import Summary
 from fedtilt.report.run_reader import Run, SeedRun
@@ -19,32 +21,53 @@ class Metric:
     title: str
     description: str
     higher_is_better: bool
-
-    @property
-    def unit(self) -> str:
-        """Accuracies are in percent, spreads in percentage points."""
-        return "%" if self.higher_is_better else "points"
+    unit: str = ""  # empty: that of the target
 
     def value(self, metrics: Metrics) -> float:
         """The value of this metric."""
         return metrics.by_name()[self.key]
 
 
-METRICS = (
-    Metric("accuracy", "accuracy", "mean over clients, %", True),
-    Metric("client_fairness", "client fairness", "std over clients, points", False),
-    Metric(
-        "client_data_fairness_mean",
-        "client data fairness",
-        "std over a client’s classes, mean over clients, points",
-        False,
-    ),
-    Metric("client_data_fairness_std", "client data fairness, std", "the same, std over clients, points", False),
-    Metric("worst", "worst 10 %", "mean accuracy of the worst tenth of the clients, %", True),
-    Metric("best", "best 10 %", "mean accuracy of the best tenth of the clients, %", True),
-    Metric("minimum", "minimum", "accuracy of the worst client, %", True),
-)
-ACCURACY, CLIENT_FAIRNESS, CLIENT_DATA_FAIRNESS = METRICS[:3]
+def comparison_metrics(score: Score, group: str) -> tuple[Metric, ...]:
+    """The columns of a comparison: the main score, the fairness of both kinds, the worst and the best clients."""
+    title, unit, spread = score.title, score.unit, score.spread_unit
+    in_unit, in_spread = (f", {u}" if u else "" for u in (unit, spread))
+    extreme = "minimum" if score.higher_is_better else "maximum"
+    clients, higher = f"std{'' if unit else f' of the {title}'} over clients{in_spread}", score.higher_is_better
+    groups = f"std over a client’s {in_words(group)}, mean over clients{in_spread}"
+    main = (
+        Metric(score.name, title, f"mean over clients{in_unit}", higher, unit),
+        Metric("client_fairness", "client fairness", clients, False, spread),
+        Metric("client_data_fairness_mean", "client data fairness", groups, False, spread),
+        Metric(
+            "client_data_fairness_std", "client data fairness, std", f"the same, std over clients{in_spread}", False,
+            spread,
+        ),
+        Metric("worst", "worst 10 %", f"mean {title} of the worst tenth of the clients{in_unit}", higher, unit),
+        Metric("best", "best 10 %", f"mean {title} of the best tenth of the clients{in_unit}", higher, unit),
+        Metric(extreme, extreme, f"{title} of the worst client{in_unit}", higher, unit),
+    )  # fmt: skip
+    if score is ACCURACY:
+        return main
+    return (
+        *main,
+        Metric("rmse", "RMSE", "mean over clients", False),
+        Metric("rmse_client_fairness", "RMSE, client fairness", "std of the RMSE over clients", False),
+    )
+
+
+METRICS = comparison_metrics(ACCURACY, CLASS)  # of classes
+
+
+def metrics_of(run: Run) -> tuple[Metric, ...]:
+    """The columns of a run's comparison."""
+    return comparison_metrics(run.score, run.group)
+
+
+def overview_metrics(run: Run) -> tuple[Metric, ...]:
+    """The main score, both kinds of fairness, and the worst tenth of the clients."""
+    metrics = metrics_of(run)
+    return *metrics[:3], metrics[4]
 
 
 class View(NamedTuple):
@@ -110,12 +133,12 @@ _VISIBLE = 0.005  # a smaller difference disappears in two decimals
 
 def comparison_table(run: Run, view: str) -> dict[str, Row]:
     """Method → its metrics, for the methods to which the view applies."""
-    table = {}
+    table, columns = {}, metrics_of(run)
     for method in run.methods:
         per_seed = [VIEWS[view].metrics(seed_run.last(method)) for seed_run in run.compared]
         metrics = [m for m in per_seed if m is not None]
         if metrics:
-            table[method] = {metric.key: SeedValues(tuple(metric.value(m) for m in metrics)) for metric in METRICS}
+            table[method] = {metric.key: SeedValues(tuple(metric.value(m) for m in metrics)) for metric in columns}
     return table
 
 
@@ -126,10 +149,10 @@ def comparison_tables(run: Run) -> dict[str, dict[str, Row]]:
     return {view: table for view in views if (table := comparison_table(run, view))}
 
 
-def most_accurate(run: Run, limit: int) -> tuple[str, ...]:
-    """The most accurate methods, at most `limit`, in the order of the run."""
-    table = comparison_table(run, "evaluated")
-    ranked = sorted(run.methods, key=lambda method: -table[method]["accuracy"].mean)[:limit]
+def best_methods(run: Run, limit: int) -> tuple[str, ...]:
+    """The methods with the best score, at most `limit`, in the order of the run."""
+    table, score = comparison_table(run, "evaluated"), run.score
+    ranked = sorted(run.methods, key=lambda m: table[m][score.name].mean, reverse=score.higher_is_better)[:limit]
     return tuple(method for method in run.methods if method in ranked)
 
 
@@ -153,31 +176,33 @@ def _is_tie(a: SeedValues, b: SeedValues) -> bool:
     return paired_difference(a.values, b.values).sign() == 0
 
 
-class ClientAccuracy(NamedTuple):
-    """The accuracy of every method on one client."""
+class ClientScores(NamedTuple):
+    """The score of every method on one client."""
 
     seed_run: SeedRun
     client: int
     samples: int
-    accuracy: dict[str, float]  # by method
+    values: dict[str, float]  # by method
 
 
-def worst_clients(run: Run, methods: Sequence[str], limit: int = 12) -> list[ClientAccuracy]:
-    """The clients with the lowest accuracy under any method, lowest first; methods contribute clients in turn."""
-    queues = []
+def worst_clients(run: Run, methods: Sequence[str], limit: int = 12) -> list[ClientScores]:
+    """The clients with the worst score under any method, worst first; methods contribute clients in turn."""
+    queues, higher = [], run.score.higher_is_better
     for method in methods:
         entries = []
         for i, seed_run in enumerate(run.compared):
             clients = (seed_run.total.sum(1) > 0).nonzero().flatten().tolist()
-            accuracy = client_scores(seed_run.sums(method), seed_run.total).tolist()
-            entries += [(a, i, client) for client, a in zip(clients, accuracy, strict=True)]
+            values = client_scores(seed_run.sums(method), seed_run.total).tolist()
+            entries += [(a if higher else -a, i, client) for client, a in zip(clients, values, strict=True)]
         queues.append(sorted(entries)[:limit])
     turns = [(i, client) for turn in zip(*queues, strict=True) for _, i, client in turn]
-    worst = [_client_accuracy(methods, run.compared[i], client) for i, client in list(dict.fromkeys(turns))[:limit]]
-    return sorted(worst, key=lambda entry: min(entry.accuracy.values()))
+    worst = [_client_scores(methods, run.compared[i], client) for i, client in list(dict.fromkeys(turns))[:limit]]
+    if higher:
+        return sorted(worst, key=lambda entry: min(entry.values.values()))
+    return sorted(worst, key=lambda entry: -max(entry.values.values()))
 
 
-def _client_accuracy(methods: Sequence[str], seed_run: SeedRun, client: int) -> ClientAccuracy:
-    samples = int(seed_run.total[client].sum())
-    accuracy = {m: 100 * int(seed_run.sums(m)[client].sum()) / samples for m in methods}
-    return ClientAccuracy(seed_run, client, samples, accuracy)
+def _client_scores(methods: Sequence[str], seed_run: SeedRun, client: int) -> ClientScores:
+    total = seed_run.total[[client]]
+    values = {m: float(client_scores(seed_run.sums(m)[[client]], total)) for m in methods}
+    return ClientScores(seed_run, client, int(total.sum()), values)

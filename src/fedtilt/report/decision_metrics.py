@@ -6,18 +6,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtilt.evaluation.decision_metrics import METRICS, OVERALL_METRICS, Metric, Samples
+from fedtilt.evaluation.decision_metrics import METRICS, NUMBER_METRICS, OVERALL_METRICS, Metric, Samples
 from fedtilt.evaluation.metrics_frame import as_samples, metrics_frame
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.reliability import reliability_curve
-from fedtilt.report.compare import SeedValues, most_accurate
+from fedtilt.evaluation.scores import ACCURACY
+from fedtilt.report.compare import SeedValues, best_methods
 from fedtilt.report.figures import Figure, figure_layout
 from fedtilt.report.run_reader import Run
 from fedtilt.report.style import Style, plotly_text
 from fedtilt.storage.predictions import read_predictions
 from fedtilt.storage.provenance import seed_folder
 
-_MAX_METHODS = 5  # the most accurate
+_MAX_METHODS = 5  # the best
 _RESAMPLES = 200  # a page is written quickly; `fedtilt metrics` takes more
 
 _PARTS = ("labels", "probabilities")
@@ -41,23 +42,25 @@ class DecisionMetrics(NamedTuple):
 
 
 def decision_metrics(run: Run, styles: Mapping[str, Style]) -> DecisionMetrics:
-    """Metrics of the stored predictions of the most accurate methods, and their reliability curves."""
+    """Metrics of the stored predictions of the best methods, and of classes their reliability curves."""
     stored = [read_predictions(seed_folder(run.folder, seed_run.seed), seed_run.round) for seed_run in run.compared]
-    methods = [m for m in most_accurate(run, _MAX_METHODS) if all(m in by_method for by_method in stored)]
+    methods = [m for m in best_methods(run, _MAX_METHODS) if all(m in by_method for by_method in stored)]
     predictions = {method: [by_method[method] for by_method in stored] for method in methods}
+    is_class = run.score is ACCURACY
+    names = OVERALL_METRICS if is_class else NUMBER_METRICS
     return DecisionMetrics(
-        metrics=tuple(METRICS[name] for name in OVERALL_METRICS),
-        rows={method: _cells(by_seed) for method, by_seed in predictions.items()},
-        figures=[_reliability(predictions, styles)] if predictions else [],
+        metrics=tuple(METRICS[name] for name in names),
+        rows={method: _cells(by_seed, names) for method, by_seed in predictions.items()},
+        figures=[_reliability(predictions, styles)] if predictions and is_class else [],
         command="" if run.fingerprint.get("runner") == "flower" else f"fedtilt metrics {shlex.quote(str(run.folder))}",
     )
 
 
-def _cells(by_seed: Sequence[Predictions]) -> list[Cell]:
+def _cells(by_seed: Sequence[Predictions], names: Sequence[str]) -> list[Cell]:
     several = len(by_seed) > 1
-    frames = [metrics_frame(p, OVERALL_METRICS, by=None, resamples=0 if several else _RESAMPLES) for p in by_seed]
+    frames = [metrics_frame(p, names, by=None, resamples=0 if several else _RESAMPLES) for p in by_seed]
     cells = []
-    for name in OVERALL_METRICS:
+    for name in names:
         values = SeedValues(tuple(frame.overall_estimates[name].value for frame in frames))
         interval = frames[0].overall_estimates[name].interval
         if several:

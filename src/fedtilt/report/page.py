@@ -10,20 +10,19 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from fedtilt.csv_text import csv_text
+from fedtilt.data.groups import in_words
 from fedtilt.report import html
 from fedtilt.report.compare import (
-    ACCURACY,
-    CLIENT_DATA_FAIRNESS,
-    CLIENT_FAIRNESS,
-    METRICS,
     VIEWS,
     Metric,
     Row,
     SeedValues,
     best_and_tied,
+    best_methods,
     comparison_table,
     comparison_tables,
-    most_accurate,
+    metrics_of,
+    overview_metrics,
     worst_clients,
 )
 from fedtilt.report.decision_metrics import decision_metrics
@@ -31,11 +30,9 @@ from fedtilt.report.figures import MAX_METHODS, Figure, build_figures
 from fedtilt.report.groups import group_tables
 from fedtilt.report.run_reader import Run
 from fedtilt.report.style import Style, styles
-from fedtilt.report.summary import cautions, certificates, facts, headline, lowest_accuracies
+from fedtilt.report.summary import cautions, certificates, facts, headline, worst_scores
 from fedtilt.report.tables import Published, format_difference
 from fedtilt.version import __version__
-
-_OVERVIEW_METRICS = (ACCURACY, CLIENT_FAIRNESS, CLIENT_DATA_FAIRNESS, METRICS[4])
 
 
 class _Cell(NamedTuple):
@@ -54,7 +51,7 @@ def build_page(runs: Sequence[Run], published: Sequence[Published], folder: Path
         published: The published numbers for each run; empty where there are none.
         folder: Where the page is written; links are relative to it.
     """
-    in_figures = [method for run in runs for method in most_accurate(run, MAX_METHODS)]  # these get a colour first
+    in_figures = [method for run in runs for method in best_methods(run, MAX_METHODS)]  # these get a colour first
     method_styles = styles(list(dict.fromkeys(in_figures + [method for run in runs for method in run.methods])))
     main = html.render(
         "report.html.j2",
@@ -62,8 +59,9 @@ def build_page(runs: Sequence[Run], published: Sequence[Published], folder: Path
             _run_values(i, run, numbers, method_styles, folder)
             for i, (run, numbers) in enumerate(zip(runs, published, strict=True))
         ],
-        metrics=METRICS,
-        overview_metrics=_OVERVIEW_METRICS,
+        metrics=metrics_of(runs[0]),
+        overview_metrics=overview_metrics(runs[0]),
+        score=runs[0].score,
         styles=method_styles,
     )
     return html.document(
@@ -86,17 +84,18 @@ def _run_values(
         "name": run.name,
         "facts": facts(run),
         "headline": headline(run),
-        "lowest_accuracies": lowest_accuracies(run),
+        "worst_scores": worst_scores(run),
         "certificate": certificates(run),
         "cautions": cautions(run),
         "audit": os.path.relpath(audit, folder) if (audit := run.folder / "audit.html").exists() else "",
-        "overview": _rows(comparison_table(run, "evaluated"), _OVERVIEW_METRICS),
+        "overview": _rows(comparison_table(run, "evaluated"), overview_metrics(run)),
+        "groups_in_words": in_words(run.group),
         "views": [
             {
                 "key": view,
                 "title": VIEWS[view].title,
                 "description": VIEWS[view].description,
-                "rows": _rows(table, METRICS, published if view == "evaluated" else {}),
+                "rows": _rows(table, metrics_of(run), published if view == "evaluated" else {}),
             }
             for view, table in comparison_tables(run).items()
         ],
@@ -110,7 +109,7 @@ def _run_values(
         "round": run.round,
         "several_seeds": len(run.compared) > 1,
         "methods": len(run.methods),
-        "figure_methods": len(most_accurate(run, MAX_METHODS)),
+        "figure_methods": len(best_methods(run, MAX_METHODS)),
         "figures": {section: [_figure(figure, key) for figure in group] for section, group in figures.items()},
         "worst_clients": _worst_clients(run),
         "started": run.started,
@@ -150,12 +149,12 @@ def _figure(figure: Figure, key: str) -> Markup:
 
 
 def _worst_clients(run: Run) -> dict[str, Any]:
-    methods = most_accurate(run, MAX_METHODS)
+    methods, choose = best_methods(run, MAX_METHODS), max if run.score.higher_is_better else min
     worst = worst_clients(run, methods)
     personal = [m for m in methods if run.compared[0].counts[m].personal is not None]
     rows = []
-    for seed_run, client, samples, accuracy in worst:
-        highest = max(accuracy.values())
+    for seed_run, client, samples, values in worst:
+        best = choose(values.values())
         never_selected = any(bool(seed_run.counts[m].never_selected[client]) for m in personal)
         rows.append(
             {
@@ -164,9 +163,7 @@ def _worst_clients(run: Run) -> dict[str, Any]:
                 "samples": samples,
                 "has_outliers": seed_run.has_outliers is not None and bool(seed_run.has_outliers[client]),
                 "selected": not never_selected,
-                "accuracies": [
-                    (value, len(accuracy) > 1 and round(value, 1) == round(highest, 1)) for value in accuracy.values()
-                ],
+                "scores": [(v, len(values) > 1 and round(v, 1) == round(best, 1)) for v in values.values()],
             }
         )
     return {

@@ -1,7 +1,8 @@
 """Read a run folder into plain values, without training and without the data set.
 
 seed-0/federation.json, if it exists, has the names of clients and classes and the clients with outliers:
-{"clients": ["north", …], "classes": ["cat", …], "has_outliers": [3, 7]}. Without it, names are numbers.
+{"clients": ["north", …], "classes": ["cat", …], "has_outliers": [3, 7]}. Without it, names are numbers. With
+{"group": "sex"}, the classes are the groups of that column.
 """
 
 import shlex
@@ -16,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.metrics import Counts
+from fedtilt.evaluation.scores import SCORES, Score
 from fedtilt.evaluation.summary import Summary, evaluated_counts
 from fedtilt.files import interpreting, read_json, read_toml
 from fedtilt.storage.evaluations import Evaluations, History
@@ -35,7 +38,8 @@ class SeedRun:
     total: Tensor  # (N, K) test samples
     has_outliers: Tensor | None  # (N,) bool; None: unknown
     client_names: tuple[str, ...]
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...]  # of the K columns
+    group: str = CLASS  # what the columns are: classes, ranges of the target, or a column of groups
 
     @cached_property
     def round(self) -> int:
@@ -73,6 +77,16 @@ class Run:
     def methods(self) -> tuple[str, ...]:
         """Names of the methods in the order of the run."""
         return tuple(self.fingerprint["methods"])
+
+    @property
+    def score(self) -> Score:
+        """The main score of the run's models."""
+        return SCORES[self.seed_runs[0].last(self.methods[0]).evaluated.score]
+
+    @property
+    def group(self) -> str:
+        """What the tables of counts are by: classes, ranges of the target, or a column of groups."""
+        return self.seed_runs[0].group
 
     @property
     def rounds(self) -> int:
@@ -158,10 +172,12 @@ def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedR
             f"{evaluations.counts_file(last)} has no counts of {', '.join(missing)}; restore it from a copy"
         )
     counts = {name: counts[name] for name in methods}
-    client_names, class_names, has_outliers = _read_federation(folder / "federation.json", fingerprint, *total.shape)
+    path = folder / "federation.json"
+    client_names, class_names, has_outliers = _read_federation(path, fingerprint, *total.shape)
     return SeedRun(
         seed=seed, history=history, counts=counts, total=total, has_outliers=has_outliers,
         client_names=client_names, class_names=class_names,
+        group=str(read_json(path).get("group", CLASS)) if path.exists() else CLASS,
     )  # fmt: skip
 
 

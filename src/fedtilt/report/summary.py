@@ -4,37 +4,36 @@ import shlex
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from fedtilt.evaluation.certificate import Certificate, describe
+from fedtilt.evaluation.scores import ACCURACY, Score
 from fedtilt.report.compare import (
-    ACCURACY,
-    CLIENT_DATA_FAIRNESS,
-    CLIENT_FAIRNESS,
     VIEWS,
     Metric,
     Row,
     best_and_tied,
+    best_methods,
     comparison_table,
-    most_accurate,
+    metrics_of,
 )
 from fedtilt.report.run_reader import Run
 
-_SUPERLATIVES = ((ACCURACY, "highest"), (CLIENT_FAIRNESS, "best"), (CLIENT_DATA_FAIRNESS, "best"))
-
 
 def headline(run: Run) -> str:
-    """The main result: which methods are most accurate and fairest, or tie."""
+    """The main result: which methods have the best score and are fairest, or tie."""
     table = comparison_table(run, "evaluated")
+    main, clients, data = metrics_of(run)[:3]
     if len(table) == 1:
         (name, row), = table.items()  # fmt: skip
+        article = "an" if main.title[0] in "aM" else "a"  # an accuracy, an MAE
         return (
-            f"{name} reaches an accuracy of {_amount(row, ACCURACY)}, a client fairness of "
-            f"{_amount(row, CLIENT_FAIRNESS)} and a client data fairness of {_amount(row, CLIENT_DATA_FAIRNESS)}."
+            f"{name} reaches {article} {main.title} of {_amount(row, main)}, a client fairness of "
+            f"{_amount(row, clients)} and a client data fairness of {_amount(row, data)}."
         )
     wins: dict[str, list[str]] = {}  # method → what it is best in
     ties: dict[tuple[str, ...], list[str]] = {}  # methods that tie → in what
-    for metric, superlative in _SUPERLATIVES:
+    highest = "highest" if main.higher_is_better else "lowest"
+    for metric, superlative in ((main, highest), (clients, "best"), (data, "best")):
         group = best_and_tied(table, metric)
         if len(group) == 1:
             amount = _amount(table[group[0]], metric)
@@ -49,34 +48,37 @@ def headline(run: Run) -> str:
     return f"A{text[1:]}" if text.startswith("all ") else text
 
 
-def lowest_accuracies(run: Run) -> str:
-    """The client and the class with the lowest accuracy under each of the most accurate methods."""
-    several_seeds = len(run.compared) > 1
+def worst_scores(run: Run) -> str:
+    """The client and the class or group with the worst score under each of the best methods."""
+    several_seeds, score = len(run.compared) > 1, run.score
+    choose = min if score.higher_is_better else max
     clauses = []
-    for method in most_accurate(run, 5):
-        lowest = []
+    for method in best_methods(run, 5):
+        found = []
         for seed_run in run.compared:
-            by_client = _percent_correct(seed_run.sums(method).sum(1), seed_run.total.sum(1))
-            client = int(by_client.argmin())
-            accuracy = float(by_client[client])
+            by_client = score.values(seed_run.sums(method).sum(1), seed_run.total.sum(1))
+            client = score.worst_position(by_client)
+            value = float(by_client[client])
             seed = f", seed {seed_run.seed}" if several_seeds else ""
-            lowest.append((accuracy, f"client {seed_run.client_names[client]} ({format_percent(accuracy)}{seed})"))
-        correct = sum(seed_run.sums(method).sum(0) for seed_run in run.compared)
-        total = sum(seed_run.total.sum(0) for seed_run in run.compared)
-        by_class = _percent_correct(correct, total)  # type: ignore[arg-type]
-        label = int(by_class.argmin())
-        class_name = run.compared[0].class_names[label]
-        clauses.append(f"{method}, {min(lowest)[1]} and class {class_name} ({format_percent(float(by_class[label]))})")
-    shown = f" These are the {len(clauses)} most accurate of {len(run.methods)} methods."
-    return f"Lowest accuracy: {'; '.join(clauses)}.{shown if len(clauses) < len(run.methods) else ''}"
+            found.append((value, f"client {seed_run.client_names[client]} ({_format_score(value, score)}{seed})"))
+        sums = torch.stack([seed_run.sums(method).sum(0) for seed_run in run.compared]).sum(0)
+        by_class = score.values(sums, torch.stack([seed_run.total.sum(0) for seed_run in run.compared]).sum(0))
+        label = score.worst_position(by_class)
+        class_name, value = run.compared[0].class_names[label], float(by_class[label])
+        clauses.append(f"{method}, {choose(found)[1]} and {run.group} {class_name} ({_format_score(value, score)})")
+    shown = f" These are the {len(clauses)} best of {len(run.methods)} methods."
+    title = f"{'Lowest' if score.higher_is_better else 'Highest'} {score.title}"
+    return f"{title}: {'; '.join(clauses)}.{shown if len(clauses) < len(run.methods) else ''}"
 
 
 def certificates(run: Run) -> str:
-    """The certificates of the most accurate methods, over the clients of all seeds."""
+    """The certificates of the best methods, over the clients of all seeds; empty for numbers as targets."""
+    if run.score is not ACCURACY:
+        return ""
     total = torch.cat([seed_run.total for seed_run in run.compared])
     by_method = {
-        method: Certificate(torch.cat([seed_run.sums(method) for seed_run in run.compared]), total)
-        for method in most_accurate(run, 5)
+        method: Certificate(torch.cat([s.sums(method) for s in run.compared]), total, group=run.group)
+        for method in best_methods(run, 5)
     }
     text = describe(by_method, unseen=len(run.compared) == 1)
     return f"{text[0].upper()}{text[1:]}."
@@ -158,7 +160,7 @@ def format_percent(value: float) -> str:
 
 
 def _amount(row: Row, metric: Metric) -> str:
-    return f"{row[metric.key].mean:.1f} {metric.unit}"
+    return f"{row[metric.key].mean:.1f} {metric.unit}".rstrip()
 
 
 def _name_methods(group: Sequence[str], methods: int) -> str:
@@ -167,6 +169,5 @@ def _name_methods(group: Sequence[str], methods: int) -> str:
     return join_words(group)
 
 
-def _percent_correct(correct: Tensor, total: Tensor) -> Tensor:
-    """Accuracy in percent; 101 where there is no data, so that it is never the lowest."""
-    return (100 * correct.double() / total.clamp(min=1).double()).where(total > 0, 101.0)
+def _format_score(value: float, score: Score) -> str:
+    return format_percent(value) if score is ACCURACY else f"{value:.4g}"

@@ -5,9 +5,9 @@ from typing import Any
 
 from fedtilt.csv_text import csv_text
 from fedtilt.evaluation.statistics import PairedDifference
-from fedtilt.report.compare import METRICS, VIEWS, Metric, Row, SeedValues, best_and_tied, comparison_tables
+from fedtilt.report.compare import VIEWS, Metric, Row, SeedValues, best_and_tied, comparison_tables, metrics_of
 from fedtilt.report.run_reader import Run
-from fedtilt.report.summary import cautions, certificates, facts, headline, lowest_accuracies
+from fedtilt.report.summary import cautions, certificates, facts, headline, worst_scores
 
 Published = Mapping[str, Mapping[str, float]]  # method → metric (as in results.json) → value
 
@@ -17,25 +17,28 @@ def as_markdown(runs: Sequence[Run], published: Sequence[Published]) -> str:
     blocks = []
     for run, numbers in zip(runs, published, strict=True):
         blocks += [f"## {_escape(run.name)}", f"{_escape(facts(run))}."]
-        blocks += [f"**{_escape(headline(run))}** {_escape(lowest_accuracies(run))}", _escape(" ".join(cautions(run)))]
-        blocks.append(_escape(certificates(run)))
+        blocks += [f"**{_escape(headline(run))}** {_escape(worst_scores(run))}", _escape(" ".join(cautions(run)))]
+        blocks += [_escape(text)] if (text := certificates(run)) else []
+        metrics = metrics_of(run)
         for view, table in comparison_tables(run).items():
             title, description, _ = VIEWS[view]
-            blocks += [f"### {title}", description, _markdown_table(table, numbers if view == "evaluated" else {})]
+            numbers_of_view = numbers if view == "evaluated" else {}
+            blocks += [f"### {title}", description, _markdown_table(table, metrics, numbers_of_view)]
     return "\n\n".join(blocks) + "\n"
 
 
 def as_csv(runs: Sequence[Run], published: Sequence[Published]) -> str:
     """One row per run, method and view, every metric with its standard deviation over seeds, unrounded."""
+    metrics = metrics_of(runs[0])
     header = ["run", "method", "models", "round", "seeds"]
-    header += [name for m in METRICS for name in (m.key, f"{m.key}_seed_std")]
-    published_metrics = [m for m in METRICS if any(m.key in row for numbers in published for row in numbers.values())]
+    header += [name for m in metrics for name in (m.key, f"{m.key}_seed_std")]
+    published_metrics = [m for m in metrics if any(m.key in row for numbers in published for row in numbers.values())]
     lines: list[list[Any]] = [header + [f"{m.key}_published" for m in published_metrics]]
     for run, numbers in zip(runs, published, strict=True):
         for view, table in comparison_tables(run).items():
             for method, row in table.items():
-                line = [run.name, method, view, run.round, len(row["accuracy"].values)]
-                line += [value for m in METRICS for value in (row[m.key].mean, row[m.key].std)]
+                line = [run.name, method, view, run.round, len(row[metrics[0].key].values)]
+                line += [value for m in metrics for value in (row[m.key].mean, row[m.key].std)]
                 method_numbers = numbers.get(method, {}) if view == "evaluated" else {}
                 lines.append(line + [method_numbers.get(m.key) for m in published_metrics])
     return csv_text(lines)
@@ -84,16 +87,16 @@ def format_effect_size(difference: PairedDifference) -> str:
     return f"{difference.effect_size:+.1f}".replace("-", "−").replace("inf", "∞")
 
 
-def _markdown_table(table: Mapping[str, Row], published: Published) -> str:
-    best = {m.key: best_and_tied(table, m) for m in METRICS}
-    lines = [["method", *(m.title for m in METRICS)], ["---", *("---:" for _ in METRICS)]]
+def _markdown_table(table: Mapping[str, Row], metrics: Sequence[Metric], published: Published) -> str:
+    best = {m.key: best_and_tied(table, m) for m in metrics}
+    lines = [["method", *(m.title for m in metrics)], ["---", *("---:" for _ in metrics)]]
     for method, row in table.items():
-        cells = [_markdown_cell(row, m, method in best[m.key] and len(table) > 1) for m in METRICS]
+        cells = [_markdown_cell(row, m, method in best[m.key] and len(table) > 1) for m in metrics]
         lines.append([_escape(method), *cells])
         if published.get(method):
             numbers = published[method]
-            lines.append(["published", *(f"{numbers[m.key]:.2f}" if m.key in numbers else "" for m in METRICS)])
-            differences = (format_difference(row[m.key], numbers[m.key]) if m.key in numbers else "" for m in METRICS)
+            lines.append(["published", *(f"{numbers[m.key]:.2f}" if m.key in numbers else "" for m in metrics)])
+            differences = (format_difference(row[m.key], numbers[m.key]) if m.key in numbers else "" for m in metrics)
             lines.append(["difference", *differences])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
