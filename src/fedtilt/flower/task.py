@@ -124,12 +124,27 @@ class Task:
                     f"data.{key} = {getattr(spec.data, key)!r} has no effect on sites with data of their own; leave it "
                     "out, and change the data on the site"
                 )
-        settings = train_settings_of(spec, spec.seed)
+        method, settings = spec.methods[0].to_method(), train_settings_of(spec, spec.seed)
+        if settings.attack is not None:
+            raise InputError(
+                f"attack.kind = {settings.attack.kind!r} is for simulations, and real sites are not told to attack; "
+                "remove [attack] from the spec"
+            )
+        if method.aggregator == "fltrust":
+            raise InputError(
+                f"aggregator = 'fltrust' of method {method.name!r} needs data on the server, and a deployment has data "
+                "on the sites alone; use another aggregator"
+            )
+        if method.weighting == "samples" and settings.screen == 0:
+            raise InputError(
+                f"weighting = 'samples' of method {method.name!r} counts the samples that sites claim, and "
+                "train.screen = 0 bounds no claim; use weighting = 'equal', or leave train.screen out"
+            )
         if settings.privacy is not None and settings.privacy.randomness is None:
             settings = dataclasses.replace(settings, privacy=dataclasses.replace(settings.privacy, randomness="secret"))
         if settings.screen is None and settings.privacy is None:
             settings = dataclasses.replace(settings, screen=SCREEN)
-        return ResolvedTask(spec, spec.methods[0].to_method(), settings)
+        return ResolvedTask(spec, method, settings)
 
     def federation_info(self, resolved: ResolvedTask, schema: Schema | None = None) -> FederationInfo:
         """What the server knows about the sites; with a table function, by the schema that they agree on."""
