@@ -11,7 +11,7 @@ import torch
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
 from fedtilt.files import interpreting
-from fedtilt.parts import Tensors, named_pieces
+from fedtilt.parts import Tensors, match_names, named_pieces
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.runs.spec_run import open_seed
 from fedtilt.storage.fingerprint import read_fingerprint
@@ -62,6 +62,8 @@ def export_model(
         if client is not None:
             kept = _kept(state, fingerprint, method, client_number(client, clients), client)
             description["client"] = clients[client_number(client, clients)]
+        own = fingerprint["methods"][method].get("local", [])  # beside those of the run
+        fingerprint["local"] = [*fingerprint["local"], *match_names(own, fingerprint["model"])]
         sources = _sources(fingerprint, server, kept)
         tensors = _named_state(fingerprint, run_folder.constants(), server, kept)
         if trained_only:

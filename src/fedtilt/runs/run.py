@@ -221,7 +221,7 @@ def _result(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: Fed
     )
 
 
-def _constants(prepared: PreparedRun) -> dict[str, Tensor]:
+def _constants(prepared: PreparedRun) -> dict[str, torch.Tensor]:
     """The initial values of everything that is not shared by some method."""
     return {
         name: tensor

@@ -18,6 +18,13 @@ from fedtilt.rounds.settings import TrainSettings, pick_device
 from fedtilt.training import native
 from fedtilt.version import __version__
 
+# of a method, in the first version; others have no key if they have their default, so that its folders can be resumed
+_FIRST_SETTINGS = (
+    "name", "tau", "lam", "q", "mu", "prox", "distance", "steps", "aggregator", "bad_share", "lr", "lr_personal",
+    "epochs_personal", "personal_start", "weighting",
+)  # fmt: skip
+_NO_VALUE = object()
+
 
 def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str, Any]:
     """Methods and training settings as JSON, without those of the machine: a run may be resumed on another one."""
@@ -38,9 +45,8 @@ def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str,
 
 
 def _method_settings(method: Method) -> dict[str, Any]:
-    values = dataclasses.asdict(method)
-    if not values["levels"]:  # no key for them, so that a folder of an earlier version can be resumed
-        del values["levels"]
+    added = {field.name: field.default for field in dataclasses.fields(method) if field.name not in _FIRST_SETTINGS}
+    values = {key: value for key, value in dataclasses.asdict(method).items() if added.get(key, _NO_VALUE) != value}
     return {key: _to_json(value) for key, value in values.items()}
 
 
