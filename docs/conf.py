@@ -18,6 +18,7 @@ extensions = [
     "command_reference",
     "docstrings",
     "external_types",
+    "mathml",
     "unlisted_pages",
 ]
 exclude_patterns = ["_build", "_extensions", "**/.ipynb_checkpoints", "reproduction/results"]
@@ -45,6 +46,7 @@ toc_object_entries_show_parents = "hide"
 
 # HTML
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = f"fedtilt {release}"
 html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]

@@ -23,8 +23,15 @@ small_mlp = functools.partial(ft.models.mlp, hidden=(64, 64))
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean over seeds."""
+    """The mean, over seeds or clients."""
     return sum(values) / len(values)
+
+
+def accuracies(result: ft.Result, by: str) -> dict[str, list[float]]:
+    """The accuracy on all test samples of each class or client, of every method."""
+    counts = result.to_pandas().groupby([by, "method"], sort=False)[["correct", "samples"]].sum()
+    table = (100 * counts["correct"] / counts["samples"]).unstack(by)
+    return {name: table.loc[list(result), name].tolist() for name in table}
 
 
 def weights() -> str:
@@ -43,7 +50,7 @@ def lam() -> str:
     values = (-5, -2, -1, 0, 1, 5)
     lines = {}
     for kind, name in (("none", "clean labels"), ("flips", "30 % wrong labels")):
-        accuracies = []
+        over_seeds = []
         for seed in SEEDS:
             federation = ft.Federation.build(
                 ft.data.load("digits"), clients=20, max_train=60, outliers=kind, seed=seed
@@ -52,8 +59,8 @@ def lam() -> str:
                 [ft.fedtilt(tau=0, lam=value, name=f"lam {value}") for value in values],
                 federation, small_mlp, rounds=40, participation=0.25, lr=0.1, seed=seed, eval_every=40,
             )  # fmt: skip
-            accuracies.append([method.accuracy for method in result.values()])
-        lines[name] = [mean(column) for column in zip(*accuracies, strict=True)]
+            over_seeds.append([method.accuracy for method in result.values()])
+        lines[name] = [mean(column) for column in zip(*over_seeds, strict=True)]
     return line_chart("lam < 0 ignores wrong labels", "lam", "accuracy in %", [str(v) for v in values], lines)
 
 
@@ -67,8 +74,7 @@ def tau() -> str:
         [ft.fedtilt(tau=value, lam=0, mu=0.1, name=f"tau {value}") for value in values],
         ft.Federation.build(data), ft.models.logistic, rounds=20, participation=1.0, epochs=5, lr=0.05, eval_every=20,
     )  # fmt: skip
-    accuracies = [100 * method.correct.sum(0) / method.total.sum(0) for method in result.values()]
-    lines = {f"{name} patients": [row[k].item() for row in accuracies] for k, name in enumerate(data.class_names)}
+    lines = {f"{name} patients": line for name, line in accuracies(result, "class_name").items()}
     return line_chart("tau > 0 raises the worst class", "tau", "accuracy in %", [str(v) for v in values], lines)
 
 
@@ -89,10 +95,11 @@ def q() -> str:
         ft.Federation.from_clients(clients), ft.models.logistic,
         rounds=20, participation=1.0, epochs=5, lr=0.05, eval_every=20,
     )  # fmt: skip
-    accuracies = [100 * method.correct.sum(1) / method.total.sum(1) for method in result.values()]
+    by_client = accuracies(result, "client_name")
+    other = by_client.pop("other")
     lines = {
-        "nine alike clients": [row[:9].mean().item() for row in accuracies],
-        "the other client": [row[9].item() for row in accuracies],
+        "nine alike clients": [mean(column) for column in zip(*by_client.values(), strict=True)],
+        "the other client": other,
     }
     return line_chart("q > 0 raises the worst client", "q", "accuracy in %", [f"{v:g}" for v in values], lines)
 

@@ -1,14 +1,17 @@
 """The examples run, and their results show what their docstrings say."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def output_of(name: str) -> str:
-    command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py")]
+def output_of(name: str, *arguments: str) -> str:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -57,3 +60,79 @@ def test_three_levels() -> None:
     assert rows["ill"][by_class] > rows["ill"][none]
     assert rows["children"][by_class_and_ward] > max(rows["children"][:2]) + 5
     assert lines[-1].startswith("worst ward of a hospital: none ")
+
+
+def test_own_images() -> None:
+    lines = output_of("own_images").splitlines()
+    rows = {line.split()[0]: [float(value) for value in line.split()[1:]] for line in lines[2:]}
+    assert set(rows) == {"island", "north", "south"}
+    assert min(accuracy for row in rows.values() for accuracy in row) > 90
+
+
+@pytest.mark.slow
+def test_wrong_labels() -> None:
+    suspects, samples, _, found, wrong = (int(number) for number in re.findall(r"\d+", output_of("wrong_labels"))[:5])
+    assert samples > 1000
+    assert found > 0.8 * suspects
+    assert found > 0.85 * wrong
+
+
+def test_certificate() -> None:
+    lines = output_of("certificate").splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == ["ditto", "fedtilt"]
+    assert " ".join(lines[2:]).startswith("with 95 % confidence, no client's accuracy is below 8")
+
+
+@pytest.mark.slow
+def test_choose_tilts() -> None:
+    lines = output_of("choose_tilts").splitlines()
+    assert len(lines) == 11
+    assert [line.split(";")[0] for line in lines[-2:]] == ["by accuracy: tau 0, lam -2", "by worst: tau 0, lam -2"]
+
+
+@pytest.mark.slow
+def test_compare_runs(tmp_path: Path) -> None:
+    output = output_of("compare_runs", str(tmp_path))
+    assert output == f"wrote {tmp_path / 'report.html'}\n"
+    assert "<h1>2 runs</h1>" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_local_deployment() -> None:
+    lines = output_of("local_deployment").splitlines()
+    assert [line.split()[3] for line in lines if line.startswith("$ fedtilt deploy")] == ["new", "up", "run", "down"]
+
+
+def _heights(figure: Path) -> list[list[float]]:
+    """The heights of the points of every line of a figure, upwards."""
+    lines = re.findall(r'points="([^"]*)"', figure.read_text())
+    return [[-float(point.split(",")[1]) for point in line.split()] for line in lines]
+
+
+@pytest.mark.slow
+def test_method_in_pictures(tmp_path: Path) -> None:
+    output_of("method_in_pictures", str(tmp_path))
+    clean, wrong = _heights(tmp_path / "lam.svg")  # lam -5, -2, -1, 0, 1, 5
+    assert max(clean) - min(clean) < 0.1 * (wrong[1] - wrong[5])
+    assert wrong[1] > wrong[3] > wrong[5]
+    well, ill = _heights(tmp_path / "tau.svg")  # from the highest line to the lowest
+    assert ill == sorted(ill)
+    assert well == sorted(well, reverse=True)
+    (other, _alike) = _heights(tmp_path / "q.svg")
+    assert other == sorted(other)
+    personal, shared = _heights(tmp_path / "mu.svg")
+    assert max(personal[3:6]) > max(personal[0], personal[-1], shared[0])
+
+
+def test_patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert output_of("patients") == "wrote patients.csv: 900 patients of 3 hospitals\n"
+    lines = Path("patients.csv").read_text().splitlines()
+    assert len(lines) == 901
+    assert lines[0] == "patient,age,sex,ward,pressure,admitted,diagnosis,hospital"
+
+
+def test_every_example_is_tested() -> None:
+    tested = set(re.findall(r'output_of\("(\w+)"', Path(__file__).read_text()))
+    scripts = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert scripts - tested == {"line_chart", "flower_overhead"}  # draws for others; measures times
