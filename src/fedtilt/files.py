@@ -86,6 +86,12 @@ def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
         file.write(content)
 
 
+def read_bytes(path: Path) -> bytes:
+    """Read a file; one that cannot be read is an `InputError`."""
+    with reading(path):
+        return path.read_bytes()
+
+
 def sync_folder(folder: Path) -> None:
     """Fsync a folder, so that the names in it survive a crash."""
     handle = os.open(folder, os.O_RDONLY)

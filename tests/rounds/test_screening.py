@@ -65,6 +65,33 @@ def test_a_model_sent_back_and_a_claim_of_samples() -> None:
     assert screened.updates[0].samples == 30
 
 
+def test_averaged_buffers_are_compared_too() -> None:
+    buffers = torch.tensor([0.0, 1.0, 10.0])  # mean, variance, number of batches
+    server = {"parameters": W, "buffers": buffers}
+    honest = [[0.3, 0.1, 5.0], [0.2, 0.2, 5.0], [0.3, 0.2, 6.0], [0.1, 0.3, 5.0]]
+
+    def sent(*steps: list[float]) -> dict[int, ClientUpdate]:
+        before = updates(*[HONEST[n % 3] for n in range(len(steps))])
+        return {
+            n: u._replace(buffers=buffers + torch.tensor(step))
+            for (n, u), step in zip(before.items(), steps, strict=True)
+        }
+
+    before = sent(*honest)
+    screened = screen(server, before, 3.0)
+    assert screened.refused == screened.bounded == {}
+    assert all(screened.updates[n].buffers is before[n].buffers for n in before)
+    for poison in ([1e30, 0.1, 5.0], [0.3, 30.0, 5.0], [0.3, 0.1, 1e9]):
+        screened = screen(server, sent(*honest, poison), 3.0)
+        assert list(screened.refused) == [4]
+        assert "sent buffers that changed" in screened.refused[4]
+    screened = screen(server, sent(*honest, [0.3, 1.5, 5.0]), 3.0)  # the median of the lengths is 0.316
+    assert screened.bounded == {4: "sent buffers that changed 4.84 times as much as the median: clipped"}
+    step = screened.updates[4].buffers - buffers
+    assert step[:2].norm() == pytest.approx(3 * 0.1**0.5)
+    assert step[2] == 5
+
+
 def test_the_server_keeps_the_lengths_and_reports_what_it_did() -> None:
     method, settings = ft.fedavg(), TrainSettings(screen=3.0)
     update = server_update(method, {"parameters": W}, updates(*HONEST, [1e30] * 4), settings)

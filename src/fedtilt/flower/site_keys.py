@@ -13,6 +13,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from fedtilt.errors import InputError
+from fedtilt.files import read_bytes
 
 KEYS_VARIABLE = "FEDTILT_SITE_KEYS"
 
@@ -39,8 +40,9 @@ def read_site_keys(folder: Path) -> dict[bytes, int]:
 
 
 def _read_key(path: Path) -> bytes:
+    content = read_bytes(path)
     try:
-        key = serialization.load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        key = serialization.load_ssh_public_key(content)
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise InputError(f"{path} is not a public key ({error}); fedtilt deploy site writes one") from None
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)

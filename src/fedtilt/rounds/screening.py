@@ -10,6 +10,8 @@ bounds what one client can do, whatever the aggregation rule:
     direction   an update that points away from the others is refused: the median of its cosines with them is below
                 −0.1, while the median of theirs with each other is above 0.1. It needs four updates or more.
     samples     a claimed number of samples counts for at most k times the median of the claims.
+    buffers     if buffers are averaged, the changes of statistics and those of counters have lengths too. They are
+                compared with the medians of this round, if it has three updates or more.
 
 It protects the mean and the tilted rules from a minority of clients whose updates stand out. It does not protect from
 clients that stay within these bounds, or from a majority: use a robust rule against those.
@@ -58,12 +60,16 @@ def screen(server: Tensors, updates: Mapping[int, ClientUpdate], k: float) -> Sc
     rest = [i for i, client in enumerate(clients) if client not in refused]
     refused |= _refused_by_direction([clients[i] for i in rest], steps[rest], lengths[rest])
     accepted, bounded = {}, {}
+    buffers, wrong_buffers, clipped_buffers = _screen_buffers(server, updates, k)
+    refused |= {client: reason for client, reason in wrong_buffers.items() if client not in refused}
     for i, client in enumerate(clients):
         if client in refused:
             continue
         accepted[client], reason = _bound(updates[client], steps[i], lengths[i], received, reference, k)
-        if reason:
-            bounded[client] = reason
+        if client in buffers:
+            accepted[client] = accepted[client]._replace(buffers=buffers[client])
+        if reasons := [text for text in (reason, clipped_buffers.get(client)) if text]:
+            bounded[client] = ", ".join(reasons)
     accepted, claims = _bound_samples(accepted, k)
     for client, reason in claims.items():
         bounded[client] = f"{bounded[client]}, {reason}" if client in bounded else reason
@@ -110,6 +116,34 @@ def _bound(
     clipped = (received + step * (k * reference / length)).to(update.parameters.dtype)
     reason = f"sent an update {float(length) / reference:.3g} times as long as the median: it was clipped"
     return update._replace(parameters=clipped), reason
+
+
+def _screen_buffers(
+    server: Tensors, updates: Mapping[int, ClientUpdate], k: float
+) -> tuple[dict[int, Tensor], dict[int, str], dict[int, str]]:
+    """Clipped buffers, clients to refuse and clients whose buffers were clipped, with the reasons."""
+    sent = {client: buffers for client, u in sorted(updates.items()) if (buffers := u.buffers) is not None}
+    if "buffers" not in server or len(sent) < 3:
+        return {}, {}, {}
+    received = server["buffers"].double()
+    values = torch.stack([buffers.double() for buffers in sent.values()])  # (C, B)
+    counters = (values == values.round()).double().mean(0) > 0.5  # whole at most clients
+    clipped, refused, bounded = {}, dict[int, str](), dict[int, str]()
+    for part in (counters, ~counters):
+        steps = (values - received)[:, part]
+        lengths = steps.norm(dim=1)
+        reference = float(lengths.median())
+        if not reference:
+            continue
+        for i, client in enumerate(sent):
+            times = float(lengths[i]) / reference
+            if times > REFUSED_FACTOR * k:
+                refused[client] = f"sent buffers that changed {times:.3g} times as much as the median"
+            elif times > k:
+                values[i, part] = received[part] + steps[i] * (k / times)
+                clipped[client] = values[i].to(sent[client].dtype)
+                bounded[client] = f"sent buffers that changed {times:.3g} times as much as the median: clipped"
+    return clipped, refused, bounded
 
 
 def _bound_samples(updates: Mapping[int, ClientUpdate], k: float) -> tuple[dict[int, ClientUpdate], dict[int, str]]:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedtilt.errors import InputError
-from fedtilt.files import write_bytes
+from fedtilt.files import read_bytes, write_bytes
 from fedtilt.flower.private_files import private_files
 
 _DAY = datetime.timedelta(days=1)
@@ -69,10 +69,15 @@ def write_secret(path: Path, content: bytes) -> None:
 
 
 def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    paths = folder / "ca.crt", folder / "ca.key"
+    for path in paths:
+        if not path.is_file():
+            raise InputError(f"{folder} has no {path.name}; create ca.crt and ca.key with fedtilt deploy server")
+    certificate_text, key_text = map(read_bytes, paths)
     try:
-        certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-        key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    except (OSError, ValueError) as error:
+        certificate = x509.load_pem_x509_certificate(certificate_text)
+        key = serialization.load_pem_private_key(key_text, None)
+    except ValueError as error:
         raise InputError(
             f"{folder} has no usable ca.crt and ca.key ({error}); create them with fedtilt deploy server"
         ) from error

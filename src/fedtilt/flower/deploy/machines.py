@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedtilt.errors import InputError
-from fedtilt.files import write_bytes
+from fedtilt.files import read_bytes, write_bytes
 from fedtilt.flower.deploy import commands, proxy, systemd
 from fedtilt.flower.deploy.certificates import make_authority, make_server_certificate, make_site_key, write_secret
 from fedtilt.flower.deploy.flwr_cli import run_flwr
@@ -110,7 +110,7 @@ def register_site(home: Path, site: int, key: Path) -> Path:
         raise InputError(f"site {site} has the key {path}; to replace it, unregister the old one and delete the file")
     if not key.is_file():
         raise InputError(f"{key} does not exist; give the site.key.pub that fedtilt deploy site wrote")
-    write_bytes(path, key.read_bytes())
+    write_bytes(path, read_bytes(key))
     try:
         read_site_keys(path.parent)  # a public key, and of no other site
         run_flwr(os.environ | commands.environment(home / "flwr"), "supernode", "register", str(path), CONNECTION)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedtilt.data.tables.columns import tables_in
 from fedtilt.errors import InputError
-from fedtilt.files import write_bytes
+from fedtilt.files import read_bytes, write_bytes
 
 
 def write_project(folder: Path, sites: int = 2) -> list[Path]:
@@ -72,8 +72,8 @@ def default_run_config(folder: Path) -> dict[str, Any]:
     """The run configuration in a project's pyproject.toml; a run may change these keys and no others."""
     path = folder / "pyproject.toml"
     try:
-        table: Any = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        table: Any = tomllib.loads(read_bytes(path).decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML: {error}; fix it") from error
     for key in ("tool", "flwr", "app", "config"):
         table = table.get(key, {}) if isinstance(table, dict) else {}
