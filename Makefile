@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: docs linkcheck browser nginx test test-all test-cuda lint format demo bench chaos clean
+.PHONY: docs linkcheck browser nginx test test-all test-cuda lint format demo bench chaos lock sbom clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -61,6 +61,15 @@ bench: $(DEV)  ## compare with the plain loop and other simulators; see docs/per
 
 chaos: $(DEV) nginx  ## kills, failing disks, bit flips, bad replies and odd input; one part: make chaos ARGS="--only fuzz"
 	$(BIN)/python -m chaos $(ARGS)
+
+lock: $(DEV)  ## pin everything that a site and a server need, for all systems and Python versions, in requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --extra flower --extra report \
+	  -c constraints.txt --no-header --no-annotate --no-emit-index-url --output-file requirements.lock
+
+sbom: $(DEV)  ## what a site and a server install, as a CycloneDX bill of materials: sbom.cdx.json
+	$(BIN)/cyclonedx-py requirements requirements.lock --pyproject pyproject.toml --output-reproducible \
+	  --output-format JSON --output-file sbom.cdx.json
+	@echo "wrote sbom.cdx.json"
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -6,9 +6,13 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import fedtilt as ft
 
@@ -23,20 +27,94 @@ def run(*command: str, **environment: str) -> str:
     return result.stdout
 
 
-def test_the_wheel_installs_into_an_empty_environment_and_imports(tmp_path: Path) -> None:
+EXTRAS = ("plotly", "pandas", "flwr", "PIL", "datasets", "dp_accounting", "tensorboard", "mlflow", "wandb", "onnx",
+          "onnxruntime", "onnxscript", "optuna", "ray", "triton")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A new environment with the wheel and its dependencies, without extras: its Python, and its packages."""
+    folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    run(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT))
-    (wheel,) = tmp_path.glob("*.whl")
-    run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv"))
-    python = str(tmp_path / "venv" / "bin" / "python")
+    run(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT))
+    (wheel,) = folder.glob("*.whl")
+    run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
+    python = str(folder / "venv" / "bin" / "python")
     site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     run(*pip, "install", "--quiet", "--no-deps", "--no-index", "--target", site, str(wheel))
-    # PYTHONPATH provides the dependencies of this environment, but not its editable fedtilt.
-    code = "import fedtilt, fedtilt.spec; print(fedtilt.__file__, fedtilt.__version__, fedtilt.spec.builtin_names())"
-    output = run(python, "-c", code, PYTHONPATH=sysconfig.get_path("purelib"))
-    assert output.startswith(site)
-    assert ft.__version__ in output
-    assert "digits" in output
+    for path in Path(sysconfig.get_path("purelib")).iterdir():  # the dependencies of this environment
+        if path.name not in (*EXTRAS, "fedtilt") and path.suffix != ".pth" and not Path(site, path.name).exists():
+            Path(site, path.name).symlink_to(path)
+    return python, site
+
+
+def test_the_wheel_runs_the_demo_without_extras_and_compilers(installed: tuple[str, str], tmp_path: Path) -> None:
+    python, site = installed
+    nothing = {"PYTHONPATH": "", "PATH": os.path.dirname(python), "XDG_CACHE_HOME": str(tmp_path)}
+    code = "import importlib.util, shutil; print(importlib.util.find_spec('fedtilt').origin, shutil.which('cc'))"
+    assert run(python, "-c", code, **nothing).split() == [str(Path(site, "fedtilt", "__init__.py")), "None"]
+    quick = ["--set", "train.rounds=1", "--set", "train.epochs=1"]
+    output = run(python, "-m", "fedtilt", "run", *quick, "--out", str(tmp_path / "run"), **nothing)
+    assert "fedtilt" in output
+    assert 'pip install "fedtilt[report]"' in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (["report", "run"], "report"),
+        (["run", "--log", "tensorboard:logs"], "tensorboard"),
+        (["run", "--log", "mlflow:logs"], "mlflow"),
+        (["run", "--log", "wandb:trial"], "wandb"),
+        (["export", "run", "--method", "fedavg", "--to", "model.onnx"], "onnx"),
+    ],
+)
+def test_a_missing_extra_is_named_with_its_command(
+    fedtilt, monkeypatch: pytest.MonkeyPatch, arguments: list[str], extra: str
+) -> None:
+    fedtilt("run", "--set", "train.rounds=1", "--set", "train.epochs=1", "--method", "fedavg", "--out", "run", "-q")
+    for name in (*EXTRAS, *(name for name in sys.modules if name.startswith("plotly."))):
+        monkeypatch.setitem(sys.modules, name, None)
+    result = fedtilt(*arguments)
+    assert result.code == 2
+    assert f'pip install "fedtilt[{extra}]"' in result.err
+    assert len(result.err.strip().splitlines()) == 1
+
+
+def test_the_source_distribution_has_what_the_tests_and_the_image_need(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path))
+    (path,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = {"pyproject.toml", "Dockerfile", "requirements.lock", "constraints.txt", "SECURITY.md", "LICENSE"}
+    assert needed <= names
+    here = {str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("*") if path.is_file()}
+    assert {name for name in here if "__pycache__" not in name} <= names
+
+
+def test_the_lock_agrees_with_the_constraints_and_has_every_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    locked = [Requirement(line) for line in (ROOT / "requirements.lock").read_text().splitlines()]
+    versions = {canonicalize_name(r.name): next(iter(r.specifier)).version for r in locked}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    pinned = {canonicalize_name(r.name): next(iter(r.specifier)).version for r in pins}
+    assert {name: versions[name] for name in versions.keys() & pinned} == {
+        name: pinned[name] for name in versions.keys() & pinned
+    }
+    extras = project["optional-dependencies"]
+    for text in [*project["dependencies"], *extras["flower"], *extras["report"]]:
+        requirement = Requirement(text)
+        assert versions[canonicalize_name(requirement.name)] in requirement.specifier, text
+
+
+def test_the_image_copies_files_that_exist() -> None:
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    sources = " ".join(copied).split()
+    assert {"src", "pyproject.toml", "requirements.lock"} <= set(sources)
+    sent = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert set(sources) == set(sent)
+    assert all((ROOT / source).exists() for source in sources)
 
 
 def test_import_is_light() -> None:

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 
+O_BINARY = getattr(os, "O_BINARY", 0)  # Windows would change the ends of lines
 _PREFIX = "sha256:"
 _NO_DIGEST = _PREFIX + 64 * "0"  # in place of the digest, while the digest is computed
 
@@ -66,7 +68,7 @@ def atomic_file(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         partial.unlink(missing_ok=True)
         try:
             # a new file: never one that a symbolic link of this name points to
-            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY, 0o666), "wb") as file:
                 yield file
                 if sync:
                     file.flush()
@@ -93,7 +95,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 def sync_folder(folder: Path) -> None:
-    """Fsync a folder, so that the names in it survive a crash."""
+    """Fsync a folder, so that the names in it survive a crash; Windows cannot open folders, and writes them itself."""
+    if sys.platform == "win32":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.errors import InputError
-from fedtilt.files import sync_folder
+from fedtilt.files import O_BINARY, sync_folder
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's names
 _FORMAT = 1  # of the files; part of their names
@@ -70,7 +70,7 @@ def _write(file: Path, paths: Sequence[Path], size: tuple[int, int] | None, chan
     name = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.part")  # two processes may decode at the same time
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | O_BINARY, 0o666)
     except OSError as error:
         raise InputError(f"cannot write into {file.parent}: {error.strerror}; choose another folder: cache") from error
     try:
