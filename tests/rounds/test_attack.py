@@ -1,5 +1,6 @@
 """Attacks: who attacks, what attackers train on and send, and every rule against every attack."""
 
+import copy
 import functools
 import json
 from pathlib import Path
@@ -247,3 +248,31 @@ def test_a_backdoor_is_measured_and_recorded(tmp_path: Path) -> None:
             predicted = result["fedavg"].shared(with_trigger(x[y != 3], 1.0)).argmax(1)
         shares.append(100 * (predicted == 3).double().mean().item())
     assert result["fedavg"].attack_success == pytest.approx(sum(shares) / len(shares))
+
+
+def test_client_momentum_is_a_moving_average_of_updates(tmp_path: Path) -> None:
+    """With equal clients and one step a round: w ← w + m, where m = beta · m − (1 − beta) · lr · gradient."""
+    x, y = federation().train(0, seed=0, round=1)
+    same = ft.Federation.from_clients([((x, y), (x, y))] * 3)
+    net = ft.models.mlp(input_shape=(1, 8, 8), classes=10, hidden=(4,))
+    method = ft.fedavg(client_momentum=0.9)
+    settings = {"local_steps": 1, "batch_size": len(y), "lr": 0.5, "participation": 1.0, "workers": 0, "device": "cpu"}
+    result = ft.run([method], same, net, rounds=3, out=tmp_path, **settings)
+
+    expected = copy.deepcopy(net)
+    momentum = [torch.zeros_like(p) for p in expected.parameters()]
+    for _ in range(3):
+        expected.zero_grad()
+        torch.nn.functional.cross_entropy(expected(x), y).backward()
+        with torch.no_grad():
+            for m, p in zip(momentum, expected.parameters(), strict=True):
+                m.mul_(0.9).add_(p.grad, alpha=-0.1 * 0.5)
+                p += m
+    for ours, theirs in zip(result["fedavg"].shared.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    first = ft.run([method], same, net, rounds=2, out=tmp_path / "stopped", **settings)
+    resumed = ft.run([method], same, net, rounds=3, out=tmp_path / "stopped", **settings)
+    assert torch.equal(shared(resumed)["fedavg"], shared(result)["fedavg"])
+    assert not torch.equal(shared(first)["fedavg"], shared(result)["fedavg"])
+    with pytest.raises(InputError, match=r"client_momentum of method 'fedavg' must be in \[0, 1\), got 1"):
+        ft.fedavg(client_momentum=1.0)

@@ -55,6 +55,7 @@ class Method:
     clip_radius: float | None = None  # the largest length of an update when it is clipped; None: the median length
     bucket_size: int = 2  # models in a bucket
     root_samples: int = 100  # clean samples on the server, on which fltrust trains
+    client_momentum: float = 0.0  # over rounds: a client sends the moving average of its updates
     lr: float | None = None  # learning rate of the shared model; None: the run's
     lr_personal: float | None = None  # learning rate of the personal model; None: the run's, else lr
     epochs_personal: int | None = None  # passes of the personal model over the data in a round; None: the run's epochs
@@ -73,6 +74,10 @@ class Method:
             )
         for key in ("tau", "lam", "q", "mu", "prox", "bad_share", "utility", "client_tilt"):
             object.__setattr__(self, key, number(getattr(self, key), f"{key} of method {self.name!r}"))
+        momentum = number(self.client_momentum, f"client_momentum of method {self.name!r}")
+        if not 0 <= momentum < 1:
+            raise InputError(f"client_momentum of method {self.name!r} must be in [0, 1), got {momentum:g}")
+        object.__setattr__(self, "client_momentum", momentum)
         for key in ("mu", "prox"):
             if getattr(self, key) < 0:
                 raise InputError(f"{key} of method {self.name!r} must be ≥ 0, got {getattr(self, key):g}")

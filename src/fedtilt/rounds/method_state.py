@@ -2,7 +2,7 @@
 
 server   parameters (S,); buffers (B,) if they are averaged; the vectors (S,) of a correction; AFL's client_weights (N,)
 client   local (L,), the local parameters of its shared model, and its buffers (B,); personal (T,), its personal model,
-         and personal_buffers (B,); the vectors (S,) of a correction
+         and personal_buffers (B,); the vectors (S,) of a correction; momentum (S,), the moving average of its updates
 """
 
 from typing import NamedTuple
@@ -39,6 +39,8 @@ def client_state_like(method: Method, parts: Parts) -> dict[str, Tensor]:
     kept = {"local": parts.local(model), "buffers": buffers if parts.keeps_buffers else None}
     if method.personal:
         kept |= {"personal": model, "personal_buffers": buffers if parts.trains_buffers else None}
+    if method.client_momentum:
+        kept["momentum"] = torch.zeros(parts.shared_size)
     return {name: tensor for name, tensor in kept.items() if tensor is not None} | _correction_vectors(method, parts)
 
 

@@ -174,6 +174,12 @@ def finish(
         )  # fmt: skip
         sent, vectors = CORRECTIONS[method.correction].client_step(step)
         update, kept = update._replace(tensors=sent), {**kept, **vectors}
+    if method.client_momentum:
+        # Karimireddy, He, Jaggi, "Learning from History for Byzantine Robust Optimization", ICML 2021, arXiv 2012.10333
+        received, share = parts.shared(jobs["shared"].start), 1 - method.client_momentum
+        before = client_state.get("momentum", torch.zeros_like(received)).to(received.device)
+        kept["momentum"] = method.client_momentum * before + share * (update.parameters - received)
+        update = update._replace(parameters=received + kept["momentum"])
     return update, {name: tensor for name, tensor in kept.items() if tensor is not None}
 
 

@@ -134,6 +134,13 @@ class MethodSpec(SpecTable):
     root_samples: int | None = Field(
         default=None, ge=1, description="clean samples on the server, with fltrust, which trains on them in every round"
     )
+    client_momentum: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="weight of its earlier updates in the moving average of updates that a client sends",
+    )
     lr: float | None = Field(
         default=None,
         gt=0,

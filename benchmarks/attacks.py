@@ -1,0 +1,151 @@
+"""Every aggregation rule against every attack: accuracy of honest clients, next to the same run without attackers.
+
+python -m benchmarks.attacks                       # MNIST, 20 clients, 20 % of them attack; bench-results/attacks.json
+python -m benchmarks.attacks --quick               # digits, two attacks: seconds
+python -m benchmarks.attacks --page                # write docs/attacks.md again
+python -m benchmarks.attacks --record bench-results/attacks.json   # record this result, then write the page
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import fedtilt as ft
+from benchmarks.measure import write_result
+from benchmarks.page import DOCS, machine_text, markdown_table
+from fedtilt.evaluation.metrics import measure
+from fedtilt.rounds.attack import KINDS
+
+RECORD = DOCS / "attacks" / "attacks.json"
+PAGE = DOCS / "attacks.md"
+TEMPLATE = Path(__file__).parent / "attacks.template.md"
+SHARE, BAD = 0.2, {"bad_share": 0.2}
+LARGEST_LOSS = 2.0  # points that a rule may lose and still withstands an attack
+TRAIN = {"rounds": 30, "participation": 1.0, "epochs": 1, "batch_size": 32, "lr": 0.1}
+DIVISIONS = {
+    "iid": {"clients": 20, "partition": "iid", "max_train": 1000},
+    "dirichlet": {"clients": 20, "partition": "dirichlet", "alpha": 1.0, "max_train": 1000},
+}
+ATTACKS = {
+    "alie": ft.Attack(kind="alie", share=SHARE),
+    "alie, strongest": ft.Attack(kind="alie", share=SHARE, search=True),
+    "ipm": ft.Attack(kind="ipm", share=SHARE),
+    "ipm, strongest": ft.Attack(kind="ipm", share=SHARE, search=True),
+    **{kind: ft.Attack(kind=kind, share=SHARE) for kind in KINDS if kind not in ("alie", "ipm")},
+}
+
+
+def rules() -> list[ft.Method]:
+    """FedAvg with every rule and with the steps before a rule."""
+    return [
+        ft.fedavg(name="mean"),
+        ft.fedavg(name="norm_clipped", aggregator="norm_clipped"),
+        ft.fedavg(name="centered_clipping", aggregator="centered_clipping"),
+        ft.fedavg(name="median", aggregator="median"),
+        ft.fedavg(name="geometric_median", aggregator="geometric_median"),
+        ft.fedavg(name="trimmed_mean", aggregator="trimmed_mean", **BAD),
+        ft.fedavg(name="krum", aggregator="krum", **BAD),
+        ft.fedavg(name="multi_krum", aggregator="multi_krum", **BAD),
+        ft.fedavg(name="bulyan", aggregator="bulyan", **BAD),
+        ft.fedavg(name="fltrust", aggregator="fltrust"),
+        ft.fedavg(name="nnm, trimmed_mean", aggregator="trimmed_mean", pre_aggregators=["nnm"], **BAD),
+        ft.fedavg(name="nnm, geometric_median", aggregator="geometric_median", pre_aggregators=["nnm"], **BAD),
+        ft.fedavg(name="bucketing, geometric_median", aggregator="geometric_median", pre_aggregators=["bucketing"]),
+    ]
+
+
+def measured(federation: ft.Federation, seed: int, attacks: Mapping[str, ft.Attack], train: Mapping[str, Any]) -> Any:
+    """Attack → rule → accuracy over honest clients, without and with the attack, and the success of a backdoor."""
+    model = ft.models.mlp
+    without = ft.run(rules(), federation, model, seed=seed, **train)
+    for title, attack in attacks.items():
+        result = ft.run(rules(), federation, model, seed=seed, attack=attack, **train)
+        honest = [n for n, name in enumerate(federation.client_names) if name not in result.attackers]
+        row = {
+            name: {
+                "without": round(measure(without[name].sums[honest], without[name].total[honest]).accuracy, 2),
+                "with": round(r.accuracy, 2),
+                **({} if r.attack_success is None else {"success": round(r.attack_success, 2)}),
+            }
+            for name, r in result.items()
+        }
+        print(f"seed {seed}, {title}: " + ", ".join(f"{n} {v['with']:.1f}" for n, v in row.items()), flush=True)
+        yield title, row
+
+
+def losses(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Attack → rule → points lost, one per seed."""
+    lost: dict[str, dict[str, list[float]]] = {}
+    for case in cases:
+        for rule, found in case["rules"].items():
+            by_rule = lost.setdefault(case["attack"], {})
+            by_rule.setdefault(rule, []).append(found["without"] - found["with"])
+    return lost
+
+
+def render(record: Mapping[str, Any], template: str) -> str:
+    """The page: the template with its tables and the sentence on ALIE and IPM."""
+    parts = []
+    for division, settings in record["divisions"].items():
+        cases = [case for case in record["cases"] if case["division"] == division]
+        lost = losses(cases)
+        rows = [["rule", "without", *lost, *(["backdoor, success"] if "backdoor" in lost else [])]]
+        for rule in next(iter(lost.values())):
+            without = fmean(case["rules"][rule]["without"] for case in cases)
+            found = [case["rules"][rule]["success"] for case in cases if "success" in case["rules"][rule]]
+            success = [f"{fmean(found):.0f} %"] if found else []
+            rows.append([rule, f"{without:.1f}", *(_cell(by_rule[rule]) for by_rule in lost.values()), *success])
+        seeds = len({case["seed"] for case in cases})
+        setting = ", ".join(f"{key} {value}" for key, value in {**settings, **record["train"], "seeds": seeds}.items())
+        parts += [f"### {division}", f"{record['data']}: {setting}.", markdown_table(rows), "\n".join(_sentences(lost))]
+    return template.replace("{TABLES}", "\n\n".join(parts)).replace("{MACHINE}", machine_text(record))
+
+
+def _cell(lost: list[float]) -> str:
+    text = f"{fmean(lost):+.1f}" + (f" ± {pstdev(lost):.1f}" if len(lost) > 1 else "")
+    return text if fmean(lost) <= LARGEST_LOSS else f"**{text}**"
+
+
+def _sentences(lost: Mapping[str, Mapping[str, list[float]]]) -> Iterator[str]:
+    for attack, by_rule in lost.items():
+        broken = [rule for rule, values in by_rule.items() if fmean(values) > LARGEST_LOSS]
+        names = ", ".join(broken) if broken else "none"
+        yield f"- {attack}: {len(by_rule) - len(broken)} of {len(by_rule)} rules withstand it; these do not: {names}."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="digits, ALIE and IPM, 10 rounds")
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS)
+    parser.add_argument("--divisions", nargs="+", choices=DIVISIONS)
+    parser.add_argument("--record", type=Path, metavar="FILE", help="record this result and write docs/attacks.md")
+    parser.add_argument("--page", action="store_true", help="only write docs/attacks.md from the recorded result")
+    options = parser.parse_args()
+    if options.record or options.page:
+        if options.record:
+            RECORD.parent.mkdir(exist_ok=True)
+            shutil.copyfile(options.record, RECORD)
+        PAGE.write_text(render(json.loads(RECORD.read_text()), TEMPLATE.read_text()))
+        return
+    data, train = "digits" if options.quick else "mnist", TRAIN | ({"rounds": 10} if options.quick else {})
+    attacks = {name: ATTACKS[name] for name in options.attacks or (("alie", "ipm") if options.quick else ATTACKS)}
+    divisions = {name: DIVISIONS[name] for name in options.divisions or DIVISIONS}
+    cases: list[dict[str, Any]] = []
+    for seed, (division, settings) in product(range(1 if options.quick else options.seeds), divisions.items()):
+        federation = ft.Federation.build(ft.data.load(data), seed=seed, **settings)
+        for title, row in measured(federation, seed, attacks, train):
+            cases.append({"division": division, "seed": seed, "attack": title, "rules": row})
+            record = {"data": data, "divisions": divisions, "train": train, "share": SHARE, "cases": cases}
+            write_result("attacks-quick" if options.quick else "attacks", record)
+    for division in divisions:
+        print(division, *_sentences(losses([case for case in cases if case["division"] == division])), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
