@@ -19,6 +19,7 @@ from fedtilt import seeds
 from fedtilt.checks import whole
 from fedtilt.data.inputs import Inputs
 from fedtilt.data.inputs import Shape as InputShape
+from fedtilt.data.targets import NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.files import read_metadata, read_tensors
 
@@ -147,8 +148,30 @@ def function_name(function: Callable[..., object]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
+class InTargetUnit(nn.Module):
+    """A model of numbers that returns them in the unit of the target: output · deviation + mean."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, model: nn.Module, mean: float, deviation: float) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("deviation", torch.tensor(deviation))
+
+    def forward(self, *args: Any, **inputs: Any) -> Tensor:
+        """Predictions (n, 1)."""
+        return output_logits(self.model(*args, **inputs)) * self.deviation + self.mean
+
+
+def in_target_unit(model: nn.Module, target: NumericTarget | None) -> nn.Module:
+    """The model, with its outputs in the unit of the target if that is a number."""
+    return model if target is None else InTargetUnit(model, target.mean, target.deviation).eval()
+
+
 def load(path: str | os.PathLike[str]) -> nn.Module:
-    """Load a model that `fedtilt export` wrote, ready to predict.
+    """Load a model that `fedtilt export` wrote, ready to predict; numbers are in the unit of the target.
 
     Build a custom model yourself, then `load_state_dict`.
     """
@@ -168,6 +191,8 @@ def build_exported(
         arguments = json.loads(metadata["model"])
         model = MODELS[arguments.pop("name")](**arguments)
         model.load_state_dict(tensors)
+        if "target" in metadata:
+            model = InTargetUnit(model, **json.loads(metadata["target"]))
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         why = " ".join(str(error).split())  # torch writes one line per mismatch
         raise InputError(f"the weights in {source} do not match its metadata ({why}); export it again") from error

@@ -18,12 +18,13 @@ from fedtilt.audit.collect import Collector
 from fedtilt.data import Federation
 from fedtilt.data.data_warnings import warn
 from fedtilt.data.naming import client_number
+from fedtilt.data.targets import NumericTarget
 from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
 from fedtilt.evaluation.summary import evaluated_counts
 from fedtilt.methods import Method, check_rates_used
-from fedtilt.models import ModelSource
+from fedtilt.models import ModelSource, in_target_unit
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.aggregation import aggregate, losses_of, weights_of_clients
 from fedtilt.rounds.attack import AttackedFederation
@@ -68,6 +69,7 @@ class Round:
     _net: nn.Module
     _parts: Mapping[str, Parts]  # by method
     client_names: tuple[str, ...]
+    _target: NumericTarget | None = None  # the scale of the targets if they are numbers
 
     def metrics(self, method: str, *, validation: bool = False) -> Metrics:
         """Metrics of the method's evaluated models, on test or on validation data."""
@@ -87,7 +89,8 @@ class Round:
         if client is not None:
             kept = self.state.client_states.get((method, client_number(client, self.client_names)))
         parts = self._parts[method]
-        return build_client_model(self._net, parts, self.state.server[method], kept, personal=client is not None)
+        model = build_client_model(self._net, parts, self.state.server[method], kept, personal=client is not None)
+        return in_target_unit(model, self._target)
 
     def _check(self, method: str) -> None:
         if method not in self.state.server:
@@ -237,6 +240,7 @@ def _run_round(
         _net=prepared.net,
         _parts={m.name: prepared.parts.keeping(m.local) for m in methods},
         client_names=federation.client_names,
+        _target=federation.target,
     )
 
 

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from fedtilt.cli.console import Console
 from fedtilt.data import Federation
+from fedtilt.data.groups import in_words
 
 
 class ClassCountChart:
@@ -54,7 +55,9 @@ def _summary(fed: Federation) -> Text:
     sizes = fed.train_sizes()
     low, high = int(sizes.min()), int(sizes.max())
     each = f"{low:,} each" if low == high else f"{low:,} to {high:,} each"
-    text = Text.assemble((fed.dataset.name, "bold"), f"  {fed.clients:,} clients, {fed.classes} classes\n")
+    text = Text.assemble(
+        (fed.dataset.name, "bold"), f"  {fed.clients:,} clients, {fed.classes} {in_words(fed.label_group)}\n"
+    )
     text.append(f"{int(sizes.sum()):,} training samples ({each})")
     validation = sum(len(rows) for rows in fed.validation_index)
     test = sum(len(rows) for rows in fed.test_index)

@@ -122,7 +122,10 @@ def check_(
         )
 
 
-TargetOption = Annotated[str | None, typer.Option("--target", metavar="COLUMN", help="The column of the labels.")]
+TargetOption = Annotated[
+    str | None, typer.Option("--target", metavar="COLUMN", help="The column of the labels or numbers.")
+]
+TaskOption = Annotated[str | None, typer.Option("--task", help="classification, or regression: numbers as targets.")]
 ClientOption = Annotated[str | None, typer.Option("--client", metavar="COLUMN", help="The column of the clients.")]
 GroupOption = Annotated[list[str] | None, typer.Option("--group", metavar="COLUMN", help="Groups; repeatable.")]
 DropOption = Annotated[list[str] | None, typer.Option("--drop", metavar="COLUMN", help="Leave out; repeatable.")]
@@ -142,6 +145,7 @@ def show_(
     ] = None,
     data_dir: DataDir = None,
     target: TargetOption = None,
+    task: TaskOption = None,
     client: ClientOption = None,
     group: GroupOption = None,
     drop: DropOption = None,
@@ -158,10 +162,13 @@ def show_(
                 raise InputError(
                     f"--set {settings[0]} sets a key of a spec, and {source} is a table; use --target, --client"
                 )
-            opened = open_table(source, {"target": target, "client": client, "group": group}, drop or [], schema)
+            roles = {"target": target, "client": client, "group": group}
+            opened = open_table(source, roles, drop or [], schema, task=task)
             dataset = show_table(console, opened)
             print_warnings(console, [] if dataset is None else table_messages(dataset))
             return
+        if task is not None:
+            raise InputError(f"--task {task} describes a table, and {source} is none; in a spec, use --set task=…")
         options = {"target": target, "client": client, "group": group, "drop": drop, "schema": schema}
         for option, value in options.items():
             if value:
@@ -192,6 +199,7 @@ def schema_(
     source: Annotated[str, typer.Argument(metavar="FILE", help="A CSV, TSV or Parquet file, or a folder of them.")],
     to: Annotated[Path | None, typer.Option("--to", help="The file to write (default: print it).")] = None,
     target: TargetOption = None,
+    task: TaskOption = None,
     client: ClientOption = None,
     group: GroupOption = None,
     drop: DropOption = None,
@@ -203,7 +211,7 @@ def schema_(
         raise InputError(f"{to} already exists; use --force to replace it")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InputWarning)  # `data show` prints them
-        opened = open_table(source, {"target": target, "client": client, "group": group}, drop or [])
+        opened = open_table(source, {"target": target, "client": client, "group": group}, drop or [], task=task)
         schema = opened.infer() if target is None else opened.to_dataset().schema
     assert schema is not None
     if kinds:

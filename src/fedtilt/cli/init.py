@@ -7,7 +7,7 @@ import typer
 
 from fedtilt import spec
 from fedtilt.cli.console import echo
-from fedtilt.cli.data import ClientOption, DropOption, GroupOption, SchemaOption, TargetOption
+from fedtilt.cli.data import ClientOption, DropOption, GroupOption, SchemaOption, TargetOption, TaskOption
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
 from fedtilt.spec.table_spec import table_spec
@@ -19,6 +19,7 @@ def init(
         Path | None, typer.Option("--table", metavar="FILE", help="A spec for this table, or folder of tables.")
     ] = None,
     target: TargetOption = None,
+    task: TaskOption = None,
     client: ClientOption = None,
     group: GroupOption = None,
     drop: DropOption = None,
@@ -36,7 +37,7 @@ def init(
         raise InputError(f"{path} is a folder; name a file in it, as in {path / 'fedtilt.toml'}")
     if path.exists() and not force:
         raise InputError(f"{path} already exists; give another name, or --force to overwrite it")
-    options = {"target": target, "client": client, "group": group, "drop": drop, "schema": schema}
+    options = {"target": target, "task": task, "client": client, "group": group, "drop": drop, "schema": schema}
     for option, value in options.items():
         if table is None and value:
             value = value[0] if isinstance(value, list) else value
@@ -44,7 +45,7 @@ def init(
     content = None
     if table is not None:
         content = table_spec(
-            path, table, target=target, client=client, group=group or [], drop=drop or [], schema=schema
+            path, table, target=target, client=client, group=group or [], drop=drop or [], schema=schema, task=task
         )
     try:
         write_bytes(path, spec.annotated(str(path), content).encode())

@@ -14,6 +14,7 @@ from fedtilt.data.groups import group_columns
 from fedtilt.data.tables.describe import ColumnDescription, describe_columns
 from fedtilt.data.tables.splits import describe_split
 from fedtilt.data.tables.table import Table
+from fedtilt.data.targets import RANGE
 
 
 def show_table(console: Console, opened: Table, *, test_share: float | None = None, seed: int = 0) -> Dataset | None:
@@ -28,13 +29,14 @@ def show_table(console: Console, opened: Table, *, test_share: float | None = No
     else:
         assert dataset.schema is not None
         schema = dataset.schema
-        counts = torch.cat([dataset.y_train, dataset.y_test]).bincount(minlength=dataset.classes).tolist()
-        console.print(_counted(f"target    {schema.target}: ", dataset.class_names, counts), soft_wrap=True)
+        console.print(_target(dataset), soft_wrap=True)
         if dataset.client_names is not None and dataset.client_train is not None and dataset.client_test is not None:
             counts = torch.cat([dataset.client_train, dataset.client_test]).bincount().tolist()
             source = schema.client or "the files"
             console.print(_counted(f"clients   {source}: ", dataset.client_names, counts), soft_wrap=True)
         for name, column in group_columns(dataset).items():
+            if name == RANGE:
+                continue  # it is in the line of the target
             counts = torch.cat([column.train, column.test]).bincount(minlength=len(column.names)).tolist()
             console.print(_counted(f"group     {name}: ", column.names, counts), soft_wrap=True)
         split = describe_split(schema, test_share, seed)
@@ -44,6 +46,18 @@ def show_table(console: Console, opened: Table, *, test_share: float | None = No
     console.print()
     console.print(_column_table(describe_columns(columns, schema)))
     return dataset
+
+
+def _target(dataset: Dataset) -> Text:
+    """The target: its classes or its numbers and their ranges, with the number of rows of each."""
+    assert dataset.schema is not None
+    labels = torch.cat([dataset.labels("train"), dataset.labels("test")])
+    counts = labels.bincount(minlength=dataset.classes).tolist()
+    numbers = ""
+    if dataset.target is not None:
+        y = torch.cat([dataset.y_train, dataset.y_test])
+        numbers = f"numbers {y.min():.6g} to {y.max():.6g}, mean {y.mean():.6g}; "
+    return _counted(f"target    {dataset.schema.target}: {numbers}", dataset.class_names, counts)
 
 
 def table_messages(dataset: Dataset) -> Sequence[str]:

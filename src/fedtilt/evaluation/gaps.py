@@ -52,7 +52,7 @@ def gap_between(estimates: Mapping[str, Estimate], confidence: float) -> Gap:
         difference, ratio = _from_resamples(np.array([e.value for e in found]), np.stack(resampled), confidence, wider)
     else:
         difference, ratio = _from_intervals(np.array([estimate.intervals[1][:2] for estimate in found]))
-    ratio_value = minimum / maximum if maximum else math.nan
+    ratio_value = minimum / maximum if maximum and minimum >= 0 else math.nan  # of signed values it means nothing
     return Gap(lowest, highest, minimum, maximum, maximum - minimum, *difference, ratio_value, *ratio)
 
 
@@ -62,6 +62,8 @@ def _from_intervals(intervals: Array) -> tuple[Range, Range]:
     if np.isnan(intervals).any():
         return _UNKNOWN, _UNKNOWN
     difference = max(0.0, low.max() - high.min()), high.max() - low.min()
+    if low.min() < 0:
+        return (float(difference[0]), float(difference[1])), _UNKNOWN
     ratio = low.min() / high.max() if high.max() else math.nan, min(1.0, high.min() / low.max()) if low.max() else 1.0
     return (float(difference[0]), float(difference[1])), (float(ratio[0]), float(ratio[1]))
 

@@ -13,6 +13,7 @@ from fedtilt.audit.samples import Audit, audit_samples, most_robust
 from fedtilt.data import Federation
 from fedtilt.data.groups import CLASS
 from fedtilt.data.naming import client_number
+from fedtilt.data.targets import NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.groups import GroupMetrics
@@ -24,6 +25,7 @@ from fedtilt.evaluation.scores import ACCURACY, SCORES, scores_of
 from fedtilt.evaluation.summary import Summary
 from fedtilt.html_table import html_table
 from fedtilt.methods import Method
+from fedtilt.models import in_target_unit
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.attack import Attack, AttackedFederation
 from fedtilt.rounds.client_states import ClientStates
@@ -47,6 +49,7 @@ class MethodResult:
     _net: nn.Module
     _parts: Parts
     _server: Tensors  # what the server keeps
+    _target: NumericTarget | None = None  # the scale of the targets if they are numbers
     _client_states: ClientStates | None = None  # None: what clients keep is not on this machine
     _predict: Callable[[], Predictions] | None = None  # None: the test data is not on this machine
 
@@ -166,7 +169,7 @@ class MethodResult:
     @property
     def shared(self) -> nn.Module:
         """The shared model; its local parts are the initial ones, and so are its buffers unless they are averaged."""
-        return build_client_model(self._net, self._parts, self._server, {})
+        return in_target_unit(build_client_model(self._net, self._parts, self._server, {}), self._target)
 
     def shared_of(self, client: int | str) -> nn.Module:
         """The shared model with the local parts and buffers of a client."""
@@ -188,7 +191,8 @@ class MethodResult:
     def _model(self, client: int | str, *, personal: bool) -> nn.Module:
         owner = self.method.name, client_number(client, self.client_names)
         kept = {} if self._client_states is None else self._client_states.get(owner)
-        return build_client_model(self._net, self._parts, self._server, kept, personal=personal)
+        model = build_client_model(self._net, self._parts, self._server, kept, personal=personal)
+        return in_target_unit(model, self._target)
 
 
 class Result(Mapping[str, MethodResult]):

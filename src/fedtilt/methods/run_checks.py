@@ -63,14 +63,15 @@ def check_methods(
     return methods
 
 
-def check_levels(methods: Iterable[Method], groups: Iterable[str]) -> None:
+def check_levels(methods: Iterable[Method], groups: Iterable[str], label_group: str = CLASS) -> None:
     """Refuse a level over groups that the data does not name.
 
     Args:
         methods: the methods of the run
         groups: the columns of groups that the data names
+        label_group: the name of the groups that follow from the targets
     """
-    known = [CLASS, *groups]
+    known = list(dict.fromkeys([label_group, *groups]))
     for m in methods:
         for name, _ in m.levels:
             if name not in known:

@@ -58,10 +58,8 @@ def _read_runs(folders: Folders) -> list[Run]:
     runs = [read_run(Path(folder)) for folder in folders]
     other = next((run for run in runs if run.score != runs[0].score), None)
     if other is not None:
-        raise InputError(
-            f"{runs[0].folder} has the {runs[0].score.title} and {other.folder} the {other.score.title}, which cannot be "
-            "compared; write a report of each"
-        )
+        scores = f"{runs[0].folder} has the {runs[0].score.title} and {other.folder} the {other.score.title}"
+        raise InputError(f"{scores}; write a report of each")
     return runs
 
 

@@ -58,7 +58,7 @@ def prepare(
     if settings.attack is not None:
         federation = AttackedFederation.of(federation, settings.attack, settings.seed)
         notices = check_tolerated(methods, federation.attackers, federation.clients, settings)
-    check_levels(methods, federation.groups)
+    check_levels(methods, federation.groups, federation.label_group)
     if settings.audit and federation.target is not None:
         raise InputError("audit = True finds wrong labels, and the targets are numbers; leave it out")
     if settings.audit and federation.classes < 2:

@@ -13,6 +13,7 @@ import torch
 
 from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, named_tensors
+from fedtilt.data.targets import NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.results import MethodResult, Result
@@ -210,6 +211,7 @@ def _result(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: Fed
                 group_names=groups,
                 group_counts=group_counts(counts[m.name], total, groups),
                 _net=net,
+                _target=prepared.federation.target,
                 _parts=prepared.parts.keeping(m.local),
                 _server={name: tensor.cpu() for name, tensor in state.server[m.name].items()},
                 _client_states=state.client_states,
@@ -262,12 +264,21 @@ def _loss_digest(prepared: PreparedRun) -> str:
 
 
 def _model_description(prepared: PreparedRun) -> dict[str, Any]:
-    """How to build the model and its input: the schema of a table; of images, (x − mean) / deviation."""
+    """How to build the model and its input: the schema of a table; of images, (x − mean) / deviation.
+
+    A model of numbers predicts output · deviation + mean of its target.
+    """
     data = prepared.federation.dataset
     description: dict[str, Any] = {} if prepared.recipe is None else {"model": prepared.recipe}
+    description |= target_description(data.target)
     if data.image:
         return description | {"mean": [0.5], "deviation": [0.5]}  # pixels in [0, 1] become [-1, 1]
     return description | ({} if data.schema is None else {"schema": data.schema.to_json()})
+
+
+def target_description(target: NumericTarget | None) -> dict[str, Any]:
+    """How a model's outputs become numbers in the unit of the target; empty for classes."""
+    return {} if target is None else {"target": {"mean": target.mean, "deviation": target.deviation}}
 
 
 def _tensors(x: Inputs) -> list[torch.Tensor]:

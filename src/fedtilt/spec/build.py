@@ -62,12 +62,12 @@ def table_of(spec: Spec, source: Source | None = None, site: int | None = None) 
     d = spec.data
     source = d.file if source is None else source
     assert source is not None
-    return open_table(source, _roles(spec), d.drop, d.schema, site)
+    return open_table(source, _roles(spec), d.drop, d.schema, site, spec.task)
 
 
 def known_schema_of(spec: Spec) -> Schema:
     """What a spec says of its table: the roles of columns, and its schema file."""
-    return known_schema(spec.data.schema, _roles(spec))
+    return known_schema(spec.data.schema, _roles(spec), spec.task)
 
 
 def _roles(spec: Spec) -> Roles:
@@ -102,8 +102,8 @@ def _own_model(path: str, arguments: dict[str, Any]) -> ModelSource:
 
 
 def train_settings_of(spec: Spec, seed: int) -> TrainSettings:
-    """The training settings of a spec, with one of its seeds."""
+    """The training settings of a spec, with one of its seeds and the loss of its task."""
     settings = {key: getattr(spec.train, key) for key in TABLES["train"].model_fields}
     return TrainSettings(
         **settings, seed=seed, device=spec.device, privacy=spec.privacy.to_privacy(), attack=spec.attack.to_attack()
-    )
+    ).for_task(spec.task)

@@ -15,8 +15,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model, model
 from fedtilt.checks import is_plain_name
 from fedtilt.data import Outliers
 from fedtilt.data.division import PARTITIONS
-from fedtilt.data.groups import combined_names
+from fedtilt.data.groups import CLASS, combined_names
 from fedtilt.data.outliers import FLIP_TARGETS, KINDS, REDRAWS
+from fedtilt.data.targets import RANGE, TASKS
 from fedtilt.errors import InputError
 from fedtilt.imports import is_function_path
 from fedtilt.methods import check_levels
@@ -292,6 +293,10 @@ class Spec(SpecTable):
     seeds: int = Field(
         default=1, ge=1, description="the number of seeds, counted up from the first; results are mean ± std"
     )
+    task: Annotated[str, one_of(TASKS)] = Field(
+        default="classification",
+        description="what the target of data.file is: a class, or a number (regression); scores are then MAE and RMSE",
+    )
     device: Annotated[str, AfterValidator(_check_device)] = Field(
         default="auto",
         description="the device to train on; auto: CUDA if available",
@@ -332,10 +337,26 @@ class Spec(SpecTable):
             privacy=self.privacy.to_privacy(),
             attack=self.attack.to_attack(),
         )
+        settings.for_task(self.task)
+        if self.task == "regression":
+            self._check_regression()
         methods = settings.check_methods(m.to_method() for m in self.methods)
         if self.data.schema is None:  # otherwise it may name groups too
-            check_levels(methods, combined_names(self.data.group_columns))
+            label_group = RANGE if self.task == "regression" else CLASS
+            check_levels(methods, combined_names(self.data.group_columns), label_group)
         return self
+
+    def _check_regression(self) -> None:
+        """Refuse what needs classes."""
+        if self.data.file is None:
+            raise InputError("task = 'regression' needs data.file; other data sets have classes")
+        if self.outliers.kind == "flips":
+            raise InputError("outliers.kind = 'flips' changes classes, and task = 'regression' has none; use gaussian")
+        for key in ("exclude", "relabel"):
+            if getattr(self.data, key) is not None:
+                raise InputError(f"data.{key} corrects labels, and task = 'regression' has numbers; leave it out")
+        if self.train.audit:
+            raise InputError("train.audit finds wrong labels, and task = 'regression' has numbers; leave it out")
 
 
 TABLES: dict[str, type[SpecTable]] = {

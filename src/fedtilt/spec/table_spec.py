@@ -15,20 +15,21 @@ _LEAST_ROWS = 20  # training rows of a simulated client
 
 def table_spec(
     file: Path, table: Path, *, target: str | None = None, client: str | None = None,
-    group: Sequence[str] = (), drop: Sequence[str] = (), schema: Path | None = None,
+    group: Sequence[str] = (), drop: Sequence[str] = (), schema: Path | None = None, task: str | None = None,
 ) -> Spec:  # fmt: skip
     """FedAvg, Ditto and FedTilt on a table, which is read to check the names of its columns.
 
     Args:
         file: the file that the spec will be written to; its paths are relative to it
         table: the table, or a folder of tables
-        target: the column of the labels
+        target: the column of the labels, or of the numbers to predict
         client: the column of the clients; left out: the rows are divided among a few simulated clients
         group: the columns of groups; left out: FedTilt is fair to the classes
         drop: columns to leave out
         schema: a schema file
+        task: "classification" or "regression"; left out: the schema's, else classification
     """
-    data = open_table(table, {"target": target, "client": client, "group": group}, drop, schema).to_dataset()
+    data = open_table(table, {"target": target, "client": client, "group": group}, drop, schema, task=task).to_dataset()
     paths = {"file": table, "schema": schema}
     columns = {"target": target, "client": client, "group": list(group) or None, "drop": list(drop) or None}
     clients: dict[str, object] = {}
@@ -37,6 +38,7 @@ def table_spec(
     count = len(data.client_names or ()) or 1
     raw = {
         "name": file.stem,
+        "task": data.task,
         "data": {key: os.path.relpath(path, file.parent) for key, path in paths.items() if path is not None}
         | {key: value for key, value in columns.items() if value is not None},
         "clients": clients,

@@ -226,7 +226,8 @@ class Schema:
 
     def kinds(self) -> Self:
         """The same schema without statistics and categories, which are then inferred."""
-        return self.with_columns([Column(name=c.name, kind=c.kind, format=c.format) for c in self.columns])
+        columns = tuple(Column(name=c.name, kind=c.kind, format=c.format) for c in self.columns)
+        return replace(self, columns=columns, numbers=None)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
