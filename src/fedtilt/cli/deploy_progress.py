@@ -40,10 +40,10 @@ class RunProgress:
         self._had_results = (folder / "results.json").exists()
 
     def _history(self) -> object:
-        return read_json(self._seed_folder / "history.json").get("history")
+        return read_if_written(self._seed_folder / "history.json").get("history")
 
     def _recorded_rounds(self) -> dict[str, Any]:
-        rounds: dict[str, Any] = read_json(self._seed_folder / "participation.json").get("rounds", {})
+        rounds: dict[str, Any] = read_if_written(self._seed_folder / "participation.json").get("rounds", {})
         if self._back_to is not None and self._history() == self._history_before:  # the server has not gone back yet
             rounds = {number: entry for number, entry in rounds.items() if int(number) <= self._back_to}
         return rounds
@@ -85,7 +85,7 @@ class RunProgress:
         """
         from fedtilt.flower.deploy.flwr_cli import status_text
 
-        stopped = read_json(self._folder / "stopped.json") if self._is_new("stopped.json") else {}
+        stopped = read_if_written(self._folder / "stopped.json") if self._is_new("stopped.json") else {}
         if "reason" not in stopped:
             lines, reason = last_error(self._cluster.run_log(run))
             for line in lines:
@@ -112,7 +112,7 @@ def last_error(log: str) -> tuple[list[str], str]:
     return lines[: end + 1][-_LOG_LINES:], re.sub(r"^fedtilt\.[\w.]+: ", "", lines[end])
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_if_written(path: Path) -> dict[str, Any]:
     """The values in a JSON file that another process writes; none if there is no such file yet."""
     try:
         values: dict[str, Any] = json.loads(path.read_text())

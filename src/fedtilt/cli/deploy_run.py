@@ -1,6 +1,5 @@
 """`fedtilt deploy run`: train a project on its local cluster, and print the result."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedtilt.cli.console import Console, echo
-from fedtilt.cli.deploy_progress import RunProgress, read_json
+from fedtilt.cli.deploy_progress import RunProgress, read_if_written
 from fedtilt.cli.deploy_project import Project, cluster_home
 from fedtilt.cli.run import write_report
 from fedtilt.cli.tables import worst_client_and_class
 from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError
 from fedtilt.evaluation.scores import SCORES
+from fedtilt.files import read_json
 from fedtilt.locks import locked
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _print_result(folder: Path, task: "ResolvedTask", cluster: "LocalCluster") -
     from fedtilt.storage.provenance import seed_folder
 
     method, seed = task.method.name, seed_folder(folder, task.spec.seed)
-    metrics = json.loads((folder / "results.json").read_text())["methods"][method]
+    metrics = read_json(folder / "results.json")["methods"][method]
     round, result = _last_evaluation(seed, task)
     is_evaluated = (result.total.sum(1) > 0).tolist()
     titles = {score.name: score.title for score in SCORES.values() if score.name in metrics} | {
@@ -101,7 +101,7 @@ def _print_result(folder: Path, task: "ResolvedTask", cluster: "LocalCluster") -
     _print_failures(result, read_json(seed / "federation.json"), sum(is_evaluated))
     history = read_json(seed / "history.json")["history"]
     for path in sorted(cluster.home.glob(f"site-*/state/*/{method}/seed-*/site-*/report.json")):
-        report = read_json(path)
+        report = read_if_written(path)
         if (report.get("history"), report.get("round")) == (history, round):  # of this run, not of an earlier one
             echo(f"site report  {path.with_suffix('.txt')}")
     echo(f"run folder   {folder}")
