@@ -166,7 +166,6 @@ def test_every_link_and_path_in_the_documentation_exists(page: Path) -> None:
     paths = re.findall(r"(?<![\w/.:-])((?:src|tests|docs|examples|benchmarks)/[\w./-]*\w)", prose)
     missing += [path for path in paths if not (ROOT / path).exists()]
     assert not missing
-    assert links or paths or page.name == "spec.md"
 
 
 def test_every_public_name_in_the_readme_exists() -> None:

@@ -10,7 +10,7 @@ from tests.docs.code_blocks import LANGUAGES, RUNNABLE, blocks_of, run_blocks
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FAST = ("data", "getting-started", "groups")  # run with `make test`; the others with `make test-all`
+FAST = ("data", "groups", "index", "randomness")  # run with `make test`; the others with `make test-all`
 
 
 @pytest.mark.parametrize(
