@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from chaos.processes import missing
 from chaos.report import Report
 from chaos.small_run import METHOD, ROUNDS, write_spec
 from fedtilt.errors import InputError
@@ -27,9 +26,6 @@ def run(folder: Path, scale: float, jobs: int) -> Report:
     torch.set_num_threads(1)
     report = Report("bit flips")
     for name, flips in FLIPS.items():
-        if name == "report" and (reason := missing("plotly")):
-            report.skipped.append(f"{name}: {reason}")
-            continue
         number = max(1, round(flips * scale))
         workers = min(jobs, -(-number // _FLIPS))
         fuzz(name, partial(_flips, name=name), number, folder, report, workers)

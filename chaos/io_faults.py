@@ -116,7 +116,7 @@ SCENARIOS = {
         lambda folder: _model_of(folder / "run"),
     ),
     "export": Scenario(_finished_run, _export, lambda f: [*_export(f), "--force"], _exported),
-    "report": Scenario(_finished_run, _report, _report, _bytes_of("page.html"), ("plotly",)),
+    "report": Scenario(_finished_run, _report, _report, _bytes_of("page.html")),
     "schema": Scenario(_table, _schema, lambda f: [*_schema(f), "--force"], _bytes_of("schema.json")),
 }
 

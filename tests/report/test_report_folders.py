@@ -124,7 +124,7 @@ def test_of_ten_thousand_clients_figures_show_a_sample_and_say_so(tmp_path: Path
     page = report.write([folder], tmp_path / "r.html").read_text()
     assert f"Shows {MAX_POINTS:,} clients per method" in page
     assert "Shows 120 of 10,000 clients: the 60 worst and a sample." in page
-    assert len(page) < 5_500_000  # plotly.js is 4.8 million of it
+    assert len(page) < 1_500_000  # plotly.js is 0.7 million of it
 
 
 def test_of_many_methods_tables_have_all_and_figures_the_most_accurate(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`fedtilt reproduce`: run the paper's experiments and check its claims."""
 
-import importlib.util
 import json
 import textwrap
 import time
@@ -163,12 +162,8 @@ def _write_page(folder: Path, to: Path | None) -> None:
 
 
 def _write_html(folder: Path) -> Path:
-    plots = importlib.util.find_spec("plotly") is not None
-    if not plots:
-        note = 'note: the page has no figures; pip install "fedtilt[report]", then fedtilt reproduce page'
-        Console(stderr=True).print(note, highlight=False, soft_wrap=True, markup=False)
     path = folder / "index.html"
-    write_bytes(path, as_html(build_page(ResultsFolder(folder)), plots=plots).encode())
+    write_bytes(path, as_html(build_page(ResultsFolder(folder)), plots=True).encode())
     return path
 
 

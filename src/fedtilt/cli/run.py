@@ -1,6 +1,5 @@
 """`fedtilt run`: train every method of a spec on one federation, and compare their accuracy and fairness."""
 
-import importlib.util
 import json
 import shlex
 import time
@@ -162,9 +161,7 @@ def run_and_print(
 
 
 def write_report(folder: Path) -> str:
-    """Write the report of a run and return its path; without plotly, return how to install it."""
-    if importlib.util.find_spec("plotly") is None:
-        return 'pip install "fedtilt[report]", then fedtilt report ' + str(folder)
+    """Write the report of a run and return its path."""
     from fedtilt.report import write
     from fedtilt.reproduction.published import published_for
 

@@ -47,6 +47,23 @@
   addEventListener("afterprint", () => paint(dark()));
   paint(dark());
 
+  // -- plotly.js is compressed in the page ------------------------------------------------------------------------
+  async function unpack() {
+    const packed = document.getElementById("plotly");
+    if (!packed) return;
+    const bytes = Uint8Array.from(atob(packed.textContent), (character) => character.charCodeAt(0));
+    const source = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    const text = await new Response(source).text();
+    document.head.append(Object.assign(document.createElement("script"), { textContent: text }));
+    packed.remove();
+    root.classList.add("plotting");
+  }
+  const plotly = unpack().catch(() => {
+    const reason = "This browser is too old to draw figures; the CSV file has the data.";
+    for (const plot of all(".plot")) plot.textContent = reason;
+    return new Promise(() => {});
+  });
+
   // -- figures: drawn just before they scroll into view, so that long pages open at once --------------------------
   const contents = new Map();
   const content = (figure) => {
@@ -65,8 +82,10 @@
   const near = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) { near.unobserve(entry.target); draw(entry.target); }
   }, { rootMargin: "600px" });
-  all("figure").forEach((figure) => near.observe(figure));
-  addEventListener("beforeprint", () => all("figure").forEach(draw));
+  plotly.then(() => {
+    all("figure").forEach((figure) => near.observe(figure));
+    addEventListener("beforeprint", () => all("figure").forEach(draw));
+  });
 
   function save(name, href) {
     const link = Object.assign(document.createElement("a"), { download: name, href });
@@ -74,10 +93,11 @@
   }
   for (const button of all("[data-download]")) {
     const figure = button.closest("figure");
-    button.addEventListener("click", () => {
-      draw(figure);
-      const plot = figure.querySelector(".plot");
+    button.addEventListener("click", async () => {
       if (button.dataset.download === "png") {
+        await plotly;
+        draw(figure);
+        const plot = figure.querySelector(".plot");
         Plotly.downloadImage(plot, { format: "png", filename: figure.id, scale: 2,
           width: plot.clientWidth, height: plot.clientHeight });
       } else {
@@ -88,7 +108,8 @@
     });
   }
   for (const select of all("select[data-key]")) {
-    select.addEventListener("change", () => {
+    select.addEventListener("change", async () => {
+      await plotly;
       const figure = select.closest("figure");
       draw(figure);
       const plot = figure.querySelector(".plot");

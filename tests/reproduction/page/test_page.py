@@ -93,7 +93,6 @@ def test_html_is_one_file_without_plotly_too(folder: ResultsFolder) -> None:
     assert '<td class="number" data-value="99.0"><strong>99.00 ± 0.71</strong><br>\n98.53 (+0.47)</td>' in page
     assert "Without figures" in page
     assert not re.search(r"(?:src|href)=\"(?!#|https://arxiv)", page)
-    pytest.importorskip("plotly")
     full = as_html(build_page(folder), plots=True)
     assert '<figure id="clean-mnist-curves">' in full
     assert full.count("FedAvg,1,") == 1  # as CSV: the line, and not the outline of its band
@@ -145,7 +144,6 @@ def test_prose() -> None:
 
 
 def test_figures_are_drawn_once(tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
     line = {"type": "scatter", "x": [1, 2], "y": [3.0, 4.0], "name": "a − b"}
     figure = CaptionedFigure(name="one", caption="c", figure={"data": [line], "layout": {"height": 200}})
     (tmp_path / "old.svg").write_text("<svg/>")

@@ -19,7 +19,6 @@ TABLES = """return [...document.querySelectorAll('table')]
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("plotly")
     folder = tmp_path_factory.mktemp("page")
     results = ResultsFolder(shutil.copytree(RESULTS, folder / "results"))
     if not (RESULTS / "tuned").exists():
