@@ -39,6 +39,13 @@ class LoopbackCluster:
         with self._node_arguments(**environment) as arguments:
             return self._cluster.add_node(num_cpus=num_cpus, **arguments)
 
+    def other_node(self) -> Any:
+        """A node that this process is not connected to, and that is not the head."""
+        import ray
+
+        mine = ray.get_runtime_context().get_node_id()
+        return next(node for node in self._cluster.worker_nodes if node.node_id != mine)
+
     def kill_node(self, node: Any) -> None:
         """End all processes of a node at once, with SIGKILL."""
         for worker in self.workers(node):

@@ -153,16 +153,15 @@ def test_stacks_of_clients_are_split_among_workers(cluster: LoopbackCluster, sta
 def test_three_nodes_one_killed_in_the_middle_of_a_round_one_joins() -> None:
     """Two nodes with a CPU each, and a head without: a node dies, its clients are trained again, another joins."""
     expected = simulated(workers=0, rounds=3)
-    with loopback_cluster(1) as cluster:
-        second = cluster.add_node()
-        killed = []
-        digests = []
+    with loopback_cluster(1, 1) as cluster:
+        killed, digests = [], []
         for r in ft.simulate(METHODS, FED, ft.models.mlp, **(SETTINGS | {"rounds": 3, "cluster": cluster.address})):
             digests.append(digest(r))
             if r.number == 1:
                 assert len(cluster.workers()) == 2
-                killed = cluster.workers(second)
-                threading.Timer(0.05, cluster.kill_node, [second]).start()  # while the next round trains
+                node = cluster.other_node()
+                killed = cluster.workers(node)
+                threading.Timer(0.05, cluster.kill_node, [node]).start()  # while the next round trains
             if r.number == 2:
                 cluster.add_node()
         assert killed

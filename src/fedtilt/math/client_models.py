@@ -65,15 +65,20 @@ def gram(models: Tensor) -> Tensor:
     The differences to one client are taken first: in products of the models themselves, digits would cancel where
     clients agree. If that client is so far from the others that digits cancel again, the central one is used instead.
     """
-    matrix = _gram_around(models, 0)
+    matrix = gram_around(models, 0)
+    centre = better_centre(matrix)
+    return matrix if centre is None else gram_around(models, centre)
+
+
+def better_centre(matrix: Tensor) -> int | None:
+    """The client to take differences to instead of the first, which is far from the others; None: the first is not."""
     sq_dist = gram_solvers.pairwise_sq_distances(matrix)
     centre = gram_solvers.central_point(sq_dist)
-    if sq_dist[0].median() > _FAR_RATIO * sq_dist[centre].median():
-        matrix = _gram_around(models, centre)
-    return matrix
+    return centre if sq_dist[0].median() > _FAR_RATIO * sq_dist[centre].median() else None
 
 
-def _gram_around(models: Tensor, centre: int) -> Tensor:
+def gram_around(models: Tensor, centre: int) -> Tensor:
+    """The Gram matrix (C, C) of the differences to one client, in float64, on the CPU."""
     gram = torch.zeros(len(models), len(models), dtype=torch.float64, device=models.device)
     half = (len(models) + 1) // 2
     buffer: Tensor | None = None

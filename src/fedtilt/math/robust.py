@@ -72,13 +72,13 @@ def krum(models: Tensor, bad_share: float = 0.1) -> Tensor:
     Krum: Blanchard et al., NeurIPS 2017, arXiv 1703.02757.
     """
     client_weights(models, None)
-    return models[_krum_ranking(models, bad_share)[0]].clone()
+    return models[krum_ranking(gram(models), bad_share)[0]].clone()
 
 
 def multi_krum(models: Tensor, bad_share: float = 0.1) -> Tensor:
     """The mean of all clients but the share `bad_share` that Krum ranks last (Blanchard et al., arXiv 1703.02757)."""
     u = client_weights(models, None)
-    order = _krum_ranking(models, bad_share)
+    order = krum_ranking(gram(models), bad_share)
     chosen = models[sorted(order[: len(u) - bad_count(bad_share, len(u))])]
     return combine(chosen, client_weights(chosen, None))
 
@@ -94,7 +94,7 @@ def bulyan(models: Tensor, bad_share: float = 0.1) -> Tensor:
     bad = bad_count(bad_share, count)
     if bad and count < 4 * bad + 3:
         raise InputError(f"bulyan with {bad} bad clients needs {4 * bad + 3} models, got {count}; lower bad_share")
-    chosen = models[sorted(_krum_ranking(models, bad_share)[: count - 2 * bad])]
+    chosen = models[sorted(krum_ranking(gram(models), bad_share)[: count - 2 * bad])]
     centre = median(chosen)
     out = models.new_empty(models.shape[1])
     for columns in column_chunks(models):
@@ -104,11 +104,11 @@ def bulyan(models: Tensor, bad_share: float = 0.1) -> Tensor:
     return out
 
 
-def _krum_ranking(models: Tensor, bad_share: float) -> list[int]:
-    """Clients by Krum's score, best first: the sum of squared distances to the nearest other clients."""
+def krum_ranking(matrix: Tensor, bad_share: float) -> list[int]:
+    """Clients by Krum's score, best first, from their Gram matrix: the sum of the least squared distances to others."""
     check_share(bad_share, "bad_share")
-    sq_dist = gram_solvers.pairwise_sq_distances(gram(models)).fill_diagonal_(math.inf)  # (C, C)
-    count = len(models)
+    sq_dist = gram_solvers.pairwise_sq_distances(matrix).fill_diagonal_(math.inf)  # (C, C)
+    count = len(matrix)
     neighbours = max(1, count - bad_count(bad_share, count) - 2)
     scores = sq_dist.sort(dim=1).values[:, : min(neighbours, count - 1)].sum(1)
     return scores.argsort(stable=True).tolist()
