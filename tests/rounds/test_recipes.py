@@ -149,6 +149,18 @@ def brier(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.softmax(1) - F.one_hot(labels, 10)).square().sum(1)
 
 
+def gce(logits: Tensor, labels: Tensor) -> Tensor:
+    """Zhang et al., arXiv 1805.07836, equation 6: (1 − p^q) / q."""
+    return (1 - logits.softmax(1).gather(1, labels[:, None])[:, 0] ** 0.4) / 0.4
+
+
+def sce(logits: Tensor, labels: Tensor) -> Tensor:
+    """Wang et al., arXiv 1908.06112, equations 5 to 7: −Σ_k p_k · log q_k with log 0 = −4 for the reverse part."""
+    one_hot = F.one_hot(labels, 10).float()
+    reverse = -(logits.softmax(1) * torch.where(one_hot > 0, 0.0, -4.0)).sum(1)
+    return 0.3 * F.cross_entropy(logits, labels, reduction="none") + 2.0 * reverse
+
+
 WEIGHTS = [1.0, 2.0, 0.5, 1.0, 1.0, 3.0, 1.0, 1.0, 0.1, 1.0]
 
 
@@ -162,6 +174,8 @@ WEIGHTS = [1.0, 2.0, 0.5, 1.0, 1.0, 3.0, 1.0, 1.0, 0.1, 1.0]
             {"loss": "focal", "focal_gamma": 1.5, "class_weights": WEIGHTS},
             lambda o, y: focal(o, y) * torch.tensor(WEIGHTS)[y],
         ),
+        ({"loss": "gce", "gce_q": 0.4}, gce),
+        ({"loss": "sce", "sce_alpha": 0.3, "sce_beta": 2.0}, sce),
         ({"loss": brier}, brier),
         ({"loss": "tests.rounds.test_recipes:brier"}, brier),
         ({"loss": nn.CrossEntropyLoss(reduction="none")}, partial(F.cross_entropy, reduction="none")),

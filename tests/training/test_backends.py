@@ -188,6 +188,8 @@ LOSSES = {
     "label smoothing": {"loss": "cross_entropy", "label_smoothing": 0.2},
     "class weights": {"loss": "cross_entropy", "class_weights": (1.0, 3.0, 0.5, 0.0)},
     "focal": {"loss": "focal", "gamma": 0.5, "class_weights": (1.0, 3.0, 0.5, 2.0)},
+    "gce": {"loss": "gce", "gce_q": 0.7, "class_weights": (1.0, 3.0, 0.5, 2.0)},
+    "sce": {"loss": "sce", "sce_alpha": 0.5, "sce_beta": 2.0},
 }
 
 

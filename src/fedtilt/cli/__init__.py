@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import click
 import typer
 
-from fedtilt.cli import audit, check, data, deploy, export, init, metrics, report, reproduce, resume, run, tune
+from fedtilt.cli import audit, check, data, deploy, export, init, methods, metrics, report, reproduce, resume, run, tune
 from fedtilt.cli.console import Console, echo, escape
 from fedtilt.cli.show_table import print_warnings
 from fedtilt.errors import InputError, InputWarning
@@ -31,6 +31,7 @@ app.command()(resume.resume)
 app.command()(report.report)
 app.command()(audit.audit)
 app.command()(metrics.metrics)
+app.command()(methods.methods)
 app.command()(export.export)
 app.command()(check.check)
 app.command()(reproduce.reproduce)

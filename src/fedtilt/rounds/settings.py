@@ -80,11 +80,16 @@ class TrainSettings:
         "the loss of a sample, which the tilts act on; your own is a function of outputs and targets that returns one "
         "value per sample; left out: cross_entropy, or squared with numbers as targets",
         example="focal",
-        allowed="cross_entropy, focal, squared, huber or package.module:function",
+        allowed=f"{', '.join(losses.NAMES)} or package.module:function",
         heading="The loss",
     )
     label_smoothing: float = setting(0.0, "label smoothing of cross_entropy", ge=0, lt=1)
     focal_gamma: float | None = setting(None, "the exponent of focal; left out: 2", ge=0, example=2.0)
+    gce_q: float | None = setting(
+        None, "the exponent of gce, between the cross-entropy and 1 − p; left out: 0.7", gt=0, le=1, example=0.7
+    )
+    sce_alpha: float | None = setting(None, "the weight of sce's cross-entropy; left out: 0.1", ge=0, example=0.1)
+    sce_beta: float | None = setting(None, "the weight of sce's reverse cross-entropy; left out: 1", gt=0, example=1.0)
     huber_delta: float | None = setting(
         None,
         "the error from which on huber is linear, in standard deviations of the target; left out: 1",
@@ -217,6 +222,9 @@ class TrainSettings:
             ("decay_rounds", self.schedule == "step", "set schedule = 'step'"),
             ("label_smoothing", self.loss in (None, "cross_entropy"), "set loss = 'cross_entropy'"),
             ("focal_gamma", self.loss == "focal", "set loss = 'focal'"),
+            ("gce_q", self.loss == "gce", "set loss = 'gce'"),
+            ("sce_alpha", self.loss == "sce", "set loss = 'sce'"),
+            ("sce_beta", self.loss == "sce", "set loss = 'sce'"),
             ("huber_delta", self.loss == "huber", "set loss = 'huber'"),
             ("class_weights", self.loss in (None, *losses.CLASS_LOSSES), "set loss = 'cross_entropy' or 'focal'"),
             ("server_lr", self.server_optimizer is not None, "set server_optimizer"),
@@ -269,7 +277,8 @@ class TrainSettings:
         """The loss of every local job."""
         return losses.sample_loss(
             self.loss or "cross_entropy", label_smoothing=self.label_smoothing, gamma=self.focal_gamma,
-            class_weights=self.class_weights, huber_delta=self.huber_delta,
+            class_weights=self.class_weights, huber_delta=self.huber_delta, gce_q=self.gce_q,
+            sce_alpha=self.sce_alpha, sce_beta=self.sce_beta,
         )  # fmt: skip
 
     def for_task(self, task: str) -> Self:

@@ -24,16 +24,15 @@ _FIRST_SETTINGS = (
     "epochs_personal", "personal_start", "weighting",
 )  # fmt: skip
 _NO_VALUE = object()
+_ADDED_SETTINGS = ("privacy", "attack", "huber_delta", "gce_q", "sce_alpha", "sce_beta")  # of training, likewise
 
 
 def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str, Any]:
     """Methods and training settings as JSON, without those of the machine: a run may be resumed on another one."""
     without = ["device", "workers", "stack_size", "cluster", "cluster_timeout"]
     without += ["init"]  # where it starts from is part of the fingerprint by its values
-    if settings.privacy is None:  # no key for it, so that a folder of an earlier version can be resumed
-        without.append("privacy")
-    if settings.attack is None:  # likewise
-        without.append("attack")
+    # no key for those that are left out, so that a folder of an earlier version can be resumed
+    without += [key for key in _ADDED_SETTINGS if getattr(settings, key) is None]
     if not settings.audit:
         without.append("audit")
     names = [field.name for field in dataclasses.fields(settings) if field.name not in without]

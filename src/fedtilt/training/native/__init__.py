@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedtilt.data.groups import combinations
 from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
-from fedtilt.math.losses import ClassLoss, cross_entropy
+from fedtilt.math.losses import REVERSE, ClassLoss, cross_entropy
 from fedtilt.math.small_batch import ZERO_TILT
 from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_part
 from fedtilt.training.native.compiler import CompiledLibrary, LibraryUnavailable, compile_library
@@ -46,7 +46,7 @@ class _Loss(ctypes.Structure):
 
     _fields_ = (
         ("levels", _Levels),
-        *((name, ctypes.c_double) for name in ("label_smoothing", "gamma")),
+        *((name, ctypes.c_double) for name in ("label_smoothing", "gamma", "gce_q", "alpha", "reverse")),
         ("class_weights", ctypes.POINTER(ctypes.c_double)),
         ("utility", ctypes.c_double),
     )
@@ -227,12 +227,13 @@ def _nest(labels: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[int]]:
 
 
 def _loss(job: LocalJob, classes: int) -> _Loss:
-    loss = _Loss(utility=job.utility)
+    loss = _Loss(utility=job.utility, alpha=1.0)
     if isinstance(job.loss, ClassLoss):
         weights = job.loss.class_weights
         if len(weights) not in (0, classes):
             raise InputError(f"class_weights has {len(weights)} values for {classes} classes; give one each")
         loss.label_smoothing, loss.gamma = job.loss.label_smoothing, job.loss.gamma
+        loss.gce_q, loss.alpha, loss.reverse = job.loss.gce_q, job.loss.sce_alpha, REVERSE * job.loss.sce_beta
         loss.class_weights = (ctypes.c_double * classes)(*weights) if weights else None
     return loss
 

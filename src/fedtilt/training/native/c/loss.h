@@ -4,6 +4,8 @@ typedef struct {
     Levels levels;
     double label_smoothing;
     double gamma;                /* of the focal loss; 0: the cross-entropy */
+    double gce_q;                /* of the generalised cross-entropy; 0: the cross-entropy */
+    double alpha, reverse;       /* of the symmetric cross-entropy: weights of the cross-entropy and of 1 - p */
     const double *class_weights; /* NULL: 1 each */
     double utility;              /* -log(utility - loss) is minimised; INFINITY: the loss itself */
 } Loss;
@@ -25,6 +27,14 @@ static double class_loss(const Loss *loss, double cross_entropy, int32_t label, 
         double error = -expm1(-cross_entropy), power = pow(error, loss->gamma);
         value *= power;
         *slope *= error <= 0 ? 0 : power + loss->gamma * power / error * (1 - error) * cross_entropy;
+    }
+    if (loss->gce_q) {
+        value = -expm1(-loss->gce_q * cross_entropy) / loss->gce_q;
+        *slope *= exp(-loss->gce_q * cross_entropy);
+    }
+    if (loss->reverse || loss->alpha != 1) {
+        value = loss->alpha * cross_entropy - loss->reverse * expm1(-cross_entropy);
+        *slope *= loss->alpha + loss->reverse * exp(-cross_entropy);
     }
     return weight * value;
 }

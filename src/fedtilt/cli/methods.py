@@ -1,0 +1,48 @@
+"""`fedtilt methods`: everything that a spec can name, with one line, its settings and its paper."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedtilt.cli.console import Console, echo
+from fedtilt.spec.catalog import Entry, catalog
+from fedtilt.spec.write import format_toml
+
+
+def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
+    """List every method, server rule, loss and attack with its settings and its paper.
+
+    Use a method with `fedtilt run --method NAME`, anything else with `fedtilt run --set KEY=NAME`.
+    """
+    entries = catalog()
+    if as_json:
+        echo(json.dumps([entry._asdict() for entry in entries], indent=2, default=str))
+        return
+    console = Console()
+    for kind in dict.fromkeys(entry.kind for entry in entries):
+        listed = [entry for entry in entries if entry.kind == kind]
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+        table.add_column(kind, no_wrap=True, style="cyan")
+        table.add_column("--method NAME" if kind == "methods" else f"--set {listed[0].key}=NAME")
+        for entry in listed:
+            table.add_row(entry.name, _description(entry))
+        console.print(table)
+    console.print(
+        "Use them as in: fedtilt run --method scaffold, --set methods.fedavg.aggregator=median, --set attack.kind=alie"
+    )
+
+
+def _description(entry: Entry) -> Text:
+    text = Text(entry.summary)
+    if entry.settings:
+        settings = (key if value is None else f"{key} = {_value(value)}" for key, value in entry.settings.items())
+        text.append(f"\n{', '.join(settings)}", style="green")
+    return text.append(f"\n{entry.reference}", style="dim") if entry.reference else text
+
+
+def _value(value: Any) -> str:
+    return format_toml(list(value) if isinstance(value, tuple) else value)

@@ -1,0 +1,97 @@
+"""Everything that a spec can name: methods, rules, steps, weightings, losses and attacks, with settings and papers.
+
+It is read from the functions themselves: the first sentence of a docstring, and the paper that it cites.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from fedtilt.math import aggregate
+from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS
+from fedtilt.math.losses import LOSSES
+from fedtilt.methods import PRESETS, WEIGHTINGS, Method
+from fedtilt.rounds.attack import KINDS
+from fedtilt.spec.method import preset_settings
+
+# "Li et al., Title, arXiv 1234.56789", or with the names of all authors
+_PAPER = re.compile(r"(?:[A-Z]\. )?[A-Z][\w-]+(?:(?: \w+)? et al\.|(?:, [A-Z][\w-]+)+),.*?arXiv \d{4}\.\d{4,5}")
+_WEIGHTING_SETTINGS = {"loss": ("client_tilt",), "afl": ("weights_lr",)}
+
+
+class Entry(NamedTuple):
+    """One thing that a spec can name."""
+
+    kind: str  # a heading of the catalogue
+    name: str
+    key: str  # the key of a spec that names it
+    summary: str
+    settings: dict[str, Any]  # those of its own, with their defaults; None: there is none
+    reference: str  # the paper; empty: there is none
+
+
+def catalog() -> list[Entry]:
+    """All entries, by kind.
+
+    >>> next(entry.reference for entry in catalog() if entry.name == "scaffold").split(", ")[-1]
+    'arXiv 1910.06378'
+    """
+    return [*_methods(), *_rules(), *_weightings(), *_losses(), *_attacks()]
+
+
+def _methods() -> Iterable[Entry]:
+    for name, preset in PRESETS.items():
+        own = inspect.signature(preset).parameters
+        settings = {
+            key: None if p.default is p.empty else p.default for key, p in preset_settings(name).items() if key in own
+        }
+        yield Entry("methods", name, "methods.preset", *_described(preset, settings))
+
+
+def _rules() -> Iterable[Entry]:
+    defaults = {field.name: field.default for field in fields(Method)}
+    tilted = {key: defaults[key] for key in ("q", "distance", "steps")}
+    summary, _, _ = _described(aggregate.tilted, tilted)
+    paper = _paper(inspect.getdoc(PRESETS["fedtilt"]) or "")
+    yield Entry("server rules", "tilted", "methods.aggregator", summary, tilted, paper)
+    for name, rule in AGGREGATORS.items():
+        settings = {key: defaults[key] for key in rule.settings}
+        yield Entry("server rules", name, "methods.aggregator", *_described(getattr(aggregate, name), settings))
+    functions = {"nnm": aggregate.nearest_neighbor_mixing}
+    for name, step in PRE_AGGREGATORS.items():
+        settings = {key: defaults[key] for key in step.settings}
+        function = functions.get(name) or getattr(aggregate, name)
+        yield Entry("steps before a rule", name, "methods.pre_aggregators", *_described(function, settings))
+
+
+def _weightings() -> Iterable[Entry]:
+    for name, meaning in WEIGHTINGS.items():
+        settings = {key: getattr(Method, key) for key in _WEIGHTING_SETTINGS.get(name, ())}
+        yield Entry("weights of clients", name, "methods.weighting", meaning, settings, "")
+
+
+def _losses() -> Iterable[Entry]:
+    for name, loss in LOSSES.items():
+        yield Entry("losses", name, "train.loss", loss.meaning, dict(loss.settings), loss.reference)
+
+
+def _attacks() -> Iterable[Entry]:
+    for name, text in KINDS.items():
+        paper = _paper(text)
+        yield Entry("attacks", name, "attack.kind", _without_papers(text), {}, paper)
+
+
+def _described(function: Callable[..., Any], settings: dict[str, Any]) -> tuple[str, dict[str, Any], str]:
+    text = inspect.getdoc(function) or ""
+    return _without_papers(text.split("\n")[0]).removesuffix("."), settings, _paper(text)
+
+
+def _paper(text: str) -> str:
+    found = _PAPER.search(" ".join(text.split()))
+    return found[0] if found else ""
+
+
+def _without_papers(text: str) -> str:
+    return re.sub(r",? \([^()]*arXiv[^()]*\)|, as in \w+ \([^()]*\)", "", text)
