@@ -156,7 +156,9 @@ def _bytes(size: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.2g} s"
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1g} s"
 
 
 def main() -> None:
