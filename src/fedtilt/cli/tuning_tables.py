@@ -39,7 +39,8 @@ def print_tuning(console: Console, tuning: Tuning, folder: Path) -> None:
     command = f"  fedtilt run {shlex.quote(str(folder / RECOMMENDED))}"
     console.print(command, highlight=False, soft_wrap=True, markup=False)
     if tuning.test:
-        console.print("\n[bold]Test data[/], which was not used to choose:")
+        rounds = "" if tuning.compared_rounds == tuning.rounds else f" after {tuning.compared_rounds} rounds"
+        console.print(f"\n[bold]Test data[/]{rounds}, which was not used to choose:")
         console.print(_test_table(tuning))
 
 

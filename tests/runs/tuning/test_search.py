@@ -4,6 +4,7 @@ import functools
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedtilt as ft
 from fedtilt.errors import InputError
@@ -182,3 +183,19 @@ def test_a_setting_missing_from_a_spec_is_that_of_the_preset_or_of_the_run() -> 
         SpecSubject(both, None, ["t", "mu"])
     recipe = SpecSubject(both, None, ["t"]).recipe({"t": 3.0})
     assert (recipe.method.tau, recipe.method.lam) == (3.0, 3.0)
+
+
+def test_numbers_as_targets_are_compared_by_their_error() -> None:
+    pandas = pytest.importorskip("pandas")
+    x = torch.linspace(-1, 1, 80)
+    rows = pandas.DataFrame({"x": x, "y": 3 * x + 1, "site": ["a", "b"] * 40})
+    data = ft.data.table(rows, target="y", client="site", task="regression", test_share=0.3)
+    numbers = ft.Federation.build(data, validation=0.3)
+    options = {**TRAIN, "participation": 1.0, "loss": "squared", "over": {"lr": [1e-4, 0.1]}, "halving": False}
+    tuning = ft.tune([ft.fedavg()], numbers, MLP, **options)
+    assert tuning.by.name == "mae"
+    best = min(tuning.settings, key=lambda name: tuning.settings[name].validation["mae"])
+    assert best == tuning.chosen == "fedavg"  # lr = 0.1, as it was
+    assert tuning.settings["fedavg lr=0.0001"].gain < 0
+    with pytest.raises(InputError, match="there is no objective 'accuracy' for regression; choose one of mae, rmse"):
+        ft.tune([ft.fedavg()], numbers, MLP, by="accuracy", **options)

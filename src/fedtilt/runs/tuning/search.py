@@ -19,7 +19,7 @@ from fedtilt.simulation import Round
 
 TOGETHER = 16  # settings that train together, and that are sampled at a time
 _FIRST_SHARE = 0.25  # of the budget, for the first stage
-_SAFETY = 0.9  # of the remaining time, for a stage
+_SAFETY = 0.9  # of the budget, for training; the rest is for comparing settings
 
 
 class OutOfTime(Exception):
@@ -211,7 +211,7 @@ class Search:
         if self.plan.budget is None or not self._trained:
             return until
         seconds = (time.monotonic() - self._started) / self._trained  # for a round of one setting
-        rounds = _SAFETY * (self.plan.budget - self.seconds) / (seconds * settings * len(self.subject.seeds))
+        rounds = (_SAFETY * self.plan.budget - self.seconds) / (seconds * settings * len(self.subject.seeds))
         return min(until, start + max(0, int(rounds)))
 
     # -- values and clock ----------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class Search:
         done = self._trained / (planned * len(self.subject.seeds))
         stage = self.stages[-1]
         self._on_progress(Progress(stage.number, len(self._rungs), together, r.number, stage.rounds, min(1.0, done)))
-        if self.plan.budget is not None and self.seconds + last > self.plan.budget:
+        if self.plan.budget is not None and self.seconds + last > _SAFETY * self.plan.budget:
             raise OutOfTime
 
 
