@@ -40,12 +40,11 @@ from fedtilt.rounds.round import (
     ClientUpdate,
     build_client_model,
     finish,
-    invalid_reasons,
-    invalid_updates,
     plan,
     server_update,
 )
 from fedtilt.rounds.settings import takes_train_settings, train_settings
+from fedtilt.rounds.validity import invalid_reasons, invalid_updates
 from fedtilt.training import BackendChoice, LocalJob, distinct_jobs
 from fedtilt.training.precision import fp32_deterministic
 
@@ -134,7 +133,9 @@ def simulate_prepared(
     """`simulate` with checked inputs; `notice` is called with messages for the user, which else are warnings."""
     methods, device = prepared.methods, prepared.device
     if state is None:
-        servers = {m.name: _to(device, initial_server(m, prepared.parts, prepared.federation.clients)) for m in methods}
+        servers: dict[str, Tensors] = {
+            m.name: _to(device, initial_server(m, prepared.parts, prepared.federation.clients)) for m in methods
+        }
         state = FederationState(0, servers, ClientStates() if client_states is None else client_states)
     else:
         for m in methods:

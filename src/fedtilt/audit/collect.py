@@ -103,7 +103,8 @@ class Collector:
             w = jobs["shared"]
             if id(w.start) not in received:
                 received[id(w.start)] = self._logits(w.start, w.buffers, x).log_softmax(1)
-            learnt = _learnt(self._logits(*trained[method][used], x), jobs[used], y, groups)
+            model = trained[method][used]
+            learnt = _learnt(self._logits(model.parameters, model.buffers, x), jobs[used], y, groups)
             sums[method] = _add(kept[method], received[id(w.start)], learnt)
         return sums
 

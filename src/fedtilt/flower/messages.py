@@ -76,8 +76,8 @@ def encode_instruction(
 ) -> RecordDict:
     """The content of a message to a site, with these vectors of what the server keeps."""
     arrays = to_arrays(parts, server["parameters"], server.get("buffers"))
-    records = {ARRAYS_RECORD: arrays, CONFIG_RECORD: ConfigRecord(dict(config))}
-    return RecordDict(records | _vector_records(parts, {name: server[name] for name in vectors}))
+    sent = _vector_records(parts, {name: server[name] for name in vectors})
+    return RecordDict({ARRAYS_RECORD: arrays, CONFIG_RECORD: ConfigRecord(dict(config)), **sent})
 
 
 def _vector_records(parts: Parts, vectors: Tensors) -> dict[str, ArrayRecord]:
@@ -143,8 +143,8 @@ def encode_train_reply(parts: Parts, update: ClientUpdate, round: int) -> Record
     """A site's reply to `train`."""
     declared = {f"{_DECLARED}{name}": float(value) for name, value in update.declared.items()}
     metrics = MetricRecord({"round": round, "num-examples": update.samples, **declared})
-    records = {ARRAYS_RECORD: to_arrays(parts, update.parameters, update.buffers), METRICS_RECORD: metrics}
-    return RecordDict(records | _vector_records(parts, update.tensors))
+    arrays, sent = to_arrays(parts, update.parameters, update.buffers), _vector_records(parts, update.tensors)
+    return RecordDict({ARRAYS_RECORD: arrays, METRICS_RECORD: metrics, **sent})
 
 
 def encode_evaluation_reply(reply: EvaluationReply, round: int, by_class: bool) -> RecordDict:

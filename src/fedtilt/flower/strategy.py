@@ -23,8 +23,9 @@ from fedtilt.methods import Method, check_bad_share
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.rounds.method_state import check_state, initial_server, vectors_sent
-from fedtilt.rounds.round import ClientUpdate, ServerUpdate, invalid_updates, server_update
+from fedtilt.rounds.round import ClientUpdate, ServerUpdate, server_update
 from fedtilt.rounds.settings import TrainSettings
+from fedtilt.rounds.validity import invalid_updates
 
 _log = logging.getLogger("flwr")
 
@@ -88,9 +89,9 @@ class FedTiltStrategy(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Train to the last round, from the model's weights or from the last checkpoint of the run folder."""
-        server = initial_server(self.method, self._parts, self._info.sites)
+        server: Tensors = initial_server(self.method, self._parts, self._info.sites)
         if initial_arrays is not None:
-            server |= from_arrays(initial_arrays, self._parts)
+            server = {**server, **from_arrays(initial_arrays, self._parts)}
         waits_first = True  # before the folder is changed: if too few sites join, it stays as it is
         if self.run_folder is not None:
             self.run_folder.check_back_to()

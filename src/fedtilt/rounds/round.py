@@ -8,7 +8,6 @@ server_update  what the server keeps, all updates                    →  what i
 What the server and a client keep between rounds are named sets of tensors: see `fedtilt.rounds.method_state`.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -31,6 +30,7 @@ from fedtilt.rounds.screening import screen
 from fedtilt.rounds.server_optimizers import server_step
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.rounds.update_distances import DISTANCES, add_distances
+from fedtilt.rounds.validity import invalid_reason, invalid_updates
 from fedtilt.training import LocalJob, Trained
 from fedtilt.training.local_job import step_count
 
@@ -80,11 +80,15 @@ def plan(
         shared = replace(shared, drift=parts.expand(CORRECTIONS[method.correction].drift(received, kept)))
     if method.head_epochs is not None:
         assert epochs is not None  # with local_steps, `check_methods` refuses it
-        first = {"first": parts.is_local.to(device), "first_epochs": method.head_epochs}
-        shared = replace(shared, epochs=method.head_epochs + epochs, **first)
+        shared = replace(
+            shared, epochs=method.head_epochs + epochs, first=parts.is_local.to(device), first_epochs=method.head_epochs
+        )
     if method.inner_steps is not None:
-        rate = {"lr": lr_personal * factor, "anchor_rate": lr * factor * method.mu}
-        return {"shared": replace(shared, prox=method.mu, repeats=method.inner_steps, **rate)}
+        job = replace(
+            shared, prox=method.mu, lr=lr_personal * factor, repeats=method.inner_steps,
+            anchor_rate=lr * factor * method.mu,
+        )  # fmt: skip
+        return {"shared": job}
     jobs = {"shared": shared}
     if method.personal:
         start, buffers = w, w_buffers
@@ -178,8 +182,8 @@ def finish(
         # Karimireddy, He, Jaggi, "Learning from History for Byzantine Robust Optimization", ICML 2021, arXiv 2012.10333
         received, share = parts.shared(jobs["shared"].start), 1 - method.client_momentum
         before = client_state.get("momentum", torch.zeros_like(received)).to(received.device)
-        kept["momentum"] = method.client_momentum * before + share * (update.parameters - received)
-        update = update._replace(parameters=received + kept["momentum"])
+        momentum = method.client_momentum * before + share * (update.parameters - received)
+        update, kept = update._replace(parameters=received + momentum), {**kept, "momentum": momentum}
     return update, {name: tensor for name, tensor in kept.items() if tensor is not None}
 
 
@@ -189,51 +193,6 @@ class ServerUpdate(NamedTuple):
     state: dict[str, Tensor]
     rejected: dict[int, str]  # client → reason
     bounded: dict[int, str]  # client → what screening bounded in its update
-
-
-def invalid_reason(update: Tensor, reference: Tensor) -> str | None:
-    """Why a trained model may not be averaged or stored, or None if it is valid."""
-    return invalid_reasons({0: update}, reference).get(0)
-
-
-def _mismatch(update: Tensor, reference: Tensor) -> str | None:
-    if update.shape != reference.shape:
-        return f"has shape {tuple(update.shape)} instead of {tuple(reference.shape)}"
-    if update.dtype != reference.dtype:
-        return f"has type {update.dtype} instead of {reference.dtype}"
-    return None
-
-
-def invalid_reasons(updates: Mapping[int, Tensor], reference: Tensor) -> dict[int, str]:
-    """`invalid_reason` by client, for the invalid models only; on a GPU, one synchronisation for all of them."""
-    reasons = {client: reason for client, update in updates.items() if (reason := _mismatch(update, reference))}
-    comparable = [client for client in updates if client not in reasons]
-    if comparable:
-        # 0 · inf and 0 · NaN are NaN: five times as fast as isfinite
-        finite = ((torch.stack([updates[client] for client in comparable]) * 0).sum(1) == 0).tolist()
-        reasons |= {client: "is not finite" for client, ok in zip(comparable, finite, strict=True) if not ok}
-    return {client: reasons[client] for client in sorted(reasons)}
-
-
-def invalid_updates(method: Method, updates: Mapping[int, ClientUpdate], server: Tensors) -> dict[int, str]:
-    """`invalid_reasons` of everything that these updates must have."""
-    reasons = invalid_reasons({client: u.parameters for client, u in updates.items()}, server["parameters"])
-    for name in CORRECTIONS[method.correction].client_sends if method.correction != "none" else ():
-        vectors = {client: u.tensors.get(name, u.parameters[:0]) for client, u in updates.items()}
-        for client, reason in invalid_reasons(vectors, server["parameters"]).items():
-            reasons.setdefault(client, f"has a vector {name!r} that is wrong: it {reason}")
-    if method.needs_losses:
-        for client, update in updates.items():
-            if not 0 <= update.declared.get("loss", math.nan) < math.inf:
-                reasons.setdefault(client, "declares no loss ≥ 0 of the received model")
-    if "buffers" in server:
-        for client, update in updates.items():
-            if update.buffers is None:
-                reasons.setdefault(client, "has no buffers")
-        buffers = {client: u.buffers for client, u in updates.items() if u.buffers is not None}
-        for client, reason in invalid_reasons(buffers, server["buffers"]).items():
-            reasons.setdefault(client, f"has buffers that are wrong: the vector {reason}")
-    return {client: reasons[client] for client in sorted(reasons)}
 
 
 def server_update(

@@ -5,9 +5,9 @@ It is read from the functions themselves: the first sentence of a docstring, and
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from fedtilt.math import aggregate
 from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS
@@ -42,7 +42,7 @@ def catalog() -> list[Entry]:
 
 
 def _methods() -> Iterable[Entry]:
-    for name, preset in PRESETS.items():
+    for name, preset in cast(Mapping[str, Callable[..., Method]], PRESETS).items():
         own = inspect.signature(preset).parameters
         settings = {
             key: None if p.default is p.empty else p.default for key, p in preset_settings(name).items() if key in own

@@ -77,7 +77,7 @@ class MethodSpec(SpecTable):
     utility: float | None = Field(
         default=None,
         gt=0,
-        description="clients minimise −log(utility − loss): more than the loss of any batch; inf: they minimise the loss",
+        description="clients minimise −log(utility − loss): more than the loss of any batch; inf: they minimise it",
     )
     local: tuple[str, ...] | None = Field(
         default=None,

@@ -1,0 +1,56 @@
+"""Which updates must not be aggregated or stored, and why."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedtilt.methods import CORRECTIONS, Method
+from fedtilt.parts import Tensors
+from fedtilt.rounds.client_update import ClientUpdate
+
+
+def invalid_reason(update: Tensor, reference: Tensor) -> str | None:
+    """Why a trained model may not be averaged or stored, or None if it is valid."""
+    return invalid_reasons({0: update}, reference).get(0)
+
+
+def _mismatch(update: Tensor, reference: Tensor) -> str | None:
+    if update.shape != reference.shape:
+        return f"has shape {tuple(update.shape)} instead of {tuple(reference.shape)}"
+    if update.dtype != reference.dtype:
+        return f"has type {update.dtype} instead of {reference.dtype}"
+    return None
+
+
+def invalid_reasons(updates: Mapping[int, Tensor], reference: Tensor) -> dict[int, str]:
+    """`invalid_reason` by client, for the invalid models only; on a GPU, one synchronisation for all of them."""
+    reasons = {client: reason for client, update in updates.items() if (reason := _mismatch(update, reference))}
+    comparable = [client for client in updates if client not in reasons]
+    if comparable:
+        # 0 · inf and 0 · NaN are NaN: five times as fast as isfinite
+        finite = ((torch.stack([updates[client] for client in comparable]) * 0).sum(1) == 0).tolist()
+        reasons |= {client: "is not finite" for client, ok in zip(comparable, finite, strict=True) if not ok}
+    return {client: reasons[client] for client in sorted(reasons)}
+
+
+def invalid_updates(method: Method, updates: Mapping[int, ClientUpdate], server: Tensors) -> dict[int, str]:
+    """`invalid_reasons` of everything that these updates must have."""
+    reasons = invalid_reasons({client: u.parameters for client, u in updates.items()}, server["parameters"])
+    for name in CORRECTIONS[method.correction].client_sends if method.correction != "none" else ():
+        vectors = {client: u.tensors.get(name, u.parameters[:0]) for client, u in updates.items()}
+        for client, reason in invalid_reasons(vectors, server["parameters"]).items():
+            reasons.setdefault(client, f"has a vector {name!r} that is wrong: it {reason}")
+    if method.needs_losses:
+        for client, update in updates.items():
+            if not 0 <= update.declared.get("loss", math.nan) < math.inf:
+                reasons.setdefault(client, "declares no loss ≥ 0 of the received model")
+    if "buffers" in server:
+        for client, update in updates.items():
+            if update.buffers is None:
+                reasons.setdefault(client, "has no buffers")
+        buffers = {client: u.buffers for client, u in updates.items() if u.buffers is not None}
+        for client, reason in invalid_reasons(buffers, server["buffers"]).items():
+            reasons.setdefault(client, f"has buffers that are wrong: the vector {reason}")
+    return {client: reasons[client] for client in sorted(reasons)}
