@@ -161,7 +161,9 @@ def test_the_summary_names_the_best_method_and_the_lowest_accuracies(run_folder:
     top = max(results, key=lambda m: results[m]["accuracy"]["mean"])
     ties = best_and_tied(comparison_table(run, "evaluated"), METRICS[0])
     assert ties[0] == top
-    assert (f"all {len(ties)} methods" if len(ties) == len(results) else top) in headline(run).lower()
+    best = f"{top} has the highest accuracy ({results[top]['accuracy']['mean']:.1f} %)"
+    apart = ", which 2 seeds do not tell apart from " if len(ties) > 1 else ""
+    assert f"{best}{apart}" in headline(run)
     assert f"{results[top]['accuracy']['mean']:.1f} %" in headline(run)
     for method in run.methods:
         lowest = min(results[method]["minimum"]["seeds"])

@@ -1,11 +1,13 @@
 """What a notebook shows, in a real kernel: progress that changes in place, and objects as HTML."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedtilt as ft
+from fedtilt.report import write
 
 CODE = """
 import fedtilt as ft
@@ -28,7 +30,7 @@ def execute(*cells: str) -> list[list[Any]]:
 @pytest.mark.filterwarnings("ignore")  # of the kernel's client
 def test_a_run_shows_its_progress_in_one_output_and_no_terminal_codes() -> None:
     quiet = CODE.replace("workers=0", "workers=0, progress=False")
-    progress, result, nothing = execute(CODE, "result", quiet)
+    progress, result, figures, nothing = execute(CODE, "result", "result.plot()", quiet)
     (output,) = progress
     shown = output["data"]["text/html"]
     assert '<progress value="4" max="4"' in shown
@@ -39,7 +41,20 @@ def test_a_run_shows_its_progress_in_one_output_and_no_terminal_codes() -> None:
     (output,) = result
     assert "Result after 4 rounds" in output["data"]["text/html"]
     assert "\x1b" not in str(progress) + str(result)
+    (output,) = figures
+    assert output["data"]["text/html"].startswith('<iframe title="figures"')
     assert nothing == []
+
+
+def test_the_figures_are_those_of_the_report(tmp_path: Path) -> None:
+    federation = ft.Federation.build(ft.data.load("digits"), clients=3, max_train=20, seed=0)
+    methods = [ft.fedavg(), ft.ditto(0.1)]
+    result = ft.run(methods, federation, ft.models.mlp, rounds=2, epochs=1, workers=0, out=tmp_path / "run")
+    pages = [result.plot().save(tmp_path / "figures.html"), write([tmp_path / "run"], tmp_path / "report.html")]
+    drawn, reported = (re.findall(r'"data":\[\{.*?\}\],"layout"', page.read_text()) for page in pages)
+    assert len(drawn) == 6
+    assert set(drawn) <= set(reported)
+    assert result.only(["ditto"]).plot()
 
 
 def test_a_federation_shows_its_clients_escaped() -> None:

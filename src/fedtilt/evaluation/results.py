@@ -198,9 +198,15 @@ class MethodResult:
 class Result(Mapping[str, MethodResult]):
     """The results of a run by method name."""
 
-    def __init__(self, methods: Mapping[str, MethodResult], federation: Federation | None = None) -> None:
+    def __init__(
+        self,
+        methods: Mapping[str, MethodResult],
+        federation: Federation | None = None,
+        plot: "Callable[[Result], Any] | None" = None,
+    ) -> None:
         self._methods = dict(methods)
         self._federation = federation  # None: the data is not on this machine
+        self._plot = plot
 
     def __getitem__(self, name: str) -> MethodResult:
         if name not in self._methods:
@@ -226,7 +232,7 @@ class Result(Mapping[str, MethodResult]):
 
     def only(self, names: Iterable[str]) -> "Result":
         """The results of these methods only."""
-        return Result({name: self[name] for name in names}, self._federation)
+        return Result({name: self[name] for name in names}, self._federation, self._plot)
 
     def certificate(self, confidence: float = 0.95, by: str | None = None) -> dict[str, Certificate]:
         """The certificate of each method, see `MethodResult.certificate`."""
@@ -242,6 +248,17 @@ class Result(Mapping[str, MethodResult]):
         if self._federation is None or judge._client_states is None:
             raise InputError("the samples are not on this machine; the audit is written where they are, on their sites")
         return audit_samples(judge.method.name, judge._client_states, self._federation)
+
+    @property
+    def has_outliers(self) -> Tensor | None:
+        """Which clients have outliers, (clients,) bool; None: the data is not on this machine."""
+        return None if self._federation is None else self._federation.has_outliers
+
+    def plot(self) -> Any:
+        """The figures of the report: curves, clients and classes; a notebook shows them, and `save` writes a page."""
+        if self._plot is None:
+            raise InputError("this result has no figures; use fedtilt report and the run folder")
+        return self._plot(self)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the metrics of every method."""

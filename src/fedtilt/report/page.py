@@ -26,6 +26,7 @@ from fedtilt.report.compare import (
     worst_clients,
 )
 from fedtilt.report.decision_metrics import decision_metrics
+from fedtilt.report.differences import differences
 from fedtilt.report.figures import MAX_METHODS, Figure, build_figures
 from fedtilt.report.groups import group_tables
 from fedtilt.report.run_reader import Run
@@ -63,6 +64,7 @@ def build_page(runs: Sequence[Run], published: Sequence[Published], folder: Path
         overview_metrics=overview_metrics(runs[0]),
         score=runs[0].score,
         styles=method_styles,
+        differences=differences(*runs) if len(runs) == 2 else None,
     )
     return html.document(
         title=f"fedtilt: {runs[0].name}" if len(runs) == 1 else f"fedtilt: {len(runs)} runs",

@@ -35,12 +35,15 @@ def headline(run: Run) -> str:
     highest = "highest" if main.higher_is_better else "lowest"
     for metric, superlative in ((main, highest), (clients, "best"), (data, "best")):
         group = best_and_tied(table, metric)
-        if len(group) == 1:
-            amount = _amount(table[group[0]], metric)
-            wins.setdefault(group[0], []).append(f"the {superlative} {metric.title} ({amount})")
+        tied = tuple(m for m in table if m in group)
+        amounts = list(dict.fromkeys(_amount(table[m], metric) for m in tied))
+        if len(group) == 1 or (metric is main and len(amounts) > 1):
+            text = f"the {superlative} {metric.title} ({_amount(table[group[0]], metric)})"
+            if len(group) > 1:  # the best is named, and what it may be worth
+                others = join_words([f"{m} ({_amount(table[m], metric)})" for m in group[1:]])
+                text += f", which {len(run.compared)} seeds do not tell apart from {others}"
+            wins.setdefault(group[0], []).append(text)
         else:
-            tied = tuple(m for m in table if m in group)
-            amounts = list(dict.fromkeys(_amount(table[m], metric) for m in tied))
             ties.setdefault(tied, []).append(f"in {metric.title} ({join_words(amounts)})")
     clauses = [f"{name} has {join_words(what)}" for name, what in wins.items()]
     clauses += [f"{_name_methods(group, len(table))} tie {join_words(what)}" for group, what in ties.items()]

@@ -220,7 +220,14 @@ def _result(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: Fed
             for m in prepared.methods
         },
         prepared.federation,
+        _plot,
     )
+
+
+def _plot(result: Result) -> Any:
+    from fedtilt.report.inline import plot
+
+    return plot(result)
 
 
 def _constants(prepared: PreparedRun) -> dict[str, torch.Tensor]:

@@ -1,0 +1,73 @@
+"""The figures of a report inside a notebook."""
+
+from html import escape
+from os import PathLike
+from pathlib import Path
+
+import torch
+
+from fedtilt.csv_text import csv_text
+from fedtilt.evaluation.metrics import Counts
+from fedtilt.evaluation.results import Result
+from fedtilt.files import write_bytes
+from fedtilt.report import html
+from fedtilt.report.figures import build_figures
+from fedtilt.report.run_reader import Run, SeedRun
+from fedtilt.report.style import styles
+from fedtilt.version import __version__
+
+
+class Figures:
+    """Figures as one HTML page, which a notebook shows in a frame."""
+
+    def __init__(self, page: str) -> None:
+        self._page = page
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, so that its style and the notebook's do not mix."""
+        style = "width:100%; height:620px; border:0"
+        return f'<iframe title="figures" style="{style}" srcdoc="{escape(self._page)}"></iframe>'
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write the page as an HTML file."""
+        write_bytes(Path(path), self._page.encode())
+        return Path(path)
+
+
+def plot(result: Result) -> Figures:
+    """The curves, clients and classes of a result, as in its report."""
+    run = _as_run(result)
+    sections = [
+        html.figure(
+            figure.name, title=figure.title, note=figure.note, data=figure.data, layout=figure.layout,
+            csv=csv_text([figure.columns, *figure.rows]), selectors=figure.selectors,
+        )
+        for group in build_figures(run, styles(run.methods)).values()
+        for figure in group
+    ]  # fmt: skip
+    return Figures(
+        html.document(
+            title="fedtilt: figures", what="figures", main="".join(sections), footer=f"Drawn by fedtilt {__version__}."
+        )
+    )
+
+
+def _as_run(result: Result) -> Run:
+    first = next(iter(result.values()))
+    never = torch.zeros(len(first.total), dtype=torch.bool)
+    names = first.group_names.get(first.group) or tuple(map(str, range(first.total.shape[1])))
+    seed_run = SeedRun(
+        seed=0,
+        history={name: found.history for name, found in result.items()},
+        counts={name: Counts(found.sums, None, never) for name, found in result.items()},
+        total=first.total,
+        has_outliers=result.has_outliers,
+        client_names=first.client_names,
+        class_names=names,
+        group=first.group,
+    )
+    settings = {"methods": {name: {} for name in result}, "train": {"rounds": first.history[-1][0]}}
+    return Run(
+        folder=Path(), name="", started="", environment={}, fingerprint=settings, spec=None, seeds=(0,),
+        seed_runs=(seed_run,),
+    )  # fmt: skip
