@@ -1,6 +1,6 @@
 """How well the audit finds planted wrong labels, beside cleanlab and plain loss rankings.
 
-    python -m benchmarks.audit --data digits mnist fashion-mnist
+    python -m benchmarks.audit --data mnist --seed 0 1 2 --jobs 16  # one data set; goes on where it stopped
     python -m benchmarks.audit_page --record bench-results/audit-*.json
 
 Labels are flipped once, before the training. The audit ranks the samples of a federation, in which nothing is pooled.
@@ -10,8 +10,9 @@ personal models of Ditto. Every ranking is about the same samples: those of clie
 """
 
 import argparse
-from collections.abc import Iterator
+import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 import fedtilt as ft
-from benchmarks.measure import write_result
+from benchmarks.cases import Case, add_options, run_cases
+from fedtilt.errors import InputWarning
 from fedtilt.models import logits
 
 FOLDS = 5
@@ -55,7 +57,7 @@ class Setting:
     def run(self, methods: tuple[ft.Method, ...], federation: ft.Federation, seed: int, **train: Any) -> ft.Result:
         return ft.run(
             methods, federation, ft.models.mlp, rounds=self.rounds, participation=self.participation,
-            epochs=self.epochs, lr=self.lr, seed=seed, eval_every=self.rounds, audit=True, **train,
+            epochs=self.epochs, lr=self.lr, seed=seed, eval_every=self.rounds, audit=True, workers=0, **train,
         )  # fmt: skip
 
 
@@ -81,9 +83,13 @@ class Samples:
         return cls(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), torch.cat(flipped).numpy())
 
 
-def measure(data: ft.data.Dataset, setting: Setting, noise: str, seed: int) -> dict[str, Any]:
+load = lru_cache(ft.data.load)
+
+
+def measure(case: Case) -> Case:
     """All rankings of one federation."""
-    federation = setting.federation(data, seed, **NOISES[noise])
+    seed, setting = case["seed"], Setting(**vars(SETTINGS[case["data"]]) | {"partition": case["partition"]})
+    federation = setting.federation(load(case["data"]), seed, **NOISES[case["noise"]])
     result = setting.run(METHODS, federation, seed)
     audit = result.audit(JUDGE)
     clients = audit.client.unique().tolist()
@@ -98,10 +104,7 @@ def measure(data: ft.data.Dataset, setting: Setting, noise: str, seed: int) -> d
         "loss, FedAvg": losses(federation, clients, lambda _: result["fedavg"].shared),
         "loss, Ditto": losses(federation, clients, result["ditto"].model),
     }
-    return {
-        "noise": noise,
-        "seed": seed,
-        "partition": setting.partition,
+    return case | {
         "samples": len(audit),
         "flips": int(samples.is_flipped.sum()),
         "cross_validated_accuracy": accuracy,
@@ -146,11 +149,13 @@ def cross_validated(samples: Samples, classes: int, setting: Setting, seed: int)
     """
     fold = torch.randperm(len(samples.y), generator=torch.Generator().manual_seed(seed)) % FOLDS
     parts = [tuple((samples.x[rows], samples.y[rows]) for rows in (fold != k, fold == k)) for k in range(FOLDS)]
-    federation = ft.Federation.from_clients(parts, class_names=[str(k) for k in range(classes)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InputWarning)  # the folds share their samples
+        federation = ft.Federation.from_clients(parts, class_names=[str(k) for k in range(classes)])
     best, probabilities = -1.0, np.zeros((len(samples.y), classes))
     for r in ft.simulate(
         [ft.local()], federation, ft.models.mlp, rounds=setting.pooled_epochs, participation=1.0, epochs=1,
-        lr=setting.lr, seed=seed, eval_every=1,
+        lr=setting.lr, seed=seed, eval_every=1, workers=0,
     ):  # fmt: skip
         accuracy = r.metrics("local").accuracy
         if accuracy > best:
@@ -170,28 +175,24 @@ def cleanlab_scores(labels: np.ndarray, probabilities: np.ndarray) -> tuple[np.n
     return get_label_quality_scores(labels, probabilities), find_label_issues(labels, probabilities, n_jobs=1)
 
 
-def cases(seeds: int) -> Iterator[tuple[str, int]]:
-    for noise in NOISES:
-        for seed in range(seeds):
-            yield noise, seed
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", nargs="+", choices=SETTINGS, default=["digits"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=SETTINGS, default="digits")
     parser.add_argument("--partition", nargs="+", choices=["classes", "dirichlet", "iid"], default=["classes"])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seed", nargs="+", type=int, default=[0, 1, 2])
+    add_options(parser)
     options = parser.parse_args()
-    for name in options.data:
-        data, measured = ft.data.load(name), []
-        for partition in options.partition:
-            setting = Setting(**vars(SETTINGS[name]) | {"partition": partition})
-            for noise, seed in cases(options.seeds):
-                case = measure(data, setting, noise, seed)
-                measured.append(case)
-                shown = ", ".join(f"{k} {v['auroc']:.4f} / {v['precision']:.3f}" for k, v in case["rankings"].items())
-                print(f"{name}, {partition}, {noise}, seed {seed}: {shown}", flush=True)
-                write_result(f"audit-{name}", {"setting": vars(SETTINGS[name]), "cases": measured})
+    name = options.data
+    cases = [
+        {"data": name, "partition": partition, "noise": noise, "seed": seed}
+        for partition in options.partition
+        for noise in NOISES
+        for seed in options.seed
+    ]
+    header = {"setting": vars(SETTINGS[name])}
+    for case in run_cases(f"audit-{name}", cases, measure, header, options.jobs, options.out):
+        shown = ", ".join(f"{k} {v['auroc']:.4f} / {v['precision']:.3f}" for k, v in case["rankings"].items())
+        print(f"{name}, {case['partition']}, {case['noise']}, seed {case['seed']}: {shown}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""Measure many cases on several processes, and go on where an earlier call stopped."""
+
+import argparse
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.measure import RESULTS, available_cores, write_result
+
+Case = dict[str, Any]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every benchmark of cases."""
+    cores = available_cores()
+    parser.add_argument("--jobs", type=int, default=cores, help=f"processes at once (default: one per core, {cores})")
+    parser.add_argument("--out", type=Path, help="the JSON file; the cases that it has are not measured again")
+
+
+def run_cases(
+    kind: str, cases: Sequence[Case], measure: Callable[[Case], Case], header: Mapping[str, Any], jobs: int,
+    out: Path | None,
+) -> Iterator[Case]:  # fmt: skip
+    """Measure the cases that the file lacks; yields each when it is measured and written.
+
+    Args:
+        kind: of the result
+        cases: what distinguishes the cases, as JSON values
+        measure: a function of a module, which returns a case with its results
+        header: settings that all cases share; a file with others is refused
+        jobs: processes at once
+        out: the file; None: `bench-results/KIND.json`
+    """
+    path = out or RESULTS / f"{kind}.json"
+    measured: list[Case] = []
+    if path.exists():
+        before = json.loads(path.read_text())
+        if any(before.get(key) != json.loads(json.dumps(value)) for key, value in header.items()):
+            raise SystemExit(f"{path} has other settings than this benchmark; move it away")
+        measured = before["cases"]
+    missing = [case for case in cases if not any(_is(case, other) for other in measured)]
+    print(f"{len(cases) - len(missing)} of {len(cases)} cases are in {path}", flush=True)
+    for case in _results(measure, missing, jobs):
+        measured.append(case)
+        ordered = sorted(measured, key=lambda m: _position(m, cases))
+        write_result(kind, {**header, "cases": ordered}, out=path)
+        yield case
+
+
+def _results(measure: Callable[[Case], Case], cases: Sequence[Case], jobs: int) -> Iterator[Case]:
+    if jobs == 1:
+        yield from map(measure, cases)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for future in as_completed([pool.submit(measure, case) for case in cases]):
+            yield future.result()
+
+
+def _position(measured: Case, cases: Sequence[Case]) -> int:
+    """Where this case is among those of this call; cases of earlier calls come first."""
+    return next((n for n, case in enumerate(cases) if _is(case, measured)), -1)
+
+
+def _is(case: Case, measured: Case) -> bool:
+    return all(measured.get(key) == value for key, value in case.items())
