@@ -46,6 +46,8 @@ class Correction(NamedTuple):
     drift: Callable[[Tensors, Tensors], Tensor]  # from what the server sends and what the client keeps
     client_step: Callable[[ClientStep], tuple[dict[str, Tensor], dict[str, Tensor]]]  # what it sends, what it keeps
     server_step: Callable[[ServerStep], tuple[Tensor, dict[str, Tensor]]]  # the shared parameters, what it keeps
+    needs_plain_sgd: bool = False  # whether it takes the clients' steps for lr times a gradient
+    needs_prox: bool = False  # whether it divides by the weight of the proximal term
 
 
 def _scaffold_client(step: ClientStep) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -69,6 +71,7 @@ SCAFFOLD = Correction(
     drift=lambda server, client: server["control"] - client["control"],
     client_step=_scaffold_client,
     server_step=_scaffold_server,
+    needs_plain_sgd=True,
 )
 
 
@@ -93,6 +96,7 @@ FEDDYN = Correction(
     drift=lambda server, client: -client["gradient"],
     client_step=_feddyn_client,
     server_step=_feddyn_server,
+    needs_prox=True,
 )
 
 CORRECTIONS = {"scaffold": SCAFFOLD, "feddyn": FEDDYN}

@@ -244,8 +244,9 @@ def check_client_settings(method: Method) -> None:
         raise InputError(
             f"correction of method {name!r} must be one of none, {', '.join(CORRECTIONS)}, got {method.correction!r}"
         )
-    if method.correction == "feddyn" and not method.prox:
-        raise InputError(f"correction = 'feddyn' of method {name!r} needs prox > 0, its alpha")
+    correction = CORRECTIONS.get(method.correction)
+    if correction and correction.needs_prox and not method.prox:
+        raise InputError(f"correction = {method.correction!r} of method {name!r} needs prox > 0, its alpha")
     if method.utility <= 0:
         raise InputError(
             f"utility of method {name!r} must be more than the loss of any batch, got {method.utility:g}; choose 2 to 5"

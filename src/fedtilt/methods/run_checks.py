@@ -5,6 +5,7 @@ from collections.abc import Container, Iterable
 
 from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError
+from fedtilt.methods.corrections import CORRECTIONS
 from fedtilt.methods.method import Method
 
 
@@ -43,9 +44,10 @@ def check_methods(
                 f"head_epochs = {m.head_epochs} of method {m.name!r} has no effect with local_steps; leave one of them "
                 "out"
             )
-        if m.correction == "scaffold" and not plain_sgd:
+        correction = CORRECTIONS.get(m.correction)
+        if correction and correction.needs_plain_sgd and not plain_sgd:
             raise InputError(
-                f"correction = 'scaffold' of method {m.name!r} needs plain SGD on the clients: leave optimizer, "
+                f"correction = {m.correction!r} of method {m.name!r} needs plain SGD on the clients: leave optimizer, "
                 "momentum, weight_decay and clip_norm out"
             )
         rates = m.rates(lr, lr_personal)
