@@ -7,7 +7,6 @@ import sys
 import warnings
 from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 
 from fedtilt.cli import audit, check, data, deploy, export, init, methods, metrics, report, reproduce, resume, run, tune
@@ -39,6 +38,7 @@ app.add_typer(data.app, name="data", help="List, download, check and show data s
 app.add_typer(deploy.app, name="deploy", help="Train the same spec on a real Flower federation.")
 
 
+_UsageError: Any = typer.BadParameter.__base__  # of click, or of the copy of click in newer versions of typer
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
@@ -68,7 +68,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name
     try:
         sys.exit(app(prog_name="fedtilt", standalone_mode=False))
-    except click.UsageError as error:
+    except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2; its message is the help text
             error.show()
             sys.exit(2)
@@ -85,7 +85,7 @@ def main() -> None:
             _discard_output()
         what = "the output" if error.filename is None else os.fsdecode(error.filename)
         _exit_with_error(f"{what} cannot be used: {error.strerror}; check the path, its permissions and the disk")
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
 
 
@@ -114,7 +114,7 @@ def _exit_with_error(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _usage_message(error: click.UsageError) -> str:
+def _usage_message(error: Any) -> str:
     """Click's message in one line, with a hint at --help."""
     message = " ".join(error.format_message().split()).rstrip(".?")
     command = error.ctx.command_path if error.ctx else "fedtilt"
