@@ -68,7 +68,7 @@ def mutated_json(value: Any, rng: random.Random) -> Any:
     for _ in range(rng.choice((1, 1, 2, 5))):
         places = _places(value)
         if not places:
-            return rng.choice(ODD_VALUES)
+            return copy.deepcopy(rng.choice(ODD_VALUES))
         parent, key = rng.choice(places)
         match rng.randrange(6):
             case 0:
@@ -84,7 +84,7 @@ def mutated_json(value: Any, rng: random.Random) -> Any:
                 # a copy of a deeper one would exceed the stack
                 parent[key] = nested(rng.choice((5, 60, 150)), rng.random() < 0.5)
             case _:
-                parent[key] = rng.choice(ODD_VALUES)
+                parent[key] = copy.deepcopy(rng.choice(ODD_VALUES))
     return value
 
 

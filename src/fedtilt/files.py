@@ -205,7 +205,7 @@ def tensors_to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | N
 def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
     """Read a safetensors file and check its digest; with `sha256`, it must be this one."""
     content, found, _ = _read_safetensors(path)
-    if sha256 is not None and found != _PREFIX + sha256:
+    if sha256 is not None and found != f"{_PREFIX}{sha256}":  # it may be of any type: it was read from a file
         raise InputError(f"{path} is damaged, or another file: its digest differs; restore it from a copy")
     try:
         return load(content)
