@@ -1,6 +1,8 @@
 """Every code block of the README and the guides runs."""
 
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -20,7 +22,11 @@ FAST = ("data", "groups", "index", "randomness")  # run with `make test`; the ot
 def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")  # as in a clone
-    run_blocks(blocks_of(page), page.name, tmp_path)
+    try:
+        run_blocks(blocks_of(page), page.name, tmp_path)
+    finally:
+        for project in tmp_path.glob("*/.fedtilt"):  # what a block that failed left running
+            subprocess.run([sys.executable, "-m", "fedtilt", "deploy", "down", str(project.parent)], check=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
