@@ -15,7 +15,7 @@ from fedtilt.flower.messages import EvaluationReply
 def combine_replies(
     replies: Mapping[int, EvaluationReply], has_outliers: Tensor, personal: bool, classes: int
 ) -> tuple[Counts, Tensor, Summary]:
-    """Counts (N, K), samples (N, K) and the summary; a site without a reply has no samples and is left out.
+    """Sums (N, K, …), samples (N, K) and the summary; a site without a reply has no samples and is left out.
 
     If any site withholds its counts by class, all counts become totals (N, 1), and the spread over classes is the one
     that the sites computed.
@@ -31,15 +31,17 @@ def combine_replies(
     sites = len(has_outliers)
     totals_only = any(len(reply.total) != classes for reply in replies.values())
     columns = 1 if totals_only else classes
-    shared_correct, personal_correct, total = (torch.zeros(sites, columns, dtype=torch.int64) for _ in range(3))
+    like = next(iter(replies.values())).shared
+    shared, of_personal = (like.new_zeros(sites, columns, *like.shape[1:]) for _ in range(2))
+    total = torch.zeros(sites, columns, dtype=torch.int64)
     never_selected = torch.zeros(sites, dtype=torch.bool)
     for site, reply in replies.items():
         parts = (reply.shared, reply.shared if reply.personal is None else reply.personal, reply.total)
-        shared_correct[site], personal_correct[site], total[site] = (
-            part.sum()[None] if totals_only else part for part in parts
+        shared[site], of_personal[site], total[site] = (
+            part.sum(0, keepdim=True) if totals_only else part for part in parts
         )
         never_selected[site] = personal and reply.personal is None
-    counts = Counts(shared_correct, personal_correct if personal else None, never_selected)
+    counts = Counts(shared, of_personal if personal else None, never_selected)
     summary = summarise(counts, total, has_outliers)
     if totals_only:
         summary = _with_class_spreads(summary, replies, total, never_selected, has_outliers, personal)
@@ -55,17 +57,19 @@ def _with_class_spreads(
     personal: bool,
 ) -> Summary:
     """The summary with client data fairness from the sites' spreads, which totals cannot show."""
-    spread = torch.zeros(2, len(total), dtype=torch.float64)  # of the shared and of the evaluated models
+    scores = next(iter(replies.values())).class_spreads.shape[1]
+    spread = torch.zeros(2, len(total), scores, dtype=torch.float64)  # of the shared and of the evaluated models
     for site, reply in replies.items():
         of_shared, of_personal = reply.class_spreads
-        spread[:, site] = torch.tensor([of_shared, of_personal if personal else of_shared])
+        spread[:, site] = torch.stack([of_shared, of_personal if personal else of_shared])
     has_samples = total.sum(1) > 0
 
-    def with_spread(metrics: Metrics | None, spreads: Tensor) -> Metrics | None:
+    def with_spread(metrics: Metrics | None, spreads: Tensor, score: int = 0) -> Metrics | None:
         if metrics is None:
             return None
-        mean_and_std = (spreads.mean().item(), spreads.std(correction=0).item())
-        return dataclasses.replace(metrics, client_data_fairness=mean_and_std)
+        mean_and_std = (spreads[:, score].mean().item(), spreads[:, score].std(correction=0).item())
+        other = with_spread(metrics.other, spreads, score + 1)
+        return dataclasses.replace(metrics, client_data_fairness=mean_and_std, other=other)
 
     shared = with_spread(summary.shared, spread[0, has_samples])
     assert shared is not None

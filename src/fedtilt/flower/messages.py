@@ -8,7 +8,8 @@ site → server   join       site number, number of classes, number of parameter
                 train      w_n, and its buffers if they are averaged; vectors of the method's correction; round,
                            training samples, declared numbers
                 evaluate   round; correct predictions of the shared and, if there is one, the personal model, and test
-                           samples: by class or, if the site withholds those, in total and the spread over its classes
+                           samples: by class or, if the site withholds those, in total and the spread over its classes;
+                           of numbers as targets, sums of absolute and squared errors by range of the target
                 a failure  Flower's error code, and the site number
 """
 
@@ -22,6 +23,7 @@ from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Error, Messa
 from torch import Tensor
 
 from fedtilt.evaluation.metrics import spread_in_clients
+from fedtilt.evaluation.scores import scores_of
 from fedtilt.flower.model_arrays import (
     RejectedReply,
     from_arrays,
@@ -124,12 +126,12 @@ def _check_int(value: object) -> int:
 
 
 class EvaluationReply(NamedTuple):
-    """Correct predictions and samples on a site's test data, by class or as one total."""
+    """Correct predictions, or errors of numbers, and samples on a site's test data, by class or as one total."""
 
-    shared: Tensor  # (K,) or (1,)
+    shared: Tensor  # (K,) or (1,); errors have one more dimension of 2
     personal: Tensor | None  # None: the method has no personal model, or the site was never selected
-    total: Tensor  # like shared
-    class_spreads: tuple[float, float]  # std over the site's classes, of the shared and of the personal model
+    total: Tensor  # (K,) or (1,)
+    class_spreads: Tensor  # (2, scores): std over the site's classes, of the shared and of the personal model
 
 
 def encode_join_reply(site: int, classes: int, parts: Parts, personal_start: str = "last") -> RecordDict:
@@ -150,14 +152,16 @@ def encode_train_reply(parts: Parts, update: ClientUpdate, round: int) -> Record
 def encode_evaluation_reply(reply: EvaluationReply, round: int, by_class: bool) -> RecordDict:
     """A site's reply to `evaluate`; without `by_class`, only totals and spreads."""
 
-    def counts(values: Tensor) -> list[int]:
-        return [int(v) for v in (values if by_class else values.sum()[None])]
+    def counts(values: Tensor) -> list[int] | list[float]:
+        found: list[int] | list[float] = (values if by_class else values.sum(0, keepdim=True)).flatten().tolist()
+        return found
 
     values: dict[str, int | float | list[int] | list[float]] = {"round": round, "by-class": int(by_class)}
     values |= {"shared": counts(reply.shared), "total": counts(reply.total)}
     values |= {"personal": counts(reply.personal)} if reply.personal is not None else {}
     if not by_class:
-        values |= {"shared-spread": reply.class_spreads[0], "personal-spread": reply.class_spreads[1]}
+        shared_spread, personal_spread = reply.class_spreads.tolist()
+        values |= {"shared-spread": shared_spread, "personal-spread": personal_spread}
     return RecordDict({METRICS_RECORD: MetricRecord(values)})
 
 
@@ -167,14 +171,15 @@ def encode_failure(site: object) -> Error:
     return Error(code=_CLIENT_APP_RAISED, reason=f"site {site}" if is_number else "a site without a number")
 
 
-def class_spreads(shared: Tensor, personal: Tensor | None, total: Tensor) -> tuple[float, float]:
-    """The std of accuracy over a site's classes, in points, of the shared and of the personal model."""
-    return _class_spread(shared, total), _class_spread(shared if personal is None else personal, total)
-
-
-def _class_spread(correct: Tensor, total: Tensor) -> float:
-    spread = spread_in_clients(correct[None], total[None])  # empty without test data
-    return float(spread[0]) if len(spread) else 0.0
+def class_spreads(shared: Tensor, personal: Tensor | None, total: Tensor) -> Tensor:
+    """The std of each score over a site's classes, of the shared and of the personal model, (2, scores)."""
+    models = shared, shared if personal is None else personal
+    spreads = torch.zeros(2, len(scores_of(shared)), dtype=torch.float64)
+    for i, sums in enumerate(models):
+        for k, score in enumerate(scores_of(sums)):
+            if total.any():
+                spreads[i, k] = spread_in_clients(sums[None], total[None], score)[0]
+    return spreads
 
 
 # -- site → server: decode -------------------------------------------------------------------------------------------
@@ -243,19 +248,32 @@ def _declared(metrics: MetricRecord) -> dict[str, float]:
     return declared
 
 
-def decode_evaluation_reply(reply: Message, round: int, classes: int, max_samples: int) -> EvaluationReply:
-    """Decode a reply to `evaluate`."""
+def decode_evaluation_reply(
+    reply: Message, round: int, classes: int, max_samples: int, *, of_numbers: bool = False
+) -> EvaluationReply:
+    """Decode a reply to `evaluate`.
+
+    Args:
+        reply: the reply
+        round: the round that was evaluated
+        classes: the number of classes, or of ranges of the target
+        max_samples: a reply that claims more is rejected
+        of_numbers: whether the sums are errors of numbers
+    """
     metrics = reply_metrics(reply)
     _check_round(metrics, round)
     by_class = int_in(metrics, "by-class", 0, 1) == 1
     size = classes if by_class else 1
     total = _counts(metrics, "total", torch.full((size,), max_samples))
-    shared = _counts(metrics, "shared", total)
-    personal = _counts(metrics, "personal", total) if "personal" in metrics else None
+    read = _errors if of_numbers else _counts
+    shared = read(metrics, "shared", total)
+    personal = read(metrics, "personal", total) if "personal" in metrics else None
     if by_class:
         spreads = class_spreads(shared, personal, total)
     else:
-        spreads = (_points(metrics, "shared-spread"), _points(metrics, "personal-spread"))
+        scores, most = len(scores_of(shared)), math.inf if of_numbers else 50.0  # the std of numbers in [0, 100]
+        found = [_spreads(metrics, f"{model}-spread", scores, most) for model in ("shared", "personal")]
+        spreads = torch.tensor(found, dtype=torch.float64)
     return EvaluationReply(shared, personal, total, spreads)
 
 
@@ -280,11 +298,25 @@ def int_in(metrics: MetricRecord, key: str, low: int, high: int) -> int:
     return value
 
 
-def _points(metrics: MetricRecord, key: str) -> float:
-    value = metrics.get(key)
-    if not isinstance(value, float) or not 0 <= value <= 50:  # the largest population std of numbers in [0, 100]
-        raise RejectedReply(f"has a value of {key} that is not a number in 0 to 50")
-    return value
+def _spreads(metrics: MetricRecord, key: str, count: int, most: float) -> list[float]:
+    values = metrics.get(key)
+    if not isinstance(values, list) or len(values) != count:
+        raise RejectedReply(f"does not have {count} numbers in {key!r}")
+    if any(not isinstance(v, float) or not (0 <= v <= most and v < math.inf) for v in values):
+        raise RejectedReply(f"has a value of {key} that is not a number in 0 to {most:g}")
+    return [float(v) for v in values]
+
+
+def _errors(metrics: MetricRecord, key: str, total: Tensor) -> Tensor:
+    """Sums of absolute and squared errors, (K, 2); a class without samples has none."""
+    values = metrics.get(key)
+    count = 2 * len(total)
+    if not isinstance(values, list) or len(values) != count or not all(isinstance(v, float) for v in values):
+        raise RejectedReply(f"does not have {count} numbers in {key!r}")
+    sums = torch.tensor(values, dtype=torch.float64).reshape(-1, 2)
+    if not sums.isfinite().all() or (sums < 0).any() or (sums[total == 0] != 0).any():
+        raise RejectedReply(f"has impossible errors in {key!r}")
+    return sums
 
 
 def _check_round(metrics: MetricRecord, round: int) -> None:

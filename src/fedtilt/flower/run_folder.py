@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedtilt.data.groups import in_words
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.over_seeds import over_seeds
@@ -216,10 +217,12 @@ class ServerRunFolder:
 
     def record_evaluation(self, round: int, summary: Summary, counts: Counts, total: Tensor) -> None:
         """Add the metrics of a round, and the names of its rows and columns."""
-        class_names = self._info.class_names
+        class_names, group = self._info.class_names, self._info.label_group
+        is_by_class = total.shape[1] == len(class_names)  # otherwise some site withholds them
         self._run_folder.describe(
             clients=self._info.site_names,
-            classes=class_names if total.shape[1] == len(class_names) else ["all classes"],  # some site withholds them
+            classes=class_names if is_by_class else [f"all {in_words(group)}"],
+            group=group,
             has_outliers=self._info.has_outliers.nonzero()[:, 0].tolist(),
             constants=constants_of(self._model, self._parts),
             model=self._info.model_description,
@@ -256,6 +259,7 @@ class ServerRunFolder:
                     _net=self._model,
                     _parts=self._parts,
                     _server=state.server[self._method],  # what clients keep is on their sites
+                    _target=self._info.target,
                 )
             }
         )

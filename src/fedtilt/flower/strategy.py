@@ -272,9 +272,10 @@ class FedTiltStrategy(Strategy):
 
     def _record_evaluation(self, round: int, replies: Iterable[Message]) -> MetricRecord:
         classes, limit = len(self._info.class_names), self.policy.max_samples
+        of_numbers = self._info.target is not None
         accepted, rejected = collect_replies(
             replies, self._requested, self.membership,
-            lambda reply: decode_evaluation_reply(reply, round, classes, limit),
+            lambda reply: decode_evaluation_reply(reply, round, classes, limit, of_numbers=of_numbers),
         )  # fmt: skip
         for site in self._requested:
             if site not in accepted and site not in rejected:
@@ -290,7 +291,8 @@ class FedTiltStrategy(Strategy):
         metrics = summary.evaluated
         return MetricRecord(
             {
-                "accuracy": metrics.accuracy,
+                metrics.score: metrics.mean,
+                **({} if metrics.other is None else {metrics.other.score: metrics.other.mean}),
                 "client-fairness": metrics.client_fairness,
                 "client-data-fairness": list(metrics.client_data_fairness),
                 "worst": metrics.worst,

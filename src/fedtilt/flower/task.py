@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from fedtilt.data import Dataset, Federation, Outliers, Schema
 from fedtilt.data.division import split_validation
+from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Shape
 from fedtilt.data.tables.columns import Source
 from fedtilt.data.tables.summaries import Summary
+from fedtilt.data.targets import RANGE, NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.flower.schema.site_table import site_dataset, site_summary
 from fedtilt.methods import Method
@@ -39,17 +41,30 @@ class FederationInfo(NamedTuple):
     """What the server knows about the sites' data: no samples and no counts."""
 
     input_shape: Shape
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...]  # of the classes, or of the ranges of the target
     site_names: tuple[str, ...]
     has_outliers: Tensor  # (sites,) bool: sites whose training data gets simulated outliers
     data: str = "the sites' own"  # the name of the data set
     schema: Schema | None = None  # of the sites' tables, if they have tables
     recipe: Mapping[str, Any] | None = None  # name and arguments to build the model again; None: a custom model
+    target: NumericTarget | None = None  # the scale of the targets if they are numbers
+
+    @property
+    def outputs(self) -> int:
+        """The number of the model's outputs: one per class, or one number."""
+        return len(self.class_names) if self.target is None else 1
+
+    @property
+    def label_group(self) -> str:
+        """The name of the groups that follow from the targets: classes, or ranges."""
+        return CLASS if self.target is None else RANGE
 
     @property
     def model_description(self) -> dict[str, Any]:
         """How to build the model, and how tables become its input; for exports."""
         description: dict[str, Any] = {} if self.recipe is None else {"model": self.recipe}
+        if self.target is not None:
+            description["target"] = {"mean": self.target.mean, "deviation": self.target.deviation}
         return description | ({} if self.schema is None else {"schema": self.schema.to_json()})
 
     @property
@@ -149,11 +164,12 @@ class Task:
     def federation_info(self, resolved: ResolvedTask, schema: Schema | None = None) -> FederationInfo:
         """What the server knows about the sites; with a table function, by the schema that they agree on."""
         if self.table is not None or self.data is not None:
-            shape, classes = self.input_shape, self.class_names
+            shape, classes, target = self.input_shape, self.class_names, None
             if self.table is not None:
                 if schema is None:
                     raise InputError("a task with a table function needs the schema that the sites agree on")
-                shape, classes = (len(schema.inputs),), schema.classes or ()
+                shape, classes, target = (len(schema.inputs),), schema.classes or (), schema.numbers
+                classes = classes if target is None else target.names
             names = tuple(str(n) for n in range(resolved.spec.clients.count))
             return FederationInfo(
                 input_shape=shape,
@@ -161,7 +177,8 @@ class Task:
                 site_names=names,
                 has_outliers=torch.zeros(len(names), dtype=torch.bool),
                 schema=schema,
-                recipe=recipe(self.model_source(resolved), shape, len(classes)),
+                recipe=recipe(self.model_source(resolved), shape, len(classes) if target is None else 1),
+                target=target,
             )
         federation = federation_of(resolved.spec, resolved.spec.seed)
         return FederationInfo(
@@ -170,7 +187,8 @@ class Task:
             site_names=federation.client_names,
             has_outliers=federation.has_outliers,
             data=federation.dataset.name,
-            recipe=recipe(self.model_source(resolved), federation.input_shape, federation.classes),
+            recipe=recipe(self.model_source(resolved), federation.input_shape, federation.outputs),
+            target=federation.target,
         )
 
     def model_source(self, resolved: ResolvedTask) -> ModelSource:
@@ -180,7 +198,7 @@ class Task:
     def initial_model(self, resolved: ResolvedTask, info: FederationInfo) -> tuple[nn.Module, Parts]:
         """The model with its initial weights and its parts, on the server."""
         net, parts = build_initial_model(
-            self.model_source(resolved), info.input_shape, len(info.class_names), resolved.settings
+            self.model_source(resolved), info.input_shape, info.outputs, resolved.settings
         )
         return net, parts.keeping(resolved.method.local)
 
@@ -230,6 +248,11 @@ class Task:
             raise InputError(
                 "the data function returns a table, whose columns other sites may have in another order; give the task "
                 "a table function instead, and the sites agree on a schema"
+            )
+        if data.target is not None:
+            raise InputError(
+                "the data function returns numbers as targets, whose scale the sites must agree on; give the task a "
+                "table function instead"
             )
         shape = self.input_shape if isinstance(self.input_shape, dict) else tuple(self.input_shape)
         if data.input_shape != shape or data.classes != len(self.class_names):
@@ -307,8 +330,9 @@ def _single_site_federation(data: Dataset, number: int, spec: Spec) -> Federatio
     def index(samples: int) -> list[Tensor]:
         return [torch.arange(samples) if n == number else no_rows for n in range(sites)]
 
+    labels = data.labels("train")
     train, validation = split_validation(
-        data.y_train, index(len(data.y_train)), clients.max_train, clients.validation, spec.seed
+        labels, index(len(data.y_train)), clients.max_train, clients.validation, spec.seed
     )
     return Federation(
         dataset=data,
@@ -317,6 +341,6 @@ def _single_site_federation(data: Dataset, number: int, spec: Spec) -> Federatio
         train_index=train,
         validation_index=validation,
         test_index=index(len(data.y_test)),
-        client_classes=[data.y_train.unique()] * sites,
+        client_classes=[labels.unique()] * sites,
         has_outliers=torch.zeros(sites, dtype=torch.bool),
     )

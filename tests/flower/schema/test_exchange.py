@@ -116,7 +116,7 @@ def test_groups_of_tables_give_the_simulators_models(tilts: str, tmp_path: Path)
     spec = SPEC.replace("tau = 1.0", tilts).replace('drop = ["patient"]', 'drop = ["patient"]\ngroup = ["ward"]')
     Deployment(write(tmp_path / "data", north_and_south(), spec), tmp_path).run()
     result = run_spec(load(tmp_path / "data/spec.toml"), tmp_path / "simulated")[0]["fedtilt"]
-    assert list(result.groups) == ["class", "ward"]
+    assert list(result.groups) == ["ward", "class"]
     simulated, deployed = (RunFolder(tmp_path / name / "seed-0").latest() for name in ("simulated", "run"))
     torch.testing.assert_close(*(state.server["fedtilt"]["parameters"] for state in (deployed, simulated)))
     assert server_schema(tmp_path).group == ("ward",)
@@ -164,7 +164,7 @@ def test_a_summary_has_counts_and_no_cells(hospitals: Deployment) -> None:
     for reply, frame in zip(replies, frames.values(), strict=True):
         (text,) = reply.content["config"].values()
         summary = json.loads(text)
-        assert set(summary) == {"site", "rows", "classes", "columns"}
+        assert set(summary) == {"site", "rows", "classes", "columns", "numbers"}
         assert [c["name"] for c in summary["columns"]] == [n for n in frame if n not in ("patient", "diagnosis")]
         assert "the only one" not in text
         assert not any(patient in text for patient in frame["patient"])
@@ -399,3 +399,42 @@ def test_a_data_function_with_other_class_orders(tmp_path: Path) -> None:
     table = replace(task, data=lambda _: frame, input_shape=frame.input_shape)
     with pytest.raises(ft.InputError, match="the data function returns a table.*give the task a table function"):
         table.site_federation(table.resolve({}), 0, {})
+
+
+NUMBERS_SPEC = SPEC.replace("[data]", 'task = "regression"\n[data]').replace('"diagnosis"', '"days"')
+
+
+def stays() -> dict[str, "pandas.DataFrame"]:
+    """Tables with a number as target."""
+    frames = north_and_south()
+    for seed, (name, frame) in enumerate(frames.items()):
+        rng = np.random.default_rng(seed)
+        days = frame["age"].fillna(50) / 5 + rng.normal(0, 2, len(frame))
+        frames[name] = frame.assign(days=days.round(2)).drop(columns="diagnosis")
+    return frames
+
+
+@pytest.mark.parametrize("declare_classes", [True, False])
+def test_numbers_as_targets_give_the_simulators_models_and_scores(declare_classes: bool, tmp_path: Path) -> None:
+    deployment = Deployment(write(tmp_path / "data", stays(), NUMBERS_SPEC), tmp_path)
+    configs = None if declare_classes else {0: {"declare-classes": False}}
+    deployment.run(node_config=configs)
+    run_spec(load(tmp_path / "data/spec.toml"), tmp_path / "simulated")
+    simulated, deployed = (RunFolder(tmp_path / name / "seed-0").latest() for name in ("simulated", "run"))
+    torch.testing.assert_close(*(state.server["fedtilt"]["parameters"] for state in (deployed, simulated)))
+    schema = server_schema(tmp_path)
+    assert schema == read_schema(tmp_path / "simulated")
+    pooled = ft.data.table(
+        pandas.concat([frame.assign(hospital=name) for name, frame in stays().items()], ignore_index=True),
+        target="days", client="hospital", drop=["patient"], task="regression",
+    )  # fmt: skip
+    assert schema.numbers.mean == pytest.approx(float(pooled.y_train.double().mean()))
+    deployed, simulated = (read_json(tmp_path / name / "results.json")["methods"] for name in ("run", "simulated"))
+    for key in ("mae", "rmse", "client_fairness", "client_data_fairness_mean", "rmse_client_data_fairness_mean"):
+        assert deployed["fedtilt"][key]["mean"] == pytest.approx(simulated["fedtilt"][key]["mean"], rel=1e-5)
+    assert "accuracy" not in deployed["fedtilt"]
+    (text,) = [path.read_text() for path in (tmp_path / "state/0").rglob("report.txt")]
+    assert "MAE on this site's test data" in text
+    assert export_model(tmp_path / "run", "fedtilt").metadata["target"] == (
+        f'{{"mean": {schema.numbers.mean}, "deviation": {schema.numbers.deviation}}}'
+    )

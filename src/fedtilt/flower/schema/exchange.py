@@ -65,8 +65,9 @@ def agree_on_schema(
     schema = merge([summaries[site] for site in sorted(summaries)], known)
     _check(schema)
     _log.info(
-        "%d of %d sites agree on a schema: %d inputs, %d classes",
-        len(summaries), sites, len(schema.inputs), len(schema.classes or ()),
+        "%d of %d sites agree on a schema: %d inputs, %s",
+        len(summaries), sites, len(schema.inputs),
+        "numbers as targets" if schema.is_regression else f"{len(schema.classes or ())} classes",
     )  # fmt: skip
     return schema
 
@@ -110,7 +111,9 @@ def _ask(
 
 
 def _check(schema: Schema) -> None:
-    if len(schema.classes or ()) < 2:
+    if schema.is_regression and schema.numbers is None:
+        raise InputError(f"target = {schema.target!r} has no value at any site; regression needs numbers")
+    if not schema.is_regression and len(schema.classes or ()) < 2:
         raise InputError(
             f"target = {schema.target!r} has one class, {', '.join(schema.classes or ())!r}, at all sites together; it "
             "needs two or more"

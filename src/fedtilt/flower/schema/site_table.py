@@ -39,7 +39,7 @@ def site_summary(spec: Spec, source: Source, number: int, *, shared: bool) -> Su
 
 def _check_few_values(summary: Summary, min_count: int) -> None:
     """Refuse to send the mean of so few values that it reveals them."""
-    for column in summary.columns:
+    for column in (*summary.columns, *([] if summary.numbers is None else [summary.numbers])):
         if column.mean is not None and column.rows < min_count:
             text = (
                 f"has fewer than {min_count} training rows with a value in column {column.name!r}, whose mean would "
@@ -58,7 +58,9 @@ def site_dataset(spec: Spec, source: Source, number: int, schema: Schema, *, sha
 
 
 def _withheld(known: Schema) -> SchemaMismatch:
-    what = "columns" if not known.columns else "classes" if known.classes is None else "statistics of its columns"
+    target = known.numbers if known.is_regression else known.classes
+    missing = "numbers of its target" if known.is_regression else "classes"
+    what = "columns" if not known.columns else missing if target is None else "statistics of its columns"
     text = f"withholds its summary (share-summary = false), and the project's schema has no {what}"
     return SchemaMismatch(f"this site {text}; write data.schema with fedtilt data schema", difference=text)
 
@@ -81,7 +83,8 @@ def _differences(spec: Spec, source: Source, schema: Schema | None, *, shared: b
 def _difference(spec: Spec, source: Source, schema: Schema | None, *, shared: bool) -> str | None:
     """The first difference between a table and the schema; without `shared`, in the names of the schema alone."""
     known = known_schema_of(spec)
-    columns = read_columns(source, text=[name for name in (known.target,) if name is not None])
+    as_text = [] if known.target is None or known.is_regression else [known.target]
+    columns = read_columns(source, text=as_text)
     for role, name in known.roles:
         if role != "client" and name not in columns.header:
             return f"has no column {name!r}, which is the {role}"
@@ -97,6 +100,8 @@ def _difference(spec: Spec, source: Source, schema: Schema | None, *, shared: bo
     for column in expected:
         if column.name in columns.header and not _can_read(columns, column.name, column.kind, column.format):
             return f"has cells in column {column.name!r} that are no {column.kind}"
+    if known.is_regression and known.target is not None and not _can_read(columns, known.target, "number", None):
+        return f"has cells in column {known.target!r} that are no number"
     classes = (schema or known).classes
     if classes is not None and known.target is not None:
         unknown = [name for name in read_names(columns, known.target)[1] if name not in classes]

@@ -1,4 +1,4 @@
-"""A site's report: accuracy by class of the shared and the personal model, and suspects. It never leaves the site."""
+"""A site's report: scores by class or range of its models, and suspects. It never leaves the site."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +9,8 @@ from torch import Tensor
 from fedtilt.audit.samples import audit_samples
 from fedtilt.audit.suspects_file import suspects_csv
 from fedtilt.data import Federation
+from fedtilt.data.groups import in_words
+from fedtilt.evaluation.scores import ACCURACY, Score, scores_of
 from fedtilt.files import write_bytes, write_json
 from fedtilt.parts import Tensors
 from fedtilt.rounds.client_states import ClientStates
@@ -25,40 +27,34 @@ def write_report(
     Args:
         folder: where to write them
         round: the evaluated round
-        class_names: K names
-        shared: (K,) correct predictions of the shared model
-        personal: (K,) correct predictions of the personal model, or None if there is none
+        class_names: K names of classes, or of ranges of the target
+        shared: (K, …) correct predictions or errors of the shared model
+        personal: (K, …) the same of the personal model, or None if there is none
         total: (K,) test samples
         history_id: the id of the training history, which tells the reports of different runs apart
         kept: names of the tensors that the site keeps, such as "personal"
         file: the file they are in, or None if there is none
         damage: why the site starts again without what it kept
     """
-    rows = [
-        {
-            "class": class_names[k],
-            "samples": int(total[k]),
-            "shared": _percent(shared[k], total[k]),
-            "personal": None if personal is None else _percent(personal[k], total[k]),
-        }
-        for k in range(len(total))
-        if total[k]
-    ]
-    all_classes = {
-        "class": "all",
-        "samples": int(total.sum()),
-        "shared": _percent(shared.sum(), total.sum()),
-        "personal": None if personal is None else _percent(personal.sum(), total.sum()),
-    }
+    score = scores_of(shared)[0]
+    group = "class" if score is ACCURACY else "range"
+
+    def row(name: str, part: slice) -> dict[str, Any]:
+        samples = total[part].sum()
+        values = [None if s is None else _value(score, s[part].sum(0), samples) for s in (shared, personal)]
+        return {group: name, "samples": int(samples), "shared": values[0], "personal": values[1]}
+
+    rows = [row(class_names[k], slice(k, k + 1)) for k in range(len(total)) if total[k]]
+    all_classes = row("all", slice(None))
     stored = None if file is None else str(file)
     report = {
-        "round": round, "history": history_id, "accuracy": all_classes, "classes": rows, "kept": list(kept),
+        "round": round, "history": history_id, score.name: all_classes, in_words(group): rows, "kept": list(kept),
         "file": stored, **({} if damage is None else {"damage": damage}),
     }  # fmt: skip
     write_json(folder / "report.json", report)
     what = ", ".join(_KEPT[name] for name in kept if name in _KEPT)
     last_line = damage or f"kept on this site: {f'{what} in {stored}' if stored else 'nothing'}"
-    write_bytes(folder / "report.txt", _text(round, [*rows, all_classes], last_line).encode())
+    write_bytes(folder / "report.txt", _text(round, score, group, [*rows, all_classes], last_line).encode())
 
 
 def write_suspects(folder: Path, federation: Federation, site: int, method: str, kept: Tensors) -> int:
@@ -70,17 +66,18 @@ def write_suspects(folder: Path, federation: Federation, site: int, method: str,
     return len(suspects)
 
 
-def _percent(correct: Tensor, samples: Tensor) -> float | None:
-    return 100 * int(correct) / int(samples) if samples else None
+def _value(score: Score, sums: Tensor, samples: Tensor) -> float | None:
+    return float(score.values(sums, samples)) if samples else None
 
 
-def _text(round: int, rows: Sequence[dict[str, Any]], last_line: str) -> str:
-    width = max(len("class"), *(len(str(row["class"])) for row in rows))
-    lines = [f"round {round}: accuracy in % on this site's test data", ""]
-    lines += [f"{'class':<{width}}  {'samples':>8}  {'shared':>7}  {'personal':>8}"]
+def _text(round: int, score: Score, group: str, rows: Sequence[dict[str, Any]], last_line: str) -> str:
+    width = max(len(group), *(len(str(row[group])) for row in rows))
+    unit = f" in {score.unit}" if score.unit else ""
+    lines = [f"round {round}: {score.title}{unit} on this site's test data", ""]
+    lines += [f"{group:<{width}}  {'samples':>8}  {'shared':>7}  {'personal':>8}"]
     for row in rows:
         shared, personal = (_format_percent(row[key]) for key in ("shared", "personal"))
-        lines.append(f"{row['class']:<{width}}  {row['samples']:>8}  {shared:>7}  {personal:>8}")
+        lines.append(f"{row[group]:<{width}}  {row['samples']:>8}  {shared:>7}  {personal:>8}")
     lines += ["", last_line, ""]
     return "\n".join(lines)
 

@@ -138,9 +138,7 @@ class Site:
                             f"training diverged in round {round}: the model {reason}; lower train.lr or the tilts"
                         )
             by_model = dict(zip(jobs, results, strict=True))
-            update, kept = finish(
-                method, jobs, by_model, before, parts=parts, settings=settings, samples=self.samples
-            )
+            update, kept = finish(method, jobs, by_model, before, parts=parts, settings=settings, samples=self.samples)
             if settings.audit:
                 kept |= self._collect(jobs, by_model, before, round)
                 suspects = write_suspects(self.folder, self.federation, self.number, method.name, kept)
@@ -173,7 +171,8 @@ class Site:
             kept, damage = self._read(stored)
             if stored is not None and kept:
                 client_states.put((method.name, self.number), stored.round, kept)
-            evaluator = Evaluator(self.federation, self.model.to(device), self.parts, device)
+            by = self.federation.label_group
+            evaluator = Evaluator(self.federation, self.model.to(device), self.parts, device, by=by)
             server = {name: tensor.to(device) for name, tensor in received.items()}
             counts = evaluator.all_counts([method], FederationState(round, {method.name: server}, client_states))[
                 method.name
