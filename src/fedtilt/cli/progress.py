@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from fedtilt.cli.console import Console
 from fedtilt.cli.tables import best_methods, progress_table
-from fedtilt.cluster.tasks import TaskProgress
+from fedtilt.cluster.tasks import TaskProgress, describe_tasks
 from fedtilt.evaluation.summary import Summary
 from fedtilt.runs.callback import Callback, RunStart
 from fedtilt.simulation import Round
@@ -84,7 +84,7 @@ class _Lines(_Notices):
     def on_tasks(self, running: Mapping[str, TaskProgress], done: int, total: int) -> None:
         if time.monotonic() - self._tasks_shown >= TASKS_SECONDS or done == total:
             self._tasks_shown = time.monotonic()
-            self._print(tasks_line(running, done, total))
+            self._print(describe_tasks(running, done, total))
 
     def _show_backend(self, round: Round) -> None:
         line = f"backend: {round.backend.describe()}"
@@ -146,19 +146,6 @@ def handle_interrupt(console: Console) -> Iterator[Callable[[], bool]]:
     finally:
         if is_default:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def tasks_line(running: Mapping[str, TaskProgress], done: int, total: int) -> str:
-    """What runs where on a cluster.
-
-    >>> tasks_line({"seed 3": TaskProgress("10.0.0.2", 5, 50, "fedtilt 91.2 %")}, 2, 4)
-    '2/4 done; seed 3: 5/50 on 10.0.0.2, fedtilt 91.2 %'
-    """
-    parts = [
-        f"{name}: {f'{p.done}/{p.total}' if p.total else 'starts'} on {p.node}{f', {p.latest}' if p.latest else ''}"
-        for name, p in running.items()
-    ]
-    return "; ".join([f"{done}/{total} done", *parts])
 
 
 def _line(r: Round, rounds: int, summaries: Mapping[str, Summary] | None) -> str:

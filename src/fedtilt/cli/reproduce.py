@@ -16,10 +16,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table as RichTable
 
 from fedtilt.cli.console import Console, echo, escape
-from fedtilt.cli.progress import TASKS_SECONDS, tasks_line
+from fedtilt.cli.progress import TASKS_SECONDS
 from fedtilt.cli.run import AsJson, Quiet
 from fedtilt.cluster.tasks import OnProgress as OnTasks
-from fedtilt.cluster.tasks import TaskProgress
+from fedtilt.cluster.tasks import TaskProgress, describe_tasks
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
 from fedtilt.reproduction import NAMES, Options, ReproductionResult
@@ -247,7 +247,7 @@ def _print_tasks(console: Console) -> OnTasks:
         nonlocal shown
         if time.monotonic() - shown >= TASKS_SECONDS or done == total:
             shown = time.monotonic()
-            console.print(tasks_line(running, done, total), markup=False)
+            console.print(describe_tasks(running, done, total), markup=False)
 
     return on_tasks
 

@@ -36,7 +36,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.
 
 
 Out = Annotated[Path | None, typer.Option("--out", help="The run folder (default: a new folder in runs/).")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:all (all GPUs of this machine).")]
 Seed = Annotated[int | None, typer.Option(help="The first seed.")]
 Cluster = Annotated[
     str | None,

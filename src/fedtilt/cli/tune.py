@@ -11,6 +11,7 @@ import typer
 from fedtilt.cli.console import Console, echo
 from fedtilt.cli.run import (
     AsJson,
+    Cluster,
     DataDir,
     Device,
     Out,
@@ -70,6 +71,7 @@ def tune(
     out: Out = None,
     data_dir: DataDir = None,
     device: Device = None,
+    cluster: Cluster = None,
     seed: Seed = None,
     seeds: Seeds = None,
     quiet: Quiet = False,
@@ -81,7 +83,7 @@ def tune(
     Settings train together, and weak ones are stopped early. The recommended spec is written into the run folder.
     Validation data is a share of every client's training data; test data is not used to choose.
     """
-    base = load(spec, overrides=overrides_of(settings, data_dir), seed=seed, seeds=seeds, device=device)
+    base = load(spec, overrides=overrides_of(settings, data_dir, cluster), seed=seed, seeds=seeds, device=device)
     folder = out or new_folder(f"{base.name}-tune")
 
     def search(callbacks: TuningCallbacks) -> Tuning:

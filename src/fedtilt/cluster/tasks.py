@@ -26,6 +26,19 @@ class TaskProgress(NamedTuple):
     latest: str = ""  # the latest result in a few words
 
 
+def describe_tasks(running: Mapping[str, TaskProgress], done: int, total: int) -> str:
+    """What runs where, in one line.
+
+    >>> describe_tasks({"seed 3": TaskProgress("10.0.0.2", 5, 50, "fedtilt 91.2 %")}, 2, 4)
+    '2/4 done; seed 3: 5/50 on 10.0.0.2, fedtilt 91.2 %'
+    """
+    parts = [
+        f"{name}: {f'{p.done}/{p.total}' if p.total else 'starts'} on {p.node}{f', {p.latest}' if p.latest else ''}"
+        for name, p in running.items()
+    ]
+    return "; ".join([f"{done}/{total} done", *parts])
+
+
 Report = Callable[[int, int, str], None]  # steps done, steps in total, the latest result in a few words
 Task = Callable[[Report, Callable[[str], None]], Any]  # takes what to call with its progress, and with messages
 OnProgress = Callable[[Mapping[str, TaskProgress], int, int], None]  # running tasks, tasks done, tasks in total

@@ -299,8 +299,8 @@ class Spec(SpecTable):
     )
     device: Annotated[str, AfterValidator(_check_device)] = Field(
         default="auto",
-        description="the device to train on; auto: CUDA if available",
-        json_schema_extra=allowed_text("auto, cpu, cuda or cuda:N"),
+        description="the device to train on; auto: CUDA if available; cuda:all: all GPUs of this machine",
+        json_schema_extra=allowed_text("auto, cpu, cuda, cuda:N or cuda:all"),
     )
     data: DataSpec = Field(default=DataSpec(), description="the data set")
     clients: ClientsSpec = Field(default=ClientsSpec(), description="how the data is divided among clients")

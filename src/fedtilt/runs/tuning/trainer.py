@@ -4,6 +4,7 @@ In a folder, search/stage-2/0-seed-1.safetensors has the scores of some settings
 same name their models, until the next stage is over. search/progress.json has the settings that diverged.
 """
 
+import copy
 import math
 import shutil
 import time
@@ -15,6 +16,7 @@ from fedtilt.errors import Diverged
 from fedtilt.files import read_json, write_json
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.runs.run import Notice
+from fedtilt.runs.tuning.cluster_trials import Trial, settings_in_task, train_trials_on_cluster
 from fedtilt.runs.tuning.objectives import Scores
 from fedtilt.runs.tuning.subject import Recipe, Subject
 from fedtilt.runs.tuning.training import Storage, groupings_of, read_scores, train_until, write_scores
@@ -79,11 +81,35 @@ class Trainer:
                 same[0].append(name)
             else:
                 groups.append([name])
+        self._train_on_cluster(stage, groups)
         for group in groups:
             by_seed = {seed: self._train_seed(stage, group, seed) for seed in self._subject.seeds}
             for name in self._left(group, stage):
                 stage.scores[name] = {seed: scores[name] for seed, scores in by_seed.items()}
             self.save()
+
+    def _train_on_cluster(self, stage: Stage, groups: Sequence[Sequence[str]]) -> None:
+        """On a cluster, train what is not finished in parallel; `train` then reads its scores."""
+        settings = self._recipes[groups[0][0]].settings if groups else None
+        if self.folder is None or settings is None or not settings.on_cluster:
+            return
+        trials = {
+            f"{group[0]}, seed {seed}": (group, seed)
+            for group in groups
+            for seed in self._subject.seeds
+            if not self._trial_folder(stage, group, seed).with_suffix(".safetensors").exists()
+        }
+        if len(trials) > 1:  # one alone has its clients trained in parallel
+            self.folder.mkdir(parents=True, exist_ok=True)
+            trainer = _TaskTrainer(copy.copy(self), stage)
+            self.diverged |= train_trials_on_cluster(
+                trainer, trials, self.folder.absolute(), settings, stage.rounds, self._notice
+            )
+
+    def _trial_folder(self, stage: Stage, group: Sequence[str], seed: int) -> Path:
+        assert self.folder is not None
+        part = list(self._recipes).index(group[0])  # names the group
+        return self.folder / f"stage-{stage.number}" / f"{part}-seed-{seed}"
 
     def _left(self, names: Sequence[str], stage: Stage) -> list[str]:
         """Those that have not diverged up to a stage."""
@@ -93,8 +119,7 @@ class Trainer:
         """Train settings together on one seed; what diverges is left out, and the others start this stage again."""
         folder = None
         if self.folder is not None:
-            part = list(self._recipes).index(group[0])  # names the group
-            folder = self.folder / f"stage-{stage.number}" / f"{part}-seed-{seed}"
+            folder = self._trial_folder(stage, group, seed)
             if (done := folder.with_suffix(".safetensors")).exists():
                 return self._finished(folder, done, seed)
         while names := self._left(group, stage):
@@ -131,3 +156,31 @@ class Trainer:
         for path in folder.iterdir() if folder is not None and folder.exists() else ():
             if path.is_dir():
                 shutil.rmtree(path)
+
+
+class _TaskTrainer:
+    """A copy of a trainer for a task of a cluster, where every setting trains in one process."""
+
+    def __init__(self, trainer: Trainer, stage: Stage) -> None:
+        trainer._recipes = {
+            name: recipe._replace(settings=settings_in_task(recipe.settings))
+            for name, recipe in trainer._recipes.items()
+        }
+        trainer._on_round, trainer._notice = _ignore, _ignore  # those of this process do not travel
+        trainer.folder = None if trainer.folder is None else trainer.folder.absolute()
+        trainer.diverged = dict(trainer.diverged)
+        self._trainer, self._stage = trainer, stage
+
+    @property
+    def diverged(self) -> dict[str, int]:
+        """The settings that diverged → the number of the stage."""
+        return self._trainer.diverged
+
+    def train_trial(self, trial: Trial, on_round: Callable[[Round], None], notice: Notice) -> None:
+        """Train it, and write its scores into the folder of the search."""
+        self._trainer._on_round, self._trainer._notice = on_round, notice
+        self._trainer._train_seed(self._stage, *trial)
+
+
+def _ignore(_: object) -> None:
+    """No-op."""
