@@ -77,7 +77,7 @@ WRONG_VALUES = [
     (["seed=-1"], r"seed = -1 "),
     (["seeds=0"], r"seeds = 0 "),
     (["name=a/b"], r"name = 'a/b' is not possible; give a plain name"),
-    (["device=gpu"], r"device = 'gpu' is not possible; give auto, cpu, cuda or cuda:N"),
+    (["device=gpu"], r"device = 'gpu' is not possible; give auto, cpu, cuda, cuda:N or cuda:all"),
     (["storage.checkpoint_seconds=-1"], r"storage.checkpoint_seconds = -1 "),
     (["methods.ditto.mu=-1"], r"methods.ditto.mu = -1 is not possible; give a number ≥ 0"),
     (["methods.ditto.mu=1e9"], r"mu = 1e\+09 of method 'ditto' with learning rate 0.002 diverges"),
