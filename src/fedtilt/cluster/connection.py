@@ -61,7 +61,8 @@ def connected(address: str) -> Iterator[Any]:
         ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises plain ones, such as for a node that takes too long to start
         reason = " ".join(str(error).split())
-        raise InputError(f"Ray cannot connect to cluster {address!r} ({reason}); check it with ray status") from error
+        remedy = "is this machine too busy?" if address in ("auto", "local") else "check the cluster with ray status"
+        raise InputError(f"Ray cannot start or connect to cluster {address!r} ({reason}); {remedy}") from error
     try:
         yield ray
     finally:
