@@ -8,7 +8,7 @@ import torch
 
 import fedtilt as ft
 from fedtilt.errors import InputError
-from fedtilt.runs.tuning.search import Progress
+from fedtilt.runs.tuning.search import Progress, Search
 from fedtilt.runs.tuning.subject import SpecSubject
 from fedtilt.runs.tuning.tune import parse_duration
 from fedtilt.spec import load
@@ -113,6 +113,25 @@ def test_the_budget_ends_a_search_with_what_it_has() -> None:
     assert tuning.keep_yours
     assert tuning.reason == "keep yours: the budget ended before any setting was compared"
     assert not tune(over={"lam": [-2]}, budget="1h").out_of_time
+
+
+def test_a_search_that_its_budget_has_shortened_goes_on_as_it_was_planned(tmp_path: Path, monkeypatch) -> None:
+    options = {"over": {"lam": [-2, -1, 0, 1, 5]}, "budget": 1000.0, "out": tmp_path / "search", "rounds": 8}
+    monkeypatch.setattr(Search, "_affordable", lambda self, until, start, settings: min(until, 5))
+
+    def kill(step: Progress) -> None:
+        if step.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(**options, on_progress=kill)
+    monkeypatch.undo()  # now there would be time for all rounds
+    tuning = tune(**options)
+    assert tuning.compared_rounds == 5
+    assert values(tune(**options)) == values(tuning)
+
+
+def test_durations() -> None:
     assert [parse_duration(text) for text in ("90s", "1.5 h", "5m", 2)] == [90, 5400, 300, 2]
 
 

@@ -13,17 +13,13 @@ from fedtilt.runs.tuning.halving import Rung, rungs
 from fedtilt.runs.tuning.objectives import Constraint, Objective, front_objectives, main_objective, values_of
 from fedtilt.runs.tuning.sampler import Sampler, distributions
 from fedtilt.runs.tuning.subject import Recipe, Subject, candidate_name
-from fedtilt.runs.tuning.trainer import SplitScores, Stage, Trainer
+from fedtilt.runs.tuning.trainer import OutOfTime, SplitScores, Stage, Trainer
 from fedtilt.runs.tuning.training import Storage
 from fedtilt.simulation import Round
 
 TOGETHER = 16  # settings that train together, and that are sampled at a time
 _FIRST_SHARE = 0.25  # of the budget, for the first stage
 _SAFETY = 0.9  # of the budget, for training; the rest is for comparing settings
-
-
-class OutOfTime(Exception):
-    """The budget is spent."""
 
 
 class Plan(NamedTuple):
@@ -156,7 +152,8 @@ class Search:
                 self._next_stage(rung)
         except OutOfTime:
             self.out_of_time = True
-        self._trainer.save()
+        self._trainer.ended = True
+        self._trainer.save()  # before the models are deleted
         for stage in self.stages:
             self._trainer.delete_models(stage)
         if self.impossible:
@@ -167,12 +164,20 @@ class Search:
 
     def _first_stage(self, until: int) -> None:
         self.stages.append(Stage(1, until, {}))
+        done = 0
         for names in self._batches():
-            tried = len(self.stages[0].scores)
-            if tried and self.plan.budget is not None and self.seconds > _FIRST_SHARE * self.plan.budget:
+            if done == self._trainer.batches or (done and self._first_share_is_spent()):
+                tried = len(self.stages[0].scores)
                 self._notice(f"{tried} settings were tried; the rest of the budget is for training the best further")
-                return
+                break
             self._trainer.train(self.stages[0], names)
+            done += 1
+        self._trainer.batches = done
+        self._trainer.save()
+
+    def _first_share_is_spent(self) -> bool:
+        is_over = self._trainer.batches is not None  # in an earlier process
+        return not is_over and self.plan.budget is not None and self.seconds > _FIRST_SHARE * self.plan.budget
 
     def _batches(self) -> Iterator[Sequence[str]]:
         """Settings in the order in which they are tried; Optuna learns the values of a batch before it samples more."""
@@ -198,9 +203,13 @@ class Search:
         before = self.stages[-1]
         best = [name for name in self.order(before) if name != self.yours][: rung.settings]
         names = [name for name in (self.yours, *best) if name in before.scores]
-        until = self._affordable(rung.rounds, before.rounds, len(names))
+        planned = self._trainer.rounds[before.number - 1 :]  # of this stage and later ones, by an earlier process
+        until = planned[0] if planned else self._affordable(rung.rounds, before.rounds, len(names))
         if until <= before.rounds:
             raise OutOfTime
+        if not planned:
+            self._trainer.rounds.append(until)
+            self._trainer.save()
         self.stages.append(Stage(before.number + 1, until, {}))
         for batch in _batched(names):
             self._trainer.train(self.stages[-1], batch)
@@ -228,11 +237,12 @@ class Search:
     @property
     def compared(self) -> Stage:
         """The last stage that has the user's setting and another one; if there is none, the first."""
-        complete = [stage for stage in self.stages if len(stage.scores) > 1 and self._has_yours(stage)]
+        complete = [
+            stage
+            for stage in self.stages
+            if (self.yours in stage.scores or self.yours in self.diverged) and set(stage.scores) - {self.yours}
+        ]
         return complete[-1] if complete else self.stages[0]
-
-    def _has_yours(self, stage: Stage) -> bool:
-        return self.yours in stage.scores or self.yours in self.diverged
 
     @property
     def diverged(self) -> Mapping[str, int]:

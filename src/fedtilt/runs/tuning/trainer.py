@@ -1,7 +1,8 @@
 """Trains the settings of a search, stage by stage: those with the same training settings together, seed by seed.
 
 In a folder, search/stage-2/0-seed-1.safetensors has the scores of some settings after stage 2, and the folder of the
-same name their models, until the next stage is over. search/progress.json has the settings that diverged.
+same name their models, until the next stage is over. search/progress.json has what a search that goes on has to know:
+the settings that diverged, and what the budget has decided.
 """
 
 import copy
@@ -24,6 +25,10 @@ from fedtilt.simulation import Round
 from fedtilt.storage.run_folder import RunFolder
 
 SplitScores = Mapping[int, Mapping[str, Scores]]  # seed → "validation" or "test" → scores of one setting
+
+
+class OutOfTime(Exception):
+    """The budget is spent."""
 
 
 class Stage(NamedTuple):
@@ -55,6 +60,9 @@ class Trainer:
         self.folder = None if storage.folder is None else storage.folder / "search"
         record = read_json(self._record) if self._record and self._record.exists() else {}
         self.diverged: dict[str, int] = dict(record.get("diverged", {}))  # setting → number of the stage
+        self.batches: int | None = record.get("batches")  # of the first stage; None: it is not over
+        self.rounds: list[int] = list(record.get("rounds", []))  # of the stages after the first, so far
+        self.ended: bool = record.get("ended", False)  # whether the search is over, and its models are deleted
         self._seconds_before = float(record.get("seconds", 0.0))  # of this search, in earlier processes
         self._started = time.monotonic()
 
@@ -68,9 +76,10 @@ class Trainer:
         return self._seconds_before + time.monotonic() - self._started
 
     def save(self) -> None:
-        """Write what diverged, and how long the search has taken."""
+        """Write what a search that goes on has to know."""
         if self._record is not None:
-            write_json(self._record, {"seconds": self.seconds, "diverged": self.diverged})
+            keys = ("seconds", "diverged", "batches", "rounds", "ended")
+            write_json(self._record, {key: getattr(self, key) for key in keys})
 
     def train(self, stage: Stage, names: Sequence[str]) -> None:
         """Train settings to the end of a stage, and add their scores to it."""
@@ -122,6 +131,8 @@ class Trainer:
             folder = self._trial_folder(stage, group, seed)
             if (done := folder.with_suffix(".safetensors")).exists():
                 return self._finished(folder, done, seed)
+        if self.ended:
+            raise OutOfTime
         while names := self._left(group, stage):
             settings = self._recipes[names[0]].settings
             prepared = self._subject.prepare(seed, [self._recipes[name].method for name in names], settings)
