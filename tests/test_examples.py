@@ -103,6 +103,11 @@ def test_local_deployment() -> None:
     assert [line.split()[3] for line in lines if line.startswith("$ fedtilt deploy")] == ["new", "up", "run", "down"]
 
 
+@pytest.mark.slow
+def test_cluster() -> None:
+    assert output_of("cluster").splitlines()[-1] == "the same bits: True"
+
+
 def _heights(figure: Path) -> list[list[float]]:
     """The heights of the points of every line of a figure, upwards."""
     lines = re.findall(r'points="([^"]*)"', figure.read_text())
