@@ -5,6 +5,7 @@ from typing import Any
 
 from fedtilt.csv_text import csv_text
 from fedtilt.evaluation.statistics import PairedDifference
+from fedtilt.markdown_text import markdown_table, markdown_text
 from fedtilt.report.compare import VIEWS, Metric, Row, SeedValues, best_and_tied, comparison_tables, metrics_of
 from fedtilt.report.run_reader import Run
 from fedtilt.report.summary import cautions, certificates, facts, headline, worst_scores
@@ -16,9 +17,12 @@ def as_markdown(runs: Sequence[Run], published: Sequence[Published]) -> str:
     """A section per run: the summary, then a table per view; the best method and its ties are bold."""
     blocks = []
     for run, numbers in zip(runs, published, strict=True):
-        blocks += [f"## {_escape(run.name)}", f"{_escape(facts(run))}."]
-        blocks += [f"**{_escape(headline(run))}** {_escape(worst_scores(run))}", _escape(" ".join(cautions(run)))]
-        blocks += [_escape(text)] if (text := certificates(run)) else []
+        blocks += [f"## {markdown_text(run.name)}", f"{markdown_text(facts(run))}."]
+        blocks += [
+            f"**{markdown_text(headline(run))}** {markdown_text(worst_scores(run))}",
+            markdown_text(" ".join(cautions(run))),
+        ]
+        blocks += [markdown_text(text)] if (text := certificates(run)) else []
         metrics = metrics_of(run)
         for view, table in comparison_tables(run).items():
             title, description, _ = VIEWS[view]
@@ -89,24 +93,18 @@ def format_effect_size(difference: PairedDifference) -> str:
 
 def _markdown_table(table: Mapping[str, Row], metrics: Sequence[Metric], published: Published) -> str:
     best = {m.key: best_and_tied(table, m) for m in metrics}
-    lines = [["method", *(m.title for m in metrics)], ["---", *("---:" for _ in metrics)]]
+    lines: list[list[str]] = []
     for method, row in table.items():
         cells = [_markdown_cell(row, m, method in best[m.key] and len(table) > 1) for m in metrics]
-        lines.append([_escape(method), *cells])
+        lines.append([markdown_text(method), *cells])
         if published.get(method):
             numbers = published[method]
             lines.append(["published", *(f"{numbers[m.key]:.2f}" if m.key in numbers else "" for m in metrics)])
             differences = (format_difference(row[m.key], numbers[m.key]) if m.key in numbers else "" for m in metrics)
             lines.append(["difference", *differences])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(["method", *(m.title for m in metrics)], lines, "---:")
 
 
 def _markdown_cell(row: Row, metric: Metric, bold: bool) -> str:
     text = format_mean_std(row[metric.key])
     return f"**{text}**" if bold else text
-
-
-def _escape(text: str) -> str:
-    """Escape Markdown and HTML: names come from users."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace("\n", " ")
-    return "".join(f"\\{c}" if c in "\\`*_[]|#" else c for c in text)
