@@ -11,7 +11,7 @@ from fedtilt.errors import InputError
 
 NAMES = (
     "tuned", "tuning", "clean", "corruptions", "gaussian", "flips", "static", "static-tuning", "tilts", "outliers",
-    "toy", "signs", "convergence", "propositions",
+    "toy", "signs", "convergence", "propositions", "others", "rivals",
 )  # fmt: skip
 
 Results = dict[str, dict[str, Any]]  # by case name

@@ -22,7 +22,9 @@ from fedtilt.reproduction.cluster_cases import run_cases_on_cluster
 from fedtilt.reproduction.comparison import experiment as comparison
 from fedtilt.reproduction.convergence import experiment as convergence
 from fedtilt.reproduction.experiment import NAMES, Case, Experiment, OnProgress, Options, Results, load
+from fedtilt.reproduction.others import experiment as others
 from fedtilt.reproduction.results_folder import CaseResult, DamagedResultError, ResultsFolder, stale_reason
+from fedtilt.reproduction.rivals import experiment as rivals
 from fedtilt.reproduction.signs import experiment as signs
 from fedtilt.reproduction.sweep import experiment as sweep
 from fedtilt.reproduction.toy import experiment as toy
@@ -50,8 +52,10 @@ class Kind(Protocol):
 EXPERIMENT_KINDS: dict[str, ModuleType] = {
     "comparison": comparison,
     "convergence": convergence,
+    "others": others,
     "outliers": outliers,
     "propositions": propositions,
+    "rivals": rivals,
     "signs": signs,
     "sweep": sweep,
     "toy": toy,

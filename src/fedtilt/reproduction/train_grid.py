@@ -20,6 +20,7 @@ from fedtilt.files import read_json, write_json
 from fedtilt.methods import PRESETS, Method
 from fedtilt.reproduction.experiment import Case, OnProgress, Options
 from fedtilt.reproduction.results_folder import round_floats
+from fedtilt.rounds.attack import Attack
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.prepare import prepare
 from fedtilt.rounds.settings import TrainSettings, pick_device
@@ -179,14 +180,17 @@ def _train(
     if pick_device(options.device).type != "cuda":
         train = {key: value for key, value in train.items() if key != "precision"}  # only CUDA supports it
     eval_every = math.ceil(rounds / MAX_CURVE_POINTS) if curves else rounds
-    training = TrainSettings(**train, seed=settings["seed"], device=options.device, eval_every=eval_every)
+    attack = Attack(**settings["attack"]) if settings.get("attack") else None
+    training = TrainSettings(
+        **train, seed=settings["seed"], device=options.device, eval_every=eval_every, attack=attack
+    )
     model = models.MODELS[settings["model"]]
     last: dict[str, dict[str, Summary]] = {}
     prepared = prepare(methods, federation, model, training)
     for r in simulate_prepared(prepared, state=checkpoint.state, client_states=checkpoint.client_states):
         message = ""
         if r.counts is not None:
-            tests = summarise_all(r.counts, r.total, federation.has_outliers)
+            tests = summarise_all(r.counts, r.total, federation.has_outliers, attack_success=r.attack_success)
             last = {name: {"test": summary} for name, summary in tests.items()}
             for name, summary in summarise_all(r.validation, r.validation_total, federation.has_outliers).items():
                 last[name]["validation"] = summary
@@ -216,7 +220,10 @@ def _train(
 
 def _to_json(summary: Summary) -> dict[str, Any]:
     personal = summary.personal and summary.personal.by_name()
-    return {"shared": summary.shared.by_name(), "personal": personal, "never_selected": summary.never_selected}
+    success = {} if summary.attack_success is None else {"attack_success": summary.attack_success}
+    return {
+        "shared": summary.shared.by_name(), "personal": personal, "never_selected": summary.never_selected, **success,
+    }  # fmt: skip
 
 
 def evaluated(method: Mapping[str, Any], split: str = "test") -> dict[str, float]:

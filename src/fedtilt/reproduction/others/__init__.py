@@ -1,0 +1,1 @@
+"""The published tables of other libraries, trained with their settings."""

@@ -1,0 +1,142 @@
+"""The tables of other libraries: each cell with the published figure, ours and the difference."""
+
+import math
+from collections.abc import Mapping
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+from fedtilt import data
+from fedtilt.evaluation.summary import evaluated_counts
+from fedtilt.reproduction.chapter import Chapter, Table, Text
+from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options, Results
+from fedtilt.reproduction.others.federations import federation_of
+from fedtilt.reproduction.others.models import MODELS
+from fedtilt.reproduction.results_folder import round_floats
+from fedtilt.reproduction.train_grid import CaseCheckpoint, method_of
+from fedtilt.rounds.attack import Attack
+from fedtilt.rounds.prepare import prepare
+from fedtilt.rounds.settings import TrainSettings
+from fedtilt.simulation import simulate_prepared
+
+PARTS = ("best", "last", "rounds")
+MARGIN = 1.5  # points; a larger difference is bold
+
+
+def cases(experiment: Experiment, options: Options) -> list[Case]:
+    """One case per table, data set, division, seed and, of ByzFL's, number of attackers and attack."""
+    settings, result = experiment.settings, []
+    seeds = range(options.seeds or settings["seeds"])
+    for table in settings["tables"]:
+        of_table = settings[table]
+        fixed = {key: value for key, value in of_table.items() if key not in ("data", "divisions", "bad", "attacks")}
+        bad, attacks = of_table.get("bad", [0]), of_table.get("attacks", {"none": None})
+        for name, division, f, attack, seed in product(of_table["data"], of_table["divisions"], bad, attacks, seeds):
+            words = [table, name, division, *([f"f-{f}", attack] if f else []), f"seed-{seed}"]
+            case = {**fixed, "table": table, "data": name, "division": division, "seed": seed}
+            case |= of_table["divisions"][division] | ({"bad": f, "attack": attacks[attack]} if f else {})
+            result.append(
+                Case(
+                    name="-".join(words),
+                    what=f"{table}: {', '.join(words[1:])}, {len(of_table['methods'])} methods",
+                    settings=case,
+                    needs=name,
+                    parts=PARTS,
+                )
+            )
+    return result
+
+
+def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
+    """Train the methods of one case; by method, the accuracy over all test samples of its best and its last round."""
+    settings = case.settings
+    federation = federation_of(settings, data.load(settings["data"], options.data_dir))
+    bad = settings.get("bad", 0)
+    share = {"bad_share": bad / federation.clients} if bad else {}
+    methods = [method_of(name, {**setting, **share}) for name, setting in settings["methods"].items()]
+    attack = None
+    if bad:
+        attackers = tuple(federation.client_names[-bad:])
+        attack = Attack(**settings["attack"], clients=attackers)
+    training = TrainSettings(**settings["train"], seed=settings["seed"], device=options.device, attack=attack)
+    prepared = prepare(methods, federation, MODELS[settings["table"]], training)
+    checkpoint = CaseCheckpoint(options, dict(settings))
+    for r in simulate_prepared(prepared, state=checkpoint.state, client_states=checkpoint.client_states):
+        message = ""
+        if r.counts is not None:
+            accuracy = {
+                name: 100 * float(evaluated_counts(counts).sum() / r.total.sum()) for name, counts in r.counts.items()
+            }
+            checkpoint.add_point(r.number, accuracy)
+            message = ", ".join(f"{name} {value:.1f}" for name, value in accuracy.items())
+        checkpoint.save(r.state, final=r.number == training.rounds)
+        on_progress(r.number, training.rounds, message)
+    curve = {m.name: [accuracy[m.name] for _, accuracy in checkpoint.curve] for m in methods}
+    return round_floats(
+        {
+            "best": {name: max(values) for name, values in curve.items()},
+            "last": {name: values[-1] for name, values in curve.items()},
+            "rounds": [number for number, _ in checkpoint.curve],
+            "curve": curve,
+        }
+    )
+
+
+def chapter(experiment: Experiment, results: Results) -> Chapter:
+    """A table per library, and what was assumed."""
+    parts: list[Text | Table] = []
+    for table in experiment.settings["tables"]:
+        of_table = experiment.settings[table]
+        rows: list[list[str | float]] = []
+        for name, division, f in product(of_table["data"], of_table["divisions"], of_table.get("bad", [0])):
+            for method in of_table["methods"]:
+                published = _published(experiment, table, name, division, f, method)
+                ours = _ours(experiment, results, table, name, division, f, method)
+                where = [name, division, *([str(f)] if f else [])]
+                rows.append([*where, method, _text(published), _text(ours), _difference(published, ours)])
+        parts.append(
+            Table(
+                caption=f"{table}: {of_table['title']}",
+                columns=["data", "division", *(["attackers"] if "bad" in of_table else []), "method", "published",
+                         "ours", "difference"],
+                rows=rows,
+                notes=of_table["assumed"],
+            )
+        )  # fmt: skip
+    return Chapter(title=experiment.title, lead=experiment.about.strip(), parts=parts)
+
+
+def _published(experiment: Experiment, table: str, name: str, division: str, f: int, method: str) -> float | None:
+    found: Any = experiment.published[table]
+    for key in (name, division, method):
+        found = found.get(key, {}) if isinstance(found, Mapping) else {}
+    if isinstance(found, list):
+        found = found[f - 1] if 0 < f <= len(found) else {}
+    return float(found) if isinstance(found, int | float) else None
+
+
+def _ours(
+    experiment: Experiment, results: Results, table: str, name: str, division: str, f: int, method: str
+) -> float | None:
+    """The mean over seeds of the best round; under several attacks, of the worst attack. None: a case is missing."""
+    attacks = experiment.settings[table].get("attacks", {"none": None})
+    worst = math.inf
+    for attack in attacks:
+        prefix = "-".join([table, name, division, *([f"f-{f}", attack] if f else []), "seed-"])
+        found = [result["best"][method] for case, result in results.items()
+                 if case.startswith(prefix) and case.removeprefix(prefix).isdecimal()]  # fmt: skip
+        if not found:
+            return None
+        worst = min(worst, fmean(found))
+    return worst
+
+
+def _text(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.2f}"
+
+
+def _difference(published: float | None, ours: float | None) -> str:
+    if published is None or ours is None:
+        return ""
+    text = f"{ours - published:+.2f}".replace("-", "−")
+    return text if abs(ours - published) <= MARGIN else f"**{text}**"

@@ -1,0 +1,1 @@
+"""All methods under outliers and attacks, with one tuning budget, ranked."""

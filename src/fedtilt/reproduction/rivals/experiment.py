@@ -1,0 +1,116 @@
+"""All methods × conditions, each method with the same number of trials: a ranking, and FedTilt against every rival."""
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+from fedtilt.reproduction.chapter import Chapter, Table, Text
+from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options, Results
+from fedtilt.reproduction.rivals.ranking import OURS, Cell, Score, cells_of, losing_sentence, mean_ranks, score_all
+from fedtilt.reproduction.train_grid import Setting, federation_settings, grid_case, train_grid
+
+
+def trials(settings: Mapping[str, Any]) -> dict[str, dict[str, Setting]]:
+    """Method → name of a trial → its setting; every method has the same number of trials."""
+    return {
+        method: {f"{method} {number}": setting for number, setting in enumerate(of_method, start=1)}
+        for method, of_method in settings["methods"].items()
+    }
+
+
+def cases(experiment: Experiment, options: Options) -> list[Case]:
+    """One case per data set, condition and seed; it trains all trials of all methods together."""
+    settings, result = experiment.settings, []
+    methods = {name: setting for of_method in trials(settings).values() for name, setting in of_method.items()}
+    for data, condition in product(settings["data"], settings["conditions"]):
+        given = settings["conditions"][condition]
+        federation = federation_settings({**settings, "conditions": {}}, data, "none")
+        federation["outliers"] = given.get("outliers", "none")
+        if "attack" in given:
+            federation["attack"] = given["attack"]
+        for seed in range(options.seeds or settings["seeds"]):
+            what = f"{data}, {condition}"
+            result.append(grid_case(f"{data}-{condition}", federation, seed, methods, what=what))
+    return result
+
+
+def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
+    """Train all trials of one case."""
+    return train_grid(case.settings, options, on_progress, curves=False)
+
+
+def chapter(experiment: Experiment, results: Results) -> Chapter:
+    """The ranking, FedTilt against every rival, and where it loses."""
+    cells = cells_of(experiment, results, trials(experiment.settings))
+    parts: list[Text | Table] = []
+    if cells:
+        scores = score_all(cells)
+        parts += [_ranking(cells), _against(scores), Text(markdown=losing_sentence(scores)), *_backdoor(cells)]
+    planned = {(data, name) for data in experiment.settings["data"] for name in experiment.settings["conditions"]}
+    missing = sorted(planned - {(cell.data, cell.condition) for cell in cells})
+    if missing:
+        parts.append(Text(markdown="Not measured yet: " + "; ".join(f"{d}, {c}" for d, c in missing) + "."))
+    budget = len(next(iter(experiment.settings["methods"].values())))
+    lead = f"{experiment.about.strip()} Trials of each method: {budget}."
+    return Chapter(title=experiment.title, lead=lead, parts=parts)
+
+
+def _ranking(cells: list[Cell]) -> Table:
+    """Methods by their mean rank; accuracy in every cell, the best in bold."""
+    ranks = mean_ranks(cells)
+    rows: list[list[str | float]] = []
+    for method in sorted(ranks, key=lambda name: (ranks[name], name)):
+        row: list[str | float] = [method, f"{ranks[method]:.1f}"]
+        for cell in cells:
+            accuracy = cell.mean(method)
+            best = max(value for name in cell.accuracy if (value := cell.mean(name)) is not None)
+            text = "—" if accuracy is None else f"{accuracy:.2f}"
+            row.append(f"**{text}**" if accuracy == best else text)
+        rows.append(row)
+    return Table(
+        caption="All methods, ranked",
+        columns=["method", "mean rank", *(f"{cell.data}, {cell.condition}" for cell in cells)],
+        rows=rows,
+        notes="Accuracy on the test data of honest clients, mean over seeds, in %; — where no trial converged. The "
+        "mean rank is over all cells; equal accuracies share a rank, and a method without result is last. The "
+        "setting of a method in one seed is the trial with the highest accuracy on the validation data of the other "
+        "seeds.",
+    )
+
+
+def _against(scores: list[Score]) -> Table:
+    rows: list[list[str | float]] = []
+    for score in scores:
+        d = score.difference
+        text = f"{d.mean:+.2f} ({d.low:+.2f} to {d.high:+.2f})".replace("-", "−")
+        rows.append(
+            [f"{score.data}, {score.condition}", score.rival, f"**{text}**" if score.survives else text, str(d.pairs),
+             f"{d.p_value:.4f}", f"{score.adjusted:.4f}"]
+        )  # fmt: skip
+    return Table(
+        caption=f"{OURS} against every rival: paired differences of accuracy",
+        columns=["cell", "against", "difference", "seeds", "p", "p, Holm"],
+        rows=rows,
+        notes=f"Mean difference in points, positive where {OURS} is better, and its 95 % interval by Student’s t, "
+        f"paired by seed; bold where it remains after Holm’s correction over all {len(scores)} comparisons.",
+        folded=True,
+    )
+
+
+def _backdoor(cells: list[Cell]) -> list[Table]:
+    measured = [cell for cell in cells if cell.attack_success]
+    if not measured:
+        return []
+    methods = list(measured[0].accuracy)
+    rows: list[list[str | float]] = [
+        [method, *(f"{cell.success(method):.1f}" if cell.success(method) is not None else "—" for cell in measured)]
+        for method in methods
+    ]
+    return [
+        Table(
+            caption="Success of the backdoor",
+            columns=["method", *(f"{cell.data}, {cell.condition}" for cell in measured)],
+            rows=rows,
+            notes="% of honest clients’ test images with the trigger that become the target class; lower is better.",
+        )
+    ]

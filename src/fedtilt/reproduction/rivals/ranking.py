@@ -1,0 +1,134 @@
+"""Choose the setting of every method by seed, rank the methods, and compare FedTilt with each of them."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, holm, paired_difference
+from fedtilt.reproduction.experiment import Experiment, Results
+from fedtilt.reproduction.train_grid import Setting, evaluated
+
+OURS = "FedTilt"
+
+
+class Cell(NamedTuple):
+    """The methods on one data set under one condition."""
+
+    data: str
+    condition: str
+    accuracy: dict[str, dict[int, float]]  # method → seed → test accuracy of its chosen trial
+    attack_success: dict[str, dict[int, float]]  # method → seed → success of a backdoor; empty: no backdoor
+
+    def mean(self, method: str) -> float | None:
+        """The mean accuracy of a method over its seeds; None: no trial converged."""
+        return fmean(self.accuracy[method].values()) if self.accuracy[method] else None
+
+    def success(self, method: str) -> float | None:
+        """The mean success of the backdoor."""
+        found = self.attack_success.get(method)
+        return fmean(found.values()) if found else None
+
+
+class Score(NamedTuple):
+    """FedTilt against one rival in one cell."""
+
+    data: str
+    condition: str
+    rival: str
+    difference: PairedDifference  # positive where FedTilt is better
+    adjusted: float = 1.0  # the p-value after Holm's correction
+
+    @property
+    def survives(self) -> bool:
+        """Whether the difference is significant after Holm's correction."""
+        return self.adjusted < 1 - CONFIDENCE
+
+
+def cells_of(experiment: Experiment, results: Results, trials: Mapping[str, Mapping[str, Setting]]) -> list[Cell]:
+    """The measured cells, in the order of the experiment."""
+    cells = []
+    for data in experiment.settings["data"]:
+        for condition in experiment.settings["conditions"]:
+            prefix = f"{data}-{condition}-seed-"
+            by_seed = {
+                int(name.removeprefix(prefix)): result["methods"]
+                for name, result in sorted(results.items())
+                if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
+            }
+            if by_seed:
+                cells.append(_cell(data, condition, by_seed, trials))
+    return cells
+
+
+def _cell(
+    data: str, condition: str, by_seed: Mapping[int, Mapping[str, Any]], trials: Mapping[str, Mapping[str, Setting]]
+) -> Cell:
+    accuracy: dict[str, dict[int, float]] = {method: {} for method in trials}
+    success: dict[str, dict[int, float]] = {}
+    for seed, measured in by_seed.items():
+        for method, of_method in trials.items():
+            chosen = choose(seed, by_seed, list(of_method))
+            if chosen is None or chosen not in measured:
+                continue
+            accuracy[method][seed] = evaluated(measured[chosen])["accuracy"]
+            if "attack_success" in measured[chosen]["test"]:
+                success.setdefault(method, {})[seed] = measured[chosen]["test"]["attack_success"]
+    return Cell(data, condition, accuracy, success)
+
+
+def choose(seed: int, by_seed: Mapping[int, Mapping[str, Any]], names: Sequence[str]) -> str | None:
+    """The trial with the highest mean accuracy on the validation data of the other seeds; with one seed, of that one.
+
+    A trial that diverged in a seed is not chosen; None if all did.
+    """
+    others = [measured for other, measured in by_seed.items() if other != seed] or [by_seed[seed]]
+    scores = {
+        name: fmean(evaluated(measured[name], "validation")["accuracy"] for measured in others)
+        for name in names
+        if all(name in measured for measured in others)
+    }
+    return max(scores, key=lambda name: scores[name]) if scores else None
+
+
+def mean_ranks(cells: Sequence[Cell]) -> dict[str, float]:
+    """Method → its mean rank over the cells; ties share the mean of their ranks, and no result is the last rank."""
+    ranks: dict[str, list[float]] = {}
+    for cell in cells:
+        values = {name: value if (value := cell.mean(name)) is not None else -1.0 for name in cell.accuracy}
+        for name, value in values.items():
+            better = sum(other > value for other in values.values())
+            equal = sum(other == value for other in values.values())
+            ranks.setdefault(name, []).append(better + (equal + 1) / 2)
+    return {name: fmean(of_method) for name, of_method in ranks.items()}
+
+
+def score_all(cells: Sequence[Cell]) -> list[Score]:
+    """FedTilt against every rival in every cell, corrected together; rivals without common seeds are left out."""
+    scores = []
+    for cell in cells:
+        ours = cell.accuracy[OURS]
+        for rival, theirs in cell.accuracy.items():
+            common = sorted(set(ours) & set(theirs))
+            if rival == OURS or not common:
+                continue
+            difference = paired_difference([ours[s] for s in common], [theirs[s] for s in common])
+            scores.append(Score(cell.data, cell.condition, rival, difference))
+    adjusted = holm([score.difference.p_value for score in scores])
+    return [score._replace(adjusted=p) for score, p in zip(scores, adjusted, strict=True)]
+
+
+def losing_sentence(scores: Sequence[Score]) -> str:
+    """Where FedTilt is better and where it loses, after the correction."""
+    better = [s for s in scores if s.survives and s.difference.mean > 0]
+    worse = [s for s in scores if s.survives and s.difference.mean < 0]
+    text = (
+        f"After the correction, {OURS} is better in {len(better)} of {len(scores)} comparisons, worse in {len(worse)}, "
+        f"and the other {len(scores) - len(better) - len(worse)} are undecided."
+    )
+    if not worse:
+        return text
+    by_cell: dict[str, list[str]] = {}
+    for s in sorted(worse, key=lambda s: s.difference.mean):
+        by_cell.setdefault(f"{s.data}, {s.condition}", []).append(f"{s.rival} ({s.difference.mean:.2f})")
+    cells = "; ".join(f"{cell}: {', '.join(rivals)}" for cell, rivals in by_cell.items())
+    return f"{text} It loses against: {cells}.".replace("-", "−")

@@ -1,0 +1,96 @@
+"""The tables of others: cases, divisions, and the chapter from made-up results."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from fedtilt import data
+from fedtilt.reproduction.experiment import Options, load
+from fedtilt.reproduction.others import experiment as others
+from fedtilt.reproduction.others.federations import federation_of
+from fedtilt.reproduction.others.models import MODELS
+from fedtilt.reproduction.train_grid import method_of
+from fedtilt.rounds.attack import Attack
+
+EXPERIMENT = load("others")
+
+
+def images(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    y = torch.arange(samples) % 10
+    return torch.randint(0, 255, (samples, 1, 28, 28), generator=rng, dtype=torch.uint8), y
+
+
+def dataset() -> data.Dataset:
+    (x, y), (x_test, y_test) = images(400, 0), images(200, 1)
+    return data.Dataset(name="images", x_train=x, y_train=y, x_test=x_test, y_test=y_test, classes=10, image=True)
+
+
+def test_cases_cover_every_published_cell() -> None:
+    cases = others.cases(EXPERIMENT, Options())
+    assert len(cases) == 4 + 2 + 36
+    assert len({case.name for case in cases}) == len(cases)
+    for case in cases:
+        of_table = EXPERIMENT.settings[case.settings["table"]]
+        for name, setting in of_table["methods"].items():
+            method_of(name, setting)
+        if "attack" in case.settings:
+            Attack(**case.settings["attack"], clients=("1",))
+        cell = EXPERIMENT.published[case.settings["table"]][case.settings["data"]][case.settings["division"]]
+        assert cell.keys() <= of_table["methods"].keys()
+
+
+def test_networks_have_the_published_sizes() -> None:
+    sizes = {name: sum(p.numel() for p in MODELS[name]((1, 28, 28), 10).parameters()) for name in MODELS}
+    assert sizes == {"byzfl": 431_080, "pfllib": 582_026, "niid-bench": 44_426}
+    for build in MODELS.values():
+        assert build((1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
+def test_byzfl_divides_by_gamma(gamma: float) -> None:
+    settings = {"table": "byzfl", "honest": 10, "bad": 2, "gamma": gamma, "seed": 0}
+    federation = federation_of(settings, dataset())
+    counts = federation.class_counts("train")
+    assert federation.clients == 12
+    assert counts[:10].sum() == 400
+    assert torch.equal(counts[10], counts[0])
+    assert (counts[:10].sum(0) == 40).all()
+    largest = counts[:10].max(1).values.float().mean() / 40
+    assert largest == 1 if gamma == 0 else largest < 1
+    assert federation.class_counts("test")[:10].sum() == 200
+
+
+def test_pfllib_divides_the_pooled_data() -> None:
+    settings = {"table": "pfllib", "clients": 5, "partition": "classes", "classes_per_client": 2, "seed": 0}
+    federation = federation_of(settings, dataset())
+    train, test = federation.class_counts("train"), federation.class_counts("test")
+    assert train.sum() + test.sum() == 600
+    assert ((train + test) > 0).sum(1).tolist() == [2] * 5
+    assert test.sum().item() == pytest.approx(150, abs=3)
+
+
+def test_the_chapter_shows_published_ours_and_the_difference() -> None:
+    results = {}
+    for case in others.cases(EXPERIMENT, Options()):
+        worse = 1.0 if case.settings.get("attack", {}).get("kind") == "alie" else 0.0
+        best = dict.fromkeys(case.settings["methods"], 90.0 - worse)
+        results[case.name] = {"best": best, "last": best, "rounds": [1]}
+    chapter = others.chapter(EXPERIMENT, results)
+    by_table = {part.caption.partition(":")[0]: part for part in chapter.parts}
+    assert by_table["niid-bench"].rows[0] == ["mnist", "dirichlet", "FedAvg", "98.89", "90.00", "**−8.89**"]
+    assert by_table["byzfl"].rows[0] == ["mnist", "gamma-0", "1", "geometric-median", "87.00", "89.00", "**+2.00**"]
+    assert all(part.notes for part in chapter.parts)
+    del results["byzfl-mnist-gamma-0-f-1-alie-seed-0"]  # the worst attack is not known then
+    assert others.chapter(EXPERIMENT, results).parts[2].rows[0][-2:] == ["not measured", ""]
+    assert others.chapter(EXPERIMENT, {}).parts[0].rows[0][-3:] == ["98.89", "not measured", ""]
+
+
+def test_a_tiny_case_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "load", lambda name, folder: dataset())
+    case = next(case for case in others.cases(EXPERIMENT, Options()) if case.settings.get("bad") == 1)
+    settings = case.settings | {"train": case.settings["train"] | {"rounds": 1}}
+    result = others.measure(dataclasses.replace(case, settings=settings), Options(device="cpu"), lambda *_: None)
+    assert set(result["best"]) == {"geometric-median", "trimmed-mean"}
+    assert all(0 <= value <= 100 for value in result["best"].values())

@@ -1,0 +1,102 @@
+"""The ranking of all methods from made-up results."""
+
+from statistics import fmean
+
+from fedtilt.evaluation.statistics import holm, paired_difference
+from fedtilt.methods import PRESETS
+from fedtilt.reproduction.experiment import Options, Results, load
+from fedtilt.reproduction.rivals import experiment as rivals
+from fedtilt.reproduction.rivals.ranking import Cell, cells_of, choose, losing_sentence, mean_ranks, score_all
+from fedtilt.reproduction.train_grid import method_of
+
+EXPERIMENT = load("rivals")
+
+
+def measured(test: float, validation: float, success: float | None = None) -> dict:
+    extra = {} if success is None else {"attack_success": success}
+    return {
+        "test": {"shared": {"accuracy": test}, "personal": None, **extra},
+        "validation": {"shared": {"accuracy": validation}, "personal": None},
+    }
+
+
+def test_every_method_has_the_same_number_of_trials_and_all_presets_take_part() -> None:
+    trials = rivals.trials(EXPERIMENT.settings)
+    assert {len(of_method) for of_method in trials.values()} == {4}
+    settings = [setting for of_method in trials.values() for setting in of_method.values()]
+    assert {setting["preset"] for setting in settings} == set(PRESETS)
+    for of_method in trials.values():
+        assert len({str(sorted(setting.items(), key=str)) for setting in of_method.values()}) == 4
+        for name, setting in of_method.items():
+            method_of(name, setting)
+    cases = rivals.cases(EXPERIMENT, Options())
+    assert len(cases) == 2 * 11 * 5
+    attacked = {case.settings["attack"]["kind"] for case in cases if "attack" in case.settings}
+    assert len(attacked) == 6
+    assert all(case.settings["outliers"] == "none" for case in cases if "attack" in case.settings)
+
+
+def test_a_setting_is_chosen_on_the_other_seeds() -> None:
+    by_seed = {
+        0: {"a": measured(50, 99), "b": measured(60, 10)},
+        1: {"a": measured(51, 20), "b": measured(61, 30)},
+        2: {"a": measured(52, 20), "b": measured(62, 30)},
+    }
+    assert choose(0, by_seed, ["a", "b"]) == "b"  # 20 and 20 against 30 and 30
+    assert choose(1, by_seed, ["a", "b"]) == "a"  # 99 and 20 against 10 and 30
+    assert choose(0, {0: by_seed[0]}, ["a", "b"]) == "a"  # one seed
+    del by_seed[2]["b"]  # diverged
+    assert choose(0, by_seed, ["a", "b"]) == "a"
+    assert choose(0, by_seed, ["c"]) is None
+
+
+def made_up(experiment_seeds: int = 5) -> Results:
+    """FedTilt is 3 points above all but Ditto, which is 2 points above it under ALIE."""
+    results: Results = {}
+    for number, case in enumerate(rivals.cases(EXPERIMENT, Options(seeds=experiment_seeds))):
+        methods = {}
+        for name in case.settings["methods"]:
+            noise = ((number * 7 + len(name)) % 5) / 10
+            accuracy = 93.0 if name.startswith("FedTilt") else 90.0
+            if name.startswith("Ditto") and "alie" in case.name:
+                accuracy = 95.0
+            success = 12.5 if "backdoor" in case.name else None
+            methods[name] = measured(accuracy + noise, accuracy - int(name[-1]), success)
+        results[case.name] = {"methods": methods}
+    return results
+
+
+def test_the_ranking_and_the_differences() -> None:
+    cells = cells_of(EXPERIMENT, made_up(), rivals.trials(EXPERIMENT.settings))
+    assert len(cells) == 22
+    scores = score_all(cells)
+    assert len(scores) == 22 * 23
+    score = next(s for s in scores if (s.data, s.condition, s.rival) == ("mnist", "alie", "Ditto"))
+    ours, theirs = (
+        next(c for c in cells if c[:2] == ("mnist", "alie")).accuracy[name] for name in ("FedTilt", "Ditto")
+    )
+    assert score.difference == paired_difference(list(ours.values()), list(theirs.values()))
+    assert [s.adjusted for s in scores] == holm([s.difference.p_value for s in scores])
+    text = losing_sentence(scores)
+    assert "worse in 2" in text
+    assert "mnist, alie: Ditto (−" in text
+    chapter = rivals.chapter(EXPERIMENT, made_up())
+    ranking = chapter.parts[0]
+    assert ranking.rows[0][0] == "FedTilt"
+    assert len(ranking.rows) == 24
+    assert "Trials of each method: 4." in chapter.lead
+    assert chapter.parts[-1].caption == "Success of the backdoor"
+    assert chapter.parts[-1].rows[0][1] == "12.5"
+
+
+def test_ranks_share_ties_and_a_method_without_result_is_last() -> None:
+    cell = Cell("d", "c", {"a": {0: 90.0}, "b": {0: 90.0}, "c": {}, "d": {0: 95.0}}, {})
+    assert mean_ranks([cell]) == {"a": 2.5, "b": 2.5, "c": 4.0, "d": 1.0}
+    assert fmean(mean_ranks([cell]).values()) == 2.5
+
+
+def test_missing_cells_are_named() -> None:
+    results = {name: result for name, result in made_up(1).items() if name.startswith("mnist-clean")}
+    chapter = rivals.chapter(EXPERIMENT, results)
+    assert "fashion-mnist, clean" in chapter.parts[-1].markdown
+    assert "mnist, clean;" not in chapter.parts[-1].markdown.replace("fashion-mnist, clean;", "")
