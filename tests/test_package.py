@@ -107,6 +107,10 @@ def test_the_lock_agrees_with_the_constraints_and_has_every_dependency() -> None
         assert versions[canonicalize_name(requirement.name)] in requirement.specifier, text
 
 
+def test_the_citation_has_the_version() -> None:
+    assert f"\nversion: {ft.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
 def test_the_image_copies_files_that_exist() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     sources = " ".join(copied).split()
