@@ -9,6 +9,7 @@ import typer
 from fedtilt.cli.console import Console, echo
 from fedtilt.cli.deploy_progress import RunProgress, read_if_written
 from fedtilt.cli.deploy_project import Project, cluster_home
+from fedtilt.cli.group_tables import group_tables
 from fedtilt.cli.run import write_report
 from fedtilt.cli.tables import worst_client_and_class
 from fedtilt.data.groups import CLASS
@@ -99,6 +100,12 @@ def _print_result(folder: Path, task: "ResolvedTask", cluster: "LocalCluster") -
     without = f"without site{'' if len(missing) == 1 else 's'} {', '.join(missing)}"
     echo(text + (f"  ({sum(is_evaluated)} of {len(is_evaluated)} sites evaluated, {without})" if missing else ""))
     _print_failures(result, read_json(seed / "federation.json"), sum(is_evaluated))
+    results = read_json(folder / "results.json")
+    console = Console()
+    for rows in group_tables(results, console.width):
+        console.print(rows)
+    if (seed / "declared.json").exists():
+        echo(f"declared by sites beside their counts: {seed / 'declared.json'}")
     history = read_json(seed / "history.json")["history"]
     for path in sorted(cluster.home.glob(f"site-*/state/*/{method}/seed-*/site-*/report.json")):
         report = read_if_written(path)

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts, Metrics
 from fedtilt.evaluation.summary import Summary, summarise
+from fedtilt.flower.declared import measure_declared
 from fedtilt.flower.messages import EvaluationReply
 
 
@@ -45,7 +46,9 @@ def combine_replies(
     summary = summarise(counts, total, has_outliers)
     if totals_only:
         summary = _with_class_spreads(summary, replies, total, never_selected, has_outliers, personal)
-    return counts, total, summary
+    declared = {site: reply.declared for site, reply in replies.items()}
+    groups = measure_declared(declared, sites, 1 if like.dim() == 1 else 2)
+    return counts, total, summary._replace(groups=groups)
 
 
 def _with_class_spreads(

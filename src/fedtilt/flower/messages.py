@@ -9,7 +9,8 @@ site → server   join       site number, number of classes, number of parameter
                            training samples, declared numbers
                 evaluate   round; correct predictions of the shared and, if there is one, the personal model, and test
                            samples: by class or, if the site withholds those, in total and the spread over its classes;
-                           of numbers as targets, sums of absolute and squared errors by range of the target
+                           of numbers as targets, sums of absolute and squared errors by range of the target; and
+                           what the site declares (`fedtilt.flower.declared`)
                 a failure  Flower's error code, and the site number
 """
 
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from fedtilt.evaluation.metrics import spread_in_clients
 from fedtilt.evaluation.scores import scores_of
+from fedtilt.flower.declared import Declared, declared_record, decode_declared
 from fedtilt.flower.model_arrays import (
     RejectedReply,
     from_arrays,
@@ -132,6 +134,7 @@ class EvaluationReply(NamedTuple):
     personal: Tensor | None  # None: the method has no personal model, or the site was never selected
     total: Tensor  # (K,) or (1,)
     class_spreads: Tensor  # (2, scores): std over the site's classes, of the shared and of the personal model
+    declared: Declared = Declared()  # beside the counts, if the site agrees
 
 
 def encode_join_reply(site: int, classes: int, parts: Parts, personal_start: str = "last") -> RecordDict:
@@ -162,7 +165,7 @@ def encode_evaluation_reply(reply: EvaluationReply, round: int, by_class: bool) 
     if not by_class:
         shared_spread, personal_spread = reply.class_spreads.tolist()
         values |= {"shared-spread": shared_spread, "personal-spread": personal_spread}
-    return RecordDict({METRICS_RECORD: MetricRecord(values)})
+    return RecordDict({METRICS_RECORD: MetricRecord(values), **declared_record(reply.declared)})
 
 
 def encode_failure(site: object) -> Error:
@@ -274,7 +277,8 @@ def decode_evaluation_reply(
         scores, most = len(scores_of(shared)), math.inf if of_numbers else 50.0  # the std of numbers in [0, 100]
         found = [_spreads(metrics, f"{model}-spread", scores, most) for model in ("shared", "personal")]
         spreads = torch.tensor(found, dtype=torch.float64)
-    return EvaluationReply(shared, personal, total, spreads)
+    declared = decode_declared(reply, int(total.sum()), 2 if of_numbers else 1)
+    return EvaluationReply(shared, personal, total, spreads, declared)
 
 
 def reply_metrics(reply: Message) -> MetricRecord:

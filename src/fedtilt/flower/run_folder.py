@@ -23,6 +23,7 @@ from fedtilt.evaluation.over_seeds import over_seeds
 from fedtilt.evaluation.results import MethodResult, Result
 from fedtilt.evaluation.summary import Summary, evaluated_counts
 from fedtilt.files import read_json, write_json, write_toml
+from fedtilt.flower.declared import Declared
 from fedtilt.flower.membership import MissingSitesError
 from fedtilt.flower.model_jumps import Change, JumpCheck
 from fedtilt.flower.private_files import private_files, private_folder
@@ -228,6 +229,12 @@ class ServerRunFolder:
             model=self._info.model_description,
         )
         self._run_folder.record(round, {self._method: summary}, {self._method: counts}, total)
+
+    def record_declared(self, round: int, declared: Mapping[int, Declared]) -> None:
+        """Write what sites declare of their test data beside the counts, of the last evaluated round: declared.json."""
+        found = {str(site): values.to_json() for site, values in sorted(declared.items()) if values.to_json()}
+        if found:
+            write_json(self._seed_folder / "declared.json", {"round": round, "sites": found})
 
     def record_participation(self, round: int, entry: Mapping[str, Any]) -> None:
         """Add which sites took part in a round; `record_rejections` writes it to disk."""

@@ -287,6 +287,7 @@ class FedTiltStrategy(Strategy):
         self.summaries.append((round, summary))
         if self.run_folder is not None:
             self.run_folder.record_evaluation(round, summary, counts, total)
+            self.run_folder.record_declared(round, {site: reply.declared for site, reply in accepted.items()})
             self.run_folder.record_rejections(self.membership.rejections())
         metrics = summary.evaluated
         return MetricRecord(

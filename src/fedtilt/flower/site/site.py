@@ -13,6 +13,10 @@ from fedtilt.data import Federation, Schema
 from fedtilt.data.inputs import take
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
+from fedtilt.evaluation.groups import Grouping, group_names, groupings
+from fedtilt.evaluation.metrics import Counts
+from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.flower.declared import Declared, group_sums, own_metrics
 from fedtilt.flower.messages import EvaluationReply, class_spreads
 from fedtilt.flower.private_files import private_files, private_folder
 from fedtilt.flower.site.report import write_report, write_suspects
@@ -43,6 +47,8 @@ class Site:
     parts: Parts
     folder: Path  # of what the site keeps, and its report
     declare_classes: bool  # whether the server receives counts by class
+    declare_groups: bool  # whether the server receives sums by group
+    declare_metrics: bool  # whether the server receives the site's own metrics
     declare_suspects: bool  # whether the server receives the number of suspects, if there is an audit
     schema: Schema | None  # of the sites' tables, if they have tables
 
@@ -71,6 +77,8 @@ class Site:
             parts=parts.keeping(resolved.method.local),
             folder=Path(state_dir) / spec.name / resolved.method.name / f"seed-{spec.seed}" / f"site-{number:05d}",
             declare_classes=declare_classes,
+            declare_groups=yes_or_no(node_config, "declare-groups", default=False),
+            declare_metrics=yes_or_no(node_config, "declare-metrics", default=False),
             declare_suspects=yes_or_no(node_config, "declare-suspects", default=False),
             schema=schema,
         )
@@ -174,13 +182,31 @@ class Site:
             by = self.federation.label_group
             evaluator = Evaluator(self.federation, self.model.to(device), self.parts, device, by=by)
             server = {name: tensor.to(device) for name, tensor in received.items()}
-            counts = evaluator.all_counts([method], FederationState(round, {method.name: server}, client_states))[
-                method.name
-            ]
+            state = FederationState(round, {method.name: server}, client_states)
+            counts = evaluator.all_counts([method], state)[method.name]
+            declared = self._declared(evaluator, counts, state)
             shared, total = counts.shared[self.number], evaluator.total[self.number]
             personal = counts.personal[self.number] if kept and counts.personal is not None else None
             write_report(
                 self.folder, round, self.federation.class_names, shared, personal, total, history.id,
                 kept=list(kept), file=stored.path if stored is not None and kept else None, damage=damage,
             )  # fmt: skip
-        return EvaluationReply(shared, personal, total, class_spreads(shared, personal, total))
+        return EvaluationReply(shared, personal, total, class_spreads(shared, personal, total), declared)
+
+    def _declared(self, evaluator: Evaluator, counts: Counts, state: FederationState) -> Declared:
+        """What the site declares beside its counts by class."""
+        found, federation = Declared(), self.federation
+        if self.declare_groups:
+            names = {name: n for name, n in group_names(federation).items() if name != federation.label_group}
+            by_group = dict(zip(names, counts.groups, strict=True))
+            found = found._replace(groups=group_sums(names, by_group, self.number))
+        if self.declare_metrics and len(federation.test_index[self.number]):
+            _, y, clients = federation.evaluation("test")
+            by = {CLIENT: Grouping(CLIENT, federation.client_names, clients)} | groupings(federation)
+            predictions = Predictions(
+                outputs=evaluator.predictions(self.task.method, state),
+                groupings=by,
+                numbers=None if federation.target is None else y,
+            )
+            found = found._replace(metrics=own_metrics(predictions))
+        return found
