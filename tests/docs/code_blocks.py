@@ -63,7 +63,7 @@ def run_blocks(blocks: list[Block], page: str, folder: Path) -> dict[str, Any]:
         environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "100"}
         script = f"set -euo pipefail\n{block.code}"
         done = subprocess.run(
-            ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+            ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=1800
         )
         assert done.returncode == 0, f"{where}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
     return names

@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import os
 import subprocess
 import sys
 import threading
@@ -22,7 +23,8 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site, shared by all processes of a test run. The notebook runs in a test of its own."""
-    folder = tmp_path_factory.getbasetemp().parent / "site"
+    base = tmp_path_factory.getbasetemp()  # with xdist, a folder of this process beside those of the others
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
     folder.mkdir(exist_ok=True)
     with locked(folder):
         if not (folder / "html" / "index.html").exists():
