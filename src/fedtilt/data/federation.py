@@ -1,5 +1,6 @@
 """A data set divided among clients, by index: samples are copied only when a client's data is read."""
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,9 +14,10 @@ from fedtilt.data.data_warnings import dataset_warnings, federation_warnings, gr
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.division import choose_clients_with_outliers, divide, resolve_clients, split_validation
 from fedtilt.data.groups import CLASS, GroupColumn, check_two_values, group_columns
+from fedtilt.data.index import classes_by_client, client_sizes, owners
 from fedtilt.data.inputs import Inputs, Shape, concatenate, take, to_device
 from fedtilt.data.naming import client_number
-from fedtilt.data.outliers import Outliers, apply, resolve_flip_map, resolve_outliers
+from fedtilt.data.outliers import Outliers, apply, check_outliers, resolve_flip_map, resolve_outliers
 from fedtilt.data.sources.from_clients import read_clients
 from fedtilt.data.targets import RANGE, NumericTarget
 from fedtilt.errors import InputError
@@ -105,14 +107,7 @@ class Federation:
         classes_per_client = checks.whole(classes_per_client, "classes_per_client")
         alpha, validation = checks.number(alpha, "alpha"), checks.number(validation, "validation")
         max_train = None if max_train is None else checks.whole(max_train, "max_train")
-        if outliers.kind == "corruptions" and not dataset.image:
-            raise InputError(
-                f"outliers = 'corruptions' needs images, and {dataset.name!r} has none; use gaussian or flips"
-            )
-        if outliers.kind == "flips" and dataset.target is not None:
-            raise InputError(f"outliers = 'flips' changes classes, and {dataset.name!r} has numbers; use gaussian")
-        if outliers.kind == "gaussian" and not _has_numbers_only(dataset.x_train):
-            raise InputError(f"outliers = 'gaussian' adds noise to numbers, and {dataset.name!r} has tokens; use flips")
+        check_outliers(outliers, dataset)
         if not 0 <= validation < 1:
             raise InputError(f"validation = {validation} is not a share; choose a number ≥ 0 and < 1")
         if max_train is not None and max_train < 1:
@@ -145,18 +140,8 @@ class Federation:
         name: str = "clients",
         class_names: Sequence[str] | None = None,
         test_share: float | None = None,
-        outliers: str | Outliers = "none",
-        outlier_rate: float = 0.3,
-        outlier_strength: float | None = None,
-        outlier_clients: float = 1.0,
-        outlier_redraw: str = "round",
-        outlier_flip_to: str | None = None,
-        outlier_pairs: Mapping[str, str] | None = None,
-        validation: float = 0.0,
-        validation_outliers: bool = False,
-        max_train: int | None = None,
         seed: int = 0,
-        **columns: Any,
+        **settings: Any,
     ) -> Self:
         """A federation of data that comes client by client.
 
@@ -171,42 +156,20 @@ class Federation:
             name: the name of the data set
             class_names: all classes in order; left out: those the data declares, else the labels that occur
             test_share: the share of its samples that is test data at a client without any; left out: 0.25
-            outliers: the kind of outliers in the training data; see `build`
-            outlier_rate: the probability that a sample is an outlier
-            outlier_strength: the share of pixels (corruptions) or the standard deviation (gaussian)
-            outlier_clients: the share of clients that have outliers
-            outlier_redraw: 'round' (drawn anew in every round) or 'once' (the same in every round)
-            outlier_flip_to: 'client', 'any', 'nearest' or 'pairs'
-            outlier_pairs: class → the class that it flips to, by name
-            validation: the share of each client's training samples used for validation
-            validation_outliers: whether validation data has outliers too
-            max_train: the largest number of training samples per client; left out: all
             seed: the seed of the test data, the validation data and the choice of clients with outliers
-            columns: the settings of `ft.data.table` if the clients have DataFrames, such as `target`; `target` and
-                `inputs` of `ft.data.from_huggingface`; `target` of `ft.data.from_torch`
+            settings: the settings of `build` about outliers and validation, and `max_train`; beside them, those of
+                `ft.data.table` if the clients have DataFrames, such as `target`; `target` and `inputs` of
+                `ft.data.from_huggingface`; `target` of `ft.data.from_torch`
 
         >>> north, south = (torch.zeros(8, 3), [0, 1] * 4), (torch.ones(4, 3), [1, 1, 0, 0])
         >>> Federation.from_clients([north, south], names=["north", "south"])
         Federation('clients': 2 clients, 9 training samples, 2 classes, outliers none)
         """
+        given = {key: settings.pop(key) for key in _NOT_ABOUT_DIVISION if key in settings}
         dataset = read_clients(
-            data, names, name=name, class_names=class_names, test_share=test_share, seed=seed, **columns
+            data, names, name=name, class_names=class_names, test_share=test_share, seed=seed, **settings
         )
-        return cls.build(
-            dataset,
-            partition="column",
-            outliers=outliers,
-            outlier_rate=outlier_rate,
-            outlier_strength=outlier_strength,
-            outlier_clients=outlier_clients,
-            outlier_redraw=outlier_redraw,
-            outlier_flip_to=outlier_flip_to,
-            outlier_pairs=outlier_pairs,
-            validation=validation,
-            validation_outliers=validation_outliers,
-            max_train=max_train,
-            seed=seed,
-        )
+        return cls.build(dataset, partition="column", seed=seed, **given)
 
     def to(self, device: torch.device) -> Self:
         """The same federation with its samples on another device, so that a round copies nothing to it."""
@@ -233,7 +196,7 @@ class Federation:
     def _repr_html_(self) -> str:
         """What a notebook shows: the samples of the first clients."""
         splits = ["train", *(["validation"] if any(map(len, self.validation_index)) else []), "test"]
-        sizes = {split: _sizes(self._split(split)[0]).tolist() for split in splits}
+        sizes = {split: client_sizes(self._split(split)[0]).tolist() for split in splits}
         classes = (self.class_counts() > 0).sum(1).tolist()
         columns = ["client", *splits, "classes" if self.target is None else "ranges of the target"]
         rows = [
@@ -374,9 +337,9 @@ class Federation:
         index, x, y = self._split(split)
         if split == "validation" and self.validation_outliers:  # round 0, in which nobody trains
             pairs = [self._with_outliers(rows, n, self.seed, 0, y.device) for n, rows in enumerate(index)]
-            return concatenate([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), _owner(index)
+            return concatenate([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), owners(index)
         rows = torch.cat(list(index))
-        return take(x, rows), y[rows], _owner(index)
+        return take(x, rows), y[rows], owners(index)
 
     def train_groups(self, client: int | str, *, device: Device = "cpu") -> dict[str, Tensor]:
         """The group of each of a client's training samples, by column of groups."""
@@ -395,14 +358,14 @@ class Federation:
 
     def train_sizes(self) -> Tensor:
         """The number of training samples of each client, int64."""
-        return _sizes(self.train_index)
+        return client_sizes(self.train_index)
 
     def class_counts(self, split: str = "train") -> Tensor:
         """The number of samples per client and class, or range of the target, int64, shape (clients, classes)."""
         index, _, y = self._split(split)
         noisy = split == "validation" and self.validation_outliers
         y = self.evaluation(split)[1] if noisy else y[torch.cat(list(index))]
-        cell = _owner(index) * self.classes + (y if self.target is None else self.target.ranges(y))
+        cell = owners(index) * self.classes + (y if self.target is None else self.target.ranges(y))
         return torch.bincount(cell, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
 
     def _split(self, split: str) -> tuple[Sequence[Tensor], Inputs, Tensor]:
@@ -439,26 +402,6 @@ def _to_unit(x: Inputs) -> Inputs:
     return x.float() / 255 if isinstance(x, Tensor) and x.dtype == torch.uint8 else x
 
 
-def _has_numbers_only(x: Inputs) -> bool:
-    return isinstance(x, Tensor) and x.dtype != torch.int64
-
-
-def _sizes(index: Sequence[Tensor]) -> Tensor:
-    return torch.tensor([len(rows) for rows in index], dtype=torch.int64)
-
-
-def _owner(index: Sequence[Tensor]) -> Tensor:
-    """The client of each sample, where samples are ordered by client."""
-    return torch.repeat_interleave(torch.arange(len(index)), _sizes(index))
-
-
-def classes_by_client(y: Tensor, index: Sequence[Tensor], classes: int) -> list[Tensor]:
-    """The classes of each client's samples, ascending."""
-    present = torch.zeros(len(index), classes, dtype=torch.bool)
-    present[_owner(index), y[torch.cat(list(index))]] = True
-    return list(present.nonzero()[:, 1].split(present.sum(1).tolist()))
-
-
 def _check_dataset(dataset: object) -> None:
     if isinstance(dataset, str):
         raise InputError(
@@ -469,3 +412,8 @@ def _check_dataset(dataset: object) -> None:
             f"dataset is a {type(dataset).__name__}; pass a ft.data.Dataset, such as ft.data.load('digits') returns, "
             "or the data of each client to Federation.from_clients"
         )
+
+
+_NOT_ABOUT_DIVISION = set(inspect.signature(Federation.build).parameters) - {
+    "dataset", "clients", "partition", "classes_per_client", "alpha", "seed"
+}  # fmt: skip

@@ -131,6 +131,17 @@ def resolve_outliers(outliers: str | Outliers, **settings: Any) -> Outliers:
     return outliers
 
 
+def check_outliers(outliers: Outliers, dataset: Dataset) -> None:
+    """Refuse outliers that these samples cannot have."""
+    if outliers.kind == "corruptions" and not dataset.image:
+        raise InputError(f"outliers = 'corruptions' needs images, and {dataset.name!r} has none; use gaussian or flips")
+    if outliers.kind == "flips" and dataset.target is not None:
+        raise InputError(f"outliers = 'flips' changes classes, and {dataset.name!r} has numbers; use gaussian")
+    has_tokens = isinstance(dataset.x_train, dict) or dataset.x_train.dtype == torch.int64
+    if outliers.kind == "gaussian" and has_tokens:
+        raise InputError(f"outliers = 'gaussian' adds noise to numbers, and {dataset.name!r} has tokens; use flips")
+
+
 def resolve_flip_map(outliers: Outliers, dataset: Dataset) -> Tensor | None:
     """The class that each class flips to, int64 of shape (classes,), or None if it is drawn for every sample."""
     if outliers.kind != "flips" or outliers.flip_to not in ("nearest", "pairs"):
