@@ -221,8 +221,8 @@ fedtilt run digits --set clients.max_train= --set train.rounds=5
 ```
 
 A number may be `inf` or `-inf` where the tables below say so. Paths in a spec are relative to the spec, paths after
-`--set` to the working folder. `--method NAME` selects methods by name, in the order given, and can add `fedavg`,
-`fedprox` or `ditto` with the defaults. `--seed`, `--seeds` and `--device` set the keys of the same name.
+`--set` to the working folder. `--method NAME` selects methods by name, in the order given, and adds those of
+`fedtilt methods` that the spec has not. `--seed`, `--seeds` and `--device` set the keys of the same name.
 
 What the columns of your own table are, is inferred from the training rows: `fedtilt data show FILE` shows it, and
 [tables.md](tables.md) has the rules. The schema is stored in the run folder (`model.json`) and in the files of `fedtilt
