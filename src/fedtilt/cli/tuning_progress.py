@@ -52,7 +52,8 @@ def _ignore(step: Step) -> None:
 
 
 def _describe(step: Step) -> str:
-    return f"stage {step.stage} of {step.stages}, {step.settings} settings together, to round {step.until}"
+    together = "1 setting" if step.settings == 1 else f"{step.settings} settings together"
+    return f"stage {step.stage} of {step.stages}, {together}, to round {step.until}"
 
 
 def _printed(line: Callable[[str], None], verbose: bool) -> Callable[[Step], None]:

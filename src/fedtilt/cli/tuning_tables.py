@@ -1,7 +1,7 @@
 """The tables of a search: the settings on validation data, the recommendation, and both settings on test data."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 
 from fedtilt.cli.console import Console, escape
+from fedtilt.cli.tables import fits
 from fedtilt.runs.tuning.axes import format_setting, format_value
 from fedtilt.runs.tuning.objectives import Objective
 from fedtilt.runs.tuning.result import TunedSetting, Tuning
@@ -31,7 +32,7 @@ def print_tuning(console: Console, tuning: Tuning, folder: Path) -> None:
         f"\n[bold]Validation data[/] after {tuning.compared_rounds} of {tuning.rounds} rounds{seeds}, the best by "
         f"{escape(tuning.by.title)} first:"
     )
-    console.print(_settings_table(tuning, rows[:_MAX_ROWS]))
+    console.print(_settings_table(tuning, rows[:_MAX_ROWS], console.width))
     for line in _remarks(tuning, len(rows)):
         console.print(f"[dim]{escape(line)}[/]", highlight=False)
     console.print(f"\n[bold]recommended[/]: {escape(format_setting(tuning.setting))}", highlight=False)
@@ -51,17 +52,27 @@ def _compared(tuning: Tuning) -> list[str]:
     return sorted(names, key=lambda name: -by.better(tuning.settings[name].validation[by.name], 0.0))
 
 
-def _settings_table(tuning: Tuning, names: Sequence[str]) -> Table:
-    axes = list(tuning.settings[tuning.method].setting) if tuning.method in tuning.settings else []
-    axes = axes or list(tuning.setting)
+def _settings_table(tuning: Tuning, names: Sequence[str], width: int) -> Table:
+    """A row for every setting; on a narrow terminal, its values are in one column, and others are left out."""
+    axes = {axis: [format_value(tuning.settings[name].setting[axis]) for name in names] for axis in tuning.setting}
+    one = {"setting": [format_setting(tuning.settings[name].setting) for name in names]}
+    tables = [_rows(tuning, names, axes, tuning.objectives)]
+    tables += [_rows(tuning, names, one, tuning.objectives[:count]) for count in range(len(tuning.objectives), 0, -1)]
+    return next((table for table in tables if fits(table, width)), tables[-1])
+
+
+def _rows(
+    tuning: Tuning, names: Sequence[str], axes: Mapping[str, Sequence[str]], objectives: Sequence[Objective]
+) -> Table:
     out = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    titles = [*map(escape, axes), *map(_title, tuning.objectives), "better than\nyours by", "Pareto\nfront"]
-    for title in titles:
-        out.add_column(title, justify="right", overflow="fold")
-    for name in names:
+    for axis in axes:
+        out.add_column(escape(axis), justify="left" if axis == "setting" else "right", overflow="fold")
+    for title in [*map(_title, objectives), "better than\nyours by", "Pareto\nfront"]:
+        out.add_column(title, justify="right", no_wrap=True)
+    for i, name in enumerate(names):
         row = tuning.settings[name]
-        cells = [format_value(row.setting[axis]) for axis in axes]
-        cells += [_format(row.validation[objective.name], objective) for objective in tuning.objectives]
+        cells = [values[i] for values in axes.values()]
+        cells += [_format(row.validation[objective.name], objective) for objective in objectives]
         cells += ["yours" if name == tuning.method else _gain(row, tuning.by)]
         cells += ["yes" if name in tuning.pareto_front else ""]
         out.add_row(*map(escape, cells), style="bold green" if name == tuning.chosen else None)
@@ -87,8 +98,8 @@ def _remarks(tuning: Tuning, compared: int) -> list[str]:
     lines = []
     if compared:
         lines.append(
-            "±: one standard error, paired by client. Pareto front: no other setting is better in one column without "
-            "being worse in another."
+            "±: one standard error, paired by client. Pareto front: no other setting is better in one objective "
+            "without being worse in another."
         )
     stopped = len(tuning.settings) - compared
     if stopped:
