@@ -7,6 +7,7 @@ import torch
 
 from fedtilt.evaluation.certificate import Certificate, describe
 from fedtilt.evaluation.scores import ACCURACY, Score
+from fedtilt.files import read_json
 from fedtilt.report.compare import (
     VIEWS,
     Metric,
@@ -17,6 +18,7 @@ from fedtilt.report.compare import (
     metrics_of,
 )
 from fedtilt.report.run_reader import Run
+from fedtilt.storage.provenance import seed_folder
 
 
 def headline(run: Run) -> str:
@@ -115,6 +117,19 @@ def cautions(run: Run) -> list[str]:
             f"{run.round}, with noise multiplier {privacy.noise:g}. It covers the shared model of one method, but "
             "neither personal models nor the counts on this page."
         )
+    if attack := run.fingerprint["train"].get("attack"):
+        seed_run = run.compared[0]
+        attackers = read_json(seed_folder(run.folder, seed_run.seed) / "federation.json").get("attackers", [])
+        names = join_words([seed_run.client_names[client] for client in attackers])
+        sentences.append(
+            f"Attack {attack['kind']} from round {attack['from_round']} on, by {len(attackers)} of "
+            f"{len(seed_run.total):,} clients (in seed {seed_run.seed}: {names}). All figures are over the honest "
+            "clients."
+        )
+        success = {method: seed_run.last(method).attack_success for method in run.methods}
+        shown = [f"{method} {value:.1f} %" for method, value in success.items() if value is not None]
+        if shown:
+            sentences.append(f"Success of the backdoor: {join_words(shown)}.")
     if any(summary.clean for summary in summaries):
         sentences.append(f"Only some clients have outliers; the table “{VIEWS['clean'].title}” leaves them out.")
     return sentences
