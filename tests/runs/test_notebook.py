@@ -1,6 +1,7 @@
 """What a notebook shows, in a real kernel: progress that changes in place, and objects as HTML."""
 
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def test_the_figures_are_those_of_the_report(tmp_path: Path) -> None:
     drawn, reported = (re.findall(r'"data":\[\{.*?\}\],"layout"', page.read_text()) for page in pages)
     assert len(drawn) == 6
     assert set(drawn) <= set(reported)
+    frame = result.plot()._repr_html_()
+    assert unescape(re.search(r'srcdoc="([^"]*)"', frame)[1]) == pages[0].read_text()
     assert result.only(["ditto"]).plot()
 
 

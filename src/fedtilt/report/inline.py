@@ -21,7 +21,7 @@ class Figures:
     """Figures as one HTML page, which a notebook shows in a frame."""
 
     def __init__(self, page: str) -> None:
-        self._page = page
+        self._page = str(page)  # of `Markup`, `escape` would escape its own entities again
 
     def _repr_html_(self) -> str:
         """The page in a frame of its own, so that its style and the notebook's do not mix."""
@@ -45,10 +45,9 @@ def plot(result: Result) -> Figures:
         for group in build_figures(run, styles(run.methods)).values()
         for figure in group
     ]  # fmt: skip
+    main = f'<div class="grid two">{"".join(sections)}</div>'
     return Figures(
-        html.document(
-            title="fedtilt: figures", what="figures", main="".join(sections), footer=f"Drawn by fedtilt {__version__}."
-        )
+        html.document(title="fedtilt: figures", what="figures", main=main, footer=f"Drawn by fedtilt {__version__}.")
     )
 
 
