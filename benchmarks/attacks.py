@@ -88,8 +88,12 @@ def losses(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float
     return lost
 
 
-def render(record: Mapping[str, Any], template: str) -> str:
+def render(record: Mapping[str, Any] | None, template: str) -> str:
     """The page: the template with its tables and the sentence on ALIE and IPM."""
+    attacks = [["kind", "attackers"], *([f"`{kind}`", text] for kind, text in KINDS.items())]
+    template = template.replace("{ATTACKS}", markdown_table(attacks).strip())
+    if record is None:
+        return template.replace("{TABLES}", "Not recorded yet.").replace("{MACHINE}\n\n", "")
     parts = []
     for division, settings in record["divisions"].items():
         cases = [case for case in record["cases"] if case["division"] == division]
@@ -102,8 +106,18 @@ def render(record: Mapping[str, Any], template: str) -> str:
             rows.append([rule, f"{without:.1f}", *(_cell(by_rule[rule]) for by_rule in lost.values()), *success])
         seeds = len({case["seed"] for case in cases})
         setting = ", ".join(f"{key} {value}" for key, value in {**settings, **record["train"], "seeds": seeds}.items())
-        parts += [f"### {division}", f"{record['data']}: {setting}.", markdown_table(rows), "\n".join(_sentences(lost))]
+        parts += [
+            f"### {division}",
+            f"{record['data']}: {setting}.",
+            markdown_table(rows).strip(),
+            "\n".join(_sentences(lost)),
+        ]
     return template.replace("{TABLES}", "\n\n".join(parts)).replace("{MACHINE}", machine_text(record))
+
+
+def page() -> str:
+    """docs/attacks.md from the recorded result."""
+    return render(json.loads(RECORD.read_text()) if RECORD.exists() else None, TEMPLATE.read_text())
 
 
 def _cell(lost: list[float]) -> str:
@@ -131,7 +145,7 @@ def main() -> None:
         if options.record:
             RECORD.parent.mkdir(exist_ok=True)
             shutil.copyfile(options.record, RECORD)
-        PAGE.write_text(render(json.loads(RECORD.read_text()), TEMPLATE.read_text()))
+        PAGE.write_text(page())
         return
     data, train = "digits" if options.quick else "mnist", TRAIN | ({"rounds": 10} if options.quick else {})
     attacks = {name: ATTACKS[name] for name in options.attacks or (("alie", "ipm") if options.quick else ATTACKS)}

@@ -1,0 +1,22 @@
+"""docs/attacks.md matches the recorded result, and shows points lost and rules that fail."""
+
+from benchmarks.attacks import PAGE, TEMPLATE, losses, page, render
+
+
+def test_the_page_matches_the_record() -> None:
+    assert PAGE.read_text() == page(), "run python -m benchmarks.attacks --page"
+
+
+def test_points_lost_and_rules_that_do_not_withstand() -> None:
+    cases = [
+        {"division": "iid", "seed": seed, "attack": "alie",
+         "rules": {"mean": {"without": 90.0, "with": 80.0 + seed}, "median": {"without": 89.0, "with": 88.0}}}
+        for seed in (0, 1)
+    ]  # fmt: skip
+    assert losses(cases) == {"alie": {"mean": [10.0, 9.0], "median": [1.0, 1.0]}}
+    record = {"data": "mnist", "divisions": {"iid": {"clients": 20}}, "train": {"rounds": 3}, "cases": cases}
+    machine = {"processor": "X", "cores": 2, "memory_gib": 4, "system": "Linux", "python": "3.11", "torch": "2.13"}
+    text = render(record | {"machine": machine, "date": "2026-01-01T00:00:00Z", "fedtilt": "0"}, TEMPLATE.read_text())
+    assert "| mean | 90.0 | **+9.5 ± 0.5** |" in text
+    assert "| median | 89.0 | +1.0 ± 0.0 |" in text
+    assert "- alie: 1 of 2 rules withstand it; these do not: mean." in text
