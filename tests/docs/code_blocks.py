@@ -45,7 +45,7 @@ def blocks_of(page: Path) -> list[Block]:
         elif token.type == "html_block" and (found := _HIDDEN.fullmatch(token.content)):
             blocks.append(Block(found[1], found[2], line))
         elif token.type == "fence":
-            blocks.append(Block(token.info, token.content, line, skip))
+            blocks.append(Block(token.info.partition(" ")[0], token.content, line, skip))
             skip = ""
     return blocks
 
