@@ -308,3 +308,10 @@ def test_groups_and_weights_of_datasets_are_kept():
         InputError, match="client '1' has x of .*, but client '0' has .* with groups by ward, with weights"
     ):
         Federation.from_clients([first, dataset()])
+
+
+def test_a_data_set_of_numbers_is_refused() -> None:
+    x, y = torch.rand(8, 3), torch.rand(8)
+    numbers = Dataset(name="n", x_train=x, y_train=y, x_test=x, y_test=y, task="regression")
+    with pytest.raises(InputError, match="client '0' is a data set with numbers as targets; give data frames"):
+        Federation.from_clients([numbers])

@@ -177,6 +177,11 @@ def _split_dataset(data: Dataset, origin: str) -> tuple[Samples, Samples | None]
         raise InputError(
             f"{origin} is a data set with clients of its own, such as {data.client_names[0]!r}; use Federation.build"
         )
+    if data.target is not None:
+        raise InputError(
+            f"{origin} is a data set with numbers as targets; give data frames and task = 'regression', or one data "
+            "set with client_train to Federation.build"
+        )
 
     def samples(side: str, name: str) -> Samples:
         x, y, codes, weight, rows = (getattr(data, f"{key}_{side}") for key in ("x", "y", "group", "weight", "rows"))

@@ -129,7 +129,10 @@ def _label_names(y: object, origin: str, class_names: Sequence[str] | None) -> l
         )
     if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array == np.floor(array)).all()):
         bad = next(value for value in array.tolist() if not (np.isfinite(value) and value == int(value)))
-        raise InputError(f"{origin} has the label {bad}, which is no class; give whole numbers or text")
+        raise InputError(
+            f"{origin} has the label {bad}, which is no class; give whole numbers or text, or data "
+            "frames and task = 'regression' to predict numbers"
+        )
     if array.dtype.kind == "O" and any(value is None or value != value for value in array):  # None, NaN
         raise InputError(f"{origin} has a sample without a label; leave it out")
     if array.dtype.kind not in "iuf":
