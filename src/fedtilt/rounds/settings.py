@@ -22,6 +22,7 @@ from fedtilt.methods import Method, check_methods
 from fedtilt.parts import BUFFER_MODES
 from fedtilt.rounds.attack import Attack
 from fedtilt.rounds.privacy import Privacy
+from fedtilt.rounds.setting_checks import check_used
 from fedtilt.rounds.setting_fields import check_value, setting
 from fedtilt.training import BACKENDS, LAST_BATCH, OPTIMIZERS, Optimizer
 
@@ -210,56 +211,7 @@ class TrainSettings:
             raise InputError(f"privacy must be an ft.Privacy, got {self.privacy!r}")
         if not isinstance(self.attack, Attack | None):
             raise InputError(f"attack must be an ft.Attack, got {self.attack!r}")
-        self._check_used()
-
-    def _check_used(self) -> None:
-        """Refuse settings that have no effect beside the others, or that lack one."""
-        needs = [  # a setting, where it has an effect, and what to do otherwise
-            ("epochs", self.local_steps is None, "leave local_steps out"),
-            ("momentum", self.optimizer == "sgd", "set optimizer = 'sgd'"),
-            ("nesterov", self.momentum > 0, "set momentum"),
-            ("decay", self.schedule in ("step", "exponential"), "set schedule = 'step' or 'exponential'"),
-            ("decay_rounds", self.schedule == "step", "set schedule = 'step'"),
-            ("label_smoothing", self.loss in (None, "cross_entropy"), "set loss = 'cross_entropy'"),
-            ("focal_gamma", self.loss == "focal", "set loss = 'focal'"),
-            ("gce_q", self.loss == "gce", "set loss = 'gce'"),
-            ("sce_alpha", self.loss == "sce", "set loss = 'sce'"),
-            ("sce_beta", self.loss == "sce", "set loss = 'sce'"),
-            ("huber_delta", self.loss == "huber", "set loss = 'huber'"),
-            ("class_weights", self.loss in (None, *losses.CLASS_LOSSES), "set loss = 'cross_entropy' or 'focal'"),
-            ("server_lr", self.server_optimizer is not None, "set server_optimizer"),
-            ("server_momentum", self.server_optimizer is not None, "set server_optimizer"),
-            ("cluster_timeout", self.on_cluster, "set cluster"),
-            ("server_epsilon", self.server_optimizer not in (None, "sgd"), "set server_optimizer = 'adam'"),
-        ]
-        defaults = {field.name: field.default for field in fields(self)}
-        for key, has_effect, remedy in needs:
-            value = getattr(self, key)
-            if value != defaults[key] and not has_effect:
-                raise InputError(f"{key} = {value!r} has no effect here; {remedy}, or leave it out")
-        if self.schedule in ("step", "exponential") and self.decay is None:
-            raise InputError(f"schedule = {self.schedule!r} needs decay, such as decay = 0.5")
-        if self.schedule == "step" and self.decay_rounds is None:
-            raise InputError("schedule = 'step' needs decay_rounds, such as decay_rounds = 10")
-        if self.workers == 0 and self.on_cluster:
-            raise InputError("workers = 0 leaves nothing to train on a cluster; leave it out")
-        if self.screen is not None and 0 < self.screen <= 1:
-            raise InputError(f"screen = {self.screen:g} would clip ordinary updates; choose 0 (none) or more than 1")
-        if self.privacy is not None and self.screen:
-            raise InputError(
-                f"screen = {self.screen:g} has no known sensitivity; leave it out: privacy.clip bounds every update"
-            )
-        if self.privacy is not None and self.buffers == "average":
-            raise InputError("buffers = 'average' are not covered by privacy; choose 'local' or 'frozen'")
-        if self.attack is not None and self.attack.from_round > self.rounds:
-            raise InputError(
-                f"attack.from_round = {self.attack.from_round} is after the last round, {self.rounds}; choose an "
-                "earlier one, or leave the attack out"
-            )
-        if self.warmup_rounds >= self.rounds and self.warmup_rounds:
-            raise InputError(
-                f"warmup_rounds = {self.warmup_rounds} is not less than rounds = {self.rounds}; choose fewer"
-            )
+        check_used(self)
 
     @functools.cached_property
     def client_optimizer(self) -> Optimizer:
