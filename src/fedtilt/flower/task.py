@@ -111,9 +111,9 @@ class Task:
 
     def resolve(self, config: Mapping[str, object]) -> ResolvedTask:
         """Apply a Flower run configuration: `method`, and overrides of the spec, one per line, in `set`."""
-        method = str(config.get("method") or "")
+        name = str(config.get("method") or "")
         overrides = [line for line in str(config.get("set") or "").splitlines() if line.strip()]
-        spec = load(self.spec, methods=[method] if method else [], overrides=overrides)
+        spec = load(self.spec, methods=[name] if name else [], overrides=overrides)
         if len(spec.methods) > 1:
             names = ", ".join(m.name for m in spec.methods)
             raise InputError(f"a deployment trains one method and the spec has {names}; choose one with --method")
@@ -197,9 +197,7 @@ class Task:
 
     def initial_model(self, resolved: ResolvedTask, info: FederationInfo) -> tuple[nn.Module, Parts]:
         """The model with its initial weights and its parts, on the server."""
-        net, parts = build_initial_model(
-            self.model_source(resolved), info.input_shape, info.outputs, resolved.settings
-        )
+        net, parts = build_initial_model(self.model_source(resolved), info.input_shape, info.outputs, resolved.settings)
         return net, parts.keeping(resolved.method.local)
 
     def site_summary(self, resolved: ResolvedTask, number: int, node_config: NodeConfig) -> Summary:
