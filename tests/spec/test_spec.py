@@ -225,15 +225,21 @@ def test_the_examples_in_the_annotated_spec_are_valid(file):
         line[2:] if line.startswith("# ") and line[2:].partition(" = ")[0] in keys else line for line in lines
     ]
     only_with = {  # a spec has one of these sources
-        "file": ("file", "target", "client", "group", "drop", "schema", "split", "split_group", "split_time"),
+        "file": ("file", "target", "client", "group", "drop", "schema", "split", "split_group", "split_time", "weight"),
         "images": ("images", "image_size", "image_channels"),
         "leaf": ("leaf",),
     }
     # what the examples of these settings need: decay a schedule, and so on
-    with_examples = ["train.epochs=", "train.schedule=step", "train.loss=focal", "train.optimizer=adam"]
+    with_examples = ["train.epochs=", "train.schedule=step", "train.optimizer=adam"]
     with_examples += ["train.screen=0"]  # privacy refuses the example
+    of_losses = {
+        "focal": ("focal_gamma",),
+        "gce": ("gce_q",),
+        "sce": ("sce_alpha", "sce_beta"),
+        "huber": ("huber_delta",),
+    }
     given = set()
-    for source in only_with:
+    for source, loss in (("file", "huber"), ("images", "focal"), ("leaf", "gce"), ("images", "sce")):
         left_out = [key for other, keys in only_with.items() if other != source for key in keys]
         overrides = [f"data.{key}=" for key in [*left_out, *(["test_share"] if source == "leaf" else [])]]
         flips = source == "leaf"
@@ -242,9 +248,10 @@ def test_the_examples_in_the_annotated_spec_are_valid(file):
         )
         overrides += ["clients.partition=column", *with_examples]
         if source == "file":  # numbers as targets: what is for classes is left out
-            overrides += ["task=regression", "train.loss=huber", "train.focal_gamma=", "data.exclude=", "data.relabel="]
-        else:
-            overrides += ["train.huber_delta="]
+            overrides += ["task=regression", "data.exclude=", "data.relabel="]
+        overrides += [f"train.loss={loss}"]
+        overrides += [f"train.{key}=" for other, keys in of_losses.items() if other != loss for key in keys]
+        overrides += ["attack.kind=backdoor"] if source == "images" else ["attack.target=", "attack.poisoned="]
         # updates are screened, or clipped for privacy
         private = source == "file"
         overrides += ["train.screen="] if private else [f"privacy.{key}=" for key in TABLES["privacy"].model_fields]
