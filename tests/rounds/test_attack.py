@@ -12,6 +12,7 @@ from torch import Tensor
 import fedtilt as ft
 from fedtilt.errors import InputError
 from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS
+from fedtilt.methods import PRESETS
 from fedtilt.rounds.attack import KINDS, AttackedFederation, with_trigger
 from fedtilt.rounds.client_update import ClientUpdate
 from fedtilt.rounds.forged_updates import forge, forged_update
@@ -110,6 +111,12 @@ def rules() -> list[ft.Method]:
     ]
 
 
+def presets() -> list[ft.Method]:
+    """Every method with its defaults."""
+    needed = {"fedtilt": {"tau": 1, "lam": 1}, "term": {"t": 1}}
+    return [preset(name=f"preset {name}", **needed.get(name, {})) for name, preset in PRESETS.items()]
+
+
 def shared(result: ft.Result) -> dict[str, Tensor]:
     return {name: torch.cat([p.detach().flatten() for p in r.shared.parameters()]) for name, r in result.items()}
 
@@ -118,7 +125,7 @@ def shared(result: ft.Result) -> dict[str, Tensor]:
     "kind", [pytest.param(kind, marks=[] if kind == "alie" else pytest.mark.slow) for kind in KINDS]
 )
 def test_every_rule_against_every_attack_repeats_its_bits_and_resumes(kind: str, tmp_path: Path) -> None:
-    methods = rules()
+    methods = rules() if kind == "alie" else [*rules(), *presets()]
     attack = ft.Attack(kind=kind, share=0.1)
     run = functools.partial(ft.run, methods, federation(), MODEL, attack=attack, **SHORT)
     whole = run(rounds=3)
