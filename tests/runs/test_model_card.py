@@ -115,6 +115,7 @@ def test_the_command_writes_card_and_onnx(run: tuple[Path, ft.Result], fedtilt, 
     assert "ends neither in .safetensors nor in .onnx" in other.err
 
 
+@pytest.mark.slow
 def test_a_model_that_onnx_changes_is_not_written(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     from fedtilt.errors import InputError

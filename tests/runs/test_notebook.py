@@ -9,6 +9,7 @@ import pytest
 
 import fedtilt as ft
 from fedtilt.report import write
+from fedtilt.runs.notebook import with_notebook_progress
 
 CODE = """
 import fedtilt as ft
@@ -28,6 +29,7 @@ def execute(*cells: str) -> list[list[Any]]:
     return [cell.outputs for cell in notebook.cells]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the kernel's client
 def test_a_run_shows_its_progress_in_one_output_and_no_terminal_codes() -> None:
     quiet = CODE.replace("workers=0", "workers=0, progress=False")
@@ -58,6 +60,10 @@ def test_the_figures_are_those_of_the_report(tmp_path: Path) -> None:
     frame = result.plot()._repr_html_()
     assert unescape(re.search(r'srcdoc="([^"]*)"', frame)[1]) == pages[0].read_text()
     assert result.only(["ditto"]).plot()
+
+
+def test_outside_a_notebook_nothing_is_shown() -> None:
+    assert with_notebook_progress([], progress=True) == []
 
 
 def test_a_federation_shows_its_clients_escaped() -> None:

@@ -59,6 +59,7 @@ def test_mlflow(federation: ft.Federation, tmp_path: Path) -> None:
     assert logged == accuracies(result, "tilted lam=-2")
 
 
+@pytest.mark.slow
 def test_weights_and_biases_offline(federation: ft.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
