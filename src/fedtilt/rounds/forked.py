@@ -33,8 +33,8 @@ from fedtilt.training import BACKENDS, Backend, LocalJob, Trained
 def can_fork(backend: str) -> bool:
     """Whether workers with this backend can be forked.
 
-    They cannot on macOS, whose frameworks are unsafe after a fork, in a daemon process or one of Ray, which has one CPU,
-    or with autograd if it has started threads.
+    They cannot on macOS, whose frameworks are unsafe after a fork, in a daemon process, in one of Ray, which has one
+    CPU, or with autograd if it has started threads.
     """
     is_daemon = multiprocessing.current_process().daemon or is_ray_worker()
     possible = sys.platform.startswith("linux") and not is_daemon
