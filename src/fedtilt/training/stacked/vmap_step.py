@@ -19,7 +19,6 @@ from fedtilt.training.stacked.buffers import Buffers, Recipe
 from fedtilt.training.stacked.layers import pad_batch_norms, stackable_copy
 from fedtilt.training.stacked.optimizers import optimizer_step
 
-
 _COMPILE_SETTINGS = {
     "deterministic": True,  # sums take the same order in every process: no kernel is chosen by its time
     "triton.autotune_pointwise": False,  # to compile and time several variants of a kernel takes longer than it saves
