@@ -36,17 +36,16 @@ def test_sums_are_those_of_forward_passes_by_hand() -> None:
             assert found is not None
             rounds[client] = rounds.get(client, 0) + 1
             assert found.rounds == rounds[client]
-            totals = {
-                key: value * found.rounds for key, value in (found.learnt._asdict() | {"log_p": found.log_p}).items()
-            }
+            totals = {key: value * found.rounds for key, value in found.learnt._asdict().items()}
+            totals["p"] = found.log_p.exp() * found.rounds * (found.rounds + 1) / 2  # the r-th counts r times
             if sent:  # the model that round 1 starts from is known to the run alone
                 x, y = fed.train(client, seed=0, round=r.number)
                 with torch.no_grad():
                     logits = r.model("fedtilt", client)(x)
-                    log_p = sent[-1](x).log_softmax(1)
+                    p = sent[-1](x).softmax(1)
                 loss = torch.nn.functional.cross_entropy(logits, y, reduction="none")
                 weight = nested_tilt_grad(loss, [y], [-2.0, 1.0]) * len(y)
-                by_hand = {"log_p": log_p, "loss": loss, "weight": weight, "margin": margins(logits, y)}
+                by_hand = {"p": p * found.rounds, "loss": loss, "weight": weight, "margin": margins(logits, y)}
                 for key, value in by_hand.items():
                     before = sums[client][key] if client in sums else 0.0
                     torch.testing.assert_close(totals[key], before + value.double(), rtol=1e-4, atol=1e-4)
@@ -64,7 +63,7 @@ def test_collecting_changes_no_bit_of_the_training_and_depends_on_no_worker(work
     for name in plain:
         for a, b in zip(plain[name].shared.parameters(), audited[name].shared.parameters(), strict=True):
             assert torch.equal(a, b)
-        assert torch.equal(plain[name].correct, audited[name].correct)
+        assert torch.equal(plain[name].sums, audited[name].sums)
     reference = ft.run(METHODS, fed, MLP, rounds=2, workers=0, audit=True, **SETTINGS)
     assert torch.equal(reference.audit().score, audited.audit().score)
 

@@ -5,6 +5,7 @@ import torch
 from sklearn.linear_model import Ridge
 
 from fedtilt.audit.scores import (
+    _RIDGE,
     _leave_one_out,
     evidence,
     expected_precision,
@@ -62,7 +63,7 @@ def test_leave_one_out_is_a_regression_without_the_sample() -> None:
     targets = torch.nn.functional.one_hot(y, 3).double()
     for i in (0, 7, 24):
         rest = torch.arange(25) != i
-        model = Ridge(alpha=30.0).fit(x[rest].numpy(), targets[rest].numpy())
+        model = Ridge(alpha=_RIDGE).fit(x[rest].numpy(), targets[rest].numpy())
         assert found[i].tolist() == pytest.approx(model.predict(x[i : i + 1].numpy())[0].tolist(), abs=1e-6)
 
 

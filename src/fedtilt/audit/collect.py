@@ -9,7 +9,7 @@ Ranking", NeurIPS 2020, arXiv 2001.10528).
 The sums are part of what a client keeps, and so stay with it, are checkpointed and resumed. They need
 4 · (classes + 5) bytes per sample and method, however many rounds there are:
 
-audit_log_p    (n, K)  sum of the log-probabilities of the received model
+audit_p        (n, K)  sum of the probabilities of the received model, the r-th times r: later models are better
 audit_learnt   (n, 5)  sums of loss, weight and margin of the client's model, then its first and its last margin
 audit_rounds   ()      how many rounds were summed
 """
@@ -29,9 +29,10 @@ from fedtilt.training import LocalJob, Trained
 from fedtilt.training.precision import fp32_deterministic
 
 _SAMPLES = 4096  # in a forward pass
+_LEAST_P = 1e-6  # a probability below it is no more evidence
 
 
-NAMES = ("audit_log_p", "audit_learnt", "audit_rounds")
+NAMES = ("audit_p", "audit_learnt", "audit_rounds")
 
 
 class Learnt(NamedTuple):
@@ -47,19 +48,20 @@ class Learnt(NamedTuple):
 class Collected(NamedTuple):
     """What was collected about the samples of a client."""
 
-    log_p: Tensor  # (n, K) mean log-probabilities of the received model
+    log_p: Tensor  # (n, K) logarithm of the mean probabilities of the received model
     learnt: Learnt
     rounds: int
 
     @classmethod
     def of(cls, client_state: Tensors) -> "Collected | None":
         """From what a client keeps; None if nothing was collected."""
-        if "audit_log_p" not in client_state:
+        if "audit_p" not in client_state:
             return None
         rounds = int(client_state["audit_rounds"])
         loss, weight, margin, first, last = client_state["audit_learnt"].double().unbind(1)
         learnt = Learnt(loss / rounds, weight / rounds, margin / rounds, first, last)
-        return cls(client_state["audit_log_p"].double() / rounds, learnt, rounds)
+        p = client_state["audit_p"].double() / (rounds * (rounds + 1) / 2)
+        return cls(p.clamp_min(_LEAST_P).log(), learnt, rounds)
 
 
 class Collector:
@@ -102,7 +104,7 @@ class Collector:
             used = "personal" if "personal" in jobs else "shared"
             w = jobs["shared"]
             if id(w.start) not in received:
-                received[id(w.start)] = self._logits(w.start, w.buffers, x).log_softmax(1)
+                received[id(w.start)] = self._logits(w.start, w.buffers, x).softmax(1)
             model = trained[method][used]
             learnt = _learnt(self._logits(model.parameters, model.buffers, x), jobs[used], y, groups)
             sums[method] = _add(kept[method], received[id(w.start)], learnt)
@@ -143,18 +145,19 @@ def _learnt(outputs: Tensor, job: LocalJob, y: Tensor, groups: Mapping[str, Tens
     return torch.stack([losses, weights, margins(outputs, y)], 1)
 
 
-def _add(before: Tensors, log_p: Tensor, learnt: Tensor) -> dict[str, Tensor]:
+def _add(before: Tensors, p: Tensor, learnt: Tensor) -> dict[str, Tensor]:
     """The sums with one more round."""
     margin = learnt[:, 2:]
     rounds = torch.ones((), dtype=torch.int64)
-    log_p, learnt = log_p.cpu(), torch.cat([learnt, margin, margin], 1).cpu()
-    if "audit_log_p" in before:
-        if before["audit_log_p"].shape != log_p.shape:
+    p, learnt = p.cpu(), torch.cat([learnt, margin, margin], 1).cpu()
+    if "audit_p" in before:
+        if before["audit_p"].shape != p.shape:
             raise InputError(
-                f"the audit has {len(before['audit_log_p'])} samples of this client, and now it has {len(log_p)}; "
+                f"the audit has {len(before['audit_p'])} samples of this client, and now it has {len(p)}; "
                 "its data was changed since the run was started: restore it, or start a new run"
             )
         earlier = before["audit_learnt"].cpu()
-        log_p, rounds = before["audit_log_p"].cpu() + log_p, before["audit_rounds"].cpu() + rounds
+        rounds = before["audit_rounds"].cpu() + rounds
+        p = before["audit_p"].cpu() + int(rounds) * p
         learnt = torch.cat([earlier[:, :3] + learnt[:, :3], earlier[:, 3:4], learnt[:, 4:]], 1)
-    return {"audit_log_p": log_p, "audit_learnt": learnt, "audit_rounds": rounds}
+    return {"audit_p": p, "audit_learnt": learnt, "audit_rounds": rounds}

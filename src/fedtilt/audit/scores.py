@@ -1,11 +1,12 @@
 """From what was collected to one suspicion score per sample: the estimated probability that its label is wrong.
 
-1. Evidence for each class, out of sample. The mean log-probability of the received models, averaged over the rounds,
-   plus the logarithm of the class's share in the client's labels: a federation of clients with few classes trains a
-   shared model that does not know which ones a client has. To it is added what a ridge regression of the client's
-   labels on these log-probabilities predicts for a sample if it is left out: it corrects what the shared model gets
-   wrong on this client in general. Its weight grows with the number of samples, and with its agreement with the shared
-   model, so that a client with mostly wrong labels does not vouch for itself.
+1. Evidence for each class, out of sample. The logarithm of the probability that the received models give it, averaged
+   over the rounds of the client, of which the r-th counts r times because later models are better; plus the logarithm
+   of the class's share in the client's labels: a federation of clients with few classes trains a shared model that does
+   not know which ones a client has. To it is added what a ridge regression of the client's labels on these
+   log-probabilities predicts for a sample if it is left out: it corrects what the shared model gets wrong on this
+   client in general. Its weight grows with the number of samples, and with its agreement with the shared model, so that
+   a client with mostly wrong labels does not vouch for itself.
 
 2. The margin of a label is its evidence minus the largest other one. This is the area under the margin (Pleiss et al.,
    NeurIPS 2020, arXiv 2001.10528), but of models that have not seen the label. It is divided by the mean lead of the
@@ -31,8 +32,8 @@ from torch import Tensor
 
 from fedtilt.audit.collect import margins
 
-_RIDGE = 30.0  # strength of the regression, in samples
-_HALF_WEIGHT = 300  # the regression counts half as much as the shared model at a client with so many samples
+_RIDGE = 10.0  # strength of the regression, in samples
+_HALF_WEIGHT = 100  # the regression counts half as much as the shared model at a client with so many samples
 _LEAST_WRONG = 0.5  # the mean margin of wrong labels is at most minus so much of that of right ones
 _PRIOR_SAMPLES = 10.0  # how strongly the share of a client, or the lead of a class, is drawn to that of all
 _ITERATIONS = 200
@@ -42,7 +43,7 @@ def evidence(log_p: Tensor, y: Tensor) -> Tensor:
     """The evidence for each class of each sample of one client, (n, K): larger is more likely.
 
     Args:
-        log_p: mean log-probabilities of models that were not trained on these labels, (n, K)
+        log_p: log-probabilities of models that were not trained on these labels, (n, K)
         y: labels (n,)
     """
     n, classes = log_p.shape

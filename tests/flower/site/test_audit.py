@@ -29,7 +29,7 @@ def test_sums_are_the_simulators_and_suspects_stay_on_the_site(  # type: ignore[
     for site in (0, 1):
         (path,) = (tmp_path / "state" / str(site)).rglob("round-00002.safetensors")
         kept = simulated.client_states.get(("fedtilt", site))
-        assert "audit_log_p" in kept
+        assert "audit_p" in kept
         torch.testing.assert_close(read_tensors(path), dict(kept))
     counts = {}
     for site in (0, 1):
@@ -76,7 +76,7 @@ def test_a_site_with_other_samples_starts_its_audit_again(spec: Path, tmp_path: 
     deployment.run(set="train.audit=true\ntrain.rounds=2")
     (path,) = (tmp_path / "state/0").rglob("round-00002.safetensors")
     state = read_tensors(path)
-    assert (len(state["audit_log_p"]), int(state["audit_rounds"])) == (50, 1)
+    assert (len(state["audit_p"]), int(state["audit_rounds"])) == (50, 1)
     assert "damage" not in json.loads(next((tmp_path / "state/0").rglob("report.json")).read_text())
 
 

@@ -164,7 +164,7 @@ class Site:
         device = pick_device(settings.device)
         x, y = self.federation.train(self.number, seed=settings.seed, round=round, device=device)
         groups = self.federation.train_groups(self.number, device=device)
-        if len(before.get("audit_log_p", y)) != len(y):
+        if len(before.get("audit_p", y)) != len(y):
             _log.warning("the site has other samples than before: its audit starts again")
             before = {}
         collector = Collector(self.model, self.parts)
