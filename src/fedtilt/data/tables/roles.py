@@ -26,10 +26,10 @@ def known_schema(
         written = getattr(known, role)
         if written and written != name:
             raise InputError(f"{role} = {name!r} differs from the schema's, {written!r}; correct one of them")
-    task = task or known.task
-    implied = known.task or ("classification" if known.classes else "regression" if known.numbers else task)
-    if task != implied:
-        raise InputError(f"task = {task!r} differs from the schema's, {implied!r}; correct one of them")
+    written = known.task or ("classification" if known.classes else None)
+    task = task or written
+    if written not in (None, task):
+        raise InputError(f"task = {task!r} differs from the schema's, {written!r}; correct one of them")
     return replace(known, task=task, **names)  # type: ignore[arg-type]
 
 

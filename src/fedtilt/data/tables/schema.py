@@ -180,6 +180,8 @@ class Schema:
                 raise InputError(f"the schema has {name!r} as {role} and as a column; remove one")
         if self.task is not None and self.task not in TASKS:
             raise InputError(f"task of the schema is {self.task!r}; choose {' or '.join(TASKS)}")
+        if self.task == "classification":  # the default: a schema that does not say so is equal
+            object.__setattr__(self, "task", None)
         for key, task in (("classes", "classification"), ("numbers", "regression")):
             if getattr(self, key) is not None and self.is_regression != (task == "regression"):
                 raise InputError(f"{key} of the schema are for {task}, and its task is another; remove one")
