@@ -24,8 +24,8 @@ browser:  ## install Chromium for the browser tests; without it they are skipped
 nginx:  ## install nginx for the tests of the port that sites see; without it they are skipped
 	@command -v nginx >/dev/null || { apt-get update -qq && apt-get install -y -qq nginx; } >/dev/null 2>&1 || echo "nginx is not installed: the tests of the proxy are skipped"
 
-test: $(DEV) browser nginx  ## all tests except the slow ones, one process per core
-	$(BIN)/python -m pytest -n auto --dist worksteal
+test: $(DEV) browser nginx  ## all tests except the slow ones, one process of one thread per core
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 test-all: $(DEV) browser nginx  ## the slow tests too
 	$(BIN)/python -m pytest -m "not cuda"

@@ -92,7 +92,7 @@ def test_a_run_does_not_go_on_with_other_weights(trained: dict[str, torch.Tensor
     trained |= {"backbone.weight": torch.rand(12, 2), "head.weight": torch.rand(2, 8), "head.bias": torch.rand(2)}
     settings = {"rounds": 1, "epochs": 1, "workers": 0, "out": tmp_path / "run"}
     ft.run([ft.fedavg()], federation, RecipeModel, init=write(tmp_path, trained), **settings)
-    for name, key in (("head.bias", "start"), ("backbone.bias", r"constants\.backbone\.bias")):
+    for name, what in (("head.bias", "another initial model"), ("backbone.bias", "another backbone.bias, which")):
         other = write(tmp_path, trained | {name: trained[name] + 1})
-        with pytest.raises(ft.InputError, match=rf"was started with {key} = \w+, and now it is"):
+        with pytest.raises(ft.InputError, match=f"was started with {what}"):
             ft.run([ft.fedavg()], federation, RecipeModel, init=other, **settings)

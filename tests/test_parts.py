@@ -281,7 +281,7 @@ def test_patterns_of_names(patterns: list[str], expected: str) -> None:
         ({"class_weights": [1.0, 2.0]}, "class_weights has 2 values for 10 classes; give one each"),
         ({"class_weights": [1.0] * 9 + [0.0]}, "class_weights must be a number > 0, got 0.0"),
         ({"loss": F.cross_entropy}, "the loss returns () for 2 samples; return one value per sample, as"),
-        ({"loss": 5}, "loss must be a name or a function of outputs and labels, got 5"),
+        ({"loss": 5}, "loss must be a name or a function of outputs and targets, got 5"),
         ({"init": 5}, "init must be a safetensors file or an nn.Module, got 5"),
         ({"init": nn.Linear(2, 2)}, "init, a Linear, is of another model: it has 'weight', 'bias', and the model has"),
     ],

@@ -40,7 +40,8 @@ AGGREGATORS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
 
 
 def test_the_table_has_every_aggregator() -> None:
-    assert {name.split()[0] for name in AGGREGATORS} == {"tilted", *aggregate.AGGREGATORS}
+    robust = {"tilted", *aggregate.AGGREGATORS} - {"q_ffl", "fedmgda"}  # those two are in test_fair.py
+    assert {name.split()[0] for name in AGGREGATORS} == robust
 
 
 def clients(count: int = 10, seed: int = 0) -> Tensor:

@@ -222,7 +222,10 @@ def test_focal_loss_of_a_certain_prediction_has_a_finite_gradient() -> None:
         ({"schedule": "step", "decay": 0.5}, "schedule = 'step' needs decay_rounds, such as decay_rounds = 10"),
         ({"rounds": 3, "warmup_rounds": 3}, "warmup_rounds = 3 is not less than rounds = 3; choose fewer"),
         ({"loss": "focal", "label_smoothing": 0.1}, "label_smoothing = 0.1 has no effect here; set loss = 'cross_ent"),
-        ({"loss": "hinge"}, "unknown loss 'hinge'; choose one of cross_entropy, focal, or name your own function as"),
+        (
+            {"loss": "hinge"},
+            "unknown loss 'hinge'; choose one of cross_entropy, focal, gce, sce, squared, huber, or name your own function as",
+        ),
         ({"server_lr": 0.1}, "server_lr = 0.1 has no effect here; set server_optimizer"),
         ({"precision": "bfloat16", "device": "cpu"}, "precision = 'bfloat16' is for CUDA, not for cpu; leave it out"),
     ],
