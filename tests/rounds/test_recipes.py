@@ -224,7 +224,7 @@ def test_focal_loss_of_a_certain_prediction_has_a_finite_gradient() -> None:
         ({"loss": "focal", "label_smoothing": 0.1}, "label_smoothing = 0.1 has no effect here; set loss = 'cross_ent"),
         (
             {"loss": "hinge"},
-            "unknown loss 'hinge'; choose one of cross_entropy, focal, gce, sce, squared, huber, or name your own function as",
+            "unknown loss 'hinge'; choose one of cross_entropy, focal, gce, sce, squared, huber, or name",
         ),
         ({"server_lr": 0.1}, "server_lr = 0.1 has no effect here; set server_optimizer"),
         ({"precision": "bfloat16", "device": "cpu"}, "precision = 'bfloat16' is for CUDA, not for cpu; leave it out"),
