@@ -19,7 +19,6 @@ from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.rounds.initial_model import initial_model
 from fedtilt.rounds.memory import check_memory
 from fedtilt.rounds.method_state import initial_server
-from fedtilt.rounds.root_set import check_root_samples
 from fedtilt.rounds.round import plan
 from fedtilt.rounds.settings import TrainSettings, pick_device
 from fedtilt.training import BackendChoice, LocalJob, choose_backend
@@ -53,7 +52,7 @@ def prepare(
         )
     settings = settings.for_task(federation.dataset.task)
     check_bad_share(methods, settings.clients_per_round(federation.clients))
-    check_root_samples(methods, federation)
+    _check_root_samples(methods, federation)
     notices: tuple[str, ...] = ()
     if settings.attack is not None:
         federation = AttackedFederation.of(federation, settings.attack, settings.seed)
@@ -102,3 +101,14 @@ def example_jobs(methods: Sequence[Method], parts: Parts, settings: TrainSetting
     planned = zip(methods, servers, strict=True)
     plans = [plan(m, server, {}, parts=parts, settings=settings, round=1, group=group) for m, server in planned]
     return [job for jobs in plans for job in jobs.values()]
+
+
+def _check_root_samples(methods: Iterable[Method], federation: Federation) -> None:
+    """Refuse more samples for the root set of FLTrust than there are."""
+    samples = int(federation.train_sizes().sum())
+    for m in methods:
+        if m.aggregator == "fltrust" and m.root_samples > samples:
+            raise InputError(
+                f"root_samples = {m.root_samples} of method {m.name!r} is more than the {samples} training samples of "
+                "all clients; lower it"
+            )

@@ -1,7 +1,6 @@
 """The root set of FLTrust: clean samples on the server, on which it trains a model of its own in every round."""
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -9,26 +8,11 @@ from torch import Tensor
 from fedtilt import seeds
 from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, take, to_device
-from fedtilt.errors import InputError
-from fedtilt.methods import Method
 from fedtilt.parts import Tensors
 from fedtilt.rounds.executors import BatchSettings
+from fedtilt.rounds.prepare import PreparedRun
 from fedtilt.rounds.round import plan
 from fedtilt.training import BACKENDS
-
-if TYPE_CHECKING:
-    from fedtilt.rounds.prepare import PreparedRun
-
-
-def check_root_samples(methods: Iterable[Method], federation: Federation) -> None:
-    """Refuse more samples for the root set of FLTrust than there are."""
-    samples = int(federation.train_sizes().sum())
-    for m in methods:
-        if m.aggregator == "fltrust" and m.root_samples > samples:
-            raise InputError(
-                f"root_samples = {m.root_samples} of method {m.name!r} is more than the {samples} training samples of "
-                "all clients; lower it"
-            )
 
 
 def root_set(federation: Federation, samples: int, seed: int, device: torch.device) -> tuple[Inputs, Tensor]:
@@ -40,7 +24,7 @@ def root_set(federation: Federation, samples: int, seed: int, device: torch.devi
     return x, data.y_train[chosen.to(data.y_train.device)].to(device)
 
 
-def train_on_root_sets(prepared: "PreparedRun", server: Mapping[str, Tensors], round: int) -> dict[str, Tensor]:
+def train_on_root_sets(prepared: PreparedRun, server: Mapping[str, Tensors], round: int) -> dict[str, Tensor]:
     """For every method with FLTrust, the shared parameters after a client's round on the root set."""
     trained = {}
     settings, federation, device = prepared.settings, prepared.federation, prepared.device
