@@ -157,9 +157,9 @@ class Federation:
             class_names: all classes in order; left out: those the data declares, else the labels that occur
             test_share: the share of its samples that is test data at a client without any; left out: 0.25
             seed: the seed of the test data, the validation data and the choice of clients with outliers
-            settings: the settings of `build` about outliers and validation, and `max_train`; beside them, those of
-                `ft.data.table` if the clients have DataFrames, such as `target`; `target` and `inputs` of
-                `ft.data.from_huggingface`; `target` of `ft.data.from_torch`
+            settings: the settings of `build` about outliers and validation, and `max_train`; also those of the reader
+                of the clients' data, such as `target` of `ft.data.table` for DataFrames: see `ft.data.table`,
+                `ft.data.from_huggingface` and `ft.data.from_torch`
 
         >>> north, south = (torch.zeros(8, 3), [0, 1] * 4), (torch.ones(4, 3), [1, 1, 0, 0])
         >>> Federation.from_clients([north, south], names=["north", "south"])

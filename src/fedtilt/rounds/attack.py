@@ -17,7 +17,7 @@ from fedtilt.data.dataset import Dataset
 from fedtilt.data.inputs import Inputs
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
-from fedtilt.rounds.setting_fields import check_value, setting
+from fedtilt.rounds.setting_fields import check_table, setting
 
 KINDS = {  # what attackers do, and the paper
     "sign_flip": "send their update times −strength (Li et al., RSA, AAAI 2019, arXiv 1811.03761)",
@@ -74,13 +74,7 @@ class Attack:
     def __post_init__(self) -> None:
         if self.kind is None:
             raise InputError(f"attack needs kind, one of {', '.join(KINDS)}")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                try:
-                    object.__setattr__(self, field.name, check_value(field, value))
-                except InputError as error:
-                    raise InputError(f"attack: {error}") from None
+        check_table(self, "attack")
         uses = {
             "share": not self.clients,
             "strength": self.kind in STRENGTH and not self.search,

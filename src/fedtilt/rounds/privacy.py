@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
-from fedtilt.rounds.setting_fields import check_value, setting
+from fedtilt.rounds.setting_fields import check_table, setting
 
 RANDOMNESS = ("seed", "secret")
 # settings of a method that change what a client trains, or how its personal model is; the others change the server
@@ -55,13 +55,7 @@ class Privacy:
     )
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                try:
-                    object.__setattr__(self, field.name, check_value(field, value))
-                except InputError as error:
-                    raise InputError(f"privacy: {error}") from None
+        check_table(self, "privacy")
         if self.clip is None:
             raise InputError("privacy needs clip, the largest norm of a client's update, such as clip = 1.0")
         if self.noise is None and self.epsilon is None:

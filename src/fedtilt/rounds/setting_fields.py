@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, field
+from dataclasses import Field, field, fields
 from typing import Any, get_args, get_origin
 
 from fedtilt.checks import number, whole
@@ -66,3 +66,14 @@ def _check_number(value: Any, name: str, limits: Mapping[str, float]) -> float:
         high = f" and ≤ {limits['le']:g}" if "le" in limits else f" and < {limits['lt']:g}" if "lt" in limits else ""
         raise InputError(f"{name} must be a number {low}{high}, got {value!r}")
     return value
+
+
+def check_table(settings: Any, table: str) -> None:
+    """Check and convert every value of a frozen dataclass in place; errors name its table in the spec."""
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        if value is not None:
+            try:
+                object.__setattr__(settings, each.name, check_value(each, value))
+            except InputError as error:
+                raise InputError(f"{table}: {error}") from None
