@@ -91,7 +91,7 @@ def losses(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float
 def render(record: Mapping[str, Any] | None, template: str) -> str:
     """The page: the template with its tables and the sentence on ALIE and IPM."""
     attacks = [["kind", "attackers"], *([f"`{kind}`", text] for kind, text in KINDS.items())]
-    template = template.replace("{ATTACKS}", markdown_table(attacks).strip())
+    template = template.replace("{ATTACKS}", markdown_table(attacks, text_columns=2).strip())
     if record is None:
         return template.replace("{TABLES}", "Not recorded yet.").replace("{MACHINE}\n\n", "")
     parts = []

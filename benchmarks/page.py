@@ -101,10 +101,10 @@ def _not_recorded(command: str) -> str:
     return f"Not recorded yet; run `{command}`.\n"
 
 
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first row is the header and whose first column is text."""
+def markdown_table(rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
+    """A table whose first row is the header; columns after the text columns are numbers, aligned right."""
     header, *body = rows
-    lines = [header, ["---", *("---:" for _ in header[1:])], *body]
+    lines = [header, ["---" if i < text_columns else "---:" for i in range(len(header))], *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
