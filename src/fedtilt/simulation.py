@@ -8,7 +8,6 @@ or without workers) or in one worker process per core, with one of the `BACKENDS
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,22 +18,21 @@ from fedtilt.data import Federation
 from fedtilt.data.data_warnings import warn
 from fedtilt.data.naming import client_number
 from fedtilt.data.targets import NumericTarget
-from fedtilt.errors import Diverged, InputError
+from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
 from fedtilt.evaluation.summary import evaluated_counts
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource, in_target_unit
 from fedtilt.parts import Parts, Tensors
-from fedtilt.rounds.aggregation import aggregate, losses_of, weights_of_clients
 from fedtilt.rounds.attack import AttackedFederation
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import Executor, one_thread
-from fedtilt.rounds.forged_updates import forge
 from fedtilt.rounds.gaussian_mechanism import PrivacyLoss
 from fedtilt.rounds.make_executor import make_executor
 from fedtilt.rounds.method_state import check_state, initial_server
 from fedtilt.rounds.prepare import PreparedRun, prepare
+from fedtilt.rounds.received_updates import received_updates
 from fedtilt.rounds.root_set import train_on_root_sets
 from fedtilt.rounds.round import (
     ClientUpdate,
@@ -43,8 +41,8 @@ from fedtilt.rounds.round import (
     plan,
     server_update,
 )
-from fedtilt.rounds.settings import takes_train_settings, train_settings
-from fedtilt.rounds.validity import invalid_reasons, invalid_updates
+from fedtilt.rounds.setting_arguments import takes_train_settings, train_settings
+from fedtilt.rounds.validity import check_finite
 from fedtilt.training import BackendChoice, LocalJob, distinct_jobs
 from fedtilt.training.precision import fp32_deterministic
 
@@ -201,9 +199,9 @@ def _run_round(
     updates, kept, audited = _train(prepared, plans, executor, number, state.client_states, collector)
 
     # 4. server update; the state changes only after all models have been checked
-    _check_finite(number, methods, server, updates, kept)
+    check_finite(number, methods, server, updates, kept)
     mechanism = prepared.mechanism and prepared.mechanism.for_round(number)
-    updates = _forge(prepared, server, updates, number)
+    updates = received_updates(prepared, server, updates, number)
     roots = train_on_root_sets(prepared, server, number)
     updated = {
         m.name: server_update(
@@ -311,56 +309,6 @@ def _train(
             for name, sums in collector.collect(plans[client], trained, before, x, y, groups).items():
                 audited[name][client] = sums
     return updates, kept, audited
-
-
-def _forge(
-    prepared: PreparedRun,
-    server: Mapping[str, Tensors],
-    updates: Mapping[str, Mapping[int, ClientUpdate]],
-    number: int,
-) -> dict[str, dict[int, ClientUpdate]]:
-    """The updates that the server receives: those of attackers are forged."""
-    federation, seed = prepared.federation, prepared.settings.seed
-    if not isinstance(federation, AttackedFederation):
-        return {name: dict(by_client) for name, by_client in updates.items()}
-    forged = {}
-    for m in prepared.methods:
-        received, by_client = server[m.name]["parameters"], updates[m.name]
-        by_client = {client: by_client[client] for client in sorted(by_client)}
-        weights, _ = weights_of_clients(m, server[m.name], by_client)
-        rule = partial(
-            aggregate, m, received=received, weights=weights, selected=len(by_client), seed=seed, round=number,
-            losses=losses_of(m, by_client), lr=m.rates(prepared.settings.lr, None)[0],
-        )  # fmt: skip
-        forged[m.name] = forge(
-            federation.attack, received, by_client, federation.attackers, seed=seed, round=number, aggregate=rule
-        )
-    return forged
-
-
-def _check_finite(
-    number: int,
-    methods: Sequence[Method],
-    server: Mapping[str, Tensors],
-    updates: Mapping[str, Mapping[int, ClientUpdate]],
-    kept: Mapping[str, Mapping[int, Tensors]],
-) -> None:
-    """Raise `Diverged` if any model is not finite; the message is about the first."""
-    reasons: dict[str, dict[int, str]] = {}
-    for m in methods:
-        reasons[m.name] = invalid_updates(m, updates[m.name], server[m.name])
-        for name in {name for tensors in kept[m.name].values() for name in tensors}:
-            tensors = {client: state[name] for client, state in kept[m.name].items()}
-            reasons[m.name] |= invalid_reasons(tensors, next(iter(tensors.values())))
-    diverged = [name for name, by_client in reasons.items() if by_client]
-    if diverged:
-        client, reason = next(iter(reasons[diverged[0]].items()))
-        others = f" (and so did {', '.join(map(repr, diverged[1:]))})" if diverged[1:] else ""
-        raise Diverged(
-            f"method {diverged[0]!r} diverged in round {number} on client {client}{others}: its model {reason}; "
-            "lower lr (train.lr in a spec) or the tilts",
-            methods=diverged,
-        )
 
 
 def _store(state: FederationState, kept: KeptTensors, audited: KeptTensors) -> None:

@@ -220,7 +220,7 @@ def test_settings_that_have_no_effect_are_refused(settings: dict, message: str) 
 
 def test_rounds_with_more_attackers_than_tolerated_are_named() -> None:
     from fedtilt.rounds.prepare import prepare
-    from fedtilt.rounds.settings import train_settings
+    from fedtilt.rounds.setting_arguments import train_settings
 
     method = ft.fedavg(aggregator="trimmed_mean", bad_share=0.2)
     settings = {**SHORT, "participation": 0.5, "rounds": 30, "attack": ft.Attack(kind="alie", share=0.2)}

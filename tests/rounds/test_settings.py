@@ -6,7 +6,8 @@ import inspect
 import pytest
 
 import fedtilt as ft
-from fedtilt.rounds.settings import TrainSettings, train_settings
+from fedtilt.rounds.setting_arguments import train_settings
+from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec import TrainSpec
 
 NAMES = [setting.name for setting in dataclasses.fields(TrainSettings)]

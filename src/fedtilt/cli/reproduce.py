@@ -32,7 +32,7 @@ from fedtilt.reproduction.page.markdown import as_markdown
 from fedtilt.reproduction.page.svg import write_svgs
 from fedtilt.reproduction.results_folder import ResultsFolder
 from fedtilt.reproduction.runner import CaseStatus, case_statuses, damaged_results, experiment_names
-from fedtilt.rounds.settings import pick_device
+from fedtilt.rounds.devices import pick_device
 
 
 def reproduce(

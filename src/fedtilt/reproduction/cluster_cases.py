@@ -14,7 +14,7 @@ from fedtilt.data.published.entry import data_folder
 from fedtilt.locks import locked
 from fedtilt.reproduction.experiment import OnProgress, Options, no_notice
 from fedtilt.reproduction.results_folder import ResultsFolder
-from fedtilt.rounds.settings import pick_device
+from fedtilt.rounds.devices import pick_device
 
 if TYPE_CHECKING:
     from fedtilt.reproduction.runner import CaseStatus

@@ -11,7 +11,7 @@ from fedtilt.data.outliers import Outliers, apply
 from fedtilt.reproduction import plots
 from fedtilt.reproduction.chapter import CaptionedFigure, Chapter, Text
 from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options
-from fedtilt.rounds.settings import pick_device
+from fedtilt.rounds.devices import pick_device
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:

@@ -22,8 +22,9 @@ from fedtilt.reproduction.experiment import Case, OnProgress, Options
 from fedtilt.reproduction.results_folder import round_floats
 from fedtilt.rounds.attack import Attack
 from fedtilt.rounds.client_states import FederationState
+from fedtilt.rounds.devices import pick_device
 from fedtilt.rounds.prepare import prepare
-from fedtilt.rounds.settings import TrainSettings, pick_device
+from fedtilt.rounds.settings import TrainSettings
 from fedtilt.simulation import simulate_prepared
 from fedtilt.storage.run_folder import RunFolder
 

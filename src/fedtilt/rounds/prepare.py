@@ -14,13 +14,14 @@ from fedtilt.models import ModelSource, build_without_storage, recipe
 from fedtilt.parts import Parts
 from fedtilt.rounds.attack import AttackedFederation
 from fedtilt.rounds.attack_bounds import check_tolerated
+from fedtilt.rounds.devices import pick_device
 from fedtilt.rounds.forked import cores
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.rounds.initial_model import initial_model
 from fedtilt.rounds.memory import check_memory
 from fedtilt.rounds.method_state import initial_server
 from fedtilt.rounds.round import plan
-from fedtilt.rounds.settings import TrainSettings, pick_device
+from fedtilt.rounds.settings import TrainSettings
 from fedtilt.training import BackendChoice, LocalJob, choose_backend
 
 

@@ -1,16 +1,13 @@
-"""The training settings of a federation, and its device."""
+"""The training settings of a federation."""
 
-import difflib
 import functools
-import inspect
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self, TypeVar
+from typing import Self
 
-import torch
 from torch import nn
 
 from fedtilt import seeds
@@ -309,49 +306,6 @@ def default_eval_every(rounds: int) -> int:
     return max(1, rounds // 50)
 
 
-def train_settings(settings: Mapping[str, Any]) -> TrainSettings:
-    """The settings from keyword arguments; for an unknown name, the error suggests the closest one."""
-    names = [field.name for field in fields(TrainSettings)]
-    for name in settings:
-        if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            remedy = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names[:8])}, … (help(ft.run))"
-            raise InputError(f"{name} is not a training setting; {remedy}")
-    return TrainSettings(**settings)
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def takes_train_settings(function: Function) -> Function:
-    """List the training settings, in place of `**settings`, in a function's signature and docstring."""
-    signature = inspect.signature(function)
-    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    added = [
-        inspect.Parameter(s.name, inspect.Parameter.KEYWORD_ONLY, default=s.default, annotation=s.type)
-        for s in fields(TrainSettings)
-    ]
-    lines = "".join(f"        {s.name}: {s.metadata['meaning']}\n" for s in fields(TrainSettings))
-    function.__signature__ = signature.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
-    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n{lines}    "
-    return function
-
-
 def round_half_up(value: float) -> int:
     """The nearest whole number; a half is rounded up."""
     return int(value + 0.5)
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of that name; 'auto' is CUDA if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device("cuda" if name == "cuda:all" else name)
-    except (RuntimeError, TypeError):
-        raise InputError(f"unknown device {name!r}; choose auto, cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device {name!r} is not supported; choose auto, cpu or cuda")
-    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise InputError(f"device {name!r} is not available ({count} CUDA devices); use device 'cpu'")
-    return device

@@ -1,11 +1,12 @@
 """Which updates must not be aggregated or stored, and why."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from fedtilt.errors import Diverged
 from fedtilt.methods import CORRECTIONS, Method
 from fedtilt.parts import Tensors
 from fedtilt.rounds.client_update import ClientUpdate
@@ -54,3 +55,28 @@ def invalid_updates(method: Method, updates: Mapping[int, ClientUpdate], server:
         for client, reason in invalid_reasons(buffers, server["buffers"]).items():
             reasons.setdefault(client, f"has buffers that are wrong: the vector {reason}")
     return {client: reasons[client] for client in sorted(reasons)}
+
+
+def check_finite(
+    number: int,
+    methods: Sequence[Method],
+    server: Mapping[str, Tensors],
+    updates: Mapping[str, Mapping[int, ClientUpdate]],
+    kept: Mapping[str, Mapping[int, Tensors]],
+) -> None:
+    """Raise `Diverged` if any model is not finite; the message is about the first."""
+    reasons: dict[str, dict[int, str]] = {}
+    for m in methods:
+        reasons[m.name] = invalid_updates(m, updates[m.name], server[m.name])
+        for name in {name for tensors in kept[m.name].values() for name in tensors}:
+            tensors = {client: state[name] for client, state in kept[m.name].items()}
+            reasons[m.name] |= invalid_reasons(tensors, next(iter(tensors.values())))
+    diverged = [name for name, by_client in reasons.items() if by_client]
+    if diverged:
+        client, reason = next(iter(reasons[diverged[0]].items()))
+        others = f" (and so did {', '.join(map(repr, diverged[1:]))})" if diverged[1:] else ""
+        raise Diverged(
+            f"method {diverged[0]!r} diverged in round {number} on client {client}{others}: its model {reason}; "
+            "lower lr (train.lr in a spec) or the tilts",
+            methods=diverged,
+        )

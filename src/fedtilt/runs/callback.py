@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedtilt.cluster.tasks import TaskProgress
 from fedtilt.evaluation.summary import Summary
@@ -13,17 +13,28 @@ from fedtilt.simulation import Round
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart:
-    """What is known about one seed of a run before it trains."""
+    """What is known about one seed of a run, or about a search, before it trains."""
 
-    seed: int
-    round: int  # the last finished round; 0 for a new run
+    seed: int  # of a search: the first
+    round: int  # the last finished round; 0 for a new run, and for a search
     rounds: int
     settings: Mapping[str, Any]  # methods, training settings, data and model, as in fingerprint.json
     folder: Path | None  # of the run; None: nothing is written
 
 
+class SearchProgress(NamedTuple):
+    """Where a search is, after every round."""
+
+    stage: int  # from 1
+    stages: int
+    settings: int  # that train together now
+    round: int
+    until: int  # the round that the stage ends with
+    done: float  # share of the planned work
+
+
 class Callback:
-    """What a run calls while it trains; override the methods that you need.
+    """What a run or a search calls while it trains; override the methods that you need.
 
     They are called in the process of the run, between rounds, in the order of the callbacks. An error in one of them
     stops the run, which can be resumed.
@@ -41,6 +52,12 @@ class Callback:
 
     def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
         """After every round, with the metrics by method; None if the round was not evaluated."""
+
+    def on_search(self, progress: SearchProgress) -> None:
+        """After every round of a search."""
+
+    def on_scores(self, round: int, scores: Mapping[str, Mapping[str, float]]) -> None:
+        """After every stage of a search, which ends with a round: setting → objective → value on validation data."""
 
     def on_notice(self, text: str) -> None:
         """A message for the user, such as a damaged checkpoint or a client whose update stands out."""
@@ -69,6 +86,16 @@ class Callbacks(Callback):
         """Call all."""
         for callback in self._callbacks:
             callback.on_round(round, metrics)
+
+    def on_search(self, progress: SearchProgress) -> None:
+        """Call all."""
+        for callback in self._callbacks:
+            callback.on_search(progress)
+
+    def on_scores(self, round: int, scores: Mapping[str, Mapping[str, float]]) -> None:
+        """Call all."""
+        for callback in self._callbacks:
+            callback.on_scores(round, scores)
 
     def on_notice(self, text: str) -> None:
         """Call all."""

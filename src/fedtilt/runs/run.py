@@ -25,7 +25,7 @@ from fedtilt.parts import constants_of, tied_parameters
 from fedtilt.rounds.attack import AttackedFederation
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.prepare import PreparedRun, prepare
-from fedtilt.rounds.settings import takes_train_settings, train_settings
+from fedtilt.rounds.setting_arguments import takes_train_settings, train_settings
 from fedtilt.runs.callback import Callback, Callbacks, RunStart, started
 from fedtilt.runs.notebook import with_notebook_progress
 from fedtilt.runs.predictions import predictions_of, store_predictions

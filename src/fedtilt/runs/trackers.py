@@ -1,7 +1,7 @@
 """Trackers: callbacks that send the metrics of every evaluated round to TensorBoard, MLflow or Weights & Biases.
 
 A metric is named METHOD/METRIC, such as fedtilt/accuracy, and its step is the round. Every seed is a run of its own,
-and a resumed run goes on where it stopped.
+and a resumed run goes on where it stopped. A search is one run, with means over its seeds.
 """
 
 import hashlib
@@ -18,7 +18,24 @@ from fedtilt.runs.callback import Callback, RunStart
 from fedtilt.simulation import Round
 
 
-class TensorBoard(Callback):
+class Tracker(Callback):
+    """A callback that sends numbers to a log; a tracker of your own defines `log`."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Send numbers by name, such as fedtilt/accuracy, of one step: a round, or the last round of a stage."""
+        raise NotImplementedError
+
+    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+        """Log the metrics of a round, unless it was not evaluated."""
+        if metrics:
+            self.log(round.number, {"seconds": round.seconds, **named_values(metrics)})
+
+    def on_scores(self, round: int, scores: Mapping[str, Mapping[str, float]]) -> None:
+        """Log the scores of a search."""
+        self.log(round, {f"{setting}/{name}": value for setting, by_name in scores.items() for name, value in by_name.items()})
+
+
+class TensorBoard(Tracker):
     """Logs into a folder, which `tensorboard --logdir FOLDER` shows; each seed is one of its subfolders.
 
     Args:
@@ -37,17 +54,17 @@ class TensorBoard(Callback):
         if run.round == 0:
             self._writer.add_text("settings", f"```\n{json.dumps(_settings(run), indent=2)}\n```", 0)
 
-    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
-        """Log the metrics."""
-        for name, value in _named(round, metrics).items():
-            self._writer.add_scalar(name, value, round.number)
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the numbers."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
 
     def on_end(self, error: BaseException | None) -> None:
         """Close the log."""
         self._writer.close()
 
 
-class MLflow(Callback):
+class MLflow(Tracker):
     """Logs to a tracking server or into a folder.
 
     Args:
@@ -76,14 +93,13 @@ class MLflow(Callback):
         for name, value in _flat(_settings(run)).items():
             self._client.log_param(self._run, _mlflow_name(name), value)
 
-    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
-        """Log the metrics."""
-        named = _named(round, metrics)
-        names = {_mlflow_name(name): value for name, value in named.items()}
-        if len(names) < len(named):
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Send the numbers."""
+        named = {_mlflow_name(name): value for name, value in values.items()}
+        if len(named) < len(values):
             raise InputError("two methods have the same name in MLflow, which allows no punctuation; rename one")
-        for name, value in names.items():
-            self._client.log_metric(self._run, name, value, step=round.number)
+        for name, value in named.items():
+            self._client.log_metric(self._run, name, value, step=step)
 
     def on_end(self, error: BaseException | None) -> None:
         """Finish the run; it is killed if it was interrupted, and failed with another error."""
@@ -91,7 +107,7 @@ class MLflow(Callback):
         self._client.set_terminated(self._run, status)
 
 
-class WandB(Callback):
+class WandB(Tracker):
     """Logs to Weights & Biases; with WANDB_MODE=offline in the environment, into a folder.
 
     Args:
@@ -109,10 +125,9 @@ class WandB(Callback):
         resumed = {"id": key, "resume": "allow"} if key else {}
         self._run = self._wandb.init(name=_name(run), config=_settings(run), **resumed, **self._settings)
 
-    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
-        """Log the metrics."""
-        if named := _named(round, metrics):
-            self._run.log(named, step=round.number)
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Send the numbers."""
+        self._run.log(dict(values), step=step)
 
     def on_end(self, error: BaseException | None) -> None:
         """Finish the run."""
@@ -122,9 +137,9 @@ class WandB(Callback):
 TRACKERS = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 
 
-def trackers_of(texts: Iterable[str]) -> list[Callback]:
+def trackers_of(texts: Iterable[str]) -> list[Tracker]:
     """The trackers that --log names: tensorboard:FOLDER, mlflow:FOLDER-OR-URI or wandb:PROJECT."""
-    trackers = []
+    trackers: list[Tracker] = []
     for text in texts:
         kind, _, where = text.partition(":")
         if kind not in TRACKERS or not where:
@@ -143,17 +158,17 @@ def _import(module: str) -> Any:
         raise InputError(f'{module} is not installed; pip install "fedtilt[{module}]"') from error
 
 
-def _named(round: Round, metrics: Mapping[str, Summary] | None) -> dict[str, float]:
-    """The numbers of a round by name; none if it was not evaluated."""
-    if not metrics:
-        return {}
-    named = {"seconds": round.seconds}
+def named_values(metrics: Mapping[str, Summary]) -> dict[str, float]:
+    """The numbers of an evaluated round by name."""
+    named = {}
     for method, summary in metrics.items():
         named |= {f"{method}/{name}": value for name, value in summary.evaluated.by_name().items()}
         if summary.personal is not None:
             named |= {f"{method}/shared/{name}": value for name, value in summary.shared.by_name().items()}
         for column, groups in summary.groups.items():
             named |= {f"{method}/{column}/{name}": value for name, value in groups.by_name().items()}
+        if summary.attack_success is not None:
+            named[f"{method}/attack_success"] = summary.attack_success
         if summary.privacy is not None:
             named[f"{method}/epsilon"] = summary.privacy.epsilon
     return named
@@ -161,7 +176,7 @@ def _named(round: Round, metrics: Mapping[str, Summary] | None) -> dict[str, flo
 
 def _settings(run: RunStart) -> dict[str, Any]:
     """The settings of a run, without digests and shapes."""
-    return {key: run.settings[key] for key in ("data", "clients", "outliers", "train", "methods")}
+    return {key: run.settings[key] for key in ("data", "clients", "outliers", "train", "methods", "search") if key in run.settings}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -14,7 +14,8 @@ import torch
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, write_json
 from fedtilt.methods import Method
-from fedtilt.rounds.settings import TrainSettings, pick_device
+from fedtilt.rounds.devices import pick_device
+from fedtilt.rounds.settings import TrainSettings
 from fedtilt.training import native
 from fedtilt.version import __version__
 

@@ -26,10 +26,10 @@ from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
+from fedtilt.rounds.devices import pick_device
 from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
 from fedtilt.rounds.method_state import client_state_like
 from fedtilt.rounds.round import ClientUpdate, finish, plan
-from fedtilt.rounds.settings import pick_device
 from fedtilt.rounds.validity import invalid_reason
 from fedtilt.training import LocalJob, Trained, choose_backend
 

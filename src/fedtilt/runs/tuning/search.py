@@ -1,12 +1,12 @@
 """The search: settings in stages, many trained together, weak ones stopped early, until the end or the budget's."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fedtilt.errors import InputError
-from fedtilt.runs.run import Notice
+from fedtilt.runs.callback import Callback, RunStart, SearchProgress, started
 from fedtilt.runs.tuning.axes import Axis, Setting, grid, grid_size
 from fedtilt.runs.tuning.decision import ranked
 from fedtilt.runs.tuning.halving import Rung, rungs
@@ -59,17 +59,6 @@ class Plan(NamedTuple):
         return grid_size(self.axes) > self.trials
 
 
-class Progress(NamedTuple):
-    """Where a search is, after every round."""
-
-    stage: int  # from 1
-    stages: int
-    settings: int  # that train together now
-    round: int
-    until: int  # the round that the stage ends with
-    done: float  # share of the planned work
-
-
 class Search:
     """A search, in memory or in a folder, where it goes on after a kill.
 
@@ -77,13 +66,10 @@ class Search:
         subject: the method that is tuned
         plan: what the search is about
         storage: where checkpoints are written
-        on_progress: called after every round
-        notice: called with messages for the user
+        callback: called after every round and every stage, and with messages for the user
     """
 
-    def __init__(
-        self, subject: Subject, plan: Plan, storage: Storage, on_progress: Callable[[Progress], None], notice: Notice
-    ) -> None:
+    def __init__(self, subject: Subject, plan: Plan, storage: Storage, callback: Callback) -> None:
         self.subject, self.plan, self.yours = subject, plan, subject.name
         objectives = [*plan.front, *(constraint.objective for constraint in plan.constraints)]
         self.objectives = list({objective.name: objective for objective in objectives}.values())
@@ -92,7 +78,8 @@ class Search:
         self.stages: list[Stage] = []
         self.out_of_time = False
         self._recipes: dict[str, Recipe] = {}
-        self._on_progress, self._notice = on_progress, notice
+        self._callback, self._notice = callback, callback.on_notice
+        self._folder = storage.folder
         self._add(subject.yours)
         self.rounds = self._recipes[self.yours].settings.rounds
         if plan.sampled:
@@ -101,7 +88,7 @@ class Search:
             self._add_grid()
         count = plan.trials if plan.sampled else len(self.settings) - 1
         self._rungs = rungs(count, self.rounds, halving=plan.halving)
-        self._trainer = Trainer(subject, self._recipes, storage, self._on_round, notice)
+        self._trainer = Trainer(subject, self._recipes, storage, self._on_round, self._notice)
         self._started = self._last_round = time.monotonic()
         self._trained = 0  # rounds of single settings in this process
 
@@ -146,12 +133,8 @@ class Search:
 
     def run(self) -> None:
         """Search to the end, or until the budget is spent."""
-        try:
-            self._first_stage(self._rungs[0].rounds)
-            for rung in self._rungs[1:]:
-                self._next_stage(rung)
-        except OutOfTime:
-            self.out_of_time = True
+        with started(self._callback, self._start()):
+            self._run_stages()
         self._trainer.ended = True
         self._trainer.save()  # before the models are deleted
         for stage in self.stages:
@@ -161,6 +144,31 @@ class Search:
             self._notice(f"{len(self.impossible)} settings are not possible and left out, such as {name!r}: {reason}")
         if not self.out_of_time and not self.stages[-1].scores:
             raise InputError(f"every setting of {self.yours} diverged; lower lr (train.lr in a spec) or the tilts")
+
+    def _start(self) -> RunStart:
+        recipe, federation, seed = self._recipes[self.yours], self.subject.federation, self.subject.seeds[0]
+        settings = {
+            **settings_of([recipe.method], recipe.settings),
+            "data": federation.dataset.name,
+            "clients": federation.clients,
+            "outliers": federation.outliers.to_json(),
+            "search": {"over": axes_as_text(self.plan.axes), "by": self.plan.by.name, "seeds": len(self.subject.seeds)},
+        }
+        return RunStart(seed=seed, round=0, rounds=self.rounds, settings=settings, folder=self._folder)
+
+    def _run_stages(self) -> None:
+        try:
+            self._first_stage(self._rungs[0].rounds)
+            self._report_scores()
+            for rung in self._rungs[1:]:
+                self._next_stage(rung)
+                self._report_scores()
+        except OutOfTime:
+            self.out_of_time = True
+
+    def _report_scores(self) -> None:
+        stage = self.stages[-1]
+        self._callback.on_scores(stage.rounds, {name: self.values(scores) for name, scores in stage.scores.items()})
 
     def _first_stage(self, until: int) -> None:
         self.stages.append(Stage(1, until, {}))
@@ -272,7 +280,7 @@ class Search:
         )
         done = self._trained / (planned * len(self.subject.seeds))
         stage = self.stages[-1]
-        self._on_progress(Progress(stage.number, len(self._rungs), together, r.number, stage.rounds, min(1.0, done)))
+        self._callback.on_search(SearchProgress(stage.number, len(self._rungs), together, r.number, stage.rounds, min(1.0, done)))
         if self.plan.budget is not None and self.seconds + last > _SAFETY * self.plan.budget:
             raise OutOfTime
 

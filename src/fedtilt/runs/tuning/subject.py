@@ -14,7 +14,8 @@ from fedtilt.errors import InputError
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource
 from fedtilt.rounds.prepare import PreparedRun, prepare
-from fedtilt.rounds.settings import TrainSettings, train_settings
+from fedtilt.rounds.setting_arguments import train_settings
+from fedtilt.rounds.settings import TrainSettings
 from fedtilt.runs.tuning.axes import Axis, Setting, format_setting, method_axes, training_axes
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from fedtilt.files import first_difference, write_json, write_toml
 from fedtilt.locks import locked
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource
-from fedtilt.rounds.settings import takes_train_settings
+from fedtilt.rounds.setting_arguments import takes_train_settings
 from fedtilt.runs.run import Notice, check_out_folder, compare_environment
 from fedtilt.runs.tuning.axes import Axis, Range, axes_of, format_value
 from fedtilt.runs.tuning.objectives import Objective, constraints_of, find_objective, main_objective, task_of

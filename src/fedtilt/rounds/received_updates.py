@@ -1,0 +1,36 @@
+"""What the server of a simulation receives: the updates of honest clients, and what attackers send."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from fedtilt.parts import Tensors
+from fedtilt.rounds.aggregation import aggregate, losses_of, weights_of_clients
+from fedtilt.rounds.attack import AttackedFederation
+from fedtilt.rounds.client_update import ClientUpdate
+from fedtilt.rounds.forged_updates import forge
+from fedtilt.rounds.prepare import PreparedRun
+
+
+def received_updates(
+    prepared: PreparedRun,
+    server: Mapping[str, Tensors],
+    updates: Mapping[str, Mapping[int, ClientUpdate]],
+    number: int,
+) -> dict[str, dict[int, ClientUpdate]]:
+    """Method → client → its update; those of attackers are forged."""
+    federation, seed = prepared.federation, prepared.settings.seed
+    if not isinstance(federation, AttackedFederation):
+        return {name: dict(by_client) for name, by_client in updates.items()}
+    forged = {}
+    for m in prepared.methods:
+        received, by_client = server[m.name]["parameters"], updates[m.name]
+        by_client = {client: by_client[client] for client in sorted(by_client)}
+        weights, _ = weights_of_clients(m, server[m.name], by_client)
+        rule = partial(
+            aggregate, m, received=received, weights=weights, selected=len(by_client), seed=seed, round=number,
+            losses=losses_of(m, by_client), lr=m.rates(prepared.settings.lr, None)[0],
+        )  # fmt: skip
+        forged[m.name] = forge(
+            federation.attack, received, by_client, federation.attackers, seed=seed, round=number, aggregate=rule
+        )
+    return forged

@@ -1,0 +1,38 @@
+"""The training settings as keyword arguments of a function."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from fedtilt.errors import InputError
+from fedtilt.rounds.settings import TrainSettings
+
+
+def train_settings(settings: Mapping[str, Any]) -> TrainSettings:
+    """The settings from keyword arguments; for an unknown name, the error suggests the closest one."""
+    names = [field.name for field in fields(TrainSettings)]
+    for name in settings:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            remedy = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names[:8])}, … (help(ft.run))"
+            raise InputError(f"{name} is not a training setting; {remedy}")
+    return TrainSettings(**settings)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def takes_train_settings(function: Function) -> Function:
+    """List the training settings, in place of `**settings`, in a function's signature and docstring."""
+    signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    added = [
+        inspect.Parameter(s.name, inspect.Parameter.KEYWORD_ONLY, default=s.default, annotation=s.type)
+        for s in fields(TrainSettings)
+    ]
+    lines = "".join(f"        {s.name}: {s.metadata['meaning']}\n" for s in fields(TrainSettings))
+    function.__signature__ = signature.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
+    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n{lines}    "
+    return function
