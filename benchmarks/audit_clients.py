@@ -4,7 +4,7 @@
     python -m benchmarks.audit_page --record bench-results/audit-clients.json
 
 The same federations without flips count how often anybody is named there. The seeds are not those that the limits of
-`fedtilt.audit.clients` were chosen with (0 to 9).
+`fedtilt.auditing.clients` were chosen with (0 to 9).
 """
 
 import argparse

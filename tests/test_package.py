@@ -2,6 +2,7 @@
 
 import operator
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sysconfig
 import tarfile
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
@@ -145,6 +147,11 @@ def test_public_names() -> None:
     assert ft.aggregate.tilted
     assert ft.data.load
     assert ft.Federation.build
+
+
+def test_no_public_name_hides_a_module_of_the_package() -> None:
+    for module in pkgutil.iter_modules(ft.__path__):  # `import fedtilt.x.y as z` takes x from the package
+        assert isinstance(getattr(ft, module.name, ft), ModuleType), module.name
 
 
 def test_the_library_never_loads_code_from_data() -> None:

@@ -1,8 +1,8 @@
 """fedtilt: federated learning that is fair to clients and classes, and robust to bad data."""
 
 from fedtilt import data, models
-from fedtilt.audit.labels import audit
-from fedtilt.audit.samples import Audit
+from fedtilt.auditing.labels import audit
+from fedtilt.auditing.samples import Audit
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result

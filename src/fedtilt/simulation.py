@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtilt.audit.collect import Collector
+from fedtilt.auditing.collect import Collector
 from fedtilt.data import Federation
 from fedtilt.data.data_warnings import warn
 from fedtilt.data.naming import client_number

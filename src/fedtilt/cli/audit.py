@@ -11,10 +11,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedtilt.audit.samples import Audit, Suspect, WrongLabels
-from fedtilt.audit.suspects_file import suspects_csv
+from fedtilt.auditing.samples import Audit, Suspect, WrongLabels
+from fedtilt.auditing.suspects_file import suspects_csv
 from fedtilt.cli.console import Console, echo
-from fedtilt.cli.run import AsJson, Quiet, Verbose, new_folder, run_and_print, write_report
+from fedtilt.cli.options import AsJson, Quiet, Verbose
+from fedtilt.cli.run import run_and_print
+from fedtilt.cli.run_folders import new_folder, write_report
 from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
 from fedtilt.files import read_json, write_bytes

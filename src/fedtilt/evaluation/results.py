@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtilt.audit.clients import ClientAudit, audit_clients
-from fedtilt.audit.samples import Audit, audit_samples, most_robust
+from fedtilt.auditing.clients import ClientAudit, audit_clients
+from fedtilt.auditing.samples import Audit, audit_samples, most_robust
 from fedtilt.data import Federation
 from fedtilt.data.groups import CLASS
 from fedtilt.data.naming import client_number

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedtilt.audit.clients import ClientAudit
-from fedtilt.audit.samples import Audit, Suspect
+from fedtilt.auditing.clients import ClientAudit
+from fedtilt.auditing.samples import Audit, Suspect
 from fedtilt.data import Federation
 from fedtilt.data.raw_rows import raw_rows
 from fedtilt.report import html

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from fedtilt.audit.clients import ClientAudit, audit_clients
-from fedtilt.audit.samples import Audit, audit_samples, most_robust
+from fedtilt.auditing.clients import ClientAudit, audit_clients
+from fedtilt.auditing.samples import Audit, audit_samples, most_robust
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.rounds.round import build_client_model

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedtilt.audit.samples import audit_samples
-from fedtilt.audit.suspects_file import suspects_csv
+from fedtilt.auditing.samples import audit_samples
+from fedtilt.auditing.suspects_file import suspects_csv
 from fedtilt.data import Federation
 from fedtilt.data.groups import in_words
 from fedtilt.evaluation.scores import ACCURACY, Score, scores_of

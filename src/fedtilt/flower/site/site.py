@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from fedtilt.audit.collect import Collector
+from fedtilt.auditing.collect import Collector
 from fedtilt.data import Federation, Schema
 from fedtilt.data.inputs import take
 from fedtilt.errors import InputError
@@ -21,7 +21,8 @@ from fedtilt.flower.messages import EvaluationReply, class_spreads
 from fedtilt.flower.private_files import private_files, private_folder
 from fedtilt.flower.site.report import write_report, write_suspects
 from fedtilt.flower.site.states import DamagedState, SiteState, SiteStates
-from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, build_site_model, site_number, yes_or_no
+from fedtilt.flower.site_federation import build_site_model
+from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, site_number, yes_or_no
 from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors

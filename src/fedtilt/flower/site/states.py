@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedtilt.audit import collect as audit
+from fedtilt.auditing import collect as audit
 from fedtilt.errors import InputError
 from fedtilt.files import read_tensors, write_tensors
 from fedtilt.flower.training_history import TrainingHistory

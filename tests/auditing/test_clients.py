@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedtilt as ft
-from fedtilt.audit.clients import standing_out, unexplained_share
+from fedtilt.auditing.clients import standing_out, unexplained_share
 from fedtilt.rounds.client_update import ClientUpdate
 from fedtilt.rounds.update_distances import DISTANCES, add_distances, distances_by_round
 

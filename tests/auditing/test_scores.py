@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.linear_model import Ridge
 
-from fedtilt.audit.scores import (
+from fedtilt.auditing.scores import (
     _RIDGE,
     _leave_one_out,
     evidence,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedtilt as ft
-from fedtilt.audit.collect import Collected, margins
+from fedtilt.auditing.collect import Collected, margins
 from fedtilt.math.tilt import nested_tilt_grad
 from fedtilt.simulation import simulate
 

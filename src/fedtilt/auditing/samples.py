@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtilt.audit.collect import Collected, Learnt
-from fedtilt.audit.scores import (
+from fedtilt.auditing.collect import Collected, Learnt
+from fedtilt.auditing.scores import (
     Share,
     expected_precision,
     score_clients,

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedtilt.audit.collect import margins
+from fedtilt.auditing.collect import margins
 
 _RIDGE = 10.0  # strength of the regression, in samples
 _HALF_WEIGHT = 100  # the regression counts half as much as the shared model at a client with so many samples

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fedtilt.audit.samples import Suspect
+from fedtilt.auditing.samples import Suspect
 from fedtilt.csv_text import csv_text
 
 

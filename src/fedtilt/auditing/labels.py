@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedtilt.audit.collect import Collected, Learnt
-from fedtilt.audit.samples import Audit, build_audit
-from fedtilt.audit.scores import fit_mixture
+from fedtilt.auditing.collect import Collected, Learnt
+from fedtilt.auditing.samples import Audit, build_audit
+from fedtilt.auditing.scores import fit_mixture
 from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
 from fedtilt.math.losses import cross_entropy

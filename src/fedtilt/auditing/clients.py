@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt import seeds
-from fedtilt.audit.samples import Audit
+from fedtilt.auditing.samples import Audit
 from fedtilt.data import Federation
 from fedtilt.data.inputs import take
 from fedtilt.data.naming import client_number
