@@ -34,23 +34,22 @@ from fedtilt.flower.model_arrays import (
     to_arrays,
     to_shared_arrays,
 )
+from fedtilt.flower.reply_fields import (
+    CLIENT_APP_RAISED,
+    METRICS_RECORD,
+    check_round,
+    counts_in,
+    errors_in,
+    int_in,
+    reply_metrics,
+    spreads_in,
+)
 from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.round import ClientUpdate
 
 _DECLARED, _VECTOR = "declared-", "vector-"
-ARRAYS_RECORD, CONFIG_RECORD, METRICS_RECORD, CONSTANTS_RECORD = "arrays", "config", "metrics", "constants"
-
-_CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
-_FAILURES = {  # by Flower's error code; 3 to 5 come from the SuperLink
-    1: "could not load the project; see its log",
-    _CLIENT_APP_RAISED: "failed; see its log",
-    3: "did not reply in time",
-    4: "did not reply in time",
-    5: "is no longer connected",
-    7: "could not load the project; see its log",
-    8: "crashed; see its log",
-}
+ARRAYS_RECORD, CONFIG_RECORD, CONSTANTS_RECORD = "arrays", "config", "constants"
 
 
 # -- server → site ---------------------------------------------------------------------------------------------------
@@ -171,7 +170,7 @@ def encode_evaluation_reply(reply: EvaluationReply, round: int, by_class: bool) 
 def encode_failure(site: object) -> Error:
     """A site's reply when it fails; without the exception, which may quote the data."""
     is_number = isinstance(site, int) and not isinstance(site, bool)
-    return Error(code=_CLIENT_APP_RAISED, reason=f"site {site}" if is_number else "a site without a number")
+    return Error(code=CLIENT_APP_RAISED, reason=f"site {site}" if is_number else "a site without a number")
 
 
 def class_spreads(shared: Tensor, personal: Tensor | None, total: Tensor) -> Tensor:
@@ -230,7 +229,7 @@ def decode_train_reply(
 ) -> ClientUpdate:  # fmt: skip
     """Decode a reply to `train`, with these vectors; `invalid_updates` checks afterwards that all of it is finite."""
     metrics = reply_metrics(reply)
-    _check_round(metrics, round)
+    check_round(metrics, round)
     samples = int_in(metrics, "num-examples", 1, max_samples)
     arrays = reply.content.get(ARRAYS_RECORD)
     if not isinstance(arrays, ArrayRecord):
@@ -264,74 +263,18 @@ def decode_evaluation_reply(
         of_numbers: whether the sums are errors of numbers
     """
     metrics = reply_metrics(reply)
-    _check_round(metrics, round)
+    check_round(metrics, round)
     by_class = int_in(metrics, "by-class", 0, 1) == 1
     size = classes if by_class else 1
-    total = _counts(metrics, "total", torch.full((size,), max_samples))
-    read = _errors if of_numbers else _counts
+    total = counts_in(metrics, "total", torch.full((size,), max_samples))
+    read = errors_in if of_numbers else counts_in
     shared = read(metrics, "shared", total)
     personal = read(metrics, "personal", total) if "personal" in metrics else None
     if by_class:
         spreads = class_spreads(shared, personal, total)
     else:
         scores, most = len(scores_of(shared)), math.inf if of_numbers else 50.0  # the std of numbers in [0, 100]
-        found = [_spreads(metrics, f"{model}-spread", scores, most) for model in ("shared", "personal")]
+        found = [spreads_in(metrics, f"{model}-spread", scores, most) for model in ("shared", "personal")]
         spreads = torch.tensor(found, dtype=torch.float64)
     declared = decode_declared(reply, int(total.sum()), 2 if of_numbers else 1)
     return EvaluationReply(shared, personal, total, spreads, declared)
-
-
-def reply_metrics(reply: Message) -> MetricRecord:
-    """The numbers in a reply; a failure is rejected with what is known of it."""
-    if reply.has_error():
-        code = reply.error.code
-        raise RejectedReply(_FAILURES.get(code, f"failed with Flower's error {code}; see its log"))
-    metrics = reply.content.get(METRICS_RECORD)
-    if not isinstance(metrics, MetricRecord):
-        raise RejectedReply("has no metrics")
-    return metrics
-
-
-def int_in(metrics: MetricRecord, key: str, low: int, high: int) -> int:
-    """A whole number between two limits."""
-    value = metrics.get(key)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RejectedReply(f"has a value of {key} that is not a whole number")
-    if not low <= value <= high:
-        raise RejectedReply(f"has {key} = {value}, outside {low} to {high}")
-    return value
-
-
-def _spreads(metrics: MetricRecord, key: str, count: int, most: float) -> list[float]:
-    values = metrics.get(key)
-    if not isinstance(values, list) or len(values) != count:
-        raise RejectedReply(f"does not have {count} numbers in {key!r}")
-    if any(not isinstance(v, float) or not (0 <= v <= most and v < math.inf) for v in values):
-        raise RejectedReply(f"has a value of {key} that is not a number in 0 to {most:g}")
-    return [float(v) for v in values]
-
-
-def _errors(metrics: MetricRecord, key: str, total: Tensor) -> Tensor:
-    """Sums of absolute and squared errors, (K, 2); a class without samples has none."""
-    values = metrics.get(key)
-    count = 2 * len(total)
-    if not isinstance(values, list) or len(values) != count or not all(isinstance(v, float) for v in values):
-        raise RejectedReply(f"does not have {count} numbers in {key!r}")
-    sums = torch.tensor(values, dtype=torch.float64).reshape(-1, 2)
-    if not sums.isfinite().all() or (sums < 0).any() or (sums[total == 0] != 0).any():
-        raise RejectedReply(f"has impossible errors in {key!r}")
-    return sums
-
-
-def _check_round(metrics: MetricRecord, round: int) -> None:
-    if (value := int_in(metrics, "round", 0, 2**62)) != round:
-        raise RejectedReply(f"is of round {value} instead of {round}")
-
-
-def _counts(metrics: MetricRecord, key: str, limit: Tensor) -> Tensor:
-    values = metrics.get(key)
-    if not isinstance(values, list) or len(values) != len(limit) or not all(type(v) is int for v in values):
-        raise RejectedReply(f"does not have {len(limit)} whole numbers in {key!r}")
-    if any(not 0 <= v <= most for v, most in zip(values, limit.tolist(), strict=True)):
-        raise RejectedReply(f"has impossible counts in {key!r}")
-    return torch.tensor(values, dtype=torch.int64)

@@ -1,7 +1,7 @@
 """What a federation learns, the same on the server and on every site, and how a run may change it."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedtilt.data import Dataset, Federation, Outliers, Schema
-from fedtilt.data.division import split_validation
+from fedtilt.data import Dataset, Federation, Schema
 from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Shape
 from fedtilt.data.tables.columns import Source
@@ -18,10 +17,11 @@ from fedtilt.data.tables.summaries import Summary
 from fedtilt.data.targets import RANGE, NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.flower.schema.site_table import site_dataset, site_summary
+from fedtilt.flower.site_federation import check_site_number, only_site, single_site_federation, with_class_order
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource, recipe
 from fedtilt.parts import Parts
-from fedtilt.rounds.initial_model import build_initial_model, initial_model
+from fedtilt.rounds.initial_model import build_initial_model
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec import Spec, federation_of, load, model_of, train_settings_of
 
@@ -204,7 +204,7 @@ class Task:
         """What a site sends of its table before the sites agree on a schema."""
         if self.table is None:
             raise InputError("the server asks for the summary of a table, and this site's task has no table function")
-        _check_site_number(number, resolved.spec.clients.count)
+        check_site_number(number, resolved.spec.clients.count)
         shared = yes_or_no(node_config, "share-summary")
         return site_summary(resolved.spec, self._source(node_config), number, shared=shared)
 
@@ -214,16 +214,16 @@ class Task:
         """The federation as one site sees it: the rows of all other sites are empty."""
         if self.table is None and self.data is None:
             federation = federation_of(resolved.spec, resolved.spec.seed)
-            _check_site_number(number, federation.clients)
-            return _only_site(federation, number)
-        _check_site_number(number, resolved.spec.clients.count)
+            check_site_number(number, federation.clients)
+            return only_site(federation, number)
+        check_site_number(number, resolved.spec.clients.count)
         if self.table is None:
-            return _single_site_federation(self._own_data(node_config), number, resolved.spec)
+            return single_site_federation(self._own_data(node_config), number, resolved.spec)
         if schema is None:
             raise InputError("the server sent no schema, and this site's task has a table function; give both one task")
         shared = yes_or_no(node_config, "share-summary")
         data = site_dataset(resolved.spec, self._source(node_config), number, schema, shared=shared)
-        return _single_site_federation(data, number, resolved.spec)
+        return single_site_federation(data, number, resolved.spec)
 
     def _source(self, node_config: NodeConfig) -> Source:
         """What the table function returns."""
@@ -258,7 +258,7 @@ class Task:
                 f"the site's data has samples of shape {data.input_shape} in {data.classes} classes; the task has "
                 f"{shape} in {len(self.class_names)}"
             )
-        return _with_class_order(data, self.class_names)
+        return with_class_order(data, self.class_names)
 
 
 def site_number(node_config: NodeConfig) -> int:
@@ -275,70 +275,3 @@ def yes_or_no(node_config: NodeConfig, key: str, default: bool = True) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{key} in --node-config must be true or false, got {value!r}")
     return value
-
-
-def build_site_model(
-    federation: Federation, number: int, source: ModelSource, settings: TrainSettings
-) -> tuple[nn.Module, Parts]:
-    """The model with its initial weights and its parts, checked on samples of the site."""
-    only_site = dataclasses.replace(federation, train_index=[federation.train_index[number]])
-    return initial_model(only_site, source, settings)
-
-
-def _check_site_number(number: int, sites: int) -> None:
-    if not 0 <= number < sites:
-        raise InputError(f"partition-id = {number} of this SuperNode is not one of the sites 0 to {sites - 1}")
-
-
-def _only_site(federation: Federation, number: int) -> Federation:
-    """The same federation with every other client's rows removed."""
-
-    def rows_of_site(index: Sequence[Tensor]) -> list[Tensor]:
-        return [rows if n == number else rows[:0] for n, rows in enumerate(index)]
-
-    return dataclasses.replace(
-        federation,
-        train_index=rows_of_site(federation.train_index),
-        validation_index=rows_of_site(federation.validation_index),
-        test_index=rows_of_site(federation.test_index),
-    )
-
-
-def _with_class_order(data: Dataset, class_names: Sequence[str]) -> Dataset:
-    """The same data with its classes in this order; numbers in place of names are taken as they are."""
-    if data.class_names in (tuple(class_names), tuple(map(str, range(data.classes)))):
-        return data
-    unknown = [name for name in data.class_names if name not in class_names]
-    if unknown:
-        raise InputError(
-            f"the site's data has the class {unknown[0]!r}, which the task lacks; its classes are "
-            f"{', '.join(class_names)}"
-        )
-    order = torch.tensor([class_names.index(name) for name in data.class_names])
-    return dataclasses.replace(
-        data, class_names=tuple(class_names), y_train=order[data.y_train], y_test=order[data.y_test]
-    )
-
-
-def _single_site_federation(data: Dataset, number: int, spec: Spec) -> Federation:
-    """A federation in which only this site has data."""
-    sites, clients = spec.clients.count, spec.clients
-    no_rows = torch.zeros(0, dtype=torch.int64)
-
-    def index(samples: int) -> list[Tensor]:
-        return [torch.arange(samples) if n == number else no_rows for n in range(sites)]
-
-    labels = data.labels("train")
-    train, validation = split_validation(
-        labels, index(len(data.y_train)), clients.max_train, clients.validation, spec.seed
-    )
-    return Federation(
-        dataset=data,
-        outliers=Outliers(kind="none"),
-        client_names=tuple(str(n) for n in range(sites)),
-        train_index=train,
-        validation_index=validation,
-        test_index=index(len(data.y_test)),
-        client_classes=[labels.unique()] * sites,
-        has_outliers=torch.zeros(sites, dtype=torch.bool),
-    )

@@ -3,14 +3,10 @@
 Error messages, the annotated spec of `fedtilt init` and docs/spec.md are all written from these fields.
 """
 
-import dataclasses
-import functools
-import operator
 import re
-import types
-from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fedtilt.checks import is_plain_name
 from fedtilt.data import Outliers
@@ -22,14 +18,11 @@ from fedtilt.errors import InputError
 from fedtilt.imports import is_function_path
 from fedtilt.methods import check_levels
 from fedtilt.models import MODELS
-from fedtilt.rounds.attack import Attack
-from fedtilt.rounds.privacy import Privacy
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec.data_fields import DataSpec
 from fedtilt.spec.method import MethodSpec
+from fedtilt.spec.setting_tables import TRAIN_KEYS, AttackSpec, PrivacySpec, TrainSpec
 from fedtilt.spec.table import PositiveInt, SpecTable, allowed_text, one_of
-
-_NOT_IN_TRAIN = ("seed", "device", "privacy", "attack")  # training settings that are not in [train]
 
 
 def _check_device(value: str) -> str:
@@ -191,84 +184,6 @@ class ModelSpec(SpecTable):
         return self
 
 
-def _keys_of(settings: type, without: tuple[str, ...] = ()) -> dict[str, tuple[Any, Any]]:
-    """The settings of a dataclass as keys of a spec: type and pydantic field of each."""
-    kinds = get_type_hints(settings)
-    return {s.name: _key_of(s, kinds[s.name]) for s in dataclasses.fields(settings) if s.name not in without}
-
-
-def _key_of(setting: dataclasses.Field[Any], kind: Any) -> tuple[Any, Any]:
-    """A setting as a key of a spec: its type, without Python objects, and a pydantic field."""
-    m = setting.metadata
-    plain = [k for k in get_args(kind) if k in (bool, int, float, str, type(None))]
-    examples = None if m["example"] is None else [m["example"]]
-    limits: dict[str, Any] = m["limits"] | ({"allow_inf_nan": False} if float in {kind, *get_args(kind)} else {})
-    extra = {key: m[key] for key in ("allowed", "heading") if m[key]} or None
-    if get_origin(kind) is tuple:
-        kind = types.GenericAlias(tuple, (Annotated[plain[0], Field(**limits)], ...))
-        return kind, Field(default=setting.default, strict=False, description=m["meaning"], json_schema_extra=extra)
-    if plain:
-        kind = functools.reduce(operator.or_, plain)
-    if m["choices"]:
-        kind = Annotated[kind, one_of(m["choices"], optional=setting.default is None)]
-    field = Field(
-        default=setting.default, description=m["meaning"], examples=examples, json_schema_extra=extra, **limits
-    )
-    return kind, field
-
-
-if TYPE_CHECKING:
-    TrainSpec = TrainSettings  # the same names
-else:
-    TrainSpec = create_model(
-        "TrainSpec",
-        __base__=SpecTable,
-        __doc__="`[train]`: the settings of `TrainSettings`, without seed, device, privacy and attack.",
-        **_keys_of(TrainSettings, without=_NOT_IN_TRAIN),
-    )
-
-
-class _PrivacyTable(SpecTable):
-    """A base: the keys of `Privacy` are added to it."""
-
-    @model_validator(mode="after")
-    def _check_settings(self) -> Self:
-        self.to_privacy()
-        return self
-
-    def to_privacy(self) -> Privacy | None:
-        """The setting `privacy` of a run; None if no key is set."""
-        settings = {key: getattr(self, key) for key in type(self).model_fields}
-        return None if all(value is None for value in settings.values()) else Privacy(**settings)
-
-
-if TYPE_CHECKING:
-    PrivacySpec = _PrivacyTable
-else:
-    PrivacySpec = create_model("PrivacySpec", __base__=_PrivacyTable, __doc__="`[privacy]`.", **_keys_of(Privacy))
-
-
-class _AttackTable(SpecTable):
-    """A base: the keys of `Attack` are added to it."""
-
-    @model_validator(mode="after")
-    def _check_settings(self) -> Self:
-        self.to_attack()
-        return self
-
-    def to_attack(self) -> Attack | None:
-        """The setting `attack` of a run; None if no key is set."""
-        settings = {key: getattr(self, key) for key in type(self).model_fields}
-        is_default = all(settings[key] == field.default for key, field in type(self).model_fields.items())
-        return None if is_default else Attack(**settings)
-
-
-if TYPE_CHECKING:
-    AttackSpec = _AttackTable
-else:
-    AttackSpec = create_model("AttackSpec", __base__=_AttackTable, __doc__="`[attack]`.", **_keys_of(Attack))
-
-
 class StorageSpec(SpecTable):
     """`[storage]`."""
 
@@ -331,9 +246,8 @@ class Spec(SpecTable):
                 f"data.client = {self.data.client!r} is ignored when clients.partition = "
                 f"{self.clients.partition!r}; leave clients.partition out, or add the column to data.drop"
             )
-        keys = [field.name for field in dataclasses.fields(TrainSettings) if field.name not in _NOT_IN_TRAIN]
         settings = TrainSettings(
-            **{key: getattr(self.train, key) for key in keys},
+            **{key: getattr(self.train, key) for key in TRAIN_KEYS},
             privacy=self.privacy.to_privacy(),
             attack=self.attack.to_attack(),
         )

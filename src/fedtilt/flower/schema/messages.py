@@ -16,8 +16,9 @@ from flwr.app import ConfigRecord, ConfigRecordValues, Message, MetricRecord, Re
 from fedtilt.data import Schema
 from fedtilt.data.tables.summaries import Summary
 from fedtilt.errors import InputError
-from fedtilt.flower.messages import CONFIG_RECORD, METRICS_RECORD, int_in, reply_metrics
+from fedtilt.flower.messages import CONFIG_RECORD
 from fedtilt.flower.model_arrays import RejectedReply
+from fedtilt.flower.reply_fields import METRICS_RECORD, int_in, reply_metrics
 
 SUMMARY_REQUEST = "query.summary"
 MAX_SIZE = 2**24  # characters of a summary or a schema

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from fedtilt.auditing.collect import Collector
+from fedtilt.auditing.collect import ClientRound, Collector
 from fedtilt.data import Federation, Schema
 from fedtilt.data.inputs import take
 from fedtilt.errors import InputError
@@ -168,8 +168,9 @@ class Site:
         if len(before.get("audit_p", y)) != len(y):
             _log.warning("the site has other samples than before: its audit starts again")
             before = {}
-        collector = Collector(self.model, self.parts)
-        return collector.collect({name: jobs}, {name: trained}, {name: before}, x, y, groups)[name]
+        client = ClientRound({name: jobs}, {name: trained}, {name: before}, x, y, groups)
+        (sums,) = Collector(self.model, self.parts).collect([client])
+        return sums[name]
 
     def evaluate(self, received: Tensors, *, round: int, history: TrainingHistory) -> EvaluationReply:
         """Evaluate the shared and the personal model on the site's test data, and write the site's report."""
