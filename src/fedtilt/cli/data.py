@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fedtilt.cli.class_count_chart import ClassCountChart
 from fedtilt.cli.console import Console, echo
+from fedtilt.cli.options import DataDir, Settings
 from fedtilt.cli.show_folder import describe_folder
 from fedtilt.cli.show_table import print_warnings, show_table, table_messages
 from fedtilt.data import check, data_folder, find_folder, get, names
@@ -24,11 +25,6 @@ from fedtilt.errors import InputError, InputWarning
 from fedtilt.spec.build import table_of
 
 app = typer.Typer(no_args_is_help=True, help="List, download, check and show data sets; describe tables.")
-
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", metavar="DIR", help="The data folder (default: FEDTILT_DATA, else ~/.cache/fedtilt)."),
-]
 
 
 @app.command("list")
@@ -140,9 +136,7 @@ def show_(
             metavar="[SOURCE]", help="A table, a folder of tables, images or LEAF data, a TOML file or a built-in spec."
         ),
     ] = "digits",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the spec.")
-    ] = None,
+    settings: Settings = None,
     data_dir: DataDir = None,
     target: TargetOption = None,
     task: TaskOption = None,

@@ -11,6 +11,7 @@ from fedtilt.cli.deploy_project import plural
 
 if TYPE_CHECKING:
     from fedtilt.flower.deploy.local_cluster import LocalCluster
+    from fedtilt.runs.folder_log import FolderLog
 
 _LOG_LINES = 12  # of a run that failed without a reason in its folder
 
@@ -23,13 +24,16 @@ class RunProgress:
         folder: the run folder
         seed: of the run
         rounds: how many it has
+        log: where the metrics of evaluated rounds go
         back_to: the round that the run goes back to; None: it goes on
     """
 
     def __init__(
-        self, cluster: "LocalCluster", folder: Path, seed: int, rounds: int, back_to: int | None = None
+        self, cluster: "LocalCluster", folder: Path, seed: int, rounds: int, log: "FolderLog",
+        back_to: int | None = None,
     ) -> None:  # fmt: skip
         self._cluster, self._folder, self._rounds, self._back_to = cluster, folder, rounds, back_to
+        self._log = log
         self._seed_folder = folder / f"seed-{seed}"
         self._start_time = time.time()
         self._logs_printed: set[int] = set()  # sites
@@ -49,8 +53,10 @@ class RunProgress:
         return rounds
 
     def update(self) -> bool:
-        """Print new rounds; whether the run has recorded how it ended."""
-        for number, entry in self._recorded_rounds().items():
+        """Print and log new rounds; whether the run has recorded how it ended."""
+        recorded = self._recorded_rounds()
+        self._log.update({int(number) for number in recorded})
+        for number, entry in recorded.items():
             if number not in self._rounds_printed:
                 self._rounds_printed.add(number)
                 lost = {int(site): reason for site, reason in (entry["rejected"] | entry["missing"]).items()}

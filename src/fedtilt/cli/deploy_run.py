@@ -10,13 +10,16 @@ from fedtilt.cli.console import Console, echo
 from fedtilt.cli.deploy_progress import RunProgress, read_if_written
 from fedtilt.cli.deploy_project import Project, cluster_home
 from fedtilt.cli.group_tables import group_tables
-from fedtilt.cli.run import write_report
+from fedtilt.cli.options import Log, Settings
+from fedtilt.cli.run_folders import write_report
 from fedtilt.cli.tables import worst_client_and_class
 from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError
 from fedtilt.evaluation.scores import SCORES
 from fedtilt.files import read_json
 from fedtilt.locks import locked
+from fedtilt.runs.folder_log import FolderLog
+from fedtilt.runs.trackers import trackers_of
 
 if TYPE_CHECKING:
     from fedtilt.evaluation.results import MethodResult
@@ -27,9 +30,7 @@ if TYPE_CHECKING:
 def run(
     project: Project = Path("."),
     method: Annotated[str, typer.Option(metavar="NAME", help="The method of spec.toml, if it has several.")] = "",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.rounds=5.")
-    ] = None,
+    settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The server's run folder.")] = None,
     quorum: Annotated[
         float | None,
@@ -43,6 +44,7 @@ def run(
             help="Undo the rounds after this one, on the server and on all sites; status shows which rounds are kept.",
         ),
     ] = None,
+    log: Log = None,
 ) -> None:  # fmt: skip
     """Train the project on its local cluster; a stopped run resumes where it stopped."""
     from fedtilt.flower import RoundPolicy, Task
@@ -50,6 +52,7 @@ def run(
     from fedtilt.flower.deploy.project import check_project, default_run_config
 
     check_project(project)
+    trackers = trackers_of(log or [])
     cluster = LocalCluster.load(cluster_home(project))
     if problem := cluster.problem():
         raise InputError(problem)
@@ -66,16 +69,19 @@ def run(
     folder = (out or cluster.runs_folder / f"{task.spec.name}-{task.method.name}").resolve()
     with cluster.training():
         with locked(folder, busy=f"a run still trains in {folder}; wait for it, or choose another folder with --out"):
-            progress = RunProgress(cluster, folder, task.spec.seed, task.spec.train.rounds, back_to)
+            folder_log = FolderLog(folder, task.spec.seed, task.spec.train.rounds, trackers, back_to)
+            progress = RunProgress(cluster, folder, task.spec.seed, task.spec.train.rounds, folder_log, back_to)
         number = cluster.submit(project, config | {"out": str(folder)})
         try:
-            status = cluster.wait_for_run(number, is_done=progress.update)
+            with folder_log:
+                status = cluster.wait_for_run(number, is_done=progress.update)
+                progress.update()
+                if status != "finished:completed":
+                    raise InputError(progress.failure_message(number, status))
         except KeyboardInterrupt:
-            echo(f"run {number} continues; see fedtilt deploy status {project}", err=True)
+            unlogged = ", and is no longer logged" if trackers else ""
+            echo(f"run {number} continues{unlogged}; see fedtilt deploy status {project}", err=True)
             raise typer.Exit(130) from None
-    progress.update()
-    if status != "finished:completed":
-        raise InputError(progress.failure_message(number, status))
     if progress.was_finished:
         echo(f"finished     {folder} was already finished; for a new run choose another folder with --out")
     _print_result(folder, task, cluster)

@@ -16,8 +16,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table as RichTable
 
 from fedtilt.cli.console import Console, echo, escape
+from fedtilt.cli.options import AsJson, Quiet
 from fedtilt.cli.progress import TASKS_SECONDS
-from fedtilt.cli.run import AsJson, Quiet
 from fedtilt.cluster.tasks import OnProgress as OnTasks
 from fedtilt.cluster.tasks import TaskProgress, describe_tasks
 from fedtilt.errors import InputError

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from fedtilt.cli.console import Console
-from fedtilt.cli.run import AsJson, Log, Quiet, Verbose, run_and_print
+from fedtilt.cli.options import AsJson, Log, Quiet, Verbose
+from fedtilt.cli.run import run_and_print
 from fedtilt.cli.tune import search_and_print
 from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
@@ -46,7 +47,7 @@ def resume(
     """
     spec = spec_of(folder)
     is_search = "tuning" in read_json(folder / "run.json")
-    for option, value in (("--rounds", rounds), ("--log", log), ("--cluster", cluster)):
+    for option, value in (("--rounds", rounds), ("--cluster", cluster)):
         if is_search and value:
             raise InputError(
                 f"{option} has no effect: {folder} is a search; give it to fedtilt run with what it recommends"
@@ -55,13 +56,13 @@ def resume(
         spec = spec_of(folder, f"train.rounds={rounds}")
     elif (folder / "results.json").exists() and not (quiet or as_json):
         Console(stderr=True, soft_wrap=True).print(f"note: {folder} is finished; these are its results", markup=False)
+    trackers = trackers_of(log or [])
     if is_search:
         search_and_print(
-            lambda callbacks: resume_tuning(folder, spec, **callbacks._asdict()), folder, quiet=quiet, verbose=verbose,
-            as_json=as_json,
+            lambda callbacks: resume_tuning(folder, spec, callbacks=[*trackers, *callbacks]), folder, quiet=quiet,
+            verbose=verbose, as_json=as_json,
         )  # fmt: skip
         return
-    trackers = trackers_of(log or [])
 
     def train(callbacks: Sequence[Callback]) -> dict[int, Result]:
         return resume_run(folder, rounds, cluster=cluster, callbacks=[*trackers, *callbacks])

@@ -1,7 +1,6 @@
 """`fedtilt run`: train every method of a spec on one federation, and compare their accuracy and fairness."""
 
 import json
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,9 +9,24 @@ from typing import Annotated
 import typer
 
 from fedtilt.cli.console import Console, echo, escape
-from fedtilt.cli.data import DataDir
 from fedtilt.cli.group_tables import group_legend, group_tables
+from fedtilt.cli.options import (
+    AsJson,
+    Cluster,
+    DataDir,
+    Device,
+    Log,
+    Out,
+    Quiet,
+    Seed,
+    Seeds,
+    Settings,
+    SpecArgument,
+    Verbose,
+    overrides_of,
+)
 from fedtilt.cli.progress import show_progress
+from fedtilt.cli.run_folders import new_folder, print_folder, resumable, write_report
 from fedtilt.cli.tables import clients_without_test_data, comparison_table, legend
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.over_seeds import over_seeds
@@ -20,37 +34,7 @@ from fedtilt.evaluation.results import Result
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.runs.trackers import trackers_of
-from fedtilt.spec import Spec, builtin_names, federation_of, load
-
-SpecArgument = Annotated[
-    str, typer.Argument(metavar="[SPEC]", help=f"A TOML file, or a built-in spec: {', '.join(builtin_names())}.")
-]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.rounds=5.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run folder.")]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Print a line for every round, and which backend trains.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
-
-
-Out = Annotated[Path | None, typer.Option("--out", help="The run folder (default: a new folder in runs/).")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:all (all GPUs of this machine).")]
-Seed = Annotated[int | None, typer.Option(help="The first seed.")]
-Cluster = Annotated[
-    str | None,
-    typer.Option(metavar="auto|HOST:PORT", help="Train on a Ray cluster: auto, or host:port of its head node."),
-]
-Seeds = Annotated[int | None, typer.Option(help="The number of seeds; results are mean ± std.")]
-Log = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--log",
-        metavar="TRACKER:PLACE",
-        help="Log every round to tensorboard:FOLDER, mlflow:FOLDER, mlflow:URI or wandb:PROJECT; repeatable.",
-    ),
-]
+from fedtilt.spec import Spec, federation_of, load
 
 
 def run(
@@ -89,21 +73,6 @@ def run(
     run_and_print(loaded, folder, train, quiet=quiet, verbose=verbose, as_json=as_json)
 
 
-def overrides_of(settings: list[str] | None, data_dir: Path | None, cluster: str | None = None) -> list[str]:
-    """The overrides of the spec from --set, --data-dir and --cluster."""
-    options = {"data.folder": data_dir, "train.cluster": cluster}
-    return [*(settings or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
-
-
-def new_folder(name: str) -> Path:
-    """A folder in runs/ that does not exist yet."""
-    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder, number = base, 2
-    while folder.exists():
-        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return folder
-
-
 def run_and_print(
     spec: Spec,
     folder: Path,
@@ -126,14 +95,11 @@ def run_and_print(
     progress = Console(stderr=True)
     start_time = time.monotonic()
     silent = quiet or as_json
-    try:
-        with show_progress(progress, seeds=spec.seeds, quiet=silent, verbose=verbose) as display:
-            results = train([display])
-    except KeyboardInterrupt:
-        started = (folder / "spec.toml").exists()
-        remedy = f"resume with: fedtilt resume {shlex.quote(str(folder))}" if started else "nothing was trained"
-        progress.print(f"stopped; {remedy}", highlight=False, soft_wrap=True, markup=False)
-        raise typer.Exit(130) from None
+    with (
+        resumable(folder, progress),
+        show_progress(progress, seeds=spec.seeds, quiet=silent, verbose=verbose) as display,
+    ):
+        results = train([display])
     table = over_seeds(results)
     page = write_report(folder)
     if as_json:
@@ -155,17 +121,7 @@ def run_and_print(
         if line := clients_without_test_data(results, federation.client_names):
             console.print(line)
         console.print()
-    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True, markup=False)
-    if not quiet:
-        console.print(f"report:     {page}", highlight=False, soft_wrap=True, markup=False)
-
-
-def write_report(folder: Path) -> str:
-    """Write the report of a run and return its path."""
-    from fedtilt.report import write
-    from fedtilt.reproduction.published import published_for
-
-    return str(write([folder], folder / "report.html", published=published_for(folder)))
+    print_folder(console, folder, None if quiet else page)
 
 
 def _headline(spec: Spec, clients: int, rounds: int, seconds: float) -> str:

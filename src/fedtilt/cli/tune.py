@@ -1,19 +1,19 @@
 """`fedtilt tune`: search a method's settings on validation data, and recommend one."""
 
 import json
-import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedtilt.cli.console import Console, echo
-from fedtilt.cli.run import (
+from fedtilt.cli.options import (
     AsJson,
     Cluster,
     DataDir,
     Device,
+    Log,
     Out,
     Quiet,
     Seed,
@@ -21,12 +21,13 @@ from fedtilt.cli.run import (
     Settings,
     SpecArgument,
     Verbose,
-    new_folder,
     overrides_of,
-    write_report,
 )
-from fedtilt.cli.tuning_progress import TuningCallbacks, show_tuning_progress
+from fedtilt.cli.run_folders import new_folder, print_folder, resumable, write_report
+from fedtilt.cli.tuning_progress import show_tuning_progress
 from fedtilt.cli.tuning_tables import print_tuning
+from fedtilt.runs.callback import Callback
+from fedtilt.runs.trackers import trackers_of
 from fedtilt.runs.tuning.axes import parse_axes
 from fedtilt.runs.tuning.objectives import parse_bounds
 from fedtilt.runs.tuning.result import Tuning
@@ -74,6 +75,7 @@ def tune(
     cluster: Cluster = None,
     seed: Seed = None,
     seeds: Seeds = None,
+    log: Log = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
@@ -85,19 +87,20 @@ def tune(
     """
     base = load(spec, overrides=overrides_of(settings, data_dir, cluster), seed=seed, seeds=seeds, device=device)
     folder = out or new_folder(f"{base.name}-tune")
+    trackers = trackers_of(log or [])
 
-    def search(callbacks: TuningCallbacks) -> Tuning:
+    def search(callbacks: Sequence[Callback]) -> Tuning:
         return tune_spec(
             base, folder, over=parse_axes(over or []), by=by, at_least=parse_bounds(at_least or [], "--at-least"),
             at_most=parse_bounds(at_most or [], "--at-most"), method=method, trials=trials, halving=halving,
-            budget=budget, **callbacks._asdict(),
+            budget=budget, callbacks=[*trackers, *callbacks],
         )  # fmt: skip
 
     search_and_print(search, folder, quiet=quiet, verbose=verbose, as_json=as_json)
 
 
 def search_and_print(
-    search: Callable[[TuningCallbacks], Tuning], folder: Path, *, quiet: bool, verbose: bool, as_json: bool
+    search: Callable[[Sequence[Callback]], Tuning], folder: Path, *, quiet: bool, verbose: bool, as_json: bool
 ) -> None:
     """Search while showing the progress, then print the recommendation; after Ctrl-C, print how to resume.
 
@@ -109,14 +112,11 @@ def search_and_print(
         as_json: print the result as JSON
     """
     progress = Console(stderr=True)
-    try:
-        with show_tuning_progress(progress, quiet=quiet or as_json, verbose=verbose) as callbacks:
-            tuning = search(callbacks)
-    except KeyboardInterrupt:
-        started = (folder / "spec.toml").exists()
-        remedy = f"resume with: fedtilt resume {shlex.quote(str(folder))}" if started else "nothing was trained"
-        progress.print(f"stopped; {remedy}", highlight=False, soft_wrap=True, markup=False)
-        raise typer.Exit(130) from None
+    with (
+        resumable(folder, progress),
+        show_tuning_progress(progress, quiet=quiet or as_json, verbose=verbose) as display,
+    ):
+        tuning = search([display])
     page = write_report(folder)
     if as_json:
         echo(json.dumps({"tuning": tuning.to_json(), "folder": str(folder)}, indent=2))
@@ -124,6 +124,4 @@ def search_and_print(
     console = Console()
     if not quiet:
         print_tuning(console, tuning, folder)
-    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True, markup=False)
-    if not quiet:
-        console.print(f"report:     {page}", highlight=False, soft_wrap=True, markup=False)
+    print_folder(console, folder, None if quiet else page)

@@ -2,24 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedtilt.cli.console import Console
 from fedtilt.cli.progress import handle_interrupt
-from fedtilt.runs.tuning.search import Progress as Step
-
-
-class TuningCallbacks(NamedTuple):
-    """The functions that a search calls."""
-
-    on_progress: Callable[[Step], None]
-    notice: Callable[[str], None]
+from fedtilt.runs.callback import Callback, SearchProgress
 
 
 @contextmanager
-def show_tuning_progress(console: Console, *, quiet: bool, verbose: bool) -> Iterator[TuningCallbacks]:
+def show_tuning_progress(console: Console, *, quiet: bool, verbose: bool) -> Iterator[Callback]:
     """Show the progress of a search on a console (standard error); Ctrl-C stops it after a round.
 
     Args:
@@ -39,27 +31,37 @@ def show_tuning_progress(console: Console, *, quiet: bool, verbose: bool) -> Ite
         elif console.is_terminal and not verbose:
             show = stack.enter_context(_bar(console))
 
-        def on_progress(step: Step) -> None:
-            show(step)
-            if stop_requested():
-                raise KeyboardInterrupt
-
-        yield TuningCallbacks(on_progress, lambda text: line(f"note: {text}"))
+        yield _Display(show, line, stop_requested)
 
 
-def _ignore(step: Step) -> None:
+class _Display(Callback):
+    def __init__(
+        self, show: Callable[[SearchProgress], None], line: Callable[[str], None], stop_requested: Callable[[], bool]
+    ) -> None:
+        self._show, self._line, self._stop_requested = show, line, stop_requested
+
+    def on_search(self, progress: SearchProgress) -> None:
+        self._show(progress)
+        if self._stop_requested():
+            raise KeyboardInterrupt
+
+    def on_notice(self, text: str) -> None:
+        self._line(f"note: {text}")
+
+
+def _ignore(step: SearchProgress) -> None:
     """No-op."""
 
 
-def _describe(step: Step) -> str:
+def _describe(step: SearchProgress) -> str:
     together = "1 setting" if step.settings == 1 else f"{step.settings} settings together"
     return f"stage {step.stage} of {step.stages}, {together}, to round {step.until}"
 
 
-def _printed(line: Callable[[str], None], verbose: bool) -> Callable[[Step], None]:
+def _printed(line: Callable[[str], None], verbose: bool) -> Callable[[SearchProgress], None]:
     last = 0
 
-    def show(step: Step) -> None:
+    def show(step: SearchProgress) -> None:
         nonlocal last
         if verbose:
             line(f"{_describe(step)}: round {step.round}")
@@ -71,7 +73,7 @@ def _printed(line: Callable[[str], None], verbose: bool) -> Callable[[Step], Non
 
 
 @contextmanager
-def _bar(console: Console) -> Iterator[Callable[[Step], None]]:
+def _bar(console: Console) -> Iterator[Callable[[SearchProgress], None]]:
     columns = (BarColumn(bar_width=None), TimeElapsedColumn(), TextColumn("[dim]left"), TimeRemainingColumn())
     with Progress(TextColumn("{task.description}"), *columns, console=console, expand=True, transient=True) as bar:
         task = bar.add_task("search", total=1.0)

@@ -32,7 +32,10 @@ class Tracker(Callback):
 
     def on_scores(self, round: int, scores: Mapping[str, Mapping[str, float]]) -> None:
         """Log the scores of a search."""
-        self.log(round, {f"{setting}/{name}": value for setting, by_name in scores.items() for name, value in by_name.items()})
+        self.log(
+            round,
+            {f"{setting}/{name}": value for setting, by_name in scores.items() for name, value in by_name.items()},
+        )
 
 
 class TensorBoard(Tracker):
@@ -160,7 +163,7 @@ def _import(module: str) -> Any:
 
 def named_values(metrics: Mapping[str, Summary]) -> dict[str, float]:
     """The numbers of an evaluated round by name."""
-    named = {}
+    named: dict[str, float] = {}
     for method, summary in metrics.items():
         named |= {f"{method}/{name}": value for name, value in summary.evaluated.by_name().items()}
         if summary.personal is not None:
@@ -176,7 +179,11 @@ def named_values(metrics: Mapping[str, Summary]) -> dict[str, float]:
 
 def _settings(run: RunStart) -> dict[str, Any]:
     """The settings of a run, without digests and shapes."""
-    return {key: run.settings[key] for key in ("data", "clients", "outliers", "train", "methods", "search") if key in run.settings}
+    return {
+        key: run.settings[key]
+        for key in ("data", "clients", "outliers", "train", "methods", "search")
+        if key in run.settings
+    }
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,10 +8,12 @@ import torch
 
 import fedtilt as ft
 from fedtilt.errors import InputError
-from fedtilt.runs.tuning.search import Progress, Search
+from fedtilt.runs.callback import SearchProgress
+from fedtilt.runs.tuning.search import Search
 from fedtilt.runs.tuning.subject import SpecSubject
 from fedtilt.runs.tuning.tune import parse_duration
 from fedtilt.spec import load
+from tests.helpers.callbacks import Calls
 
 MLP = functools.partial(ft.models.mlp, hidden=(8,))
 TRAIN = {"rounds": 4, "participation": 0.5, "epochs": 1, "lr": 0.1, "workers": 0}
@@ -46,8 +48,8 @@ def test_without_halving_every_setting_has_the_values_of_an_ordinary_run() -> No
 
 
 def test_weak_settings_are_stopped_early_and_the_best_train_to_the_end() -> None:
-    steps: list[Progress] = []
-    tuning = tune(over={"lam": [-2, -1, 0, 1, 5], "mu": [0.01, 1]}, on_progress=steps.append)
+    steps: list[SearchProgress] = []
+    tuning = tune(over={"lam": [-2, -1, 0, 1, 5], "mu": [0.01, 1]}, callbacks=[Calls(on_search=steps.append)])
     rounds = sorted(row.rounds for row in tuning.settings.values())
     assert rounds == [1] * 7 + [4] * 3  # two of the others and the user's own
     assert tuning.settings["fedtilt"].rounds == 4
@@ -81,12 +83,12 @@ def test_a_killed_search_goes_on_to_the_same_result(over: dict, tmp_path: Path) 
     expected = values(tune(**options))
     for stop in (1, 2, 3):  # in each stage, and between them
 
-        def kill(step: Progress, stop: int = stop) -> None:
+        def kill(step: SearchProgress, stop: int = stop) -> None:
             if step.round == stop:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            tune(**options, out=tmp_path / "search", on_progress=kill)
+            tune(**options, out=tmp_path / "search", callbacks=[Calls(on_search=kill)])
     assert values(tune(**options, out=tmp_path / "search")) == expected
     assert values(tune(**options, out=tmp_path / "search")) == expected  # finished: from its scores
     with pytest.raises(InputError, match="is a search with by = None, and now it is worst; choose another folder"):
@@ -95,12 +97,12 @@ def test_a_killed_search_goes_on_to_the_same_result(over: dict, tmp_path: Path) 
 
 
 def test_a_setting_that_diverges_is_left_out(tmp_path: Path) -> None:
-    notices: list[str] = []
+    calls = Calls()
     options = {"over": {"lr": [0.1, 1e30]}, "out": tmp_path / "search"}
-    tuning = tune(SHARED, **options, notice=notices.append)
+    tuning = tune(SHARED, **options, callbacks=[calls])
     assert tuning.diverged == ("fedavg lr=1e+30",)
-    assert "method 'fedavg lr=1e+30' diverged" in notices[0]
-    assert notices[0].endswith("going on without it")
+    assert "method 'fedavg lr=1e+30' diverged" in calls.notices[0]
+    assert calls.notices[0].endswith("going on without it")
     assert tuning.keep_yours
     assert values(tune(SHARED, **options)) == values(tuning)
     with pytest.raises(InputError, match="every setting of fedavg diverged"):
@@ -119,12 +121,12 @@ def test_a_search_that_its_budget_has_shortened_goes_on_as_it_was_planned(tmp_pa
     options = {"over": {"lam": [-2, -1, 0, 1, 5]}, "budget": 1000.0, "out": tmp_path / "search", "rounds": 8}
     monkeypatch.setattr(Search, "_affordable", lambda self, until, start, settings: min(until, 5))
 
-    def kill(step: Progress) -> None:
+    def kill(step: SearchProgress) -> None:
         if step.round == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tune(**options, on_progress=kill)
+        tune(**options, callbacks=[Calls(on_search=kill)])
     monkeypatch.undo()  # now there would be time for all rounds
     tuning = tune(**options)
     assert tuning.compared_rounds == 5
@@ -146,11 +148,11 @@ def test_a_recommendation_keeps_its_constraints() -> None:
 
 
 def test_impossible_combinations_are_named_and_impossible_values_refused() -> None:
-    notices: list[str] = []
+    calls = Calls()
     over = {"aggregator": ["tilted", "median"], "q": [0, 1]}
-    tuning = tune(over=over, notice=notices.append, halving=False)
+    tuning = tune(over=over, callbacks=[calls], halving=False)
     assert list(tuning.settings) == ["fedtilt", "fedtilt aggregator=tilted q=1", "fedtilt aggregator=median q=0"]
-    assert notices == [
+    assert calls.notices == [
         "1 settings are not possible and left out, such as 'fedtilt aggregator=median q=1': "
         + tuning.impossible["fedtilt aggregator=median q=1"]
     ]

@@ -138,6 +138,17 @@ def parse_value(text: str) -> Any:
     return text if math.isnan(value) else value
 
 
+def texts_of(axes: Mapping[str, "Axis"]) -> dict[str, str]:
+    """The values of every axis as text, which `axes_of` reads.
+
+    >>> texts_of({"lam": [-2.0, 0.0], "lr": Range(0.01, 0.1)})
+    {'lam': '-2,0', 'lr': '0.01..0.1'}
+    """
+    return {
+        name: str(axis) if isinstance(axis, Range) else ",".join(map(format_value, axis)) for name, axis in axes.items()
+    }
+
+
 def format_value(value: Any) -> str:
     """The shortest text that keeps every digit.
 

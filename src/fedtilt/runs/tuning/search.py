@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fedtilt.errors import InputError
 from fedtilt.runs.callback import Callback, RunStart, SearchProgress, started
-from fedtilt.runs.tuning.axes import Axis, Setting, grid, grid_size
+from fedtilt.runs.tuning.axes import Axis, Setting, grid, grid_size, texts_of
 from fedtilt.runs.tuning.decision import ranked
 from fedtilt.runs.tuning.halving import Rung, rungs
 from fedtilt.runs.tuning.objectives import Constraint, Objective, front_objectives, main_objective, values_of
@@ -16,6 +16,7 @@ from fedtilt.runs.tuning.subject import Recipe, Subject, candidate_name
 from fedtilt.runs.tuning.trainer import OutOfTime, SplitScores, Stage, Trainer
 from fedtilt.runs.tuning.training import Storage
 from fedtilt.simulation import Round
+from fedtilt.storage.provenance import settings_of
 
 TOGETHER = 16  # settings that train together, and that are sampled at a time
 _FIRST_SHARE = 0.25  # of the budget, for the first stage
@@ -152,7 +153,7 @@ class Search:
             "data": federation.dataset.name,
             "clients": federation.clients,
             "outliers": federation.outliers.to_json(),
-            "search": {"over": axes_as_text(self.plan.axes), "by": self.plan.by.name, "seeds": len(self.subject.seeds)},
+            "search": {"over": texts_of(self.plan.axes), "by": self.plan.by.name, "seeds": len(self.subject.seeds)},
         }
         return RunStart(seed=seed, round=0, rounds=self.rounds, settings=settings, folder=self._folder)
 
@@ -280,7 +281,9 @@ class Search:
         )
         done = self._trained / (planned * len(self.subject.seeds))
         stage = self.stages[-1]
-        self._callback.on_search(SearchProgress(stage.number, len(self._rungs), together, r.number, stage.rounds, min(1.0, done)))
+        self._callback.on_search(
+            SearchProgress(stage.number, len(self._rungs), together, r.number, stage.rounds, min(1.0, done))
+        )
         if self.plan.budget is not None and self.seconds + last > _SAFETY * self.plan.budget:
             raise OutOfTime
 

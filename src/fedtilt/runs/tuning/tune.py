@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,12 @@ from fedtilt.locks import locked
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource
 from fedtilt.rounds.setting_arguments import takes_train_settings
+from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.run import Notice, check_out_folder, compare_environment
-from fedtilt.runs.tuning.axes import Axis, Range, axes_of, format_value
+from fedtilt.runs.tuning.axes import Axis, axes_of, texts_of
 from fedtilt.runs.tuning.objectives import Objective, constraints_of, find_objective, main_objective, task_of
 from fedtilt.runs.tuning.result import Tuning, result_of
-from fedtilt.runs.tuning.search import Plan, Progress, Search
+from fedtilt.runs.tuning.search import Plan, Search
 from fedtilt.runs.tuning.subject import VALIDATION_SHARE, PythonSubject, SpecSubject, Subject, check_validation
 from fedtilt.runs.tuning.training import Storage
 from fedtilt.storage.provenance import is_started, read_record, record_environment
@@ -29,13 +30,8 @@ if TYPE_CHECKING:
 
 TRIALS = 64
 RECOMMENDED = "recommended.toml"
-OnProgress = Callable[[Progress], None]
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
-
-
-def _silent(*_: object) -> None:
-    """No-op."""
 
 
 @takes_train_settings
@@ -54,8 +50,7 @@ def tune(
     halving: bool = True,
     budget: float | str | None = None,
     out: str | os.PathLike[str] | None = None,
-    on_progress: OnProgress = _silent,
-    notice: Notice = _silent,
+    callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Tuning:
     """Search the settings of a method on validation data, and recommend one, or to keep the one it has.
@@ -81,16 +76,15 @@ def tune(
         halving: whether weak settings are stopped early
         budget: seconds, or text such as "5m", after which the search stops with what it has
         out: a folder for checkpoints and results, in which a search with the same arguments goes on; None: none
-        on_progress: called after every round
-        notice: called with messages for the user
+        callbacks: called after every round and every stage: see `Callback`; trackers are in `fedtilt.trackers`
         **settings: the training settings:
     """
     axes = axes_of(over)
     subject = PythonSubject.of(methods, method, federation, model, settings, axes, whole(seeds, "seeds", 1))
     wishes = _wishes(axes, by, at_least or {}, at_most or {}, trials, halving, budget)
-    folder = None if out is None else Path(out)
-    search = Search(subject, _plan(subject, axes, wishes), Storage(folder), on_progress, notice)
-    with _folder(folder, subject.settings.device, subject, wishes, notice):
+    folder, callback = None if out is None else Path(out), Callbacks(callbacks)
+    search = Search(subject, _plan(subject, axes, wishes), Storage(folder), callback)
+    with _folder(folder, subject.settings.device, subject, wishes, callback.on_notice):
         return _run(search, folder)
 
 
@@ -106,8 +100,7 @@ def tune_spec(
     trials: int = TRIALS,
     halving: bool = True,
     budget: float | str | None = None,
-    on_progress: OnProgress = _silent,
-    notice: Notice = _silent,
+    callbacks: Sequence[Callback] = (),
 ) -> Tuning:
     """Search the settings of a method of a spec in a new folder, and write the recommended spec into it; see `tune`."""
     from fedtilt.spec import dump
@@ -116,22 +109,24 @@ def tune_spec(
     subject = SpecSubject(spec, method, axes)
     wishes = _wishes(axes, by, at_least or {}, at_most or {}, trials, halving, budget) | {"method": subject.name}
     check_out_folder(out, may_resume=False)
-    search = _spec_search(subject, _plan(subject, axes, wishes), out, on_progress, notice)
+    callback = Callbacks(callbacks)
+    search = _spec_search(subject, _plan(subject, axes, wishes), out, callback)
     if not spec.clients.validation:
         share = f"{VALIDATION_SHARE:.0%} of every client's training data"
-        notice(f"clients.validation is 0; {share} is used for validation")
-    with _folder(out, spec.device, subject, wishes, notice):
+        callback.on_notice(f"clients.validation is 0; {share} is used for validation")
+    with _folder(out, spec.device, subject, wishes, callback.on_notice):
         write_toml(out / "spec.toml", dump(spec))
         return _run_spec(search, subject, out)
 
 
-def resume_tuning(folder: Path, spec: "Spec", *, on_progress: OnProgress = _silent, notice: Notice = _silent) -> Tuning:
+def resume_tuning(folder: Path, spec: "Spec", *, callbacks: Sequence[Callback] = ()) -> Tuning:
     """Go on with the search in a folder, whose spec this is; a finished one gives its result again."""
     wishes = read_record(folder)["tuning"]
     axes = axes_of(wishes["over"])
     subject = SpecSubject(spec, wishes["method"], axes)
-    search = _spec_search(subject, _plan(subject, axes, wishes), folder, on_progress, notice)
-    with _folder(folder, spec.device, subject, wishes, notice):
+    callback = Callbacks(callbacks)
+    search = _spec_search(subject, _plan(subject, axes, wishes), folder, callback)
+    with _folder(folder, spec.device, subject, wishes, callback.on_notice):
         return _run_spec(search, subject, folder)
 
 
@@ -140,11 +135,8 @@ def _wishes(
     halving: bool, budget: float | str | None,
 ) -> dict[str, Any]:  # fmt: skip
     """What the user asked for, as JSON values: a search that is resumed has the same."""
-    over = {
-        name: str(axis) if isinstance(axis, Range) else ",".join(map(format_value, axis)) for name, axis in axes.items()
-    }
     return {
-        "over": over, "by": by, "at_least": dict(at_least), "at_most": dict(at_most),
+        "over": texts_of(axes), "by": by, "at_least": dict(at_least), "at_most": dict(at_most),
         "trials": whole(trials, "trials", 1), "halving": bool(halving), "budget": parse_duration(budget),
     }  # fmt: skip
 
@@ -204,10 +196,10 @@ def _folder(
         yield
 
 
-def _spec_search(subject: SpecSubject, plan: Plan, folder: Path, on_progress: OnProgress, notice: Notice) -> Search:
+def _spec_search(subject: SpecSubject, plan: Plan, folder: Path, callback: Callback) -> Search:
     limits = subject.spec.storage
     storage = Storage(folder, limits.checkpoint_seconds, limits.memory_limit_mb * 2**20)
-    return Search(subject, plan, storage, on_progress, notice)
+    return Search(subject, plan, storage, callback)
 
 
 def _run(search: Search, folder: Path | None) -> Tuning:

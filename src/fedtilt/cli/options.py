@@ -1,0 +1,46 @@
+"""Options that several commands have."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedtilt.spec import builtin_names
+
+SpecArgument = Annotated[
+    str, typer.Argument(metavar="[SPEC]", help=f"A TOML file, or a built-in spec: {', '.join(builtin_names())}.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.rounds=5.")
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", metavar="DIR", help="The data folder (default: FEDTILT_DATA, else ~/.cache/fedtilt)."),
+]
+Out = Annotated[Path | None, typer.Option("--out", help="The run folder (default: a new folder in runs/).")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:all (all GPUs of this machine).")]
+Cluster = Annotated[
+    str | None,
+    typer.Option(metavar="auto|HOST:PORT", help="Train on a Ray cluster: auto, or host:port of its head node."),
+]
+Seed = Annotated[int | None, typer.Option(help="The first seed.")]
+Seeds = Annotated[int | None, typer.Option(help="The number of seeds; results are mean ± std.")]
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="TRACKER:PLACE",
+        help="Log the metrics to tensorboard:FOLDER, mlflow:FOLDER, mlflow:URI or wandb:PROJECT; repeatable.",
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run folder.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print a line for every round, and which backend trains.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
+
+
+def overrides_of(settings: list[str] | None, data_dir: Path | None, cluster: str | None = None) -> list[str]:
+    """The overrides of the spec from --set, --data-dir and --cluster."""
+    options = {"data.folder": data_dir, "train.cluster": cluster}
+    return [*(settings or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
