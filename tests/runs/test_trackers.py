@@ -95,6 +95,30 @@ def test_the_command_line_logs_and_resumes(fedtilt, tmp_path: Path) -> None:
     assert [event.step for event in events.Scalars("fedavg/accuracy")] == [1, 2]
 
 
+def test_a_search_logs_the_scores_of_every_stage(fedtilt, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    small = ["train.rounds=2", "train.epochs=1", "train.workers=0", "clients.count=4", "clients.validation=0.3"]
+    options = [part for key in small for part in ("--set", key)]
+    search = ["tune", *options, "--over", "lam=-2,-1,0,1,2", "--out", "search", "--log", "tensorboard:logs", "--json"]
+    result = fedtilt(*search)
+    assert result.code == 0, result.err
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def logged() -> dict[str, list[tuple[int, float]]]:
+        events = EventAccumulator(str(tmp_path / "logs/seed-0")).Reload()
+        names = [name for name in events.Tags()["scalars"] if name.endswith("/accuracy")]
+        return {name.removesuffix("/accuracy"): [(e.step, e.value) for e in events.Scalars(name)] for name in names}
+
+    rows = json.loads(result.out)["tuning"]["settings"]
+    assert {name: points[-1] for name, points in logged().items()} == {
+        name: (row["rounds"], pytest.approx(row["validation"]["accuracy"], rel=1e-6)) for name, row in rows.items()
+    }
+    assert {len(points) for points in logged().values()} == {1, 2}  # some settings were stopped after the first stage
+    before = logged()
+    assert fedtilt("resume", "search", "--log", "tensorboard:logs", "--json").code == 0
+    assert logged() == before  # its stages are logged again, in place of the first time
+
+
 @pytest.mark.parametrize("text", ["neptune:x", "tensorboard", "mlflow:"])
 def test_an_unknown_tracker_is_refused_before_anything_is_written(fedtilt, tmp_path: Path, text: str) -> None:
     result = fedtilt("run", "--log", text)
