@@ -201,8 +201,8 @@ def _run_round(
     # 4. server update; the state changes only after all models have been checked
     check_finite(number, methods, server, updates, kept)
     mechanism = prepared.mechanism and prepared.mechanism.for_round(number)
-    updates = received_updates(prepared, server, updates, number)
     roots = train_on_root_sets(prepared, server, number)
+    updates = received_updates(prepared, server, updates, roots, number)
     updated = {
         m.name: server_update(
             m,

@@ -138,6 +138,16 @@ def test_every_rule_against_every_attack_repeats_its_bits_and_resumes(kind: str,
         assert whole[name].metrics == resumed[name].metrics
 
 
+def test_the_strongest_attack_moves_every_rule_at_least_as_far_as_none() -> None:
+    run = functools.partial(ft.run, federation=federation(), model=MODEL, rounds=1, **SHORT)
+    weakest = shared(run(rules(), attack=ft.Attack(kind="alie", share=0.1, strength=1e-9)))
+    strongest = shared(run(rules(), attack=ft.Attack(kind="alie", share=0.1, search=True)))
+    honest_mean = weakest["mean"]  # attackers that send it change no mean
+    for name, parameters in strongest.items():
+        assert (parameters - honest_mean).norm() >= (weakest[name] - honest_mean).norm() - 1e-6, name
+    assert (strongest["mean"] - honest_mean).norm() > 100  # it has no bound
+
+
 def test_an_attack_later_changes_nothing_before() -> None:
     run = functools.partial(ft.run, [ft.fedavg()], federation(), MODEL, **SHORT)
     late = ft.Attack(kind="sign_flip", strength=5, from_round=2)

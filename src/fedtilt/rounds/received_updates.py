@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from functools import partial
 
+from torch import Tensor
+
 from fedtilt.parts import Tensors
 from fedtilt.rounds.aggregation import aggregate, losses_of, weights_of_clients
 from fedtilt.rounds.attack import AttackedFederation
@@ -15,9 +17,18 @@ def received_updates(
     prepared: PreparedRun,
     server: Mapping[str, Tensors],
     updates: Mapping[str, Mapping[int, ClientUpdate]],
+    roots: Mapping[str, Tensor],
     number: int,
 ) -> dict[str, dict[int, ClientUpdate]]:
-    """Method → client → its update; those of attackers are forged."""
+    """Method → client → its update; those of attackers are forged.
+
+    Args:
+        prepared: the run
+        server: what the server keeps for every method
+        updates: what the clients trained
+        roots: method with FLTrust → the model that the server trained on its root set
+        number: of the round
+    """
     federation, seed = prepared.federation, prepared.settings.seed
     if not isinstance(federation, AttackedFederation):
         return {name: dict(by_client) for name, by_client in updates.items()}
@@ -28,7 +39,7 @@ def received_updates(
         weights, _ = weights_of_clients(m, server[m.name], by_client)
         rule = partial(
             aggregate, m, received=received, weights=weights, selected=len(by_client), seed=seed, round=number,
-            losses=losses_of(m, by_client), lr=m.rates(prepared.settings.lr, None)[0],
+            root=roots.get(m.name), losses=losses_of(m, by_client), lr=m.rates(prepared.settings.lr, None)[0],
         )  # fmt: skip
         forged[m.name] = forge(
             federation.attack, received, by_client, federation.attackers, seed=seed, round=number, aggregate=rule
