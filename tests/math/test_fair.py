@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -22,7 +23,6 @@ def test_a_projection_sums_to_1_and_is_the_nearest() -> None:
     assert project_to_simplex(torch.tensor([1.0, 0.9, 0.3])).tolist() == pytest.approx([0.55, 0.45, 0.0])
     assert project_to_simplex(torch.tensor([0.2, 0.3, 0.5])).tolist() == pytest.approx([0.2, 0.3, 0.5])
     assert project_to_simplex(torch.tensor([5.0])).tolist() == [1.0]
-    assert project_to_simplex(torch.tensor([9.0, 0.0, 0.0]), 0.1, 0.6).tolist() == pytest.approx([0.6, 0.2, 0.2])
     values = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     projected = project_to_simplex(values)
     assert float(projected.sum()) == pytest.approx(1, abs=1e-13)
@@ -96,6 +96,32 @@ def test_the_shortest_combination() -> None:
     slopes = gram @ weights
     assert float((slopes - weights @ slopes).min()) > -1e-8  # no client's slope is below that of the combination
     assert torch.allclose(slopes[weights > 1e-8], weights @ slopes, atol=1e-8)
+
+
+@pytest.mark.parametrize("dimensions", [2, 6])  # with 2, the Gram matrix is singular
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.1, 0.4), (0.2, 0.2)])
+def test_the_shortest_combination_is_the_best_of_all_sets_of_bounds(dimensions: int, low: float, high: float) -> None:
+    """Every entry is at its lower bound, at its upper one or free; the best feasible minimum of the 3^5 cases."""
+    for seed in range(3):
+        vectors = torch.randn(5, dimensions, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.5
+        gram, best = vectors @ vectors.T, math.inf
+        for places in itertools.product(("low", "high", "free"), repeat=5):
+            values = {"low": low, "high": high, "free": 0.0}
+            p = torch.tensor([values[place] for place in places], dtype=torch.float64)
+            free = torch.tensor([place == "free" for place in places])
+            if free.any():
+                count = int(free.sum())
+                system = torch.ones(count + 1, count + 1, dtype=torch.float64)
+                system[:count, :count], system[count, count] = gram[free][:, free], 0
+                right = torch.cat([-(gram @ p)[free], 1 - p.sum()[None]])
+                p[free] = (torch.linalg.pinv(system) @ right)[:count]
+            if abs(p.sum() - 1) < 1e-9 and p.min() >= low - 1e-9 and p.max() <= high + 1e-9:
+                best = min(best, float(p @ gram @ p))
+        weights = shortest_combination(gram, low, high)
+        assert float(weights.sum()) == pytest.approx(1)
+        assert float(weights.min()) >= low
+        assert float(weights.max()) <= high
+        assert float(weights @ gram @ weights) == pytest.approx(best, abs=1e-8)
 
 
 def test_fedmgda_hurts_no_client_and_normalises() -> None:

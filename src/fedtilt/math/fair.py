@@ -9,7 +9,7 @@ from torch import Tensor
 from fedtilt.math.tilt import nested_tilt_grad
 
 _LEAST_LOSS = 1e-10  # F^(q − 1) is infinite at 0
-_SOLVER_STEPS, _SOLVER_TOLERANCE = 10_000, 1e-12
+_SOLVER_STEPS_PER_ENTRY, _SOLVER_TOLERANCE = 20, 1e-12
 
 
 def tilted_weights(losses: Tensor, tilt: float, weights: Tensor | None = None) -> Tensor:
@@ -42,23 +42,22 @@ def afl_weights(weights: Tensor, clients: list[int], losses: Tensor, rate: float
     return project_to_simplex(weights.double() + rate * step)
 
 
-def project_to_simplex(values: Tensor, low: Tensor | float = 0.0, high: Tensor | float = 1.0) -> Tensor:
-    """The nearest vector (n,) that sums to 1 with entries in [low, high]: clamp(values − s) for the s that it takes.
+def project_to_simplex(values: Tensor) -> Tensor:
+    """The nearest vector (n,) that sums to 1 with entries in [0, 1]: clamp(values − s) for the s that it takes.
 
     >>> project_to_simplex(torch.tensor([1.0, 0.75, 0.25])).tolist()
     [0.625, 0.375, 0.0]
     """
     v = values.double()
-    low, high = torch.as_tensor(low).to(v), torch.as_tensor(high).to(v)
-    below, above = (v - high).min() - 1, (v - low).max() + 1  # s: at the first the sum is too large, at the other small
+    below, above = v.min() - 2, v.max() + 1  # s: at the first the sum is too large, at the other too small
     for _ in range(200):
         middle = (below + above) / 2
-        if (v - middle).clamp(low, high).sum() > 1:
+        if (v - middle).clamp(0, 1).sum() > 1:
             below = middle
         else:
             above = middle
-    p = (v - below).clamp(low, high)
-    inside = (p > low) & (p < high)  # of these the exact shift is known
+    p = (v - below).clamp(0, 1)
+    inside = (p > 0) & (p < 1)  # of these the exact shift is known
     if inside.any():
         p = torch.where(inside, v + (1 - p[~inside].sum() - v[inside].sum()) / inside.sum(), p)
     return p
@@ -114,22 +113,42 @@ def fedmgda(models: Tensor, received: Tensor, bound: float = 1.0, length: float 
 
 
 def shortest_combination(gram: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """The λ with the least λᵀ · gram · λ that sum to 1 with entries in [low, high], by accelerated projected gradients.
+    """The λ with the least λᵀ · gram · λ that sum to 1 with entries in [low, high], by an active-set method.
+
+    Every step goes to the minimum over the free entries, or as far as one of them comes to a bound and stays there. At
+    the minimum, the entry that gains most leaves its bound (Nocedal and Wright, Numerical Optimization, 2006, 16.5).
 
     >>> shortest_combination(torch.tensor([[1.0, 0.0], [0.0, 4.0]])).round(decimals=6).tolist()
     [0.8, 0.2]
     """
-    gram = gram.double()
-    size = 1 / float(torch.linalg.matrix_norm(gram, 2).clamp_min(1e-300))
-    current = previous = torch.full((len(gram),), 1 / len(gram), dtype=torch.float64, device=gram.device)
-    momentum = 1.0
-    for _ in range(_SOLVER_STEPS):
-        faster = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
-        ahead = current + (momentum - 1) / faster * (current - previous)
-        following = project_to_simplex(ahead - size * (gram @ ahead), low, high)
-        if (following - current).dot(ahead - following) > 0:  # it swings: start the momentum anew
-            faster = 1.0
-        previous, current, momentum = current, following, faster
-        if (current - previous).abs().max() < _SOLVER_TOLERANCE:
+    count = len(gram)
+    p = torch.full((count,), 1 / count, dtype=torch.float64)
+    matrix = gram.double().cpu() / gram.diagonal().max().clamp_min(torch.finfo(gram.dtype).tiny).double().cpu()
+    free = torch.full((count,), low < high)
+    for _ in range(_SOLVER_STEPS_PER_ENTRY * count):
+        step = _minimum_over(free, matrix, p) - p
+        room = torch.where(step > 0, high - p, p - low) / step.abs()  # how much of the step an entry may take
+        share, entry = room.where(free & (step.abs() > _SOLVER_TOLERANCE), torch.inf).min(0)
+        p = (p + share.clamp(max=1) * step).clamp(low, high)
+        if share < 1:
+            p[entry], free[entry] = (high if step[entry] > 0 else low), False
+            continue
+        slope = matrix @ p
+        at_low, at_high = ~free & (p <= low), ~free & (p >= high)
+        level = slope[free].mean() if free.any() else (slope[at_low].min() + slope[at_high].max()) / 2
+        gain, entry = torch.where(at_low, level - slope, slope - level).where(~free, 0.0).max(0)
+        if low == high or gain <= _SOLVER_TOLERANCE:
             break
-    return current
+        free[entry] = True
+    return p.to(gram.device)
+
+
+def _minimum_over(free: Tensor, matrix: Tensor, p: Tensor) -> Tensor:
+    """P with its free entries at the minimum of pᵀ · matrix · p, all entries together with the sum 1."""
+    count, fixed = int(free.sum()), p[~free]
+    system = torch.ones(count + 1, count + 1, dtype=p.dtype)  # the stationary point, and the sum
+    system[:count, :count], system[count, count] = matrix[free][:, free], 0
+    right = torch.cat([-matrix[free][:, ~free] @ fixed, 1 - fixed.sum()[None]])
+    minimum = p.clone()  # gelsd: equal clients make the system singular
+    minimum[free] = torch.linalg.lstsq(system, right[:, None], driver="gelsd").solution[:count, 0]
+    return minimum
