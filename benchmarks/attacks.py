@@ -4,19 +4,22 @@ python -m benchmarks.attacks                       # MNIST, 20 clients, 20 % of 
 python -m benchmarks.attacks --quick               # digits, two attacks: seconds
 python -m benchmarks.attacks --page                # write docs/attacks.md again
 python -m benchmarks.attacks --record bench-results/attacks.json   # record this result, then write the page
+
+Every run is saved when it ends; the same command continues after an interruption.
 """
 
 import argparse
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
 import fedtilt as ft
-from benchmarks.measure import write_result
+from benchmarks.measure import RESULTS, write_result
 from benchmarks.page import DOCS, machine_text, markdown_table
 from fedtilt.evaluation.metrics import measure
 from fedtilt.rounds.attack import KINDS
@@ -26,15 +29,18 @@ PAGE = DOCS / "attacks.md"
 TEMPLATE = Path(__file__).parent / "attacks.template.md"
 SHARE, BAD = 0.2, {"bad_share": 0.2}
 LARGEST_LOSS = 2.0  # points that a rule may lose and still withstands an attack
+HIDDEN = (50,)  # of the network
 TRAIN = {"rounds": 30, "participation": 1.0, "epochs": 1, "batch_size": 32, "lr": 0.1}
 DIVISIONS = {
-    "iid": {"clients": 20, "partition": "iid", "max_train": 1000},
-    "dirichlet": {"clients": 20, "partition": "dirichlet", "alpha": 1.0, "max_train": 1000},
+    "iid": {"clients": 20, "partition": "iid", "max_train": 500},
+    "dirichlet": {"clients": 20, "partition": "dirichlet", "alpha": 1.0, "max_train": 500},
 }
+NONE = "none"
 ATTACKS = {
+    NONE: None,
     "alie": ft.Attack(kind="alie", share=SHARE),
-    "alie, strongest": ft.Attack(kind="alie", share=SHARE, search=True),
     "ipm": ft.Attack(kind="ipm", share=SHARE),
+    "alie, strongest": ft.Attack(kind="alie", share=SHARE, search=True),
     "ipm, strongest": ft.Attack(kind="ipm", share=SHARE, search=True),
     **{kind: ft.Attack(kind=kind, share=SHARE) for kind in KINDS if kind not in ("alie", "ipm")},
 }
@@ -53,38 +59,35 @@ def rules() -> list[ft.Method]:
         ft.fedavg(name="multi_krum", aggregator="multi_krum", **BAD),
         ft.fedavg(name="bulyan", aggregator="bulyan", **BAD),
         ft.fedavg(name="fltrust", aggregator="fltrust"),
-        ft.fedavg(name="nnm, trimmed_mean", aggregator="trimmed_mean", pre_aggregators=["nnm"], **BAD),
-        ft.fedavg(name="nnm, geometric_median", aggregator="geometric_median", pre_aggregators=["nnm"], **BAD),
-        ft.fedavg(name="bucketing, geometric_median", aggregator="geometric_median", pre_aggregators=["bucketing"]),
+        ft.fedavg(name="nnm + trimmed_mean", aggregator="trimmed_mean", pre_aggregators=["nnm"], **BAD),
+        ft.fedavg(name="nnm + geometric_median", aggregator="geometric_median", pre_aggregators=["nnm"], **BAD),
+        ft.fedavg(name="bucketing + geometric_median", aggregator="geometric_median", pre_aggregators=["bucketing"]),
     ]
 
 
-def measured(federation: ft.Federation, seed: int, attacks: Mapping[str, ft.Attack], train: Mapping[str, Any]) -> Any:
-    """Attack → rule → accuracy over honest clients, without and with the attack, and the success of a backdoor."""
-    model = ft.models.mlp
-    without = ft.run(rules(), federation, model, seed=seed, **train)
-    for title, attack in attacks.items():
-        result = ft.run(rules(), federation, model, seed=seed, attack=attack, **train)
-        honest = [n for n, name in enumerate(federation.client_names) if name not in result.attackers]
-        row = {
-            name: {
-                "without": round(measure(without[name].sums[honest], without[name].total[honest]).accuracy, 2),
-                "with": round(r.accuracy, 2),
-                **({} if r.attack_success is None else {"success": round(r.attack_success, 2)}),
-            }
-            for name, r in result.items()
+def measured(federation: ft.Federation, seed: int, attack: ft.Attack | None, train: Mapping[str, Any]) -> Any:
+    """Rule → accuracy over the clients that are honest under every attack, and the success of a backdoor."""
+    model = partial(ft.models.mlp, hidden=HIDDEN)
+    result = ft.run(rules(), federation, model, seed=seed, attack=attack, eval_every=train["rounds"], **train)
+    attackers = ft.Attack(kind="alie", share=SHARE).attackers(federation.client_names, seed)
+    honest = [n for n in range(federation.clients) if n not in attackers]
+    return {
+        name: {
+            "accuracy": round(measure(r.sums[honest], r.total[honest]).accuracy, 2),
+            **({} if r.attack_success is None else {"success": round(r.attack_success, 2)}),
         }
-        print(f"seed {seed}, {title}: " + ", ".join(f"{n} {v['with']:.1f}" for n, v in row.items()), flush=True)
-        yield title, row
+        for name, r in result.items()
+    }
 
 
 def losses(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
     """Attack → rule → points lost, one per seed."""
+    without = {case["seed"]: case["rules"] for case in cases if case["attack"] == NONE}
     lost: dict[str, dict[str, list[float]]] = {}
     for case in cases:
-        for rule, found in case["rules"].items():
+        for rule, found in case["rules"].items() if case["attack"] != NONE else ():
             by_rule = lost.setdefault(case["attack"], {})
-            by_rule.setdefault(rule, []).append(found["without"] - found["with"])
+            by_rule.setdefault(rule, []).append(without[case["seed"]][rule]["accuracy"] - found["accuracy"])
     return lost
 
 
@@ -100,12 +103,14 @@ def render(record: Mapping[str, Any] | None, template: str) -> str:
         lost = losses(cases)
         rows = [["rule", "without", *lost, *(["backdoor, success"] if "backdoor" in lost else [])]]
         for rule in next(iter(lost.values())):
-            without = fmean(case["rules"][rule]["without"] for case in cases)
+            without = fmean(case["rules"][rule]["accuracy"] for case in cases if case["attack"] == NONE)
             found = [case["rules"][rule]["success"] for case in cases if "success" in case["rules"][rule]]
             success = [f"{fmean(found):.0f} %"] if found else []
             rows.append([rule, f"{without:.1f}", *(_cell(by_rule[rule]) for by_rule in lost.values()), *success])
-        seeds = len({case["seed"] for case in cases})
-        setting = ", ".join(f"{key} {value}" for key, value in {**settings, **record["train"], "seeds": seeds}.items())
+        seeds = sorted({len(values) for by_rule in lost.values() for values in by_rule.values()})
+        network = {"hidden units": ", ".join(map(str, record["hidden"]))}
+        shown = {**settings, **record["train"], **network, "seeds": " or ".join(map(str, seeds))}
+        setting = ", ".join(f"{key} {value}" for key, value in shown.items())
         parts += [
             f"### {division}",
             f"{record['data']}: {setting}.",
@@ -136,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="digits, ALIE and IPM, 10 rounds")
-    parser.add_argument("--attacks", nargs="+", choices=ATTACKS)
+    parser.add_argument("--attacks", nargs="+", choices=[name for name in ATTACKS if name != NONE])
     parser.add_argument("--divisions", nargs="+", choices=DIVISIONS)
     parser.add_argument("--record", type=Path, metavar="FILE", help="record this result and write docs/attacks.md")
     parser.add_argument("--page", action="store_true", help="only write docs/attacks.md from the recorded result")
@@ -147,18 +152,31 @@ def main() -> None:
             shutil.copyfile(options.record, RECORD)
         PAGE.write_text(page())
         return
+    kind = "attacks-quick" if options.quick else "attacks"
     data, train = "digits" if options.quick else "mnist", TRAIN | ({"rounds": 10} if options.quick else {})
-    attacks = {name: ATTACKS[name] for name in options.attacks or (("alie", "ipm") if options.quick else ATTACKS)}
+    attacks = [NONE, *(options.attacks or (("alie", "ipm") if options.quick else list(ATTACKS)[1:]))]
     divisions = {name: DIVISIONS[name] for name in options.divisions or DIVISIONS}
-    cases: list[dict[str, Any]] = []
-    for seed, (division, settings) in product(range(1 if options.quick else options.seeds), divisions.items()):
-        federation = ft.Federation.build(ft.data.load(data), seed=seed, **settings)
-        for title, row in measured(federation, seed, attacks, train):
-            cases.append({"division": division, "seed": seed, "attack": title, "rules": row})
-            record = {"data": data, "divisions": divisions, "train": train, "share": SHARE, "cases": cases}
-            write_result("attacks-quick" if options.quick else "attacks", record)
+    fixed = {"data": data, "divisions": DIVISIONS, "train": train, "hidden": list(HIDDEN), "share": SHARE}
+    cases = _finished(kind, fixed)
+    done = {(case["division"], case["seed"], case["attack"]) for case in cases}
+    for seed, title, division in product(range(1 if options.quick else options.seeds), attacks, divisions):
+        if (division, seed, title) in done:
+            continue
+        federation = ft.Federation.build(ft.data.load(data), seed=seed, **divisions[division])
+        row = measured(federation, seed, ATTACKS[title], train)
+        cases.append({"division": division, "seed": seed, "attack": title, "rules": row})
+        write_result(kind, fixed | {"cases": cases})
+        accuracies = ", ".join(f"{name} {found['accuracy']:.1f}" for name, found in row.items())
+        print(f"{division}, seed {seed}, {title}: {accuracies}", flush=True)
     for division in divisions:
         print(division, *_sentences(losses([case for case in cases if case["division"] == division])), sep="\n")
+
+
+def _finished(kind: str, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The cases of an earlier run with the same settings."""
+    path = RESULTS / f"{kind}.json"
+    record = json.loads(path.read_text()) if path.exists() else {}
+    return record["cases"] if {key: record.get(key) for key in fixed} == fixed else []
 
 
 if __name__ == "__main__":
