@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtilt.auditing.collect import Collector
+from fedtilt.auditing.collect import ClientRound, Collector
+from fedtilt.cluster.remote_tensor import LostTensorError
 from fedtilt.data import Federation
 from fedtilt.data.data_warnings import warn
 from fedtilt.data.naming import client_number
@@ -33,6 +34,7 @@ from fedtilt.rounds.make_executor import make_executor
 from fedtilt.rounds.method_state import check_state, initial_server
 from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.rounds.received_updates import received_updates
+from fedtilt.rounds.restart_point import RestartPoint
 from fedtilt.rounds.root_set import train_on_root_sets
 from fedtilt.rounds.round import (
     ClientUpdate,
@@ -43,7 +45,7 @@ from fedtilt.rounds.round import (
 )
 from fedtilt.rounds.setting_arguments import takes_train_settings, train_settings
 from fedtilt.rounds.validity import check_finite
-from fedtilt.training import BackendChoice, LocalJob, distinct_jobs
+from fedtilt.training import BackendChoice, LocalJob, Trained, distinct_jobs
 from fedtilt.training.precision import fp32_deterministic
 
 
@@ -165,14 +167,27 @@ def _rounds(prepared: PreparedRun, state: FederationState, notice: Callable[[str
             triggered = Evaluator(federation.with_triggers(), prepared.net, prepared.parts, device)
         executor = make_executor(prepared, notice)
         collector = Collector(prepared.net, prepared.parts) if settings.audit else None
+    restart, yielded = RestartPoint(), state.round
     try:
         while state.round < settings.rounds:
             # one thread: on small tensors, several threads wait for each other more than they work
             with one_thread(device), fp32_deterministic(device):
-                finished = _run_round(prepared, state, executor, test, validation, triggered, collector)
-            yield finished
+                try:
+                    restart.save(state, on_nodes=executor.on_nodes)
+                    finished = _run_round(prepared, state, executor, test, validation, triggered, collector)
+                    if state.round == settings.rounds:
+                        state.client_states.fetch_remote()
+                except LostTensorError:
+                    notice(restart.restore(state))
+                    continue
+            if state.round > yielded:
+                yielded = state.round
+                yield finished
     finally:
-        executor.close()
+        try:
+            state.client_states.fetch_remote()
+        finally:
+            executor.close()
 
 
 def _run_round(
@@ -267,7 +282,7 @@ def _plan_client(
     """The client's jobs for every method."""
     plans = {}
     for m in prepared.methods:
-        kept = client_states.get((m.name, client))
+        kept = client_states.get((m.name, client), fetch=False)
         plans[m.name] = plan(
             m, server[m.name], kept, parts=prepared.parts, settings=prepared.settings, round=round,
             group=prepared.federation.group,
@@ -293,22 +308,43 @@ def _train(
     updates: dict[str, dict[int, ClientUpdate]] = {m.name: {} for m in prepared.methods}
     kept: KeptTensors = {m.name: {} for m in prepared.methods}
     audited: KeptTensors = {m.name: {} for m in prepared.methods}
+    all_trained: dict[int, dict[str, dict[str, Trained]]] = {}
     for client, results in executor.train(number, jobs):
         by_job = iter(results[i] for i in positions[client])
         samples = len(prepared.federation.train_index[client])
         trained = {m.name: {model: next(by_job) for model in plans[client][m.name]} for m in prepared.methods}
         for m in prepared.methods:
             updates[m.name][client], kept[m.name][client] = finish(
-                m, plans[client][m.name], trained[m.name], client_states.get((m.name, client)), parts=prepared.parts,
-                settings=prepared.settings, samples=samples,
+                m, plans[client][m.name], trained[m.name], client_states.get((m.name, client), fetch=False),
+                parts=prepared.parts, settings=prepared.settings, samples=samples,
             )  # fmt: skip
-        if collector is not None:  # here, while the workers train other clients
-            x, y = prepared.federation.train(client, seed=prepared.settings.seed, round=number, device=prepared.device)
-            groups = prepared.federation.train_groups(client, device=prepared.device)
-            before = {m.name: client_states.get((m.name, client)) for m in prepared.methods}
-            for name, sums in collector.collect(plans[client], trained, before, x, y, groups).items():
-                audited[name][client] = sums
+        if collector is not None:
+            all_trained[client] = trained
+    if collector is not None:
+        audited = _collect(prepared, plans, all_trained, number, client_states, collector)
     return updates, kept, audited
+
+
+def _collect(
+    prepared: PreparedRun,
+    plans: Mapping[int, Mapping[str, Mapping[str, LocalJob]]],
+    trained: Mapping[int, Mapping[str, Mapping[str, Trained]]],
+    number: int,
+    client_states: ClientStates,
+    collector: Collector,
+) -> KeptTensors:
+    """What the audit collects in this round."""
+    federation, seed, device = prepared.federation, prepared.settings.seed, prepared.device
+
+    def client_round(client: int) -> ClientRound:
+        x, y = federation.train(client, seed=seed, round=number, device=device)
+        kept = {m.name: client_states.get((m.name, client)) for m in prepared.methods}
+        groups = federation.train_groups(client, device=device)
+        return ClientRound(plans[client], trained[client], kept, x, y, groups)
+
+    clients = sorted(trained)  # not as they arrive: those that share a forward pass must not depend on it
+    sums = dict(zip(clients, collector.collect(map(client_round, clients)), strict=True))
+    return {m.name: {client: sums[client][m.name] for client in clients} for m in prepared.methods}
 
 
 def _store(state: FederationState, kept: KeptTensors, audited: KeptTensors) -> None:

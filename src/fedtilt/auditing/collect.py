@@ -14,13 +14,14 @@ audit_learnt   (n, 5)  sums of loss, weight and margin of the client's model, th
 audit_rounds   ()      how many rounds were summed
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedtilt.data.inputs import Inputs, take
+from fedtilt.data.inputs import Inputs, concatenate, split
 from fedtilt.errors import InputError
 from fedtilt.math.tilt import nested_tilt_grad
 from fedtilt.models import copy_with_parameters, logits, parameters_to_vector, vector_to_parameters
@@ -28,7 +29,7 @@ from fedtilt.parts import Parts, Tensors, vector_to_buffers
 from fedtilt.training import LocalJob, Trained
 from fedtilt.training.precision import fp32_deterministic
 
-_SAMPLES = 4096  # in a forward pass
+_SAMPLES = 4096  # at a time, in a forward pass and of clients together
 _LEAST_P = 1e-6  # a probability below it is no more evidence
 
 
@@ -64,8 +65,19 @@ class Collected(NamedTuple):
         return cls(p.clamp_min(_LEAST_P).log(), learnt, rounds)
 
 
+class ClientRound(NamedTuple):
+    """A client that has trained in a round: its jobs and models by method, and its samples."""
+
+    plans: Mapping[str, Mapping[str, LocalJob]]
+    trained: Mapping[str, Mapping[str, Trained]]
+    kept: Mapping[str, Tensors]  # before this round, by method
+    x: Inputs
+    y: Tensor
+    groups: Mapping[str, Tensor]  # of its samples, by the column of groups
+
+
 class Collector:
-    """Collects for the audit, in one forward pass per model.
+    """Collects for the audit, in one forward pass per model; clients that receive the same model share its pass.
 
     Args:
         model: the architecture
@@ -79,50 +91,55 @@ class Collector:
         self._buffers = {name: b for name, b in self._model.named_buffers() if name in parts.buffers}
         self._buffer_names = tuple(parts.buffers)
 
-    def collect(
-        self,
-        plans: Mapping[str, Mapping[str, LocalJob]],
-        trained: Mapping[str, Mapping[str, Trained]],
-        kept: Mapping[str, Tensors],
-        x: Inputs,
-        y: Tensor,
-        groups: Mapping[str, Tensor],
-    ) -> dict[str, dict[str, Tensor]]:
-        """The sums of a client by method, with this round added.
+    def collect(self, clients: Iterable[ClientRound]) -> Iterator[dict[str, dict[str, Tensor]]]:
+        """The sums of every client by method, with this round added.
 
         Args:
-            plans: its jobs by method and model
-            trained: the trained models of these jobs
-            kept: what the client kept before this round, by method
-            x: its samples in this round
-            y: their labels
-            groups: their groups, by the column of groups
+            clients: those of the round; only so many are held at a time as have `_SAMPLES` samples together
         """
-        received: dict[int, Tensor] = {}  # methods that send the same model share its pass
-        sums = {}
-        for method, jobs in plans.items():
-            used = "personal" if "personal" in jobs else "shared"
-            w = jobs["shared"]
-            if id(w.start) not in received:
-                received[id(w.start)] = self._logits(w.start, w.buffers, x).softmax(1)
-            model = trained[method][used]
-            learnt = _learnt(self._logits(model.parameters, model.buffers, x), jobs[used], y, groups)
-            sums[method] = _add(kept[method], received[id(w.start)], learnt)
+        together: list[ClientRound] = []
+        for client in clients:
+            together.append(client)
+            if sum(len(c.y) for c in together) >= _SAMPLES:
+                yield from self._collect(together)
+                together = []
+        if together:
+            yield from self._collect(together)
+
+    def _collect(self, clients: Sequence[ClientRound]) -> list[dict[str, dict[str, Tensor]]]:
+        y = torch.cat([client.y for client in clients])
+        sizes = [len(client.y) for client in clients]
+        sums: list[dict[str, dict[str, Tensor]]] = [{} for _ in clients]
+        received: dict[tuple[int, ...], Tensor] = {}  # methods that send the same models share their passes
+        with fp32_deterministic(y.device), torch.no_grad():  # in this order: the first turns gradients on
+            for method, jobs in clients[0].plans.items():
+                sent = [client.plans[method]["shared"] for client in clients]
+                key = tuple(id(tensor) for w in sent for tensor in (w.start, w.buffers))
+                if key not in received:
+                    received[key] = self._outputs([(w.start, w.buffers) for w in sent], clients).softmax(1)
+                used = "personal" if "personal" in jobs else "shared"
+                models = [client.trained[method][used] for client in clients]
+                outputs = self._outputs([(model.parameters, model.buffers) for model in models], clients)
+                learnt = _learnt(outputs, jobs[used], y, clients)
+                parts = zip(received[key].cpu().split(sizes), learnt.cpu().split(sizes), clients, sums, strict=True)
+                for p, client_learnt, client, client_sums in parts:
+                    client_sums[method] = _add(client.kept[method], p, client_learnt)
         return sums
 
-    def _logits(self, weights: Tensor, buffers: Tensor | None, x: Inputs) -> Tensor:
-        samples = len(next(iter(x.values())) if isinstance(x, dict) else x)
-        with fp32_deterministic(weights.device), torch.no_grad():  # in this order: the first turns gradients on
+    def _outputs(self, models: Sequence[tuple[Tensor, Tensor | None]], clients: Sequence[ClientRound]) -> Tensor:
+        """The logits of each client's samples by its model, one client after the other; one pass for equal models."""
+        outputs: list[Tensor] = []
+        for _, run in groupby(zip(models, clients, strict=True), key=lambda pair: tuple(map(id, pair[0]))):
+            equal = list(run)
+            weights, buffers = equal[0][0]
             self._theta.copy_(weights)
             if buffers is not None:
                 values = vector_to_buffers(self._model, self._buffer_names, buffers)
                 for name, buffer in self._buffers.items():
                     buffer.copy_(values[name])
-            parts = [
-                logits(self._model, take(x, slice(start, start + _SAMPLES))).float()
-                for start in range(0, samples, _SAMPLES)
-            ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            x = concatenate([client.x for _, client in equal])
+            outputs += [logits(self._model, part).float() for part in split(x, _SAMPLES)]
+        return torch.cat(outputs)
 
 
 def margins(scores: Tensor, y: Tensor) -> Tensor:
@@ -135,29 +152,32 @@ def margins(scores: Tensor, y: Tensor) -> Tensor:
     return own - scores.scatter(1, y[:, None], -torch.inf).amax(1)
 
 
-def _learnt(outputs: Tensor, job: LocalJob, y: Tensor, groups: Mapping[str, Tensor]) -> Tensor:
-    """Loss, weight relative to the mean, and margin of every sample, (n, 3)."""
+def _learnt(outputs: Tensor, job: LocalJob, y: Tensor, clients: Sequence[ClientRound]) -> Tensor:
+    """Loss, weight relative to the mean of its client, and margin of every sample of these clients, (n, 3)."""
     losses = job.loss(outputs, y)
+    weights = torch.ones_like(losses)
     if any(job.tilts):
-        weights = nested_tilt_grad(losses, job.groups_of(y, groups), job.tilts) * len(losses)
-    else:
-        weights = torch.ones_like(losses)
+        groups = {name: torch.cat([client.groups[name] for client in clients]) for name in clients[0].groups}
+        sizes = torch.tensor([len(client.y) for client in clients], device=y.device)
+        client = torch.arange(len(clients), device=y.device).repeat_interleave(sizes)
+        # clients are a further level without a tilt: each then weighs as much as it has samples
+        weights = nested_tilt_grad(losses, [*job.groups_of(y, groups), client], [*job.tilts, 0.0]) * len(losses)
     return torch.stack([losses, weights, margins(outputs, y)], 1)
 
 
 def _add(before: Tensors, p: Tensor, learnt: Tensor) -> dict[str, Tensor]:
-    """The sums with one more round."""
-    margin = learnt[:, 2:]
-    rounds = torch.ones((), dtype=torch.int64)
-    p, learnt = p.cpu(), torch.cat([learnt, margin, margin], 1).cpu()
-    if "audit_p" in before:
-        if before["audit_p"].shape != p.shape:
-            raise InputError(
-                f"the audit has {len(before['audit_p'])} samples of this client, and now it has {len(p)}; "
-                "its data was changed since the run was started: restore it, or start a new run"
-            )
-        earlier = before["audit_learnt"].cpu()
-        rounds = before["audit_rounds"].cpu() + rounds
-        p = before["audit_p"].cpu() + int(rounds) * p
-        learnt = torch.cat([earlier[:, :3] + learnt[:, :3], earlier[:, 3:4], learnt[:, 4:]], 1)
-    return {"audit_p": p, "audit_learnt": learnt, "audit_rounds": rounds}
+    """The sums with one more round; `p` and `learnt` may be views."""
+    if "audit_p" not in before:
+        margin = learnt[:, 2:]
+        rounds = torch.ones((), dtype=torch.int64)
+        return {"audit_p": p.clone(), "audit_learnt": torch.cat([learnt, margin, margin], 1), "audit_rounds": rounds}
+    if before["audit_p"].shape != p.shape:
+        raise InputError(
+            f"the audit has {len(before['audit_p'])} samples of this client, and now it has {len(p)}; "
+            "its data was changed since the run was started: restore it, or start a new run"
+        )
+    rounds = before["audit_rounds"].cpu() + 1
+    sums = before["audit_learnt"].to("cpu", copy=True)
+    sums[:, :3] += learnt
+    sums[:, 4] = learnt[:, 2]
+    return {"audit_p": before["audit_p"].cpu().add(p, alpha=int(rounds)), "audit_learnt": sums, "audit_rounds": rounds}

@@ -23,8 +23,8 @@ def take(x: Inputs, rows: Tensor | slice) -> Inputs:
     return {key: tensor[rows] for key, tensor in x.items()} if isinstance(x, dict) else x[rows]
 
 
-def split(x: Inputs, sizes: list[int]) -> list[Inputs]:
-    """Views of so many samples each, one after the other."""
+def split(x: Inputs, sizes: list[int] | int) -> list[Inputs]:
+    """Views of so many samples each, one after the other; with one number, the last may have fewer."""
     if not isinstance(x, dict):
         return list(x.split(sizes))
     return [dict(zip(x, parts, strict=True)) for parts in zip(*(t.split(sizes) for t in x.values()), strict=True)]
