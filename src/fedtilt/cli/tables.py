@@ -203,10 +203,11 @@ def certificate_text(results: Mapping[int, Result]) -> str:
     """The certificate of each method over the clients of all seeds; of many methods, of the best."""
     first = next(iter(results.values()))
     shown = best_methods({name: r.summary for name, r in first.items()}, _MAX_CERTIFIED)
+    attackers = sum(len(result.attackers) for result in results.values())
     certificates = {}
     for name in shown:
         correct, total = (torch.cat([getattr(r[name], part) for r in results.values()]) for part in ("sums", "total"))
-        certificates[name] = Certificate(correct, total, group=first[name].group)
+        certificates[name] = Certificate(correct, total, group=first[name].group, attackers=attackers)
     return escape(describe(certificates, unseen=len(results) == 1))
 
 

@@ -68,12 +68,14 @@ class Certificate:
         total: test samples, (clients, groups); about a client without any, there is no statement
         confidence: the probability that a statement holds
         group: "class", or the column of the groups
+        attackers: how many of the clients attack; they have no test data, and no note counts them
     """
 
     correct: Tensor
     total: Tensor
     confidence: float = 0.95
     group: str = CLASS
+    attackers: int = 0
 
     def __post_init__(self) -> None:
         if self.correct.is_floating_point():
@@ -106,7 +108,7 @@ class Certificate:
             for name, lowest in (("client", self.clients), (self._one_group, self.groups))
             if lowest.limited_by_samples
         ]
-        if without_data := int((self._samples == 0).sum()):
+        if without_data := int((self._samples == 0).sum()) - self.attackers:
             notes.append(f"{without_data} without test data: no statement")
         return notes
 

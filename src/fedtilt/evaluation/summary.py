@@ -18,7 +18,7 @@ class Summary(NamedTuple):
     personal: Metrics | None  # None: the method has no personal models
     ever_selected: Metrics | None  # personal, without clients never selected; None: all were selected
     clean: Metrics | None  # evaluated, over clients without outliers; None unless only some have outliers
-    never_selected: int  # how many clients
+    never_selected: int  # how many clients with test data
     privacy: PrivacyLoss | None = None  # of the shared model; None: the run has no privacy
     groups: Mapping[str, GroupMetrics] = MappingProxyType({})  # evaluated, by grouping; empty: there is only one
     attack_success: float | None = None  # of a backdoor: % of triggered samples, mean over clients; None: there is none
@@ -84,7 +84,7 @@ def summarise(
         personal=None if counts.personal is None else measure(counts.personal, total),
         ever_selected=ever_selected,
         clean=measure(evaluated[~has_outliers], total[~has_outliers]) if only_some else None,
-        never_selected=int(counts.never_selected.sum()),
+        never_selected=int((counts.never_selected & (total.sum(1) > 0)).sum()),
         groups={
             name: measure_groups(found, groups[name]) for name, found in group_counts(counts, total, groups).items()
         }

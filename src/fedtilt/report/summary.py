@@ -17,7 +17,7 @@ from fedtilt.report.compare import (
     comparison_table,
     metrics_of,
 )
-from fedtilt.report.run_reader import Run
+from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.storage.provenance import seed_folder
 
 
@@ -81,8 +81,11 @@ def certificates(run: Run) -> str:
     if run.score is not ACCURACY:
         return ""
     total = torch.cat([seed_run.total for seed_run in run.compared])
+    attackers = sum(len(_attackers(run, seed_run)) for seed_run in run.compared)
     by_method = {
-        method: Certificate(torch.cat([s.sums(method) for s in run.compared]), total, group=run.group)
+        method: Certificate(
+            torch.cat([s.sums(method) for s in run.compared]), total, group=run.group, attackers=attackers
+        )
         for method in best_methods(run, 5)
     }
     text = describe(by_method, unseen=len(run.compared) == 1)
@@ -119,7 +122,7 @@ def cautions(run: Run) -> list[str]:
         )
     if attack := run.fingerprint["train"].get("attack"):
         seed_run = run.compared[0]
-        attackers = read_json(seed_folder(run.folder, seed_run.seed) / "federation.json").get("attackers", [])
+        attackers = _attackers(run, seed_run)
         names = join_words([seed_run.client_names[client] for client in attackers])
         sentences.append(
             f"Attack {attack['kind']} from round {attack['from_round']} on, by {len(attackers)} of "
@@ -133,6 +136,13 @@ def cautions(run: Run) -> list[str]:
     if any(summary.clean for summary in summaries):
         sentences.append(f"Only some clients have outliers; the table “{VIEWS['clean'].title}” leaves them out.")
     return sentences
+
+
+def _attackers(run: Run, seed_run: SeedRun) -> list[int]:
+    """The numbers of the clients that attack."""
+    if not run.fingerprint["train"].get("attack"):
+        return []
+    return read_json(seed_folder(run.folder, seed_run.seed) / "federation.json").get("attackers", [])
 
 
 def _unfinished(run: Run) -> str:
