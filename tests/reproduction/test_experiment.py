@@ -6,7 +6,7 @@ import pytest
 import fedtilt as ft
 from fedtilt.reproduction import NAMES, Options, load
 from fedtilt.reproduction.experiment import parse
-from fedtilt.reproduction.runner import kind_of
+from fedtilt.reproduction.kinds import kind_of
 
 COMPARISONS = ("clean", "corruptions", "gaussian", "flips")
 DATA = ("mnist", "fashion-mnist", "cifar10")

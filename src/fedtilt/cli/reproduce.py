@@ -24,6 +24,7 @@ from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
 from fedtilt.reproduction import NAMES, Options, ReproductionResult
 from fedtilt.reproduction import reproduce as run_experiments
+from fedtilt.reproduction.case_run import CaseStatus
 from fedtilt.reproduction.chapter import Chapter, Table, format_cell, is_numeric
 from fedtilt.reproduction.experiment import OnProgress
 from fedtilt.reproduction.page.build import QUICK_RUN, build_page
@@ -31,7 +32,7 @@ from fedtilt.reproduction.page.html import as_html
 from fedtilt.reproduction.page.markdown import as_markdown
 from fedtilt.reproduction.page.svg import write_svgs
 from fedtilt.reproduction.results_folder import ResultsFolder
-from fedtilt.reproduction.runner import CaseStatus, case_statuses, damaged_results, experiment_names
+from fedtilt.reproduction.runner import case_statuses, damaged_results, experiment_names
 from fedtilt.rounds.devices import pick_device
 
 

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from fedtilt.cluster.connection import connected
 from fedtilt.cluster.tasks import OnProgress as OnTasks
@@ -12,20 +11,15 @@ from fedtilt.cluster.tasks import check_shared, run_tasks
 from fedtilt.data.published import catalog
 from fedtilt.data.published.entry import data_folder
 from fedtilt.locks import locked
+from fedtilt.reproduction.case_run import CaseStatus, run_case
 from fedtilt.reproduction.experiment import OnProgress, Options, no_notice
 from fedtilt.reproduction.results_folder import ResultsFolder
 from fedtilt.rounds.devices import pick_device
 
-if TYPE_CHECKING:
-    from fedtilt.reproduction.runner import CaseStatus
-
-    RunCase = Callable[[CaseStatus, ResultsFolder, Options, OnProgress], None]
-
 
 def run_cases_on_cluster(
-    statuses: "Sequence[CaseStatus]", folder: ResultsFolder, options: Options, cluster: str, run_case: "RunCase",
-    on_tasks: OnTasks,
-) -> None:  # fmt: skip
+    statuses: Sequence[CaseStatus], folder: ResultsFolder, options: Options, cluster: str, on_tasks: OnTasks
+) -> None:
     """Run cases on a cluster whose nodes share the results folder and the data folder.
 
     Args:
@@ -33,7 +27,6 @@ def run_cases_on_cluster(
         folder: where each writes its result and, while it runs, its checkpoints
         options: as on one machine
         cluster: auto, or host:port of the head node
-        run_case: runs one case and writes its result
         on_tasks: called about every second
     """
     folder = ResultsFolder(folder.folder.absolute())
@@ -46,12 +39,11 @@ def run_cases_on_cluster(
         for name in dict.fromkeys(status.experiment.name for status in statuses):
             stack.enter_context(locked(folder.folder / name))
         check_shared(ray, folder.folder, sorted(path for path in data if path is not None))
-        tasks = {status.label: partial(_run_task, run_case, status, folder, in_task) for status in statuses}
+        tasks = {status.label: partial(_run_task, status, folder, in_task) for status in statuses}
         run_tasks(ray, tasks, gpu=device == "cuda", notice=options.notice, on_progress=on_tasks)
 
 
 def _run_task(
-    run_case: "RunCase", status: "CaseStatus", folder: ResultsFolder, options: Options, report: OnProgress,
-    notice: Callable[[str], None],
-) -> None:  # fmt: skip
+    status: CaseStatus, folder: ResultsFolder, options: Options, report: OnProgress, notice: Callable[[str], None]
+) -> None:
     run_case(status, folder, replace(options, notice=notice), report)

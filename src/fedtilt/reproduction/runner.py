@@ -1,93 +1,22 @@
 """Run experiments case by case into a results folder; finished cases are not run again."""
 
-import contextlib
 import re
-import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol, cast
 
 from fedtilt.cluster.tasks import OnProgress as OnTasks
 from fedtilt.data.published import catalog
 from fedtilt.errors import InputError
 from fedtilt.locks import locked
-from fedtilt.reproduction import outliers, propositions
+from fedtilt.reproduction.case_run import CaseStatus, run_case
 from fedtilt.reproduction.chapter import Chapter
 from fedtilt.reproduction.cluster_cases import run_cases_on_cluster
-from fedtilt.reproduction.comparison import experiment as comparison
-from fedtilt.reproduction.convergence import experiment as convergence
 from fedtilt.reproduction.experiment import NAMES, Case, Experiment, OnProgress, Options, Results, load
-from fedtilt.reproduction.others import experiment as others
+from fedtilt.reproduction.kinds import kind_of
 from fedtilt.reproduction.results_folder import CaseResult, DamagedResultError, ResultsFolder, stale_reason
-from fedtilt.reproduction.rivals import experiment as rivals
-from fedtilt.reproduction.signs import experiment as signs
-from fedtilt.reproduction.sweep import experiment as sweep
-from fedtilt.reproduction.toy import experiment as toy
-from fedtilt.reproduction.tuned import experiment as tuned
-from fedtilt.reproduction.tuning import experiment as tuning
-from fedtilt.storage.provenance import environment
-
-
-class Kind(Protocol):
-    """What a module needs to be the kind of an experiment."""
-
-    def cases(self, experiment: Experiment, options: Options) -> list[Case]:
-        """The units of work."""
-
-    def measure(self, case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
-        """Run one case; its result as JSON."""
-
-    def chapter(self, experiment: Experiment, results: Results, *reference: tuple[Experiment, Results]) -> Chapter:
-        """The report on the results of all cases or some.
-
-        `reference` is the experiment to compare with; only a kind whose experiments name one has the parameter.
-        """
-
-
-EXPERIMENT_KINDS: dict[str, ModuleType] = {
-    "comparison": comparison,
-    "convergence": convergence,
-    "others": others,
-    "outliers": outliers,
-    "propositions": propositions,
-    "rivals": rivals,
-    "signs": signs,
-    "sweep": sweep,
-    "toy": toy,
-    "tuned": tuned,
-    "tuning": tuning,
-}
-
-
-def kind_of(experiment: Experiment) -> Kind:
-    """The module that runs and reports an experiment."""
-    return cast(Kind, EXPERIMENT_KINDS[experiment.kind])
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaseStatus:
-    """A case and its stored result."""
-
-    experiment: Experiment
-    case: Case
-    stored: CaseResult | None
-    stale: str | None = None  # why the stored result cannot be used
-    missing_data: bool = False  # its data set is not on this machine
-
-    @property
-    def label(self) -> str:
-        """NAME/CASE."""
-        return f"{self.experiment.name}/{self.case.name}"
-
-    @property
-    def done(self) -> bool:
-        """Whether the stored result can be used."""
-        return self.stored is not None and self.stale is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,13 +140,13 @@ def reproduce(
     if cluster is not None and to_run:
         for status in to_run:
             _notice_stale(status, options)
-        run_cases_on_cluster(to_run, folder, options, cluster, _run, on_tasks)
+        run_cases_on_cluster(to_run, folder, options, cluster, on_tasks)
     else:
         for status in to_run:
             on_case(status)
             _notice_stale(status, options)
             with locked(folder.folder / status.experiment.name):
-                _run(status, folder, options, on_progress)
+                run_case(status, folder, options, on_progress)
     by_name = {experiment.name: chapter for experiment, chapter in chapters(folder, names)}
     return ReproductionResult(
         chapters=by_name,
@@ -230,30 +159,6 @@ def reproduce(
 def _notice_stale(status: CaseStatus, options: Options) -> None:
     if status.stale:
         options.notice(f"{status.label} is run again: {status.stale}")
-
-
-def _run(status: CaseStatus, folder: ResultsFolder, options: Options, on_progress: OnProgress) -> None:
-    name, case = status.experiment.name, status.case
-    work = folder.work(name, case.name)
-    start = time.monotonic()
-    result = kind_of(status.experiment).measure(case, replace(options, work=work), on_progress)
-    folder.write(
-        name,
-        CaseResult(
-            case=case.name,
-            what=case.what,
-            quick=options.quick,
-            seeds=options.seeds,
-            settings=case.settings,
-            environment=environment(options.device),
-            seconds=round(time.monotonic() - start, 2),
-            result=result,
-        ),
-    )
-    if work.exists():
-        shutil.rmtree(work)
-        with contextlib.suppress(OSError):  # another case may be unfinished
-            work.parent.rmdir()
 
 
 def chapters(folder: ResultsFolder, names: Sequence[str]) -> Iterator[tuple[Experiment, Chapter]]:

@@ -7,12 +7,12 @@ import pytest
 
 from fedtilt.reproduction import Options, load
 from fedtilt.reproduction.chapter import CaptionedFigure, Table, Text, leading_number
+from fedtilt.reproduction.kinds import kind_of
 from fedtilt.reproduction.page.build import build_page, digest
 from fedtilt.reproduction.page.html import as_html, prose
 from fedtilt.reproduction.page.markdown import as_markdown
 from fedtilt.reproduction.page.svg import up_to_date, write_svgs
 from fedtilt.reproduction.results_folder import CaseResult, ResultsFolder
-from fedtilt.reproduction.runner import kind_of
 from tests.helpers.handmade_results import comparison_result, metrics, write_tuned_results
 
 DOCS = Path(__file__).parents[3] / "docs" / "reproduction"
