@@ -94,6 +94,14 @@ class Attack:
             if getattr(self, key) is None and uses[key]:
                 object.__setattr__(self, key, default)
 
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse an attack that starts after the last round."""
+        if self.from_round > rounds:
+            raise InputError(
+                f"attack.from_round = {self.from_round} is after the last round, {rounds}; choose an earlier one, or "
+                "leave the attack out"
+            )
+
     def attackers(self, client_names: Sequence[str], seed: int) -> list[int]:
         """The numbers of the clients that attack."""
         count = len(client_names)

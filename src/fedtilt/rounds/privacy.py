@@ -63,6 +63,15 @@ class Privacy:
         if self.delta is None:
             raise InputError("privacy needs delta, such as delta = 1e-5")
 
+    def check_settings(self, screen: float | None, buffers: str) -> None:
+        """Refuse settings of the run that the guarantee does not cover."""
+        if screen:
+            raise InputError(
+                f"screen = {screen:g} has no known sensitivity; leave it out: privacy.clip bounds every update"
+            )
+        if buffers == "average":
+            raise InputError("buffers = 'average' are not covered by privacy; choose 'local' or 'frozen'")
+
     def check_method(self, method: Method) -> None:
         """Refuse a method if the sensitivity of its aggregation is not known; see `sensitivity`."""
         name, reason = method.name, None

@@ -12,6 +12,7 @@ from fedtilt.errors import InputError
 def setting(
     default: Any, meaning: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None,
     lt: float | None = None, choices: Iterable[str] = (), example: Any = None, allowed: str = "", heading: str = "",
+    only_with: Mapping[str, Iterable[Any]] | None = None,
 ) -> Any:  # fmt: skip
     """A field; with a default of None it is optional.
 
@@ -26,11 +27,12 @@ def setting(
         example: a value for the annotated spec, if the default is None
         allowed: the allowed values in words, if its type and limits are not enough
         heading: stands above this and the following settings in the annotated spec
+        only_with: another setting → the values with which this one has an effect; empty: all but its default
     """
     limits = {key: value for key, value in {"ge": ge, "gt": gt, "le": le, "lt": lt}.items() if value is not None}
     metadata = {
         "meaning": meaning, "limits": limits, "choices": tuple(choices), "example": example, "allowed": allowed,
-        "heading": heading,
+        "heading": heading, "only_with": {name: tuple(values) for name, values in (only_with or {}).items()},
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -77,3 +79,19 @@ def check_table(settings: Any, table: str) -> None:
                 object.__setattr__(settings, each.name, check_value(each, value))
             except InputError as error:
                 raise InputError(f"{table}: {error}") from None
+
+
+def check_used(settings: Any) -> None:
+    """Refuse a setting that has no effect beside the others."""
+    defaults = {each.name: each.default for each in fields(settings)}
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        for other, values in each.metadata["only_with"].items():
+            found = getattr(settings, other)
+            if value == each.default or (found in values if values else found != defaults[other]):
+                continue
+            named = [repr(v) for v in values if v is not None]
+            remedy = (
+                f"set {other} = {' or '.join(named)}" if named else f"leave {other} out" if values else f"set {other}"
+            )
+            raise InputError(f"{each.name} = {value!r} has no effect here; {remedy}, or leave it out")

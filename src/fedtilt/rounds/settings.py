@@ -19,13 +19,13 @@ from fedtilt.methods import Method, check_methods
 from fedtilt.parts import BUFFER_MODES
 from fedtilt.rounds.attack import Attack
 from fedtilt.rounds.privacy import Privacy
-from fedtilt.rounds.setting_checks import check_used
-from fedtilt.rounds.setting_fields import check_value, setting
+from fedtilt.rounds.setting_fields import check_used, check_value, setting
 from fedtilt.training import BACKENDS, LAST_BATCH, OPTIMIZERS, Optimizer
 
 SCHEDULES = ("constant", "cosine", "step", "exponential")
 SERVER_OPTIMIZERS = ("sgd", "adam", "yogi", "adagrad")
 PRECISIONS = ("float32", "tf32", "bfloat16")
+CLUSTER_TIMEOUT = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class TrainSettings:
 
     rounds: int = setting(50, "how many rounds", ge=1, heading="Rounds and local steps")
     participation: float = setting(0.1, "the share of clients that take part in a round", gt=0, le=1)
-    epochs: int = setting(10, "passes of a client over its data in a round", ge=1)
+    epochs: int = setting(10, "passes of a client over its data in a round", ge=1, only_with={"local_steps": [None]})
     batch_size: int = setting(10, "samples per step", ge=1)
     last_batch: str = setting(
         "even",
@@ -55,8 +55,10 @@ class TrainSettings:
         choices=OPTIMIZERS,
         heading="The optimiser on the clients",
     )
-    momentum: float = setting(0.0, "momentum of sgd", ge=0, lt=1)
-    nesterov: bool = setting(False, "whether the momentum is Nesterov's", allowed="true or false")
+    momentum: float = setting(0.0, "momentum of sgd", ge=0, lt=1, only_with={"optimizer": ["sgd"]})
+    nesterov: bool = setting(
+        False, "whether the momentum is Nesterov's", allowed="true or false", only_with={"momentum": []}
+    )
     weight_decay: float = setting(0.0, "weight decay of the optimiser; decoupled with adamw", ge=0)
     clip_norm: float | None = setting(
         None, "the largest L2 norm of a gradient; longer ones are scaled down; left out: any", gt=0, example=1.0
@@ -68,8 +70,17 @@ class TrainSettings:
         choices=SCHEDULES,
         heading="The learning rates over the rounds",
     )
-    decay: float | None = setting(None, "the factor of exponential and step", gt=0, le=1, example=0.99)
-    decay_rounds: int | None = setting(None, "rounds between two decays of step", ge=1, example=10)
+    decay: float | None = setting(
+        None,
+        "the factor of exponential and step",
+        gt=0,
+        le=1,
+        example=0.99,
+        only_with={"schedule": ["step", "exponential"]},
+    )
+    decay_rounds: int | None = setting(
+        None, "rounds between two decays of step", ge=1, example=10, only_with={"schedule": ["step"]}
+    )
     warmup_rounds: int = setting(
         0, "rounds before the schedule starts, over which the learning rates rise in equal steps", ge=0
     )
@@ -81,24 +92,39 @@ class TrainSettings:
         allowed=f"{', '.join(losses.NAMES)} or package.module:function",
         heading="The loss",
     )
-    label_smoothing: float = setting(0.0, "label smoothing of cross_entropy", ge=0, lt=1)
-    focal_gamma: float | None = setting(None, "the exponent of focal; left out: 2", ge=0, example=2.0)
-    gce_q: float | None = setting(
-        None, "the exponent of gce, between the cross-entropy and 1 − p; left out: 0.7", gt=0, le=1, example=0.7
+    label_smoothing: float = setting(
+        0.0, "label smoothing of cross_entropy", ge=0, lt=1, only_with={"loss": [None, "cross_entropy"]}
     )
-    sce_alpha: float | None = setting(None, "the weight of sce's cross-entropy; left out: 0.1", ge=0, example=0.1)
-    sce_beta: float | None = setting(None, "the weight of sce's reverse cross-entropy; left out: 1", gt=0, example=1.0)
+    focal_gamma: float | None = setting(
+        None, "the exponent of focal; left out: 2", ge=0, example=2.0, only_with={"loss": ["focal"]}
+    )
+    gce_q: float | None = setting(
+        None,
+        "the exponent of gce, between the cross-entropy and 1 − p; left out: 0.7",
+        gt=0,
+        le=1,
+        example=0.7,
+        only_with={"loss": ["gce"]},
+    )
+    sce_alpha: float | None = setting(
+        None, "the weight of sce's cross-entropy; left out: 0.1", ge=0, example=0.1, only_with={"loss": ["sce"]}
+    )
+    sce_beta: float | None = setting(
+        None, "the weight of sce's reverse cross-entropy; left out: 1", gt=0, example=1.0, only_with={"loss": ["sce"]}
+    )
     huber_delta: float | None = setting(
         None,
         "the error from which on huber is linear, in standard deviations of the target; left out: 1",
         gt=0,
         example=1.0,
+        only_with={"loss": ["huber"]},
     )
     class_weights: tuple[float, ...] = setting(
         (),
         "a factor of the loss for every class; empty: 1 each",
         gt=0,
         allowed="a list of numbers > 0, such as [1.0, 5.0]",
+        only_with={"loss": [None, *losses.CLASS_LOSSES]},
     )
     local: tuple[str, ...] = setting(
         (),
@@ -125,16 +151,21 @@ class TrainSettings:
         example="adam",
         heading="The optimiser on the server",
     )
-    server_lr: float = setting(1.0, "learning rate of the server optimiser", gt=0)
+    server_lr: float = setting(1.0, "learning rate of the server optimiser", gt=0, only_with={"server_optimizer": []})
     server_momentum: float | None = setting(
         None,
         "momentum of the server optimiser; left out: 0 for sgd and adagrad, 0.9 for adam and yogi",
         ge=0,
         lt=1,
         example=0.9,
+        only_with={"server_optimizer": []},
     )
     server_epsilon: float | None = setting(
-        None, "what adam, yogi and adagrad add to the root of the second moment; left out: 0.001", gt=0, example=0.001
+        None,
+        "what adam, yogi and adagrad add to the root of the second moment; left out: 0.001",
+        gt=0,
+        example=0.001,
+        only_with={"server_optimizer": ["adam", "yogi", "adagrad"]},
     )
     screen: float | None = setting(
         None,
@@ -184,7 +215,7 @@ class TrainSettings:
         "belongs to; left out: this machine",
         example="auto",
     )
-    cluster_timeout: float = setting(600.0, "seconds to wait for a worker when the cluster has none", gt=0)
+    cluster_timeout: float = setting(CLUSTER_TIMEOUT, "seconds to wait for a worker when the cluster has none", gt=0)
     precision: str = setting(
         "float32",
         "precision of products on CUDA; tf32 and bfloat16 are faster; models, losses and averages are float32",
@@ -209,6 +240,30 @@ class TrainSettings:
         if not isinstance(self.attack, Attack | None):
             raise InputError(f"attack must be an ft.Attack, got {self.attack!r}")
         check_used(self)
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        """Refuse settings that contradict each other, or that need another one."""
+        if self.schedule in ("step", "exponential") and self.decay is None:
+            raise InputError(f"schedule = {self.schedule!r} needs decay, such as decay = 0.5")
+        if self.schedule == "step" and self.decay_rounds is None:
+            raise InputError("schedule = 'step' needs decay_rounds, such as decay_rounds = 10")
+        if 0 < self.rounds <= self.warmup_rounds:
+            raise InputError(
+                f"warmup_rounds = {self.warmup_rounds} is not less than rounds = {self.rounds}; choose fewer"
+            )
+        if self.cluster_timeout != CLUSTER_TIMEOUT and not self.on_cluster:
+            raise InputError(
+                f"cluster_timeout = {self.cluster_timeout} has no effect here; set cluster, or leave it out"
+            )
+        if self.workers == 0 and self.on_cluster:
+            raise InputError("workers = 0 leaves nothing to train on a cluster; leave it out")
+        if self.screen is not None and 0 < self.screen <= 1:
+            raise InputError(f"screen = {self.screen:g} would clip ordinary updates; choose 0 (none) or more than 1")
+        if self.privacy is not None:
+            self.privacy.check_settings(self.screen, self.buffers)
+        if self.attack is not None:
+            self.attack.check_rounds(self.rounds)
 
     @functools.cached_property
     def client_optimizer(self) -> Optimizer:
