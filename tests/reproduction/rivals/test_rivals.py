@@ -30,7 +30,11 @@ def test_every_method_has_the_same_number_of_trials_and_all_presets_take_part() 
         for name, setting in of_method.items():
             method_of(name, setting)
     cases = rivals.cases(EXPERIMENT, Options())
-    assert len(cases) == 2 * 11 * 5
+    assert len(cases) == 2 * 11 * 3 * 5  # the cross-entropy, GCE, SCE
+    names = [name for case in cases if case.settings["seed"] == 0 for name in case.settings["methods"]]
+    assert len(names) == 2 * 11 * sum(map(len, trials.values()))  # each trial in one case
+    losses = {case.settings["train"].get("loss") for case in cases if "GCE 1" in case.settings["methods"]}
+    assert losses == {"gce"}
     attacked = {case.settings["attack"]["kind"] for case in cases if "attack" in case.settings}
     assert len(attacked) == 6
     assert all(case.settings["outliers"] == "none" for case in cases if "attack" in case.settings)
@@ -70,7 +74,7 @@ def test_the_ranking_and_the_differences() -> None:
     cells = cells_of(EXPERIMENT, made_up(), rivals.trials(EXPERIMENT.settings))
     assert len(cells) == 22
     scores = score_all(cells)
-    assert len(scores) == 22 * 23
+    assert len(scores) == 22 * 25
     score = next(s for s in scores if (s.data, s.condition, s.rival) == ("mnist", "alie", "Ditto"))
     ours, theirs = (
         next(c for c in cells if c[:2] == ("mnist", "alie")).accuracy[name] for name in ("FedTilt", "Ditto")
@@ -83,7 +87,7 @@ def test_the_ranking_and_the_differences() -> None:
     chapter = rivals.chapter(EXPERIMENT, made_up())
     ranking = chapter.parts[0]
     assert ranking.rows[0][0] == "FedTilt"
-    assert len(ranking.rows) == 24
+    assert len(ranking.rows) == 26
     assert "Trials of each method: 4." in chapter.lead
     assert chapter.parts[-1].caption == "Success of the backdoor"
     assert chapter.parts[-1].rows[0][1] == "12.5"
@@ -97,6 +101,8 @@ def test_ranks_share_ties_and_a_method_without_result_is_last() -> None:
 
 def test_missing_cells_are_named() -> None:
     results = {name: result for name, result in made_up(1).items() if name.startswith("mnist-clean")}
+    without_loss = {name: result for name, result in results.items() if "GCE" not in name}
+    assert "; mnist, clean;" in rivals.chapter(EXPERIMENT, without_loss).parts[-1].markdown
     chapter = rivals.chapter(EXPERIMENT, results)
-    assert "fashion-mnist, clean" in chapter.parts[-1].markdown
-    assert "mnist, clean;" not in chapter.parts[-1].markdown.replace("fashion-mnist, clean;", "")
+    assert "fashion-mnist, clean;" in chapter.parts[-1].markdown
+    assert "; mnist, clean;" not in chapter.parts[-1].markdown

@@ -19,18 +19,22 @@ def trials(settings: Mapping[str, Any]) -> dict[str, dict[str, Setting]]:
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:
-    """One case per data set, condition and seed; it trains all trials of all methods together."""
+    """One case per data set, condition, loss and seed; it trains all trials of all methods with that loss together."""
     settings, result = experiment.settings, []
-    methods = {name: setting for of_method in trials(settings).values() for name, setting in of_method.items()}
-    for data, condition in product(settings["data"], settings["conditions"]):
+    by_loss: dict[str, dict[str, Setting]] = {}
+    for method, of_method in trials(settings).items():
+        by_loss.setdefault(method if method in settings["losses"] else "", {}).update(of_method)
+    for data, condition, loss in product(settings["data"], settings["conditions"], by_loss):
         given = settings["conditions"][condition]
-        federation = federation_settings({**settings, "conditions": {}}, data, "none")
+        federation = federation_settings(
+            {**settings, "conditions": {}}, data, "none", **settings["losses"].get(loss, {})
+        )
         federation["outliers"] = given.get("outliers", "none")
         if "attack" in given:
             federation["attack"] = given["attack"]
         for seed in range(options.seeds or settings["seeds"]):
-            what = f"{data}, {condition}"
-            result.append(grid_case(f"{data}-{condition}", federation, seed, methods, what=what))
+            words = [data, condition, *([loss] if loss else [])]
+            result.append(grid_case("-".join(words), federation, seed, by_loss[loss], what=", ".join(words)))
     return result
 
 

@@ -45,15 +45,23 @@ class Score(NamedTuple):
 
 
 def cells_of(experiment: Experiment, results: Results, trials: Mapping[str, Mapping[str, Setting]]) -> list[Cell]:
-    """The measured cells, in the order of the experiment."""
+    """The measured cells, in the order of the experiment; of a cell, the seeds whose cases are all measured."""
     cells = []
     for data in experiment.settings["data"]:
         for condition in experiment.settings["conditions"]:
-            prefix = f"{data}-{condition}-seed-"
+            cell = f"{data}-{condition}"
+            measured = [
+                {
+                    int(name.removeprefix(prefix)): result["methods"]
+                    for name, result in sorted(results.items())
+                    if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
+                }
+                for prefix in [f"{cell}-seed-", *(f"{cell}-{loss}-seed-" for loss in experiment.settings["losses"])]
+            ]
             by_seed = {
-                int(name.removeprefix(prefix)): result["methods"]
-                for name, result in sorted(results.items())
-                if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
+                seed: {name: found for of_loss in measured for name, found in of_loss[seed].items()}
+                for seed in measured[0]
+                if all(seed in of_loss for of_loss in measured)
             }
             if by_seed:
                 cells.append(_cell(data, condition, by_seed, trials))
