@@ -83,12 +83,12 @@ def read_names(columns: Columns, name: str) -> tuple[np.ndarray, tuple[str, ...]
     if pa.types.is_boolean(column.type):
         column = pa.chunked_array([pa.array([None if v is None else str(v) for v in column.to_pylist()])])
     codes, texts = distinct_texts(column if is_text(column.type) else column.cast(pa.string()))
-    empty = np.array([not text for text in texts] + [True])
-    if empty[codes].any():
+    empty = np.array([not text for text in texts] + [True])  # the last: a row without a value
+    used = np.bincount(np.where(codes < 0, len(texts), codes), minlength=len(empty)) > 0
+    if (empty & used).any():
         row = columns.rows[int(np.flatnonzero(empty[codes])[0])]
         raise InputError(f"table {columns.name} has an empty cell in {row}, column {name!r}; fill it or drop the row")
-    used = np.bincount(codes, minlength=len(texts)) > 0
-    names = sort_names({text for text, is_used in zip(texts, used, strict=True) if is_used})
+    names = sort_names({text for text, is_used in zip(texts, used, strict=False) if is_used})
     number = {name: k for k, name in enumerate(names)}
     return np.array([number.get(text, -1) for text in texts], np.int64)[codes], names
 

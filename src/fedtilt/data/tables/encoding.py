@@ -12,7 +12,7 @@ from fedtilt.data.tables.schema import Column, Schema
 from fedtilt.data.tables.threads import map_columns
 from fedtilt.errors import InputError
 
-_TOGETHER = 8  # inputs
+_TOGETHER = 14  # inputs
 _BLOCK = 1 << 22  # numbers
 
 

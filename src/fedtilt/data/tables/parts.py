@@ -6,13 +6,14 @@ a time, so that it never is in memory twice.
 
 import contextlib
 import csv
+import io
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv
@@ -31,6 +32,9 @@ _MISSING_SPELLINGS = sorted(
     {spell(word) for word in MISSING_WORDS for spell in (str, str.upper, str.capitalize)} | {"NaN", "-NaN"}
 )
 _TEXT = pa.dictionary(pa.int32(), pa.string())  # the different texts, and which of them each row has
+_HEAD = 1 << 16  # bytes of a CSV file that tell which columns have fractions
+
+Types = dict[str, pa.DataType]  # by column
 
 
 @dataclass(frozen=True)
@@ -63,18 +67,20 @@ def file_part(path: Path, text: Sequence[str]) -> Part:
 def _csv(path: Path, text: Sequence[str]) -> Part:
     try:
         with path.open("rb") as file:
-            header_line = file.readline().decode("utf-8-sig")
+            header_line, head = file.readline(), file.read(_HEAD)
+        separator = "\t" if path.suffix.lower() == ".tsv" else _separator(header_line.decode("utf-8-sig"))
     except OSError as error:
         raise InputError(f"table {path} cannot be read: {error.strerror}; check its permissions") from error
     except UnicodeDecodeError as error:
         raise _not_text(path, error) from error
-    separator = "\t" if path.suffix.lower() == ".tsv" else _separator(header_line)
+    types = dict.fromkeys(text, _TEXT)
     try:
-        # newlines inside quotes are rare, and reading is faster without them
-        table = _arrow_csv(path, separator, text, quoted_newlines=False)
+        # newlines inside quotes are rare, and reading is faster without them and with known types
+        fractions = _fractions(header_line + head, separator, types)
+        table = _arrow_csv(path, separator, fractions | types, quoted_newlines=False)
     except pa.ArrowInvalid:
         try:
-            table = _arrow_csv(path, separator, text, quoted_newlines=True)
+            table = _arrow_csv(path, separator, types, quoted_newlines=True)
         except pa.ArrowInvalid as error:
             _raise_csv_problem(path, separator, error)
     header = _header(str(path), table.column_names)
@@ -91,13 +97,22 @@ def _csv(path: Path, text: Sequence[str]) -> Part:
     return Part(str(path), header, read, FileRows(str(path), table.num_rows, separator))
 
 
-def _arrow_csv(path: Path, separator: str, text: Sequence[str], *, quoted_newlines: bool) -> pa.Table:
-    with reading(path):
+def _fractions(head: bytes, separator: str, types: Types) -> Types:
+    """The columns with a fraction in the first lines of a file: if they are numbers at all, they are float64."""
+    lines = head[: head.rfind(b"\n") + 1]
+    if not lines:
+        return {}
+    schema = _arrow_csv(io.BytesIO(lines), separator, types, quoted_newlines=False).schema
+    return {field.name: field.type for field in schema if pa.types.is_float64(field.type)}
+
+
+def _arrow_csv(source: Path | BinaryIO, separator: str, types: Types, *, quoted_newlines: bool) -> pa.Table:
+    with reading(source) if isinstance(source, Path) else contextlib.nullcontext():
         return pyarrow.csv.read_csv(
-            path,
+            source,
             parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=quoted_newlines),
             convert_options=pyarrow.csv.ConvertOptions(
-                null_values=_MISSING_SPELLINGS, column_types=dict.fromkeys(text, _TEXT), auto_dict_encode=True
+                null_values=_MISSING_SPELLINGS, column_types=types, auto_dict_encode=True
             ),
         )
 
