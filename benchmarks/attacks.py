@@ -10,6 +10,7 @@ Every run is saved when it ends; the same command continues after an interruptio
 
 import argparse
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from typing import Any
 import fedtilt as ft
 from benchmarks.measure import RESULTS, write_result
 from benchmarks.page import DOCS, machine_text, markdown_table
+from fedtilt.errors import Diverged
 from fedtilt.evaluation.metrics import measure
 from fedtilt.rounds.attack import KINDS
 
@@ -66,12 +68,23 @@ def rules() -> list[ft.Method]:
 
 
 def measured(federation: ft.Federation, seed: int, attack: ft.Attack | None, train: Mapping[str, Any]) -> Any:
-    """Rule → accuracy over the clients that are honest under every attack, and the success of a backdoor."""
+    """Rule → accuracy over the clients that are honest under every attack, and the success of a backdoor.
+
+    The accuracy of a rule that diverges is None.
+    """
     model = partial(ft.models.mlp, hidden=HIDDEN)
-    result = ft.run(rules(), federation, model, seed=seed, attack=attack, eval_every=train["rounds"], **train)
+    run = partial(ft.run, federation=federation, model=model, seed=seed, attack=attack, eval_every=train["rounds"])
+    methods, diverged = rules(), []
+    while True:
+        try:
+            result = run(methods, **train)
+            break
+        except Diverged as error:
+            diverged += error.methods
+            methods = [m for m in methods if m.name not in diverged]
     attackers = ft.Attack(kind="alie", share=SHARE).attackers(federation.client_names, seed)
     honest = [n for n in range(federation.clients) if n not in attackers]
-    return {
+    return {name: {"accuracy": None} for name in diverged} | {
         name: {
             "accuracy": round(measure(r.sums[honest], r.total[honest]).accuracy, 2),
             **({} if r.attack_success is None else {"success": round(r.attack_success, 2)}),
@@ -81,13 +94,14 @@ def measured(federation: ft.Federation, seed: int, attack: ft.Attack | None, tra
 
 
 def losses(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """Attack → rule → points lost, one per seed."""
+    """Attack → rule → points lost, one per seed; infinite if it diverged."""
     without = {case["seed"]: case["rules"] for case in cases if case["attack"] == NONE}
     lost: dict[str, dict[str, list[float]]] = {}
     for case in cases:
         for rule, found in case["rules"].items() if case["attack"] != NONE else ():
             by_rule = lost.setdefault(case["attack"], {})
-            by_rule.setdefault(rule, []).append(without[case["seed"]][rule]["accuracy"] - found["accuracy"])
+            accuracy = -math.inf if found["accuracy"] is None else found["accuracy"]
+            by_rule.setdefault(rule, []).append(without[case["seed"]][rule]["accuracy"] - accuracy)
     return lost
 
 
@@ -102,10 +116,11 @@ def render(record: Mapping[str, Any] | None, template: str) -> str:
         cases = [case for case in record["cases"] if case["division"] == division]
         lost = losses(cases)
         rows = [["rule", "without", *lost, *(["backdoor, success"] if "backdoor" in lost else [])]]
-        for rule in next(iter(lost.values())):
-            without = fmean(case["rules"][rule]["accuracy"] for case in cases if case["attack"] == NONE)
+        clean = [case["rules"] for case in cases if case["attack"] == NONE]
+        for rule in clean[0]:
+            without = fmean(found[rule]["accuracy"] for found in clean)
             found = [case["rules"][rule]["success"] for case in cases if "success" in case["rules"][rule]]
-            success = [f"{fmean(found):.0f} %"] if found else []
+            success = [f"{fmean(found):.0f} %" if found else "—"] if "backdoor" in lost else []
             rows.append([rule, f"{without:.1f}", *(_cell(by_rule[rule]) for by_rule in lost.values()), *success])
         seeds = sorted({len(values) for by_rule in lost.values() for values in by_rule.values()})
         network = {"hidden units": ", ".join(map(str, record["hidden"]))}
@@ -126,6 +141,8 @@ def page() -> str:
 
 
 def _cell(lost: list[float]) -> str:
+    if math.inf in lost:
+        return "**diverges**"
     text = f"{fmean(lost):+.1f}" + (f" ± {pstdev(lost):.1f}" if len(lost) > 1 else "")
     return text if fmean(lost) <= LARGEST_LOSS else f"**{text}**"
 
@@ -166,7 +183,7 @@ def main() -> None:
         row = measured(federation, seed, ATTACKS[title], train)
         cases.append({"division": division, "seed": seed, "attack": title, "rules": row})
         write_result(kind, fixed | {"cases": cases})
-        accuracies = ", ".join(f"{name} {found['accuracy']:.1f}" for name, found in row.items())
+        accuracies = ", ".join(f"{name} {found['accuracy']}" for name, found in row.items())
         print(f"{division}, seed {seed}, {title}: {accuracies}", flush=True)
     for division in divisions:
         print(division, *_sentences(losses([case for case in cases if case["division"] == division])), sep="\n")
