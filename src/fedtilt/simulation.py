@@ -174,7 +174,8 @@ def _rounds(prepared: PreparedRun, state: FederationState, notice: Callable[[str
             with one_thread(device), fp32_deterministic(device):
                 try:
                     restart.save(state, on_nodes=executor.on_nodes)
-                    finished = _run_round(prepared, state, executor, test, validation, triggered, collector)
+                    again = state.round < yielded
+                    finished = _run_round(prepared, state, executor, test, validation, triggered, collector, again)
                     if state.round == settings.rounds:
                         state.client_states.fetch_remote()
                 except LostTensorError:
@@ -198,7 +199,9 @@ def _run_round(
     validation: Evaluator | None,
     triggered: Evaluator | None,
     collector: Collector | None,
+    again: bool,
 ) -> Round:
+    """Train one round; one that is trained again, after a loss, is not evaluated again."""
     methods, federation, settings = prepared.methods, prepared.federation, prepared.settings
     started = time.perf_counter()
     number = state.round + 1
@@ -237,7 +240,7 @@ def _run_round(
     del server, plans, updates, kept, audited  # free their memory before the evaluation
 
     # 5. evaluate
-    evaluate = settings.evaluates(number)
+    evaluate = settings.evaluates(number) and not again
     return Round(
         number=number,
         selected=selected,

@@ -52,7 +52,7 @@ class LoopbackCluster:
             os.kill(worker, signal.SIGKILL)
         self._cluster.remove_node(node, allow_graceful=False)
 
-    def workers(self, node: Any = None, name: str = "ray::_Worker") -> list[int]:
+    def workers(self, node: Any = None, name: str = "ray::Worker") -> list[int]:
         """The processes of actors with this name, on one node or on all."""
         nodes = [node] if node else self._cluster.list_all_nodes()
         raylets = {info.process.pid for n in nodes for info in n.all_processes["raylet"]}

@@ -1,7 +1,6 @@
 """Clients trained on a Ray cluster: the same bits as in one process, whatever dies or joins."""
 
 import dataclasses
-import hashlib
 import os
 import signal
 import subprocess
@@ -16,8 +15,8 @@ import torch
 import fedtilt as ft
 from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
 from fedtilt.rounds.ray_executor import RayExecutor, _split
-from fedtilt.simulation import Round
 from fedtilt.training import LocalJob
+from tests.helpers.digests import digest
 from tests.helpers.ray_cluster import LoopbackCluster, loopback_cluster
 
 ray = pytest.importorskip("ray")
@@ -29,14 +28,6 @@ METHODS = [
     ft.Method(name="krum", aggregator="krum", bad_share=0.2),
 ]
 SETTINGS = {"rounds": 2, "participation": 0.8, "epochs": 1, "momentum": 0.9, "seed": 3}
-
-
-def digest(r: Round) -> str:
-    """Of everything that the server and the clients keep."""
-    values = [t for method in sorted(r.state.server) for _, t in sorted(r.state.server[method].items())]
-    for owner in r.state.client_states.owners():
-        values += [t for _, t in sorted(r.state.client_states.get(owner).items())]
-    return hashlib.sha256(b"".join(t.numpy().tobytes() for t in values)).hexdigest()
 
 
 def simulated(**settings: object) -> list[str]:

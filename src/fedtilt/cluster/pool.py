@@ -21,7 +21,8 @@ class WorkerPool:
 
     Args:
         ray: the connected module
-        start: starts a worker with the given options of an actor and returns its handle; it has a method `ready`
+        start: starts a worker with the given options of an actor and returns its handle; its method `ready` returns
+            the id of its node
         resource: "CPU" or "GPU"
         workers: how many; None: one for each CPU or GPU of the cluster
         timeout: seconds to wait when there is no worker at all
@@ -38,15 +39,21 @@ class WorkerPool:
         self._failed_starts = 0  # one after the other
         self._empty_since: float | None = None  # when it was first seen that there is no worker
         self._told = False  # the user, since then
-        self._ready: list[Any] = []  # workers that take work
+        self._ready: dict[Any, str] = {}  # workers that take work → their nodes
         self._starting: dict[Any, Any] = {}  # reply of `ready` → worker
+
+    def __len__(self) -> int:
+        return len(self._ready)
 
     def size(self, useful: int) -> int:
         """How many workers there should be, at least one, if so many are useful."""
         limit = self._total() if self._limit is None else self._limit
         return max(1, min(useful, limit))
 
-    def run(self, work: deque[Work], submit: Callable[[Any, Work], Any]) -> Iterator[tuple[Work, Any]]:
+    def run(
+        self, work: deque[Work], submit: Callable[[Any, Work], Any],
+        node_of: Callable[[Work], str | None] = lambda piece: None,
+    ) -> Iterator[tuple[Work, Any]]:  # fmt: skip
         """Do all work, and yield each piece with its result, in any order; the caller may add work meanwhile.
 
         Work of a worker that dies is done again by another. New nodes of the cluster are used from the next call on.
@@ -54,6 +61,7 @@ class WorkerPool:
         Args:
             work: the pieces
             submit: starts a piece on a worker, and returns Ray's reference to its result
+            node_of: the node that should do a piece, if another has no reason to wait for it; None: any
         """
         exceptions = self._ray.exceptions
         lost_errors = (exceptions.RayActorError, exceptions.ObjectLostError, exceptions.WorkerCrashedError)
@@ -63,9 +71,9 @@ class WorkerPool:
         while work or running:
             load = Counter(worker for worker, _ in running.values())
             for _ in range(_QUEUED):  # in turns, so that no worker has two pieces while another has none
-                for worker in self._ready:
+                for worker, node in self._ready.items():
                     if work and load[worker] < _QUEUED:
-                        piece = work.popleft()
+                        piece = take_piece(work, node, node_of)
                         running[submit(worker, piece)] = worker, piece
                         load[worker] += 1
             done, _ = self._ray.wait([*running, *self._starting], num_returns=1, timeout=_POLL_SECONDS)
@@ -95,7 +103,7 @@ class WorkerPool:
         """Stop all workers."""
         for worker in [*self._ready, *self._starting.values()]:
             self._ray.kill(worker)
-        self._ready, self._starting = [], {}
+        self._ready, self._starting = {}, {}
 
     def _grow(self, useful: int) -> None:
         """Start as many workers as are useful on what the cluster has now; new nodes are checked first."""
@@ -119,7 +127,7 @@ class WorkerPool:
         """Use a worker that is ready; one that died while it started is replaced."""
         worker = self._starting.pop(reference)
         try:
-            self._ray.get(reference)
+            node = self._ray.get(reference)
         except self._ray.exceptions.RayActorError as error:
             self._failed_starts += 1
             if self._failed_starts == _MAX_FAILURES:
@@ -127,11 +135,11 @@ class WorkerPool:
             self._grow(len(self._ready) + len(self._starting) + 1)
         else:
             self._failed_starts = 0
-            self._ready.append(worker)
+            self._ready[worker] = node
 
     def _remove(self, worker: Any) -> None:
         if worker in self._ready:
-            self._ready.remove(worker)
+            del self._ready[worker]
             self._ray.kill(worker)  # it may live on where its node is cut off
 
     def _check_empty(self) -> None:
@@ -153,3 +161,21 @@ class WorkerPool:
                 f"no worker of the cluster is ready yet; waits up to {self._timeout:g} s for a node with a free "
                 f"{self._resource}"
             )
+
+
+def take_piece(work: deque[Work], node: str, node_of: Callable[[Work], str | None]) -> Work:
+    """Take the first piece for a worker on this node: one of this node, else one of none, else any.
+
+    >>> take_piece(deque(["a1", "b1", "b2"]), "b", lambda piece: piece[0])
+    'b1'
+    """
+    wanted = [node_of(piece) for piece in work]
+    for choice in (node, None):
+        if choice in wanted:
+            index = wanted.index(choice)
+            break
+    else:
+        index = 0
+    piece = work[index]
+    del work[index]
+    return piece

@@ -9,13 +9,22 @@ For squared L2 every optimum is a convex combination of the client models, so th
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.math import gram_solvers
-from fedtilt.math.client_models import check_start, client_weights, column_chunks, combine, distances_to, gram
+from fedtilt.math.client_models import (
+    ClientModels,
+    RemoteModels,
+    check_start,
+    client_weights,
+    column_chunks,
+    combine,
+    distances_to,
+    gram,
+)
 from fedtilt.math.distances import Distance, get_distance
 from fedtilt.math.fair import fedmgda, q_ffl
 from fedtilt.math.mixing import bucketing, clipping, nearest_neighbor_mixing
@@ -62,7 +71,7 @@ __all__ = [
 
 
 def tilted(
-    models: Tensor,
+    models: ClientModels,
     q: float = 0.0,
     distance: str = "squared_l2",
     weights: Tensor | None = None,
@@ -95,6 +104,8 @@ def tilted(
         raise InputError(f"q must be a number or ±inf, got {q}")
     check_start(start, models)
     if steps is not None:
+        if isinstance(models, RemoteModels):
+            raise ValueError("gradient steps need all models in one process")
         return _gradient_descent(models, u, metric, q, start, steps)
     if distance == "squared_l2":
         if q == 0:
@@ -122,7 +133,7 @@ def solvable(distance: str, q: float) -> bool:
     return distance == "squared_l2" or (distance in ("l2", "l1") and q == 0)
 
 
-def mean(models: Tensor, weights: Tensor | None = None) -> Tensor:
+def mean(models: ClientModels, weights: Tensor | None = None) -> Tensor:
     """The (weighted) mean, as in FedAvg (McMahan et al., AISTATS 2017, arXiv 1602.05629)."""
     return combine(models, client_weights(models, weights))
 
@@ -147,16 +158,17 @@ class RuleInputs(NamedTuple):
 class Aggregator(NamedTuple):
     """A rule as a server calls it."""
 
-    apply: Callable[[Tensor, RuleInputs], Tensor]
+    apply: Callable[[Any, RuleInputs], Tensor]  # of models (C, P)
     settings: tuple[str, ...] = ()  # of a method: those that it uses
     takes_weights: bool = False  # whether it uses client weights
     needs: Callable[[int], int] = lambda bad: 2 * bad + 1  # clients that it needs if so many of them may be bad
+    by_blocks: bool = False  # whether it works on `RemoteModels`
 
 
 class PreAggregator(NamedTuple):
     """A step before a rule, as a server calls it."""
 
-    apply: Callable[[Tensor, RuleInputs], Tensor]
+    apply: Callable[[Any, RuleInputs], Tensor]  # of models (C, P)
     settings: tuple[str, ...]
 
 
@@ -173,12 +185,19 @@ def _q_ffl(models: Tensor, given: RuleInputs) -> Tensor:
 
 
 AGGREGATORS = {
-    "mean": Aggregator(lambda models, given: mean(models, given.weights), takes_weights=True),
-    "median": Aggregator(lambda models, given: median(models, given.weights), takes_weights=True),
-    "geometric_median": Aggregator(lambda models, given: geometric_median(models, given.weights), takes_weights=True),
-    "trimmed_mean": Aggregator(lambda models, given: trimmed_mean(models, given.bad_share), ("bad_share",)),
+    "mean": Aggregator(lambda models, given: mean(models, given.weights), takes_weights=True, by_blocks=True),
+    "median": Aggregator(lambda models, given: median(models, given.weights), takes_weights=True, by_blocks=True),
+    "geometric_median": Aggregator(
+        lambda models, given: geometric_median(models, given.weights), takes_weights=True, by_blocks=True
+    ),
+    "trimmed_mean": Aggregator(
+        lambda models, given: trimmed_mean(models, given.bad_share), ("bad_share",), by_blocks=True
+    ),
     "krum": Aggregator(
-        lambda models, given: krum(models, given.bad_share), ("bad_share",), needs=lambda bad: 2 * bad + 3
+        lambda models, given: krum(models, given.bad_share),
+        ("bad_share",),
+        needs=lambda bad: 2 * bad + 3,
+        by_blocks=True,
     ),
     "multi_krum": Aggregator(lambda models, given: multi_krum(models, given.bad_share), ("bad_share",)),
     "bulyan": Aggregator(
@@ -217,7 +236,7 @@ def used_settings(aggregator: str, pre_aggregators: Sequence[str]) -> set[str]:
     return {*rule, *(key for name in pre_aggregators for key in PRE_AGGREGATORS[name].settings)}
 
 
-def _start_or_mean(models: Tensor, u: Tensor, start: Tensor | None) -> Tensor:
+def _start_or_mean(models: ClientModels, u: Tensor, start: Tensor | None) -> Tensor:
     return combine(models, u) if start is None else start
 
 

@@ -1,9 +1,13 @@
 """The models of a round's clients, (C, P): checks, combinations, distances and the Gram matrix.
 
-All passes go over column chunks, so the working set does not grow with the model.
+All passes go over blocks of columns, and within a block over chunks, so the working set does not grow with the model.
+The grid of the blocks depends on C and P alone, and sums follow it: blocks that are computed elsewhere, such as on the
+nodes of a cluster, give the same bits.
 """
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +16,80 @@ from fedtilt.errors import InputError
 from fedtilt.math import gram_solvers
 from fedtilt.math.distances import Distance
 
+BLOCK_BYTES = 512 * 2**20  # of a block, all clients together
 _CHUNK_BYTES = 16 * 2**20
 _FAR_RATIO = 1e4  # of squared distances; above it more than four of 16 digits cancel
 
 
-def client_weights(models: Tensor, weights: Tensor | None) -> Tensor:
+class RemoteModels(ABC):
+    """Models (C, P), finite and in float32, whose blocks are in other processes; rules of `map_blocks` work on them."""
+
+    shape: tuple[int, int]
+    device: torch.device  # of the results
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @abstractmethod
+    def __getitem__(self, client: int) -> Tensor:
+        """The model of one client, (P,)."""
+
+    @abstractmethod
+    def map_blocks(
+        self, function: Callable[..., Tensor], arguments: Sequence[Any], by_column: Sequence[Tensor]
+    ) -> Iterator[Tensor]:
+        """See the function `map_blocks`."""
+
+
+ClientModels = Tensor | RemoteModels
+
+
+def column_blocks(clients: int, parameters: int) -> list[slice]:
+    """The fixed grid of blocks, each a whole number of chunks."""
+    chunk = _chunk_width(clients)
+    width = chunk * max(1, BLOCK_BYTES // (4 * clients * chunk))
+    return [slice(left, min(left + width, parameters)) for left in range(0, parameters, width)]
+
+
+def map_blocks(
+    models: ClientModels, function: Callable[..., Tensor], *arguments: Any, by_column: Sequence[Tensor] = ()
+) -> Iterator[Tensor]:
+    """function(block (C, columns), *the same columns of `by_column`, *arguments) of every block, in order.
+
+    Args:
+        models: the clients' models, (C, P)
+        function: of a module, so that other processes find it by its name
+        *arguments: the same for every block
+        by_column: vectors (P,)
+    """
+    if isinstance(models, RemoteModels):
+        yield from models.map_blocks(function, arguments, by_column)
+        return
+    for columns in column_blocks(*models.shape):
+        yield function(models[:, columns], *(vector[columns] for vector in by_column), *arguments)
+
+
+def _sum(parts: Iterator[Tensor]) -> Tensor:
+    total = next(parts)
+    for part in parts:
+        total += part
+    return total
+
+
+def client_weights(models: ClientModels, weights: Tensor | None) -> Tensor:
     """The clients' weights (C,) in float64, normalised to sum 1; models and weights are checked."""
+    if not isinstance(models, RemoteModels):
+        _check_models(models)
+    count = len(models)
+    if weights is None:
+        return torch.full((count,), 1 / count, dtype=torch.float64, device=models.device)
+    u = weights.to(models.device, torch.float64)
+    if u.shape != (count,) or not u.isfinite().all() or (u < 0).any() or u.sum() <= 0:
+        raise InputError(f"weights must be {count} numbers ≥ 0, not all 0, got {weights.tolist()}")
+    return u / u.sum()
+
+
+def _check_models(models: Tensor) -> None:
     if not isinstance(models, Tensor):
         kind = type(models).__name__
         raise InputError(f"models must be a tensor (clients, parameters), got a {kind}; use torch.stack")
@@ -29,16 +101,9 @@ def client_weights(models: Tensor, weights: Tensor | None) -> Tensor:
     for client in (~models.sum(1).isfinite()).nonzero()[:, 0].tolist():  # a sum may also overflow: check the values
         if not models[client].isfinite().all():
             raise InputError(f"the model of client {client} is not finite; exclude it before aggregating")
-    count = len(models)
-    if weights is None:
-        return torch.full((count,), 1 / count, dtype=torch.float64, device=models.device)
-    u = weights.to(models.device, torch.float64)
-    if u.shape != (count,) or not u.isfinite().all() or (u < 0).any() or u.sum() <= 0:
-        raise InputError(f"weights must be {count} numbers ≥ 0, not all 0, got {weights.tolist()}")
-    return u / u.sum()
 
 
-def check_start(start: Tensor | None, models: Tensor) -> None:
+def check_start(start: Tensor | None, models: ClientModels) -> None:
     """Refuse a start of another shape, or one that is not finite."""
     if start is not None and start.shape != models.shape[1:]:
         raise InputError(f"start must have shape {tuple(models.shape[1:])}, got {tuple(start.shape)}")
@@ -52,38 +117,38 @@ def check_share(value: float, name: str) -> None:
         raise InputError(f"{name} must be in [0, 0.5), got {value}")
 
 
+def _chunk_width(clients: int) -> int:
+    return max(256, _CHUNK_BYTES // (8 * clients))
+
+
 def column_chunks(models: Tensor) -> Iterator[slice]:
     """Slices of columns, small enough that a float64 copy of them for all clients stays in the cache."""
-    width = max(256, _CHUNK_BYTES // (8 * len(models)))
+    width = _chunk_width(len(models))
     for left in range(0, models.shape[1], width):
         yield slice(left, left + width)
 
 
-def gram(models: Tensor) -> Tensor:
+def gram(models: ClientModels) -> Tensor:
     """The Gram matrix (C, C) around one client, in float64, on the CPU.
 
     The differences to one client are taken first: in products of the models themselves, digits would cancel where
     clients agree. If that client is so far from the others that digits cancel again, the central one is used instead.
     """
-    matrix = gram_around(models, 0)
-    centre = better_centre(matrix)
-    return matrix if centre is None else gram_around(models, centre)
-
-
-def better_centre(matrix: Tensor) -> int | None:
-    """The client to take differences to instead of the first, which is far from the others; None: the first is not."""
+    matrix = _sum(map_blocks(models, _gram_around, 0))
     sq_dist = gram_solvers.pairwise_sq_distances(matrix)
     centre = gram_solvers.central_point(sq_dist)
-    return centre if sq_dist[0].median() > _FAR_RATIO * sq_dist[centre].median() else None
+    if sq_dist[0].median() > _FAR_RATIO * sq_dist[centre].median():
+        matrix = _sum(map_blocks(models, _gram_around, centre))
+    return matrix
 
 
-def gram_around(models: Tensor, centre: int) -> Tensor:
+def _gram_around(block: Tensor, centre: int) -> Tensor:
     """The Gram matrix (C, C) of the differences to one client, in float64, on the CPU."""
-    gram = torch.zeros(len(models), len(models), dtype=torch.float64, device=models.device)
-    half = (len(models) + 1) // 2
+    gram = torch.zeros(len(block), len(block), dtype=torch.float64, device=block.device)
+    half = (len(block) + 1) // 2
     buffer: Tensor | None = None
-    for columns in column_chunks(models):
-        chunk = models[:, columns]
+    for columns in column_chunks(block):
+        chunk = block[:, columns]
         buffer = torch.empty_like(chunk, dtype=torch.float64) if buffer is None else buffer[:, : chunk.shape[1]]
         buffer.copy_(chunk)
         buffer -= buffer[centre].clone()
@@ -93,20 +158,28 @@ def gram_around(models: Tensor, centre: int) -> Tensor:
     return gram.cpu()
 
 
-def combine(models: Tensor, p: Tensor) -> Tensor:
+def combine(models: ClientModels, p: Tensor) -> Tensor:
     """Σ_n p_n · w_n, from differences to the client of largest weight, so that a common offset costs no digits."""
+    return torch.cat(list(map_blocks(models, _combine, p)))
+
+
+def _combine(block: Tensor, p: Tensor) -> Tensor:
     base = int(p.argmax())
-    p = p.to(models.device, models.dtype)
-    out = models.new_empty(models.shape[1])
-    for columns in column_chunks(models):
-        out[columns] = models[base, columns] + p @ (models[:, columns] - models[base, columns])
+    p = p.to(block.device, block.dtype)
+    out = block.new_empty(block.shape[1])
+    for columns in column_chunks(block):
+        out[columns] = block[base, columns] + p @ (block[:, columns] - block[base, columns])
     return out
 
 
-def distances_to(models: Tensor, metric: Distance, centre: Tensor) -> Tensor:
+def distances_to(models: ClientModels, metric: Distance, centre: Tensor) -> Tensor:
     """dist(w_n, w) for every client, in float64."""
-    total = torch.zeros(len(models), dtype=torch.float64, device=models.device)
-    for columns in column_chunks(models):
-        difference = centre[columns].double() - models[:, columns].double()  # squares overflow half and float types
-        total += metric.summand(difference).sum(1)
-    return metric.finish(total)
+    return metric.finish(_sum(map_blocks(models, _summands, metric.summand, by_column=[centre])))
+
+
+def _summands(block: Tensor, centre: Tensor, summand: Callable[[Tensor], Tensor]) -> Tensor:
+    total = torch.zeros(len(block), dtype=torch.float64, device=block.device)
+    for columns in column_chunks(block):
+        difference = centre[columns].double() - block[:, columns].double()  # squares overflow half and float types
+        total += summand(difference).sum(1)
+    return total

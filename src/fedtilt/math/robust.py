@@ -8,6 +8,7 @@ from torch import Tensor
 from fedtilt.errors import InputError
 from fedtilt.math import gram_solvers
 from fedtilt.math.client_models import (
+    ClientModels,
     check_share,
     check_start,
     client_weights,
@@ -15,6 +16,7 @@ from fedtilt.math.client_models import (
     combine,
     distances_to,
     gram,
+    map_blocks,
 )
 from fedtilt.math.distances import get_distance
 
@@ -28,15 +30,18 @@ def bad_count(bad_share: float, clients: int) -> int:
     return int(bad_share * clients + 1e-9)
 
 
-def median(models: Tensor, weights: Tensor | None = None) -> Tensor:
+def median(models: ClientModels, weights: Tensor | None = None) -> Tensor:
     """The (weighted) coordinate-wise median; between two middle values, their mean.
 
     Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, arXiv 1803.01498.
     """
-    u = client_weights(models, weights)
-    out = models.new_empty(models.shape[1])
-    for columns in column_chunks(models):
-        values, order = models[:, columns].sort(dim=0)
+    return torch.cat(list(map_blocks(models, _median, client_weights(models, weights))))
+
+
+def _median(block: Tensor, u: Tensor) -> Tensor:
+    u, out = u.to(block.device), block.new_empty(block.shape[1])
+    for columns in column_chunks(block):
+        values, order = block[:, columns].sort(dim=0)
         mass = u[order].cumsum(0)  # (C, columns)
         low = (mass < 0.5 - 1e-12).sum(0, keepdim=True)
         high = (mass < 0.5 + 1e-12).sum(0, keepdim=True)
@@ -45,7 +50,7 @@ def median(models: Tensor, weights: Tensor | None = None) -> Tensor:
     return out
 
 
-def geometric_median(models: Tensor, weights: Tensor | None = None) -> Tensor:
+def geometric_median(models: ClientModels, weights: Tensor | None = None) -> Tensor:
     """The model with the least (weighted) sum of L2 distances to the clients' models.
 
     RFA: Pillutla, Kakade, Harchaoui, "Robust Aggregation for Federated Learning", arXiv 1912.13445.
@@ -54,19 +59,22 @@ def geometric_median(models: Tensor, weights: Tensor | None = None) -> Tensor:
     return combine(models, gram_solvers.geometric_median_weights(gram(models), u))
 
 
-def trimmed_mean(models: Tensor, trim: float = 0.1) -> Tensor:
+def trimmed_mean(models: ClientModels, trim: float = 0.1) -> Tensor:
     """The coordinate-wise mean without the share `trim` of the values at each end (Yin et al., arXiv 1803.01498)."""
     u = client_weights(models, None)
     check_share(trim, "trim")
-    cut = bad_count(trim, len(u))
-    out = models.new_empty(models.shape[1])
-    for columns in column_chunks(models):
-        middle = models[:, columns].sort(dim=0).values[cut : len(u) - cut]
+    return torch.cat(list(map_blocks(models, _trimmed_mean, bad_count(trim, len(u)))))
+
+
+def _trimmed_mean(block: Tensor, cut: int) -> Tensor:
+    out = block.new_empty(block.shape[1])
+    for columns in column_chunks(block):
+        middle = block[:, columns].sort(dim=0).values[cut : len(block) - cut]
         out[columns] = middle[0] + (middle - middle[0]).mean(0)
     return out
 
 
-def krum(models: Tensor, bad_share: float = 0.1) -> Tensor:
+def krum(models: ClientModels, bad_share: float = 0.1) -> Tensor:
     """The client model closest to its nearest neighbours, if at most a share `bad_share` of the clients is malicious.
 
     Krum: Blanchard et al., NeurIPS 2017, arXiv 1703.02757.

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedtilt import seeds
 from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS, RuleInputs, tilted
+from fedtilt.math.client_models import ClientModels
 from fedtilt.math.fair import afl_weights, tilted_weights
 from fedtilt.methods import Method
 from fedtilt.methods.bad_share import tolerated_clients
@@ -41,7 +42,7 @@ def weights_of_clients(
 
 def aggregate(
     method: Method,
-    models: Tensor,
+    models: ClientModels,
     received: Tensor,
     weights: Tensor | None = None,
     *,

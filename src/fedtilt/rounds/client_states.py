@@ -20,6 +20,7 @@ import safetensors
 from safetensors.torch import load
 from torch import Tensor
 
+from fedtilt.cluster.remote_tensor import LostTensorError, RemoteTensor, fetched
 from fedtilt.errors import InputError
 from fedtilt.files import atomic_file, reading, tensors_to_bytes, writing
 from fedtilt.parts import Tensors
@@ -52,6 +53,8 @@ def files_in(folder: Path) -> dict[Path, int]:
 class ClientStates:
     """`(method, client) →` the tensors that a client keeps, with the round in which it took part last.
 
+    Those of a client may be `RemoteTensor`s, which stay on a node of a cluster, and are copied to a file by `save_all`.
+
     Args:
         folder: where states are stored; None: a temporary folder, created when needed
         limit_bytes: size of the states in memory, beyond which the oldest are moved to files
@@ -65,6 +68,7 @@ class ClientStates:
         self._bytes_in_memory = 0
         self._rounds: dict[Owner, int] = {}
         self._on_disk: dict[Owner, StoredState] = {}  # the current states that are in files
+        self._saved: dict[Owner, StoredState] = {}  # those of the last `save_all`, to which a run may go back
 
     def __getstate__(self) -> dict[str, Any]:
         """For a copy in another process, maybe without a GPU: states in temporary files are copied into memory."""
@@ -90,10 +94,20 @@ class ClientStates:
         """The round in which this client took part last; 0 if it was never selected."""
         return self._rounds.get(owner, 0)
 
-    def get(self, owner: Owner) -> Tensors:
-        """The client's tensors by name; empty for a client that was never selected."""
+    def get(self, owner: Owner, *, fetch: bool = True) -> Tensors:
+        """The client's tensors by name; empty for a client that was never selected.
+
+        Args:
+            owner: the method and the client
+            fetch: whether `RemoteTensor`s are replaced by their values
+        """
         if owner in self._in_memory:
-            return self._in_memory[owner]
+            state = self._in_memory[owner]
+            try:
+                return fetched(state) if fetch and _is_remote(state) else state
+            except LostTensorError:
+                if owner not in self._on_disk:
+                    raise
         if owner in self._on_disk:
             return self._load(owner)
         return {}
@@ -122,10 +136,24 @@ class ClientStates:
         self._on_disk.pop(owner, None)
         self._rounds.pop(owner, None)
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether all states are in files."""
+        return len(self._on_disk) == len(self._rounds)
+
     def save_all(self) -> dict[Owner, StoredState]:
-        """Write the states that are only in memory to one file; where all states are."""
+        """Write the states that are only in memory, here or on nodes, to one file; where all states are."""
         self._write([owner for owner in self._in_memory if owner not in self._on_disk])
-        return dict(self._on_disk)
+        self._saved = dict(self._on_disk)
+        return self._saved
+
+    def fetch_remote(self) -> None:
+        """Bring all states that are on nodes of a cluster to this process, or to its files."""
+        for owner in [owner for owner, state in self._in_memory.items() if _is_remote(state)]:
+            if owner in self._on_disk:
+                del self._in_memory[owner]
+            else:
+                self.put(owner, self._rounds[owner], self.get(owner))
 
     def restore(self, stored: Mapping[Owner, StoredState]) -> None:
         """Use the states of a checkpoint instead of those of now."""
@@ -145,8 +173,9 @@ class ClientStates:
         return damaged
 
     def prune(self, needed: Collection[int]) -> None:
-        """Delete all files but those with current states and those with a number in `needed`."""
-        keep = {file_name(number) for number in {*needed, *(state.file for state in self._on_disk.values())}}
+        """Delete all files but those with current states, those of the last `save_all` and those in `needed`."""
+        used = {state.file for states in (self._on_disk, self._saved) for state in states.values()}
+        keep = {file_name(number) for number in {*needed, *used}}
         for path in files_in(self._get_folder()):
             if path.name not in keep:
                 with writing(path):
@@ -175,7 +204,7 @@ class ClientStates:
         start, stored = 0, {}
         with atomic_file(self._path(number), sync=self._persistent) as file:
             for owner in owners:
-                content = self._content(owner) if owner in self._on_disk else tensors_to_bytes(self._in_memory[owner])
+                content = self._content(owner) if owner in self._on_disk else tensors_to_bytes(self.get(owner))
                 sha256 = hashlib.sha256(content).digest()
                 stored[owner] = StoredState(self._rounds[owner], number, start, len(content), sha256)
                 start += file.write(content)
@@ -226,11 +255,17 @@ class ClientStates:
         return self._folder
 
 
+def _is_remote(state: Tensors) -> bool:
+    return any(isinstance(tensor, RemoteTensor) for tensor in state.values())
+
+
 def _nbytes(state: Tensors) -> int:
-    return sum(tensor.nbytes for tensor in state.values())
+    return sum(tensor.nbytes for tensor in state.values() if not isinstance(tensor, RemoteTensor))
 
 
 def _same_layout(a: Tensors, b: Tensors) -> bool:
+    if _is_remote(a) or _is_remote(b):
+        return False
     return a.keys() == b.keys() and all(
         (a[name].shape, a[name].dtype, a[name].device) == (b[name].shape, b[name].dtype, b[name].device) for name in a
     )

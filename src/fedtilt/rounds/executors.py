@@ -64,6 +64,11 @@ class BatchSettings:
 class Executor(Protocol):
     """Trains the local jobs of several clients; yields each client with its trained models, in any order."""
 
+    @property
+    def on_nodes(self) -> bool:
+        """Whether the next trained models stay on the nodes of a cluster, and are lost with a node."""
+        ...
+
     def train(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Trained]]]:
         """Train the jobs of these clients in this round."""
         ...
@@ -97,6 +102,8 @@ class InProcessExecutor:
         precision: of matrix products on CUDA
         stack_size: clients that the stacked backend trains together; None: all
     """
+
+    on_nodes = False
 
     def __init__(
         self,

@@ -80,6 +80,8 @@ class ForkedExecutor:
         jobs: examples of all jobs of one client in a round; their tensors have the sizes of those to come
     """
 
+    on_nodes = False
+
     def __init__(
         self,
         federation: Federation,

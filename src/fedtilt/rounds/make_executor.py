@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 from fedtilt.errors import InputError
+from fedtilt.math.client_models import column_blocks
 from fedtilt.rounds.executors import BatchSettings, Executor, InProcessExecutor
 from fedtilt.rounds.forked import ForkedExecutor, can_fork, cores
 from fedtilt.rounds.prepare import PreparedRun, example_jobs
 from fedtilt.rounds.ray_executor import RayExecutor
+from fedtilt.rounds.sharded_models import uses_shards
 
 
 def make_executor(prepared: PreparedRun, notice: Callable[[str], None]) -> Executor:
@@ -20,10 +22,16 @@ def make_executor(prepared: PreparedRun, notice: Callable[[str], None]) -> Execu
     backend, batch_settings = prepared.backend.name, BatchSettings.of(settings)
     workers = settings.workers
     if settings.on_cluster:
+        shape = settings.clients_per_round(federation.clients), prepared.parts.shared_size
+        on_nodes, columns = None, [slice(None)]
+        if uses_shards(prepared.methods, settings, *shape):
+            on_nodes, columns = True, column_blocks(*shape)
+        elif settings.audit or settings.privacy is not None:  # needs the models here, or cannot repeat a round
+            on_nodes = False
         return RayExecutor(
             federation, prepared.net, backend, batch_settings, device=device, precision=settings.precision,
             address=settings.cluster or "local", workers=workers, stack_size=settings.stack_size,
-            timeout=settings.cluster_timeout, notice=notice,
+            timeout=settings.cluster_timeout, notice=notice, on_nodes=on_nodes, columns=columns,
         )  # fmt: skip
     if device.type != "cpu" or backend == "stacked":
         workers = 0

@@ -30,7 +30,7 @@ def check_memory(
         model: the model, or one of `build_without_storage`
         methods: the methods of the run
         settings: the optimisers
-        clients: how many take part in a round
+        clients: how many send a model to this process in a round
         workers: worker processes; 0: none
         device: where models are trained
     """

@@ -10,7 +10,7 @@ from fedtilt.data import Federation
 from fedtilt.data.inputs import take
 from fedtilt.errors import InputError
 from fedtilt.methods import Method, check_bad_share, check_levels
-from fedtilt.models import ModelSource, build_without_storage, recipe
+from fedtilt.models import ModelSource, build_without_storage, recipe, trained_parameters
 from fedtilt.parts import Parts
 from fedtilt.rounds.attack import AttackedFederation
 from fedtilt.rounds.attack_bounds import check_tolerated
@@ -22,6 +22,7 @@ from fedtilt.rounds.memory import check_memory
 from fedtilt.rounds.method_state import initial_server
 from fedtilt.rounds.round import plan
 from fedtilt.rounds.settings import TrainSettings
+from fedtilt.rounds.sharded_models import uses_shards
 from fedtilt.training import BackendChoice, LocalJob, choose_backend
 
 
@@ -93,7 +94,11 @@ def _check_memory(
     clients = settings.clients_per_round(federation.clients)
     workers = min(cores(), clients) if settings.workers is None else settings.workers
     elsewhere = device.type != "cpu" or settings.on_cluster
-    check_memory(net, methods, settings, clients=clients, workers=0 if elsewhere else workers, device=device)
+    parameters = sum(p.numel() for p in trained_parameters(net).values())
+    sharded = uses_shards(methods, settings, clients, parameters)
+    check_memory(
+        net, methods, settings, clients=0 if sharded else clients, workers=0 if elsewhere else workers, device=device
+    )
 
 
 def example_jobs(methods: Sequence[Method], parts: Parts, settings: TrainSettings, group: str) -> list[LocalJob]:

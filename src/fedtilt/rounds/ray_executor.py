@@ -1,28 +1,43 @@
 """An executor that trains on a Ray cluster: one client at a time on each CPU, a stack of clients on each GPU.
 
 The federation is put into the object store once, and every node copies it once; so it is with the models that the
-clients of a round have in common. What differs from client to client travels with its task.
+clients of a round have in common. What differs from client to client travels with its task, or stays on the nodes: then
+trained models are left in the object store, and a client is trained where its own are.
 """
 
 import copy
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedtilt.cluster.connection import connected, send_tensors_as_arrays, tensors_as_arrays
+from fedtilt.cluster.connection import connected, tensors_as_arrays
 from fedtilt.cluster.pool import WorkerPool
+from fedtilt.cluster.remote_tensor import LostTensorError, RemoteTensor
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
-from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
+from fedtilt.rounds.executors import BatchSettings
+from fedtilt.rounds.ray_worker import (
+    Clients,
+    Refusal,
+    Reply,
+    ReturnedTensor,
+    SharedTensor,
+    StoredTensor,
+    Worker,
+    count_returned,
+)
 from fedtilt.training import LocalJob, Trained
-from fedtilt.training.precision import fp32_deterministic
 
 Jobs = dict[int, list[LocalJob]]  # by client
+
+_LARGE_BYTES = 2**20  # of a client's results: smaller ones cost a message, wherever they are
+_IDLE_SHARE = 0.5  # of the workers' time in a round, above which moving models costs more than training them
 
 
 class RayExecutor:
@@ -40,17 +55,21 @@ class RayExecutor:
         stack_size: clients that the stacked backend trains together; None: the share of a worker
         timeout: seconds to wait for a worker when there is none
         notice: called with messages for the user
+        on_nodes: whether trained models stay on the nodes, as `RemoteTensor`s; None: once moving them is seen to cost
+            more than training them
+        columns: the blocks of such models
     """
 
     def __init__(
         self, federation: Federation, model: nn.Module, backend: str, batch_settings: BatchSettings, *,
         device: torch.device, precision: str, address: str, workers: int | None, stack_size: int | None, timeout: float,
-        notice: Callable[[str], None],
+        notice: Callable[[str], None], on_nodes: bool | None = False, columns: Sequence[slice] = (slice(None),),
     ) -> None:  # fmt: skip
         self._device, self._stacked, self._stack_size = device, backend == "stacked", stack_size
+        self._on_nodes, self._columns = on_nodes, columns
         with ExitStack() as stack:
             self._ray = stack.enter_context(connected(address))
-            actor = self._ray.remote(_Worker)
+            actor = self._ray.remote(Worker)
             with tensors_as_arrays():
                 constants = self._ray.put((federation, copy.deepcopy(model).cpu()))
 
@@ -64,34 +83,92 @@ class RayExecutor:
             stack.callback(self._pool.close)
             self._resources = stack.pop_all()
 
+    @property
+    def on_nodes(self) -> bool:
+        """Whether the next results stay on the nodes."""
+        return bool(self._on_nodes)
+
     def train(self, round: int, jobs: Jobs) -> Iterator[tuple[int, list[Trained]]]:
-        """Send clients to workers as they become free."""
+        """Send clients to workers as they become free, each to the node that has its own models if there is one."""
         shared, own = _split(jobs)
         with tensors_as_arrays():
             shared_reference = self._ray.put(shared)
+        columns = self._columns if self._on_nodes else None
+        blocks: dict[Clients, list[Any]] = {}  # references to the blocks of their trained models
 
         def submit(worker: Any, clients: Clients) -> Any:
+            count = sum(count_returned(own[client]) for client in clients) * len(columns or ())
             with tensors_as_arrays():
-                return worker.train.remote(round, shared_reference, {client: own[client] for client in clients})
+                references = worker.train.options(num_returns=1 + count).remote(
+                    round, shared_reference, {client: own[client] for client in clients}, columns
+                )
+            reply, *blocks[clients] = references if count else [references]
+            return reply
 
+        started, workers, busy, moved = time.perf_counter(), len(self._pool), 0.0, 0
         work = deque(self._stacks(list(jobs)))
-        for clients, reply in self._pool.run(work, submit):
-            if isinstance(reply, _Refusal):
+        for clients, reply in self._pool.run(work, submit, lambda clients: _node_of(jobs, clients)):
+            if isinstance(reply, Refusal):
+                if reply.lost:
+                    raise LostTensorError
                 if not reply.out_of_memory or len(clients) == 1:
                     raise InputError(reply.message)
                 work += clients.halves()
-            else:
-                yield from zip(clients, ([self._copy(result) for result in results] for results in reply), strict=True)
+                continue
+            busy += reply.seconds
+            returned = iter(blocks.pop(clients))
+            for client, results in zip(clients, reply.results, strict=True):
+                received = [self._received(result, reply, returned) for result in results]
+                moved += sum(result.parameters.nbytes for result in received)
+                yield client, received
+        if self._on_nodes is None and workers:  # a round that starts workers says nothing
+            idle = 1 - busy / (workers * (time.perf_counter() - started))
+            self._on_nodes = True if moved > _LARGE_BYTES * len(jobs) and idle > _IDLE_SHARE else None
+
+    def get(self, references: Sequence[Any]) -> list[Tensor]:
+        """Blocks of models that are on the nodes."""
+        try:
+            return self._ray.get(list(references))
+        except self._ray.exceptions.ObjectLostError as error:
+            raise LostTensorError from error
+
+    def map_blocks(
+        self, function: Callable[..., Tensor], blocks: Sequence[Sequence[Any]], arguments: Sequence[Sequence[Any]]
+    ) -> Iterator[Tensor]:
+        """function(block, *its arguments) of every block on a worker, in order; see `BlockWorkers`."""
+
+        def submit(worker: Any, block: _Block) -> Any:
+            with tensors_as_arrays():
+                return worker.on_block.remote(function, blocks[block], arguments[block])
+
+        results: dict[int, Tensor] = {}  # that wait for their turn
+        number = 0
+        for block, reply in self._pool.run(deque(map(_Block, range(len(blocks)))), submit):
+            if isinstance(reply, Refusal):
+                raise LostTensorError
+            results[block] = reply.clone()
+            while number in results:
+                yield results.pop(number)
+                number += 1
 
     def close(self) -> None:
         """Stop the workers and disconnect."""
         self._resources.close()
 
-    def _copy(self, result: Trained) -> Trained:
-        """A result in memory of this process, so that the object store can drop it."""
-        return Trained(*(None if t is None else t.to(self._device, copy=True) for t in result))  # type: ignore[arg-type]
+    def _received(self, result: Trained, reply: Reply, blocks: Iterator[Any]) -> Trained:
+        """A result with tensors of this process, so that the object store can drop it, or with `RemoteTensor`s."""
 
-    def _stacks(self, clients: list[int]) -> list["Clients"]:
+        def receive(value: Any) -> Any:
+            if isinstance(value, ReturnedTensor):
+                references = [next(blocks) for _ in self._columns]
+                return RemoteTensor(self, references, value.size, self._device, reply.node, value.finite)
+            return None if value is None else value.to(self._device, copy=True)
+
+        return Trained(
+            receive(result.parameters), receive(result.buffers), receive(result.anchor), receive(result.loss)
+        )
+
+    def _stacks(self, clients: list[int]) -> list[Clients]:
         """Clients that are trained together."""
         size = 1
         if self._stacked:
@@ -99,27 +176,21 @@ class RayExecutor:
         return [Clients(clients[i : i + size]) for i in range(0, len(clients), size)]
 
 
-class Clients(tuple[int, ...]):
-    """The numbers of clients that are trained together."""
-
-    def halves(self) -> list["Clients"]:
-        """Two parts of nearly equal size."""
-        half = len(self) // 2
-        return [Clients(self[:half]), Clients(self[half:])]
+class _Block(int):
+    """The number of a block of columns."""
 
     def __str__(self) -> str:
-        return f"client{'s' if len(self) > 1 else ''} {', '.join(map(str, self))}"
+        return f"aggregation of block {int(self)}"
 
 
-@dataclass(frozen=True)
-class _SharedTensor:
-    """Stands in a job for a tensor that several clients have in common."""
-
-    number: int
+def _node_of(jobs: Jobs, clients: Clients) -> str | None:
+    """The node that has most of what these clients start from, if any has."""
+    nodes = Counter(t.node for client in clients for t in _tensors(jobs[client]) if isinstance(t, RemoteTensor))
+    return max(nodes, key=lambda node: nodes[node]) if nodes else None
 
 
 def _split(jobs: Jobs) -> tuple[list[Tensor], Jobs]:
-    """The tensors that several clients have in common, and the jobs with a `_SharedTensor` for each."""
+    """The tensors that several clients have in common, and jobs where others stand for these and for stored vectors."""
     clients_of = Counter(key for of_client in jobs.values() for key in {id(t) for t in _tensors(of_client)})
     numbers: dict[int, int] = {}
     shared: list[Tensor] = []
@@ -128,9 +199,13 @@ def _split(jobs: Jobs) -> tuple[list[Tensor], Jobs]:
             numbers[id(tensor)] = len(shared)
             shared.append(tensor)
 
+    def instead(tensor: Tensor) -> Any:
+        if id(tensor) in numbers:
+            return SharedTensor(numbers[id(tensor)])
+        return StoredTensor(tensor.references) if isinstance(tensor, RemoteTensor) else tensor
+
     def without(job: LocalJob) -> LocalJob:
-        changes = {name: _SharedTensor(numbers[id(t)]) for name, t in _named_tensors(job) if id(t) in numbers}
-        return replace(job, **changes)  # type: ignore[arg-type]
+        return replace(job, **{name: instead(tensor) for name, tensor in _named_tensors(job)})
 
     return shared, {client: [without(job) for job in of_client] for client, of_client in jobs.items()}
 
@@ -141,59 +216,3 @@ def _named_tensors(job: LocalJob) -> list[tuple[str, Tensor]]:
 
 def _tensors(jobs: Sequence[LocalJob]) -> list[Tensor]:
     return [tensor for job in jobs for _, tensor in _named_tensors(job)]
-
-
-@dataclass(frozen=True)
-class _Refusal:
-    """Why a worker did not train, in a message for the user."""
-
-    message: str
-    out_of_memory: bool = False
-
-
-class _Worker:
-    """The actor: trains clients one after the other, or in stacks, with one thread on a CPU."""
-
-    def __init__(
-        self, constants: tuple[Federation, nn.Module], backend: str, batch_settings: BatchSettings, device: str,
-        precision: str,
-    ) -> None:  # fmt: skip
-        federation, model = constants
-        self._device = torch.device(device)
-        torch.set_num_threads(1)
-        send_tensors_as_arrays()
-        with fp32_deterministic(self._device):
-            model = model.to(self._device)
-            self._executor = InProcessExecutor(federation, model, backend, batch_settings, self._device, precision)
-
-    def ready(self) -> None:
-        """Returns when the worker has been started."""
-
-    def train(self, round: int, shared: Sequence[Tensor], jobs: Mapping[int, Sequence[LocalJob]]) -> Any:
-        """The results of every client, in the order of `jobs`, as tensors in memory that is not written again."""
-        local: dict[int, Tensor] = {}  # one tensor of the device for equal ones: stacks and jobs share it
-
-        def on_device(tensor: Any) -> Tensor:
-            value = shared[tensor.number] if isinstance(tensor, _SharedTensor) else tensor
-            return local.setdefault(id(value), value.to(self._device))
-
-        def complete(job: LocalJob) -> LocalJob:
-            values = {f.name: getattr(job, f.name) for f in fields(job)}
-            tensors = {name: on_device(v) for name, v in values.items() if isinstance(v, Tensor | _SharedTensor)}
-            return replace(job, **tensors)  # type: ignore[arg-type]
-
-        try:
-            with fp32_deterministic(self._device):
-                completed = {client: [complete(job) for job in of_client] for client, of_client in jobs.items()}
-                results = dict(self._executor.train(round, completed))
-        except InputError as error:
-            return _Refusal(str(error))
-        except torch.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            clients = Clients(jobs)
-            return _Refusal(
-                f"{clients} cannot be trained on a worker of the cluster: out of memory ({str(error).split('. ')[0]}); "
-                "use a smaller batch_size or model, or fewer workers for each GPU",
-                out_of_memory=True,
-            )
-        return [results[client] for client in jobs]

@@ -29,6 +29,7 @@ from fedtilt.rounds.method_state import correction_state
 from fedtilt.rounds.screening import screen
 from fedtilt.rounds.server_optimizers import server_step
 from fedtilt.rounds.settings import TrainSettings
+from fedtilt.rounds.sharded_models import stack_models
 from fedtilt.rounds.update_distances import DISTANCES, add_distances
 from fedtilt.rounds.validity import invalid_reason, invalid_updates
 from fedtilt.training import LocalJob, Trained
@@ -242,7 +243,7 @@ def server_update(
     if mechanism is not None:
         aggregated = mechanism.aggregate(method, received, {client: u.parameters for client, u in updates.items()})
     else:
-        models = torch.stack([u.parameters for u in updates.values()])  # (C, S)
+        models = stack_models([u.parameters for u in updates.values()])  # (C, S)
         weights, kept = weights_of_clients(method, server, updates)
         state |= kept
         aggregated = aggregate(
@@ -250,6 +251,7 @@ def server_update(
             losses=losses_of(method, updates), lr=method.rates(settings.lr, None)[0] * settings.lr_factor(round),
         )  # fmt: skip
         if method.correction != "none":
+            assert isinstance(models, Tensor)  # `uses_shards` is for methods without
             step = ServerStep(
                 aggregated=aggregated, received=received, models=models, sent=[u.tensors for u in updates.values()],
                 kept=server, clients=selected if clients is None else clients, prox=method.prox,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedtilt.cluster.remote_tensor import RemoteTensor
 from fedtilt.errors import Diverged
 from fedtilt.methods import CORRECTIONS, Method
 from fedtilt.parts import Tensors
@@ -28,11 +29,13 @@ def _mismatch(update: Tensor, reference: Tensor) -> str | None:
 def invalid_reasons(updates: Mapping[int, Tensor], reference: Tensor) -> dict[int, str]:
     """`invalid_reason` by client, for the invalid models only; on a GPU, one synchronisation for all of them."""
     reasons = {client: reason for client, update in updates.items() if (reason := _mismatch(update, reference))}
-    comparable = [client for client in updates if client not in reasons]
+    remote = {client: update for client, update in updates.items() if isinstance(update, RemoteTensor)}
+    comparable = [client for client in updates if client not in reasons and client not in remote]
     if comparable:
         # 0 · inf and 0 · NaN are NaN: five times as fast as isfinite
         finite = ((torch.stack([updates[client] for client in comparable]) * 0).sum(1) == 0).tolist()
         reasons |= {client: "is not finite" for client, ok in zip(comparable, finite, strict=True) if not ok}
+    reasons |= {client: "is not finite" for client, update in remote.items() if not update.finite}
     return {client: reasons[client] for client in sorted(reasons)}
 
 

@@ -1,5 +1,6 @@
 """Train to the last round: simulate, record, checkpoint, resume."""
 
+import contextlib
 import copy
 import hashlib
 import os
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fedtilt.cluster.remote_tensor import LostTensorError
 from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, named_tensors
 from fedtilt.data.targets import NumericTarget
@@ -175,8 +177,9 @@ def _train_rounds(
             validation = summarise_all(r.validation, r.validation_total, federation.has_outliers, None, groups)
             recorder.record(r.number, summaries, r.counts, r.total, validation)
         if time.monotonic() - saved_at >= checkpoint_seconds or r.number == prepared.settings.rounds:
-            recorder.checkpoint(r.state)
-            saved_at, saved_round = time.monotonic(), r.number
+            with contextlib.suppress(LostTensorError):  # the next round goes back to an earlier state
+                recorder.checkpoint(r.state)
+                saved_at, saved_round = time.monotonic(), r.number
         try:
             callback.on_round(r, summaries)
         except BaseException:  # a run that is stopped between two rounds can be resumed from here

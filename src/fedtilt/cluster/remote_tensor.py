@@ -1,0 +1,81 @@
+"""Vectors that stay in the object store of a cluster until their values are needed in this process."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+
+class LostTensorError(RuntimeError):
+    """The node that had a vector has died."""
+
+    def __init__(self) -> None:
+        super().__init__("a node of the cluster died with models that were only there; resume the run")
+
+
+class ObjectStore(Protocol):
+    """Where the blocks of vectors are."""
+
+    def get(self, references: Sequence[Any]) -> list[Tensor]:
+        """The blocks with these references; raises `LostTensorError`."""
+        ...
+
+
+class RemoteTensor(Tensor):
+    """A vector (P,) whose blocks are in an object store.
+
+    It can be stored, passed on and copied without its values. Any other operation fetches them, and works on a copy in
+    this process; one that would write into the vector is refused.
+
+    Args:
+        store: where the blocks are
+        references: to the blocks, in order
+        size: P
+        device: where the values are fetched to
+        node: the id of the node that has the blocks
+        finite: whether all values are finite
+    """
+
+    store: ObjectStore
+    references: list[Any]
+    node: str
+    finite: bool
+
+    @staticmethod
+    def __new__(
+        cls, store: ObjectStore, references: list[Any], size: int, device: torch.device, node: str, finite: bool
+    ) -> "RemoteTensor":
+        """A tensor without storage."""
+        made: RemoteTensor = torch.Tensor._make_wrapper_subclass(cls, (size,), dtype=torch.float32, device=device)
+        made.store, made.references, made.node, made.finite = store, references, node, finite
+        return made
+
+    def fetch(self) -> Tensor:
+        """A copy of the values in this process."""
+        return torch.cat(self.store.get(self.references)).to(self.device)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy in another process has the values."""
+        return self.fetch().__reduce_ex__(protocol)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"RemoteTensor({self.numel()} values on node {self.node})"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Every operation on tensors."""
+        if func in (torch.ops.aten.clone.default, torch.ops.aten.detach.default):
+            return args[0]  # nobody can write into it
+        if func._schema.is_mutable and isinstance(args[0], cls):
+            raise RuntimeError("a RemoteTensor cannot be written; fetch its values first")
+        fetched_args, fetched_kwargs = tree_map_only(cls, cls.fetch, (tuple(args), dict(kwargs or {})))
+        return func(*fetched_args, **fetched_kwargs)
+
+
+def fetched(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, all of them in this process."""
+    return {name: t.fetch() if isinstance(t, RemoteTensor) else t for name, t in tensors.items()}
