@@ -1,16 +1,19 @@
 """What a Ray cluster costs and gains on one machine: overhead, memory of the driver, GPUs shared by workers.
 
-python -m benchmarks.cluster overhead     a round on Ray against forked workers, on the same cores
-python -m benchmarks.cluster memory       the driver's memory while 10,000 clients train
-python -m benchmarks.cluster gpu          rounds with 1, 2 and 4 workers that share one GPU
-python -m benchmarks.cluster states       moving personal models against training them
-python -m benchmarks.cluster arithmetic   bandwidth, memory and time of large federations, as in docs/cluster.md
+python -m benchmarks.cluster overhead      a round on Ray against forked workers, on the same cores
+python -m benchmarks.cluster memory        the driver's memory while 10,000 clients train
+python -m benchmarks.cluster aggregation   the driver's memory while 100 models of ten million parameters are aggregated
+python -m benchmarks.cluster gpu           rounds with 1, 2 and 4 workers that share one GPU
+python -m benchmarks.cluster states        rounds with personal models that are moved, and that stay on the nodes
+python -m benchmarks.cluster arithmetic    bandwidth, memory and time of large federations, as in docs/cluster.md
 """
 
 import argparse
+import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +21,12 @@ import torch
 import fedtilt as ft
 from benchmarks.measure import available_cores, write_result
 from benchmarks.memory import resident_mib
-from fedtilt.cluster.connection import connected, tensors_as_arrays
+from fedtilt.cluster.connection import connected
+from fedtilt.rounds import sharded_models
 from fedtilt.rounds.client_states import ClientStates
+from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
+from fedtilt.rounds.ray_executor import RayExecutor
+from fedtilt.training import LocalJob
 
 SHAPES = {"mlp": (1, 28, 28), "cnn": (3, 32, 32)}
 
@@ -104,36 +111,86 @@ def gpu(rounds: int) -> dict[str, Any]:
     return {"seconds": result}
 
 
-def states(size: int) -> dict[str, Any]:
-    """Seconds to move a personal model to a worker and back, against those of its training."""
+def aggregation(clients: int, parameters: int) -> dict[str, Any]:
+    """The driver's memory and the seconds of a round in which the models of all clients stay on the cluster."""
+    sharded_models.SHARDED_BYTES = 0  # for a small size too
+    federation, model = random_federation((16,), clients, 4), _mlp_of(parameters)
+    rules = {"mean": ft.fedavg(), "q = 1": ft.fedtilt(tau=0, lam=0, q=1.0, mu=math.inf)}
+    rules |= {name: ft.Method(name=name, aggregator=name, mu=math.inf) for name in ("median", "trimmed_mean", "krum")}
     result = {}
-    with connected("local") as ray:
+    with connected("local"):
+        for name, method in rules.items():
+            settings = {"rounds": 1, "participation": 1.0, "local_steps": 1, "cluster": "auto"}
+            before = resident_mib()
+            Path("/proc/self/clear_refs").write_text("5")  # the highest resident memory counts from here
+            (finished,) = ft.simulate([method], federation, model, **settings)
+            growth = _peak_mib() - before
+            size = 4 * clients * parameters / 2**20
+            print(
+                f"{name}: {clients} models of {parameters:,} parameters, {size:,.0f} MiB; the driver grows by "
+                f"{growth:.0f} MiB, the round takes {finished.seconds:.1f} s"
+            )
+            result[name] = {"driver_mib": growth, "models_mib": size, "seconds": finished.seconds}
+    return {"clients": clients, "parameters": parameters, "rules": result}
 
-        class Echo:
-            def send(self, tensor: Any) -> Any:
-                return tensor
 
-        echo = ray.remote(num_cpus=1)(Echo).remote()
-        for name, parameters in (("mlp", 199_210), ("cnn", 356_810), ("10 million", 10_000_000))[:size]:
-            tensor, times = torch.zeros(parameters), []
-            for _ in range(10):
-                start = time.perf_counter()
-                with tensors_as_arrays():
-                    reference = echo.send.remote(tensor)
-                ray.get(reference)
-                times.append(time.perf_counter() - start)
-            step = 6 * parameters * 10 / 2e10  # operations of a step on ten samples, at 20 Gflop/s of a core
-            result[name] = {"move": min(times), "steps": min(times) / step}
-            print(f"{name}: {min(times) * 1e3:.1f} ms to a worker and back, the time of {min(times) / step:.1f} steps")
-    return result
+def _mlp_of(parameters: int) -> Callable[..., torch.nn.Module]:
+    """A model of 16 inputs and about so many parameters."""
+    width = int(parameters**0.5) - 14
+
+    def mlp(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+        return ft.models.mlp(input_shape, classes, hidden=(width, width))
+
+    return mlp
+
+
+def _peak_mib() -> float:
+    """The highest resident memory of this process in MiB."""
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+
+
+def states(models: int, rounds: int) -> dict[str, Any]:
+    """Seconds of a client's round when its personal model is moved, when it stays on the nodes, and of its training."""
+    clients, result = 8, {}
+    for parameters in (200_000, 1_000_000, 10_000_000)[:models]:
+        federation = random_federation((16,), clients, 40)
+        net = ft.models.build(_mlp_of(parameters), federation.input_shape, federation.outputs, seed=0)
+        w = ft.models.parameters_to_vector(net)
+        batches = BatchSettings(seed=0, epochs=1, batch_size=10, last_batch="even")
+        seconds: dict[str, float] = {}
+        for name, on_nodes in (("moved", False), ("on nodes", True)):
+            executor = RayExecutor(
+                federation, net, "autograd", batches, device=torch.device("cpu"), precision="float32", address="local",
+                workers=available_cores(), stack_size=None, timeout=600.0, notice=print, on_nodes=on_nodes,
+            )  # fmt: skip
+            start = {client: w.clone() for client in range(clients)}
+            for number in range(1, rounds + 2):
+                jobs = {c: [LocalJob(start=v, anchor=w, prox=0.1, tau=0.0, lam=0.0, lr=0.01)] for c, v in start.items()}
+                started = time.perf_counter()
+                start = {client: trained[0].parameters for client, trained in executor.train(number, jobs)}
+                if number > 1:  # the first round starts workers
+                    seconds[name] = min(seconds.get(name, math.inf), (time.perf_counter() - started) / clients)
+            executor.close()
+        alone = InProcessExecutor(federation, net, "autograd", batches, torch.device("cpu"), "float32")
+        started = time.perf_counter()
+        list(alone.train(1, {0: [LocalJob(start=w, anchor=w, prox=0.1, tau=0.0, lam=0.0, lr=0.01)]}))
+        seconds["training"] = (time.perf_counter() - started) / available_cores()
+        result[parameters] = seconds
+        print(
+            f"{len(w):,} parameters, 4 steps: {seconds['moved'] * 1e3:.1f} ms a client with models moved, "
+            f"{seconds['on nodes'] * 1e3:.1f} ms on the nodes, {seconds['training'] * 1e3:.1f} ms of training alone"
+        )
+    return {"seconds": result}
 
 
 def arithmetic() -> dict[str, Any]:
     """A round of a million clients' federation, for some models and numbers of clients a round."""
     core, gpu_rate, network, passes = 2e10, 2e13, 1.25e9, 6000  # flop/s, flop/s, bytes/s (10 Gbit/s), samples · epochs
-    rows = []
-    print("| model | clients a round | sent and received | models on the driver | 64 cores | 8 GPUs | network |")
-    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    rows, nodes = [], 8
+    print(
+        "| model | clients a round | models moved | models on the driver | 64 cores | 8 GPUs | moved | on the nodes |"
+    )
+    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for parameters in (200_000, 10_000_000):
         for clients in (100, 1_000, 10_000):
             size = 4 * parameters
@@ -141,12 +198,16 @@ def arithmetic() -> dict[str, Any]:
             operations = 2 * 6 * parameters * passes * clients  # two models
             row = {
                 "parameters": parameters, "clients": clients, "moved": moved, "driver": 2 * size * clients,
-                "cores": operations / (64 * core), "gpus": operations / (8 * gpu_rate), "network": moved / network,
+                "cores": operations / (64 * core), "gpus": operations / (8 * gpu_rate),
+                "moved_seconds": moved / network,
+                # the shared model to every node, and the blocks of all updates between nodes, all at once
+                "on_nodes_seconds": nodes * size / network + clients * size / (nodes * network),
             }  # fmt: skip
             rows.append(row)
             print(
                 f"| {parameters / 1e6:g} M | {clients:,} | {_bytes(moved)} | {_bytes(row['driver'])} | "
-                f"{_time(row['cores'])} | {_time(row['gpus'])} | {_time(row['network'])} |"
+                f"{_time(row['cores'])} | {_time(row['gpus'])} | {_time(row['moved_seconds'])} | "
+                f"{_time(row['on_nodes_seconds'])} |"
             )
     return {"rows": rows}
 
@@ -158,12 +219,12 @@ def _bytes(size: float) -> str:
 def _time(seconds: float) -> str:
     if seconds >= 120:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1g} s"
+    return f"{seconds:.0f} s" if seconds >= 9.5 else f"{seconds:.1g} s"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["overhead", "memory", "gpu", "states", "arithmetic"])
+    parser.add_argument("what", choices=["overhead", "memory", "aggregation", "gpu", "states", "arithmetic"])
     parser.add_argument("--quick", action="store_true", help="a small size, to see that it works")
     arguments = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -171,8 +232,9 @@ def main() -> None:
     result = {
         "overhead": lambda: overhead(2 if quick else 15),
         "memory": lambda: memory(200, 8) if quick else memory(10_000, 200),
+        "aggregation": lambda: aggregation(*((6, 500_000) if quick else (100, 10_000_000))),
         "gpu": lambda: gpu(1 if quick else 5),
-        "states": lambda: states(1 if quick else 3),
+        "states": lambda: states(*((1, 1) if quick else (3, 5))),
         "arithmetic": arithmetic,
     }[arguments.what]()
     if not quick:

@@ -13,8 +13,14 @@ import pytest
 import torch
 
 import fedtilt as ft
+from fedtilt.cluster.remote_tensor import RemoteTensor
+from fedtilt.math import client_models
+from fedtilt.rounds import ray_executor, sharded_models
 from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
+from fedtilt.rounds.prepare import prepare
 from fedtilt.rounds.ray_executor import RayExecutor, _split
+from fedtilt.rounds.settings import TrainSettings
+from fedtilt.simulation import simulate_prepared
 from fedtilt.training import LocalJob
 from tests.helpers.digests import digest
 from tests.helpers.ray_cluster import LoopbackCluster, loopback_cluster
@@ -82,6 +88,28 @@ def test_what_clients_have_in_common_is_sent_once() -> None:
     assert own[3][1].start is jobs[3][1].start
 
 
+@pytest.fixture
+def sharded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models of a round stay on the nodes, in three blocks."""
+    monkeypatch.setattr(sharded_models, "SHARDED_BYTES", 0)
+    monkeypatch.setattr(client_models, "_CHUNK_BYTES", 2**20)
+    monkeypatch.setattr(client_models, "BLOCK_BYTES", 2**19)
+
+
+@pytest.mark.usefixtures("sharded")
+def test_models_on_the_nodes_give_the_same_bits_with_a_worker_killed(cluster: LoopbackCluster) -> None:
+    digests = []
+    for r in ft.simulate(METHODS, FED, ft.models.mlp, **SETTINGS, cluster=cluster.address):
+        digests.append(digest(r))
+        if r.number == 1:
+            kept = r.state.client_states.get(("krum", r.selected[0]), fetch=False)["personal"]
+            assert isinstance(kept, RemoteTensor)
+            assert len(kept.references) == 3
+            os.kill(cluster.workers()[0], signal.SIGKILL)
+    assert digests == simulated(workers=0)
+
+
+@pytest.mark.slow
 def test_the_cluster_gives_the_same_bits_as_one_process_with_a_worker_killed(cluster: LoopbackCluster) -> None:
     digests = []
     for r in ft.simulate(METHODS, FED, ft.models.mlp, **SETTINGS, cluster=cluster.address):
@@ -89,6 +117,28 @@ def test_the_cluster_gives_the_same_bits_as_one_process_with_a_worker_killed(clu
         if r.number == 1:
             os.kill(cluster.workers()[0], signal.SIGKILL)
     assert digests == simulated(workers=0)
+
+
+@pytest.mark.slow
+def test_models_stay_on_the_nodes_once_moving_them_is_seen_to_cost_more(
+    cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_executor, "_LARGE_BYTES", 2**18)  # two models have 440 kB
+    monkeypatch.setattr(ray_executor, "_IDLE_SHARE", -1.0)
+    jobs, made = jobs_of_round(), make_executor(cluster.address, on_nodes=None)
+    try:
+        rounds = []
+        for number in (1, 2, 3):  # the first one starts workers, the second one is measured
+            rounds.append((made.on_nodes, dict(made.train(number, jobs))))
+        assert [on_nodes for on_nodes, _ in rounds] == [False, False, True]
+        assert isinstance(rounds[2][1][0][0].parameters, RemoteTensor)
+        net = ft.models.build(ft.models.mlp, FED.input_shape, FED.classes, seed=0)
+        alone = InProcessExecutor(FED, net, "autograd", BATCHES, torch.device("cpu"), "float32")
+        for client, trained in alone.train(3, jobs):
+            for a, b in zip(trained, rounds[2][1][client], strict=True):
+                assert torch.equal(a.parameters, b.parameters)
+    finally:
+        made.close()
 
 
 @pytest.mark.slow
@@ -141,12 +191,23 @@ def test_stacks_of_clients_are_split_among_workers(cluster: LoopbackCluster, sta
 
 
 @pytest.mark.slow
-def test_three_nodes_one_killed_in_the_middle_of_a_round_one_joins() -> None:
-    """Two nodes with a CPU each, and a head without: a node dies, its clients are trained again, another joins."""
+@pytest.mark.parametrize("on_nodes", [False, True])
+def test_three_nodes_one_killed_in_the_middle_of_a_round_one_joins(
+    on_nodes: bool, request: pytest.FixtureRequest
+) -> None:
+    """Two nodes with a CPU each, and a head without: a node dies, its clients are trained again, another joins.
+
+    With the models on the nodes, those of the dead one are lost, and the run goes back.
+    """
+    if on_nodes:
+        request.getfixturevalue("sharded")
     expected = simulated(workers=0, rounds=3)
+    notices: list[str] = []
     with loopback_cluster(1, 1) as cluster:
         killed, digests = [], []
-        for r in ft.simulate(METHODS, FED, ft.models.mlp, **(SETTINGS | {"rounds": 3, "cluster": cluster.address})):
+        settings = TrainSettings(**(SETTINGS | {"rounds": 3, "cluster": cluster.address}))
+        prepared = prepare(METHODS, FED, ft.models.mlp, settings)
+        for r in simulate_prepared(prepared, notice=notices.append):
             digests.append(digest(r))
             if r.number == 1:
                 assert len(cluster.workers()) == 2
@@ -157,6 +218,8 @@ def test_three_nodes_one_killed_in_the_middle_of_a_round_one_joins() -> None:
                 cluster.add_node()
         assert killed
     assert digests == expected
+    if on_nodes:
+        assert [text for text in notices if "a node died with models" in text]
 
 
 @pytest.mark.slow
