@@ -3,9 +3,12 @@
 30 % of the labels are wrong. The choice is made twice: by the accuracy, and by that of the worst 10 % of the clients.
 """
 
+from functools import partial
 from itertools import product
 
 import fedtilt as ft
+
+MODEL = partial(ft.models.mlp, hidden=(64, 64))
 
 
 def main() -> None:
@@ -14,7 +17,7 @@ def main() -> None:
     methods = [
         ft.fedtilt(tau=tau, lam=lam, name=f"tau {tau}, lam {lam}") for tau, lam in product((0, 1, 5), (-2, 0, 2))
     ]
-    result = ft.run(methods, federation, ft.models.mlp, rounds=20, participation=0.25, lr=0.1, eval_every=20)
+    result = ft.run(methods, federation, MODEL, rounds=20, participation=0.25, lr=0.1, eval_every=20)
 
     validation = {name: method.validation for name, method in result.items()}
     for name, metrics in validation.items():

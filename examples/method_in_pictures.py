@@ -1,6 +1,6 @@
 """What lam, tau, q and mu do: five figures and their values, from runs that take half a minute.
 
-python examples/method_in_pictures.py [FOLDER]
+python examples/method_in_pictures.py [FOLDER [FIGURE...]]
 """
 
 import functools
@@ -125,14 +125,16 @@ def mu() -> str:
     return line_chart("mu joins a client to the others", "mu", "accuracy in %", [f"{v:g}" for v in values], lines)
 
 
-def main(folder: Path) -> None:
-    """Draw all figures into the folder."""
+def main(folder: Path, names: Sequence[str] = ()) -> None:
+    """Draw the figures with these names into the folder, or all."""
     folder.mkdir(parents=True, exist_ok=True)
     for figure in (weights, lam, tau, q, mu):
+        if names and figure.__name__ not in names:
+            continue
         (folder / f"{figure.__name__}.svg").write_text(figure(), "utf-8")
         print(f"wrote {folder / figure.__name__}.svg")
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", InputWarning)  # clients with few samples are on purpose
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "method"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "method"), sys.argv[2:])

@@ -3,9 +3,13 @@
 `fedtilt audit RUN --drop suspects.csv` trains again without them.
 """
 
+from functools import partial
+
 import torch
 
 import fedtilt as ft
+
+MODEL = partial(ft.models.mlp, hidden=(64, 64))
 
 
 def main() -> None:
@@ -15,7 +19,7 @@ def main() -> None:
         outliers="flips", outlier_rate=0.2, outlier_redraw="once", outlier_flip_to="any",
     )  # fmt: skip
     result = ft.run(
-        [ft.fedtilt(tau=0, lam=-2)], federation, ft.models.mlp,
+        [ft.fedtilt(tau=0, lam=-2)], federation, MODEL,
         rounds=40, participation=0.25, lr=0.1, eval_every=40, audit=True,
     )  # fmt: skip
     audit = result.audit()

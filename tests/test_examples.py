@@ -1,8 +1,10 @@
 """The examples run, and their results show what their docstrings say."""
 
 import re
-import subprocess
+import runpy
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,26 +12,35 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def output_of(name: str, *arguments: str) -> str:
-    command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+@pytest.fixture
+def output_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs an example with its arguments in a new folder, warnings as errors, and returns what it prints."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        return capfd.readouterr().out
+
+    return run
 
 
-def test_mislabelled() -> None:
+def test_mislabelled(output_of: Callable[..., str]) -> None:
     plain, tilted = (float(part.split()[-1]) for part in output_of("mislabelled").split("%")[:2])
     assert tilted > plain + 3
 
 
-def test_round_by_round() -> None:
+def test_round_by_round(output_of: Callable[..., str]) -> None:
     lines = output_of("round_by_round").splitlines()
     assert lines[0].startswith("round  1: clients")
     assert float(lines[-2].split("worst ")[1].split()[0]) > 80
     assert 80 < float(lines[-1].split(": ")[1].split()[0]) <= 100
 
 
-def test_own_table() -> None:
+def test_own_table(output_of: Callable[..., str]) -> None:
     lines = output_of("own_table").splitlines()
     methods = lines[0].split()[1:]
     rare_class = [
@@ -39,21 +50,21 @@ def test_own_table() -> None:
     assert all(row["fedtilt"] > max(row["fedavg"], row["ditto"]) for row in rare_class)
 
 
-def test_frozen_backbone() -> None:
+def test_frozen_backbone(output_of: Callable[..., str]) -> None:
     head, whole = (line.split() for line in output_of("frozen_backbone").splitlines())
     assert [line[0] for line in (head, whole)] == ["new_head:", "from_the_start:"]
     assert float(head[1]) > float(whole[1])
     assert [line[-3] for line in (head, whole)] == ["258", "5154"]
 
 
-def test_lora() -> None:
+def test_lora(output_of: Callable[..., str]) -> None:
     before, after = output_of("lora").splitlines()
     assert float(before.split()[1]) < 10
     assert float(after.split()[1]) > 70
     assert after.endswith("1320 of 8970 numbers travel")
 
 
-def test_three_levels() -> None:
+def test_three_levels(output_of: Callable[..., str]) -> None:
     lines = output_of("three_levels").splitlines()
     rows = {line.split()[0]: [float(value) for value in line.split()[1:]] for line in lines[2:5] + lines[8:10]}
     none, by_class, by_class_and_ward = range(3)
@@ -62,49 +73,46 @@ def test_three_levels() -> None:
     assert lines[-1].startswith("worst ward of a hospital: none ")
 
 
-def test_own_images() -> None:
+def test_own_images(output_of: Callable[..., str]) -> None:
     lines = output_of("own_images").splitlines()
     rows = {line.split()[0]: [float(value) for value in line.split()[1:]] for line in lines[2:]}
     assert set(rows) == {"island", "north", "south"}
     assert min(accuracy for row in rows.values() for accuracy in row) > 90
 
 
-@pytest.mark.slow
-def test_wrong_labels() -> None:
+def test_wrong_labels(output_of: Callable[..., str]) -> None:
     suspects, samples, _, found, wrong = (int(number) for number in re.findall(r"\d+", output_of("wrong_labels"))[:5])
     assert samples > 1000
     assert found > 0.8 * suspects
     assert found > 0.85 * wrong
 
 
-def test_certificate() -> None:
+def test_certificate(output_of: Callable[..., str]) -> None:
     lines = output_of("certificate").splitlines()
     assert [line.split(":")[0] for line in lines[:2]] == ["ditto", "fedtilt"]
     assert " ".join(lines[2:]).startswith("with 95 % confidence, no client's accuracy is below 8")
 
 
-@pytest.mark.slow
-def test_choose_tilts() -> None:
+def test_choose_tilts(output_of: Callable[..., str]) -> None:
     lines = output_of("choose_tilts").splitlines()
     assert len(lines) == 11
     assert [line.split(";")[0] for line in lines[-2:]] == ["by accuracy: tau 0, lam -2", "by worst: tau 0, lam -2"]
 
 
-@pytest.mark.slow
-def test_compare_runs(tmp_path: Path) -> None:
+def test_compare_runs(output_of: Callable[..., str], tmp_path: Path) -> None:
     output = output_of("compare_runs", str(tmp_path))
     assert output == f"wrote {tmp_path / 'report.html'}\n"
     assert "<h1>2 runs</h1>" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.slow
-def test_local_deployment() -> None:
+def test_local_deployment(output_of: Callable[..., str]) -> None:
     lines = output_of("local_deployment").splitlines()
     assert [line.split()[3] for line in lines if line.startswith("$ fedtilt deploy")] == ["new", "up", "run", "down"]
 
 
 @pytest.mark.slow
-def test_cluster() -> None:
+def test_cluster(output_of: Callable[..., str]) -> None:
     assert output_of("cluster").splitlines()[-1] == "the same bits: True"
 
 
@@ -114,8 +122,15 @@ def _heights(figure: Path) -> list[list[float]]:
     return [[-float(point.split(",")[1]) for point in line.split()] for line in lines]
 
 
+def test_two_of_the_pictures(output_of: Callable[..., str], tmp_path: Path) -> None:
+    output_of("method_in_pictures", str(tmp_path), "weights", "tau")
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"weights.svg", "tau.svg"}
+    _, ill = _heights(tmp_path / "tau.svg")
+    assert ill == sorted(ill)
+
+
 @pytest.mark.slow
-def test_method_in_pictures(tmp_path: Path) -> None:
+def test_method_in_pictures(output_of: Callable[..., str], tmp_path: Path) -> None:
     output_of("method_in_pictures", str(tmp_path))
     clean, wrong = _heights(tmp_path / "lam.svg")  # lam -5, -2, -1, 0, 1, 5
     assert max(clean) - min(clean) < 0.1 * (wrong[1] - wrong[5])
@@ -129,8 +144,7 @@ def test_method_in_pictures(tmp_path: Path) -> None:
     assert max(personal[3:6]) > max(personal[0], personal[-1], shared[0])
 
 
-def test_patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_patients(output_of: Callable[..., str]) -> None:
     assert output_of("patients") == "wrote patients.csv: 900 patients of 3 hospitals\n"
     lines = Path("patients.csv").read_text().splitlines()
     assert len(lines) == 901

@@ -159,6 +159,17 @@ def test_without_flower_the_error_says_how_to_install_it(tmp_path: Path) -> None
     assert not (tmp_path / "mine").exists()
 
 
+def check_log(folder: Path, metrics: Path) -> None:
+    """Compare the log of a deployment with what the server has recorded."""
+    mlflow = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient(tracking_uri=str(folder))
+    (run,) = client.search_runs([client.get_experiment_by_name("fedtilt").experiment_id])
+    assert run.info.status == "FINISHED"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    logged = client.get_metric_history(run.info.run_id, "fedtilt/accuracy")
+    assert {m.step: m.value for m in logged} == {line["round"]: line["personal"]["accuracy"] for line in lines}
+
+
 @pytest.mark.slow
 def test_from_a_new_project_to_two_trained_sites_over_tls(tmp_path: Path) -> None:
     project = tmp_path / "mine"
@@ -168,8 +179,9 @@ def test_from_a_new_project_to_two_trained_sites_over_tls(tmp_path: Path) -> Non
         with pytest.raises(ft.InputError, match="a local cluster is running"):
             deploy("up", project)
         assert "2 of 2 sites are connected" in deploy("status", project)
-        output = deploy("run", project, "--set", "train.rounds=2")
+        output = deploy("run", project, "--set", "train.rounds=2", "--log", f"mlflow:{tmp_path / 'mlruns'}")
         assert "accuracy" in output
+        check_log(tmp_path / "mlruns", project / ".fedtilt/link/runs/mine-fedtilt/seed-0/metrics.jsonl")
         assert (project / ".fedtilt/link/runs/mine-fedtilt/report.html").stat().st_size > 10_000
     finally:
         deploy("down", project)
