@@ -24,7 +24,7 @@ from benchmarks.memory import resident_mib
 from fedtilt.cluster.connection import connected
 from fedtilt.rounds import sharded_models
 from fedtilt.rounds.client_states import ClientStates
-from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
+from fedtilt.rounds.executors import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.rounds.ray_executor import RayExecutor
 from fedtilt.training import LocalJob
 
@@ -157,10 +157,11 @@ def states(models: int, rounds: int) -> dict[str, Any]:
         net = ft.models.build(_mlp_of(parameters), federation.input_shape, federation.outputs, seed=0)
         w = ft.models.parameters_to_vector(net)
         batches = BatchSettings(seed=0, epochs=1, batch_size=10, last_batch="even")
+        training = ClientTraining(federation, net, "autograd", batches)
         seconds: dict[str, float] = {}
         for name, on_nodes in (("moved", False), ("on nodes", True)):
             executor = RayExecutor(
-                federation, net, "autograd", batches, device=torch.device("cpu"), precision="float32", address="local",
+                training, device=torch.device("cpu"), precision="float32", address="local",
                 workers=available_cores(), stack_size=None, timeout=600.0, notice=print, on_nodes=on_nodes,
             )  # fmt: skip
             start = {client: w.clone() for client in range(clients)}
@@ -171,7 +172,7 @@ def states(models: int, rounds: int) -> dict[str, Any]:
                 if number > 1:  # the first round starts workers
                     seconds[name] = min(seconds.get(name, math.inf), (time.perf_counter() - started) / clients)
             executor.close()
-        alone = InProcessExecutor(federation, net, "autograd", batches, torch.device("cpu"), "float32")
+        alone = InProcessExecutor(training, torch.device("cpu"), "float32")
         started = time.perf_counter()
         list(alone.train(1, {0: [LocalJob(start=w, anchor=w, prox=0.1, tau=0.0, lam=0.0, lr=0.01)]}))
         seconds["training"] = (time.perf_counter() - started) / available_cores()

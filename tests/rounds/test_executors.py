@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import fedtilt as ft
 from fedtilt.models import parameters_to_vector
-from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
+from fedtilt.rounds.executors import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.rounds.forked import ForkedExecutor
 from fedtilt.rounds.shared_block import SharedBlock
 from fedtilt.training import LocalJob, Optimizer, Trained
@@ -70,12 +70,12 @@ def test_every_job_may_have_its_own_anchor() -> None:
     """Five clients with four jobs, twenty anchors: more than two per method and client."""
     model = net()
     jobs = {client: jobs_of(client, model, count=4) for client in range(5)}
-    forked = ForkedExecutor(FED, model, "autograd", BATCHES, workers=2, jobs=jobs[0])
+    forked = ForkedExecutor(ClientTraining(FED, model, "autograd", BATCHES), workers=2, jobs=jobs[0])
     try:
         by_worker = dict(forked.train(7, jobs))
     finally:
         forked.close()
-    in_process = InProcessExecutor(FED, model, "autograd", BATCHES, torch.device("cpu"), "float32")
+    in_process = InProcessExecutor(ClientTraining(FED, model, "autograd", BATCHES), torch.device("cpu"), "float32")
     for client, results in in_process.train(7, jobs):
         for a, b in zip(results, by_worker[client], strict=True):
             assert torch.equal(a.parameters, b.parameters)

@@ -16,12 +16,12 @@ import fedtilt as ft
 from fedtilt.cluster.remote_tensor import RemoteTensor
 from fedtilt.math import client_models
 from fedtilt.rounds import ray_executor, sharded_models
-from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
+from fedtilt.rounds.executors import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.rounds.prepare import prepare
 from fedtilt.rounds.ray_executor import RayExecutor, _split
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.simulation import simulate_prepared
-from fedtilt.training import LocalJob
+from fedtilt.training import LocalJob, Trained
 from tests.helpers.digests import digest
 from tests.helpers.ray_cluster import LoopbackCluster, loopback_cluster
 
@@ -33,6 +33,7 @@ METHODS = [
     ft.fedtilt(tau=-1, lam=0, q=0.5, name="tilted server"),
     ft.Method(name="krum", aggregator="krum", bad_share=0.2),
 ]
+Results = dict[int, list[Trained]]
 SETTINGS = {"rounds": 2, "participation": 0.8, "epochs": 1, "momentum": 0.9, "seed": 3}
 
 
@@ -56,16 +57,30 @@ def executor(cluster: LoopbackCluster) -> Iterator[RayExecutor]:
         made.close()
 
 
-def make_executor(address: str, backend: str = "autograd", **arguments: object) -> RayExecutor:
+def training(backend: str = "autograd") -> ClientTraining:
     net = ft.models.build(ft.models.mlp, FED.input_shape, FED.classes, seed=0)
+    return ClientTraining(FED, net, backend, BatchSettings(seed=3, epochs=1, batch_size=10, last_batch="even"))
+
+
+def trained_alone(round: int, jobs: dict[int, list[LocalJob]], backend: str = "autograd", **arguments: int) -> Results:
+    """What one process gives."""
+    executor = InProcessExecutor(training(backend), torch.device("cpu"), "float32", **arguments)
+    return dict(executor.train(round, jobs))
+
+
+def assert_equal(a: Results, b: Results) -> None:
+    assert sorted(a) == sorted(b)
+    for client, trained in a.items():
+        for x, y in zip(trained, b[client], strict=True):
+            assert torch.equal(x.parameters, y.parameters)
+
+
+def make_executor(address: str, backend: str = "autograd", **arguments: object) -> RayExecutor:
     options = {
         "device": torch.device("cpu"), "precision": "float32", "address": address, "workers": None, "stack_size": None,
         "timeout": 60.0, "notice": print,
     }  # fmt: skip
-    return RayExecutor(FED, net, backend, BATCHES, **(options | arguments))
-
-
-BATCHES = BatchSettings(seed=3, epochs=1, batch_size=10, last_batch="even")
+    return RayExecutor(training(backend), **(options | arguments))
 
 
 def jobs_of_round() -> dict[int, list[LocalJob]]:
@@ -132,11 +147,7 @@ def test_models_stay_on_the_nodes_once_moving_them_is_seen_to_cost_more(
             rounds.append((made.on_nodes, dict(made.train(number, jobs))))
         assert [on_nodes for on_nodes, _ in rounds] == [False, False, True]
         assert isinstance(rounds[2][1][0][0].parameters, RemoteTensor)
-        net = ft.models.build(ft.models.mlp, FED.input_shape, FED.classes, seed=0)
-        alone = InProcessExecutor(FED, net, "autograd", BATCHES, torch.device("cpu"), "float32")
-        for client, trained in alone.train(3, jobs):
-            for a, b in zip(trained, rounds[2][1][client], strict=True):
-                assert torch.equal(a.parameters, b.parameters)
+        assert_equal(rounds[2][1], trained_alone(3, jobs))
     finally:
         made.close()
 
@@ -146,17 +157,12 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_round_changes_nothing(
     cluster: LoopbackCluster, executor: RayExecutor
 ) -> None:
     jobs = jobs_of_round()
-    net = ft.models.build(ft.models.mlp, FED.input_shape, FED.classes, seed=0)
-    expected = dict(InProcessExecutor(FED, net, "autograd", BATCHES, torch.device("cpu"), "float32").train(4, jobs))
     results = {}
     for client, trained in executor.train(4, jobs):
         if not results:  # in the middle of the round
             os.kill(cluster.workers()[0], signal.SIGKILL)
         results[client] = trained
-    assert sorted(results) == sorted(expected)
-    for client, trained in results.items():
-        for a, b in zip(trained, expected[client], strict=True):
-            assert torch.equal(a.parameters, b.parameters)
+    assert_equal(results, trained_alone(4, jobs))
 
 
 @pytest.mark.slow
@@ -182,12 +188,7 @@ def test_stacks_of_clients_are_split_among_workers(cluster: LoopbackCluster, sta
         results = dict(made.train(2, jobs))
     finally:
         made.close()
-    net = ft.models.build(ft.models.mlp, FED.input_shape, FED.classes, seed=0)
-    width = stack_size or 4
-    alone = InProcessExecutor(FED, net, "stacked", BATCHES, torch.device("cpu"), "float32", stack_size=width)
-    for client, trained in alone.train(2, jobs):
-        for a, b in zip(trained, results[client], strict=True):
-            assert torch.equal(a.parameters, b.parameters)
+    assert_equal(results, trained_alone(2, jobs, "stacked", stack_size=stack_size or 4))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from fedtilt.math import client_models
 from fedtilt.math.client_models import column_blocks
 from fedtilt.rounds import sharded_models
 from fedtilt.rounds.client_states import ClientStates
-from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
+from fedtilt.rounds.executors import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.training import LocalJob
@@ -44,9 +44,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 def use(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def make_executor(prepared: PreparedRun, notice: object) -> StoringExecutor:
         batches = BatchSettings.of(prepared.settings)
-        inner = InProcessExecutor(
-            prepared.federation, prepared.net, prepared.backend.name, batches, prepared.device, "float32"
-        )
+        training = ClientTraining(prepared.federation, prepared.net, prepared.backend.name, batches)
+        inner = InProcessExecutor(training, prepared.device, "float32")
         clients = prepared.settings.clients_per_round(prepared.federation.clients)
         columns = column_blocks(clients, prepared.parts.shared_size)
         assert len(columns) > 1

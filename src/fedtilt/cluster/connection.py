@@ -20,6 +20,7 @@ _CHECK_SECONDS = 120.0  # a node starts a process and imports torch in it
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # Ray would report statistics to its makers
     "RAY_worker_niceness": "0",  # by default, workers on this machine give way to everything else
+    "RAY_worker_register_timeout_seconds": "300",  # by default a minute, too short for imports on a busy machine
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the default from Ray 3 on; without it Ray warns of the change
 }
 

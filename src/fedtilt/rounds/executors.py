@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,15 @@ class BatchSettings:
         return -(-job.steps // per_epoch)
 
 
+class ClientTraining(NamedTuple):
+    """What clients train, on which data and how; the same for every executor."""
+
+    federation: Federation
+    model: nn.Module  # the architecture
+    backend: str  # its name
+    batch_settings: BatchSettings
+
+
 class Executor(Protocol):
     """Trains the local jobs of several clients; yields each client with its trained models, in any order."""
 
@@ -94,10 +103,7 @@ class InProcessExecutor:
     """Trains in this process; with the stacked backend, all clients together.
 
     Args:
-        federation: the clients' data
-        model: the architecture
-        backend: the name of a backend
-        batch_settings: the batches of every client
+        training: what clients train
         device: where to train
         precision: of matrix products on CUDA
         stack_size: clients that the stacked backend trains together; None: all
@@ -106,19 +112,12 @@ class InProcessExecutor:
     on_nodes = False
 
     def __init__(
-        self,
-        federation: Federation,
-        model: nn.Module,
-        backend: str,
-        batch_settings: BatchSettings,
-        device: torch.device,
-        precision: str,
-        stack_size: int | None = None,
+        self, training: ClientTraining, device: torch.device, precision: str, stack_size: int | None = None
     ) -> None:
-        self._federation, self._model, self._device = federation.to(device), model, device
-        self._batch_settings = batch_settings
-        self._stack_size = stack_size if backend == "stacked" else 1
-        self._train = partial(BACKENDS[backend], precision=precision)
+        self._federation, self._model, self._device = training.federation.to(device), training.model, device
+        self._batch_settings = training.batch_settings
+        self._stack_size = stack_size if training.backend == "stacked" else 1
+        self._train = partial(BACKENDS[training.backend], precision=precision)
 
     def train(self, round: int, jobs: dict[int, list[LocalJob]]) -> Iterator[tuple[int, list[Trained]]]:
         """Train all jobs; with the stacked backend, the clients of a stack are yielded at its end."""

@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtilt.cluster.connection import is_ray_worker
-from fedtilt.data import Federation
 from fedtilt.errors import InputError
-from fedtilt.rounds.executors import BatchSettings
+from fedtilt.rounds.executors import ClientTraining
 from fedtilt.rounds.shared_block import TENSORS_PER_JOB, SharedBlock, is_constant
-from fedtilt.training import BACKENDS, Backend, LocalJob, Trained
+from fedtilt.training import BACKENDS, LocalJob, Trained
 
 
 def can_fork(backend: str) -> bool:
@@ -72,25 +71,14 @@ class ForkedExecutor:
     """Trains in forked worker processes, one client at a time in each.
 
     Args:
-        federation: the clients' data
-        model: the architecture
-        backend: the name of a backend
-        batch_settings: the batches of every client
+        training: what clients train
         workers: the number of processes
         jobs: examples of all jobs of one client in a round; their tensors have the sizes of those to come
     """
 
     on_nodes = False
 
-    def __init__(
-        self,
-        federation: Federation,
-        model: nn.Module,
-        backend: str,
-        batch_settings: BatchSettings,
-        workers: int,
-        jobs: Sequence[LocalJob],
-    ) -> None:
+    def __init__(self, training: ClientTraining, workers: int, jobs: Sequence[LocalJob]) -> None:
         self._slots = 2 * workers  # a slot has the block of one client; per worker, one in training and one queued
         largest = max(tensor.numel() for job in jobs for tensor in vars(job).values() if isinstance(tensor, Tensor))
         size = 4 * largest * TENSORS_PER_JOB * len(jobs)  # of a block; the system gives pages when they are written
@@ -102,7 +90,7 @@ class ForkedExecutor:
         self._connections = [parent_end for parent_end, _ in pipes]
         self._processes = []
         for i in range(workers):
-            worker = _Worker(federation, model, BACKENDS[backend], batch_settings, self._blocks, pipes, i)
+            worker = _Worker(training, self._blocks, pipes, i)
             process = context.Process(target=worker.serve, daemon=True, name=f"fedtilt-worker-{i}")
             with _no_fork_warning():
                 process.start()
@@ -165,10 +153,7 @@ class ForkedExecutor:
 class _Worker:
     """The worker's side of `ForkedExecutor`: runs tasks until its pipe closes."""
 
-    federation: Federation
-    model: nn.Module
-    backend: Backend
-    batch_settings: BatchSettings
+    training: ClientTraining
     blocks: list[SharedBlock]  # shared with the parent
     pipes: list[tuple[Any, Any]]  # (parent's end, worker's end) of every worker
     number: int
@@ -201,5 +186,6 @@ class _Worker:
     def _train(self, task: dict[str, Any]) -> list[list[Any]]:
         block = self.blocks[task["slot"]]
         jobs = block.read_jobs(task["jobs"])
-        batches = self.batch_settings.batches(self.federation, task["round"], task["client"], jobs, torch.device("cpu"))
-        return block.write_results(self.backend(self.model, jobs, [batches] * len(jobs)))
+        federation, model, backend, settings = self.training
+        batches = settings.batches(federation, task["round"], task["client"], jobs, torch.device("cpu"))
+        return block.write_results(BACKENDS[backend](model, jobs, [batches] * len(jobs)))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from fedtilt.errors import InputError
 from fedtilt.math.client_models import column_blocks
-from fedtilt.rounds.executors import BatchSettings, Executor, InProcessExecutor
+from fedtilt.rounds.executors import BatchSettings, ClientTraining, Executor, InProcessExecutor
 from fedtilt.rounds.forked import ForkedExecutor, can_fork, cores
 from fedtilt.rounds.prepare import PreparedRun, example_jobs
 from fedtilt.rounds.ray_executor import RayExecutor
@@ -19,8 +19,8 @@ def make_executor(prepared: PreparedRun, notice: Callable[[str], None]) -> Execu
         notice: called with messages for the user
     """
     federation, settings, device = prepared.federation, prepared.settings, prepared.device
-    backend, batch_settings = prepared.backend.name, BatchSettings.of(settings)
-    workers = settings.workers
+    backend, workers = prepared.backend.name, settings.workers
+    training = ClientTraining(federation, prepared.net, backend, BatchSettings.of(settings))
     if settings.on_cluster:
         shape = settings.clients_per_round(federation.clients), prepared.parts.shared_size
         on_nodes, columns = None, [slice(None)]
@@ -29,7 +29,7 @@ def make_executor(prepared: PreparedRun, notice: Callable[[str], None]) -> Execu
         elif settings.audit or settings.privacy is not None:  # needs the models here, or cannot repeat a round
             on_nodes = False
         return RayExecutor(
-            federation, prepared.net, backend, batch_settings, device=device, precision=settings.precision,
+            training, device=device, precision=settings.precision,
             address=settings.cluster or "local", workers=workers, stack_size=settings.stack_size,
             timeout=settings.cluster_timeout, notice=notice, on_nodes=on_nodes, columns=columns,
         )  # fmt: skip
@@ -44,8 +44,6 @@ def make_executor(prepared: PreparedRun, notice: Callable[[str], None]) -> Execu
             "leave it out or set it to 0"
         )
     if workers == 0:
-        return InProcessExecutor(
-            federation, prepared.net, backend, batch_settings, device, settings.precision, settings.stack_size
-        )
+        return InProcessExecutor(training, device, settings.precision, settings.stack_size)
     jobs = example_jobs(prepared.methods, prepared.parts, settings, federation.group)
-    return ForkedExecutor(federation, prepared.net, backend, batch_settings, workers, jobs)
+    return ForkedExecutor(training, workers, jobs)

@@ -14,14 +14,13 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtilt.cluster.connection import connected, tensors_as_arrays
 from fedtilt.cluster.pool import WorkerPool
 from fedtilt.cluster.remote_tensor import LostTensorError, RemoteTensor
-from fedtilt.data import Federation
 from fedtilt.errors import InputError
-from fedtilt.rounds.executors import BatchSettings
+from fedtilt.rounds.executors import ClientTraining
 from fedtilt.rounds.ray_worker import (
     Clients,
     Refusal,
@@ -44,10 +43,7 @@ class RayExecutor:
     """Trains on the workers of a Ray cluster; those that die are replaced, and their clients are trained again.
 
     Args:
-        federation: the clients' data
-        model: the architecture
-        backend: the name of a backend
-        batch_settings: the batches of every client
+        training: what clients train
         device: where this process has its models; workers train on the same kind of device
         precision: of matrix products on CUDA
         address: of the cluster; see `connected`
@@ -61,20 +57,20 @@ class RayExecutor:
     """
 
     def __init__(
-        self, federation: Federation, model: nn.Module, backend: str, batch_settings: BatchSettings, *,
-        device: torch.device, precision: str, address: str, workers: int | None, stack_size: int | None, timeout: float,
-        notice: Callable[[str], None], on_nodes: bool | None = False, columns: Sequence[slice] = (slice(None),),
+        self, training: ClientTraining, *, device: torch.device, precision: str, address: str, workers: int | None,
+        stack_size: int | None, timeout: float, notice: Callable[[str], None], on_nodes: bool | None = False,
+        columns: Sequence[slice] = (slice(None),),
     ) -> None:  # fmt: skip
-        self._device, self._stacked, self._stack_size = device, backend == "stacked", stack_size
+        self._device, self._stacked, self._stack_size = device, training.backend == "stacked", stack_size
         self._on_nodes, self._columns = on_nodes, columns
         with ExitStack() as stack:
             self._ray = stack.enter_context(connected(address))
             actor = self._ray.remote(Worker)
             with tensors_as_arrays():
-                constants = self._ray.put((federation, copy.deepcopy(model).cpu()))
+                sent = self._ray.put(training._replace(model=copy.deepcopy(training.model).cpu()))
 
             def start(options: dict[str, Any]) -> Any:
-                return actor.options(**options).remote(constants, backend, batch_settings, device.type, precision)
+                return actor.options(**options).remote(sent, device.type, precision)
 
             resource = "GPU" if device.type == "cuda" else "CPU"
             self._pool = WorkerPool(

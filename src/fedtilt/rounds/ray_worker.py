@@ -6,12 +6,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtilt.cluster.connection import send_tensors_as_arrays
-from fedtilt.data import Federation
 from fedtilt.errors import InputError
-from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
+from fedtilt.rounds.executors import ClientTraining, InProcessExecutor
 from fedtilt.training import LocalJob, Trained
 from fedtilt.training.precision import fp32_deterministic
 
@@ -73,21 +72,17 @@ def count_returned(jobs: Sequence[LocalJob]) -> int:
 class Worker:
     """The actor: trains clients one after the other, or in stacks, with one thread on a CPU."""
 
-    def __init__(
-        self, constants: tuple[Federation, nn.Module], backend: str, batch_settings: BatchSettings, device: str,
-        precision: str,
-    ) -> None:  # fmt: skip
+    def __init__(self, training: ClientTraining, device: str, precision: str) -> None:
         import ray
 
         self._ray = ray
         self._node = ray.get_runtime_context().get_node_id()
-        federation, model = constants
         self._device = torch.device(device)
         torch.set_num_threads(1)
         send_tensors_as_arrays()
         with fp32_deterministic(self._device):
-            model = model.to(self._device)
-            self._executor = InProcessExecutor(federation, model, backend, batch_settings, self._device, precision)
+            on_device = training._replace(model=training.model.to(self._device))
+            self._executor = InProcessExecutor(on_device, self._device, precision)
 
     def ready(self) -> str:
         """The id of the node, when the worker has been started."""

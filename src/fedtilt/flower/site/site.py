@@ -28,7 +28,7 @@ from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.devices import pick_device
-from fedtilt.rounds.executors import BatchSettings, InProcessExecutor
+from fedtilt.rounds.executors import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.rounds.method_state import client_state_like
 from fedtilt.rounds.round import ClientUpdate, finish, plan
 from fedtilt.rounds.validity import invalid_reason
@@ -131,10 +131,8 @@ class Site:
                 self.model, list(jobs.values()), device.type, settings.backend, sample, settings.precision,
                 self.federation.dataset.weight_train is not None,
             )  # fmt: skip
-            executor = InProcessExecutor(
-                self.federation, self.model.to(device), backend.name, BatchSettings.of(settings), device,
-                settings.precision,
-            )  # fmt: skip
+            training = ClientTraining(self.federation, self.model.to(device), backend.name, BatchSettings.of(settings))
+            executor = InProcessExecutor(training, device, settings.precision)
             try:
                 ((_, results),) = executor.train(round, {self.number: list(jobs.values())})
             finally:
