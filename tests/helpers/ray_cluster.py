@@ -122,7 +122,6 @@ def _free_port() -> int:
 def loopback_cluster(*cpus: int, head_cpus: int = 0) -> Iterator[LoopbackCluster]:
     """A head node, and one more node for each number of CPUs."""
     import_ray()
-    os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # paths of sockets are short
     cluster = LoopbackCluster(folder, head_cpus)
     try:

@@ -20,7 +20,8 @@ _CHECK_SECONDS = 120.0  # a node starts a process and imports torch in it
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # Ray would report statistics to its makers
     "RAY_worker_niceness": "0",  # by default, workers on this machine give way to everything else
-    "RAY_worker_register_timeout_seconds": "300",  # by default a minute, too short for imports on a busy machine
+    "RAY_worker_register_timeout_seconds": "300",  # on a busy machine, imports take longer than the default of a minute
+    "RAY_agent_register_timeout_ms": "300000",  # and longer than the 15 seconds that a new node waits for its agents
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the default from Ray 3 on; without it Ray warns of the change
 }
 
