@@ -14,6 +14,7 @@ from fedtilt import report
 from fedtilt.errors import InputError
 from fedtilt.evaluation.scores import scores_of
 from fedtilt.files import read_json, write_tensors
+from fedtilt.runs.audit import audit_run
 from fedtilt.runs.export import export_model
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
@@ -170,6 +171,9 @@ def test_a_table_from_file_to_prediction(tmp_path: Path) -> None:
         )
     assert 100 < predicted.mean() < 200
     assert load(tmp_path / "run/spec.toml").task == "regression"
+    for audit in (result.audit, lambda: audit_run(tmp_path / "run")):
+        with pytest.raises(ft.InputError, match=r"finds wrong labels, and the targets .*are numbers; there is none"):
+            audit()
     text = report.markdown([tmp_path / "run"])
     assert "fedtilt reaches an MAE of" in text
     assert "accura" not in text.lower()

@@ -42,13 +42,16 @@ def audit_run(folder: Path, method: str | None = None, seed: int | None = None) 
     seed, run_folder = open_seed(folder, seed)
     if read_record(folder).get("runner") == "flower":
         raise InputError(f"{folder} was trained on Flower sites; the audit of samples is on the sites, in suspects.csv")
+    spec = spec_of(folder)
+    if spec.task == "regression":
+        raise InputError(f"an audit finds wrong labels, and the targets of {folder} are numbers; there is none for it")
     fingerprint = read_fingerprint(run_folder.folder / "fingerprint.json")
     if not fingerprint["train"].get("audit"):
         raise InputError(f"{folder} has no data for an audit; train it again with --audit (train.audit = true)")
     state = run_folder.latest()
     if state is None:
         raise InputError(f"{folder} has no checkpoint of seed {seed} yet; train it first")
-    prepared = prepare_seed(spec_of(folder), seed, folder)
+    prepared = prepare_seed(spec, seed, folder)
     names = tuple(m.name for m in prepared.methods)
     if method is not None and method not in names:
         raise InputError(f"{folder} has no method {method!r}; it has {', '.join(names)}")
