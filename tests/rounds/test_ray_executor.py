@@ -78,7 +78,7 @@ def assert_equal(a: Results, b: Results) -> None:
 def make_executor(address: str, backend: str = "autograd", **arguments: object) -> RayExecutor:
     options = {
         "device": torch.device("cpu"), "precision": "float32", "address": address, "workers": None, "stack_size": None,
-        "timeout": 60.0, "notice": print,
+        "timeout": 600.0, "notice": print,
     }  # fmt: skip
     return RayExecutor(training(backend), **(options | arguments))
 

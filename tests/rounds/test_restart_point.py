@@ -1,5 +1,6 @@
 """Models that stay on nodes: the same bits as in one process, and again after a node dies with them."""
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,17 @@ def use(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "make_executor", make_executor)
 
 
+@functools.cache
+def digests_of_one_process() -> list[str]:
+    """Of every round, with the grid of `store`."""
+    return [digest(r) for r in ft.simulate(METHODS, FED, ft.models.mlp, **SETTINGS, workers=0)]
+
+
 @pytest.mark.parametrize("lost_in_round", [None, 1, 3])
 def test_the_same_bits_with_models_on_nodes(
     store: Store, monkeypatch: pytest.MonkeyPatch, lost_in_round: int | None
 ) -> None:
-    expected = [digest(r) for r in ft.simulate(METHODS, FED, ft.models.mlp, **SETTINGS, workers=0)]
+    expected = digests_of_one_process()
     use(store, monkeypatch)
     digests, notices = [], []
     prepared = prepare(METHODS, FED, ft.models.mlp, TrainSettings(**SETTINGS))
@@ -77,27 +84,25 @@ def test_a_checkpoint_is_where_the_run_goes_back_to(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     notices: list[str] = []
+    digests: list[str] = []
 
     class Lose(ft.Callback):
         def on_round(self, round: ft.Round, metrics: object) -> None:
+            digests.append(digest(round))
             if round.number in (2, 3):
                 store.blocks.clear()
 
         def on_notice(self, text: str) -> None:
             notices.append(text)
 
-    expected = ft.run(METHODS, FED, ft.models.mlp, **SETTINGS, workers=0)
+    expected = digests_of_one_process()
     use(store, monkeypatch)
-    result = ft.run(
-        METHODS, FED, ft.models.mlp, **SETTINGS, out=tmp_path / "run", checkpoint_seconds=0, callbacks=[Lose()]
-    )
+    ft.run(METHODS, FED, ft.models.mlp, **SETTINGS, out=tmp_path / "run", checkpoint_seconds=0, callbacks=[Lose()])
     assert [text.split("; ")[1] for text in notices if "a node died" in text] == [
         "the rounds after 2 are trained again",
         "the rounds after 3 are trained again",
     ]
-    for client in range(FED.clients):
-        a, b = (r["fedtilt"].personal(client).state_dict() for r in (result, expected))
-        assert all(a[name].equal(b[name]) for name in a)
+    assert digests == expected
 
 
 def test_a_run_that_loses_its_models_again_and_again_stops(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """A pool of Ray actors that grows with the cluster and replaces actors that die."""
 
+import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from fedtilt.cluster.connection import check_nodes
@@ -10,6 +11,7 @@ from fedtilt.errors import InputError
 
 _MAX_FAILURES = 3  # of one piece of work, or of starting a worker, before the run stops
 _QUEUED = 2  # pieces of work per worker: one in progress, and one whose data is on its way
+_LOOK_AHEAD = 1000  # pieces of work among which one is chosen for a node
 _MESSAGE_SECONDS = 30.0  # without a worker, before the user is told
 _POLL_SECONDS = 1.0
 
@@ -52,7 +54,7 @@ class WorkerPool:
 
     def run(
         self, work: deque[Work], submit: Callable[[Any, Work], Any],
-        node_of: Callable[[Work], str | None] = lambda piece: None,
+        node_of: Mapping[Work, str] | None = None,
     ) -> Iterator[tuple[Work, Any]]:  # fmt: skip
         """Do all work, and yield each piece with its result, in any order; the caller may add work meanwhile.
 
@@ -61,7 +63,7 @@ class WorkerPool:
         Args:
             work: the pieces
             submit: starts a piece on a worker, and returns Ray's reference to its result
-            node_of: the node that should do a piece, if another has no reason to wait for it; None: any
+            node_of: the nodes that should do certain pieces; others do them rather than wait
         """
         exceptions = self._ray.exceptions
         lost_errors = (exceptions.RayActorError, exceptions.ObjectLostError, exceptions.WorkerCrashedError)
@@ -73,7 +75,7 @@ class WorkerPool:
             for _ in range(_QUEUED):  # in turns, so that no worker has two pieces while another has none
                 for worker, node in self._ready.items():
                     if work and load[worker] < _QUEUED:
-                        piece = take_piece(work, node, node_of)
+                        piece = take_piece(work, node, node_of or {})
                         running[submit(worker, piece)] = worker, piece
                         load[worker] += 1
             done, _ = self._ray.wait([*running, *self._starting], num_returns=1, timeout=_POLL_SECONDS)
@@ -163,19 +165,16 @@ class WorkerPool:
             )
 
 
-def take_piece(work: deque[Work], node: str, node_of: Callable[[Work], str | None]) -> Work:
-    """Take the first piece for a worker on this node: one of this node, else one of none, else any.
+def take_piece(work: deque[Work], node: str, node_of: Mapping[Work, str]) -> Work:
+    """Take a piece for a worker on this node: the first one of this node, else of no node, else of any.
 
-    >>> take_piece(deque(["a1", "b1", "b2"]), "b", lambda piece: piece[0])
+    >>> take_piece(deque(["a1", "b1", "b2"]), "b", {"a1": "a", "b1": "b", "b2": "b"})
     'b1'
     """
-    wanted = [node_of(piece) for piece in work]
-    for choice in (node, None):
-        if choice in wanted:
-            index = wanted.index(choice)
-            break
-    else:
-        index = 0
+    index = 0
+    if node_of:
+        wanted = [node_of.get(piece) for piece in itertools.islice(work, _LOOK_AHEAD)]
+        index = next((wanted.index(choice) for choice in (node, None) if choice in wanted), 0)
     piece = work[index]
     del work[index]
     return piece

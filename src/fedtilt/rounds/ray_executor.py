@@ -103,7 +103,8 @@ class RayExecutor:
 
         started, workers, busy, moved = time.perf_counter(), len(self._pool), 0.0, 0
         work = deque(self._stacks(list(jobs)))
-        for clients, reply in self._pool.run(work, submit, lambda clients: _node_of(jobs, clients)):
+        node_of = {clients: node for clients in work if (node := _node_of(jobs, clients))}
+        for clients, reply in self._pool.run(work, submit, node_of):
             if isinstance(reply, Refusal):
                 if reply.lost:
                     raise LostTensorError
