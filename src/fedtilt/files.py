@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,14 @@ from fedtilt.errors import InputError
 O_BINARY = getattr(os, "O_BINARY", 0)  # Windows would change the ends of lines
 _PREFIX = "sha256:"
 _NO_DIGEST = _PREFIX + 64 * "0"  # in place of the digest, while the digest is computed
+
+
+def local_path(source: str | os.PathLike[str], what: str) -> Path:
+    """The path of a file or folder; a URL is refused, and `what` names it, such as "table"."""
+    path = os.fspath(source)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path):
+        raise InputError(f"{what} {path} is a URL; download it first, and give the path of the file or folder")
+    return Path(path).expanduser()
 
 
 @contextlib.contextmanager

@@ -153,10 +153,16 @@ def test_a_model_that_ends_in_softmax(last):
     assert texts == ({expected} if last else set())
 
 
-def test_build_emits_the_warnings_at_the_line_of_the_user():
-    data = table(clean().assign(c=1), target="y")
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda frame: Federation.build(table(frame, target="y"), clients=2, partition="iid"),
+        lambda frame: Federation.from_clients([frame, frame], target="y"),
+    ],
+)
+def test_warnings_are_emitted_at_the_line_of_the_user(build):
     with pytest.warns(InputWarning) as caught:
-        fed = Federation.build(data, clients=2, partition="iid")
+        fed = build(clean().assign(c=1))
     assert [str(w.message) for w in caught] == list(fed.warnings)
     assert {w.filename for w in caught} == {__file__}
 

@@ -1,5 +1,6 @@
 """Warnings about a data set and a federation, as a careful colleague would give them."""
 
+import inspect
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -19,10 +20,13 @@ _FEW_SAMPLES = 10
 _IMBALANCE = 20  # times as many samples of one class as of another
 
 
-def warn(texts: Iterable[str], stacklevel: int = 3) -> None:
-    """Emit each text as an `InputWarning` of the function that called the caller."""
+def warn(texts: Iterable[str]) -> None:
+    """Emit each text as an `InputWarning` at the line of the user's code that called this package."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "fedtilt":
+        frame, level = frame.f_back, level + 1
     for text in texts:
-        warnings.warn(text, InputWarning, stacklevel=stacklevel)
+        warnings.warn(text, InputWarning, stacklevel=level + 1)
 
 
 def dataset_warnings(data: "Dataset") -> list[str]:

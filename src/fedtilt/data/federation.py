@@ -139,6 +139,7 @@ class Federation:
         *,
         name: str = "clients",
         class_names: Sequence[str] | None = None,
+        task: str | None = None,
         test_share: float | None = None,
         seed: int = 0,
         **settings: Any,
@@ -155,6 +156,8 @@ class Federation:
             names: the clients' names, if `data` is a list; left out: their numbers
             name: the name of the data set
             class_names: all classes in order; left out: those the data declares, else the labels that occur
+            task: "classification" or "regression" (numbers as targets); left out: that of a `Dataset`, else
+                classification
             test_share: the share of its samples that is test data at a client without any; left out: 0.25
             seed: the seed of the test data, the validation data and the choice of clients with outliers
             settings: the settings of `build` about outliers and validation, and `max_train`; also those of the reader
@@ -167,7 +170,7 @@ class Federation:
         """
         given = {key: settings.pop(key) for key in _NOT_ABOUT_DIVISION if key in settings}
         dataset = read_clients(
-            data, names, name=name, class_names=class_names, test_share=test_share, seed=seed, **settings
+            data, names, name=name, class_names=class_names, task=task, test_share=test_share, seed=seed, **settings
         )
         return cls.build(dataset, partition="column", seed=seed, **given)
 

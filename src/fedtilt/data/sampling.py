@@ -2,7 +2,11 @@
 
 import numpy as np
 
-from fedtilt import seeds
+from fedtilt import checks, seeds
+from fedtilt.errors import InputError
+
+DEFAULT_TEST_SHARE = 0.25
+QUARTERS = ("0", "1", "2", "3")
 
 
 def proportional_counts(counts: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
@@ -50,6 +54,31 @@ def positions_by_number(numbers: np.ndarray, count: int) -> list[np.ndarray]:
 def _stable_argsort(numbers: np.ndarray) -> np.ndarray:
     """The stable order of numbers ≥ 0, as the smallest type that holds them: numpy has a radix sort for these."""
     return np.argsort(numbers.astype(np.min_scalar_type(numbers.max(initial=0))), kind="stable")
+
+
+def quarters(values: np.ndarray, client: np.ndarray) -> np.ndarray:
+    """The quarter of its client's numbers that each row is in, so that a split has small and large ones alike.
+
+    >>> quarters(np.array([5.0, 1.0, 7.0, 3.0]), np.zeros(4, np.int64)).tolist()
+    [2, 0, 3, 1]
+    """
+    found = np.zeros(len(values), np.int64)
+    for rows in positions_by_number(client, int(client.max(initial=0)) + 1):
+        found[rows[np.argsort(values[rows], kind="stable")]] = np.arange(len(rows)) * len(QUARTERS) // max(1, len(rows))
+    return found
+
+
+def check_test_share(share: float | None, seed: int, *, given: bool) -> float:
+    """The share of test data, 0.25 if it is left out; it is refused if all test data is given."""
+    checks.whole(seed, "seed")
+    if share is None:
+        return DEFAULT_TEST_SHARE
+    share = checks.number(share, "test_share")
+    if not 0 < share < 1:
+        raise InputError(f"test_share = {share} must be > 0 and < 1; 0.25 is usual")
+    if given:
+        raise InputError(f"test_share = {share} has no effect, because test data is given; leave it out")
+    return share
 
 
 def holdout_size(size: int, share: float) -> int:

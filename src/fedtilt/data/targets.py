@@ -15,6 +15,12 @@ RANGES = 4  # between the quartiles
 RANGE = "range"  # the name of the groups that are the ranges of the target
 
 
+def check_task(task: object) -> None:
+    """Refuse an unknown task."""
+    if task not in TASKS:
+        raise InputError(f"task = {task!r} is unknown; choose {' or '.join(TASKS)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class NumericTarget:
     """How numbers are learnt: models return (y − mean) / deviation, and the ranges of y take the place of classes.

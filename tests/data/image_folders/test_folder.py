@@ -219,6 +219,8 @@ def test_wrong_settings(tmp_path, settings, message):
 
 
 def test_a_missing_folder(tmp_path):
+    with pytest.raises(InputError, match=r"images https://example.org/x is a URL; download it first"):
+        images("https://example.org/x")
     with pytest.raises(InputError, match=r"images .*nowhere does not exist; give a folder of images, or a CSV file"):
         images(tmp_path / "nowhere")
 

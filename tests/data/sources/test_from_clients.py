@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
-from fedtilt.data import Dataset, Federation, from_torch, load
+from fedtilt.data import Dataset, Federation, from_torch, load, table
 from fedtilt.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.InputWarning")  # these data sets are small
 
 X = np.arange(60, dtype=np.float64).reshape(20, 3)
 Y = np.arange(20) % 2
+X32 = torch.from_numpy(X).float()
+NUMBERS = Dataset(name="n", x_train=X32, y_train=X32[:, 0], x_test=X32, y_test=X32[:, 0], task="regression")
 
 
 def dataset(class_names=("no", "yes"), test=4, **fields):
@@ -310,8 +312,54 @@ def test_groups_and_weights_of_datasets_are_kept():
         Federation.from_clients([first, dataset()])
 
 
-def test_a_data_set_of_numbers_is_refused() -> None:
-    x, y = torch.rand(8, 3), torch.rand(8)
-    numbers = Dataset(name="n", x_train=x, y_train=y, x_test=x, y_test=y, task="regression")
-    with pytest.raises(InputError, match="client '0' is a data set with numbers as targets; give data frames"):
-        Federation.from_clients([numbers])
+def numbers(n, first=0.0):
+    x = torch.linspace(0, 1, 3 * n).reshape(n, 3)
+    return x, first + torch.arange(n) / 2
+
+
+def test_numbers_as_targets():
+    """Arrays, data sets, PyTorch's and Hugging Face's, with the split in proportion to each client's quarters."""
+    x, y = numbers(16)
+    fed = Federation.from_clients([(x, y), (x + 2, y + 100)], task="regression")
+    data = fed.dataset
+    assert (data.task, fed.outputs) == ("regression", 1)
+    assert data.y_train.dtype == torch.float32
+    for client, low in ((0, 0.0), (1, 100.0)):
+        kept = data.y_test[data.client_test == client]
+        assert ((kept - low) // 2).tolist() == [0, 1, 2, 3]  # one of each quarter
+    assert data.target.mean == pytest.approx(data.y_train.double().mean().item())
+    rows = datasets.Dataset.from_dict({"x": x.tolist(), "label": y.tolist()})
+    part = Dataset(name="n", x_train=x, y_train=y, x_test=x[:4], y_test=y[:4], task="regression")
+    for client in ((x.numpy(), y.tolist()), TensorDataset(x, y), rows, part, ((x, y), (x[:4], y[:4]))):
+        found = Federation.from_clients([client], task="regression").dataset
+        whole = (
+            torch.cat([found.y_train, found.y_test]) if len(found.y_test) + len(found.y_train) == 16 else found.y_train
+        )
+        assert whole.sort().values.tolist() == y.tolist()
+    assert Federation.from_clients([part, part]).dataset.task == "regression"  # the data sets say so
+    assert from_torch(TensorDataset(x, y), task="regression").outputs == 1
+
+
+def test_numbers_of_tables_keep_their_scale():
+    frame = pd.DataFrame({"age": np.arange(40) % 7, "days": np.arange(40) * 1.5})
+    data = table(frame, target="days", task="regression")
+    joined = Federation.from_clients([data, data]).dataset
+    assert joined.schema == data.schema
+    assert joined.target == data.target == data.schema.numbers
+
+
+@pytest.mark.parametrize(
+    ("clients", "settings", "message"),
+    [
+        ([numbers(8)], {}, r"client '0' has the label 0.5, which is no class; .* set task = 'regression'"),
+        ([numbers(8)], {"task": "ranking"}, "task = 'ranking' is unknown; choose classification or regression"),
+        ([numbers(8)], {"task": "regression", "class_names": ["a"]}, r"class_names = \['a'\] has no effect with task"),
+        ([(X, ["a", "b"] * 10)], {"task": "regression"}, r"client '0' has targets of shape \(20,\) and dtype <U1"),
+        ([(X, [1.0] * 19 + [np.nan])], {"task": "regression"}, "client '0' has the target nan in sample 19"),
+        ([dataset()], {"task": "regression"}, "task = 'regression' differs from that of client '0', a data set with"),
+        ([dataset(), NUMBERS], {}, "client '1' has x of .* with numbers as targets, but client '0' has"),
+    ],
+)  # fmt: skip
+def test_targets_that_do_not_fit_the_task_are_refused(clients, settings, message):
+    with pytest.raises(InputError, match=message):
+        Federation.from_clients(clients, **settings)

@@ -107,5 +107,7 @@ def test_a_user_in_two_files(tmp_path):
 
 
 def test_a_folder_without_json(tmp_path):
+    with pytest.raises(InputError, match="LEAF data https://example.org/x is a URL; download it first"):
+        leaf("https://example.org/x")
     with pytest.raises(InputError, match="train has no .json file; LEAF data has the folders train and test"):
         leaf(tmp_path)

@@ -15,9 +15,9 @@ from fedtilt.data.image_folders.cache import MODES, decode_images, natural_mode,
 from fedtilt.data.image_folders.listing import list_images
 from fedtilt.data.naming import sort_names
 from fedtilt.data.published.entry import data_folder
-from fedtilt.data.sampling import draw_test_data
-from fedtilt.data.sources.samples import check_test_share
+from fedtilt.data.sampling import check_test_share, draw_test_data
 from fedtilt.errors import InputError
+from fedtilt.files import local_path
 
 
 def images(
@@ -63,7 +63,7 @@ def images(
     x = decode_images([files[i].path for i in order], target_size, channels, folder)
     count = int((~test).sum())
     labels, owner, rows = (torch.from_numpy(values[order]) for values in (y, client, np.arange(len(files))))
-    root = Path(source).expanduser().absolute()
+    root = local_path(source, "images").absolute()
     base = root if root.is_dir() else root.parent
     return Dataset(
         name=root.stem,

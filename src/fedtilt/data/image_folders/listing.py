@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtilt.errors import InputError
-from fedtilt.files import reading
+from fedtilt.files import local_path, reading
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _SPLITS = ("train", "test")
@@ -27,7 +27,7 @@ class ImageFile:
 
 def list_images(source: str | os.PathLike[str]) -> list[ImageFile]:
     """The images of a folder or of a manifest, ordered by path."""
-    path = Path(source).expanduser()
+    path = local_path(source, "images")
     if path.is_dir():
         files = _list_folder(path)
     elif path.suffix.lower() == ".csv":

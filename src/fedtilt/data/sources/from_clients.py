@@ -12,10 +12,12 @@ from torch import Tensor
 
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.sources.huggingface import is_huggingface, is_huggingface_dict, read_huggingface, splits
-from fedtilt.data.sources.samples import ClientSamples, Samples, from_arrays, make_dataset
+from fedtilt.data.sources.join import make_dataset
+from fedtilt.data.sources.samples import ClientSamples, Samples, from_arrays
 from fedtilt.data.sources.torch_dataset import is_map_style, read_torch
 from fedtilt.data.tables.schema import Schema
 from fedtilt.data.tables.table import table
+from fedtilt.data.targets import check_task
 from fedtilt.errors import InputError
 
 
@@ -25,14 +27,18 @@ def read_clients(
     *,
     name: str = "clients",
     class_names: Sequence[str] | None = None,
+    task: str | None = None,
     test_share: float | None = None,
     seed: int = 0,
     **columns: Any,
 ) -> Dataset:
     """One data set of every client's data; see `Federation.from_clients`."""
     values = _name_clients(data, names)
+    if task is not None:
+        check_task(task)
     if any(map(_is_table, values.values())):
-        return _read_tables(values, name, class_names, test_share, seed, columns)
+        return _read_tables(values, name, class_names, test_share, seed, columns | {"task": task})
+    _check_tasks(values, task)
     parts = {client: _train_and_test(value, f"client {client!r}") for client, value in values.items()}
     all_parts = [part for pair in parts.values() for part in pair if part is not None]
     allowed = {"target", "inputs"} if any(map(is_huggingface, all_parts)) else set()
@@ -46,13 +52,16 @@ def read_clients(
         clients.append(
             ClientSamples(
                 name=client,
-                train=_read(train, origin, class_names, columns),
-                test=None if test is None else _read(test, f"the test data of {origin}", class_names, columns),
+                train=_read(train, origin, class_names, task, columns),
+                test=None if test is None else _read(test, f"the test data of {origin}", class_names, task, columns),
             )
         )
     dataset = make_dataset(clients, name, class_names=class_names, test_share=test_share, seed=seed)
     warnings = [f"client {client!r}: {text}" for client, value in values.items() for text in _warnings(value)]
-    return replace(dataset, schema=_common_schema(values), warnings=warnings)
+    schema = _common_schema(values)
+    if schema is not None and schema.is_regression:  # the scale that the data sets were read with
+        dataset = replace(dataset, target=schema.numbers, classes=0, class_names=())
+    return replace(dataset, schema=schema, warnings=warnings)
 
 
 def _warnings(value: Any) -> Sequence[str]:
@@ -75,7 +84,8 @@ def _read_tables(
     other = next((client for client, value in values.items() if not _is_table(value)), None)
     if other is not None:
         raise InputError(f"client {other!r} has no table, but other clients have; give all the same kind of data")
-    settings = dict(columns) | ({} if test_share is None else {"test_share": test_share})
+    settings = {key: value for key, value in columns.items() if value is not None}
+    settings |= {} if test_share is None else {"test_share": test_share}
     pairs = [client for client, value in values.items() if _is_pair(value)]
     if pairs:
         single = next((client for client in values if client not in pairs), None)
@@ -177,19 +187,14 @@ def _split_dataset(data: Dataset, origin: str) -> tuple[Samples, Samples | None]
         raise InputError(
             f"{origin} is a data set with clients of its own, such as {data.client_names[0]!r}; use Federation.build"
         )
-    if data.target is not None:
-        raise InputError(
-            f"{origin} is a data set with numbers as targets; give data frames and task = 'regression', or one data "
-            "set with client_train to Federation.build"
-        )
 
     def samples(side: str, name: str) -> Samples:
         x, y, codes, weight, rows = (getattr(data, f"{key}_{side}") for key in ("x", "y", "group", "weight", "rows"))
         return Samples(
             origin=name,
             x=x,
-            labels=_pick(data.class_names, y),
-            class_names=data.class_names,
+            y=_pick(data.class_names, y) if data.target is None else y,
+            class_names=data.class_names if data.target is None else None,
             image=data.image,
             row_names=None if data.row_names is None else _pick(data.row_names, rows),
             groups={column: _pick(names, codes[column]) for column, names in (data.group_names or {}).items()},
@@ -203,17 +208,30 @@ def _pick(names: Sequence[str], positions: Tensor) -> list[str]:
     return [names[position] for position in positions.tolist()]
 
 
-def _read(value: Any, origin: str, class_names: Sequence[str] | None, columns: Mapping[str, Any]) -> Samples:
+def _check_tasks(values: Mapping[str, Any], task: str | None) -> None:
+    """Refuse a task that differs from that of a client's `Dataset`."""
+    for client, value in values.items():
+        if task is not None and isinstance(value, Dataset) and value.task != task:
+            raise InputError(
+                f"task = {task!r} differs from that of client {client!r}, a data set with task = {value.task!r}; leave "
+                "it out, or give all clients the same"
+            )
+
+
+def _read(
+    value: Any, origin: str, class_names: Sequence[str] | None, task: str | None, columns: Mapping[str, Any]
+) -> Samples:
     """The samples of one client, from whatever it gave."""
     if isinstance(value, Samples):
         return value
+    task = task or "classification"
     if _is_samples(value):
         x, y = value
-        return from_arrays(x, y, origin, class_names)
+        return from_arrays(x, y, origin, class_names, task)
     if is_huggingface(value):
-        return read_huggingface(value, origin, class_names=class_names, **columns)
+        return read_huggingface(value, origin, class_names=class_names, task=task, **columns)
     if _is_torch(value):
-        return read_torch(value, origin, columns.get("target"), class_names)
+        return read_torch(value, origin, columns.get("target"), class_names, task)
     raise InputError(
         f"{origin} is a {type(value).__name__}; give a ft.data.Dataset, arrays (x, y), a DataFrame, a map-style "
         "PyTorch dataset, a Hugging Face dataset, or a pair (train, test) of these"

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.sources.samples import ClientSamples, Samples, from_arrays, make_dataset
+from fedtilt.data.sources.join import make_dataset
+from fedtilt.data.sources.samples import ClientSamples, Samples, from_arrays
 from fedtilt.data.sources.torch_dataset import LABEL_NAMES, read_torch
+from fedtilt.data.targets import check_task
 from fedtilt.errors import InputError
 
 
@@ -33,6 +35,7 @@ def from_huggingface(
     client: str | None = None,
     name: str = "huggingface",
     class_names: Sequence[str] | None = None,
+    task: str = "classification",
     test_share: float | None = None,
     seed: int = 0,
 ) -> Dataset:
@@ -48,11 +51,19 @@ def from_huggingface(
         client: the column that names the client of each row; left out: the data has no clients of its own
         name: the name of the data set
         class_names: all classes in order; left out: those of the ClassLabel column, else the labels that occur
+        task: "classification", or "regression" if the labels are numbers to predict
         test_share: the share of the samples that is test data, with the classes in proportion; left out: 0.25
         seed: the seed that draws the test data
     """
+    check_task(task)
     train, test = splits(data, "data")
-    clients = [ClientSamples(name="0", **_read_splits(train, test, target, inputs, client, class_names))]
+    dropped = () if client is None else (client,)
+    samples = [
+        None if part is None else read_huggingface(part, origin, target, inputs, class_names, task, dropped)
+        for part, origin in ((train, "the training data"), (test, "the test data"))
+    ]
+    assert samples[0] is not None
+    clients = [ClientSamples(name="0", train=samples[0], test=samples[1])]
     if client is not None:
         clients = _by_client(clients[0], train, test, client)
     return make_dataset(
@@ -76,20 +87,13 @@ def splits(data: Any, origin: str) -> tuple[Any, Any]:
     return data["train"], data.get("test")
 
 
-def _read_splits(train: Any, test: Any, target: Any, inputs: Any, client: Any, class_names: Any) -> Mapping[str, Any]:
-    dropped = () if client is None else (client,)
-    return {
-        "train": read_huggingface(train, "the training data", target, inputs, class_names, dropped),
-        "test": None if test is None else read_huggingface(test, "the test data", target, inputs, class_names, dropped),
-    }
-
-
 def read_huggingface(
     data: Any,
     origin: str,
     target: str | None = None,
     inputs: Sequence[str] = (),
     class_names: Sequence[str] | None = None,
+    task: str = "classification",
     drop: Sequence[str] = (),
 ) -> Samples:
     """All rows of a `datasets.Dataset`; `drop` has the columns that are neither input nor label."""
@@ -116,9 +120,9 @@ def read_huggingface(
     names = names if class_names is None else class_names
     selected = data.select_columns([*columns, target])
     if selected.format["type"] == "custom":  # a transform of the user's
-        return read_torch(selected, origin, target, names)
+        return read_torch(selected, origin, target, names, task)
     if "image" in kinds.values():
-        return read_torch(selected.with_format(None), origin, target, names)
+        return read_torch(selected.with_format(None), origin, target, names, task)
     arrays = selected.with_format("numpy")[:]
     for column in columns:
         if arrays[column].dtype == object:
@@ -127,7 +131,7 @@ def read_huggingface(
                 "tokenizer(…, padding='max_length', truncation=True)"
             )
     x = arrays[columns[0]] if len(columns) == 1 else {column: arrays[column] for column in columns}
-    return from_arrays(x, arrays[target], origin, names)
+    return from_arrays(x, arrays[target], origin, names, task)
 
 
 def _find_target(data: Any, origin: str) -> str:

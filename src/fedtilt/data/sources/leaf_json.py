@@ -19,8 +19,10 @@ from torch import Tensor
 
 from fedtilt import checks
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.sources.samples import ClientSamples, Samples, from_arrays, make_dataset
+from fedtilt.data.sources.join import make_dataset
+from fedtilt.data.sources.samples import ClientSamples, Samples, from_arrays
 from fedtilt.errors import InputError
+from fedtilt.files import local_path
 
 # the characters of LEAF's Shakespeare data, in its order
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -55,7 +57,7 @@ def leaf(
         vocabulary: the number of different tokens of tweets; left out: 10,000
         name: the name of the data set
     """
-    root = Path(folder).expanduser()
+    root = local_path(folder, "LEAF data")
     train, test = (_read_users(root / split) for split in ("train", "test"))
     missing = next((user for user in test if user not in train), None)
     if missing is not None:

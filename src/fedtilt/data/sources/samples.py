@@ -1,6 +1,6 @@
-"""Samples and labels from arrays, tensors and lists, and the data set that several clients' samples make."""
+"""Samples and their targets, from arrays, tensors and lists."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,25 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtilt import checks
-from fedtilt.data.dataset import Dataset
-from fedtilt.data.inputs import Inputs, concatenate, named_tensors, take
-from fedtilt.data.naming import sort_names
-from fedtilt.data.row_names import RowNames, SampleRows
-from fedtilt.data.sampling import draw_test_data
+from fedtilt.data.inputs import Inputs, named_tensors, take
+from fedtilt.data.row_names import SampleRows
 from fedtilt.errors import InputError
 
-DEFAULT_TEST_SHARE = 0.25
 _CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Samples:
-    """Some samples with their labels, and what error messages call them."""
+    """Some samples with their targets, and what error messages call them."""
 
     origin: str  # such as "client 'north'"
     x: Inputs
-    labels: Sequence[str]  # the name of each sample's class
+    y: Sequence[str] | Tensor  # the name of each sample's class or, with regression, its number, float32
     class_names: tuple[str, ...] | None = None  # all classes in order, if the source declares them
     image: bool = False
     row_names: Sequence[str] | None = None  # where each sample comes from; left out: its number
@@ -34,7 +29,7 @@ class Samples:
     weights: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.y)
 
     def take(self, rows: np.ndarray) -> "Samples":
         """The samples of these rows."""
@@ -45,7 +40,7 @@ class Samples:
         return replace(
             self,
             x=take(self.x, torch.from_numpy(rows)),
-            labels=pick(self.labels),
+            y=self.y[rows] if isinstance(self.y, Tensor) else pick(self.y),
             row_names=[self.rows.row_name(row) for row in rows],
             groups={column: pick(names) for column, names in self.groups.items()},
             weights=None if self.weights is None else self.weights[rows],
@@ -66,7 +61,9 @@ class ClientSamples:
     test: Samples | None = None
 
 
-def from_arrays(x: object, y: object, origin: str, class_names: Sequence[str] | None = None) -> Samples:
+def from_arrays(
+    x: object, y: object, origin: str, class_names: Sequence[str] | None = None, task: str = "classification"
+) -> Samples:
     """Samples from arrays, tensors or lists; `x` may be a dictionary of them.
 
     uint8 arrays of three or four dimensions are images, other integers tokens (int64), and the rest is float32.
@@ -77,14 +74,15 @@ def from_arrays(x: object, y: object, origin: str, class_names: Sequence[str] | 
     else:
         inputs = _to_tensor(x, f"{origin} has x")
     image = isinstance(inputs, Tensor) and inputs.dtype == torch.uint8
-    labels = _label_names(y, origin, class_names)
+    is_regression = task == "regression"
+    targets = _numbers(y, origin) if is_regression else _label_names(y, origin, class_names)
     for key, tensor in named_tensors(inputs, "x").items():
-        if len(tensor) != len(labels):
+        if len(tensor) != len(targets):
             raise InputError(
-                f"{origin} has {len(tensor)} samples in {key} but {len(labels)} labels; give one label each"
+                f"{origin} has {len(tensor)} samples in {key} but {len(targets)} labels; give one label each"
             )
-    names = None if class_names is None else tuple(map(str, class_names))
-    return Samples(origin=origin, x=inputs, labels=labels, class_names=names, image=image)
+    names = None if class_names is None or is_regression else tuple(map(str, class_names))
+    return Samples(origin=origin, x=inputs, y=targets, class_names=names, image=image)
 
 
 def _to_tensor(value: object, where: str, tokens: bool = False) -> Tensor:
@@ -130,8 +128,8 @@ def _label_names(y: object, origin: str, class_names: Sequence[str] | None) -> l
     if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array == np.floor(array)).all()):
         bad = next(value for value in array.tolist() if not (np.isfinite(value) and value == int(value)))
         raise InputError(
-            f"{origin} has the label {bad}, which is no class; give whole numbers or text, or data "
-            "frames and task = 'regression' to predict numbers"
+            f"{origin} has the label {bad}, which is no class; give whole numbers or text, or set task = 'regression' "
+            "to predict numbers"
         )
     if array.dtype.kind == "O" and any(value is None or value != value for value in array):  # None, NaN
         raise InputError(f"{origin} has a sample without a label; leave it out")
@@ -146,131 +144,17 @@ def _label_names(y: object, origin: str, class_names: Sequence[str] | None) -> l
     return [str(class_names[value]) for value in numbers]
 
 
-def make_dataset(
-    clients: Sequence[ClientSamples],
-    name: str,
-    *,
-    class_names: Sequence[str] | None = None,
-    test_share: float | None = None,
-    seed: int = 0,
-    keep_clients: bool = True,
-) -> Dataset:
-    """One data set of all clients' samples; a client without test samples gives a share of its training samples.
-
-    Args:
-        clients: the samples of each client
-        name: the name of the data set
-        class_names: all classes in order; left out: those declared by the samples, else the labels that occur
-        test_share: the share of the samples that is test data, with the classes in proportion; left out: 0.25
-        seed: the seed that draws the test data
-        keep_clients: whether the data set has these clients, or none of its own
-    """
-    owned = [(i, client.train) for i, client in enumerate(clients)]
-    owned += [(i, client.test) for i, client in enumerate(clients) if client.test is not None]
-    parts = [part for _, part in owned]
-    _check_format(parts)
-    classes = _merge_classes(parts, class_names)
-    y = _to_numbers([part.labels for part in parts], classes)
-    owner = torch.repeat_interleave(torch.tensor([i for i, _ in owned]), torch.tensor([len(part) for part in parts]))
-    groups = {column: [part.groups[column] for part in parts] for column in parts[0].groups}  # the same in all parts
-    weights = [part.weights for part in parts if part.weights is not None]
-    group_names = {column: sort_names({n for part in values for n in part}) for column, values in groups.items()}
-    columns: dict[str, Inputs | None] = {
-        "x": concatenate([part.x for part in parts]),
-        "y": y,
-        "client": owner if keep_clients else None,
-        "group": {column: _to_numbers(groups[column], names) for column, names in group_names.items()} or None,
-        "weight": torch.cat(weights) if weights else None,
-        "rows": torch.arange(len(y)),
-    }
-    share = check_test_share(test_share, seed, given=len(parts) == 2 * len(clients))
-    count = sum(len(client.train) for client in clients)
-    without_test = np.array([client.test is None for client in clients])
-    drawn = draw_test_data(y[:count].numpy(), owner[:count].numpy(), share, seed) & without_test[owner[:count]]
-    sides: dict[str, Tensor | slice] = {"train": slice(0, count), "test": slice(count, None)}
-    if drawn.any():
-        sides = {
-            "train": torch.from_numpy(np.flatnonzero(~drawn)),
-            "test": torch.cat([torch.from_numpy(np.flatnonzero(drawn)), torch.arange(count, len(y))]),
-        }
-    split: dict[str, Any] = {
-        f"{key}_{side}": take(values, rows)
-        for key, values in columns.items()
-        if values is not None
-        for side, rows in sides.items()
-    }
-    return Dataset(
-        name=name,
-        classes=len(classes),
-        class_names=classes,
-        image=parts[0].image,
-        client_names=tuple(client.name for client in clients) if keep_clients else None,
-        group_names=group_names or None,
-        row_names=RowNames([part.rows for part in parts]),
-        **split,
-    )
-
-
-def _to_numbers(parts: Iterable[Sequence[str]], names: Sequence[str]) -> Tensor:
-    """The position of each name, for all parts."""
-    number = {name: k for k, name in enumerate(names)}
-    return torch.tensor([number[name] for part in parts for name in part], dtype=torch.int64)
-
-
-def check_test_share(share: float | None, seed: int, *, given: bool) -> float:
-    """The share of test data, 0.25 if it is left out; it is refused if all test data is given."""
-    checks.whole(seed, "seed")
-    if share is None:
-        return DEFAULT_TEST_SHARE
-    share = checks.number(share, "test_share")
-    if not 0 < share < 1:
-        raise InputError(f"test_share = {share} must be > 0 and < 1; 0.25 is usual")
-    if given:
-        raise InputError(f"test_share = {share} has no effect, because test data is given; leave it out")
-    return share
-
-
-def _check_format(parts: Sequence[Samples]) -> None:
-    """Refuse samples that differ in shape, dtype or kind from those of the first client."""
-
-    def format_of(part: Samples) -> str:
-        tensors = named_tensors(part.x, "x").items()
-        text = ", ".join(f"{key} of shape {tuple(t.shape[1:])} and {str(t.dtype)[6:]}" for key, t in sorted(tensors))
-        columns = " and ".join(sorted(part.groups))
-        extras = [
-            ("images", part.image),
-            (f"groups by {columns}", bool(columns)),
-            ("weights", part.weights is not None),
-        ]
-        return ", ".join([text, *(f"with {extra}" if extra != "images" else "as images" for extra, on in extras if on)])
-
-    first = parts[0]
-    for part in parts[1:]:
-        if format_of(part) != format_of(first):
-            raise InputError(
-                f"{part.origin} has {format_of(part)}, but {first.origin} has {format_of(first)}; give all the same"
-            )
-
-
-def _merge_classes(parts: Sequence[Samples], class_names: Sequence[str] | None) -> tuple[str, ...]:
-    """All classes in order; samples that declare their classes must declare the same ones, in any order."""
-    declared = [part for part in parts if part.class_names is not None]
-    if class_names is not None:
-        classes = tuple(map(str, class_names))
-        source = "class_names"
-    elif declared:
-        classes, source = declared[0].class_names or (), declared[0].origin
-    else:
-        return sort_names({label for part in parts for label in part.labels})
-    if len(set(classes)) != len(classes):
-        raise InputError(f"class_names has {next(c for c in classes if classes.count(c) > 1)!r} twice; name each once")
-    for part in parts:
-        missing = set(classes) - set(part.class_names) if part.class_names is not None else set()
-        unknown = sorted({*part.labels, *(part.class_names or ())} - set(classes))
-        if unknown or missing:
-            different = f"the class {unknown[0]!r}" if unknown else f"no class {min(missing)!r}"
-            raise InputError(
-                f"{part.origin} has {different}, but the classes of {source} are {', '.join(classes)}; give all the "
-                "same classes, in any order"
-            )
-    return classes
+def _numbers(y: object, origin: str) -> Tensor:
+    """The targets of a regression, float32."""
+    array = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if array.ndim != 1 or array.dtype.kind not in "biuf":
+        raise InputError(
+            f"{origin} has targets of shape {array.shape} and dtype {array.dtype}; regression needs one number per "
+            "sample"
+        )
+    with np.errstate(over="ignore"):
+        numbers = array.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        sample = int(np.flatnonzero(~np.isfinite(numbers))[0])
+        raise InputError(f"{origin} has the target {array[sample]} in sample {sample}; give finite float32 numbers")
+    return torch.from_numpy(numbers)

@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.sources.samples import ClientSamples, Samples, from_arrays, make_dataset
+from fedtilt.data.sources.join import make_dataset
+from fedtilt.data.sources.samples import ClientSamples, Samples, from_arrays
+from fedtilt.data.targets import check_task
 from fedtilt.errors import InputError
 
 LABEL_NAMES = ("label", "labels")  # what samples that are dictionaries usually call their label
@@ -21,6 +23,7 @@ def from_torch(
     name: str | None = None,
     target: str | None = None,
     class_names: Sequence[str] | None = None,
+    task: str = "classification",
     test_share: float | None = None,
     seed: int = 0,
 ) -> Dataset:
@@ -36,6 +39,7 @@ def from_torch(
         name: the name of the data set; left out: that of the class of `train`
         target: the key of the label, if samples are dictionaries; left out: 'label' or 'labels'
         class_names: all classes in order; left out: `train.classes`, else the labels that occur
+        task: "classification", or "regression" if the labels are numbers to predict
         test_share: the share of the samples that is test data, with the classes in proportion; left out: 0.25
         seed: the seed that draws the test data
 
@@ -43,10 +47,11 @@ def from_torch(
     >>> from_torch(TensorDataset(torch.zeros(8, 3), torch.arange(8) % 2))
     Dataset('TensorDataset': 6 training and 2 test samples of shape (3,), 2 classes)
     """
+    check_task(task)
     samples = ClientSamples(
         name="0",
-        train=read_torch(train, "the training data", target, class_names),
-        test=None if test is None else read_torch(test, "the test data", target, class_names),
+        train=read_torch(train, "the training data", target, class_names, task),
+        test=None if test is None else read_torch(test, "the test data", target, class_names, task),
     )
     return make_dataset(
         [samples], name or type(train).__name__, class_names=class_names, test_share=test_share, seed=seed,
@@ -60,7 +65,11 @@ def is_map_style(data: object) -> bool:
 
 
 def read_torch(
-    dataset: Any, origin: str, target: str | None = None, class_names: Sequence[str] | None = None
+    dataset: Any,
+    origin: str,
+    target: str | None = None,
+    class_names: Sequence[str] | None = None,
+    task: str = "classification",
 ) -> Samples:
     """All samples of a map-style dataset, stacked."""
     if isinstance(dataset, IterableDataset) or not is_map_style(dataset):
@@ -70,7 +79,7 @@ def read_torch(
         )
     names = _declared_classes(dataset) if class_names is None else class_names
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        return from_arrays(*dataset.tensors, origin, names)
+        return from_arrays(*dataset.tensors, origin, names, task)
     if not len(dataset):
         raise InputError(f"{origin} has 0 samples; give at least one")
     columns: dict[str, Any] = {}
@@ -92,7 +101,7 @@ def read_torch(
             columns[key][i] = value
         labels.append(label)
     inputs = next(iter(columns.values())) if len(columns) == 1 else columns
-    return from_arrays(inputs, labels, origin, names)
+    return from_arrays(inputs, labels, origin, names, task)
 
 
 def _declared_classes(dataset: Any) -> Sequence[str] | None:

@@ -1,7 +1,6 @@
 """The columns of a table: of one file or data frame, or of several with the same columns, one per client."""
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import pyarrow as pa
 from fedtilt.data.row_names import FileRows, RowNames
 from fedtilt.data.tables.parts import SUFFIXES, Part, file_part, frame_part, is_text
 from fedtilt.errors import InputError
+from fedtilt.files import local_path
 
 if TYPE_CHECKING:
     import pandas
@@ -66,7 +66,7 @@ def read_columns(source: Source, text: Iterable[str] = (), optional: Iterable[st
     """
     text, optional = tuple(text), tuple(optional)
     if isinstance(source, str | os.PathLike):
-        path = Path(_local(source))
+        path = local_path(source, "table")
         if not path.is_dir():
             return _checked(path.stem, str(path), [file_part(path, text)], optional)
         parts = [replace(file_part(file, text), client=file.stem) for file in _files_of(path)]
@@ -75,7 +75,7 @@ def read_columns(source: Source, text: Iterable[str] = (), optional: Iterable[st
         parts = [_client_part(str(key), part, text) for key, part in source.items()]
         return _checked("table", ", ".join(str(key) for key in source), parts, optional)
     if isinstance(source, Sequence) and source and all(isinstance(part, str | os.PathLike) for part in source):
-        paths = [Path(_local(part)) for part in source]
+        paths = [local_path(part, "table") for part in source]
         _check_stems(paths)
         parts = [replace(file_part(path, text), client=path.stem) for path in paths]
         return _checked(paths[0].parent.resolve().name, ", ".join(map(str, paths)), parts, optional)
@@ -86,14 +86,6 @@ def is_table(source: _File) -> bool:
     """Whether this path can be a table: a file with a table's suffix, or a folder with such files."""
     path = Path(source)
     return path.suffix.lower() in SUFFIXES or (path.is_dir() and bool(tables_in(path)))
-
-
-def _local(source: _File) -> str:
-    """The path; a URL is refused."""
-    path = os.fspath(source)
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path):
-        raise InputError(f"table {path} is a URL; download it first, and give the path of the file")
-    return path
 
 
 def _files_of(folder: Path) -> list[Path]:
@@ -162,7 +154,7 @@ def _with_missing(part: Part, names: Sequence[str]) -> Part:
 
 
 def _part(source: Any, text: Sequence[str]) -> Part:
-    return file_part(Path(_local(source)), text) if isinstance(source, str | os.PathLike) else frame_part(source)
+    return file_part(local_path(source, "table"), text) if isinstance(source, str | os.PathLike) else frame_part(source)
 
 
 def _client_part(client: str, source: Any, text: Sequence[str]) -> Part:

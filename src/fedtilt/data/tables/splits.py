@@ -6,13 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedtilt import seeds
-from fedtilt.data.sampling import holdout_size, positions_by_number, stratified_mask
-from fedtilt.data.sources.samples import DEFAULT_TEST_SHARE
+from fedtilt.data.sampling import DEFAULT_TEST_SHARE, holdout_size, positions_by_number, stratified_mask
 from fedtilt.data.tables.cells import read_cells, read_names
 from fedtilt.data.tables.columns import Columns
 from fedtilt.data.tables.schema import Schema
 from fedtilt.data.tables.text_cells import to_number
-from fedtilt.data.targets import RANGES
 from fedtilt.errors import InputError
 
 _SIDES = {"train": False, "training": False, "test": True, "testing": True}
@@ -64,21 +62,6 @@ def draw_test_rows(
             f"that of {row}; every client's rows are split by themselves, so give its rows one client"
         )
     return test
-
-
-QUARTERS = tuple(map(str, range(RANGES)))
-
-
-def quarters(values: np.ndarray, client: np.ndarray) -> np.ndarray:
-    """The quarter of its client's numbers that each row is in, so that a split has small and large ones alike.
-
-    >>> quarters(np.array([5.0, 1.0, 7.0, 3.0]), np.zeros(4, np.int64)).tolist()
-    [2, 0, 3, 1]
-    """
-    found = np.zeros(len(values), np.int64)
-    for rows in positions_by_number(client, int(client.max()) + 1):
-        found[rows[np.argsort(values[rows], kind="stable")]] = np.arange(len(rows)) * RANGES // max(1, len(rows))
-    return found
 
 
 def _ranks(names: Sequence[str]) -> np.ndarray:

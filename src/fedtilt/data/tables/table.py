@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.sampling import positions_by_number
-from fedtilt.data.sources.samples import check_test_share
+from fedtilt.data.sampling import QUARTERS, check_test_share, positions_by_number, quarters
 from fedtilt.data.tables.cells import classes_problem, read_cells, read_names, read_numbers
 from fedtilt.data.tables.columns import Columns, Source, read_columns
 from fedtilt.data.tables.encoding import encode
 from fedtilt.data.tables.kinds import Cells
 from fedtilt.data.tables.roles import Roles, check_names, known_schema
 from fedtilt.data.tables.schema import Column, Schema, read_schema
-from fedtilt.data.tables.splits import QUARTERS, draw_test_rows, quarters
+from fedtilt.data.tables.splits import draw_test_rows
 from fedtilt.data.tables.summaries import Summary, merge, summarise_sites
 from fedtilt.data.tables.table_warnings import column_warnings, left_out
 from fedtilt.errors import InputError
