@@ -1,7 +1,7 @@
 """What `ft.tune` recommends, on test data, and what a search costs.
 
-    python -m benchmarks.tuning                  # recommendations, then the cost: some ten minutes on two cores
-    python -m benchmarks.tuning --only cost --device cuda
+    python -m benchmarks.tuning             # recommendations, ten minutes on two cores; goes on where it stopped
+    python -m benchmarks.tuning --cost [--device cuda]
 
 Recommendations: on every seed, a search on validation data starts from a default and recommends a setting; both are
 compared on test data. The mean gain over the seeds must not be below minus one standard error. The defaults are plain
@@ -12,19 +12,21 @@ Cost: the seconds of a search over 64 settings with successive halving, over tho
 
 import argparse
 import functools
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import fedtilt as ft
-from benchmarks.measure import time_call, write_result
+from benchmarks.cases import Case, add_options, run_cases
+from benchmarks.measure import RESULTS, time_call, write_result
 
 TILTS = {"tau": [0, 1, 10], "lam": [-2, -0.5, 0, 1]}
 RATES = {"lam": ft.Range(-3, 1), "lr": ft.Range(0.01, 0.3), "mu": ft.Range(0.01, 1)}
 
 
-class Case(NamedTuple):
+class Start(NamedTuple):
     """A default, and what is varied to improve it."""
 
     data: str
@@ -34,15 +36,20 @@ class Case(NamedTuple):
     by: str
     trials: int = 64
 
+    @property
+    def name(self) -> str:
+        default = f"tau {self.default.tau:g}, lam {self.default.lam:g}"
+        return f"{self.data}, {self.outliers}, by {self.by}, from {default}"
 
-CASES = (
-    Case("digits", "flips", ft.fedtilt(tau=0, lam=0), TILTS, "accuracy"),
-    Case("digits", "flips", ft.fedtilt(tau=0, lam=-2), TILTS, "accuracy"),
-    Case("digits", "none", ft.fedtilt(tau=0, lam=0), RATES, "worst", 16),
-    Case("table", "flips", ft.fedtilt(tau=0, lam=0), TILTS, "accuracy"),
-    Case("table", "none", ft.fedtilt(tau=0, lam=0), TILTS, "worst"),
-    Case("mnist", "flips", ft.fedtilt(tau=0, lam=0), TILTS, "accuracy"),
-    Case("mnist", "none", ft.fedtilt(tau=0, lam=0), TILTS, "client_fairness"),
+
+STARTS = (
+    Start("digits", "flips", ft.fedtilt(tau=0, lam=0), TILTS, "accuracy"),
+    Start("digits", "flips", ft.fedtilt(tau=0, lam=-2), TILTS, "accuracy"),
+    Start("digits", "none", ft.fedtilt(tau=0, lam=0), RATES, "worst", 16),
+    Start("table", "flips", ft.fedtilt(tau=0, lam=0), TILTS, "accuracy"),
+    Start("table", "none", ft.fedtilt(tau=0, lam=0), TILTS, "worst"),
+    Start("mnist", "flips", ft.fedtilt(tau=0, lam=0), TILTS, "accuracy"),
+    Start("mnist", "none", ft.fedtilt(tau=0, lam=0), TILTS, "client_fairness"),
 )
 
 
@@ -58,46 +65,38 @@ def load(name: str) -> ft.data.Dataset:
     return ft.data.table(rows, target="target", client="clinic", test_share=0.3)
 
 
-def federation(case: Case, seed: int) -> ft.Federation:
+def federation(start: Start, seed: int) -> ft.Federation:
     """The clients of one seed, with validation data."""
-    data, settings = load(case.data), {"outliers": case.outliers, "validation": 0.2, "seed": seed}
-    if case.data == "table":
+    data, settings = load(start.data), {"outliers": start.outliers, "validation": 0.2, "seed": seed}
+    if start.data == "table":
         return ft.Federation.build(data, **settings)
     return ft.Federation.build(data, clients=20, classes_per_client=2, max_train=100, **settings)
 
 
-def recommend(case: Case, seed: int, rounds: int) -> dict[str, Any]:
+def measure(case: Case) -> Case:
     """The recommendation on one seed, and the default and it on test data."""
-    train = {"rounds": rounds, "participation": 0.25, "epochs": 5, "lr": 0.05, "seed": seed}
+    start, seed = next(start for start in STARTS if start.name == case["start"]), case["seed"]
+    train = {"rounds": case["rounds"], "participation": 0.25, "epochs": 5, "lr": 0.05, "seed": seed, "workers": 0}
     model = functools.partial(ft.models.mlp, hidden=(64,))
     tuning = ft.tune(
-        [case.default], federation(case, seed), model, over=case.over, by=case.by, trials=case.trials, **train
+        [start.default], federation(start, seed), model, over=start.over, by=start.by, trials=start.trials, **train
     )
-    yours, chosen = (tuning.test[name][case.by][0] for name in (tuning.method, tuning.chosen))
-    return {
-        "seed": seed, "setting": dict(tuning.setting), "kept": tuning.keep_yours, "default": yours, "test": chosen,
+    yours, chosen = (tuning.test[name][start.by][0] for name in (tuning.method, tuning.chosen))
+    return case | {
+        "setting": dict(tuning.setting), "kept": tuning.keep_yours, "default": yours, "test": chosen,
         "gain": tuning.by.better(chosen, yours), "saving": tuning.saving,
     }  # fmt: skip
 
 
-def recommendations(seeds: int, rounds: int) -> list[dict[str, Any]]:
-    """Every case on every seed; prints a line for each case."""
-    found = []
-    for case in CASES:
-        rows = [recommend(case, seed, rounds) for seed in range(seeds)]
-        gains = [row["gain"] for row in rows]
-        error = stdev(gains) / math.sqrt(seeds) if seeds > 1 else math.inf
-        holds = fmean(gains) >= -error
-        kept = sum(row["kept"] for row in rows)
-        default = f"tau {case.default.tau:g}, lam {case.default.lam:g}"
-        print(
-            f"{case.data}, {case.outliers}, by {case.by}, from {default}: gain on test data {fmean(gains):+.2f} "
-            f"± {error:.2f} points, kept {kept} of {seeds}, saved {fmean(row['saving'] for row in rows):.0%} of the "
-            f"rounds: {'holds' if holds else 'WORSE'}",
-            flush=True,
-        )
-        found.append({**case._asdict(), "default": default, "over": str(case.over), "rows": rows, "holds": holds})
-    return found
+def summary(name: str, searches: Sequence[Case]) -> str:
+    """The gain on test data over the seeds, and whether it is not below minus one standard error."""
+    gains, kept = [search["gain"] for search in searches], sum(search["kept"] for search in searches)
+    shown, verdict = f"{fmean(gains):+.2f}", "one seed has no standard error"
+    if len(gains) > 1:
+        error = stdev(gains) / math.sqrt(len(gains))
+        shown, verdict = f"{shown} ± {error:.2f}", "holds" if fmean(gains) >= -error else "WORSE"
+    saved = fmean(search["saving"] for search in searches)
+    return f"{name}: gain {shown} points on test data, kept {kept} of {len(gains)}, {saved:.0%} fewer rounds: {verdict}"
 
 
 def cost(rounds: int, device: str, quick: bool) -> dict[str, Any]:
@@ -121,18 +120,24 @@ def cost(rounds: int, device: str, quick: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("recommendations", "cost"))
+    parser.add_argument("--cost", action="store_true", help="the cost in place of the recommendations")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--rounds", type=int, help="of a run (default: 16 for recommendations, 50 for the cost)")
     parser.add_argument("--device", default="cpu", help="of the cost")
     parser.add_argument("--quick", action="store_true", help="the cost on digits instead of MNIST")
+    add_options(parser)
     options = parser.parse_args()
-    result: dict[str, Any] = {}
-    if options.only != "cost":
-        result["recommendations"] = recommendations(options.seeds, options.rounds or 16)
-    if options.only != "recommendations":
-        result["cost"] = cost(options.rounds or 50, options.device, options.quick)
-    write_result("tuning", result)
+    if options.cost:
+        result = cost(options.rounds or 50, options.device, options.quick)
+        write_result("tuning-cost", result, out=options.out or RESULTS / "tuning-cost.json")
+        return
+    rounds, out = options.rounds or 16, options.out or RESULTS / "tuning.json"
+    cases = [{"start": s.name, "seed": seed, "rounds": rounds} for seed in range(options.seeds) for s in STARTS]
+    for case in run_cases("tuning", cases, measure, {}, options.jobs, out):
+        print(f"{case['start']}, seed {case['seed']}: gain {case['gain']:+.2f}", flush=True)
+    measured = [case for case in json.loads(out.read_text())["cases"] if case["rounds"] == rounds]
+    for start in STARTS:
+        print(summary(start.name, [case for case in measured if case["start"] == start.name]))
 
 
 if __name__ == "__main__":
