@@ -5,9 +5,7 @@
 #   docker run --rm -v "$PWD/runs:/work/runs" fedtilt fedtilt run
 #   docker run --rm --gpus all -v "$PWD/runs:/work/runs" fedtilt:cuda fedtilt run --device cuda
 #
-# A site or a server keeps its keys, state and runs in /var/lib/fedtilt: mount a volume there, create its files with
-# `fedtilt deploy site` or `fedtilt deploy server`, and run the commands of the units that these write
-# (docs/deployment.md); FLWR_HOME is set below.
+# A site or a server keeps its keys, state and runs in /var/lib/fedtilt: docs/deployment.md has the commands.
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim AS wheel
@@ -28,7 +26,10 @@ RUN pip install --no-cache-dir -c /tmp/requirements.lock "$(ls /tmp/wheels/*.whl
     && rm -r /tmp/wheels /tmp/requirements.lock
 RUN useradd --create-home --uid 10001 fedtilt \
     && install -d -o fedtilt -g fedtilt -m 700 /var/lib/fedtilt /work
-ENV FLWR_HOME=/var/lib/fedtilt/flwr FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-USER fedtilt
+ENV FLWR_HOME=/var/lib/fedtilt/flwr \
+    FLWR_TELEMETRY_ENABLED=0 \
+    FLWR_DISABLE_UPDATE_CHECK=1 \
+    FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+USER 10001
 WORKDIR /work
 CMD ["fedtilt", "--help"]

@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import fedtilt as ft
+from fedtilt.flower.deploy.commands import environment
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
@@ -113,13 +114,29 @@ def test_the_citation_has_the_version() -> None:
     assert f"\nversion: {ft.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_the_image_copies_files_that_exist() -> None:
-    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    sources = " ".join(copied).split()
+def test_the_image_copies_files_that_exist_and_starts_what_it_installs() -> None:
+    image = (ROOT / "Dockerfile").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    sources = " ".join(re.findall(r"^COPY (?!--from)(.+) \S+$", image, re.MULTILINE)).split()
     assert {"src", "pyproject.toml", "requirements.lock"} <= set(sources)
     sent = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert set(sources) == set(sent)
     assert all((ROOT / source).exists() for source in sources)
+
+    (extras,) = re.findall(r"\.whl\)\[([\w,]+)\]", image)
+    assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
+    (build,) = re.findall(r"pip install --no-cache-dir (hatchling==\S+)", image)
+    (required,) = map(Requirement, project["build-system"]["requires"])
+    assert next(iter(Requirement(build).specifier)).version in required.specifier
+    assert len(re.findall(r"^torch==", (ROOT / "requirements.lock").read_text(), re.MULTILINE)) == 1  # grep finds one
+    (command,) = re.findall(r'^CMD \["(\w+)"', image, re.MULTILINE)
+    assert command in project["project"]["scripts"]
+    user = re.findall(r"^USER (\d+)$", image, re.MULTILINE)[-1]
+    assert int(user) > 0
+    assert f"--uid {user} " in image
+    variables = environment(Path("/var/lib/fedtilt/flwr"))
+    del variables["PATH"]
+    assert all(f"{name}={value}" in image for name, value in variables.items())
 
 
 def test_import_is_light() -> None:
