@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: docs linkcheck browser nginx test test-all test-cuda lint format demo bench chaos lock sbom clean
+.PHONY: docs linkcheck browser nginx test test-all test-pages test-cuda lint format demo bench chaos lock sbom clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,9 @@ test: $(DEV) browser nginx  ## all tests except the slow ones, one process of on
 
 test-all: $(DEV) browser nginx  ## the slow tests too
 	$(BIN)/python -m pytest -m "not cuda"
+
+test-pages: $(DEV)  ## every code block of the README and the guides, the notebook, and every example
+	$(BIN)/python -m pytest -m "not cuda" tests/docs tests/test_examples.py
 
 test-cuda: $(DEV)  ## the tests for a CUDA device: compare with the CPU
 	$(BIN)/python -m pytest -m cuda
