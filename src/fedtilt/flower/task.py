@@ -13,7 +13,7 @@ from fedtilt.data import Dataset, Federation, Schema
 from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Shape
 from fedtilt.data.tables.columns import Source
-from fedtilt.data.tables.summaries import Summary
+from fedtilt.data.tables.summary import Summary
 from fedtilt.data.targets import RANGE, NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.flower.schema.site_table import site_dataset, site_summary

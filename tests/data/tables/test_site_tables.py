@@ -10,7 +10,8 @@ import torch
 
 from fedtilt.data import Column, Schema, table
 from fedtilt.data.tables.alignment import misfits
-from fedtilt.data.tables.summaries import Summary, merge
+from fedtilt.data.tables.merge import merge
+from fedtilt.data.tables.summary import Summary
 from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError
 from tests.data.tables.test_schema import patients

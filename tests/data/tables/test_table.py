@@ -176,7 +176,7 @@ def _labelled(labels):
             [n % 5 / 2 for n in range(90)],
             r"target = 'well' of .*sites.csv has numbers such as 0.5, which are not classes; set task = 'regression'",
         ),
-        (range(12), r"has 12 classes in 12 rows, 12 of them in one row; name a column of classes, or group"),
+        (range(12), r"has 12 classes in 12 rows, 12 of them in one row; set task = 'regression' if"),
         ([n // 2 for n in range(90)], r"has 45 classes in 90 rows, 0 of them in one row"),
         ([0, 0, 1, 1, 2, 3, 4], r"has 5 classes in 7 rows, 3 of them in one row"),
     ],

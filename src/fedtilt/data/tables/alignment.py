@@ -1,18 +1,15 @@
 """Which sites' tables do not fit together, and what differs."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from fedtilt.data.tables.kinds import TEXT_KINDS
 from fedtilt.data.tables.schema import Schema
-
-if TYPE_CHECKING:
-    from fedtilt.data.tables.summaries import ColumnSummary, Summary
+from fedtilt.data.tables.summary import ColumnSummary, Summary
 
 _FAMILY = {"number": "number", "yes/no": "number", "date": "date"} | dict.fromkeys(TEXT_KINDS, "text")
 
 
-def misfits(summaries: Sequence["Summary"], schema: Schema) -> dict[str, str]:
+def misfits(summaries: Sequence[Summary], schema: Schema) -> dict[str, str]:
     """By site: the first thing in which it differs from the schema or from most other sites.
 
     A column that all other sites leave out of the features may be absent, and the order of columns and classes may
@@ -47,7 +44,7 @@ def describe_site(name: str) -> str:
     return f"site {name!r}" if name else "the table"
 
 
-def _lacks_column(name: str, sites: Mapping[str, "ColumnSummary"], lacking: Sequence[str]) -> dict[str, str]:
+def _lacks_column(name: str, sites: Mapping[str, ColumnSummary], lacking: Sequence[str]) -> dict[str, str]:
     if not lacking or all(column.kind in (None, "ignore", "identifier") for column in sites.values()):
         return {}
     if len(lacking) <= len(sites):
@@ -60,7 +57,7 @@ def _lacks_column(name: str, sites: Mapping[str, "ColumnSummary"], lacking: Sequ
     return dict.fromkeys(sites, reason)
 
 
-def _other_kind(name: str, sites: Mapping[str, "ColumnSummary"]) -> dict[str, str]:
+def _other_kind(name: str, sites: Mapping[str, ColumnSummary]) -> dict[str, str]:
     families: dict[str, list[str]] = {}
     for site, column in sites.items():
         if column.kind is not None:

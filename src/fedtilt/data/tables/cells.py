@@ -118,8 +118,8 @@ def classes_problem(names: Sequence[str], counts: Sequence[int]) -> str | None:
         )
     once, rows = sum(count == 1 for count in counts), sum(counts)
     if 2 * once > len(names) or (len(names) > 20 and rows < 10 * len(names)):  # many classes need 10 rows each
-        return (
-            f"has {len(names)} classes in {rows} rows, {once} of them in one row; name a column of classes, or group "
-            "them into fewer"
+        remedy = (
+            "set task = 'regression' if these are numbers" if all(map(math.isfinite, values)) else "name another column"
         )
+        return f"has {len(names)} classes in {rows} rows, {once} of them in one row; {remedy}, or group them into fewer"
     return None

@@ -1,6 +1,6 @@
 """The schema of a table: what each column is, and how it becomes a model's input.
 
-It is inferred from training rows (see `summaries`), written as a JSON file that people read and edit, and
+It is inferred from training rows (see `summarise` and `merge`), written as a JSON file that people read and edit, and
 carried by run folders and exported models, so that new rows are treated like the training rows.
 """
 

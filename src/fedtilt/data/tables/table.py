@@ -15,10 +15,12 @@ from fedtilt.data.tables.cells import classes_problem, read_cells, read_names, r
 from fedtilt.data.tables.columns import Columns, Source, read_columns
 from fedtilt.data.tables.encoding import encode
 from fedtilt.data.tables.kinds import Cells
+from fedtilt.data.tables.merge import merge
 from fedtilt.data.tables.roles import Roles, check_names, known_schema
 from fedtilt.data.tables.schema import Column, Schema, read_schema
 from fedtilt.data.tables.splits import draw_test_rows
-from fedtilt.data.tables.summaries import Summary, merge, summarise_sites
+from fedtilt.data.tables.summarise import summarise_sites
+from fedtilt.data.tables.summary import Summary
 from fedtilt.data.tables.table_warnings import column_warnings, left_out
 from fedtilt.errors import InputError
 

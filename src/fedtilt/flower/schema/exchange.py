@@ -10,7 +10,8 @@ from flwr.serverapp import Grid
 
 from fedtilt.data import Schema
 from fedtilt.data.tables.alignment import misfits
-from fedtilt.data.tables.summaries import Summary, merge
+from fedtilt.data.tables.merge import merge
+from fedtilt.data.tables.summary import Summary
 from fedtilt.errors import InputError
 from fedtilt.files import first_difference, read_json
 from fedtilt.flower.membership import (

@@ -1,6 +1,6 @@
 """The messages by which sites with tables agree on one schema, and the checks of what arrives.
 
-site → server   summary    site number; the summary of its training rows (`fedtilt.data.tables.summaries`)
+site → server   summary    site number; the summary of its training rows (`fedtilt.data.tables.summary`)
                 a problem  site number; what differs between its table and the schema, in place of a summary or of the
                            reply to `join`
 server → site   summary    nothing
@@ -14,7 +14,7 @@ from typing import Any
 from flwr.app import ConfigRecord, ConfigRecordValues, Message, MetricRecord, RecordDict
 
 from fedtilt.data import Schema
-from fedtilt.data.tables.summaries import Summary
+from fedtilt.data.tables.summary import Summary
 from fedtilt.errors import InputError
 from fedtilt.flower.messages import CONFIG_RECORD
 from fedtilt.flower.model_arrays import RejectedReply

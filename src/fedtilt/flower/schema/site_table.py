@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from fedtilt.data import Dataset, Schema
 from fedtilt.data.tables.cells import read_cells, read_names
 from fedtilt.data.tables.columns import Columns, Source, read_columns
-from fedtilt.data.tables.summaries import Summary
+from fedtilt.data.tables.summary import Summary
 from fedtilt.errors import InputError
 from fedtilt.spec import Spec, known_schema_of, table_of
 

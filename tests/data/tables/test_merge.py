@@ -9,7 +9,9 @@ import torch
 
 from fedtilt.data import Column, Schema, rows, table
 from fedtilt.data.tables.columns import read_columns
-from fedtilt.data.tables.summaries import Summary, merge, summarise
+from fedtilt.data.tables.merge import merge
+from fedtilt.data.tables.summarise import summarise
+from fedtilt.data.tables.summary import Summary
 from fedtilt.errors import InputError
 from tests.data.tables.test_schema import patients
 
