@@ -177,6 +177,7 @@ def _labelled(labels):
             r"target = 'well' of .*sites.csv has numbers such as 0.5, which are not classes; set task = 'regression'",
         ),
         (range(12), r"has 12 classes in 12 rows, 12 of them in one row; set task = 'regression' if"),
+        ([f"id {n}" for n in range(12)], r"12 of them in one row; name another column, or group them into fewer"),
         ([n // 2 for n in range(90)], r"has 45 classes in 90 rows, 0 of them in one row"),
         ([0, 0, 1, 1, 2, 3, 4], r"has 5 classes in 7 rows, 3 of them in one row"),
     ],
