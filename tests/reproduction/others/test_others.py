@@ -29,11 +29,12 @@ def dataset() -> data.Dataset:
 
 def test_cases_cover_every_published_cell() -> None:
     cases = others.cases(EXPERIMENT, Options())
-    assert len(cases) == 4 + 2 + 36
+    assert len(cases) == 4 + 2 * 3 + 36
     assert len({case.name for case in cases}) == len(cases)
     for case in cases:
         of_table = EXPERIMENT.settings[case.settings["table"]]
-        for name, setting in of_table["methods"].items():
+        for name, setting in case.settings["methods"].items():
+            assert setting == of_table["methods"][name]
             method_of(name, setting)
         if "attack" in case.settings:
             Attack(**case.settings["attack"], clients=("1",))
