@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import fedtilt as ft
-from fedtilt.data.groups import group_columns
 from fedtilt.errors import InputError, InputWarning
 
 pandas = pytest.importorskip("pandas")
@@ -25,7 +24,7 @@ def frame() -> "pandas.DataFrame":
 
 def test_several_columns_also_give_their_combination() -> None:
     data = ft.data.table(frame(), target="ill", client="site", group=["sex", "age"])
-    columns = group_columns(data)
+    columns = data.groups
     assert list(columns) == ["sex", "age", "sex & age"]
     assert columns["sex & age"].names == ("f & old", "f & young", "m & old", "m & young")
     for row in range(len(data.y_train)):

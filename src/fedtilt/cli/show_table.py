@@ -10,7 +10,6 @@ from rich.text import Text
 from fedtilt.cli.console import Console
 from fedtilt.data import Dataset, Federation
 from fedtilt.data.data_warnings import dataset_warnings
-from fedtilt.data.groups import group_columns
 from fedtilt.data.tables.describe import ColumnDescription, describe_columns
 from fedtilt.data.tables.splits import describe_split
 from fedtilt.data.tables.table import Table
@@ -25,7 +24,10 @@ def show_table(console: Console, opened: Table, *, test_share: float | None = No
     dataset = None if opened.schema.target is None else opened.to_dataset(test_share, seed)
     if dataset is None:
         schema = opened.infer()
-        console.print("target    none: name the column of the labels with --target to see classes, split and warnings")
+        console.print(
+            "target    none: name the column of the labels with --target to see classes, split and warnings",
+            soft_wrap=True,
+        )
     else:
         assert dataset.schema is not None
         schema = dataset.schema
@@ -34,14 +36,16 @@ def show_table(console: Console, opened: Table, *, test_share: float | None = No
             counts = torch.cat([dataset.client_train, dataset.client_test]).bincount().tolist()
             source = schema.client or "the files"
             console.print(_counted(f"clients   {source}: ", dataset.client_names, counts), soft_wrap=True)
-        for name, column in group_columns(dataset).items():
+        for name, column in dataset.groups.items():
             if name == RANGE:
                 continue  # it is in the line of the target
             counts = torch.cat([column.train, column.test]).bincount(minlength=len(column.names)).tolist()
             console.print(_counted(f"group     {name}: ", column.names, counts), soft_wrap=True)
         split = describe_split(schema, test_share, seed)
         console.print(
-            f"split     {split}: {len(dataset.y_train):,} training, {len(dataset.y_test):,} test rows", highlight=False
+            f"split     {split}: {len(dataset.y_train):,} training, {len(dataset.y_test):,} test rows",
+            highlight=False,
+            soft_wrap=True,
         )
     console.print()
     console.print(_column_table(describe_columns(columns, schema)))

@@ -1,20 +1,17 @@
-"""Warnings about a data set and a federation, as a careful colleague would give them."""
+"""Warnings about a data set and its clients, as a careful colleague would give them."""
 
 import inspect
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedtilt.data.dataset import Dataset
+from fedtilt.data.groups import GroupColumn
 from fedtilt.data.inputs import Inputs, named_tensors
 from fedtilt.errors import InputWarning
-
-if TYPE_CHECKING:
-    from fedtilt.data.dataset import Dataset
-    from fedtilt.data.federation import Federation
 
 _FEW_SAMPLES = 10
 _IMBALANCE = 20  # times as many samples of one class as of another
@@ -29,7 +26,7 @@ def warn(texts: Iterable[str]) -> None:
         warnings.warn(text, InputWarning, stacklevel=level + 1)
 
 
-def dataset_warnings(data: "Dataset") -> list[str]:
+def dataset_warnings(data: Dataset) -> list[str]:
     """Imbalance, classes without samples, duplicates of training samples, images with channels last."""
     found = _class_warnings(data) if data.target is None else []
     if data.image and isinstance(data.x_train, Tensor):
@@ -50,7 +47,7 @@ def dataset_warnings(data: "Dataset") -> list[str]:
     return found
 
 
-def _class_warnings(data: "Dataset") -> list[str]:
+def _class_warnings(data: Dataset) -> list[str]:
     found = []
     train, test = (torch.bincount(y, minlength=data.classes) for y in (data.y_train, data.y_test))
     names = data.class_names
@@ -73,14 +70,15 @@ def _class_warnings(data: "Dataset") -> list[str]:
     return found
 
 
-def group_warnings(federation: "Federation") -> list[str]:
+def group_warnings(
+    columns: Mapping[str, GroupColumn], client_names: Sequence[str], train_index: Sequence[Tensor]
+) -> list[str]:
     """Groups that some clients have no training sample of, and groups with few test samples."""
     found = []
-    for column in federation.dataset.group_names or ():
-        names, train, test = federation.groups[column]
+    for column, (names, train, test) in columns.items():
         missing = [
             f"of {column} {names[k]!r} at client {client!r}"
-            for client, rows in zip(federation.client_names, federation.train_index, strict=True)
+            for client, rows in zip(client_names, train_index, strict=True)
             for k in (torch.bincount(train[rows], minlength=len(names)) == 0).nonzero()[:, 0].tolist()
             if len(rows)
         ]
@@ -93,20 +91,18 @@ def group_warnings(federation: "Federation") -> list[str]:
     return found
 
 
-def federation_warnings(federation: "Federation") -> list[str]:
+def client_warnings(client_names: Sequence[str], train_index: Sequence[Tensor], weights: Tensor | None) -> list[str]:
     """Clients with few training samples, and clients without weight."""
-    found, names = [], federation.client_names
-    sizes = federation.train_sizes().tolist()
-    few = [f"{name!r} ({n})" for name, n in zip(names, sizes, strict=True) if 0 < n < _FEW_SAMPLES]
+    found = []
+    clients = list(zip(client_names, train_index, strict=True))
+    few = [f"{name!r} ({len(rows)})" for name, rows in clients if 0 < len(rows) < _FEW_SAMPLES]
     if few:
         many = len(few) > 1
         found.append(
             f"client{'s' * many} {_first(few)} {'have' if many else 'has'} fewer than {_FEW_SAMPLES} training samples"
         )
-    weights = federation.dataset.weight_train
     if weights is not None:
-        rows = federation.train_index
-        empty = [repr(name) for name, n in zip(names, rows, strict=True) if len(n) and not weights[n].any()]
+        empty = [repr(name) for name, rows in clients if len(rows) and not weights[rows].any()]
         if empty:
             found.append(f"every training sample of {_first(empty)} has weight 0, so nothing is learnt from it")
     return found

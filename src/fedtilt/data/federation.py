@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedtilt import checks
-from fedtilt.data.data_warnings import dataset_warnings, federation_warnings, group_warnings, warn
+from fedtilt.data.data_warnings import client_warnings, dataset_warnings, group_warnings, warn
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.division import choose_clients_with_outliers, divide, resolve_clients, split_validation
-from fedtilt.data.groups import CLASS, GroupColumn, check_two_values, group_columns
+from fedtilt.data.groups import CLASS, GroupColumn, check_two_values
 from fedtilt.data.index import classes_by_client, client_sizes, owners
 from fedtilt.data.inputs import Inputs, Shape, concatenate, take, to_device
 from fedtilt.data.naming import client_number
@@ -97,7 +97,7 @@ class Federation:
         Federation('toy-2': 2 clients, 400 training samples, 2 classes, outliers none)
         """
         _check_dataset(dataset)
-        check_two_values(dataset)
+        check_two_values(dataset.groups, dataset.name)
         outliers = resolve_outliers(
             outliers, rate=outlier_rate, strength=outlier_strength, clients=outlier_clients, redraw=outlier_redraw,
             flip_to=outlier_flip_to, pairs=outlier_pairs,
@@ -250,7 +250,7 @@ class Federation:
 
         With numbers as targets, the ranges of the target are the first.
         """
-        return group_columns(self.dataset)
+        return self.dataset.groups
 
     @property
     def group(self) -> str:
@@ -265,11 +265,13 @@ class Federation:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What a careful colleague would say about the data, one sentence each; `build` emits them as warnings."""
+        data = self.dataset
+        named = {column: self.groups[column] for column in data.group_names or ()}
         return (
-            *self.dataset.warnings,
-            *dataset_warnings(self.dataset),
-            *federation_warnings(self),
-            *group_warnings(self),
+            *data.warnings,
+            *dataset_warnings(data),
+            *client_warnings(self.client_names, self.train_index, data.weight_train),
+            *group_warnings(named, self.client_names, self.train_index),
         )
 
     def row_names(self, client: int | str, split: str = "train") -> list[str]:

@@ -1,16 +1,14 @@
 """Groups of samples: columns such as sex or ward, over which a loss is tilted and a model is evaluated."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedtilt.data.dataset_checks import check_codes
 from fedtilt.data.targets import RANGE
 from fedtilt.errors import InputError
-
-if TYPE_CHECKING:
-    from fedtilt.data.dataset import Dataset
 
 CLASS = "class"  # the name of the groups that are the classes
 
@@ -32,31 +30,18 @@ class GroupColumn(NamedTuple):
     test: Tensor  # of each test sample
 
 
-def group_columns(data: "Dataset") -> dict[str, GroupColumn]:
+def group_columns(
+    names: Mapping[str, tuple[str, ...]], train: Mapping[str, Tensor], test: Mapping[str, Tensor]
+) -> dict[str, GroupColumn]:
     """The columns of groups by name; of several columns also their combination, which is the last.
 
-    With numbers as targets, the ranges of the target are the first.
-
-    >>> from fedtilt.data.dataset import Dataset
-    >>> x, y, sex, age = torch.zeros(3, 1), torch.tensor([0, 1, 1]), torch.tensor([0, 1, 1]), torch.tensor([1, 0, 1])
-    >>> data = Dataset(
-    ...     name="mine", x_train=x, y_train=y, x_test=x, y_test=y, classes=2,
-    ...     group_train={"sex": sex, "age": age}, group_test={"sex": sex, "age": age},
-    ...     group_names={"sex": ("f", "m"), "age": ("old", "young")},
-    ... )
-    >>> group_columns(data)["sex & age"].names
+    >>> sex, age = torch.tensor([0, 1, 1]), torch.tensor([1, 0, 1])
+    >>> codes = {"sex": sex, "age": age}
+    >>> group_columns({"sex": ("f", "m"), "age": ("old", "young")}, codes, codes)["sex & age"].names
     ('f & young', 'm & old', 'm & young')
     """
-    ranges = {}
-    if data.target is not None:
-        ranges[RANGE] = GroupColumn(data.class_names, data.labels("train"), data.labels("test"))
-    if data.group_names is None or data.group_train is None or data.group_test is None:
-        return ranges
-    columns = {
-        name: GroupColumn(names, data.group_train[name], data.group_test[name])
-        for name, names in data.group_names.items()
-    }
-    return ranges | columns | {name: _combine(columns) for name in combined_names(columns) if name not in columns}
+    columns = {name: GroupColumn(values, train[name], test[name]) for name, values in names.items()}
+    return columns | {name: _combine(columns) for name in combined_names(columns) if name not in columns}
 
 
 def combined_names(columns: Iterable[str]) -> list[str]:
@@ -101,47 +86,48 @@ def combinations(codes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return found, group
 
 
-def check_two_values(data: "Dataset") -> None:
+def check_two_values(columns: Mapping[str, GroupColumn], dataset: str) -> None:
     """Refuse a column of groups with one value: there is nothing to tilt over or to compare."""
-    for name, column in group_columns(data).items():
+    for name, column in columns.items():
         found = torch.cat([column.train, column.test]).unique().tolist()
         if len(found) == 1 and name != RANGE:
             raise InputError(
-                f"group = {name!r} has one value, {column.names[found[0]]!r}, in {data.name}; groups need two or more"
+                f"group = {name!r} has one value, {column.names[found[0]]!r}, in {dataset}; groups need two or more"
             )
 
 
-def check_groups(data: "Dataset") -> None:
-    """Refuse groups of a data set that do not match its samples or their names."""
-    parts = data.group_train, data.group_test, data.group_names
-    if all(part is None for part in parts):
+def check_groups(
+    dataset: str, names: Mapping[str, tuple[str, ...]] | None, sides: Mapping[str, tuple[Mapping | None, Tensor]],
+    label_group: str,
+) -> None:  # fmt: skip
+    """Refuse groups of a data set that do not match its samples or their names.
+
+    Args:
+        dataset: the name of the data set
+        names: by column, a name for each group
+        sides: by "train" and "test", the number of each sample's group by column, and the targets
+        label_group: the name of the groups that follow from the targets
+    """
+    parts = {f"group_{side}": codes for side, (codes, _) in sides.items()} | {"group_names": names}
+    if all(part is None for part in parts.values()):
         return
-    if data.group_train is None or data.group_test is None or data.group_names is None:
+    if names is None or any(part is None for part in parts.values()):
+        raise InputError(f"data set {dataset!r} has only some of {_list(parts)}; give all or none")
+    columns = {key: list(part or ()) for key, part in parts.items()}
+    if not names or any({*found} != {*names} for found in columns.values()):
+        where = _list([f"{found} in {key}" for key, found in columns.items()])
+        raise InputError(f"data set {dataset!r} has groups by {where}; give each the same columns")
+    if label_group in names:
+        meaning = "labels" if label_group == CLASS else "ranges of the target"
         raise InputError(
-            f"data set {data.name!r} has only some of group_train, group_test and group_names; give all or none"
+            f"data set {dataset!r} has a column of groups {label_group!r}, which is the name of the {meaning}; rename "
+            "it"
         )
-    if not data.group_names or {*data.group_train} != {*data.group_names} or {*data.group_test} != {*data.group_names}:
-        columns = [list(part) for part in (data.group_train, data.group_test, data.group_names)]
-        raise InputError(
-            f"data set {data.name!r} has groups by {columns[0]} in group_train, {columns[1]} in group_test and "
-            f"{columns[2]} in group_names; give each the same columns"
-        )
-    taken = CLASS if data.target is None else RANGE
-    if taken in data.group_names:
-        meaning = "labels" if data.target is None else "ranges of the target"
-        raise InputError(
-            f"data set {data.name!r} has a column of groups {taken!r}, which is the name of the {meaning}; rename it"
-        )
-    for column, names in data.group_names.items():
-        for side, codes, y in (("train", data.group_train, data.y_train), ("test", data.group_test, data.y_test)):
-            numbers = codes[column]
-            if numbers.dtype != torch.int64 or numbers.shape != y.shape:
-                raise InputError(
-                    f"data set {data.name!r} has group_{side}[{column!r}] of shape {tuple(numbers.shape)} and dtype "
-                    f"{str(numbers.dtype)[6:]}; give {len(y)} int64 numbers"
-                )
-            if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(names)):
-                raise InputError(
-                    f"data set {data.name!r} has group_{side}[{column!r}] up to {int(numbers.max())} and down to "
-                    f"{int(numbers.min())}; with {len(names)} names they go from 0 to {len(names) - 1}"
-                )
+    for column, values in names.items():
+        for side, (codes, y) in sides.items():
+            check_codes(dataset, f"group_{side}[{column!r}]", (codes or {})[column], len(y), len(values), "names")
+
+
+def _list(texts: Iterable[str]) -> str:
+    *first, last = texts
+    return f"{', '.join(first)} and {last}"
