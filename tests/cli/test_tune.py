@@ -16,7 +16,7 @@ OVERRIDES = ["train.rounds=4", "train.epochs=1", "clients.count=6", "train.worke
 QUICK = [part for text in OVERRIDES for part in ("--set", text)]
 
 
-def test_tune_recommends_a_spec_that_runs_and_writes_a_page(fedtilt, tmp_path: Path) -> None:
+def test_tune_recommends_a_spec_that_runs_and_writes_a_page(fedtilt, tmp_path: Path, monkeypatch) -> None:
     over = ["--over", "lam=-2,5", "--over", "batch_size=10,40"]
     result = fedtilt("tune", *QUICK, *over, "--by", "worst", "--at-most", "client_fairness=90", "--out", "search")
     assert result.code == 0, result.err
@@ -38,6 +38,9 @@ def test_tune_recommends_a_spec_that_runs_and_writes_a_page(fedtilt, tmp_path: P
     assert "pareto-client_fairness" in page
     again = fedtilt("resume", "search")
     assert again.out == result.out
+    monkeypatch.setenv("COLUMNS", "70")
+    narrow = " ".join(fedtilt("resume", "search").out.split())
+    assert "Not in the table, for want of width: client fairness, client data fairness; results.json" in narrow
     assert json.loads(fedtilt("resume", "search", "--json").out)["tuning"]["chosen"] == tuning["chosen"]
     run = fedtilt("run", "search/recommended.toml", "--out", "run", "--json")
     assert run.code == 0, run.err

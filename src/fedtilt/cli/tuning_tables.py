@@ -32,8 +32,9 @@ def print_tuning(console: Console, tuning: Tuning, folder: Path) -> None:
         f"\n[bold]Validation data[/] after {tuning.compared_rounds} of {tuning.rounds} rounds{seeds}, the best by "
         f"{escape(tuning.by.title)} first:"
     )
-    console.print(_settings_table(tuning, rows[:_MAX_ROWS], console.width))
-    for line in _remarks(tuning, len(rows)):
+    table, left_out = _settings_table(tuning, rows[:_MAX_ROWS], console.width)
+    console.print(table)
+    for line in _remarks(tuning, len(rows), left_out):
         console.print(f"[dim]{escape(line)}[/]", highlight=False)
     console.print(f"\n[bold]recommended[/]: {escape(format_setting(tuning.setting))}", highlight=False)
     console.print(f"  {escape(tuning.reason)}", highlight=False)
@@ -52,13 +53,14 @@ def _compared(tuning: Tuning) -> list[str]:
     return sorted(names, key=lambda name: -by.better(tuning.settings[name].validation[by.name], 0.0))
 
 
-def _settings_table(tuning: Tuning, names: Sequence[str], width: int) -> Table:
-    """A row for every setting; on a narrow terminal, its values are in one column, and others are left out."""
+def _settings_table(tuning: Tuning, names: Sequence[str], width: int) -> tuple[Table, Sequence[Objective]]:
+    """A row for every setting; on a narrow terminal, its values are in one column, and the last objectives left out."""
     axes = {axis: [format_value(tuning.settings[name].setting[axis]) for name in names] for axis in tuning.setting}
     one = {"setting": [format_setting(tuning.settings[name].setting) for name in names]}
-    tables = [_rows(tuning, names, axes, tuning.objectives)]
-    tables += [_rows(tuning, names, one, tuning.objectives[:count]) for count in range(len(tuning.objectives), 0, -1)]
-    return next((table for table in tables if fits(table, width)), tables[-1])
+    tables = [(_rows(tuning, names, axes, tuning.objectives), tuning.objectives[:0])]
+    for count in range(len(tuning.objectives), 0, -1):
+        tables.append((_rows(tuning, names, one, tuning.objectives[:count]), tuning.objectives[count:]))
+    return next((table for table in tables if fits(table[0], width)), tables[-1])
 
 
 def _rows(
@@ -94,13 +96,16 @@ def _gain(row: TunedSetting, by: Objective) -> str:
     return f"{sign}{_format(abs(row.gain), by)} ± {_format(row.error, by)}"
 
 
-def _remarks(tuning: Tuning, compared: int) -> list[str]:
+def _remarks(tuning: Tuning, compared: int, left_out: Sequence[Objective]) -> list[str]:
     lines = []
     if compared:
         lines.append(
             "±: one standard error, paired by client. Pareto front: no other setting is better in one objective "
             "without being worse in another."
         )
+    if left_out:
+        titles = ", ".join(objective.title for objective in left_out)
+        lines.append(f"Not in the table, for want of width: {titles}; results.json has all objectives.")
     stopped = len(tuning.settings) - compared
     if stopped:
         lines.append(
