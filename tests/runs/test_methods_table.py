@@ -49,14 +49,8 @@ def check_table(kind: str) -> None:
     assert different == []
 
 
-@pytest.mark.parametrize("kind", ["none", "alie", "label_flip"])
+@pytest.mark.parametrize("kind", ["none", *KINDS])
 def test_methods_and_attacks(kind: str) -> None:
-    check_table(kind)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("alie", "label_flip")])
-def test_methods_and_all_attacks(kind: str) -> None:
     check_table(kind)
 
 
