@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import fedtilt as ft
-from fedtilt import simulation
 from fedtilt.cluster.remote_tensor import LostTensorError, RemoteTensor
 from fedtilt.errors import InputWarning
 from fedtilt.math import client_models
@@ -18,6 +17,7 @@ from fedtilt.rounds.client_states import ClientStates
 from fedtilt.rounds.executors import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.rounds.settings import TrainSettings
+from fedtilt.simulation import loop
 from fedtilt.training import LocalJob
 from tests.helpers import plain_loop
 from tests.helpers.digests import digest
@@ -52,7 +52,7 @@ def use(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(columns) > 1
         return StoringExecutor(inner, store, columns)
 
-    monkeypatch.setattr(simulation, "make_executor", make_executor)
+    monkeypatch.setattr(loop, "make_executor", make_executor)
 
 
 @functools.cache
@@ -69,7 +69,7 @@ def test_the_same_bits_with_models_on_nodes(
     use(store, monkeypatch)
     digests, notices = [], []
     prepared = prepare(METHODS, FED, ft.models.mlp, TrainSettings(**SETTINGS))
-    for r in simulation.simulate_prepared(prepared, notice=notices.append):
+    for r in loop.simulate_prepared(prepared, notice=notices.append):
         digests.append(digest(r))
         kept = r.state.client_states.get(("fedtilt", r.selected[0]), fetch=False)
         assert isinstance(kept["personal"], RemoteTensor) == (r.number < SETTINGS["rounds"])

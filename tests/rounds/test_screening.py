@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 import fedtilt as ft
-from fedtilt import simulation
 from fedtilt.rounds.client_update import ClientUpdate
 from fedtilt.rounds.round import server_update
 from fedtilt.rounds.screening import screen
 from fedtilt.rounds.settings import TrainSettings
+from fedtilt.simulation import loop
 
 W = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
@@ -122,7 +122,7 @@ POISONS = ["x10", "x100", "sign flip", "minus", "1e30", "3e38", "zeros", "unchan
 def _train(
     monkeypatch: pytest.MonkeyPatch, federation: ft.Federation, method: ft.Method, bad: tuple[int, ...], kind: str,
     screen: float = 3.0,
-) -> tuple[simulation.Round, set[int]]:  # fmt: skip
+) -> tuple[ft.Round, set[int]]:  # fmt: skip
     """Twelve rounds in which the bad clients are absent, or send poison: the last round, and the clients it names."""
 
     def poison(prepared: object, plans: dict, *rest: object) -> tuple:  # type: ignore[type-arg]
@@ -134,8 +134,8 @@ def _train(
             sent[method.name][client] = _poisoned(kind, sent[method.name][client], w)
         return sent, *others
 
-    train = simulation._train
-    monkeypatch.setattr(simulation, "_train", poison)
+    train = loop.train_clients
+    monkeypatch.setattr(loop, "train_clients", poison)
     rounds = ft.simulate(
         [method], federation, ft.models.logistic, rounds=12, participation=1.0, epochs=2, lr=0.05, screen=screen,
         workers=0,
@@ -147,7 +147,7 @@ def _train(
     return last, named
 
 
-def _accuracy(last: simulation.Round, name: str, part: str, bad: tuple[int, ...]) -> float:
+def _accuracy(last: ft.Round, name: str, part: str, bad: tuple[int, ...]) -> float:
     """Of the good clients, in percent."""
     good = [n for n in range(len(last.total)) if n not in bad]
     return 100 * (getattr(last.counts[name], part)[good].sum() / last.total[good].sum()).item()

@@ -6,94 +6,38 @@ or without workers) or in one worker process per core, with one of the `BACKENDS
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedtilt.auditing.collect import ClientRound, Collector
+from fedtilt.auditing.collect import Collector
 from fedtilt.cluster.remote_tensor import LostTensorError
 from fedtilt.data import Federation
 from fedtilt.data.data_warnings import warn
-from fedtilt.data.naming import client_number
-from fedtilt.data.targets import NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
-from fedtilt.evaluation.metrics import Counts, Metrics, measure
+from fedtilt.evaluation.metrics import measure
 from fedtilt.evaluation.summary import evaluated_counts
 from fedtilt.methods import Method, check_rates_used
-from fedtilt.models import ModelSource, in_target_unit
-from fedtilt.parts import Parts, Tensors
+from fedtilt.models import ModelSource
+from fedtilt.parts import Tensors
 from fedtilt.rounds.attack import AttackedFederation
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import Executor, one_thread
-from fedtilt.rounds.gaussian_mechanism import PrivacyLoss
 from fedtilt.rounds.make_executor import make_executor
 from fedtilt.rounds.method_state import check_state, initial_server
 from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.rounds.received_updates import received_updates
 from fedtilt.rounds.restart_point import RestartPoint
 from fedtilt.rounds.root_set import train_on_root_sets
-from fedtilt.rounds.round import (
-    ClientUpdate,
-    build_client_model,
-    finish,
-    plan,
-    server_update,
-)
+from fedtilt.rounds.round import server_update
 from fedtilt.rounds.setting_arguments import takes_train_settings, train_settings
 from fedtilt.rounds.validity import check_finite
-from fedtilt.training import BackendChoice, LocalJob, Trained, distinct_jobs
+from fedtilt.simulation.client_training import merge_equal, plan_client, store_kept, train_clients
+from fedtilt.simulation.round import Round
 from fedtilt.training.precision import fp32_deterministic
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """One finished round; `state` is not a copy: the next round changes it."""
-
-    number: int
-    selected: list[int]
-    state: FederationState
-    counts: Mapping[str, Counts] | None  # method → correct predictions; None: the round was not evaluated
-    total: Tensor  # (N, K) test samples
-    validation: Mapping[str, Counts] | None  # the same on validation data, if the federation has any
-    validation_total: Tensor | None  # (N, K) validation samples
-    seconds: float
-    backend: BackendChoice  # what trained the models, and why nothing faster did
-    screened: Mapping[str, Mapping[int, str]]  # method → client → why its update was refused or bounded
-    attack_success: Mapping[str, float]  # method → success of a backdoor in percent; empty: none, or not evaluated
-    privacy: PrivacyLoss | None  # of the shared model of each method, so far; None: no privacy, or not evaluated
-    _net: nn.Module
-    _parts: Mapping[str, Parts]  # by method
-    client_names: tuple[str, ...]
-    _target: NumericTarget | None = None  # the scale of the targets if they are numbers
-
-    def metrics(self, method: str, *, validation: bool = False) -> Metrics:
-        """Metrics of the method's evaluated models, on test or on validation data."""
-        self._check(method)
-        if self.counts is None:
-            raise InputError(f"round {self.number} was not evaluated; use eval_every = 1 to evaluate every round")
-        if not validation:
-            return measure(evaluated_counts(self.counts[method]), self.total)
-        if self.validation is None or self.validation_total is None:
-            raise InputError("the federation has no validation data; build it with, for example, validation = 0.1")
-        return measure(evaluated_counts(self.validation[method]), self.validation_total)
-
-    def model(self, method: str, client: int | str | None = None) -> nn.Module:
-        """A copy of the method's shared model or, with `client`, of the model that this client uses."""
-        self._check(method)
-        kept: Tensors = {}
-        if client is not None:
-            kept = self.state.client_states.get((method, client_number(client, self.client_names)))
-        parts = self._parts[method]
-        model = build_client_model(self._net, parts, self.state.server[method], kept, personal=client is not None)
-        return in_target_unit(model, self._target)
-
-    def _check(self, method: str) -> None:
-        if method not in self.state.server:
-            raise InputError(f"there is no method {method!r} in this run; it has {', '.join(self.state.server)}")
 
 
 @takes_train_settings
@@ -210,11 +154,11 @@ def _run_round(
     selected = settings.selected(number, federation.clients)
 
     # 2. plan their local jobs
-    server = _merge_equal(state.server)
-    plans = {client: _plan_client(prepared, server, state.client_states, client, number) for client in selected}
+    server = merge_equal(state.server)
+    plans = {client: plan_client(prepared, server, state.client_states, client, number) for client in selected}
 
     # 3. train
-    updates, kept, audited = _train(prepared, plans, executor, number, state.client_states, collector)
+    updates, kept, audited = train_clients(prepared, plans, executor, number, state.client_states, collector)
 
     # 4. server update; the state changes only after all models have been checked
     check_finite(number, methods, server, updates, kept)
@@ -236,7 +180,7 @@ def _run_round(
     }
     state.server = {name: update.state for name, update in updated.items()}
     state.round = number
-    _store(state, kept, audited)
+    store_kept(state, kept, audited)
     del server, plans, updates, kept, audited  # free their memory before the evaluation
 
     # 5. evaluate
@@ -264,96 +208,3 @@ def _run_round(
 def _attack_success(methods: Sequence[Method], state: FederationState, triggered: Evaluator) -> dict[str, float]:
     counts = triggered.all_counts(methods, state)
     return {name: measure(evaluated_counts(found), triggered.total).accuracy for name, found in counts.items()}
-
-
-def _merge_equal(server: Mapping[str, Tensors]) -> dict[str, Tensors]:
-    """What the servers keep, equal tensors as the same object, so that `distinct_jobs` finds their identical jobs."""
-    distinct: list[Tensor] = []
-
-    def merge(tensor: Tensor) -> Tensor:
-        equal = next((other for other in distinct if torch.equal(other, tensor)), None)
-        if equal is None:
-            distinct.append(tensor)
-        return tensor if equal is None else equal
-
-    return {method: {name: merge(t) for name, t in tensors.items()} for method, tensors in server.items()}
-
-
-def _plan_client(
-    prepared: PreparedRun, server: Mapping[str, Tensors], client_states: ClientStates, client: int, round: int
-) -> dict[str, dict[str, LocalJob]]:
-    """The client's jobs for every method."""
-    plans = {}
-    for m in prepared.methods:
-        kept = client_states.get((m.name, client), fetch=False)
-        plans[m.name] = plan(
-            m, server[m.name], kept, parts=prepared.parts, settings=prepared.settings, round=round,
-            group=prepared.federation.group,
-        )  # fmt: skip
-    return plans
-
-
-KeptTensors = dict[str, dict[int, dict[str, Tensor]]]  # method → client → what it keeps
-
-
-def _train(
-    prepared: PreparedRun,
-    plans: Mapping[int, Mapping[str, Mapping[str, LocalJob]]],
-    executor: Executor,
-    number: int,
-    client_states: ClientStates,
-    collector: Collector | None,
-) -> tuple[dict[str, dict[int, ClientUpdate]], KeptTensors, KeptTensors]:
-    """Updates, what clients keep, and what the audit collects; jobs that several methods have in common train once."""
-    jobs, positions = {}, {}  # by client: its distinct jobs, and for every planned job its position among them
-    for client, by_method in plans.items():
-        jobs[client], positions[client] = distinct_jobs([job for p in by_method.values() for job in p.values()])
-    updates: dict[str, dict[int, ClientUpdate]] = {m.name: {} for m in prepared.methods}
-    kept: KeptTensors = {m.name: {} for m in prepared.methods}
-    audited: KeptTensors = {m.name: {} for m in prepared.methods}
-    all_trained: dict[int, dict[str, dict[str, Trained]]] = {}
-    for client, results in executor.train(number, jobs):
-        by_job = iter(results[i] for i in positions[client])
-        samples = len(prepared.federation.train_index[client])
-        trained = {m.name: {model: next(by_job) for model in plans[client][m.name]} for m in prepared.methods}
-        for m in prepared.methods:
-            updates[m.name][client], kept[m.name][client] = finish(
-                m, plans[client][m.name], trained[m.name], client_states.get((m.name, client), fetch=False),
-                parts=prepared.parts, settings=prepared.settings, samples=samples,
-            )  # fmt: skip
-        if collector is not None:
-            all_trained[client] = trained
-    if collector is not None:
-        audited = _collect(prepared, plans, all_trained, number, client_states, collector)
-    return updates, kept, audited
-
-
-def _collect(
-    prepared: PreparedRun,
-    plans: Mapping[int, Mapping[str, Mapping[str, LocalJob]]],
-    trained: Mapping[int, Mapping[str, Mapping[str, Trained]]],
-    number: int,
-    client_states: ClientStates,
-    collector: Collector,
-) -> KeptTensors:
-    """What the audit collects in this round."""
-    federation, seed, device = prepared.federation, prepared.settings.seed, prepared.device
-
-    def client_round(client: int) -> ClientRound:
-        x, y = federation.train(client, seed=seed, round=number, device=device)
-        kept = {m.name: client_states.get((m.name, client)) for m in prepared.methods}
-        groups = federation.train_groups(client, device=device)
-        return ClientRound(plans[client], trained[client], kept, x, y, groups)
-
-    clients = sorted(trained)  # not as they arrive: those that share a forward pass must not depend on it
-    sums = dict(zip(clients, collector.collect(map(client_round, clients)), strict=True))
-    return {m.name: {client: sums[client][m.name] for client in clients} for m in prepared.methods}
-
-
-def _store(state: FederationState, kept: KeptTensors, audited: KeptTensors) -> None:
-    for name, by_client in kept.items():
-        for client, tensors in sorted(by_client.items()):
-            # copies: a trained model may be a view into a stack of all models, which would stay in memory
-            stored = {key: tensor.clone() for key, tensor in tensors.items()} | audited[name].get(client, {})
-            if stored:
-                state.client_states.put((name, client), state.round, stored)

@@ -1,0 +1,107 @@
+"""The clients of one round: their jobs, the trained models, and what they keep."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedtilt.auditing.collect import ClientRound, Collector
+from fedtilt.parts import Tensors
+from fedtilt.rounds.client_states import ClientStates, FederationState
+from fedtilt.rounds.executors import Executor
+from fedtilt.rounds.prepare import PreparedRun
+from fedtilt.rounds.round import ClientUpdate, finish, plan
+from fedtilt.training import LocalJob, Trained, distinct_jobs
+
+KeptTensors = dict[str, dict[int, dict[str, Tensor]]]  # method → client → what it keeps
+
+
+def merge_equal(server: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """What the servers keep, equal tensors as the same object, so that `distinct_jobs` finds their identical jobs."""
+    distinct: list[Tensor] = []
+
+    def merge(tensor: Tensor) -> Tensor:
+        equal = next((other for other in distinct if torch.equal(other, tensor)), None)
+        if equal is None:
+            distinct.append(tensor)
+        return tensor if equal is None else equal
+
+    return {method: {name: merge(t) for name, t in tensors.items()} for method, tensors in server.items()}
+
+
+def plan_client(
+    prepared: PreparedRun, server: Mapping[str, Tensors], client_states: ClientStates, client: int, round: int
+) -> dict[str, dict[str, LocalJob]]:
+    """The client's jobs for every method."""
+    plans = {}
+    for m in prepared.methods:
+        kept = client_states.get((m.name, client), fetch=False)
+        plans[m.name] = plan(
+            m, server[m.name], kept, parts=prepared.parts, settings=prepared.settings, round=round,
+            group=prepared.federation.group,
+        )  # fmt: skip
+    return plans
+
+
+def train_clients(
+    prepared: PreparedRun,
+    plans: Mapping[int, Mapping[str, Mapping[str, LocalJob]]],
+    executor: Executor,
+    number: int,
+    client_states: ClientStates,
+    collector: Collector | None,
+) -> tuple[dict[str, dict[int, ClientUpdate]], KeptTensors, KeptTensors]:
+    """Updates, what clients keep, and what the audit collects; jobs that several methods have in common train once."""
+    jobs, positions = {}, {}  # by client: its distinct jobs, and for every planned job its position among them
+    for client, by_method in plans.items():
+        jobs[client], positions[client] = distinct_jobs([job for p in by_method.values() for job in p.values()])
+    updates: dict[str, dict[int, ClientUpdate]] = {m.name: {} for m in prepared.methods}
+    kept: KeptTensors = {m.name: {} for m in prepared.methods}
+    audited: KeptTensors = {m.name: {} for m in prepared.methods}
+    all_trained: dict[int, dict[str, dict[str, Trained]]] = {}
+    for client, results in executor.train(number, jobs):
+        by_job = iter(results[i] for i in positions[client])
+        samples = len(prepared.federation.train_index[client])
+        trained = {m.name: {model: next(by_job) for model in plans[client][m.name]} for m in prepared.methods}
+        for m in prepared.methods:
+            updates[m.name][client], kept[m.name][client] = finish(
+                m, plans[client][m.name], trained[m.name], client_states.get((m.name, client), fetch=False),
+                parts=prepared.parts, settings=prepared.settings, samples=samples,
+            )  # fmt: skip
+        if collector is not None:
+            all_trained[client] = trained
+    if collector is not None:
+        audited = _collect(prepared, plans, all_trained, number, client_states, collector)
+    return updates, kept, audited
+
+
+def _collect(
+    prepared: PreparedRun,
+    plans: Mapping[int, Mapping[str, Mapping[str, LocalJob]]],
+    trained: Mapping[int, Mapping[str, Mapping[str, Trained]]],
+    number: int,
+    client_states: ClientStates,
+    collector: Collector,
+) -> KeptTensors:
+    """What the audit collects in this round."""
+    federation, seed, device = prepared.federation, prepared.settings.seed, prepared.device
+
+    def client_round(client: int) -> ClientRound:
+        x, y = federation.train(client, seed=seed, round=number, device=device)
+        kept = {m.name: client_states.get((m.name, client)) for m in prepared.methods}
+        groups = federation.train_groups(client, device=device)
+        return ClientRound(plans[client], trained[client], kept, x, y, groups)
+
+    clients = sorted(trained)  # not as they arrive: those that share a forward pass must not depend on it
+    sums = dict(zip(clients, collector.collect(map(client_round, clients)), strict=True))
+    return {m.name: {client: sums[client][m.name] for client in clients} for m in prepared.methods}
+
+
+def store_kept(state: FederationState, kept: KeptTensors, audited: KeptTensors) -> None:
+    """Store what clients keep after a round."""
+    for name, by_client in kept.items():
+        for client, tensors in sorted(by_client.items()):
+            # copies: a trained model may be a view into a stack of all models, which would stay in memory
+            stored = {key: tensor.clone() for key, tensor in tensors.items()} | audited[name].get(client, {})
+            if stored:
+                state.client_states.put((name, client), state.round, stored)
