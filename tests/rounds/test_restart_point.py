@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 import fedtilt as ft
 from fedtilt.cluster.remote_tensor import LostTensorError, RemoteTensor
@@ -33,6 +34,10 @@ METHODS = [
 SETTINGS = {"rounds": 4, "participation": 0.8, "epochs": 1, "seed": 3}
 
 
+def small_mlp(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return ft.models.mlp(input_shape, classes, hidden=(32,))
+
+
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     """Where the models of all runs of a test stay, in several blocks."""
@@ -58,7 +63,7 @@ def use(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 @functools.cache
 def digests_of_one_process() -> list[str]:
     """Of every round, with the grid of `store`."""
-    return [digest(r) for r in ft.simulate(METHODS, FED, ft.models.mlp, **SETTINGS, workers=0)]
+    return [digest(r) for r in ft.simulate(METHODS, FED, small_mlp, **SETTINGS, workers=0)]
 
 
 @pytest.mark.parametrize("lost_in_round", [None, 1, 3])
@@ -68,7 +73,7 @@ def test_the_same_bits_with_models_on_nodes(
     expected = digests_of_one_process()
     use(store, monkeypatch)
     digests, notices = [], []
-    prepared = prepare(METHODS, FED, ft.models.mlp, TrainSettings(**SETTINGS))
+    prepared = prepare(METHODS, FED, small_mlp, TrainSettings(**SETTINGS))
     for r in loop.simulate_prepared(prepared, notice=notices.append):
         digests.append(digest(r))
         kept = r.state.client_states.get(("fedtilt", r.selected[0]), fetch=False)
@@ -97,7 +102,7 @@ def test_a_checkpoint_is_where_the_run_goes_back_to(
 
     expected = digests_of_one_process()
     use(store, monkeypatch)
-    ft.run(METHODS, FED, ft.models.mlp, **SETTINGS, out=tmp_path / "run", checkpoint_seconds=0, callbacks=[Lose()])
+    ft.run(METHODS, FED, small_mlp, **SETTINGS, out=tmp_path / "run", checkpoint_seconds=0, callbacks=[Lose()])
     assert [text.split("; ")[1] for text in notices if "a node died" in text] == [
         "the rounds after 2 are trained again",
         "the rounds after 3 are trained again",
@@ -115,7 +120,7 @@ def test_a_run_that_loses_its_models_again_and_again_stops(store: Store, monkeyp
 
     monkeypatch.setattr(StoringExecutor, "train", forgetful)
     with pytest.warns(InputWarning, match="after 0"), pytest.raises(LostTensorError):
-        list(ft.simulate(METHODS, FED, ft.models.mlp, **SETTINGS))
+        list(ft.simulate(METHODS, FED, small_mlp, **SETTINGS))
 
 
 def test_states_that_are_in_a_file_outlive_their_node(tmp_path: Path) -> None:
