@@ -9,8 +9,9 @@ from sklearn import metrics as sk
 from sklearn.calibration import calibration_curve
 
 from fedtilt.errors import InputError
-from fedtilt.evaluation.decision_metrics import METRICS, Samples, Weighted, check_metrics
+from fedtilt.evaluation.decision_metrics import METRICS, check_metrics
 from fedtilt.evaluation.reliability import reliability_curve
+from fedtilt.evaluation.weighted_samples import Samples, Weighted
 
 Array = np.ndarray
 

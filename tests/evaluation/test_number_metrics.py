@@ -6,11 +6,12 @@ import sklearn.metrics as sk
 import torch
 
 from fedtilt.errors import InputError
-from fedtilt.evaluation.decision_metrics import METRICS, NUMBER_METRICS, Weighted
+from fedtilt.evaluation.decision_metrics import METRICS, NUMBER_METRICS
 from fedtilt.evaluation.groups import Grouping
 from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.evaluation.number_metrics import NumberSamples
 from fedtilt.evaluation.predictions import Predictions
+from fedtilt.evaluation.weighted_samples import Weighted
 
 REFERENCES = {
     "mae": lambda y, p, w: sk.mean_absolute_error(y, p, sample_weight=w),

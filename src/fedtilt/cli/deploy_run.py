@@ -22,7 +22,7 @@ from fedtilt.runs.folder_log import FolderLog
 from fedtilt.runs.trackers import trackers_of
 
 if TYPE_CHECKING:
-    from fedtilt.evaluation.results import MethodResult
+    from fedtilt.evaluation.method_result import MethodResult
     from fedtilt.flower.deploy.local_cluster import LocalCluster
     from fedtilt.flower.task import ResolvedTask
 
@@ -125,7 +125,7 @@ def _last_evaluation(folder: Path, task: "ResolvedTask") -> tuple[int, "MethodRe
     """The last evaluated round, and its result."""
     from torch import nn
 
-    from fedtilt.evaluation.results import MethodResult
+    from fedtilt.evaluation.method_result import MethodResult
     from fedtilt.evaluation.summary import evaluated_counts
     from fedtilt.parts import Parts
     from fedtilt.storage.run_folder import RunFolder

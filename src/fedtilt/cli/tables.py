@@ -13,7 +13,8 @@ from torch import Tensor
 from fedtilt.cli.console import Console, escape
 from fedtilt.data.groups import in_words
 from fedtilt.evaluation.certificate import Certificate, describe
-from fedtilt.evaluation.results import MethodResult, Result
+from fedtilt.evaluation.method_result import MethodResult
+from fedtilt.evaluation.results import Result
 from fedtilt.evaluation.scores import ACCURACY, SCORES, main_score, scores_of
 from fedtilt.evaluation.summary import Summary
 

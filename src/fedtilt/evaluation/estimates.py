@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtilt import seeds
-from fedtilt.evaluation.decision_metrics import METRICS, Samples, Weighted
+from fedtilt.evaluation.decision_metrics import METRICS
 from fedtilt.evaluation.intervals import MIN_CLIENTS, MIN_SAMPLES, Bootstrap, Interval, bootstrap, exact_interval
 from fedtilt.evaluation.number_metrics import NumberSamples
+from fedtilt.evaluation.weighted_samples import Samples, Weighted
 
 Array = np.ndarray
 NO_SAMPLES = "no test samples"

@@ -18,13 +18,13 @@ from fedtilt.evaluation.decision_metrics import (
     NUMBER_METRICS,
     OVERALL_METRICS,
     POSITIVE_METRICS,
-    Samples,
     check_metrics,
 )
 from fedtilt.evaluation.estimates import Estimate, estimate
 from fedtilt.evaluation.gaps import Gap, gap_between
 from fedtilt.evaluation.number_metrics import NumberSamples
 from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.evaluation.weighted_samples import Samples
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtilt.evaluation.groups import GroupMetrics
+from fedtilt.evaluation.method_result import MethodResult
 from fedtilt.evaluation.metrics import Metrics
-from fedtilt.evaluation.results import MethodResult, Result
+from fedtilt.evaluation.results import Result
 
 
 def over_seeds(results: Mapping[int, Result]) -> dict[str, Any]:

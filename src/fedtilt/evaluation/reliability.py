@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtilt.evaluation.decision_metrics import Samples
 from fedtilt.evaluation.intervals import exact_interval
+from fedtilt.evaluation.weighted_samples import Samples
 
 
 class ReliabilityBin(NamedTuple):

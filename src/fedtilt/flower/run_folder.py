@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from fedtilt.data.groups import in_words
 from fedtilt.errors import InputError
+from fedtilt.evaluation.method_result import MethodResult
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.over_seeds import over_seeds
-from fedtilt.evaluation.results import MethodResult, Result
+from fedtilt.evaluation.results import Result
 from fedtilt.evaluation.summary import Summary, evaluated_counts
 from fedtilt.files import read_json, write_json, write_toml
 from fedtilt.flower.declared import Declared

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtilt.evaluation.decision_metrics import METRICS, NUMBER_METRICS, OVERALL_METRICS, Metric, Samples
+from fedtilt.evaluation.decision_metrics import METRICS, NUMBER_METRICS, OVERALL_METRICS, Metric
 from fedtilt.evaluation.metrics_frame import as_samples, metrics_frame
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.reliability import reliability_curve
 from fedtilt.evaluation.scores import ACCURACY
+from fedtilt.evaluation.weighted_samples import Samples
 from fedtilt.report.compare import SeedValues, best_methods
 from fedtilt.report.figures import Figure, figure_layout
 from fedtilt.report.run_reader import Run

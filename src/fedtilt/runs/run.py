@@ -18,7 +18,8 @@ from fedtilt.data.inputs import Inputs, named_tensors
 from fedtilt.data.targets import NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.evaluation.groups import group_names
-from fedtilt.evaluation.results import MethodResult, Result
+from fedtilt.evaluation.method_result import MethodResult
+from fedtilt.evaluation.results import Result
 from fedtilt.evaluation.summary import evaluated_counts, group_counts, summarise_all
 from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
