@@ -1,18 +1,20 @@
 """Sites that attack: what arrives at the server is forged, and a robust rule withstands it."""
 
+import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 
 from fedtilt.errors import InputError
-from fedtilt.flower import Task, client_app
+from fedtilt.flower import Task
+from fedtilt.flower.deploy.local_cluster import LocalCluster
 from fedtilt.flower.server import serve
-from fedtilt.rounds.forged_updates import forged_update
 from fedtilt.runs.spec_run import open_seed
+from fedtilt.storage.run_folder import RunFolder
+from tests.helpers import attacking_site
+from tests.helpers.attacking_site import attacking_app
 from tests.helpers.loopback import LoopbackGrid
+from tests.helpers.network import write_app
 
 SPEC = """
 name = "attacked"
@@ -37,37 +39,13 @@ preset = "fedavg"
 """
 
 
-def attacking_app(task: Task, kind: str, strength: float) -> ClientApp:
-    """The app of a site that trains as it is told, and sends a forged update."""
-
-    def forge(message: Message, context: Context, call_next: object) -> Message:
-        reply = call_next(message, context)  # type: ignore[operator]
-        received, trained = message.content.array_records["arrays"], reply.content.array_records["arrays"]
-        for name in trained:
-            start = torch.from_numpy(received[name].numpy())
-            own = torch.from_numpy(trained[name].numpy()) - start
-            forged = forged_update(kind, own.flatten(), own.flatten()[None], strength, key=1).reshape(own.shape)
-            trained[name] = type(trained[name])((start + forged).numpy())
-        return reply
-
-    app, honest = ClientApp(), client_app(task)
-
-    @app.train(mods=[forge])
-    def train(message: Message, context: Context) -> Message:
-        return honest(message, context)
-
-    app.query()(honest)
-    app.evaluate()(honest)
-    return app
-
-
 def accuracy(spec: Path, home: Path, kind: str | None, strength: float, settings: str = "") -> float:
     """The accuracy of the honest sites after a run with one attacking site of five, number 4."""
     task = Task(spec=spec)
     config = {"out": str(home / "run"), "wait": 1.0, "set": settings}
     grid = LoopbackGrid(task, 5, home / "state", config)
     if kind is not None:
-        grid._apps[4] = attacking_app(task, kind, strength)
+        grid._apps[4] = attacking_app(task, kind, strength, {4})
     serve(task, grid, config)
     _, folder = open_seed(home / "run")
     counts, total = folder.counts(6)
@@ -98,6 +76,34 @@ def test_simple_attacks_of_a_site(spec: Path, tmp_path: Path, kind: str, strengt
     robust = accuracy(spec, tmp_path / "median", kind, strength, ROBUST)
     assert broken < robust - 10
     assert robust > clean - 10
+
+
+CLIENT = """
+from federation.attacking_site import attacking_app
+from federation.task import TASK
+app = attacking_app(TASK, "same_value", 1.0, {2})
+"""
+
+
+@pytest.mark.slow
+def test_a_site_that_attacks_over_a_superlink(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app", SPEC.replace("count = 5", "count = 3").replace("rounds = 6", "rounds = 2"))
+    shutil.copy(attacking_site.__file__, app / "federation")
+    (app / "federation/client.py").write_text(CLIENT)
+    cluster = LocalCluster(home=tmp_path / "cluster", sites=3, tls=False)
+    models = {}
+    cluster.up(timeout=240)
+    try:
+        for name, settings in {"mean": "", "median": ROBUST}.items():
+            number = cluster.submit(app, {"out": str(tmp_path / name), "set": settings})
+            done = (tmp_path / name / "results.json").exists
+            assert cluster.wait_for_run(number, 600, is_done=done) == "finished:completed"
+            models[name] = RunFolder(tmp_path / name / "seed-0").latest().server["fedavg"]["parameters"]
+    finally:
+        cluster.down()
+    assert cluster.running() == []
+    assert models["mean"].mean() > 0.5  # each round adds a third of 1 to every parameter
+    assert models["median"].mean().abs() < 0.1
 
 
 @pytest.mark.parametrize(
