@@ -94,10 +94,10 @@ def measured(federation: ft.Federation, seed: int, attack: ft.Attack | None, tra
 
 
 def losses(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """Attack → rule → points lost, one per seed; infinite if it diverged."""
+    """Attack → rule → points lost, one per seed; infinite if it diverged. In the order of `ATTACKS`."""
     without = {case["seed"]: case["rules"] for case in cases if case["attack"] == NONE}
     lost: dict[str, dict[str, list[float]]] = {}
-    for case in cases:
+    for case in sorted(cases, key=lambda case: (list(ATTACKS).index(case["attack"]), case["seed"])):
         for rule, found in case["rules"].items() if case["attack"] != NONE else ():
             by_rule = lost.setdefault(case["attack"], {})
             accuracy = -math.inf if found["accuracy"] is None else found["accuracy"]
@@ -130,7 +130,7 @@ def render(record: Mapping[str, Any] | None, template: str) -> str:
             f"### {division}",
             f"{record['data']}: {setting}.",
             markdown_table(rows).strip(),
-            "\n".join(_sentences(lost)),
+            "\n".join([*_sentences(lost), *_not_measured(lost)]),
         ]
     return template.replace("{TABLES}", "\n\n".join(parts)).replace("{MACHINE}", machine_text(record))
 
@@ -144,14 +144,21 @@ def _cell(lost: list[float]) -> str:
     if math.inf in lost:
         return "**diverges**"
     text = f"{fmean(lost):+.1f}" + (f" ± {pstdev(lost):.1f}" if len(lost) > 1 else "")
+    text = text.replace("-", "−")
     return text if fmean(lost) <= LARGEST_LOSS else f"**{text}**"
 
 
 def _sentences(lost: Mapping[str, Mapping[str, list[float]]]) -> Iterator[str]:
     for attack, by_rule in lost.items():
         broken = [rule for rule, values in by_rule.items() if fmean(values) > LARGEST_LOSS]
-        names = ", ".join(broken) if broken else "none"
-        yield f"- {attack}: {len(by_rule) - len(broken)} of {len(by_rule)} rules withstand it; these do not: {names}."
+        withstand = f"{len(by_rule) - len(broken)} of {len(by_rule)}" if broken else f"all {len(by_rule)}"
+        names = f"; these do not: {', '.join(broken)}" if broken else ""
+        yield f"- {attack}: {withstand} rules withstand it{names}."
+
+
+def _not_measured(lost: Mapping[str, Any]) -> list[str]:
+    missing = [attack for attack in ATTACKS if attack not in (NONE, *lost)]
+    return [f"- Not measured yet: {'; '.join(missing)}."] if missing else []
 
 
 def main() -> None:
