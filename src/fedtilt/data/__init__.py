@@ -10,7 +10,8 @@ from fedtilt.data.published.entry import data_folder
 from fedtilt.data.sources.huggingface import from_huggingface
 from fedtilt.data.sources.leaf_json import leaf
 from fedtilt.data.sources.torch_dataset import from_torch
-from fedtilt.data.tables.schema import Column, Schema
+from fedtilt.data.tables.column import Column
+from fedtilt.data.tables.schema import Schema
 from fedtilt.data.tables.table import rows, table
 
 __all__ = [

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedtilt.data.tables.cells import read_cells
+from fedtilt.data.tables.column import Column
 from fedtilt.data.tables.columns import Columns
 from fedtilt.data.tables.kinds import Cells
-from fedtilt.data.tables.schema import Column, Schema
+from fedtilt.data.tables.schema import Schema
 
 _SHOWN = 4  # categories
 

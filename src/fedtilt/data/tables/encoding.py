@@ -6,9 +6,10 @@ from itertools import accumulate
 import numpy as np
 
 from fedtilt.data.tables.cells import read_cells
+from fedtilt.data.tables.column import Column
 from fedtilt.data.tables.columns import Columns
 from fedtilt.data.tables.kinds import Cells
-from fedtilt.data.tables.schema import Column, Schema
+from fedtilt.data.tables.schema import Schema
 from fedtilt.data.tables.threads import map_columns
 from fedtilt.errors import InputError
 

@@ -16,8 +16,9 @@ import numpy as np
 
 from fedtilt.data.naming import sort_names
 from fedtilt.data.tables.alignment import describe_site, misfits
+from fedtilt.data.tables.column import Column
 from fedtilt.data.tables.kinds import NUMERIC, TEXT_KINDS
-from fedtilt.data.tables.schema import Column, Schema
+from fedtilt.data.tables.schema import Schema
 from fedtilt.data.tables.summary import ColumnSummary, Summary
 from fedtilt.data.targets import RANGES, NumericTarget, inner_bounds
 from fedtilt.errors import InputError

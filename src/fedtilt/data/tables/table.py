@@ -3,22 +3,23 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.sampling import QUARTERS, check_test_share, positions_by_number, quarters
-from fedtilt.data.tables.cells import classes_problem, read_cells, read_names, read_numbers
+from fedtilt.data.sampling import positions_by_number
+from fedtilt.data.tables.cells import read_cells, read_names
+from fedtilt.data.tables.column import Column
 from fedtilt.data.tables.columns import Columns, Source, read_columns
 from fedtilt.data.tables.encoding import encode
 from fedtilt.data.tables.kinds import Cells
+from fedtilt.data.tables.labelled_rows import LabelledRows, label_rows
 from fedtilt.data.tables.merge import merge
 from fedtilt.data.tables.roles import Roles, check_names, known_schema
-from fedtilt.data.tables.schema import Column, Schema, read_schema
-from fedtilt.data.tables.splits import draw_test_rows
+from fedtilt.data.tables.schema import Schema, read_schema
 from fedtilt.data.tables.summarise import summarise_sites
 from fedtilt.data.tables.summary import Summary
 from fedtilt.data.tables.table_warnings import column_warnings, left_out
@@ -95,17 +96,6 @@ def rows(source: Source, *, like: Dataset | Schema | str | os.PathLike[str]) -> 
     return torch.from_numpy(encode(columns, schema, [np.arange(len(columns))])[0])
 
 
-class _Labelled(NamedTuple):
-    """The rows of a table: class or number, client, and which are training data."""
-
-    labels: np.ndarray  # (n,) classes or, with regression, numbers
-    class_names: tuple[str, ...]  # empty with regression
-    client: np.ndarray | None
-    client_names: tuple[str, ...] | None
-    train: np.ndarray  # positions
-    test: np.ndarray
-
-
 @dataclass(frozen=True)
 class Table:
     """An open table and what is known of its schema before its rows are read."""
@@ -117,7 +107,7 @@ class Table:
 
     def to_dataset(self, test_share: float | None = None, seed: int = 0) -> Dataset:
         """Split, infer the rest of the schema from the training rows, and encode."""
-        columns, rows = self.columns, self._split(test_share, seed)
+        columns, rows = self.columns, self._label_rows(test_share, seed)
         known = self.schema if self.schema.is_regression else replace(self.schema, classes=rows.class_names)
         schema = merge(self._summaries(rows), known)
         if not any(column.is_feature for column in schema.columns):
@@ -169,7 +159,7 @@ class Table:
 
     def site_summary(self, test_share: float | None, seed: int) -> Summary:
         """What a site sends of its training rows, so that all sites agree on one schema."""
-        rows = self._split(test_share, seed)
+        rows = self._label_rows(test_share, seed)
         (summary,) = self._summaries(rows)
         if self.schema.is_regression:
             return summary
@@ -188,24 +178,10 @@ class Table:
             )
         return replace(self, schema=schema, names=tuple(column.name for column in schema.columns))
 
-    def _split(self, test_share: float | None, seed: int) -> _Labelled:
-        columns, schema = self.columns, self.schema
-        test_share = check_test_share(test_share, seed, given=schema.split is not None)
-        if len(columns) < 2:
-            raise InputError(f"table {columns.name} has 1 row below its header; it needs at least 2")
-        labels, class_names = self._numbers() if schema.is_regression else self._labels()
-        client, client_names = self._clients()
-        owner = np.full(len(labels), self.site or 0) if client is None else client
-        strata = (quarters(labels, owner), QUARTERS) if schema.is_regression else (labels, class_names)
-        test = draw_test_rows(columns, schema, *strata, owner, test_share, seed)
-        if self.site is None and schema.split is not None and (test.all() or not test.any()):
-            side = "test" if test.all() else "train"
-            raise InputError(
-                f"split = {schema.split!r} has only {side!r} in {columns.name}; mark some rows train and some test"
-            )
-        return _Labelled(labels, class_names, client, client_names, np.flatnonzero(~test), np.flatnonzero(test))
+    def _label_rows(self, test_share: float | None, seed: int) -> LabelledRows:
+        return label_rows(self.columns, self.schema, self.site, test_share, seed)
 
-    def _summaries(self, rows: _Labelled) -> list[Summary]:
+    def _summaries(self, rows: LabelledRows) -> list[Summary]:
         """A summary of each client's training rows; without clients, of all."""
         sites = {"" if self.site is None else str(self.site): rows.train}
         if rows.client is not None and rows.client_names is not None:
@@ -218,62 +194,6 @@ class Table:
                 for site, positions in sites.items()
             }
         return summarise_sites(self.columns, self.names, sites, classes, self.schema)
-
-    @property
-    def _target(self) -> str:
-        if self.schema.target is None:
-            raise InputError(f"table {self.columns.name} needs a target; name the column of the labels: target = …")
-        return self.schema.target
-
-    def _numbers(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        values = read_numbers(self.columns, self._target).values
-        assert values is not None
-        return values, ()
-
-    def _labels(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        target, known = self._target, self.schema.classes
-        labels, names = read_names(self.columns, target)
-        if known is not None:
-            for number, name in enumerate(names):
-                if name not in known:
-                    row = self.columns.rows[int(np.flatnonzero(labels == number)[0])]
-                    raise InputError(
-                        f"table {self.columns.name} has {name!r} in {row}, column {target!r}; the schema's classes are "
-                        f"{', '.join(known)}"
-                    )
-            return np.array([known.index(name) for name in names])[labels], known
-        if len(names) < 2 and self.site is None:
-            raise InputError(
-                f"target = {target!r} has one class, {names[0]!r}, in {self.columns.name}; it needs two or more"
-            )
-        if problem := classes_problem(names, np.bincount(labels).tolist()):
-            raise InputError(f"target = {target!r} of {self.columns.name} {problem}")
-        return labels, names
-
-    def _clients(self) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
-        if self.site is not None:
-            self._check_one_client()
-            return None, None
-        if self.schema.client is not None:
-            return read_names(self.columns, self.schema.client)
-        parts = self.columns.parts
-        if len(parts) == 1:
-            return None, None
-        return np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts]), tuple(
-            part.client for part in parts
-        )
-
-    def _check_one_client(self) -> None:
-        """Refuse a site's table with the rows of several clients; it need not have the column of the clients."""
-        client = self.schema.client
-        if client is None or self.columns.read(client).null_count == len(self.columns):
-            return
-        _, names = read_names(self.columns, client)
-        if len(names) > 1:
-            raise InputError(
-                f"table {self.columns.name} has rows of {names[0]!r} and {names[1]!r} in column {client!r}; a site has "
-                "the rows of one client"
-            )
 
 
 def open_table(

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fedtilt.data.tables.column import Column
 from fedtilt.data.tables.kinds import NUMERIC, Cells
-from fedtilt.data.tables.schema import Column, Schema
+from fedtilt.data.tables.schema import Schema
 
 _SAMPLE = 200  # rows to look at before a column is looked at as a whole
 _FEW_VALUES = 50
