@@ -13,7 +13,8 @@ from fedtilt import report
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.summary import summarise
-from fedtilt.report.figures import MAX_CLIENTS, MAX_METHODS, MAX_POINTS, build_figures
+from fedtilt.report.figures import MAX_METHODS, MAX_POINTS, build_figures
+from fedtilt.report.heat_map import MAX_CLIENTS
 from fedtilt.report.run_reader import read_run
 from fedtilt.report.style import styles
 from fedtilt.report.summary import cautions

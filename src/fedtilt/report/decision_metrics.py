@@ -13,7 +13,7 @@ from fedtilt.evaluation.reliability import reliability_curve
 from fedtilt.evaluation.scores import ACCURACY
 from fedtilt.evaluation.weighted_samples import Samples
 from fedtilt.report.compare import SeedValues, best_methods
-from fedtilt.report.figures import Figure, figure_layout
+from fedtilt.report.figure import Figure, figure_layout
 from fedtilt.report.run_reader import Run
 from fedtilt.report.style import Style, plotly_text
 from fedtilt.storage.predictions import read_predictions

@@ -1,40 +1,23 @@
-"""Figures as plain plotly JSON, each with its data as rows; the page adds the colours of text and grid."""
+"""The figures of a run: learning curves, clients, classes; the page adds the colours of text and grid."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fedtilt.data.groups import in_words
 from fedtilt.evaluation.metrics import client_scores
-from fedtilt.evaluation.scores import ACCURACY, scores_of
+from fedtilt.evaluation.scores import ACCURACY
 from fedtilt.report.compare import Metric, SeedValues, best_methods, metrics_of
+from fedtilt.report.figure import Figure, capitalise, figure_layout, round4
+from fedtilt.report.heat_map import heat_map
 from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.report.style import Style, plotly_text
 
 MAX_METHODS = 8  # the best, in every figure
 MAX_BANDS = 6  # with more methods, the bands cover each other
 MAX_POINTS = 1000  # clients per method among the sorted clients
-MAX_CLIENTS = 120  # in the heat map
-MAX_CLASSES = 60  # in the heat map
 BINS = 20  # of the histogram
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """A plotly figure, and its data as rows of a CSV file."""
-
-    name: str
-    title: str
-    note: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
-    columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
-    selectors: dict[str, list[str]] = field(default_factory=dict)  # key in a trace's meta → choices
 
 
 def build_figures(run: Run, styles: dict[str, Style]) -> dict[str, list[Figure]]:
@@ -70,7 +53,7 @@ def learning_curve(run: Run, methods: Sequence[str], styles: dict[str, Style], m
                 "type": "scatter", "mode": "lines+markers" if len(points) <= 30 else "lines",
                 "name": plotly_text(method), "legendgroup": plotly_text(method), "meta": {"method": method},
                 "zorder": len(methods) - i,  # dots and dashes are on top: a line below them stays visible
-                "x": [number for number, _ in points], "y": [_round4(values.mean) for _, values in points],
+                "x": [number for number, _ in points], "y": [round4(values.mean) for _, values in points],
                 "line": {"color": style.color, "dash": style.dash, "width": 2},
                 "marker": {"color": style.color, "symbol": style.symbol, "size": 5},
                 "hovertemplate": "round %{x}: %{y:.2f}<extra>%{fullData.name}</extra>",
@@ -83,8 +66,8 @@ def learning_curve(run: Run, methods: Sequence[str], styles: dict[str, Style], m
     better = "higher is better" if metric.higher_is_better else f"lower is {'better' if is_score else 'fairer'}"
     bands = "; band: ± one standard deviation over seeds" if any("band" in trace["meta"] for trace in data) else ""
     return Figure(
-        name=f"curve-{metric.key}", title=_capitalise(metric.title),
-        note=f"{_capitalise(metric.description)}; {better}{bands}.", data=data, layout=layout,
+        name=f"curve-{metric.key}", title=capitalise(metric.title),
+        note=f"{capitalise(metric.description)}; {better}{bands}.", data=data, layout=layout,
         columns=("method", "round", metric.key, "std_over_seeds", "seeds"), rows=rows,
     )  # fmt: skip
 
@@ -95,7 +78,7 @@ def _band(method: str, style: Style, points: list[tuple[int, float, float]], mos
     outline = high + low[::-1]
     return {
         "type": "scatter", "mode": "lines", "fill": "toself", "fillcolor": style.faint(0.14), "line": {"width": 0},
-        "x": [x for x, _ in outline], "y": [_round4(y) for _, y in outline], "hoverinfo": "skip", "showlegend": False,
+        "x": [x for x, _ in outline], "y": [round4(y) for _, y in outline], "hoverinfo": "skip", "showlegend": False,
         "legendgroup": plotly_text(method), "name": plotly_text(method), "meta": {"band": method},
     }  # fmt: skip
 
@@ -120,7 +103,7 @@ def sorted_clients(run: Run, methods: Sequence[str], styles: dict[str, Style]) -
         data.append(
             {
                 "type": "scatter", "mode": "lines+markers", "name": plotly_text(method), "meta": {"method": method},
-                "x": [_round4(share) for share, *_ in points], "y": [_round4(value) for _, value, *_ in points],
+                "x": [round4(share) for share, *_ in points], "y": [round4(value) for _, value, *_ in points],
                 "text": [f"client {plotly_text(name)}{seed_text.format(seed)}" for _, _, seed, name, _ in points],
                 "line": {"color": styles[method].faint(0.45), "width": 1},
                 "marker": {
@@ -138,7 +121,7 @@ def sorted_clients(run: Run, methods: Sequence[str], styles: dict[str, Style]) -
     y_axis = {"title": {"text": f"{title} ({score.unit})" if unit else title}}
     layout = figure_layout(_clients_height(methods), xaxis=x_axis, yaxis=y_axis)
     return Figure(
-        name="clients", title=f"{_capitalise(title)} of every client, sorted", note=note, data=data, layout=layout,
+        name="clients", title=f"{capitalise(title)} of every client, sorted", note=note, data=data, layout=layout,
         columns=("method", "seed", "client", "share_of_clients", score.name, "has_outliers"), rows=rows,
     )  # fmt: skip
 
@@ -189,7 +172,7 @@ def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Fig
         data.append(
             {
                 "type": "bar", "name": plotly_text(method), "meta": {"method": method}, "yaxis": axis, "xaxis": "x",
-                "x": [_round4(edge + width / 2) for edge in edges[:-1]], "y": [_round4(s) for s in share],
+                "x": [round4(edge + width / 2) for edge in edges[:-1]], "y": [round4(s) for s in share],
                 "width": width * 0.92, "marker": {"color": styles[method].color},
                 "text": [f"{low:g} to {high:g}{unit}" for low, high in pairwise(edges)],
                 "textposition": "none", "customdata": count.tolist(),
@@ -208,117 +191,3 @@ def histogram(run: Run, methods: Sequence[str], styles: dict[str, Style]) -> Fig
         note=f"Share of clients (%) per bin of {width:g} {score.spread_unit}".rstrip() + f" of {score.title}.",
         columns=("method", f"{score.name}_from", f"{score.name}_to", "clients", "share"),
     )  # fmt: skip
-
-
-# -- classes by clients ------------------------------------------------------------------------------------------------
-
-
-def heat_map(run: Run, methods: Sequence[str]) -> Figure:
-    """The score in every class or group of every client, one method and seed at a time."""
-    data: list[dict[str, Any]] = []
-    rows: list[tuple[Any, ...]] = []
-    score, group, unit = run.score, run.group, f" {run.score.unit}".rstrip()
-    high, low = ("Blue", "orange") if score.higher_is_better else ("Orange", "blue")
-    notes = [f"{high}: high {score.title}, {low}: low {score.title}, blank: no test data of that {group}."]
-    for seed_run in run.compared:
-        client_names, class_names = seed_run.client_names, seed_run.class_names
-        clients = _sample_worst(seed_run, methods, 1, MAX_CLIENTS)
-        labels = _sample_worst(seed_run, methods, 0, MAX_CLASSES)
-        for what, sample, count in (
-            ("clients", clients, len(client_names)),
-            (in_words(group), labels, len(class_names)),
-        ):
-            if len(sample) < count:
-                notes.append(f"Shows {len(sample)} of {count:,} {what}: the {len(sample) // 2} worst and a sample.")
-        x, y = _axis_labels([client_names[i] for i in clients]), _axis_labels([class_names[k] for k in labels])
-        total = seed_run.total[clients][:, labels].T  # (classes, clients)
-        for method in methods:
-            sums = seed_run.sums(method)[clients][:, labels].transpose(0, 1)
-            values = score.values(sums, total.clamp(min=1))
-            rows += [
-                (method, seed_run.seed, client_names[clients[i]], class_names[labels[k]],
-                 *([int(sums[k, i])] if score is ACCURACY else []), int(total[k, i]), float(values[k, i]))
-                for k, i in (total > 0).nonzero().tolist()
-            ]  # fmt: skip
-            data.append(
-                {
-                    "type": "heatmap", "name": plotly_text(method),
-                    "meta": {"method": method, "seed": str(seed_run.seed)},
-                    "visible": not data, "x": x, "y": y, "coloraxis": "coloraxis", "xgap": 1, "ygap": 1,
-                    "z": _cells(total, lambda k, i, values=values: _round4(values[k, i])),
-                    "text": _cells(
-                        total, lambda k, i, sums=sums, n=total:
-                        f"{sums[k, i]} of {n[k, i]}" if score is ACCURACY else f"{n[k, i]} samples", "",
-                    ),
-                    "hoverongaps": False,
-                    "hovertemplate": f"client %{{x}}, {plotly_text(group)} %{{y}}: %{{z:.1f}}{unit} (%{{text}})"
-                    "<extra>%{fullData.name}</extra>",
-                }
-            )  # fmt: skip
-    class_count = max(len(trace["y"]) for trace in data)
-    label_height = 5 * max(len(name) for trace in data for name in trace["x"])  # long client names are slanted
-    layout = figure_layout(
-        120 + label_height + min(max(class_count, 4) * 24, 640),
-        xaxis={"type": "category", "title": {"text": "client"}, "nticks": 25},
-        yaxis={"type": "category", "title": {"text": plotly_text(group)}, "autorange": "reversed"},
-    )
-    bar = {"thickness": 10, "outlinewidth": 0, "ticksuffix": unit}
-    largest = (
-        100.0 if score is ACCURACY else max((z for trace in data for row in trace["z"] for z in row if z), default=1)
-    )
-    layout["coloraxis"] = {"cmin": 0, "cmax": largest, "reversescale": not score.higher_is_better, "colorbar": bar}
-    selectors = {"method": list(methods), "seed": [str(seed_run.seed) for seed_run in run.compared]}
-    return Figure(
-        name="classes", title=f"{_capitalise(score.title)} by {group} and client", note=" ".join(dict.fromkeys(notes)),
-        data=data, layout=layout, rows=rows,
-        columns=("method", "seed", "client", group, *(["correct"] * (score is ACCURACY)), "samples", score.name),
-        selectors={key: choices for key, choices in selectors.items() if len(choices) > 1},
-    )  # fmt: skip
-
-
-def _sample_worst(seed_run: SeedRun, methods: Sequence[str], dim: int, limit: int) -> list[int]:
-    """Clients (`dim` 1 is summed) or classes (`dim` 0) with data: all, or `limit`, half the worst, half a sample."""
-    total = seed_run.total.sum(dim)
-    present = (total > 0).nonzero().flatten()
-    if len(present) <= limit:
-        return [int(i) for i in present]
-    sums = torch.stack([seed_run.sums(method).sum(dim)[present] for method in methods])
-    score = scores_of(sums)[0]
-    worst = score.worst(score.values(sums, total[present].expand(len(methods), -1)), 0)
-    order = worst.argsort(stable=True, descending=not score.higher_is_better)
-    rest = order[limit // 2 :]
-    sample = rest[torch.linspace(0, len(rest) - 1, limit - limit // 2).round().long()]
-    return sorted(int(present[i]) for i in torch.cat([order[: limit // 2], sample]).unique())
-
-
-def _cells(total: Tensor, value: Callable[..., Any], empty: Any = None) -> list[list[Any]]:
-    """`value(k, i)` for every class and client with data, else `empty`."""
-    has_data = (total > 0).tolist()
-    return [[value(k, i) if cell else empty for i, cell in enumerate(row)] for k, row in enumerate(has_data)]
-
-
-def _axis_labels(names: Sequence[str]) -> list[str]:
-    """Names as labels of an axis; names that are equal once cut get a number."""
-    labels = [plotly_text(name, 18) for name in names]
-    return [label if labels.count(label) == 1 else f"{label} ({i})" for i, label in enumerate(labels)]
-
-
-def _capitalise(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def _round4(value: Any) -> float:
-    """Four decimals are enough for a figure and keep the page small."""
-    return round(float(value), 4)
-
-
-def figure_layout(height: int, legend_names: Sequence[str] = (), **layout: Any) -> dict[str, Any]:
-    """A layout of that height, taller if the legend needs several rows on a narrow page."""
-    widest = max((7 * len(plotly_text(name)) + 50 for name in legend_names), default=1)
-    height += 20 * (len(legend_names) // max(1, 290 // widest))
-    margin = {"l": 52, "r": 12, "t": 12, "b": 44}
-    legend = {
-        "orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left", "maxheight": 400,
-        "tracegroupgap": 0,
-    }  # fmt: skip
-    return {"height": height, "margin": margin, "legend": legend, "hovermode": "closest"} | layout

@@ -27,7 +27,8 @@ from fedtilt.report.compare import (
 )
 from fedtilt.report.decision_metrics import decision_metrics
 from fedtilt.report.differences import differences
-from fedtilt.report.figures import MAX_METHODS, Figure, build_figures
+from fedtilt.report.figure import Figure
+from fedtilt.report.figures import MAX_METHODS, build_figures
 from fedtilt.report.groups import group_tables
 from fedtilt.report.run_reader import Run
 from fedtilt.report.style import Style, styles

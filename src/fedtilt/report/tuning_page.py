@@ -9,7 +9,7 @@ from fedtilt.csv_text import csv_text
 from fedtilt.errors import InputError
 from fedtilt.files import interpreting, read_json
 from fedtilt.report import html
-from fedtilt.report.figures import figure_layout
+from fedtilt.report.figure import figure_layout
 from fedtilt.report.style import plotly_text
 from fedtilt.storage.provenance import read_record
 from fedtilt.version import __version__
