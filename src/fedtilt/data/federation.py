@@ -1,51 +1,33 @@
-"""A data set divided among clients, by index: samples are copied only when a client's data is read."""
+"""A data set divided among clients: how one is made, shown and warned about."""
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-import torch
-from torch import Tensor
-
 from fedtilt import checks
+from fedtilt.data.client_data import ClientData
 from fedtilt.data.data_warnings import client_warnings, dataset_warnings, group_warnings, warn
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.division import choose_clients_with_outliers, divide, resolve_clients, split_validation
-from fedtilt.data.groups import CLASS, GroupColumn, check_two_values
-from fedtilt.data.index import classes_by_client, client_sizes, owners
-from fedtilt.data.inputs import Inputs, Shape, concatenate, take, to_device
-from fedtilt.data.naming import client_number
-from fedtilt.data.outliers import Outliers, apply, check_outliers, resolve_flip_map, resolve_outliers
+from fedtilt.data.groups import check_two_values
+from fedtilt.data.index import classes_by_client, client_sizes
+from fedtilt.data.outliers import Outliers, check_outliers, resolve_flip_map, resolve_outliers
 from fedtilt.data.sources.from_clients import read_clients
-from fedtilt.data.targets import RANGE, NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.html_table import html_table
 
-Device = torch.device | str
 _SHOWN_CLIENTS = 20  # in a notebook
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Federation:
+class Federation(ClientData):
     """Clients and their samples; `Federation.build` creates one.
 
     `train`, `validation` and `test` return what a model takes and learns: images scaled from [0, 1] to [-1, 1], other
     data unchanged; labels, or numbers as (y − mean) / deviation.
     """
-
-    dataset: Dataset
-    outliers: Outliers
-    client_names: tuple[str, ...]
-    train_index: Sequence[Tensor]
-    validation_index: Sequence[Tensor]
-    test_index: Sequence[Tensor]
-    client_classes: Sequence[Tensor]  # the classes of each client's training samples, ascending
-    has_outliers: Tensor  # (clients,) bool
-    seed: int = 0
-    validation_outliers: bool = False  # whether validation data has the outliers of the training data
-    flip_map: Tensor | None = None  # (classes,) the class that each class flips to; None: drawn for every sample
 
     @classmethod
     def build(
@@ -174,21 +156,6 @@ class Federation:
         )
         return cls.build(dataset, partition="column", seed=seed, **given)
 
-    def to(self, device: torch.device) -> Self:
-        """The same federation with its samples on another device, so that a round copies nothing to it."""
-
-        def move(index: Sequence[Tensor]) -> list[Tensor]:
-            return [rows.to(device) for rows in index]
-
-        return replace(
-            self,
-            dataset=self.dataset.to(device),
-            train_index=move(self.train_index),
-            validation_index=move(self.validation_index),
-            test_index=move(self.test_index),
-            client_classes=move(self.client_classes),
-        )
-
     def __repr__(self) -> str:
         targets = f"{self.classes} classes" if self.target is None else "numbers as targets"
         return (
@@ -209,59 +176,6 @@ class Federation:
         more = self.clients - _SHOWN_CLIENTS
         return html_table(repr(self), columns, rows, f"and {more:,} more clients" if more > 0 else "")
 
-    @property
-    def clients(self) -> int:
-        """The number of clients."""
-        return len(self.train_index)
-
-    @property
-    def classes(self) -> int:
-        """The number of classes."""
-        return self.dataset.classes
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The classes' names."""
-        return self.dataset.class_names
-
-    @property
-    def target(self) -> NumericTarget | None:
-        """The scale and the ranges of the targets if they are numbers; None: they are classes."""
-        return self.dataset.target
-
-    @property
-    def outputs(self) -> int:
-        """The number of a model's outputs: one per class, or one number."""
-        return self.dataset.outputs
-
-    @property
-    def input_shape(self) -> Shape:
-        """The shape of one sample; of a dictionary, the shape of each of its tensors."""
-        return self.dataset.input_shape
-
-    @property
-    def image(self) -> bool:
-        """Whether the samples are images."""
-        return self.dataset.image
-
-    @cached_property
-    def groups(self) -> dict[str, GroupColumn]:
-        """The columns of groups that the data names, such as sex; of several also their combination, the last.
-
-        With numbers as targets, the ranges of the target are the first.
-        """
-        return self.dataset.groups
-
-    @property
-    def group(self) -> str:
-        """What `tau` tilts over: the groups that the data names, else the classes, or the ranges of the target."""
-        return next(reversed(self.groups), CLASS)
-
-    @property
-    def label_group(self) -> str:
-        """The name of the groups that follow from the targets: classes, or ranges."""
-        return CLASS if self.target is None else RANGE
-
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What a careful colleague would say about the data, one sentence each; `build` emits them as warnings."""
@@ -273,138 +187,6 @@ class Federation:
             *client_warnings(self.client_names, self.train_index, data.weight_train),
             *group_warnings(named, self.client_names, self.train_index),
         )
-
-    def row_names(self, client: int | str, split: str = "train") -> list[str]:
-        """Where each of a client's samples comes from, such as `row 17` of a table."""
-        rows = self._split(split)[0][self._number(client)].tolist()
-        positions = self.dataset.rows_test if split == "test" else self.dataset.rows_train
-        if positions is None or self.dataset.row_names is None:
-            return [f"{'test' if split == 'test' else 'training'} sample {row}" for row in rows]
-        return [self.dataset.row_names[position] for position in positions[rows].tolist()]
-
-    def _number(self, client: int | str) -> int:
-        """The number of a client, from its number or its name."""
-        if type(client) is int and 0 <= client < self.clients:
-            return client
-        return client_number(client, self.client_names)
-
-    def model_input(self, x: Inputs) -> Inputs:
-        """Raw samples as a model's input: images as float32, anything else unchanged."""
-        return self._scale(_to_unit(x))
-
-    def model_target(self, y: Tensor) -> Tensor:
-        """Targets as a model learns them: labels unchanged, numbers as (y − mean) / deviation."""
-        return y if self.target is None else self.target.standardise(y)
-
-    def train(self, client: int | str, *, seed: int, round: int, device: Device = "cpu") -> tuple[Inputs, Tensor]:
-        """A client's training samples and labels in one round, with that round's outliers if the client has any.
-
-        Outliers that are drawn once depend on the seed of the federation, in place of the seed and the round.
-        """
-        number = self._number(client)
-        once = self.outliers.redraw == "once"
-        x, y = self._with_outliers(
-            self.train_index[number], number, self.seed if once else seed, None if once else round, device
-        )
-        return self._scale(x), self.model_target(y)
-
-    def clean_train(self, client: int | str, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
-        """A client's training samples without outliers."""
-        return self._samples("train", client, device)
-
-    def outlier_mask(self, client: int | str) -> Tensor:
-        """Which of a client's training samples are outliers that stay, (samples,) bool.
-
-        Their labels as trained on are those of `train`, the true ones those of `clean_train`.
-        """
-        if self.outliers.kind != "none" and self.outliers.redraw != "once":
-            raise InputError("the outliers are drawn anew in every round; build the federation with redraw = 'once'")
-        (x, y), (clean_x, clean_y) = self.train(client, seed=0, round=1), self.clean_train(client)
-        changed = y != clean_y
-        if isinstance(x, Tensor) and isinstance(clean_x, Tensor):
-            changed |= (x != clean_x).flatten(1).any(1)
-        return changed
-
-    def validation(self, client: int | str, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
-        """A client's validation samples; they have outliers only if the federation was built so."""
-        if not self.validation_outliers:
-            return self._samples("validation", client, device)
-        number = self._number(client)
-        x, y = self._with_outliers(self.validation_index[number], number, self.seed, 0, device)
-        return self._scale(x), self.model_target(y)
-
-    def test(self, client: int | str, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:
-        """A client's test samples, which have no outliers."""
-        return self._samples("test", client, device)
-
-    def evaluation(self, split: str = "test") -> tuple[Inputs, Tensor, Tensor]:
-        """All samples of a split, ordered by client: x and y as in the data set, and the number of the client."""
-        index, x, y = self._split(split)
-        if split == "validation" and self.validation_outliers:  # round 0, in which nobody trains
-            pairs = [self._with_outliers(rows, n, self.seed, 0, y.device) for n, rows in enumerate(index)]
-            return concatenate([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), owners(index)
-        rows = torch.cat(list(index))
-        return take(x, rows), y[rows], owners(index)
-
-    def train_groups(self, client: int | str, *, device: Device = "cpu") -> dict[str, Tensor]:
-        """The group of each of a client's training samples, by column of groups."""
-        rows = self.train_index[self._number(client)]
-        return {name: column.train[rows].to(device) for name, column in self.groups.items()}
-
-    def train_weights(self, client: int | str, *, device: Device = "cpu") -> Tensor | None:
-        """The weight of each of a client's training samples; None: they count the same."""
-        weights = self.dataset.weight_train
-        return None if weights is None else weights[self.train_index[self._number(client)]].to(device)
-
-    def evaluation_groups(self, split: str = "test") -> dict[str, Tensor]:
-        """The group of each sample of a split, in the order of `evaluation`, by column of groups."""
-        rows = torch.cat(list(self._split(split)[0]))
-        return {name: (c.test if split == "test" else c.train)[rows] for name, c in self.groups.items()}
-
-    def train_sizes(self) -> Tensor:
-        """The number of training samples of each client, int64."""
-        return client_sizes(self.train_index)
-
-    def class_counts(self, split: str = "train") -> Tensor:
-        """The number of samples per client and class, or range of the target, int64, shape (clients, classes)."""
-        index, _, y = self._split(split)
-        noisy = split == "validation" and self.validation_outliers
-        y = self.evaluation(split)[1] if noisy else y[torch.cat(list(index))]
-        cell = owners(index) * self.classes + (y if self.target is None else self.target.ranges(y))
-        return torch.bincount(cell, minlength=self.clients * self.classes).reshape(self.clients, self.classes)
-
-    def _split(self, split: str) -> tuple[Sequence[Tensor], Inputs, Tensor]:
-        data = self.dataset
-        if split == "test":
-            return self.test_index, data.x_test, data.y_test
-        if split in ("train", "validation"):
-            return (self.train_index if split == "train" else self.validation_index), data.x_train, data.y_train
-        raise InputError(f"split = {split!r} is unknown; choose train, validation or test")
-
-    def _samples(self, split: str, client: int | str, device: Device) -> tuple[Inputs, Tensor]:
-        index, x, y = self._split(split)
-        rows = index[self._number(client)]
-        return self.model_input(to_device(take(x, rows), device)), self.model_target(y[rows].to(device))
-
-    def _with_outliers(
-        self, rows: Tensor, client: int, seed: int, round: int | None, device: Device
-    ) -> tuple[Inputs, Tensor]:
-        """Samples in [0, 1] units and labels of a client's rows, with the outliers of a round if the client has any."""
-        x = _to_unit(to_device(take(self.dataset.x_train, rows), device))
-        y = self.dataset.y_train[rows].to(device)
-        if not self.has_outliers[client]:
-            return x, y
-        classes = torch.arange(self.classes) if self.outliers.flip_to == "any" else self.client_classes[client]
-        flip_map = None if self.flip_map is None else self.flip_map.to(device)
-        return apply(self.outliers, x, y, classes.to(device), seed=seed, round=round, client=client, flip_map=flip_map)
-
-    def _scale(self, x: Inputs) -> Inputs:
-        return x * 2 - 1 if self.image and isinstance(x, Tensor) else x
-
-
-def _to_unit(x: Inputs) -> Inputs:
-    """Pixels 0..255 scaled to [0, 1]; all else unchanged."""
-    return x.float() / 255 if isinstance(x, Tensor) and x.dtype == torch.uint8 else x
 
 
 def _check_dataset(dataset: object) -> None:
