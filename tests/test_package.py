@@ -195,6 +195,19 @@ def test_every_link_and_path_in_the_documentation_exists(page: Path) -> None:
     assert not missing
 
 
+def _anchors(page: Path) -> set[str]:
+    """The anchors of the headings of a page, as GitHub and the site name them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_every_anchor_in_the_documentation_exists(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s:]*\.md|)#([^)\s]+)\)", page.read_text())
+    missing = [f"{path}#{name}" for path, name in links if name not in _anchors(page.parent / path if path else page)]
+    assert not missing
+
+
 def test_every_public_name_in_the_readme_exists() -> None:
     names = set(re.findall(r"\bft\.([A-Za-z_.]*[A-Za-z_])", (ROOT / "README.md").read_text()))
     assert {"run", "data.load", "models.mlp", "Federation.build"} <= names
