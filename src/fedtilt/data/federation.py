@@ -146,6 +146,7 @@ class Federation(ClientData):
                 of the clients' data, such as `target` of `ft.data.table` for DataFrames: see `ft.data.table`,
                 `ft.data.from_huggingface` and `ft.data.from_torch`
 
+        >>> import torch
         >>> north, south = (torch.zeros(8, 3), [0, 1] * 4), (torch.ones(4, 3), [1, 1, 0, 0])
         >>> Federation.from_clients([north, south], names=["north", "south"])
         Federation('clients': 2 clients, 9 training samples, 2 classes, outliers none)
