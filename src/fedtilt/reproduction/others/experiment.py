@@ -112,7 +112,8 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
                 published = _published(experiment, table, name, division, f, method)
                 ours = _ours(experiment, results, table, name, division, f, method)
                 where = [name, division, *([str(f)] if f else [])]
-                rows.append([*where, method, _text(published), _text(ours), _difference(published, ours)])
+                figures = [_text(published, "not published"), _text(ours, "not measured"), _difference(published, ours)]
+                rows.append([*where, method, *figures])
         parts.append(
             Table(
                 caption=f"{table}: {of_table['title']}",
@@ -151,8 +152,8 @@ def _ours(
     return worst
 
 
-def _text(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.2f}"
+def _text(value: float | None, missing: str) -> str:
+    return missing if value is None else f"{value:.2f}"
 
 
 def _difference(published: float | None, ours: float | None) -> str:
