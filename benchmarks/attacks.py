@@ -154,6 +154,9 @@ def _sentences(lost: Mapping[str, Mapping[str, list[float]]]) -> Iterator[str]:
         withstand = f"{len(by_rule) - len(broken)} of {len(by_rule)}" if broken else f"all {len(by_rule)}"
         names = f"; these do not: {', '.join(broken)}" if broken else ""
         yield f"- {attack}: {withstand} rules withstand it{names}."
+    rules = next(iter(lost.values()), {})
+    best = [rule for rule in rules if all(fmean(by_rule[rule]) <= LARGEST_LOSS for by_rule in lost.values())]
+    yield f"- All of these attacks: {', '.join(best) if best else 'no rule'}."
 
 
 def _not_measured(lost: Mapping[str, Any]) -> list[str]:

@@ -33,4 +33,5 @@ def test_points_lost_and_rules_that_do_not_withstand() -> None:
     assert "| mean | 90.0 | **+9.5 ± 0.5** | **diverges** |" in text
     assert "| median | 89.0 | +1.0 ± 0.0 | +0.5 ± 0.5 |" in text
     assert "- alie: 1 of 2 rules withstand it; these do not: mean." in text
+    assert "- All of these attacks: median." in text
     assert "- Not measured yet: alie, strongest; ipm, strongest; sign_flip;" in text
