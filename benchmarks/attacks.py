@@ -31,6 +31,7 @@ PAGE = DOCS / "attacks.md"
 TEMPLATE = Path(__file__).parent / "attacks.template.md"
 SHARE, BAD = 0.2, {"bad_share": 0.2}
 LARGEST_LOSS = 2.0  # points that a rule may lose and still withstands an attack
+LARGEST_SUCCESS = 10.0  # % of a backdoor that a rule withstands
 HIDDEN = (50,)  # of the network
 TRAIN = {"rounds": 30, "participation": 1.0, "epochs": 1, "batch_size": 32, "lr": 0.1}
 DIVISIONS = {
@@ -105,6 +106,16 @@ def losses(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float
     return lost
 
 
+def successes(cases: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Rule → success of the backdoor in %, mean over seeds."""
+    found: dict[str, list[float]] = {}
+    for case in cases:
+        for rule, values in case["rules"].items():
+            if "success" in values:
+                found.setdefault(rule, []).append(values["success"])
+    return {rule: fmean(values) for rule, values in found.items()}
+
+
 def render(record: Mapping[str, Any] | None, template: str) -> str:
     """The page: the template with its tables and the sentence on ALIE and IPM."""
     attacks = [["kind", "attackers"], *([f"`{kind}`", text] for kind, text in KINDS.items())]
@@ -114,14 +125,13 @@ def render(record: Mapping[str, Any] | None, template: str) -> str:
     parts = []
     for division, settings in record["divisions"].items():
         cases = [case for case in record["cases"] if case["division"] == division]
-        lost = losses(cases)
+        lost, success = losses(cases), successes(cases)
         rows = [["rule", "without", *lost, *(["backdoor, success"] if "backdoor" in lost else [])]]
         clean = [case["rules"] for case in cases if case["attack"] == NONE]
         for rule in clean[0]:
             without = fmean(found[rule]["accuracy"] for found in clean)
-            found = [case["rules"][rule]["success"] for case in cases if "success" in case["rules"][rule]]
-            success = [f"{fmean(found):.0f} %" if found else "—"] if "backdoor" in lost else []
-            rows.append([rule, f"{without:.1f}", *(_cell(by_rule[rule]) for by_rule in lost.values()), *success])
+            of_backdoor = [f"{success[rule]:.0f} %" if rule in success else "—"] if "backdoor" in lost else []
+            rows.append([rule, f"{without:.1f}", *(_cell(by_rule[rule]) for by_rule in lost.values()), *of_backdoor])
         seeds = sorted({len(values) for by_rule in lost.values() for values in by_rule.values()})
         network = {"hidden units": ", ".join(map(str, record["hidden"]))}
         shown = {**settings, **record["train"], **network, "seeds": " or ".join(map(str, seeds))}
@@ -130,7 +140,7 @@ def render(record: Mapping[str, Any] | None, template: str) -> str:
             f"### {division}",
             f"{record['data']}: {setting}.",
             markdown_table(rows).strip(),
-            "\n".join([*_sentences(lost), *_not_measured(lost)]),
+            "\n".join([*_sentences(lost, success), *_not_measured(lost)]),
         ]
     return template.replace("{TABLES}", "\n\n".join(parts)).replace("{MACHINE}", machine_text(record))
 
@@ -143,19 +153,21 @@ def page() -> str:
 def _cell(lost: list[float]) -> str:
     if math.inf in lost:
         return "**diverges**"
-    text = f"{fmean(lost):+.1f}" + (f" ± {pstdev(lost):.1f}" if len(lost) > 1 else "")
+    text = f"{round(fmean(lost), 1) + 0.0:+.1f}" + (f" ± {pstdev(lost):.1f}" if len(lost) > 1 else "")
     text = text.replace("-", "−")
     return text if fmean(lost) <= LARGEST_LOSS else f"**{text}**"
 
 
-def _sentences(lost: Mapping[str, Mapping[str, list[float]]]) -> Iterator[str]:
+def _sentences(lost: Mapping[str, Mapping[str, list[float]]], success: Mapping[str, float]) -> Iterator[str]:
+    best = list(next(iter(lost.values()), {}))
     for attack, by_rule in lost.items():
         broken = [rule for rule, values in by_rule.items() if fmean(values) > LARGEST_LOSS]
+        if attack == "backdoor":
+            broken = [rule for rule in by_rule if rule in broken or success[rule] > LARGEST_SUCCESS]
+        best = [rule for rule in best if rule not in broken]
         withstand = f"{len(by_rule) - len(broken)} of {len(by_rule)}" if broken else f"all {len(by_rule)}"
         names = f"; these do not: {', '.join(broken)}" if broken else ""
         yield f"- {attack}: {withstand} rules withstand it{names}."
-    rules = next(iter(lost.values()), {})
-    best = [rule for rule in rules if all(fmean(by_rule[rule]) <= LARGEST_LOSS for by_rule in lost.values())]
     yield f"- All of these attacks: {', '.join(best) if best else 'no rule'}."
 
 
@@ -196,7 +208,8 @@ def main() -> None:
         accuracies = ", ".join(f"{name} {found['accuracy']}" for name, found in row.items())
         print(f"{division}, seed {seed}, {title}: {accuracies}", flush=True)
     for division in divisions:
-        print(division, *_sentences(losses([case for case in cases if case["division"] == division])), sep="\n")
+        of_division = [case for case in cases if case["division"] == division]
+        print(division, *_sentences(losses(of_division), successes(of_division)), sep="\n")
 
 
 def _finished(kind: str, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
