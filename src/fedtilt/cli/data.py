@@ -15,6 +15,7 @@ from fedtilt.cli.console import Console, echo
 from fedtilt.cli.options import DataDir, Settings
 from fedtilt.cli.show_folder import describe_folder
 from fedtilt.cli.show_table import print_warnings, show_table, table_messages
+from fedtilt.cli.table_options import Client, Drop, Group, Schema, Target, Task, first_given
 from fedtilt.data import check, data_folder, find_folder, get, names
 from fedtilt.data.image_folders.listing import is_manifest
 from fedtilt.data.published import catalog
@@ -36,7 +37,7 @@ def list_(data_dir: DataDir = None) -> None:
     table.add_column("description")
     table.add_column("train", justify="right", no_wrap=True)
     table.add_column("test", justify="right", no_wrap=True)
-    table.add_column("find_folder", overflow="fold")
+    table.add_column("folder", overflow="fold")
     for name in names():
         entry = catalog.entry(name)
         table.add_row(name, entry.description, f"{entry.train:,}", f"{entry.test:,}", _location(entry, root))
@@ -118,16 +119,6 @@ def check_(
         )
 
 
-TargetOption = Annotated[
-    str | None, typer.Option("--target", metavar="COLUMN", help="The column of the labels or numbers.")
-]
-TaskOption = Annotated[str | None, typer.Option("--task", help="classification, or regression: numbers as targets.")]
-ClientOption = Annotated[str | None, typer.Option("--client", metavar="COLUMN", help="The column of the clients.")]
-GroupOption = Annotated[list[str] | None, typer.Option("--group", metavar="COLUMN", help="Groups; repeatable.")]
-DropOption = Annotated[list[str] | None, typer.Option("--drop", metavar="COLUMN", help="Leave out; repeatable.")]
-SchemaOption = Annotated[Path | None, typer.Option("--schema", metavar="FILE", help="What the columns are.")]
-
-
 @app.command("show")
 def show_(
     source: Annotated[
@@ -138,12 +129,12 @@ def show_(
     ] = "digits",
     settings: Settings = None,
     data_dir: DataDir = None,
-    target: TargetOption = None,
-    task: TaskOption = None,
-    client: ClientOption = None,
-    group: GroupOption = None,
-    drop: DropOption = None,
-    schema: SchemaOption = None,
+    target: Target = None,
+    task: Task = None,
+    client: Client = None,
+    group: Group = None,
+    drop: Drop = None,
+    schema: Schema = None,
 ) -> None:
     """Show a table's columns, split and warnings, what a folder has, or how a spec divides its data among clients."""
     from fedtilt.spec import federation_of, load
@@ -161,15 +152,13 @@ def show_(
             dataset = show_table(console, opened)
             print_warnings(console, [] if dataset is None else table_messages(dataset))
             return
-        if task is not None:
-            raise InputError(f"--task {task} describes a table, and {source} is none; in a spec, use --set task=…")
-        options = {"target": target, "client": client, "group": group, "drop": drop, "schema": schema}
-        for option, value in options.items():
-            if value:
-                value = value[0] if isinstance(value, list) else value
-                raise InputError(
-                    f"--{option} {value} describes a table, and {source} is none; in a spec, use --set data.{option}=…"
-                )
+        options = {"task": task, "target": target, "client": client, "group": group, "drop": drop, "schema": schema}
+        if given := first_given(options):
+            option, value = given
+            key = option if option == "task" else f"data.{option}"
+            raise InputError(
+                f"--{option} {value} describes a table, and {source} is none; in a spec, use --set {key}=…"
+            )
         if is_manifest(source) or Path(source).is_dir():
             if settings:
                 raise InputError(f"--set {settings[0]} sets a key of a spec, and {source} is a folder or manifest")
@@ -192,11 +181,11 @@ def show_(
 def schema_(
     source: Annotated[str, typer.Argument(metavar="FILE", help="A CSV, TSV or Parquet file, or a folder of them.")],
     to: Annotated[Path | None, typer.Option("--to", help="The file to write (default: print it).")] = None,
-    target: TargetOption = None,
-    task: TaskOption = None,
-    client: ClientOption = None,
-    group: GroupOption = None,
-    drop: DropOption = None,
+    target: Target = None,
+    task: Task = None,
+    client: Client = None,
+    group: Group = None,
+    drop: Drop = None,
     kinds: Annotated[bool, typer.Option("--kinds", help="Leave statistics out; a run computes them itself.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from fedtilt import spec
 from fedtilt.cli.console import echo
-from fedtilt.cli.data import ClientOption, DropOption, GroupOption, SchemaOption, TargetOption, TaskOption
+from fedtilt.cli.table_options import Client, Drop, Group, Schema, Target, Task, first_given
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
 from fedtilt.spec.table_spec import table_spec
@@ -18,12 +18,12 @@ def init(
     table: Annotated[
         Path | None, typer.Option("--table", metavar="FILE", help="A spec for this table, or folder of tables.")
     ] = None,
-    target: TargetOption = None,
-    task: TaskOption = None,
-    client: ClientOption = None,
-    group: GroupOption = None,
-    drop: DropOption = None,
-    schema: SchemaOption = None,
+    target: Target = None,
+    task: Task = None,
+    client: Client = None,
+    group: Group = None,
+    drop: Drop = None,
+    schema: Schema = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     reference: Annotated[
         bool, typer.Option("--reference", hidden=True, help="Print the text of docs/spec.md.")
@@ -38,10 +38,8 @@ def init(
     if path.exists() and not force:
         raise InputError(f"{path} already exists; give another name, or --force to overwrite it")
     options = {"target": target, "task": task, "client": client, "group": group, "drop": drop, "schema": schema}
-    for option, value in options.items():
-        if table is None and value:
-            value = value[0] if isinstance(value, list) else value
-            raise InputError(f"--{option} {value} describes a table; name it with --table")
+    if table is None and (given := first_given(options)):
+        raise InputError(f"--{given[0]} {given[1]} describes a table; name it with --table")
     content = None
     if table is not None:
         content = table_spec(

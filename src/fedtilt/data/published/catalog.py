@@ -33,20 +33,29 @@ _CIFAR10 = (
 )
 
 
-def _idx_files(
-    folder: str, rows: tuple[tuple[str, int, str, str], ...], mirrors: tuple[str, ...]
-) -> tuple[PublishedFile, ...]:
-    return tuple(
-        PublishedFile(path=f"{folder}/{name}.gz", size=size, md5=md5, urls=tuple(f"{m}/{name}.gz" for m in mirrors))
-        for name, size, md5, _ in rows
-    )
-
-
-def _idx_contents(rows: tuple[tuple[str, int, str, str], ...]) -> tuple[Content, ...]:
+def _idx_entry(
+    name: str, description: str, rows: tuple[tuple[str, int, str, str], ...], mirrors: tuple[str, ...],
+    other_folder: str, class_names: tuple[str, ...] = (),
+) -> Entry:  # fmt: skip
+    """60,000 training and 10,000 test images of 28 × 28 in MNIST's file format."""
     sizes = [
         header + count * bytes_each for count in (60_000, 10_000) for header, bytes_each in ((16, 28 * 28), (8, 1))
     ]
-    return tuple(Content(name, size, md5) for (name, _, _, md5), size in zip(rows, sizes, strict=True))
+    return Entry(
+        name=name,
+        description=f"{description}, 28 × 28",
+        reader=read_idx,
+        train=60_000,
+        test=10_000,
+        classes=10,
+        class_names=class_names,
+        files=tuple(
+            PublishedFile(path=f"{name}/{file}.gz", size=size, md5=md5, urls=tuple(f"{m}/{file}.gz" for m in mirrors))
+            for file, size, md5, _ in rows
+        ),
+        contents=tuple(Content(file, size, md5) for (file, _, _, md5), size in zip(rows, sizes, strict=True)),
+        folders=(name, other_folder),
+    )
 
 
 CATALOG: dict[str, Entry] = {
@@ -55,48 +64,20 @@ CATALOG: dict[str, Entry] = {
         Entry(
             name="digits", description="handwritten digits, 8 × 8", reader=read_digits, train=1198, test=599, classes=10
         ),
-        Entry(
-            name="mnist",
-            description="handwritten digits, 28 × 28",
-            reader=read_idx,
-            train=60_000,
-            test=10_000,
-            classes=10,
-            files=_idx_files(
-                "mnist",
-                _MNIST,
-                (
-                    "https://ossci-datasets.s3.amazonaws.com/mnist",
-                    "https://storage.googleapis.com/cvdf-datasets/mnist",
-                ),
-            ),
-            contents=_idx_contents(_MNIST),
-            folders=("mnist", "MNIST/raw"),
+        _idx_entry(
+            "mnist",
+            "handwritten digits",
+            _MNIST,
+            ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"),
+            "MNIST/raw",
         ),
-        Entry(
-            name="fashion-mnist",
-            description="clothing, 28 × 28",
-            reader=read_idx,
-            train=60_000,
-            test=10_000,
-            classes=10,
-            class_names=(
-                "T-shirt",
-                "trouser",
-                "pullover",
-                "dress",
-                "coat",
-                "sandal",
-                "shirt",
-                "sneaker",
-                "bag",
-                "boot",
-            ),
-            files=_idx_files(
-                "fashion-mnist", _FASHION, ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",)
-            ),
-            contents=_idx_contents(_FASHION),
-            folders=("fashion-mnist", "FashionMNIST/raw"),
+        _idx_entry(
+            "fashion-mnist",
+            "clothing",
+            _FASHION,
+            ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",),
+            "FashionMNIST/raw",
+            ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"),
         ),
         Entry(
             name="cifar10",
