@@ -12,6 +12,7 @@ import argparse
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import fedtilt as ft
 from benchmarks.measure import available_cores, write_result
 from benchmarks.memory import resident_mib
 from fedtilt.cluster.connection import connected
+from fedtilt.errors import InputWarning
 from fedtilt.rounds import sharded_models
 from fedtilt.rounds.client_states import ClientStates
 from fedtilt.rounds.executors import BatchSettings, ClientTraining, InProcessExecutor
@@ -116,7 +118,9 @@ def aggregation(clients: int, parameters: int) -> dict[str, Any]:
     sharded_models.SHARDED_BYTES = 0  # for a small size too
     federation, model = random_federation((16,), clients, 4), _mlp_of(parameters)
     rules = {"mean": ft.fedavg(), "q = 1": ft.fedtilt(tau=0, lam=0, q=1.0, mu=math.inf)}
-    rules |= {name: ft.Method(name=name, aggregator=name, mu=math.inf) for name in ("median", "trimmed_mean", "krum")}
+    rules["median"] = ft.Method(name="median", aggregator="median", mu=math.inf)
+    for name in ("trimmed_mean", "krum"):
+        rules[name] = ft.Method(name=name, aggregator=name, bad_share=0.2, mu=math.inf)
     result = {}
     with connected("local"):
         for name, method in rules.items():
@@ -229,6 +233,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small size, to see that it works")
     arguments = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    warnings.simplefilter("ignore", InputWarning)  # of the random data
     quick = arguments.quick
     result = {
         "overhead": lambda: overhead(2 if quick else 15),
