@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +13,8 @@ import pyarrow
 import pyarrow.parquet
 
 import fedtilt as ft
-from benchmarks.measure import write_result
+from benchmarks.measure import best_times, write_result
 from fedtilt.data.tables.columns import read_columns
-
-
-def best_seconds(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """The shortest time of each function, alternating between them."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repeats):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            function()
-            times[name].append(time.perf_counter() - start)
-    return {name: min(seconds) for name, seconds in times.items()}
 
 
 def csv_times(folder: Path, rows: int, columns: int, repeats: int) -> dict[str, float]:
@@ -36,9 +24,15 @@ def csv_times(folder: Path, rows: int, columns: int, repeats: int) -> dict[str, 
     frame["site"], frame["y"] = rng.integers(0, 10, rows), rng.integers(0, 2, rows)
     path = folder / "table.csv"
     frame.to_csv(path, index=False)
-    return best_seconds(
+
+    def read_on_one_thread() -> None:
+        with pandas.option_context("mode.max_threads", 1):
+            pandas.read_csv(path)
+
+    return best_times(
         {
             "pandas.read_csv": lambda: pandas.read_csv(path),
+            "on one thread": read_on_one_thread,
             "read_columns": lambda: read_columns(path, ["y", "site"]),
             "ft.data.table": lambda: ft.data.table(path, target="y", client="site"),
         },
