@@ -12,7 +12,7 @@ from fedtilt.errors import InputError
 from fedtilt.rounds.round import build_client_model
 from fedtilt.rounds.update_distances import distances_by_round
 from fedtilt.runs.run import fingerprint_of
-from fedtilt.runs.spec_run import open_seed, prepare_seed, spec_of
+from fedtilt.runs.seed_run import open_seed, prepare_seed, spec_of
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.provenance import read_record
 

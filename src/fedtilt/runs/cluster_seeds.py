@@ -13,28 +13,26 @@ from fedtilt.evaluation.scores import SCORES
 from fedtilt.evaluation.summary import Summary
 from fedtilt.rounds.devices import pick_device
 from fedtilt.runs.callback import Callback
+from fedtilt.runs.seed_run import spec_of, train_seed
 from fedtilt.simulation import Round
 
 if TYPE_CHECKING:
     from fedtilt.spec import Spec
 
 
-def train_seeds_on_cluster(
-    spec: "Spec", folder: Path, train_seed: Callable[["Spec", Path, int, Callback], object], callback: Callback
-) -> None:
+def train_seeds_on_cluster(spec: "Spec", folder: Path, callback: Callback) -> None:
     """Train all seeds to the end; one that is finished is not trained again.
 
     Args:
         spec: the spec
         folder: the run folder, which all nodes must share
-        train_seed: trains one seed of a spec in its part of the folder
         callback: its `on_tasks` shows the progress
     """
     folder = folder.absolute()
     with connected(spec.train.cluster or "local") as ray:
         check_shared(ray, folder, data_paths(spec))
         tasks = {
-            f"seed {seed}": partial(_train_seed, train_seed, folder, _overrides(spec), seed)
+            f"seed {seed}": partial(_train_seed, folder, _overrides(spec), seed)
             for seed in range(spec.seed, spec.seed + spec.seeds)
         }
         gpu = pick_device(spec.device).type == "cuda"
@@ -59,13 +57,8 @@ def _overrides(spec: "Spec") -> list[str]:
     return [*changes, f"device={pick_device(spec.device).type}"]
 
 
-def _train_seed(
-    train_seed: Callable[["Spec", Path, int, Callback], object], folder: Path, overrides: list[str], seed: int,
-    report: Report, notice: Callable[[str], None],
-) -> None:  # fmt: skip
+def _train_seed(folder: Path, overrides: list[str], seed: int, report: Report, notice: Callable[[str], None]) -> None:
     """One task."""
-    from fedtilt.runs.spec_run import spec_of
-
     spec = spec_of(folder, *overrides)
     train_seed(spec, folder, seed, _Reporting(spec.train.rounds, report, notice))
 

@@ -13,7 +13,7 @@ from fedtilt.errors import InputError
 from fedtilt.files import interpreting
 from fedtilt.parts import Tensors, match_names, named_pieces
 from fedtilt.rounds.client_states import FederationState
-from fedtilt.runs.spec_run import open_seed
+from fedtilt.runs.seed_run import open_seed
 from fedtilt.storage.fingerprint import read_fingerprint
 
 

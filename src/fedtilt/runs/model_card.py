@@ -21,7 +21,7 @@ from fedtilt.evaluation.summary import Summary
 from fedtilt.markdown_text import markdown_table, markdown_text
 from fedtilt.methods import Method
 from fedtilt.runs.export import Export
-from fedtilt.runs.spec_run import open_seed
+from fedtilt.runs.seed_run import open_seed
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.provenance import read_record
 from fedtilt.version import __version__

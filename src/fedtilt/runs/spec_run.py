@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from fedtilt.errors import InputError
 from fedtilt.evaluation.over_seeds import over_seeds
 from fedtilt.evaluation.results import Result
-from fedtilt.files import read_toml, write_json, write_toml
+from fedtilt.files import write_json, write_toml
 from fedtilt.locks import locked
-from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.cluster_seeds import train_seeds_on_cluster
 from fedtilt.runs.notebook import with_notebook_progress
-from fedtilt.runs.run import check_out_folder, compare_environment, fingerprint_of, train_to_end
-from fedtilt.storage.provenance import is_started, read_record, record_environment, seed_folder
+from fedtilt.runs.run import check_out_folder, compare_environment
+from fedtilt.runs.seed_run import prepare_seed, spec_of, train_seed
+from fedtilt.storage.provenance import read_record, record_environment, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 from fedtilt.storage.run_length import continued
 
@@ -106,62 +106,12 @@ def _change_rounds(spec: "Spec", folder: Path, rounds: int) -> "Spec":
     return spec
 
 
-def spec_of(folder: Path, *overrides: str) -> "Spec":
-    """The spec of a run, with overrides such as "train.rounds=200"."""
-    from fedtilt.spec import load as load_spec
-
-    check_run_folder(folder)
-    read_record(folder)
-    if not (folder / "spec.toml").exists():
-        raise InputError(f"{folder} was started from Python: call fedtilt.run again with the same arguments and out=")
-    read_toml(folder / "spec.toml")  # checks its digest
-    return load_spec(folder / "spec.toml", overrides=overrides)
-
-
-def check_run_folder(folder: Path) -> None:
-    """Refuse a folder that is not a run folder."""
-    if not folder.exists():
-        raise InputError(f"{folder} does not exist; check the path")
-    if not (folder / "run.json").exists():
-        raise InputError(f"{folder} is not a run folder: it has no run.json")
-    if not is_started(folder):
-        raise InputError(f"{folder} has a run that was stopped before it began; start it again with the same folder")
-
-
-def open_seed(folder: Path, seed: int | None = None) -> tuple[int, RunFolder]:
-    """One seed of a run, and its part of the folder; None: the first."""
-    check_run_folder(folder)
-    record = read_record(folder)
-    if "tuning" in record:
-        again = shlex.quote(str(folder / "recommended.toml"))
-        raise InputError(f"{folder} is a search, which keeps no models; train what it recommends: fedtilt run {again}")
-    seeds = record["seeds"]
-    seed = int(seeds[0]) if seed is None else seed
-    if seed not in seeds:
-        raise InputError(f"{folder} has no seed {seed}; it has {', '.join(map(str, seeds))}")
-    return seed, RunFolder(seed_folder(folder, seed))
-
-
 def _train_seeds(spec: "Spec", folder: Path, callback: Callback) -> dict[int, Result]:
     from fedtilt.spec import train_settings_of
 
     if spec.seeds > 1 and train_settings_of(spec, spec.seed).on_cluster:
-        train_seeds_on_cluster(spec, folder, _train_seed, callback)  # what is left to do here is to read the results
+        train_seeds_on_cluster(spec, folder, callback)  # what is left to do here is to read the results
     seeds = range(spec.seed, spec.seed + spec.seeds)
-    results = {seed: _train_seed(spec, folder, seed, callback) for seed in seeds}
+    results = {seed: train_seed(spec, folder, seed, callback) for seed in seeds}
     write_json(folder / "results.json", over_seeds(results))
     return results
-
-
-def _train_seed(spec: "Spec", folder: Path, seed: int, callback: Callback) -> Result:
-    run_folder = RunFolder(seed_folder(folder, seed), spec.storage.memory_limit_mb * 2**20)
-    prepared = prepare_seed(spec, seed, folder)
-    return train_to_end(prepared, fingerprint_of(prepared), run_folder, spec.storage.checkpoint_seconds, callback)
-
-
-def prepare_seed(spec: "Spec", seed: int, folder: Path) -> PreparedRun:
-    """The checked inputs of one seed."""
-    from fedtilt.spec import federation_of, model_of, train_settings_of
-
-    methods, settings = [m.to_method() for m in spec.methods], train_settings_of(spec, seed)
-    return prepare(methods, federation_of(spec, seed), model_of(spec), continued(seed_folder(folder, seed), settings))
