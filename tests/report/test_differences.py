@@ -45,6 +45,14 @@ def test_one_seed_in_common_has_no_interval(run_folder: Path, other_run: Path) -
     assert all("(" not in change.text and change.better == 0 for row in found.rows.values() for change in row)
 
 
+def test_other_outliers_are_not_another_division_of_the_samples(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    clean = {"outliers": run.fingerprint["outliers"] | {"kind": "none"}, "partition": "of clients without outliers"}
+    assert differences(run, replace(run, fingerprint=run.fingerprint | clean)).other == ""
+    moved = differences(run, replace(run, fingerprint=run.fingerprint | clean | {"sizes": "others"}))
+    assert moved.other == "the division of the samples among the clients"
+
+
 def test_the_page_shows_them_for_two_runs_only(run_folder: Path, other_run: Path, tmp_path: Path) -> None:
     page = report.write([run_folder, other_run], tmp_path / "two.html").read_text()
     assert "What changes from a &amp; b to larger lr" in page

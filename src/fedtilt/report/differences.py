@@ -51,8 +51,14 @@ def differences(first: Run, second: Run) -> RunDifferences | None:
             both = [(tables[0][method][m.key], tables[1][method][m.key], m) for m in metrics]
             rows[method] = [_change(a, b, m, seeds, common) for a, b, m in both]
     changed = list(_changed(first.fingerprint, second.fingerprint))
-    other = [text for key, text in _DIGESTS.items() if first.fingerprint.get(key) != second.fingerprint.get(key)]
+    other = [text for key, text in _DIGESTS.items() if _differ(first.fingerprint, second.fingerprint, key)]
     return RunDifferences(metrics, rows, changed[:_MAX_SETTINGS], ", ".join(other), len(common))
+
+
+def _differ(first: Mapping[str, Any], second: Mapping[str, Any], key: str) -> bool:
+    if key == "partition" and first.get("outliers") != second.get("outliers"):
+        key = "sizes"  # the digest of a partition also says which clients have outliers
+    return first.get(key) != second.get(key)
 
 
 def _change(a: SeedValues, b: SeedValues, metric: Metric, seeds: list[list[int]], common: list[int]) -> Change:
