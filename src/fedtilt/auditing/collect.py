@@ -98,11 +98,13 @@ class Collector:
             clients: those of the round; only so many are held at a time as have `_SAMPLES` samples together
         """
         together: list[ClientRound] = []
+        samples = 0
         for client in clients:
             together.append(client)
-            if sum(len(c.y) for c in together) >= _SAMPLES:
+            samples += len(client.y)
+            if samples >= _SAMPLES:
                 yield from self._collect(together)
-                together = []
+                together, samples = [], 0
         if together:
             yield from self._collect(together)
 
@@ -138,7 +140,9 @@ class Collector:
                 for name, buffer in self._buffers.items():
                     buffer.copy_(values[name])
             x = concatenate([client.x for _, client in equal])
-            outputs += [logits(self._model, part).float() for part in split(x, _SAMPLES)]
+            samples = sum(len(client.y) for _, client in equal)
+            parts = [x] if samples <= _SAMPLES else split(x, _SAMPLES)
+            outputs += [logits(self._model, part).float() for part in parts]
         return torch.cat(outputs)
 
 
@@ -177,7 +181,6 @@ def _add(before: Tensors, p: Tensor, learnt: Tensor) -> dict[str, Tensor]:
             "its data was changed since the run was started: restore it, or start a new run"
         )
     rounds = before["audit_rounds"].cpu() + 1
-    sums = before["audit_learnt"].to("cpu", copy=True)
-    sums[:, :3] += learnt
-    sums[:, 4] = learnt[:, 2]
+    earlier = before["audit_learnt"].cpu()
+    sums = torch.cat([earlier[:, :3] + learnt, earlier[:, 3:4], learnt[:, 2:]], 1)
     return {"audit_p": before["audit_p"].cpu().add(p, alpha=int(rounds)), "audit_learnt": sums, "audit_rounds": rounds}
