@@ -76,11 +76,14 @@ def _data_set(name: str, record: Record) -> list[str]:
                 rows.append([noise, str(len(group)), *(_mean(v, digits) for v in values)])
             parts.append(markdown_table(rows))
         rows = [
-            [f"named, {PARTITIONS[partition]}", "score ≥ 0.5: precision", "recall", "cleanlab: precision", "recall"]
-        ]
+            [
+                f"named, {PARTITIONS[partition]}", "seeds", "score ≥ 0.5: precision", "recall", "cleanlab: precision",
+                "recall",
+            ]
+        ]  # fmt: skip
         for noise, group in _by_noise(chosen).items():
             values = [[case["found"][m][key] for case in group] for m in ("audit", "cleanlab") for key in _FOUND]
-            rows.append([noise, *(_mean(v, 3) for v in values)])
+            rows.append([noise, str(len(group)), *(_mean(v, 3) for v in values)])
         parts += [markdown_table(rows), _summary(chosen)]
     return parts
 
