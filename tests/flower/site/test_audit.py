@@ -30,7 +30,8 @@ def test_sums_are_the_simulators_and_suspects_stay_on_the_site(  # type: ignore[
         (path,) = (tmp_path / "state" / str(site)).rglob("round-00002.safetensors")
         kept = simulated.client_states.get(("fedtilt", site))
         assert "audit_p" in kept
-        torch.testing.assert_close(read_tensors(path), dict(kept))
+        # the simulator computes the tilts of all clients together, in another order
+        torch.testing.assert_close(read_tensors(path), dict(kept), rtol=1e-5, atol=1e-5)
     counts = {}
     for site in (0, 1):
         (path,) = (tmp_path / "state" / str(site)).rglob("suspects.csv")
