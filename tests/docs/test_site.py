@@ -1,5 +1,6 @@
 """The documentation site builds without warnings and without network; its links work, and its search finds pages."""
 
+import fcntl
 import functools
 import http.server
 import os
@@ -14,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import fedtilt as ft
-from fedtilt.locks import locked
 from tests.helpers.chromium import CHROMIUM, DRIVER, browser
 
 ROOT = Path(__file__).parent.parent.parent
@@ -26,7 +26,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.getbasetemp()  # with xdist, a folder of this process beside those of the others
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
     folder.mkdir(exist_ok=True)
-    with locked(folder):
+    with (folder / "lock").open("w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)  # waits for the process that builds it
         if not (folder / "html" / "index.html").exists():
             command = [sys.executable, "-m", "sphinx", "--nitpicky", "--fail-on-warning", "--keep-going", "--quiet"]
             command += ["-D", "nb_execution_mode=off", "-d", str(folder / "doctrees"), "-b", "html"]
