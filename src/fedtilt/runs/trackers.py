@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,12 +19,12 @@ from fedtilt.runs.callback import Callback, RunStart
 from fedtilt.simulation import Round
 
 
-class Tracker(Callback):
+class Tracker(Callback, ABC):
     """A callback that sends numbers to a log; a tracker of your own defines `log`."""
 
+    @abstractmethod
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Send numbers by name, such as fedtilt/accuracy, of one step: a round, or the last round of a stage."""
-        raise NotImplementedError
 
     def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
         """Log the metrics of a round, unless it was not evaluated."""
