@@ -20,7 +20,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import fedtilt as ft
-from benchmarks.measure import RESULTS, write_result
+from benchmarks.cases import Case, add_options, run_cases
+from benchmarks.measure import RESULTS
 from benchmarks.page import DOCS, machine_text, markdown_table
 from fedtilt.errors import Diverged
 from fedtilt.evaluation.metrics import measure
@@ -68,30 +69,33 @@ def rules() -> list[ft.Method]:
     ]
 
 
-def measured(federation: ft.Federation, seed: int, attack: ft.Attack | None, train: Mapping[str, Any]) -> Any:
-    """Rule → accuracy over the clients that are honest under every attack, and the success of a backdoor.
+def measure_rules(data: str, train: Mapping[str, Any], case: Case) -> Case:
+    """The case with, by rule, accuracy over the clients that are honest under every attack and success of a backdoor.
 
     The accuracy of a rule that diverges is None.
     """
+    seed, attack = case["seed"], ATTACKS[case["attack"]]
+    federation = ft.Federation.build(ft.data.load(data), seed=seed, **DIVISIONS[case["division"]])
     model = partial(ft.models.mlp, hidden=HIDDEN)
     run = partial(ft.run, federation=federation, model=model, seed=seed, attack=attack, eval_every=train["rounds"])
     methods, diverged = rules(), []
     while True:
         try:
-            result = run(methods, **train)
+            result = run(methods, workers=0, **train)
             break
         except Diverged as error:
             diverged += error.methods
             methods = [m for m in methods if m.name not in diverged]
     attackers = ft.Attack(kind="alie", share=SHARE).attackers(federation.client_names, seed)
     honest = [n for n in range(federation.clients) if n not in attackers]
-    return {name: {"accuracy": None} for name in diverged} | {
+    found = {name: {"accuracy": None} for name in diverged} | {
         name: {
             "accuracy": round(measure(r.sums[honest], r.total[honest]).accuracy, 2),
             **({} if r.attack_success is None else {"success": round(r.attack_success, 2)}),
         }
         for name, r in result.items()
     }
+    return case | {"rules": found}
 
 
 def losses(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
@@ -182,6 +186,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="digits, ALIE and IPM, 10 rounds")
     parser.add_argument("--attacks", nargs="+", choices=[name for name in ATTACKS if name != NONE])
     parser.add_argument("--divisions", nargs="+", choices=DIVISIONS)
+    add_options(parser)
     parser.add_argument("--record", type=Path, metavar="FILE", help="record this result and write docs/attacks.md")
     parser.add_argument("--page", action="store_true", help="only write docs/attacks.md from the recorded result")
     options = parser.parse_args()
@@ -194,29 +199,20 @@ def main() -> None:
     kind = "attacks-quick" if options.quick else "attacks"
     data, train = "digits" if options.quick else "mnist", TRAIN | ({"rounds": 10} if options.quick else {})
     attacks = [NONE, *(options.attacks or (("alie", "ipm") if options.quick else list(ATTACKS)[1:]))]
-    divisions = {name: DIVISIONS[name] for name in options.divisions or DIVISIONS}
-    fixed = {"data": data, "divisions": DIVISIONS, "train": train, "hidden": list(HIDDEN), "share": SHARE}
-    cases = _finished(kind, fixed)
-    done = {(case["division"], case["seed"], case["attack"]) for case in cases}
-    for seed, title, division in product(range(1 if options.quick else options.seeds), attacks, divisions):
-        if (division, seed, title) in done:
-            continue
-        federation = ft.Federation.build(ft.data.load(data), seed=seed, **divisions[division])
-        row = measured(federation, seed, ATTACKS[title], train)
-        cases.append({"division": division, "seed": seed, "attack": title, "rules": row})
-        write_result(kind, fixed | {"cases": cases})
-        accuracies = ", ".join(f"{name} {found['accuracy']}" for name, found in row.items())
-        print(f"{division}, seed {seed}, {title}: {accuracies}", flush=True)
+    divisions = options.divisions or list(DIVISIONS)
+    header = {"data": data, "divisions": DIVISIONS, "train": train, "hidden": list(HIDDEN), "share": SHARE}
+    cases = [
+        {"division": division, "seed": seed, "attack": attack}
+        for seed, attack, division in product(range(1 if options.quick else options.seeds), attacks, divisions)
+    ]
+    of_case = partial(measure_rules, data, train)
+    for case in run_cases(kind, cases, of_case, header, options.jobs, options.out):
+        accuracies = ", ".join(f"{name} {found['accuracy']}" for name, found in case["rules"].items())
+        print(f"{case['division']}, seed {case['seed']}, {case['attack']}: {accuracies}", flush=True)
+    measured = json.loads((options.out or RESULTS / f"{kind}.json").read_text())["cases"]
     for division in divisions:
-        of_division = [case for case in cases if case["division"] == division]
+        of_division = [case for case in measured if case["division"] == division]
         print(division, *_sentences(losses(of_division), successes(of_division)), sep="\n")
-
-
-def _finished(kind: str, fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The cases of an earlier run with the same settings."""
-    path = RESULTS / f"{kind}.json"
-    record = json.loads(path.read_text()) if path.exists() else {}
-    return record["cases"] if {key: record.get(key) for key in fixed} == fixed else []
 
 
 if __name__ == "__main__":
