@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,6 +74,7 @@ def federation_settings(settings: Mapping[str, Any], name: str, outliers: str, *
             if (value := data_settings.get(key, settings["clients"].get(key))) is not None
         },
         "model": data_settings["model"],
+        **({"hidden": data_settings["hidden"]} if "hidden" in data_settings else {}),
         "train": {
             key: value for key in keys if (value := data_settings.get(key, settings["train"].get(key))) is not None
         } | train,
@@ -186,6 +187,8 @@ def _train(
         **train, seed=settings["seed"], device=options.device, eval_every=eval_every, attack=attack
     )
     model = models.MODELS[settings["model"]]
+    if "hidden" in settings:
+        model = partial(model, hidden=settings["hidden"])
     last: dict[str, dict[str, Summary]] = {}
     prepared = prepare(methods, federation, model, training)
     for r in simulate_prepared(prepared, state=checkpoint.state, client_states=checkpoint.client_states):
