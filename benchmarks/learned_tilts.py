@@ -1,23 +1,27 @@
 """Learned tilts against a grid: does a client that moves its own tilts reach the grid's Pareto front?
 
-    python -m benchmarks.learned_tilts               # digits and a small MNIST; some minutes
-    python -m benchmarks.learned_tilts --rounds 4 --seeds 1
+    python -m benchmarks.learned_tilts [--seeds 3] [--jobs 16]     # goes on where it stopped
+    python -m benchmarks.learned_tilts --rounds 2 --clients 10     # a quick test
 
-R is differentiable in its tilts: with the tilt weights p of the samples of a class k,
+The cells are those of the reproduction: MNIST and Fashion-MNIST, each clean and with three kinds of outliers, in the
+paper's setting. R is differentiable in its tilts: with the tilt weights p of the samples of a class k,
 
     d R_k / d lam = (Σ p · l − R_k) / lam,
 
 and the same one level up for tau. A step of SGD moves v by −lr · grad R(v; tau, lam), so the validation loss after the
 step has a derivative by the tilts. Each client takes it once per epoch, and moves its own tau and lam by Adam. The rest
-is FedTilt: shared and personal models with these tilts. The grid is trained by `ft.run` on the same federations; the
-control is one setting of it in the same plain loop, which draws other batches and initial models.
+is FedTilt: the shared and the personal model train with the tilts of the client, on the batches of `ft.run`. The grid
+is trained by `ft.run` on the same federations.
 """
 
 import argparse
+import dataclasses
 import functools
+import json
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,48 +29,23 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import fedtilt as ft
-from benchmarks.measure import write_result
+from benchmarks.cases import Case, add_options, run_cases
+from benchmarks.measure import RESULTS
 from fedtilt.evaluation.metrics import Metrics, measure
+from fedtilt.models import parameters_to_vector, vector_to_parameters
 from fedtilt.runs.tuning.decision import pareto_front
 from fedtilt.runs.tuning.objectives import CLASSIFICATION, OBJECTIVES
 from fedtilt.seeds import choose, key
+from fedtilt.training import BACKENDS, Batches, LocalJob, choose_backend, make_batches
 
-TAUS, LAMS = (0.0, 1.0, 10.0), (-2.0, -0.5, 0.0, 1.0)
+DATA, OUTLIERS = ("mnist", "fashion-mnist"), ("none", "corruptions", "gaussian", "flips")
+GRID = {f"tau {tau:g}, lam {lam:g}": (tau, lam) for tau in (0.0, 1.0, 10.0) for lam in (-2.0, 0.0, 1.0)}
+LEARNED = "learned"
+METRICS = ("accuracy", "client_fairness", "class_fairness")
+PARTICIPATION, EPOCHS, BATCH_SIZE, LR, MU = 0.1, 10, 10, 0.01, 0.01  # the paper's
 BOUNDS = (-5.0, 50.0)  # of a learned tilt
 TILT_RATE = 0.2  # of Adam
 _SMALL = 1e-3  # a tilt closer to 0 is moved away from it, since the formula divides by it
-
-Parameters = dict[str, Tensor]
-
-
-class Setting(NamedTuple):
-    """One federation."""
-
-    data: str
-    outliers: str
-    clients: int = 20
-    participation: float = 0.25
-    epochs: int = 5
-    batch_size: int = 10
-    lr: float = 0.05
-    mu: float = 0.01
-
-    @property
-    def control(self) -> tuple[float, float]:
-        """The tau and lam of the control: good ones of the grid."""
-        return (0.0, -2.0) if self.outliers == "flips" else (0.0, 0.0)
-
-
-SETTINGS = tuple(Setting(data, outliers) for data in ("digits", "mnist") for outliers in ("none", "flips"))
-METRICS = ("accuracy", "client_fairness", "class_fairness")
-
-
-def federation(setting: Setting, seed: int) -> ft.Federation:
-    """Clients with two classes, and validation data without outliers."""
-    return ft.Federation.build(
-        ft.data.load(setting.data), clients=setting.clients, classes_per_client=2, max_train=100, validation=0.2,
-        outliers=setting.outliers, seed=seed,
-    )  # fmt: skip
 
 
 def tilted_risk(losses: Tensor, labels: Tensor, tau: Tensor, lam: Tensor) -> Tensor:
@@ -81,65 +60,71 @@ def tilted_risk(losses: Tensor, labels: Tensor, tau: Tensor, lam: Tensor) -> Ten
 
 
 class LearnedTilts:
-    """FedTilt in a plain loop, with tilts that every client learns or, as a control, with fixed ones."""
+    """FedTilt with tilts that every client learns on its validation data.
+
+    Args:
+        federation: the clients
+        model: builds the model
+        seed: of the run, with the meaning that it has for `ft.run`
+        start: tau and lam in the first round
+        rate: of Adam; 0: all clients keep the tilts of the start
+    """
 
     def __init__(
-        self, setting: Setting, clients: ft.Federation, seed: int, fixed: tuple[float, float] | None = None
-    ) -> None:
-        self._setting, self._federation, self._seed, self._learns = setting, clients, seed, fixed is None
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self._net = model(clients.input_shape, clients.classes)
-        self._shared = {name: p.detach().clone() for name, p in self._net.named_parameters()}
-        self._personal: dict[int, Parameters] = {}
-        start = torch.tensor(fixed or (0.0, 0.0))  # tau, lam
-        self.tilts = {n: start.clone().requires_grad_() for n in range(clients.clients)}
-        self._optimizers = {n: torch.optim.Adam([tilts], lr=TILT_RATE) for n, tilts in self.tilts.items()}
-
-    def _loss(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(self._net, parameters, (x,)), y, reduction="none")
-
-    def _step(self, theta: Parameters, anchor: Parameters | None, x: Tensor, y: Tensor, tilts: Tensor) -> Parameters:
-        """A step of SGD on R and, with an anchor, the proximal term; differentiable in the tilts."""
-        leaves = {name: p.detach().requires_grad_() for name, p in theta.items()}
-        risk = tilted_risk(self._loss(leaves, x, y), y, tilts[0], tilts[1])
-        gradients = torch.autograd.grad(risk, list(leaves.values()), create_graph=tilts.requires_grad)
-        moved = {}
-        for (name, p), gradient in zip(leaves.items(), gradients, strict=True):
-            pull = 0.0 if anchor is None else self._setting.mu * (p.detach() - anchor[name])
-            moved[name] = p.detach() - self._setting.lr * (gradient + pull)
-        return moved
-
-    def _learn(self, client: int, theta: Parameters, x: Tensor, y: Tensor) -> None:
-        """Move the tilts of a client by the gradient of its validation loss after one step."""
-        x_validation, y_validation = self._federation.validation(client)
-        moved = self._step(theta, self._shared, x, y, self.tilts[client])
-        self._optimizers[client].zero_grad()
-        self._loss(moved, x_validation, y_validation).mean().backward()
-        if torch.isfinite(self.tilts[client].grad).all():  # type: ignore[union-attr]
-            self._optimizers[client].step()
-            self.tilts[client].data.clamp_(*BOUNDS)
+        self, federation: ft.Federation, model: Any, seed: int, start: tuple[float, float] = (0.0, 0.0),
+        rate: float = TILT_RATE,
+    ) -> None:  # fmt: skip
+        self._federation, self._seed = federation, seed
+        self._net = ft.models.build(model, federation.input_shape, federation.classes, key(seed, "init"))
+        self.shared = parameters_to_vector(self._net).detach()
+        self.personal: dict[int, Tensor] = {}
+        self.tilts = {n: torch.tensor(start).requires_grad_() for n in range(federation.clients)}
+        self._optimizers = {n: torch.optim.Adam([tilts], lr=rate) for n, tilts in self.tilts.items()}
+        self._train = BACKENDS[choose_backend(self._net, [self._job(0, self.shared, 0.0)], "cpu").name]
 
     def round(self, number: int) -> None:
         """One round of the selected clients."""
-        count = max(1, round(self._setting.participation * self._setting.clients))
-        selected = choose(key(self._seed, "selection", round=number), self._setting.clients, count)
-        models = []
-        for client in selected:
-            x, y = self._federation.train(client, seed=self._seed, round=number)
-            w, v = dict(self._shared), self._personal.get(client, dict(self._shared))
-            for epoch in range(self._setting.epochs):
-                order = torch.randperm(len(y), generator=torch.Generator().manual_seed(number * 1000 + epoch))
-                batches = order.split(self._setting.batch_size)
-                for batch in batches:
-                    fixed = self.tilts[client].detach()
-                    w = self._step(w, None, x[batch], y[batch], fixed)
-                    v = self._step(v, self._shared, x[batch], y[batch], fixed)
-                if self._learns:
-                    self._learn(client, v, x[batches[0]], y[batches[0]])
-            self._personal[client] = v
-            models.append(w)
-        self._shared = {name: torch.stack([m[name] for m in models]).mean(0) for name in self._shared}
+        count = max(1, round(PARTICIPATION * self._federation.clients))
+        selected = choose(key(self._seed, "selection", round=number), self._federation.clients, count)
+        trained = [self._train_client(client, number) for client in selected]
+        self.shared = torch.stack(trained).mean(0)
+
+    def _train_client(self, client: int, number: int) -> Tensor:
+        """Train the personal model of a client; return its shared model."""
+        batches = make_batches(
+            *self._federation.train(client, seed=self._seed, round=number), seed=self._seed, round=number,
+            client=client, epochs=EPOCHS, batch_size=BATCH_SIZE,
+        )  # fmt: skip
+        w, v = self.shared, self.personal.get(client, self.shared)
+        for epoch in range(EPOCHS):
+            one_epoch = dataclasses.replace(batches, order=batches.order[epoch : epoch + 1])
+            jobs = [self._job(client, w, 0.0), self._job(client, v, MU)]
+            w, v = (trained.parameters for trained in self._train(self._net, jobs, [one_epoch] * 2))
+            self._learn(client, v, one_epoch)
+        self.personal[client] = v
+        return w
+
+    def _job(self, client: int, start: Tensor, prox: float) -> LocalJob:
+        tau, lam = self.tilts[client].tolist()
+        return LocalJob(start=start, anchor=self.shared, prox=prox, tau=tau, lam=lam, lr=LR)
+
+    def _learn(self, client: int, personal: Tensor, batches: Batches) -> None:
+        """Move the tilts of a client by the gradient of its validation loss after one step on the first batch."""
+        tilts, (x, y) = self.tilts[client], next(batches.all())
+        theta = personal.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(tilted_risk(self._losses(theta, x, y), y, *tilts), theta, create_graph=True)
+        stepped = theta.detach() - LR * (gradient + MU * (theta.detach() - self.shared))
+        self._optimizers[client].zero_grad()
+        (tilts.grad,) = torch.autograd.grad(self._losses(stepped, *self._federation.validation(client)).mean(), tilts)
+        if tilts.grad.isfinite().all():
+            self._optimizers[client].step()
+            tilts.data.clamp_(*BOUNDS)
+
+    def _losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self._logits(theta, x), y, reduction="none")
+
+    def _logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        return functional_call(self._net, vector_to_parameters(self._net, theta), (x,))
 
     def measure(self) -> Metrics:
         """The personal models on test data; a client that never took part has the shared model."""
@@ -148,12 +133,36 @@ class LearnedTilts:
         for client in range(clients):
             x, y = self._federation.test(client)
             with torch.no_grad():
-                logits = functional_call(self._net, self._personal.get(client, self._shared), (x,))
-            correct[client] = torch.bincount(y[logits.argmax(1) == y], minlength=classes)
+                right = self._logits(self.personal.get(client, self.shared), x).argmax(1) == y
+            correct[client] = torch.bincount(y[right], minlength=classes)
         return measure(correct, total)
 
 
-model = functools.partial(ft.models.mlp, hidden=(64,))
+@functools.cache
+def load(name: str) -> ft.data.Dataset:
+    """A data set, once per process."""
+    return ft.data.load(name)
+
+
+def train(case: Case) -> Case:
+    """One setting of the grid, or the learned one, on one cell and seed."""
+    federation = ft.Federation.build(
+        load(case["data"]), clients=case["clients"], classes_per_client=2, validation=0.1, outliers=case["outliers"],
+        seed=case["seed"],
+    )  # fmt: skip
+    if case["setting"] == LEARNED:
+        learned = LearnedTilts(federation, ft.models.mlp, case["seed"])
+        for number in range(1, case["rounds"] + 1):
+            learned.round(number)
+        tau, lam = torch.stack([learned.tilts[client].detach() for client in learned.personal]).mean(0).tolist()
+        return case | values(learned.measure()) | {"tau": tau, "lam": lam}  # means over the clients that took part
+    tau, lam = GRID[case["setting"]]
+    result = ft.run(
+        [ft.fedtilt(tau, lam, mu=MU)], federation, ft.models.mlp, rounds=case["rounds"], participation=PARTICIPATION,
+        epochs=EPOCHS, batch_size=BATCH_SIZE, lr=LR, seed=case["seed"], eval_every=case["rounds"], device="cpu",
+        workers=0,
+    )  # fmt: skip
+    return case | values(result["fedtilt"].metrics)
 
 
 def values(metrics: Metrics) -> dict[str, float]:
@@ -161,57 +170,56 @@ def values(metrics: Metrics) -> dict[str, float]:
     return dict(zip(METRICS, (metrics.accuracy, metrics.client_fairness, metrics.client_data_fairness[0]), strict=True))
 
 
-def compare(setting: Setting, seed: int, rounds: int) -> dict[str, Any]:
-    """Learned tilts and the grid on one federation."""
-    clients = federation(setting, seed)
-    methods = [ft.fedtilt(tau, lam, mu=setting.mu, name=f"tau={tau:g} lam={lam:g}") for tau in TAUS for lam in LAMS]
-    result = ft.run(
-        methods, clients, model, rounds=rounds, participation=setting.participation, epochs=setting.epochs,
-        batch_size=setting.batch_size, lr=setting.lr, seed=seed, eval_every=rounds,
-    )  # fmt: skip
-    learned, control = LearnedTilts(setting, clients, seed), LearnedTilts(setting, clients, seed, setting.control)
-    for number in range(1, rounds + 1):
-        learned.round(number)
-        control.round(number)
-    tilts = torch.stack(list(learned.tilts.values())).detach()
-    return {
-        "grid": {name: values(found.metrics) for name, found in result.items()},
-        "learned": values(learned.measure()),
-        "control": values(control.measure()),
-        "tilts": {"tau": tilts[:, 0].tolist(), "lam": tilts[:, 1].tolist()},
+def complete_seeds(cases: Sequence[Case]) -> list[int]:
+    """The seeds on which every setting of a cell has been trained."""
+    found: dict[int, set[str]] = {}
+    for case in cases:
+        found.setdefault(case["seed"], set()).add(case["setting"])
+    return sorted(seed for seed, settings in found.items() if settings >= {LEARNED, *GRID})
+
+
+def summary(data: str, outliers: str, cases: Sequence[Case]) -> list[str]:
+    """One cell: the learned tilts, the best of the grid by accuracy and the Pareto front, means over the seeds."""
+    of_cell = [case for case in cases if (case["data"], case["outliers"]) == (data, outliers)]
+    seeds = complete_seeds(of_cell)
+    if not seeds:
+        return [f"{data}, {outliers}: no seed is complete"]
+    rows = {
+        name: [case for case in of_cell if case["setting"] == name and case["seed"] in seeds]
+        for name in (LEARNED, *GRID)
     }
-
-
-def mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]}
+    points = {name: {metric: fmean(case[metric] for case in rows[name]) for metric in METRICS} for name in rows}
+    objectives = [OBJECTIVES[CLASSIFICATION][name] for name in METRICS]
+    front = pareto_front(points, objectives, objectives[0])
+    best = max(GRID, key=lambda name: points[name]["accuracy"])
+    tau, lam = (fmean(case[tilt] for case in rows[LEARNED]) for tilt in ("tau", "lam"))
+    lines = [f"{data}, {outliers}, seeds {', '.join(map(str, seeds))}: learned tau {tau:.2f}, lam {lam:.2f} (means)"]
+    for name in dict.fromkeys([LEARNED, best, *front]):
+        text = ", ".join(f"{metric} {points[name][metric]:.2f}" for metric in METRICS)
+        lines.append(f"  {name}: {text}: {'on the Pareto front' if name in front else 'dominated'}")
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
+    add_options(parser)
     options = parser.parse_args()
-    objectives = [OBJECTIVES[CLASSIFICATION][name] for name in METRICS]
-    cases = []
-    for setting in SETTINGS:
-        rows = [compare(setting, seed, options.rounds) for seed in range(options.seeds)]
-        points = {name: mean([row["grid"][name] for row in rows]) for name in rows[0]["grid"]}
-        points |= {name: mean([row[name] for row in rows]) for name in ("learned", "control")}
-        front = pareto_front(points, objectives, objectives[0])
-        best = max(
-            (name for name in points if name not in ("learned", "control")), key=lambda name: points[name]["accuracy"]
-        )
-        lam = sum(sum(row["tilts"]["lam"]) for row in rows) / (setting.clients * len(rows))
-        tau = sum(sum(row["tilts"]["tau"]) for row in rows) / (setting.clients * len(rows))
-        print(
-            f"{setting.data}, {setting.outliers}, {options.seeds} seeds: learned tau {tau:.2f}, lam {lam:.2f} (means)"
-        )
-        for name in dict.fromkeys(["learned", "control", best, *front]):
-            on_front = "on the Pareto front" if name in front else "dominated"
-            text = ", ".join(f"{key} {points[name][key]:.2f}" for key in METRICS)
-            print(f"  {name}: {text}: {on_front}", flush=True)
-        cases.append({**setting._asdict(), "points": points, "front": front, "rows": rows})
-    write_result("learned-tilts", {"rounds": options.rounds, "cases": cases})
+    out = options.out or RESULTS / "learned-tilts.json"
+    header = {"rounds": options.rounds, "clients": options.clients}
+    cases = [
+        header | {"data": data, "outliers": outliers, "seed": seed, "setting": setting}
+        for seed in range(options.seeds) for data in DATA for outliers in OUTLIERS for setting in (LEARNED, *GRID)
+    ]  # fmt: skip
+    for case in run_cases("learned-tilts", cases, train, header, options.jobs, out):
+        what = ", ".join(str(case[name]) for name in ("data", "outliers", "setting"))
+        print(f"{what}, seed {case['seed']}: accuracy {case['accuracy']:.2f}", flush=True)
+    measured = json.loads(out.read_text())["cases"]
+    for data in DATA:
+        for outliers in OUTLIERS:
+            print("\n".join(summary(data, outliers, measured)))
 
 
 if __name__ == "__main__":
