@@ -267,7 +267,7 @@ def vector_to_parameters(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
     trained = trained_parameters(model)
     pieces = vector.split([p.numel() for p in trained.values()], dim=-1)
     return {
-        name: piece.reshape((*vector.shape[:-1], *p.shape))
+        name: piece if p.dim() == 1 else piece.reshape((*vector.shape[:-1], *p.shape))
         for (name, p), piece in zip(trained.items(), pieces, strict=True)
     }
 

@@ -20,8 +20,9 @@ from fedtilt.math.losses import cross_entropy
 from fedtilt.models import parameters_to_vector
 from fedtilt.parts import buffers_to_vector
 from fedtilt.training.local_job import Batches, LocalJob, Optimizer, Trained
+from fedtilt.training.stacked.batch_norm import BATCH_NORMS
 from fedtilt.training.stacked.buffers import Recipe
-from fedtilt.training.stacked.layers import BATCH_NORMS, stackable_copy
+from fedtilt.training.stacked.layers import stackable_copy
 from fedtilt.training.stacked.stack import Stack, StackSizes
 from fedtilt.training.stacked.vmap_step import StackedGradient
 

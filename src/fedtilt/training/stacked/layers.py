@@ -1,4 +1,4 @@
-"""Layers that compute the same as torch's, in a form that batches over jobs: convolutions and BatchNorm."""
+"""Layers that compute the same as torch's, in a form that batches over jobs: convolutions and mean pooling."""
 
 import copy
 import math
@@ -8,8 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class _MatmulConv2d(nn.Conv2d):
@@ -25,17 +23,22 @@ class _MatmulConv2d(nn.Conv2d):
 class _PatchProduct(torch.autograd.Function):
     """The product of an image's patches and the weights of a convolution, (B, height, width, out); and the patches.
 
-    The gradient by the image is again such a product, with the weights turned around. Autograd would add up one slice
-    for every place in the kernel, in many operations that take long to compile.
+    Its gradient is written out: autograd would add up one slice for every place in the kernel. Both are written for
+    many models at once: what `vmap` makes of them has twice the operations, and so takes twice as long to compile.
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, padding: tuple[int, int], stride: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        (pad_y, pad_x), (_, _, kernel_y, kernel_x) = padding, weight.shape
-        patches = _patches(F.pad(x, (0, 0, pad_x, pad_x, pad_y, pad_y)), (kernel_y, kernel_x), stride)
-        return _product(patches, weight), patches
+        out, patches = _patch_product(x[None], weight[None], padding, stride)
+        return out[0], patches[0]
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, padding: tuple[int, int],
+        stride: tuple[int, int],
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:  # fmt: skip
+        x, weight = _models_first(info.batch_size, in_dims, x, weight)
+        return _patch_product(x, weight, padding, stride), (0, 0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -47,34 +50,101 @@ class _PatchProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, Tensor, None, None]:
-        weight, patches = ctx.saved_tensors
-        out, channels, *kernel = weight.shape
-        columns, turned = patches.flatten(0, 2).to(grad.dtype).T, weight.flip(2, 3).transpose(0, 1).to(grad.dtype)
-        by_weight = (columns @ grad.flatten(0, 2)).reshape(*kernel, channels, out).permute(3, 2, 0, 1)
-        spaced = _with_gaps(grad, ctx.stride)
-        before = [kernel[i] - 1 - ctx.padding[i] for i in (0, 1)]
-        after = [ctx.size[i] + ctx.padding[i] - spaced.shape[1 + i] for i in (0, 1)]
-        spaced = F.pad(spaced, (0, 0, before[1], after[1], before[0], after[0]))
-        by_x = _product(_patches(spaced, kernel, (1, 1)), turned)
-        return by_x.to(patches.dtype), by_weight.to(weight.dtype), None, None
+        by_x, by_weight = _PatchProductGradient.apply(grad, *ctx.saved_tensors, ctx.padding, ctx.stride, ctx.size)
+        return by_x, by_weight, None, None
+
+
+class _PatchProductGradient(torch.autograd.Function):
+    """The gradient of a product of patches by the image and by the weights; it has no gradient of its own."""
+
+    @staticmethod
+    def forward(
+        grad: Tensor, weight: Tensor, patches: Tensor, padding: tuple[int, int], stride: tuple[int, int],
+        size: tuple[int, int],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        by_x, by_weight = _patch_product_gradient(grad[None], weight[None], patches[None], padding, stride, size)
+        return by_x[0], by_weight[0]
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], grad: Tensor, weight: Tensor, patches: Tensor,
+        padding: tuple[int, int], stride: tuple[int, int], size: tuple[int, int],
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:  # fmt: skip
+        grad, weight, patches = _models_first(info.batch_size, in_dims, grad, weight, patches)
+        return _patch_product_gradient(grad, weight, patches, padding, stride, size), (0, 0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(*output)
+
+
+def _models_first(models: int, in_dims: Sequence[int | None], *tensors: Tensor) -> list[Tensor]:
+    """Tensors with the models in the first dimension; those that all models share are repeated without a copy."""
+    rows = []
+    for t, dim in zip(tensors, in_dims, strict=False):
+        if dim is None:
+            t = t.expand(models, *t.shape)
+        rows.append(t.movedim(dim, 0) if dim else t)
+    return rows
+
+
+def _patch_product(
+    x: Tensor, weight: Tensor, padding: tuple[int, int], stride: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Images (L, B, H, W, C) convolved with weights (L, out, C, y, x), (L, B, height, width, out); and the patches."""
+    padded = _pad(x, padding, padding)
+    kernel = weight.shape[3:]
+    patches = _patches(padded, kernel, stride)
+    height, width = ((padded.shape[2 + i] - kernel[i]) // stride[i] + 1 for i in (0, 1))
+    return _product(patches, weight).reshape(*x.shape[:2], height, width, -1), patches
+
+
+def _patch_product_gradient(
+    grad: Tensor, weight: Tensor, patches: Tensor, padding: tuple[int, int], stride: tuple[int, int],
+    size: tuple[int, int],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradient by the images, again a product of patches, with the weights turned around; and by the weights."""
+    models, out, channels, *kernel = weight.shape
+    rows = grad.flatten(1, 3)
+    by_weight = torch.bmm(patches.to(grad.dtype).transpose(1, 2), rows).reshape(models, *kernel, channels, out)
+    turned = weight.to(grad.dtype).transpose(1, 2)
+    if kernel == [1, 1]:
+        by_x = _at_size(_product(rows, turned).reshape(*grad.shape[:4], channels), kernel, padding, stride, size)
+    else:
+        spaced = _patches(_at_size(grad, kernel, padding, stride, size), kernel, (1, 1))
+        by_x = _product(spaced, turned.flip(3, 4)).reshape(*grad.shape[:2], *size, channels)
+    return by_x.to(patches.dtype), by_weight.permute(0, 4, 3, 1, 2).to(weight.dtype)
+
+
+def _pad(x: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
+    """Images (L, B, H, W, C) with so many rows and columns of zeros around them."""
+    return F.pad(x, (0, 0, before[1], after[1], before[0], after[0])) if any((*before, *after)) else x
 
 
 def _patches(x: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """What every place of the kernel sees of images (B, H, W, C): (B, height, width, kernel · C)."""
-    windows = x.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])  # (B, height, width, C, y, x)
-    return windows.permute(0, 1, 2, 4, 5, 3).flatten(3)
+    """What every place of the kernel sees of images (L, B, H, W, C): (L, B · height · width, kernel · C)."""
+    if tuple(kernel) == (1, 1):
+        return x[:, :, :: stride[0], :: stride[1]].flatten(1, 3)
+    windows = x.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])  # (L, B, height, width, C, y, x)
+    models, samples, height, width, channels = windows.shape[:5]
+    return windows.permute(0, 1, 2, 3, 5, 6, 4).reshape(models, samples * height * width, math.prod(kernel) * channels)
 
 
 def _product(patches: Tensor, weight: Tensor) -> Tensor:
-    matrix = weight.permute(2, 3, 1, 0).flatten(0, 2)  # (kernel · C, out)
-    return (patches.flatten(0, 2) @ matrix).reshape(*patches.shape[:3], -1)
+    return torch.bmm(patches, weight.permute(0, 3, 4, 2, 1).flatten(1, 3))  # (L, kernel · C, out)
 
 
-def _with_gaps(x: Tensor, stride: Sequence[int]) -> Tensor:
-    """Images (B, H, W, C) with zeros after every row and column, (B, H · stride, W · stride, C)."""
-    (samples, height, width, channels), (gap_y, gap_x) = x.shape, stride
-    padded = F.pad(x.reshape(samples, height, 1, width, 1, channels), (0, 0, 0, gap_x - 1, 0, 0, 0, gap_y - 1))
-    return padded.reshape(samples, height * gap_y, width * gap_x, channels)
+def _at_size(
+    x: Tensor, kernel: Sequence[int], padding: Sequence[int], stride: Sequence[int], size: Sequence[int]
+) -> Tensor:
+    """Gradients (L, B, height, width, C) at the places of the image that they belong to, zeros between and around."""
+    (gap_y, gap_x), (height, width) = stride, x.shape[2:4]
+    if (gap_y, gap_x) != (1, 1):
+        x = F.pad(x[:, :, :, None, :, None], (0, 0, 0, gap_x - 1, 0, 0, 0, gap_y - 1))
+        x = x.reshape(*x.shape[:2], height * gap_y, width * gap_x, -1)
+    before = [kernel[i] - 1 - padding[i] for i in (0, 1)]
+    after = [size[i] + padding[i] - x.shape[2 + i] for i in (0, 1)]
+    return _pad(x, before, after)
 
 
 def _is_plain_conv(layer: nn.Conv2d) -> bool:
@@ -98,85 +168,3 @@ def stackable_copy(model: nn.Module) -> nn.Module:
         elif type(layer) is nn.AdaptiveAvgPool2d and layer.output_size in (1, (1, 1)):
             layer.__class__ = _MeanPool2d
     return net
-
-
-class _PaddedBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """BatchNorm in training mode; samples of weight zero, which pad a short batch, do not count."""
-
-    sample_weights: Tensor  # (B,) 0 or 1: a buffer, so that `functional_call` sets it
-    samples: Tensor  # how many weights are 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        count = self.samples * math.prod(x.shape[2:])
-        shares = self.sample_weights.reshape(-1, *[1] * (x.dim() - 1)) / count
-        out, mean, var = _Normalize.apply(x, shares, self.weight, self.bias, self.eps)
-        self._update_running(mean.flatten(), (var * (count / (count - 1))).flatten())
-        return out
-
-    def _update_running(self, mean: Tensor, unbiased_var: Tensor) -> None:
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        share = 1 / self.num_batches_tracked.float() if self.momentum is None else self.momentum  # None: the average
-        self.running_mean.add_(share * (mean - self.running_mean))
-        self.running_var.add_(share * (unbiased_var - self.running_var))
-
-
-class _Normalize(torch.autograd.Function):
-    """(x − mean) / √(var + eps) · weight + bias; and mean and variance over samples and places, (1, C, 1, …).
-
-    Its gradient needs two sums over samples and places; autograd would take five, and three times the operations.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        x: Tensor, shares: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """`shares` (B, 1, …) is what a sample's values count in the mean."""
-        values = x.float()
-        mean = _sum_by_channel(values * shares)
-        var = _sum_by_channel((values - mean).square() * shares)
-        out = (values - mean) * (var + eps).rsqrt()
-        if weight is not None:
-            out = out * weight.reshape(mean.shape)
-        if bias is not None:
-            out = out + bias.reshape(mean.shape)
-        return out.to(x.dtype), mean, var
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        x, shares, weight, bias, ctx.eps = inputs
-        _, mean, var = output
-        ctx.has_bias = bias is not None
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(mean, var)
-        ctx.save_for_backward(x, shares, weight, mean, var)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-        x, shares, weight, mean, var = ctx.saved_tensors
-        grad, scale = grad.float(), (var + ctx.eps).rsqrt()
-        normal = (x.float() - mean) * scale
-        by_bias, by_weight = _sum_by_channel(grad), _sum_by_channel(grad * normal)
-        by_x = scale * (grad - shares * (by_bias + normal * by_weight))
-        if weight is None:
-            return by_x.to(x.dtype), None, None, None, None
-        by_x = by_x * weight.reshape(mean.shape)
-        return by_x.to(x.dtype), None, by_weight.flatten(), by_bias.flatten() if ctx.has_bias else None, None
-
-
-def _sum_by_channel(x: Tensor) -> Tensor:
-    """The sum over samples and places of (B, C, …), as (1, C, 1, …)."""
-    return x.sum([0, *range(2, x.dim())], keepdim=True)
-
-
-def pad_batch_norms(net: nn.Module, names: Sequence[str]) -> None:
-    """Let these BatchNorm layers leave out samples of weight zero, in place; two buffers say which they are."""
-    for name in names:
-        layer = net.get_submodule(name)
-        layer.__class__ = _PaddedBatchNorm
-        layer.register_buffer("sample_weights", torch.ones(1))
-        layer.register_buffer("samples", torch.ones(()))

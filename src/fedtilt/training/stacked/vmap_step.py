@@ -11,12 +11,12 @@ from torch import Tensor, fx, nn
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedtilt.math.tilt import nested_tilt
+from fedtilt.math.tilt import nested_tilt_grad
 from fedtilt.models import functional_logits, trained_parameters, vector_to_parameters
-from fedtilt.parts import vector_to_buffers
 from fedtilt.training.precision import autocast
+from fedtilt.training.stacked.batch_norm import Constants, PaddedBatchNorms
 from fedtilt.training.stacked.buffers import Buffers, Recipe
-from fedtilt.training.stacked.layers import pad_batch_norms, stackable_copy
+from fedtilt.training.stacked.layers import stackable_copy
 from fedtilt.training.stacked.optimizers import optimizer_step
 
 _COMPILE_SETTINGS = {
@@ -25,6 +25,7 @@ _COMPILE_SETTINGS = {
     "triton.coalesce_tiling_analysis": False,
     "max_fusion_buffer_group_pairwise_attempts": 4,  # 64 by default: a third of the time to compile a ResNet
 }
+_OF_BATCH_NORMS = "."  # begins the names of their constants, and no name in a model
 
 
 class StackedGradient:
@@ -33,12 +34,13 @@ class StackedGradient:
     def __init__(self, model: nn.Module, recipe: Recipe, device: torch.device, precision: str) -> None:
         self._net = net = stackable_copy(model).to(device).train()
         self._recipe, self._device, self._precision = recipe, device, precision
-        self._names = recipe.buffer_names if recipe.trains_buffers else ()
-        changing = {*trained_parameters(net), *self._names}
+        changing = {*trained_parameters(net), *(recipe.buffer_names if recipe.trains_buffers else ())}
         tensors = {name: t.detach() for name, t in [*net.named_parameters(), *net.named_buffers()]}
         self.constants = {name: t for name, t in tensors.items() if name not in changing}
+        self._batch_norms: PaddedBatchNorms | None = None
         if recipe.trains_buffers:
-            pad_batch_norms(net, recipe.buffer_layers)
+            self._batch_norms = PaddedBatchNorms(net, recipe.buffer_layers, device)
+            self.constants |= {_OF_BATCH_NORMS + name: t for name, t in self._batch_norms.constants._asdict().items()}
         else:
             for name in recipe.buffer_layers:  # frozen: their layers use them as in evaluation
                 net.get_submodule(name).eval()
@@ -66,19 +68,18 @@ class StackedGradient:
         self, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Tensor, y: Tensor,
         groups: Tensor, weights: Tensor, tilts: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Of one model: the client's loss, and the next buffers."""
-        values = vector_to_buffers(self._net, self._names, model_buffers)  # new tensors, which `forward` changes
-        tensors = {**constants, **vector_to_parameters(self._net, theta), **values}
-        if self._names:
-            samples = weights.sum().clamp(min=1)  # 0 after a client's last batch
-            for name in self._recipe.buffer_layers:
-                tensors |= {f"{name}.sample_weights": weights, f"{name}.samples": samples}
+        """Of one model: a sum that has the gradient of the client's loss, and the next buffers."""
+        tensors = dict(constants)
+        if self._batch_norms is not None:
+            norm_constants = Constants(*(tensors.pop(_OF_BATCH_NORMS + name) for name in Constants._fields))
+            self._batch_norms.start(weights)
         with autocast(self._device, self._precision):
-            outputs = functional_logits(self._net, tensors, x)
-        changed = [value.reshape(-1).float() for value in values.values()]
+            outputs = functional_logits(self._net, tensors | vector_to_parameters(self._net, theta), x)
+        if self._batch_norms is not None:
+            model_buffers = self._batch_norms.next_buffers(model_buffers, norm_constants)
         losses = self._recipe.loss(outputs.float(), y)
-        loss = nested_tilt(losses, groups.unbind(), tilts.unbind(), weights)
-        return loss, torch.cat(changed) if changed else model_buffers
+        shares = nested_tilt_grad(losses.detach(), groups.unbind(), tilts.unbind(), weights)
+        return (shares * losses).sum(), model_buffers
 
 
 class VmapStep:
@@ -130,8 +131,11 @@ def compile_function(function: Callable[..., None], arguments: Sequence[Tensor])
     compile again. The graph of tensor operations is found in torch's cache.
     """
     import torch._inductor
+    from torch._inductor.async_compile import maybe_warm_pool
 
     _set_cache_folder()
+    if arguments[0].is_cuda:
+        maybe_warm_pool()  # the processes that compile kernels start while this one traces
     graph = make_fx(function, tracing_mode="fake")(*arguments)
     with torch.no_grad():
         constants = lift_constants(graph)
