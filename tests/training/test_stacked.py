@@ -129,6 +129,25 @@ def test_batch_norm_with_buffers_of_its_own(optimizer: Optimizer) -> None:
     assert counters == {2.0, 6.0, 8.0}  # steps of the three clients in two epochs
 
 
+@pytest.mark.parametrize("momentum", [0.2, None])
+def test_batch_norm_used_twice_after_a_frozen_convolution(momentum: float | None) -> None:
+    def net() -> nn.Module:
+        norm = nn.BatchNorm2d(4, momentum=momentum)
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3, stride=2, padding=1).requires_grad_(False), norm, nn.Conv2d(4, 4, 1, stride=2), norm,
+            nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, CLASSES),
+        )  # fmt: skip
+
+    model = models.build(net, SHAPE, CLASSES, seed=3)
+    names = changing_buffers(model, SHAPE)
+    buffers = buffers_to_vector(model, names)
+    jobs, batches = make_jobs(model)
+    trained = assert_equal_training(
+        model, [replace(job, buffer_names=names, buffers=buffers, lr=0.01) for job in jobs], batches, tolerance=2e-4
+    )
+    assert {tuple(result.buffers[[8, 17]].tolist()) for result in trained} == {(4, 2), (12, 6), (16, 8)}
+
+
 def test_frozen_batch_norm() -> None:
     model = models.build(batch_norm_net, SHAPE, CLASSES, seed=3).train()
     model(torch.randn(50, *SHAPE, generator=torch.Generator().manual_seed(1)))  # statistics of some data

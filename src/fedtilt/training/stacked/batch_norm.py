@@ -70,7 +70,8 @@ class PaddedBatchNorms:
         """The buffers (B,) after the batch: of every layer the running mean and variance, and the number of batches."""
         share = constants.momentum
         one, zero = buffers.new_ones(1), buffers.new_zeros(1)
-        for seen in self._passes:  # one, unless the model uses a layer more than once
+        passes, self._passes = self._passes, []
+        for seen in passes:  # one, unless the model uses a layer more than once
             targets, start = [], 0
             for layer in self._layers:
                 end = start + 2 * layer.num_features
