@@ -65,6 +65,11 @@ class SequentialNet:
     parameter_index: Tensor  # (P,) the index of each parameter of the model in the row
     row_length: int  # of the row; entries without a parameter are 0
 
+    @staticmethod
+    def fits(model: nn.Module, shape: tuple[int, ...]) -> bool:
+        """Whether the model is such a network for samples of this shape."""
+        return _parse(model, shape) is not None
+
     @classmethod
     def from_module(cls, model: nn.Module, shape: tuple[int, ...]) -> Self | None:
         """The network for samples of this shape, or None if the model has any other layers."""

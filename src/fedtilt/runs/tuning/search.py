@@ -18,7 +18,7 @@ from fedtilt.runs.tuning.training import Storage
 from fedtilt.simulation import Round
 from fedtilt.storage.provenance import settings_of
 
-TOGETHER = 16  # settings that train together, and that are sampled at a time
+TOGETHER = 16  # settings that are sampled at a time, and that train together with the user's own
 _FIRST_SHARE = 0.25  # of the budget, for the first stage
 _SAFETY = 0.9  # of the budget, for training; the rest is for comparing settings
 
@@ -289,5 +289,5 @@ class Search:
 
 
 def _batched(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(names), TOGETHER):
-        yield names[start : start + TOGETHER]
+    for start in range(0, len(names), TOGETHER + 1):
+        yield names[start : start + TOGETHER + 1]

@@ -162,7 +162,8 @@ class Trainer:
         return scores
 
     def delete_models(self, stage: Stage) -> None:
-        """Delete the models of a stage; its scores stay."""
+        """Delete the models of a stage, in memory and in files; its scores stay."""
+        self._states = {owner: state for owner, state in self._states.items() if state.round > stage.rounds}
         folder = None if self.folder is None else self.folder / f"stage-{stage.number}"
         for path in folder.iterdir() if folder is not None and folder.exists() else ():
             if path.is_dir():

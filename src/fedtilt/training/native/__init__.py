@@ -109,7 +109,7 @@ def _is_sequential(model: nn.Module) -> bool:
         scale = 2 ** len(convolutions)
         pixels = linear.in_features // convolutions[-1].out_channels
         shape = (convolutions[0].in_channels, pixels * scale, scale)
-    return SequentialNet.from_module(model, shape) is not None
+    return SequentialNet.fits(model, shape)
 
 
 def available() -> bool:
