@@ -21,7 +21,7 @@ import json
 import math
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -178,26 +178,44 @@ def complete_seeds(cases: Sequence[Case]) -> list[int]:
     return sorted(seed for seed, settings in found.items() if settings >= {LEARNED, *GRID})
 
 
-def summary(data: str, outliers: str, cases: Sequence[Case]) -> list[str]:
-    """One cell: the learned tilts, the best of the grid by accuracy and the Pareto front, means over the seeds."""
-    of_cell = [case for case in cases if (case["data"], case["outliers"]) == (data, outliers)]
-    seeds = complete_seeds(of_cell)
-    if not seeds:
-        return [f"{data}, {outliers}: no seed is complete"]
-    rows = {
-        name: [case for case in of_cell if case["setting"] == name and case["seed"] in seeds]
-        for name in (LEARNED, *GRID)
-    }
-    points = {name: {metric: fmean(case[metric] for case in rows[name]) for metric in METRICS} for name in rows}
-    objectives = [OBJECTIVES[CLASSIFICATION][name] for name in METRICS]
-    front = pareto_front(points, objectives, objectives[0])
-    best = max(GRID, key=lambda name: points[name]["accuracy"])
-    tau, lam = (fmean(case[tilt] for case in rows[LEARNED]) for tilt in ("tau", "lam"))
-    lines = [f"{data}, {outliers}, seeds {', '.join(map(str, seeds))}: learned tau {tau:.2f}, lam {lam:.2f} (means)"]
-    for name in dict.fromkeys([LEARNED, best, *front]):
-        text = ", ".join(f"{metric} {points[name][metric]:.2f}" for metric in METRICS)
-        lines.append(f"  {name}: {text}: {'on the Pareto front' if name in front else 'dominated'}")
-    return lines
+class Cell(NamedTuple):
+    """The settings of one data set and kind of outliers, means over the seeds on which all of them were trained."""
+
+    seeds: list[int]
+    points: dict[str, dict[str, float]]  # setting → objective → value
+    front: list[str]  # the settings on the Pareto front, the most accurate first
+    tau: float  # of the learned tilts, mean over clients
+    lam: float
+
+    @classmethod
+    def of(cls, data: str, outliers: str, cases: Sequence[Case]) -> "Cell | None":
+        """The cell of these cases; None if no seed is complete."""
+        of_cell = [case for case in cases if (case["data"], case["outliers"]) == (data, outliers)]
+        seeds = complete_seeds(of_cell)
+        if not seeds:
+            return None
+        rows = {
+            name: [case for case in of_cell if case["setting"] == name and case["seed"] in seeds]
+            for name in (LEARNED, *GRID)
+        }
+        points = {name: {metric: fmean(case[metric] for case in rows[name]) for metric in METRICS} for name in rows}
+        objectives = [OBJECTIVES[CLASSIFICATION][name] for name in METRICS]
+        tau, lam = (fmean(case[tilt] for case in rows[LEARNED]) for tilt in ("tau", "lam"))
+        return cls(seeds, points, pareto_front(points, objectives, objectives[0]), tau, lam)
+
+    @property
+    def best(self) -> str:
+        """The most accurate setting of the grid."""
+        return max(GRID, key=lambda name: self.points[name]["accuracy"])
+
+    @property
+    def dominators(self) -> list[str]:
+        """The settings of the grid that are at least as good as the learned tilts in every objective."""
+        learned = self.points[LEARNED]
+        objectives = [OBJECTIVES[CLASSIFICATION][name] for name in METRICS]
+        return [
+            name for name in GRID if all(o.better(self.points[name][o.name], learned[o.name]) >= 0 for o in objectives)
+        ]
 
 
 def main() -> None:
@@ -219,7 +237,11 @@ def main() -> None:
     measured = json.loads(out.read_text())["cases"]
     for data in DATA:
         for outliers in OUTLIERS:
-            print("\n".join(summary(data, outliers, measured)))
+            if cell := Cell.of(data, outliers, measured):
+                print(f"{data}, {outliers}, seeds {cell.seeds}: learned tau {cell.tau:.2f}, lam {cell.lam:.2f} (means)")
+                for name in dict.fromkeys([LEARNED, cell.best, *cell.front]):
+                    text = ", ".join(f"{metric} {cell.points[name][metric]:.2f}" for metric in METRICS)
+                    print(f"  {name}: {text}: {'on the Pareto front' if name in cell.front else 'dominated'}")
 
 
 if __name__ == "__main__":

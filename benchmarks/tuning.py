@@ -90,15 +90,42 @@ def measure(case: Case) -> Case:
     }  # fmt: skip
 
 
-def summary(name: str, searches: Sequence[Case]) -> str:
-    """The gain on test data over the seeds, and whether it is not below minus one standard error."""
-    gains, kept = [search["gain"] for search in searches], sum(search["kept"] for search in searches)
-    shown, verdict = f"{fmean(gains):+.2f}", "one seed has no standard error"
-    if len(gains) > 1:
-        error = stdev(gains) / math.sqrt(len(gains))
-        shown, verdict = f"{shown} ± {error:.2f}", "holds" if fmean(gains) >= -error else "WORSE"
-    saved = fmean(search["saving"] for search in searches)
-    return f"{name}: gain {shown} points on test data, kept {kept} of {len(gains)}, {saved:.0%} fewer rounds: {verdict}"
+class Gain(NamedTuple):
+    """What the recommendations from one default gain on test data, over the seeds."""
+
+    mean: float  # points; positive: better than the default
+    error: float | None  # standard error; None: one seed has none
+    seeds: int
+    kept: int  # on so many seeds, the default was kept
+    saving: float  # the share of the rounds that halving saves
+
+    @classmethod
+    def of(cls, searches: Sequence[Case]) -> "Gain":
+        """The gain over the searches from one default, one per seed."""
+        gains = [search["gain"] for search in searches]
+        return cls(
+            mean=fmean(gains),
+            error=stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else None,
+            seeds=len(gains),
+            kept=sum(search["kept"] for search in searches),
+            saving=fmean(search["saving"] for search in searches),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f}" if self.error is None else f"{self.mean:+.2f} ± {self.error:.2f}"
+
+    @property
+    def verdict(self) -> str:
+        """Whether the gain is not below minus one standard error."""
+        if self.error is None:
+            return "one seed has no standard error"
+        return "holds" if self.mean >= -self.error else "WORSE"
+
+
+def gains(cases: Sequence[Case]) -> dict[str, Gain]:
+    """The gain from every default that was searched."""
+    by_start = {start.name: [case for case in cases if case["start"] == start.name] for start in STARTS}
+    return {name: Gain.of(searches) for name, searches in by_start.items() if searches}
 
 
 def cost(rounds: int, device: str, quick: bool) -> dict[str, Any]:
@@ -144,8 +171,9 @@ def main() -> None:
     for case in run_cases("tuning", cases, measure, {}, options.jobs, out):
         print(f"{case['start']}, seed {case['seed']}: gain {case['gain']:+.2f}", flush=True)
     measured = [case for case in json.loads(out.read_text())["cases"] if case["rounds"] == rounds]
-    for start in STARTS:
-        print(summary(start.name, [case for case in measured if case["start"] == start.name]))
+    for name, gain in gains(measured).items():
+        saved = f"kept {gain.kept} of {gain.seeds}, {gain.saving:.0%} fewer rounds"
+        print(f"{name}: gain {gain} points on test data, {saved}: {gain.verdict}")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from benchmarks.learned_tilts import (
     LR,
     MU,
     PARTICIPATION,
+    Cell,
     LearnedTilts,
-    summary,
     tilted_risk,
 )
 from fedtilt.models import parameters_to_vector
@@ -53,16 +53,16 @@ def test_tilts_move_within_their_bounds() -> None:
     assert all((tilts == 0).all() for other, tilts in learned.tilts.items() if other != client)
 
 
-def test_summary_of_the_seeds_that_are_complete() -> None:
-    def case(setting: str, seed: int, accuracy: float) -> dict[str, object]:
-        same = {"data": "mnist", "outliers": "flips", "client_fairness": 5.0, "class_fairness": 3.0}
-        return {"setting": setting, "seed": seed, "accuracy": accuracy, "tau": 0.5, "lam": -1.0} | same
+def case(setting: str, seed: int, accuracy: float) -> dict[str, object]:
+    same = {"data": "mnist", "outliers": "flips", "client_fairness": 5.0, "class_fairness": 3.0}
+    return {"setting": setting, "seed": seed, "accuracy": accuracy, "tau": 0.5, "lam": -1.0} | same
 
+
+def test_a_cell_has_the_seeds_that_are_complete() -> None:
     grid = [case(name, seed, 90.0 + (name == "tau 0, lam -2")) for name in GRID for seed in (0, 1)]
-    lines = summary("mnist", "flips", [*grid, case(LEARNED, 0, 90.5)])
-    assert lines == [
-        "mnist, flips, seeds 0: learned tau 0.50, lam -1.00 (means)",
-        "  learned: accuracy 90.50, client_fairness 5.00, class_fairness 3.00: dominated",
-        "  tau 0, lam -2: accuracy 91.00, client_fairness 5.00, class_fairness 3.00: on the Pareto front",
-    ]
-    assert summary("mnist", "none", grid) == ["mnist, none: no seed is complete"]
+    cell = Cell.of("mnist", "flips", [*grid, case(LEARNED, 0, 90.5)])
+    assert cell is not None
+    best = "tau 0, lam -2"
+    assert (cell.seeds, cell.front, cell.best, cell.dominators) == ([0], [best], best, [best])
+    assert (cell.tau, cell.lam, cell.points[LEARNED]["accuracy"]) == (0.5, -1.0, 90.5)
+    assert Cell.of("mnist", "none", grid) is None

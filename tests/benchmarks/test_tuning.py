@@ -2,20 +2,23 @@
 
 import pytest
 
-from benchmarks.tuning import STARTS, summary
+from benchmarks.tuning import STARTS, gains
 
 
 @pytest.mark.parametrize(
-    ("gains", "verdict"),
+    ("found", "text", "verdict"),
     [
-        ([1.0, 2.0, 3.0], "gain +2.00 ± 0.58 points on test data, kept 0 of 3, 50% fewer rounds: holds"),
-        ([-3.0, 2.0], "gain -0.50 ± 2.50 points on test data, kept 0 of 2, 50% fewer rounds: holds"),
-        ([-1.0, -2.0, -3.0], "gain -2.00 ± 0.58 points on test data, kept 0 of 3, 50% fewer rounds: WORSE"),
-        ([1.0], "gain +1.00 points on test data, kept 0 of 1, 50% fewer rounds: one seed has no standard error"),
+        ([1.0, 2.0, 3.0], "+2.00 ± 0.58", "holds"),
+        ([-3.0, 2.0], "-0.50 ± 2.50", "holds"),
+        ([-1.0, -2.0, -3.0], "-2.00 ± 0.58", "WORSE"),
+        ([1.0], "+1.00", "one seed has no standard error"),
     ],
 )
-def test_summary(gains: list[float], verdict: str) -> None:
-    assert summary("x", [{"gain": gain, "kept": False, "saving": 0.5} for gain in gains]) == f"x: {verdict}"
+def test_verdict(found: list[float], text: str, verdict: str) -> None:
+    name = STARTS[0].name
+    gain = gains([{"start": name, "gain": value, "kept": value < 0, "saving": 0.5} for value in found])[name]
+    assert (str(gain), gain.verdict) == (text, verdict)
+    assert (gain.seeds, gain.kept, gain.saving) == (len(found), sum(value < 0 for value in found), 0.5)
 
 
 def test_every_start_has_a_name_of_its_own() -> None:
