@@ -12,6 +12,7 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
 from fedtilt.flower.membership import SiteKeys
 from fedtilt.flower.policy import RoundPolicy
+from fedtilt.flower.reply_polling import poll_often
 from fedtilt.flower.reply_size import limit_reply_size, max_reply_size
 from fedtilt.flower.run_folder import ServerRunFolder, open_run_folder
 from fedtilt.flower.schema.exchange import agree_on_schema, stored_schema
@@ -45,6 +46,7 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
     """Train to the last round; a run that cannot continue raises, so that Flower does not report it as completed."""
     resolved, policy, keys = task.resolve(config), RoundPolicy.from_config(config), site_keys()
     folder = run_path(resolved, config)
+    poll_often(grid)
     with open_run_folder(folder):
         settings = continued(seed_folder(folder, resolved.spec.seed), resolved.settings)
         resolved = resolved._replace(settings=settings)
