@@ -1,5 +1,7 @@
 """The package as users get it: the wheel, the import time, the public names, and the paths in the documentation."""
 
+import ast
+import inspect
 import operator
 import os
 import pkgutil
@@ -17,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import fedtilt as ft
+import fedtilt.flower
 from fedtilt.flower.deploy.commands import environment
 
 ROOT = Path(__file__).parent.parent
@@ -139,11 +142,28 @@ def test_the_image_copies_files_that_exist_and_starts_what_it_installs() -> None
     assert all(f"{name}={value}" in image for name, value in variables.items())
 
 
-def test_import_is_light() -> None:
-    """`import fedtilt` after `import torch` loads no pydantic, sklearn, scipy, pandas, plotly, typer, rich or flwr."""
-    code = "import torch, sys; before = set(sys.modules); import fedtilt; print(*(set(sys.modules) - before))"
+def test_the_public_names_load_no_extra_and_no_part_of_the_command_line() -> None:
+    code = "import torch, sys; before = set(sys.modules); from fedtilt import *; print(*(set(sys.modules) - before))"
     loaded = {name.split(".")[0] for name in run(sys.executable, "-c", code).split()}
     assert not loaded & {"pydantic", "sklearn", "scipy", "pandas", "plotly", "typer", "rich", "flwr"}
+
+
+def test_what_needs_no_torch_does_not_import_it() -> None:
+    light = "fedtilt, fedtilt.cli.deploy, fedtilt.flower.deploy.local_cluster, fedtilt.flower.deploy.project"
+    loaded = set(run(sys.executable, "-c", f"import sys, {light}; print(*sys.modules)").split())
+    assert not loaded & {"torch", "flwr", "pandas", "sklearn"}
+
+
+@pytest.mark.parametrize("package", [ft, fedtilt.flower], ids=lambda package: package.__name__)
+def test_the_names_that_type_checkers_see_are_those_that_python_imports(package: ModuleType) -> None:
+    (block,) = [node for node in ast.parse(inspect.getsource(package)).body if isinstance(node, ast.If) and node.orelse]
+    seen = {}
+    for statement in block.body:
+        assert isinstance(statement, ast.ImportFrom)
+        seen |= {alias.name: f"{statement.module}.{alias.name}" for alias in statement.names}
+    assert set(package.__all__) - set(seen) <= {"InputError", "__version__"}
+    for name, path in seen.items():
+        assert getattr(package, name) is pkgutil.resolve_name(path), name
 
 
 def test_public_names() -> None:

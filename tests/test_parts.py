@@ -15,6 +15,7 @@ from torch.optim import SGD
 import fedtilt as ft
 from fedtilt.models import copy_with_parameters, parameters_to_vector, trained_parameters
 from fedtilt.parts import Parts, buffers_to_vector, changing_buffers, match_names
+from fedtilt.rounds.settings import TrainSettings
 from tests.helpers import plain_loop
 from tests.helpers.plain_loop import last_round
 
@@ -177,7 +178,7 @@ def test_local_parts_stay_on_their_clients() -> None:
     net = plain_loop.initial(FED, Layers)
     body = {key: value for key, value in net.state_dict().items() if key.startswith("first")}
     heads: dict[int, dict[str, Tensor]] = {}
-    settings = ft.rounds.settings.TrainSettings(**half)
+    settings = TrainSettings(**half)
     initial_head = {key: value.clone() for key, value in net.state_dict().items() if key.startswith("second")}
     for number in (1, 2, 3):
         bodies = []

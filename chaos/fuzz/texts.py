@@ -20,7 +20,7 @@ from fedtilt import spec
 from fedtilt.data.tables.schema import read_schema
 from fedtilt.spec.fields import TABLES
 from fedtilt.spec.method import MethodSpec
-from fedtilt.spec.write import format_toml
+from fedtilt.toml_text import format_toml
 
 
 def specs(folder: Path) -> Read:

@@ -13,13 +13,14 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import safetensors
-from safetensors.torch import load, save
-from torch import Tensor
 
 from fedtilt.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor  # PyTorch takes seconds to import, and most commands on files need none of it
 
 O_BINARY = getattr(os, "O_BINARY", 0)  # Windows would change the ends of lines
 _PREFIX = "sha256:"
@@ -192,7 +193,7 @@ def read_toml(path: Path) -> str:
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, sync: bool = True
+    path: Path, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str] | None = None, *, sync: bool = True
 ) -> str:
     """Write a safetensors file with its digest in the metadata; returns the hexadecimal digits of the digest."""
     content = tensors_to_bytes(tensors, {**(metadata or {}), "digest": _NO_DIGEST})
@@ -205,14 +206,18 @@ def write_tensors(
     return sha256
 
 
-def tensors_to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+def tensors_to_bytes(tensors: Mapping[str, "Tensor"], metadata: dict[str, str] | None = None) -> bytes:
     """Tensors in the format of safetensors, without a digest."""
+    from safetensors.torch import save
+
     content: bytes = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
     return content
 
 
-def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
+def read_tensors(path: Path, sha256: str | None = None) -> dict[str, "Tensor"]:
     """Read a safetensors file and check its digest; with `sha256`, it must be this one."""
+    from safetensors.torch import load
+
     content, found, _ = _read_safetensors(path)
     if sha256 is not None and found != f"{_PREFIX}{sha256}":  # it may be of any type: it was read from a file
         raise InputError(f"{path} is damaged, or another file: its digest differs; restore it from a copy")

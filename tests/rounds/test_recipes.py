@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR,
 
 import fedtilt as ft
 from fedtilt.models import parameters_to_vector
+from fedtilt.rounds.settings import TrainSettings
 from tests.helpers import plain_loop
 from tests.helpers.plain_loop import last_round
 
@@ -199,7 +200,7 @@ def test_tilts_act_on_every_loss(settings: dict, loss: Callable) -> None:
 def test_focal_loss_of_a_certain_prediction_has_a_finite_gradient() -> None:
     logits = torch.tensor([[200.0, 0.0], [0.0, 0.1]], requires_grad=True)
     for gamma in (0.0, 0.5, 2.0):
-        loss = ft.rounds.settings.TrainSettings(loss="focal", focal_gamma=gamma).sample_loss
+        loss = TrainSettings(loss="focal", focal_gamma=gamma).sample_loss
         (grad,) = torch.autograd.grad(loss(logits, torch.tensor([0, 0])).sum(), logits)
         assert grad.isfinite().all()
         assert grad[0].tolist() == [0.0, 0.0]

@@ -117,7 +117,7 @@ def test_figures_by_group_equal_a_count_by_hand() -> None:
         assert found.client_spread == pytest.approx((spread.mean(), spread.std(ddof=0)))
         assert found.client_worst == pytest.approx(by_client.min().mean())
     assert result.groups["ward & sex"].client_spread == result.client_data_fairness
-    rows = ft.evaluation.results.Result({"levels": result}).to_pandas(by="ward")
+    rows = ft.Result({"levels": result}).to_pandas(by="ward")
     assert rows["samples"].sum() == len(tested)
     north = rows[(rows["client_name"] == "north") & (rows["ward_name"] == "surgery")].iloc[0]
     subset = tested[(tested["hospital"] == "north") & (tested["ward"] == "surgery")]

@@ -5,38 +5,59 @@ import io
 import os
 import sys
 import warnings
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
+import typer.core
+import typer.main
 
-from fedtilt.cli import audit, check, data, deploy, export, init, methods, metrics, report, reproduce, resume, run, tune
 from fedtilt.cli.console import Console, echo, escape
-from fedtilt.cli.show_table import print_warnings
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.version import __version__
 
+_COMMANDS = (
+    "run", "tune", "init", "resume", "report", "audit", "metrics", "methods", "export", "check", "reproduce", "data",
+    "deploy",
+)  # fmt: skip
+
+
+class _Commands(typer.core.TyperGroup):
+    """The commands; the module of a command is imported when it is used, because most of them import PyTorch."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in the order of the help."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command with this name; None: there is none."""
+        for name in [cmd_name] if cmd_name in _COMMANDS else _COMMANDS:  # all: Typer suggests one for a misspelt name
+            if name not in self.commands:
+                self.commands[name] = _import_command(name)
+        return self.commands.get(cmd_name)
+
+
+def _import_command(name: str) -> Any:
+    """The command of a module: its `app`, or the function with the name of the module."""
+    module = import_module(f"fedtilt.cli.{name}")
+    app = getattr(module, "app", None)
+    if app is None:
+        app = typer.Typer(add_completion=False)
+        app.command()(getattr(module, name))
+    command = typer.main.get_command(app)
+    command.name = name
+    return command
+
+
 app = typer.Typer(
     name="fedtilt",
+    cls=_Commands,
     help="Federated learning that is fair to every client and class, and robust to bad data.",
     epilog="Start with: fedtilt run",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(run.run)
-app.command()(tune.tune)
-app.command()(init.init)
-app.command()(resume.resume)
-app.command()(report.report)
-app.command()(audit.audit)
-app.command()(metrics.metrics)
-app.command()(methods.methods)
-app.command()(export.export)
-app.command()(check.check)
-app.command()(reproduce.reproduce)
-app.add_typer(data.app, name="data", help="List, download, check and show data sets; describe tables.")
-app.add_typer(deploy.app, name="deploy", help="Train the same spec on a real Flower federation.")
-
 
 _UsageError: Any = typer.BadParameter.__base__  # of click, or of the copy of click in newer versions of typer
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
@@ -102,6 +123,8 @@ def _show_data_warnings() -> None:
         if not issubclass(category, InputWarning):
             show(message, category, *args, **kwargs)
         elif str(message) not in shown:
+            from fedtilt.cli.show_table import print_warnings
+
             shown.add(str(message))
             print_warnings(Console(stderr=True), [str(message)])
 

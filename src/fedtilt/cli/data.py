@@ -25,7 +25,9 @@ from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.spec.build import table_of
 
-app = typer.Typer(no_args_is_help=True, help="List, download, check and show data sets; describe tables.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="List, download, check and show data sets; describe tables."
+)
 
 
 @app.command("list")

@@ -14,7 +14,7 @@ from fedtilt.errors import InputError
 if TYPE_CHECKING:
     from fedtilt.flower.deploy.local_cluster import LocalCluster
 
-app = typer.Typer(no_args_is_help=True, help="Train on a real Flower federation.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train the same spec on a real Flower federation.")
 
 
 @app.command()

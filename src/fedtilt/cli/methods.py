@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fedtilt.cli.console import Console, echo
 from fedtilt.spec.catalog import Entry, catalog
-from fedtilt.spec.write import format_toml
+from fedtilt.toml_text import format_toml
 
 
 def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:

@@ -5,11 +5,6 @@ from typing import Annotated
 
 import typer
 
-from fedtilt.spec import builtin_names
-
-SpecArgument = Annotated[
-    str, typer.Argument(metavar="[SPEC]", help=f"A TOML file, or a built-in spec: {', '.join(builtin_names())}.")
-]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.rounds=5.")
 ]

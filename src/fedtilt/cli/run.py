@@ -21,12 +21,12 @@ from fedtilt.cli.options import (
     Seed,
     Seeds,
     Settings,
-    SpecArgument,
     Verbose,
     overrides_of,
 )
 from fedtilt.cli.progress import show_progress
 from fedtilt.cli.run_folders import new_folder, print_folder, resumable, write_report
+from fedtilt.cli.spec_argument import SpecArgument
 from fedtilt.cli.tables import clients_without_test_data, comparison_table, legend
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.over_seeds import over_seeds

@@ -19,11 +19,11 @@ from fedtilt.cli.options import (
     Seed,
     Seeds,
     Settings,
-    SpecArgument,
     Verbose,
     overrides_of,
 )
 from fedtilt.cli.run_folders import new_folder, print_folder, resumable, write_report
+from fedtilt.cli.spec_argument import SpecArgument
 from fedtilt.cli.tuning_progress import show_tuning_progress
 from fedtilt.cli.tuning_tables import print_tuning
 from fedtilt.runs.callback import Callback

@@ -1,11 +1,9 @@
 """Write a spec: as TOML, as the annotated file of `fedtilt init`, and as the reference page docs/spec.md."""
 
 import inspect
-import json
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic.fields import FieldInfo
 
@@ -14,6 +12,7 @@ from fedtilt.spec.fields import TABLES, Spec
 from fedtilt.spec.method import METHOD_FACTORIES, MethodSpec, preset_settings, required_settings
 from fedtilt.spec.read import builtin_names, load
 from fedtilt.spec.table import SpecTable
+from fedtilt.toml_text import format_toml
 
 _TOP = [key for key in Spec.model_fields if key not in (*TABLES, "methods")]
 
@@ -54,23 +53,6 @@ def reference() -> str:
     blocks += ["## `[[methods]]`", _sentence(Spec.model_fields["methods"]), _METHODS, _presets()]
     blocks += ["The keys of a method:", _rows(MethodSpec, MethodSpec.model_fields)]
     return "\n\n".join(blocks) + "\n"
-
-
-def format_toml(value: Any) -> str:
-    r"""One value as TOML.
-
-    >>> format_toml([1, 0.1, float("-inf"), True, 'a "word"'])
-    '[1, 0.1, -inf, true, "a \\"word\\""]'
-    """
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(format_toml(part) for part in value)}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{format_toml(str(key))} = {format_toml(part)}' for key, part in value.items())}}}"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves DEL, TOML forbids it
-    return repr(value)  # int and float: shortest text that reads back as the same number; inf and -inf are TOML
 
 
 def _pairs(table: SpecTable, keys: Iterable[str] = ()) -> list[str]:

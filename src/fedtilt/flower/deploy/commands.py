@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedtilt.spec.write import format_toml
+from fedtilt.toml_text import format_toml
 
 HOST = "127.0.0.1"  # every program listens on loopback alone; sites reach the server through a proxy
 

@@ -19,7 +19,7 @@ from fedtilt.flower.deploy.certificates import make_authority, make_server_certi
 from fedtilt.flower.deploy.flwr_cli import run_flwr
 from fedtilt.flower.private_files import private_folder
 from fedtilt.flower.site_keys import KEYS_VARIABLE, read_site_keys
-from fedtilt.spec.write import format_toml
+from fedtilt.toml_text import format_toml
 
 CONNECTION = "fedtilt"  # the name of the SuperLink in Flower's configuration on the server
 _SUPERNODE_PORT = 9094  # on loopback

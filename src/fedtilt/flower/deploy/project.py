@@ -7,7 +7,6 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from fedtilt.data.tables.columns import tables_in
 from fedtilt.errors import InputError
 from fedtilt.files import read_bytes, write_bytes
 
@@ -27,6 +26,8 @@ def write_project(folder: Path, sites: int = 2) -> list[Path]:
 
 def site_tables(folder: Path) -> list[Path]:
     """The tables in a project, for a local cluster: the table of site 0, of site 1, …"""
+    from fedtilt.data.tables.columns import tables_in
+
     tables = folder / "data"
     return [file.resolve() for file in tables_in(tables)] if tables.is_dir() else []
 

@@ -1,0 +1,21 @@
+"""A value as TOML."""
+
+import json
+from typing import Any
+
+
+def format_toml(value: Any) -> str:
+    r"""One value as TOML.
+
+    >>> format_toml([1, 0.1, float("-inf"), True, 'a "word"'])
+    '[1, 0.1, -inf, true, "a \\"word\\""]'
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(format_toml(part) for part in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{format_toml(str(key))} = {format_toml(part)}' for key, part in value.items())}}}"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves DEL, TOML forbids it
+    return repr(value)  # int and float: shortest text that reads back as the same number; inf and -inf are TOML
