@@ -209,6 +209,25 @@ def test_native_has_the_losses_with_a_name(settings: dict, optimizer: Optimizer)
 
 
 @needs_kernel
+@pytest.mark.parametrize(("loss", "outputs"), [("squared", 1), ("squared", 3), ("huber", 1)])
+@pytest.mark.parametrize("optimizer", [Optimizer(), Optimizer(momentum=0.9)], ids=Optimizer.describe)
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_native_has_the_losses_of_numbers(name: str, optimizer: Optimizer, loss: str, outputs: int) -> None:
+    build = {"mlp": models.mlp, "cnn": models.cnn}[name]
+    model = models.build(build, SHAPE, outputs, seed=3)
+    jobs, batches = make_jobs(model)
+    sample = sample_loss(loss, huber_delta=0.5 if loss == "huber" else None)
+    jobs = [replace(job, loss=sample, group="ward", lr=job.lr / 5, optimizer=optimizer) for job in jobs]
+    batches = [replace(data, y=data.x.flatten(1).sum(1) / 5) for data in batches]
+    assert choose_backend(model, jobs, "cpu") == ("native", {}, None)
+    expected = BACKENDS["autograd"](model, jobs, batches)
+    for job, trained, reference in zip(jobs, native.train(model, jobs, batches), expected, strict=True):
+        moved = (reference.parameters - job.start).norm()
+        assert moved > 0.001
+        assert (trained.parameters - reference.parameters).norm() <= 1e-4 * moved
+
+
+@needs_kernel
 def test_focal_loss_of_a_certain_prediction_has_no_gradient() -> None:
     model = models.build(MODELS["logistic"], SHAPE, CLASSES, seed=3)
     start = models.parameters_to_vector(model)

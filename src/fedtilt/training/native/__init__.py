@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedtilt.data.groups import combinations
 from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
-from fedtilt.math.losses import REVERSE, ClassLoss, cross_entropy
+from fedtilt.math.losses import REVERSE, ClassLoss, HuberLoss, cross_entropy, squared
 from fedtilt.math.small_batch import ZERO_TILT
 from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_part
 from fedtilt.training.native.compiler import CompiledLibrary, LibraryUnavailable, compile_library
@@ -48,7 +48,7 @@ class _Loss(ctypes.Structure):
         ("levels", _Levels),
         *((name, ctypes.c_double) for name in ("label_smoothing", "gamma", "gce_q", "alpha", "reverse")),
         ("class_weights", ctypes.POINTER(ctypes.c_double)),
-        ("utility", ctypes.c_double),
+        *((name, ctypes.c_double) for name in ("number_scale", "huber_delta", "utility")),
     )
 
 
@@ -67,7 +67,7 @@ def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample
         return f"the device is {device_type}"
     if not _is_sequential(model):
         return "the model is not an nn.Sequential of the layers that the C kernel has (Conv2d, ReLU, MaxPool2d, Linear)"
-    if job.loss is not cross_entropy and not isinstance(job.loss, ClassLoss):
+    if job.loss not in (cross_entropy, squared) and not isinstance(job.loss, ClassLoss | HuberLoss):
         return "the loss is a Python function, which the C kernel cannot call"
     if reason := unusual_part(job, model):
         return reason
@@ -144,7 +144,7 @@ def _load_kernel() -> CompiledLibrary | str:
     long, pointer = ctypes.c_long, ctypes.c_void_p
     kernel.library.fedtilt_train.argtypes = [
         long, pointer, long, pointer, pointer, pointer, pointer, pointer, pointer, pointer, pointer, pointer, pointer,
-        long, pointer, long, pointer, long, long,
+        pointer, long, pointer, long, pointer, long, long,
     ]  # fmt: skip
     kernel.library.fedtilt_train.restype = ctypes.c_int
     return kernel
@@ -172,10 +172,12 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
     layers = len(blocks) // 5 + len(widths) - 1
     is_first = [0] * layers if job.first is None else _is_first(model, job.first)
     x = _check_tensor(batches.x, torch.float32, (samples, *shape), "samples")
-    y = _check_tensor(batches.y, torch.int64, (samples,), "labels")
+    loss = _loss(job, widths[-1])
+    is_number = loss.number_scale != 0
+    kind = (torch.float32, (samples,), "targets") if is_number else (torch.int64, (samples,), "labels")
+    y = _check_tensor(batches.y, *kind)
     group, parent, sizes = _nest(batches.groups_of(job))
     group = _check_tensor(group, torch.int64, (samples,), "groups")
-    loss = _loss(job, widths[-1])
     tilts = [0.0 if abs(tilt) < ZERO_TILT else tilt for tilt in job.tilts]
     loss.levels = _Levels(len(sizes), _long_array(sizes), parent.data_ptr(), (ctypes.c_double * len(tilts))(*tilts))
     order = _check_tensor(batches.order, torch.int64, (epochs, samples), "order")
@@ -188,8 +190,8 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
         len(blocks) // 5, _long_array(blocks), len(widths) - 1, _long_array(widths),
         theta.data_ptr(), anchor.data_ptr(), None if drift is None else drift.data_ptr(), _long_array(is_first),
         ctypes.byref(loss), ctypes.byref(_optimizer(job, batches)),
-        x.data_ptr(), y.data_ptr(), group.data_ptr(), samples, order.data_ptr(), epochs,
-        bounds.data_ptr(), batches.per_epoch, batches.steps(job),
+        x.data_ptr(), None if is_number else y.data_ptr(), y.data_ptr() if is_number else None, group.data_ptr(),
+        samples, order.data_ptr(), epochs, bounds.data_ptr(), batches.per_epoch, batches.steps(job),
     )  # fmt: skip
     if status == _BAD_LABEL:
         raise InputError(f"labels range from {y.min()} to {y.max()}, but the model has classes 0 to {widths[-1] - 1}")
@@ -228,6 +230,10 @@ def _nest(labels: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[int]]:
 
 def _loss(job: LocalJob, classes: int) -> _Loss:
     loss = _Loss(utility=job.utility, alpha=1.0)
+    if job.loss is squared:
+        loss.number_scale, loss.huber_delta = 2.0, math.inf
+    if isinstance(job.loss, HuberLoss):
+        loss.number_scale, loss.huber_delta = 1.0, job.loss.delta
     if isinstance(job.loss, ClassLoss):
         weights = job.loss.class_weights
         if len(weights) not in (0, classes):

@@ -60,7 +60,7 @@ static long odd_stride(long n) { return n / LANES % 2 ? n : n + LANES; }
 typedef struct {
     ConvBlock *blocks;
     LinearLayer *layers;
-    long block_count, layer_count, classes, group_count;
+    long block_count, layer_count, outputs, group_count;
     float *maps;          /* the output of a convolution for one sample */
     float *input_delta;   /* the deltas of a block's input for one sample */
     float *feature_delta; /* (batch, in of the first layer): the deltas of the last block's output */
@@ -116,6 +116,7 @@ static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long
     s->tilt_grad = arena_alloc(arena, batch, sizeof(double));
     s->label = arena_alloc(arena, batch, sizeof(int32_t));
     s->group = arena_alloc(arena, batch, sizeof(int32_t));
+    s->target = arena_alloc(arena, batch, sizeof(float));
     net->groups = arena_alloc(arena, net->group_count + 1, sizeof(Group)); /* and one for the batch */
 }
 
@@ -199,8 +200,8 @@ static void optimizer_step(const Net *net, long batch, const Optimizer *o, long 
     use_gradients(net, batch, o->kind == SGD ? sgd_step : adam_step, &step);
 }
 
-static void step(const Net *net, const float *x, const int64_t *y, const int64_t *group, const int64_t *batch_indices,
-                 long batch, const Loss *loss, const Optimizer *o, long number) {
+static void step(const Net *net, const float *x, const int64_t *label, const float *target, const int64_t *group,
+                 const int64_t *batch_indices, long batch, const Loss *loss, const Optimizer *o, long number) {
     LinearLayer *first = net->layers, *last = first + net->layer_count - 1;
     for (long b = 0; b < batch; b++) {
         if (net->block_count) {
@@ -209,7 +210,10 @@ static void step(const Net *net, const float *x, const int64_t *y, const int64_t
                        conv->input + b * conv->image_size);
         } else
             memcpy(first->h + b * first->h_stride, x + batch_indices[b] * first->weights.in, 4 * first->weights.in);
-        net->samples.label[b] = y[batch_indices[b]];
+        if (label)
+            net->samples.label[b] = label[batch_indices[b]];
+        else
+            net->samples.target[b] = target[batch_indices[b]];
         net->samples.group[b] = group[batch_indices[b]];
     }
     conv_forward(net, batch);
@@ -221,7 +225,7 @@ static void step(const Net *net, const float *x, const int64_t *y, const int64_t
         /* the padding of the output has overwritten the 1 for the next layer's bias */
         for (long b = 0; l < last && b < batch; b++) out[b * out_stride + l->weights.out] = 1;
     }
-    output_delta(last->delta, last->delta_stride, &net->samples, batch, net->classes,
+    output_delta(last->delta, last->delta_stride, &net->samples, batch, net->outputs,
                  o->kind == PLAIN_SGD ? -o->lr : 1, loss, net->groups);
     /* all deltas before any update: a layer's delta needs the next layer's weights before their update */
     for (LinearLayer *l = last; l > first; l--) linear_backward(l, batch, l[-1].delta, l[-1].delta_stride);
@@ -242,14 +246,15 @@ static void step(const Net *net, const float *x, const int64_t *y, const int64_t
 
 enum { DONE, NO_MEMORY, BAD_LABEL, BAD_ORDER };
 
+/* Samples have a `label`, or a number as `target`; the other one is NULL. */
 int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, const long *widths, float *theta,
-                  float *anchor, float *drift, const long *is_first, const Loss *loss, const Optimizer *optimizer, const float *x, const int64_t *y,
-                  const int64_t *group, long samples, const int64_t *order, long epochs, const int64_t *bounds,
-                  long batches, long steps) {
-    Net net = {.block_count = block_count, .layer_count = layer_count, .classes = widths[layer_count]};
+                  float *anchor, float *drift, const long *is_first, const Loss *loss, const Optimizer *optimizer,
+                  const float *x, const int64_t *label, const float *target, const int64_t *group, long samples,
+                  const int64_t *order, long epochs, const int64_t *bounds, long batches, long steps) {
+    Net net = {.block_count = block_count, .layer_count = layer_count, .outputs = widths[layer_count]};
     for (long k = 0; k < loss->levels.count; k++) net.group_count += loss->levels.sizes[k];
-    for (long n = 0; n < samples; n++)
-        if (y[n] < 0 || y[n] >= net.classes) return BAD_LABEL;
+    for (long n = 0; label && n < samples; n++)
+        if (label[n] < 0 || label[n] >= net.outputs) return BAD_LABEL;
     for (long n = 0; n < epochs * samples; n++)
         if (order[n] < 0 || order[n] >= samples) return BAD_ORDER;
 
@@ -271,8 +276,8 @@ int fedtilt_train(long block_count, const long *conv_sizes, long layer_count, co
     for (long n = 0; n < steps; n++) {
         long k = n % batches;
         for (long r = 1; r <= optimizer->repeats; r++)
-            step(&net, x, y, group, order + n / batches * samples + bounds[k], bounds[k + 1] - bounds[k], loss,
-                 optimizer, n * optimizer->repeats + r);
+            step(&net, x, label, target, group, order + n / batches * samples + bounds[k], bounds[k + 1] - bounds[k],
+                 loss, optimizer, n * optimizer->repeats + r);
         if (optimizer->anchor_rate) move_anchors(&net, optimizer->anchor_rate);
     }
     copy_parameters(&net, theta, anchor, drift, optimizer, 1);
