@@ -74,6 +74,14 @@ def test_a_copy_of_the_label():
     assert about(frame.assign(c=almost)) == []
 
 
+def test_a_copy_of_a_number_to_predict():
+    frame = clean().assign(y=np.random.default_rng(1).normal(size=200))
+    assert about(frame, task="regression") == []  # all values differ, but the features do not tell the target
+    message = "column 'c' alone predicts 'y' in every row; if it is a copy of the label, drop it"
+    for copy in (3 * frame["y"] + 1, -frame["y"], np.exp(frame["y"])):
+        assert about(frame.assign(c=copy), task="regression") == [message]
+
+
 def test_heavy_imbalance():
     frame = clean(600).assign(y=[1 if n % 60 == 0 else 0 for n in range(600)])
     (text,) = about(frame)

@@ -97,7 +97,10 @@ def _is_ambiguous(column: Column, cells: Cells) -> bool:
 
 
 def _predicts(column: Column, cells: Cells, train: np.ndarray, labels: np.ndarray) -> bool:
-    """Whether this feature alone determines the label: by its value, or by thresholds on a number."""
+    """Whether this feature alone determines the label: by its value, or by thresholds on a number.
+
+    A number as target rises or falls with the feature: where all values differ, any feature would tell them apart.
+    """
     for rows in (train[:: max(1, len(train) // _SAMPLE)], train):
         if len(rows) < _LEAST_ROWS:
             return False
@@ -110,7 +113,11 @@ def _predicts(column: Column, cells: Cells, train: np.ndarray, labels: np.ndarra
             return False  # one value with two labels
         distinct, runs = int(new_value.sum()), 1 + int((known[1:] != known[:-1]).sum())
         by_value = distinct <= min(_FEW_VALUES, len(values) // 4)
-        by_threshold = column.kind != "category" and runs == len(np.unique(known))
+        if np.issubdtype(known.dtype, np.floating):
+            separated = bool((np.diff(known) >= 0).all() or (np.diff(known) <= 0).all())
+        else:
+            separated = runs == len(np.unique(known))
+        by_threshold = column.kind != "category" and separated
         if not (by_value or by_threshold):
             return False
     return True
