@@ -23,6 +23,7 @@ from fedtilt.rounds import forked
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.initial_model import initial_model
 from fedtilt.rounds.settings import TrainSettings
+from fedtilt.simulation.client_training import merge_equal
 
 TRAIN = {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 10, "lr": 0.1}
 
@@ -468,3 +469,10 @@ def test_stacked_and_single_evaluation_of_personal_models_agree(federation: ft.F
         assert b.personal is not None
         assert torch.equal(a.personal, b.personal)
         assert torch.equal(a.shared, b.shared)
+
+
+def test_equal_tensors_of_servers_become_one_object_on_each_device() -> None:
+    a, b, other = torch.ones(3), torch.ones(3), torch.empty(3, device="meta")
+    merged = merge_equal({"fedavg": {"parameters": a, "update_distances": other}, "ditto": {"parameters": b}})
+    assert merged["ditto"]["parameters"] is a
+    assert merged["fedavg"]["update_distances"] is other

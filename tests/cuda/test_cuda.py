@@ -396,6 +396,22 @@ def test_several_methods_in_one_run_equal_single_runs(federation: ft.Federation)
             torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
 
 
+RIVALS = [ft.afl(), ft.qffl(q=1.0), ft.fedmgda(), ft.propfair(), ft.scaffold(), ft.feddyn(), ft.pfedme(), ft.fedrep()]
+
+
+def test_rivals_screening_and_the_audit_agree_with_the_cpu(federation: ft.Federation) -> None:
+    """Servers keep tensors on the CPU beside those on the device."""
+    results = [
+        ft.run([*METHODS, *RIVALS], federation, ft.models.mlp, device=device, audit=True, screen=3.0, **TRAIN)
+        for device in ("cpu", "cuda")
+    ]
+    for name, on_cpu in results[0].items():
+        for p, q in zip(on_cpu.shared.parameters(), results[1][name].shared.parameters(), strict=True):
+            torch.testing.assert_close(p, q.cpu(), rtol=1e-3, atol=1e-5)
+    a, b = (result.audit("fedtilt") for result in results)
+    torch.testing.assert_close(torch.as_tensor(a.score), torch.as_tensor(b.score), rtol=1e-3, atol=1e-3)
+
+
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 

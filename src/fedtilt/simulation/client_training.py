@@ -21,7 +21,8 @@ def merge_equal(server: Mapping[str, Tensors]) -> dict[str, Tensors]:
     distinct: list[Tensor] = []
 
     def merge(tensor: Tensor) -> Tensor:
-        equal = next((other for other in distinct if torch.equal(other, tensor)), None)
+        on_device = [other for other in distinct if other.device == tensor.device]  # some are always on the CPU
+        equal = next((other for other in on_device if torch.equal(other, tensor)), None)
         if equal is None:
             distinct.append(tensor)
         return tensor if equal is None else equal
