@@ -57,6 +57,16 @@ def test_a_kept_setting_leaves_the_spec_as_it_is(fedtilt, tmp_path: Path) -> Non
     assert load(tmp_path / "search/recommended.toml").methods == load("digits").methods
 
 
+def test_constraints_that_no_setting_keeps(fedtilt, tmp_path: Path) -> None:
+    result = fedtilt("tune", *QUICK, "--over", "lam=1", "--at-least", "accuracy=1.0", "--out", "search")
+    assert result.code == 0, result.err
+    assert "fedtilt on validation data after 4 of 4 rounds" in result.out
+    assert "nothing to recommend: no setting has accuracy ≥ 100 %; the nearest is" in " ".join(result.out.split())
+    assert "recommended" not in result.out
+    assert not (tmp_path / "search/recommended.toml").exists()
+    assert "Nothing to recommend." in (tmp_path / "search/report.html").read_text()
+
+
 def test_validation_data_is_taken_from_the_training_data_if_there_is_none(fedtilt) -> None:
     result = fedtilt("tune", *QUICK[:-2], "--over", "lam=-2,1", "--quiet", "--out", "search")
     assert result.code == 0, result.err

@@ -29,17 +29,20 @@ def print_tuning(console: Console, tuning: Tuning, folder: Path) -> None:
     rows = _compared(tuning)
     seeds = f", mean over {len(tuning.seeds)} seeds" if len(tuning.seeds) > 1 else ""
     console.print(
-        f"\n[bold]Validation data[/] after {tuning.compared_rounds} of {tuning.rounds} rounds{seeds}, the best by "
-        f"{escape(tuning.by.title)} first:"
+        f"\n[bold]{escape(tuning.method)} on validation data[/] after {tuning.compared_rounds} of {tuning.rounds} "
+        f"rounds{seeds}, the best by {escape(tuning.by.title)} first:"
     )
     table, left_out = _settings_table(tuning, rows[:_MAX_ROWS], console.width)
     console.print(table)
     for line in _remarks(tuning, len(rows), left_out):
         console.print(f"[dim]{escape(line)}[/]", highlight=False)
-    console.print(f"\n[bold]recommended[/]: {escape(format_setting(tuning.setting))}", highlight=False)
-    console.print(f"  {escape(tuning.reason)}", highlight=False)
-    command = f"  fedtilt run {shlex.quote(str(folder / RECOMMENDED))}"
-    console.print(command, highlight=False, soft_wrap=True, markup=False)
+    if tuning.is_possible:
+        console.print(f"\n[bold]recommended[/]: {escape(format_setting(tuning.setting))}", highlight=False)
+        console.print(f"  {escape(tuning.reason)}", highlight=False)
+        command = f"  fedtilt run {shlex.quote(str(folder / RECOMMENDED))}"
+        console.print(command, highlight=False, soft_wrap=True, markup=False)
+    else:
+        console.print(f"\n[bold]nothing to recommend[/]: {escape(tuning.reason)}", highlight=False)
     if tuning.test:
         rounds = "" if tuning.compared_rounds == tuning.rounds else f" after {tuning.compared_rounds} rounds"
         console.print(f"\n[bold]Test data[/]{rounds}, which was not used to choose:")
@@ -77,7 +80,7 @@ def _rows(
         cells += [_format(row.validation[objective.name], objective) for objective in objectives]
         cells += ["yours" if name == tuning.method else _gain(row, tuning.by)]
         cells += ["yes" if name in tuning.pareto_front else ""]
-        out.add_row(*map(escape, cells), style="bold green" if name == tuning.chosen else None)
+        out.add_row(*map(escape, cells), style="bold green" if name == tuning.chosen and tuning.is_possible else None)
     return out
 
 
@@ -128,7 +131,7 @@ def _test_table(tuning: Tuning) -> Table:
         out.add_column(_title(objective), justify="right", no_wrap=True)
     for name, values in tuning.test.items():
         title = "yours" if name == tuning.method else "recommended"
-        if tuning.keep_yours:
+        if tuning.keep_yours and tuning.is_possible:
             title = "yours, recommended"
         cells = []
         for objective in tuning.objectives:

@@ -6,7 +6,7 @@ Equality of opportunity in supervised learning, NeurIPS 2016.)
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedtilt import checks
@@ -35,8 +35,8 @@ class MetricsFrame:
     by: str | None  # "client", "class", or a column of groups; None: only overall
     positive: str | None  # the class that the metrics are about
     confidence: float
-    overall_estimates: Mapping[str, Estimate]  # by metric
-    group_estimates: Mapping[str, Mapping[str, Estimate]]  # by group and metric
+    overall_estimates: Mapping[str, Estimate] = field(repr=False)  # by metric
+    group_estimates: Mapping[str, Mapping[str, Estimate]] = field(repr=False)  # by group and metric
 
     @property
     def overall(self) -> Any:

@@ -62,6 +62,7 @@ def _values(folder: Path, tuning: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": folder.resolve().name,
         "facts": facts,
+        "is_possible": tuning["is_possible"],
         "keep": tuning["chosen"] == tuning["method"],
         "recommended": " ".join(f"{axis}={value}" for axis, value in chosen.items()),
         "reason": tuning["reason"],
@@ -85,9 +86,15 @@ def _values(folder: Path, tuning: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(name: str, row: Mapping[str, Any], tuning: Mapping[str, Any]) -> dict[str, Any]:
-    marks = ["yours"] * (name == tuning["method"]) + ["recommended"] * (name == tuning["chosen"])
+    best = name == _recommended(tuning)
+    marks = ["yours"] * (name == tuning["method"]) + ["recommended"] * best
     marks += ["Pareto front"] * (name in tuning["pareto_front"])
-    return {**row, "marks": ", ".join(marks), "best": name == tuning["chosen"]}
+    return {**row, "marks": ", ".join(marks), "best": best}
+
+
+def _recommended(tuning: Mapping[str, Any]) -> str:
+    """The name of the recommended setting; empty if no setting keeps the constraints."""
+    return tuning["chosen"] if tuning["is_possible"] else ""
 
 
 def _pairs(objectives: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -108,7 +115,8 @@ def _figure(tuning: Mapping[str, Any], x: Mapping[str, Any], y: Mapping[str, Any
         for title, color, symbol, size in _GROUPS
         if points[title]
     ]
-    for title, name, symbol in (("yours", tuning["method"], "square-open"), ("recommended", tuning["chosen"], "star")):
+    marked = {"yours": (tuning["method"], "square-open"), "recommended": (_recommended(tuning), "star")}
+    for title, (name, symbol) in marked.items():
         if name in tuning["settings"]:
             marker = {"color": "#d55e00", "symbol": symbol, "size": 16, "line": {"width": 2, "color": "#d55e00"}}
             data.append(_trace(title, [(name, tuning["settings"][name])], x, y, marker))

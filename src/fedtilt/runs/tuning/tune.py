@@ -214,5 +214,6 @@ def _run_spec(search: Search, subject: SpecSubject, folder: Path) -> Tuning:
     from fedtilt.spec import dump
 
     tuning = _run(search, folder)
-    write_toml(folder / RECOMMENDED, dump(subject.spec_with(tuning.setting)))
+    if tuning.is_possible:
+        write_toml(folder / RECOMMENDED, dump(subject.spec_with(tuning.setting)))
     return tuning
