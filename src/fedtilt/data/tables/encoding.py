@@ -10,11 +10,10 @@ from fedtilt.data.tables.column import Column
 from fedtilt.data.tables.columns import Columns
 from fedtilt.data.tables.kinds import Cells
 from fedtilt.data.tables.schema import Schema
-from fedtilt.data.tables.threads import map_columns
+from fedtilt.data.tables.threads import columns_at_once, map_columns
 from fedtilt.errors import InputError
 
 _TOGETHER = 14  # inputs
-_BLOCK = 1 << 22  # numbers
 
 
 def encode(
@@ -33,7 +32,7 @@ def encode(
     """
     matrices = [np.empty((len(part), len(schema.inputs)), np.float32) for part in parts]
     features = [column for column in schema.columns if column.is_feature]
-    batches = _batches(features, min(_TOGETHER, _BLOCK // len(columns)))  # of a large file a column at a time
+    batches = _batches(features, columns_at_once(_TOGETHER, len(columns)))
     ends = accumulate(sum(len(column.inputs) for column in batch) for batch in batches)
 
     def encode_batch(batch: Sequence[Column], end: int) -> None:

@@ -4,7 +4,6 @@ A table in one place is summarised client by client and merged in the same way, 
 that a deployment would.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -16,7 +15,9 @@ from fedtilt.data.tables.kinds import Cells, text_kind
 from fedtilt.data.tables.schema import MIN_COUNT, Schema
 from fedtilt.data.tables.summary import ColumnSummary, Summary
 from fedtilt.data.tables.summary_checks import MAX_CATEGORIES, MAX_NAME, MAX_QUANTILES
-from fedtilt.data.tables.threads import map_columns
+from fedtilt.data.tables.threads import columns_at_once, map_columns
+
+_TOGETHER = 7  # columns of numbers; one by one, threads would wait for Python's lock more often
 
 
 def summarise(
@@ -48,49 +49,73 @@ def summarise_sites(
     known = {column.name: column for column in schema.columns} if schema else {}
     min_count = schema.min_count if schema else MIN_COUNT
 
-    def summarise_column(name: str) -> list[ColumnSummary]:
+    def read(name: str) -> Cells:
         column = known.get(name)
-        kind, date_format = (None, None) if column is None else (column.kind, column.format)
-        cells = read_cells(columns, name, kind, date_format)
-        return [_summarise_column(name, cells, positions, min_count, kind is not None) for positions in rows.values()]
+        return read_cells(columns, name) if column is None else read_cells(columns, name, column.kind, column.format)
+
+    def summarise_batch(names: Sequence[str]) -> list[dict[str, ColumnSummary]]:
+        cells = {name: read(name) for name in names}
+        numbers = {name: column for name, column in cells.items() if column.values is not None}
+        texts = {name: column for name, column in cells.items() if column.values is None}
+        return [
+            _summarise_numbers(numbers, positions, min_count)
+            | {name: _summarise_names(name, column, positions, min_count, name in known)
+               for name, column in texts.items()}
+            for positions in rows.values()
+        ]  # fmt: skip
 
     unknown = [name for name in names if name not in known or not known[name].is_complete]
-    by_column = map_columns(summarise_column, unknown)
-    numbers: list[ColumnSummary | None] = [None] * len(rows)
+    together = columns_at_once(_TOGETHER, len(columns))
+    batches = [unknown[start : start + together] for start in range(0, len(unknown), together)]
+    found: list[dict[str, ColumnSummary]] = [{} for _ in rows]
+    for batch in map_columns(summarise_batch, batches):
+        for site, summaries in zip(found, batch, strict=True):
+            site |= summaries
+    targets: list[ColumnSummary | None] = [None] * len(rows)
     if schema is not None and schema.is_regression and schema.target is not None and schema.numbers is None:
-        cells = read_numbers(columns, schema.target)
-        numbers = [_summarise_column(schema.target, cells, part, min_count, True) for part in rows.values()]
+        cells = {schema.target: read_numbers(columns, schema.target)}
+        targets = [_summarise_numbers(cells, positions, min_count)[schema.target] for positions in rows.values()]
     return [
         Summary(
-            site=site, rows=len(rows[site]), classes=tuple(classes[site]), columns=tuple(c[n] for c in by_column),
-            numbers=numbers[n],
+            site=site, rows=len(rows[site]), classes=tuple(classes[site]),
+            columns=tuple(found[n][name] for name in unknown), numbers=targets[n],
         )
         for n, site in enumerate(rows)
     ]  # fmt: skip
 
 
-def _summarise_column(
+def _summarise_numbers(cells: Mapping[str, Cells], positions: np.ndarray, min_count: int) -> dict[str, ColumnSummary]:
+    """One site's columns of numbers, yes/no and dates, by name."""
+    values = np.empty((len(cells), len(positions)))
+    for row, column in zip(values, cells.values(), strict=True):
+        assert column.values is not None
+        column.values.take(positions, out=row, mode="clip")  # the default mode would copy
+    values.sort(axis=1)
+    observed = [int(np.searchsorted(row, np.nan)) for row in values]  # NaN comes last
+    summaries: dict[str, ColumnSummary] = {}
+    for count in set(observed):
+        names = [name for name, other in zip(cells, observed, strict=True) if other == count]
+        missing = len(positions) - count
+        if not count:
+            summaries |= {name: ColumnSummary(name=name, kind=None, rows=0, missing=missing) for name in names}
+            continue
+        same = values[:, :count] if len(names) == len(cells) else values[np.array(observed) == count, :count]
+        quantiles = _quantiles(same, min_count)
+        for name, own, mean, squares in zip(names, quantiles, *_moments(same), strict=True):
+            summaries[name] = ColumnSummary(
+                name=name, kind=cells[name].kind, rows=count, missing=missing, mean=mean, squares=squares,
+                quantiles=tuple(own), format=cells[name].format,
+            )  # fmt: skip
+    return summaries
+
+
+def _summarise_names(
     name: str, cells: Cells, positions: np.ndarray, min_count: int, is_given: bool
 ) -> ColumnSummary:  # fmt: skip
-    if cells.codes is not None:
-        return _summarise_names(name, cells, cells.codes[positions], min_count, is_given)
-    if cells.values is None:  # ignored, or an identifier
-        return ColumnSummary(name=name, kind=cells.kind, rows=len(positions), missing=0)
-    values = cells.values.take(positions)
-    values.sort()
-    observed = int(np.searchsorted(values, np.nan))  # NaN comes last
-    values, missing = values[:observed], len(values) - observed
-    if not observed:
-        return ColumnSummary(name=name, kind=None, rows=0, missing=missing)
-    mean, squares = _moments(values)
-    return ColumnSummary(
-        name=name, kind=cells.kind, rows=observed, missing=missing, mean=mean, squares=squares,
-        quantiles=_quantiles(values, min_count), format=cells.format,
-    )  # fmt: skip
-
-
-def _summarise_names(name: str, cells: Cells, codes: np.ndarray, min_count: int, is_given: bool) -> ColumnSummary:
     """A column of names; a site with few rows of it may find another kind than one with many."""
+    if cells.codes is None:  # ignored, or an identifier
+        return ColumnSummary(name=name, kind=cells.kind, rows=len(positions), missing=0)
+    codes = cells.codes[positions]
     present, counts = np.unique(codes[codes >= 0], return_counts=True)
     observed = int(counts.sum())
     missing = len(codes) - observed
@@ -108,26 +133,29 @@ def _summarise_names(name: str, cells: Cells, codes: np.ndarray, min_count: int,
     )  # fmt: skip
 
 
-def _moments(values: np.ndarray) -> tuple[float, float]:
-    """Mean and sum of squared distances of sorted values; (0, 0) if float64 cannot hold them."""
-    if values[0] == values[-1]:  # rounding would make the squares of equal numbers > 0
-        return float(values[0]), 0.0
+def _moments(values: np.ndarray) -> tuple[list[float], list[float]]:
+    """Mean and sum of squared distances of sorted rows, which are overwritten; 0 if float64 cannot hold them."""
+    lowest, highest = values[:, 0].copy(), values[:, -1].copy()
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = float(values.mean())
-        distances = values - mean
-        squares = float(np.square(distances, out=distances).sum())
-    return (mean, squares) if math.isfinite(mean) and math.isfinite(squares) else (0.0, 0.0)
+        mean = values.mean(axis=1)
+        values -= mean[:, None]
+        squares = np.square(values, out=values).sum(axis=1)
+    overflows = ~np.isfinite(mean + squares)
+    mean[overflows], squares[overflows] = 0.0, 0.0
+    constant = lowest == highest  # rounding would make the squares of equal numbers > 0
+    mean[constant], squares[constant] = lowest[constant], 0.0
+    return mean.tolist(), squares.tolist()
 
 
-def _quantiles(values: np.ndarray, min_count: int) -> tuple[float, ...]:
-    """An odd number of quantiles of sorted values, each standing for at least `min_count` of them.
+def _quantiles(values: np.ndarray, min_count: int) -> list[list[float]]:
+    """An odd number of quantiles of each sorted row, each standing for at least `min_count` of its values.
 
-    >>> _quantiles(np.arange(11.0), 5)
-    (5.0,)
+    >>> _quantiles(np.arange(11.0)[None], 5)
+    [[5.0]]
     """
-    low, high, share = _quantile_positions(len(values), min_count)
-    below = values[low]
-    return tuple((below + (values[high] - below) * share).tolist())
+    low, high, share = _quantile_positions(values.shape[1], min_count)
+    below = values[:, low]
+    return (below + (values[:, high] - below) * share).tolist()
 
 
 @lru_cache(maxsize=1024)
