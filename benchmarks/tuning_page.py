@@ -88,8 +88,7 @@ def _cost(records: Mapping[str, Record]) -> list[str]:
         record = records[kind]
         seconds = [f"{record[key]:.1f} s" for key in ("run", "search")]
         device = record["machine"].get("gpu") or f"{record['machine']['cores']} CPU cores"
-        samples = f"at most {record['max_train']}" if record["max_train"] else "all"
-        rows.append([device, samples, *seconds, f"{record['ratio']:.2f}", str(limit)])
+        rows.append([device, _samples(record), *seconds, f"{record['ratio']:.2f}", str(limit)])
         notes.append(f"`{command}`. {machine_text(record)}.")
     return [*([markdown_table(rows)] if len(rows) > 1 else []), *notes]
 
@@ -99,6 +98,8 @@ def _learned(records: Mapping[str, Record]) -> list[str]:
     if "learned-tilts" not in records:
         return [_MISSING.format(command)]
     record = records["learned-tilts"]
+    if record["max_train"]:
+        command += f" --max-train {record['max_train']}"
     rows = [["data", "outliers", "seeds", "learned tau, lam", "learned tilts", "most accurate of the grid", "learned"]]
     cells = []
     for data in DATA:
@@ -116,8 +117,12 @@ def _learned(records: Mapping[str, Record]) -> list[str]:
         f"**Of {len(cells)} cells, the grid dominates the learned tilts in {dominated}; they are more accurate than "
         f"the whole grid in {ahead}.** For that, every client needs clean validation data in every round, and steps "
         "with second derivatives. A search costs about five runs, and needs neither at the sites.",
-        f"`{command}`. {machine_text(record)}.",
+        f"`{command}`: {_samples(record)} samples per client, {record['rounds']} rounds. {machine_text(record)}.",
     ]
+
+
+def _samples(record: Record) -> str:
+    return f"at most {record['max_train']}" if record["max_train"] else "all"
 
 
 def _values(cell: Cell, name: str) -> str:

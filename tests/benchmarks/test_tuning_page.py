@@ -27,12 +27,13 @@ def test_the_page_of_other_records() -> None:
         {
             "tuning": HEADER | {"cases": searches},
             "tuning-cost-cpu": HEADER | cost,
-            "learned-tilts": HEADER | {"cases": cases},
+            "learned-tilts": HEADER | {"rounds": 50, "max_train": 100, "cases": cases},
         }
     )
     assert f"| {STARTS[0].name} | 3 | +2.00 ± 0.58 | 0 of 3 | 50 % | holds |" in page
     assert "| 2 CPU cores | at most 300 | 10.0 s | 52.0 s | 5.20 | 6 |" in page
     assert "Not recorded yet: `python -m benchmarks.tuning --cost --device cuda`." in page
+    assert "`python -m benchmarks.learned_tilts --max-train 100`: at most 100 samples per client, 50 rounds." in page
     best = "91.00 / 5.00 / 3.00 (tau 0, lam -2)"
     assert f"| mnist | flips | 1 | 0.5, -1.0 | 90.50 / 5.00 / 3.00 | {best} | dominated by 1 of 9 |" in page
     assert (
