@@ -1,7 +1,7 @@
 """Deploy on this machine: a Flower server and two sites with a table each, over TLS (pip install "fedtilt[flower]").
 
-It takes two minutes: Flower starts a process for every message. The same commands, without `up` and `down`, are those
-of real machines: docs/deployment.md.
+Flower starts a process for every message, so that most of the minute that it takes is imports; hence one round. The same
+commands, without `up` and `down`, are those of real machines: docs/deployment.md.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ def main(project: str) -> None:
     fedtilt("deploy", "new", project)
     fedtilt("deploy", "up", project)
     try:
-        fedtilt("deploy", "run", project, "--set", "train.rounds=2")
+        fedtilt("deploy", "run", project, "--set", "train.rounds=1")
     finally:
         fedtilt("deploy", "down", project)
 

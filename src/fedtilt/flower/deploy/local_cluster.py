@@ -8,6 +8,7 @@ HOME/link/, HOME/site-N/  of the SuperLink and of each site: Flower home, log.tx
 Only the owner can read HOME. One command at a time starts or stops the cluster, one run at a time trains on it.
 """
 
+import os
 import secrets
 import socket
 import ssl
@@ -15,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -95,9 +97,10 @@ class LocalCluster:
                 self.start_superlink()
                 if not is_new:
                     self._wait_for_killed_sites(notice)
+                if self.tls:
+                    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a process each
+                        list(pool.map(self.register_key, map(self.key_file, range(self.sites))))
                 for site in range(self.sites):
-                    if self.tls:
-                        self.register_key(self.key_file(site))
                     self.start_supernode(site, (node_config or {}).get(site, {}))
                 if timeout:
                     self.wait_for_sites(self.sites, timeout)
