@@ -1,7 +1,7 @@
 """Deploy on this machine: a Flower server and two sites with a table each, over TLS (pip install "fedtilt[flower]").
 
-Flower starts a process for every message, so that most of the minute that it takes is imports; hence one round. The same
-commands, without `up` and `down`, are those of real machines: docs/deployment.md.
+Flower starts a process for every message, and most of the minute is imports; hence one round. The same commands,
+without `up` and `down`, are those of real machines: docs/deployment.md.
 """
 
 import subprocess
