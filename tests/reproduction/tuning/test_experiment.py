@@ -28,7 +28,7 @@ TRAIN = {"lr": 0.01, "epochs": 10}
 
 
 @pytest.mark.parametrize(
-    ("data", "sizes"), [("mnist", [12, 4]), ("fashion-mnist", [12, 4]), ("cifar10", [6]), ("digits", [2, 1])]
+    ("data", "sizes"), [("mnist", [12, 4]), ("fashion-mnist", [12, 4]), ("cifar10", [6, 4]), ("digits", [2, 1])]
 )
 def test_every_method_has_the_same_number_of_different_trials(data: str, sizes: list[int]) -> None:
     settings = load("tuning").settings

@@ -45,7 +45,7 @@ def row_settings(settings: Mapping[str, Any], data: str, condition: str) -> dict
         for split, suffix in _SPLITS.items()
         for method in chosen[split]
     }
-    for method in ("ditto", "fedtilt"):
+    for method in ("ditto", "fedtilt") if settings[data].get("personal_starts", True) else ():
         last = {key: value for key, value in rows[method].items() if key != "personal_start"}
         rows |= {f"{method}-last": last, f"{method}-initial": last | {"personal_start": "initial"}}
     return rows | dict(settings[data].get("untuned", settings["untuned"]).get(condition, {}))
