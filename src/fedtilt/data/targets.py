@@ -33,8 +33,8 @@ class NumericTarget:
     >>> target = NumericTarget(mean=2.0, deviation=1.0, bounds=(1.5, 2.5))
     >>> target.names, target.ranges(torch.tensor([1.0, 2.5, 9.0])).tolist()
     (('≤ 1.5', '1.5 to 2.5', '> 2.5'), [0, 1, 2])
-    >>> NumericTarget(mean=1500.0, deviation=400.0, bounds=(1341.7, 1650.0)).names
-    ('≤ 1342', '1342 to 1650', '> 1650')
+    >>> NumericTarget(mean=1500.0, deviation=400.0, bounds=(999.7, 1650.0)).names
+    ('≤ 1000', '1000 to 1650', '> 1650')
     """
 
     mean: float
@@ -70,8 +70,11 @@ class NumericTarget:
         digits = next(
             n for n in (3, 4, 6, 9, 17) if n == 17 or len({f"{b:.{n}g}" for b in self.bounds}) == len(self.bounds)
         )
+        texts = [f"{bound:.{digits}g}" for bound in self.bounds]
         # whole numbers up to a million are easier to read than exponents
-        texts = [f"{b:.0f}" if 10**digits <= abs(b) < 1e6 else f"{b:.{digits}g}" for b in self.bounds]
+        texts = [
+            f"{b:.0f}" if "e+" in text and abs(b) < 1e6 else text for b, text in zip(self.bounds, texts, strict=True)
+        ]
         inner = [f"{low} to {high}" for low, high in pairwise(texts)]
         return f"≤ {texts[0]}", *inner, f"> {texts[-1]}"
 
