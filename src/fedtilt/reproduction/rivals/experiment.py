@@ -44,12 +44,13 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
 
 
 def chapter(experiment: Experiment, results: Results) -> Chapter:
-    """The ranking, FedTilt against every rival, and where it loses."""
+    """The ranking, where FedTilt loses, and its difference to every rival."""
     cells = cells_of(experiment, results, trials(experiment.settings))
     parts: list[Text | Table] = []
     if cells:
         scores = score_all(cells)
-        parts += [_ranking(cells), _against(scores), Text(markdown=losing_sentence(scores)), *_backdoor(cells)]
+        parts += [_accuracy_table(cells, data) for data in dict.fromkeys(cell.data for cell in cells)]
+        parts += [Text(markdown=losing_sentence(scores)), _against(scores), *_backdoor(cells)]
     planned = {(data, name) for data in experiment.settings["data"] for name in experiment.settings["conditions"]}
     missing = sorted(planned - {(cell.data, cell.condition) for cell in cells})
     if missing:
@@ -59,26 +60,28 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
     return Chapter(title=experiment.title, lead=lead, parts=parts)
 
 
-def _ranking(cells: list[Cell]) -> Table:
-    """Methods by their mean rank; accuracy in every cell, the best in bold."""
-    ranks = mean_ranks(cells)
+def _accuracy_table(cells: list[Cell], data: str) -> Table:
+    """Methods by their mean rank over all cells; accuracy under every condition of a data set, the best in bold."""
+    ranks, of_data = mean_ranks(cells), [cell for cell in cells if cell.data == data]
     rows: list[list[str | float]] = []
     for method in sorted(ranks, key=lambda name: (ranks[name], name)):
         row: list[str | float] = [method, f"{ranks[method]:.1f}"]
-        for cell in cells:
+        for cell in of_data:
             accuracy = cell.mean(method)
             best = max(value for name in cell.accuracy if (value := cell.mean(name)) is not None)
             text = "—" if accuracy is None else f"{accuracy:.2f}"
             row.append(f"**{text}**" if accuracy == best else text)
         rows.append(row)
+    seeds = sorted({len(cell.seeds) for cell in of_data})
+    number_of_seeds = " to ".join(str(count) for count in dict.fromkeys((seeds[0], seeds[-1])))
     return Table(
-        caption="All methods, ranked",
-        columns=["method", "mean rank", *(f"{cell.data}, {cell.condition}" for cell in cells)],
+        caption=f"All methods, ranked: accuracy on {data}",
+        columns=["method", "mean rank", *(cell.condition for cell in of_data)],
         rows=rows,
-        notes="Accuracy on the test data of honest clients, mean over seeds, in %; — where no trial converged. The "
-        "mean rank is over all cells; equal accuracies share a rank, and a method without result is last. The "
-        "setting of a method in one seed is the trial with the highest accuracy on the validation data of the other "
-        "seeds.",
+        notes=f"Accuracy on the test data of honest clients, mean over {number_of_seeds} seeds, in %; — where no trial "
+        "converged. The mean rank is over the cells (conditions) of all data sets; equal accuracies share a rank, and "
+        "a method without result is last. The setting of a method in one seed is the trial with the highest accuracy "
+        "on the validation data of the other seeds.",
     )
 
 

@@ -19,6 +19,11 @@ class Cell(NamedTuple):
     accuracy: dict[str, dict[int, float]]  # method → seed → test accuracy of its chosen trial
     attack_success: dict[str, dict[int, float]]  # method → seed → success of a backdoor; empty: no backdoor
 
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds in which a method has a result."""
+        return sorted({seed for of_method in self.accuracy.values() for seed in of_method})
+
     def mean(self, method: str) -> float | None:
         """The mean accuracy of a method over its seeds; None: no trial converged."""
         return fmean(self.accuracy[method].values()) if self.accuracy[method] else None
@@ -126,17 +131,17 @@ def score_all(cells: Sequence[Cell]) -> list[Score]:
 
 
 def losing_sentence(scores: Sequence[Score]) -> str:
-    """Where FedTilt is better and where it loses, after the correction."""
-    better = [s for s in scores if s.survives and s.difference.mean > 0]
-    worse = [s for s in scores if s.survives and s.difference.mean < 0]
+    """How often FedTilt is better and worse, with and without the correction, and the rivals that it loses against."""
+    better, worse = ([s for s in scores if s.difference.sign() == sign] for sign in (1, -1))
+    corrected = [sum(s.survives for s in side) for side in (better, worse)]
     text = (
-        f"After the correction, {OURS} is better in {len(better)} of {len(scores)} comparisons, worse in {len(worse)}, "
-        f"and the other {len(scores) - len(better) - len(worse)} are undecided."
+        f"By 95 % intervals, {OURS} is more accurate in {len(better)} of {len(scores)} comparisons and less accurate in "
+        f"{len(worse)}; after the correction, in {corrected[0]} and {corrected[1]}. The others are undecided."
     )
     if not worse:
         return text
-    by_cell: dict[str, list[str]] = {}
+    by_rival: dict[str, list[str]] = {}
     for s in sorted(worse, key=lambda s: s.difference.mean):
-        by_cell.setdefault(f"{s.data}, {s.condition}", []).append(f"{s.rival} ({s.difference.mean:.2f})")
-    cells = "; ".join(f"{cell}: {', '.join(rivals)}" for cell, rivals in by_cell.items())
-    return f"{text} It loses against: {cells}.".replace("-", "−")
+        by_rival.setdefault(s.rival, []).append(f"{s.data}, {s.condition} ({s.difference.mean:.2f})")
+    rivals = "; ".join(f"{rival} on {', '.join(cells)}" for rival, cells in by_rival.items())
+    return f"{text} It loses against {rivals}.".replace("(-", "(−")
