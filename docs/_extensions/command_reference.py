@@ -44,7 +44,8 @@ def _row(parameter: click.Parameter, context: click.Context) -> str | None:
         if record is None:
             return None
         names, meaning = record
-    return f"| `{names}` | {_text(meaning).replace('|', chr(92) + '|')} |"
+    cells = (f"`{names}`", _text(meaning))
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _text(text: str | None) -> str:
