@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtilt.files import read_json, read_toml
+from fedtilt.files import read_json, read_tensors, read_toml
 from fedtilt.spec import load
 
 OVERRIDES = ["train.rounds=4", "train.epochs=1", "clients.count=6", "train.workers=0", "clients.validation=0.3"]
@@ -31,6 +31,8 @@ def test_tune_recommends_a_spec_that_runs_and_writes_a_page(fedtilt, tmp_path: P
         in (result.out)
     )
     assert "fedtilt run search/recommended.toml" in result.out
+    on_test = read_tensors(tmp_path / "search/search/test-seed-0.safetensors")
+    assert {name.split("/")[0] for name in on_test} == {"fedtilt", tuning["chosen"]}  # and no other setting
     mean = tuning["test"][tuning["chosen"]]["accuracy"]["mean"]
     assert f"{mean:.2f}" in result.out.split("Test data, which was not used to choose")[1]
     page = (tmp_path / "search/report.html").read_text()

@@ -73,8 +73,17 @@ def simulate_prepared(
     state: FederationState | None = None,
     client_states: ClientStates | None = None,
     notice: Callable[[str], None] | None = None,
+    on_test: bool = True,
 ) -> Iterator[Round]:
-    """`simulate` with checked inputs; `notice` is called with messages for the user, which else are warnings."""
+    """`simulate` with checked inputs.
+
+    Args:
+        prepared: the inputs
+        state: see `simulate`
+        client_states: see `simulate`
+        notice: called with messages for the user, which else are warnings
+        on_test: whether models are evaluated on test data; otherwise on validation data alone
+    """
     methods, device = prepared.methods, prepared.device
     if state is None:
         servers: dict[str, Tensors] = {
@@ -88,14 +97,16 @@ def simulate_prepared(
             needed = initial_server(m, prepared.parts, prepared.federation.clients)
             check_state(state.server[m.name], needed, f"what the server keeps for method {m.name!r}")
         state.server = {m.name: _to(device, state.server[m.name]) for m in methods}
-    return _rounds(prepared, state, notice or (lambda text: warn([text])))
+    return _rounds(prepared, state, notice or (lambda text: warn([text])), on_test)
 
 
 def _to(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def _rounds(prepared: PreparedRun, state: FederationState, notice: Callable[[str], None]) -> Iterator[Round]:
+def _rounds(
+    prepared: PreparedRun, state: FederationState, notice: Callable[[str], None], on_test: bool
+) -> Iterator[Round]:
     federation, settings, device = prepared.federation, prepared.settings, prepared.device
     prepared.net.to(device)
     if state.round >= settings.rounds:  # nothing is left to train, and no worker to start
@@ -119,7 +130,9 @@ def _rounds(prepared: PreparedRun, state: FederationState, notice: Callable[[str
                 try:
                     restart.save(state, on_nodes=executor.on_nodes)
                     again = state.round < yielded
-                    finished = _run_round(prepared, state, executor, test, validation, triggered, collector, again)
+                    finished = _run_round(
+                        prepared, state, executor, test, validation, triggered, collector, again, on_test
+                    )
                     if state.round == settings.rounds:
                         state.client_states.fetch_remote()
                 except LostTensorError:
@@ -144,6 +157,7 @@ def _run_round(
     triggered: Evaluator | None,
     collector: Collector | None,
     again: bool,
+    on_test: bool,
 ) -> Round:
     """Train one round; one that is trained again, after a loss, is not evaluated again."""
     methods, federation, settings = prepared.methods, prepared.federation, prepared.settings
@@ -189,7 +203,7 @@ def _run_round(
         number=number,
         selected=selected,
         state=state,
-        counts=test.all_counts(methods, state) if evaluate else None,
+        counts=test.all_counts(methods, state) if evaluate and on_test else None,
         total=test.total,
         validation=validation.all_counts(methods, state) if evaluate and validation else None,
         validation_total=validation.total if validation else None,

@@ -11,7 +11,6 @@ from fedtilt.runs.tuning.axes import Setting, format_setting, format_value
 from fedtilt.runs.tuning.decision import Decision, decide, pareto_front
 from fedtilt.runs.tuning.objectives import Objective
 from fedtilt.runs.tuning.search import Search
-from fedtilt.runs.tuning.trainer import SplitScores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +121,11 @@ def _over_seeds(values: tuple[float, ...]) -> dict[str, Any]:
 
 
 def result_of(search: Search) -> Tuning:
-    """The result of a search that has ended."""
+    """The result of a search whose stages are over."""
     plan, stage = search.plan, search.compared
-    scores = {
-        name: {seed: split["validation"] for seed, split in by_seed.items()} for name, by_seed in stage.scores.items()
-    }
     values = {name: search.values(by_seed) for name, by_seed in stage.scores.items()}
-    if scores:
-        decision = decide(scores, values, search.yours, plan.by, plan.main, plan.constraints)
+    if stage.scores:
+        decision = decide(stage.scores, values, search.yours, plan.by, plan.main, plan.constraints)
     else:
         decision = Decision(search.yours, "keep yours: the budget ended before any setting was compared", {})
     chosen = decision.chosen or search.yours
@@ -151,9 +147,8 @@ def result_of(search: Search) -> Tuning:
         compared_rounds=stage.rounds,
         seeds=tuple(search.subject.seeds),
         test={
-            name: _by_seed(search, stage.scores[name])
-            for name in dict.fromkeys([search.yours, chosen])
-            if name in stage.scores
+            name: {o.name: tuple(o.value(table) for table in by_seed.values()) for o in search.objectives}
+            for name, by_seed in search.test(list(dict.fromkeys([search.yours, chosen]))).items()
         },
         diverged=tuple(search.diverged),
         impossible=search.impossible,
@@ -176,10 +171,3 @@ def _rows(search: Search, decision: Decision) -> dict[str, TunedSetting]:
                 error=None if found is None else found.error,
             )
     return {name: rows[name] for name in search.settings if name in rows}
-
-
-def _by_seed(search: Search, scores: SplitScores) -> dict[str, tuple[float, ...]]:
-    return {
-        objective.name: tuple(objective.value(split["test"]) for split in scores.values())
-        for objective in search.objectives
-    }

@@ -13,7 +13,7 @@ from fedtilt.runs.tuning.halving import Rung, rungs
 from fedtilt.runs.tuning.objectives import Constraint, Objective, front_objectives, main_objective, values_of
 from fedtilt.runs.tuning.sampler import Sampler, distributions
 from fedtilt.runs.tuning.subject import Recipe, Subject, candidate_name
-from fedtilt.runs.tuning.trainer import OutOfTime, SplitScores, Stage, Trainer
+from fedtilt.runs.tuning.trainer import OutOfTime, SeedScores, Stage, Trainer
 from fedtilt.runs.tuning.training import Storage
 from fedtilt.simulation import Round
 from fedtilt.storage.provenance import settings_of
@@ -136,15 +136,22 @@ class Search:
         """Search to the end, or until the budget is spent."""
         with started(self._callback, self._start()):
             self._run_stages()
-        self._trainer.ended = True
-        self._trainer.save()  # before the models are deleted
-        for stage in self.stages:
-            self._trainer.delete_models(stage)
         if self.impossible:
             name, reason = next(iter(self.impossible.items()))
             self._notice(f"{len(self.impossible)} settings are not possible and left out, such as {name!r}: {reason}")
         if not self.out_of_time and not self.stages[-1].scores:
             raise InputError(f"every setting of {self.yours} diverged; lower lr (train.lr in a spec) or the tilts")
+
+    def test(self, names: Sequence[str]) -> dict[str, SeedScores]:
+        """The scores of settings that were compared, on test data."""
+        return self._trainer.test(self.compared, [name for name in names if name in self.compared.scores])
+
+    def end(self) -> None:
+        """Delete all models; a search that has ended gives its result again, and nothing else."""
+        self._trainer.ended = True
+        self._trainer.save()  # before the models are deleted
+        for stage in self.stages:
+            self._trainer.delete_models(stage)
 
     def _start(self) -> RunStart:
         recipe, federation, seed = self._recipes[self.yours], self.subject.federation, self.subject.seeds[0]
@@ -222,7 +229,9 @@ class Search:
         self.stages.append(Stage(before.number + 1, until, {}))
         for batch in _batched(names):
             self._trainer.train(self.stages[-1], batch)
-        self._trainer.delete_models(before)
+        for stage in self.stages[:-1]:
+            if stage is not self.compared:
+                self._trainer.delete_models(stage)
 
     def _affordable(self, until: int, start: int, settings: int) -> int:
         """The round that so many settings reach within the budget, at most `until`."""
@@ -239,9 +248,9 @@ class Search:
         values = {name: self.values(scores) for name, scores in stage.scores.items()}
         return ranked(values, self.plan.by, self.plan.main, self.plan.constraints)
 
-    def values(self, scores: SplitScores, split: str = "validation") -> dict[str, float]:
+    def values(self, scores: SeedScores) -> dict[str, float]:
         """The objectives of a setting, mean over seeds."""
-        return values_of({seed: by_split[split] for seed, by_split in scores.items()}, self.objectives)
+        return values_of(scores, self.objectives)
 
     @property
     def compared(self) -> Stage:

@@ -1,8 +1,9 @@
 """Trains the settings of a search, stage by stage: those with the same training settings together, seed by seed.
 
 In a folder, search/stage-2/0-seed-1.safetensors has the scores of some settings after stage 2, and the folder of the
-same name their models, until the next stage is over. search/progress.json has what a search that goes on has to know:
-the settings that diverged, and what the budget has decided.
+same name their models, until the next stage is over. search/test-seed-1.safetensors has the scores on test data at the
+end. search/progress.json has what a search that goes on has to know: the settings that diverged, and what the budget
+has decided.
 """
 
 import copy
@@ -20,11 +21,19 @@ from fedtilt.runs.run import Notice
 from fedtilt.runs.tuning.cluster_trials import Trial, settings_in_task, train_trials_on_cluster
 from fedtilt.runs.tuning.objectives import Scores
 from fedtilt.runs.tuning.subject import Recipe, Subject
-from fedtilt.runs.tuning.training import Storage, groupings_of, read_scores, train_until, write_scores
+from fedtilt.runs.tuning.training import (
+    SettingScores,
+    Storage,
+    groupings_of,
+    read_scores,
+    score_on_test,
+    train_until,
+    write_scores,
+)
 from fedtilt.simulation import Round
 from fedtilt.storage.run_folder import RunFolder
 
-SplitScores = Mapping[int, Mapping[str, Scores]]  # seed → "validation" or "test" → scores of one setting
+SeedScores = Mapping[int, Scores]  # seed → scores of one setting
 
 
 class OutOfTime(Exception):
@@ -36,7 +45,7 @@ class Stage(NamedTuple):
 
     number: int  # from 1
     rounds: int
-    scores: dict[str, SplitScores]  # setting → its scores, if it was trained on all seeds
+    scores: dict[str, SeedScores]  # setting → those on validation data, if it was trained on all seeds
 
 
 class Trainer:
@@ -56,7 +65,7 @@ class Trainer:
     ) -> None:  # fmt: skip
         self._subject, self._recipes, self._storage = subject, recipes, storage
         self._on_round, self._notice = on_round, notice
-        self._states: dict[tuple[str, int], FederationState] = {}  # (setting, seed) → where it stopped
+        self._states: dict[tuple[int, str, int], FederationState] = {}  # (stage, setting, seed) → where it stopped
         self.folder = None if storage.folder is None else storage.folder / "search"
         record = read_json(self._record) if self._record and self._record.exists() else {}
         self.diverged: dict[str, int] = dict(record.get("diverged", {}))  # setting → number of the stage
@@ -124,19 +133,20 @@ class Trainer:
         """Those that have not diverged up to a stage."""
         return [name for name in names if self.diverged.get(name, math.inf) > stage.number]
 
-    def _train_seed(self, stage: Stage, group: Sequence[str], seed: int) -> dict[str, dict[str, Scores]]:
+    def _train_seed(self, stage: Stage, group: Sequence[str], seed: int) -> SettingScores:
         """Train settings together on one seed; what diverges is left out, and the others start this stage again."""
         folder = None
         if self.folder is not None:
             folder = self._trial_folder(stage, group, seed)
             if (done := folder.with_suffix(".safetensors")).exists():
-                return self._finished(folder, done, seed)
+                return self._finished(stage, folder, done, seed)
         if self.ended:
             raise OutOfTime
         while names := self._left(group, stage):
             settings = self._recipes[names[0]].settings
             prepared = self._subject.prepare(seed, [self._recipes[name].method for name in names], settings)
-            starts = {name: self._states[name, seed] for name in names if (name, seed) in self._states}
+            before = {name: self._states.get((stage.number - 1, name, seed)) for name in names}
+            starts = {name: state for name, state in before.items() if state is not None}
             try:
                 state, scores = train_until(
                     prepared, stage.rounds, starts, self._storage._replace(folder=folder), self._on_round, self._notice
@@ -150,20 +160,38 @@ class Trainer:
                 continue
             if folder is not None:
                 write_scores(folder.with_suffix(".safetensors"), scores)
-            self._states |= {(name, seed): state for name in names}
+            self._states |= {(stage.number, name, seed): state for name in names}
             return scores
         return {}
 
-    def _finished(self, folder: Path, done: Path, seed: int) -> dict[str, dict[str, Scores]]:
+    def _finished(self, stage: Stage, folder: Path, done: Path, seed: int) -> SettingScores:
         """The scores of settings that were trained in an earlier process, whose models are used again."""
         scores = read_scores(done, groupings_of(self._subject.federation))
         if folder.exists() and (state := RunFolder(folder).latest()) is not None:
-            self._states |= {(name, seed): state for name in scores}
+            self._states |= {(stage.number, name, seed): state for name in scores}
+        return scores
+
+    def test(self, stage: Stage, names: Sequence[str]) -> dict[str, SeedScores]:
+        """The scores of settings on test data after a stage, whose models are not deleted yet."""
+        by_seed = {seed: self._test_seed(stage, names, seed) for seed in self._subject.seeds}
+        return {name: {seed: scores[name] for seed, scores in by_seed.items()} for name in names}
+
+    def _test_seed(self, stage: Stage, names: Sequence[str], seed: int) -> SettingScores:
+        path = None if self.folder is None else self.folder / f"test-seed-{seed}.safetensors"
+        if path is not None and self.ended:
+            return read_scores(path, groupings_of(self._subject.federation))
+        scores: SettingScores = {}
+        for name in names:
+            recipe = self._recipes[name]
+            prepared = self._subject.prepare(seed, [recipe.method], recipe.settings)
+            scores |= score_on_test(prepared, self._states[stage.number, name, seed])
+        if path is not None:
+            write_scores(path, scores)
         return scores
 
     def delete_models(self, stage: Stage) -> None:
         """Delete the models of a stage, in memory and in files; its scores stay."""
-        self._states = {owner: state for owner, state in self._states.items() if state.round > stage.rounds}
+        self._states = {key: state for key, state in self._states.items() if key[0] != stage.number}
         folder = None if self.folder is None else self.folder / f"stage-{stage.number}"
         for path in folder.iterdir() if folder is not None and folder.exists() else ():
             if path.is_dir():

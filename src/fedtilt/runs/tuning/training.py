@@ -1,4 +1,4 @@
-"""Train settings together up to some round, from where each stopped, and score them on validation and test data."""
+"""Train settings together up to some round, from where each stopped, and score them on validation or test data."""
 
 import contextlib
 import dataclasses
@@ -10,19 +10,20 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedtilt.data import Federation
+from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.metrics import Counts, GroupCounts
 from fedtilt.evaluation.summary import evaluated_counts, group_counts
 from fedtilt.files import interpreting, read_tensors, write_tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
+from fedtilt.rounds.executors import one_thread
 from fedtilt.rounds.prepare import PreparedRun
 from fedtilt.runs.run import Notice, fingerprint_of
 from fedtilt.runs.tuning.objectives import Scores
 from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.storage.in_memory_run import InMemoryRun
 from fedtilt.storage.run_folder import RunFolder
-
-SPLITS = ("validation", "test")
+from fedtilt.training.precision import fp32_deterministic
 
 
 class Storage(NamedTuple):
@@ -33,7 +34,7 @@ class Storage(NamedTuple):
     memory_limit: int = 2 * 2**30  # bytes of client states in memory
 
 
-SettingScores = dict[str, dict[str, Scores]]  # setting → split → scores
+SettingScores = dict[str, Scores]  # setting → its scores
 
 
 def train_until(
@@ -44,7 +45,9 @@ def train_until(
     on_round: Callable[[Round], None],
     notice: Notice,
 ) -> tuple[FederationState, SettingScores]:
-    """Train methods together to the end of a round, and evaluate them there; resumes from its own checkpoint.
+    """Train methods together to the end of a round, and score them there on validation data.
+
+    Resumes from its own checkpoint.
 
     Args:
         prepared: the checked inputs, with one method per setting
@@ -66,7 +69,7 @@ def train_until(
     if state is None and starts:
         state = _copied(starts, recorder.client_states)
     saved_at, saved_round = time.monotonic(), 0
-    rounds = simulate_prepared(prepared, state=state, client_states=recorder.client_states)
+    rounds = simulate_prepared(prepared, state=state, client_states=recorder.client_states, on_test=False)
     with contextlib.closing(rounds):  # type: ignore[type-var]
         for r in rounds:
             if r.number == until or time.monotonic() - saved_at >= storage.checkpoint_seconds:
@@ -102,16 +105,21 @@ def _copied(starts: Mapping[str, FederationState], client_states: ClientStates) 
 
 
 def _scores(r: Round, columns: tuple[str, ...]) -> SettingScores:
-    assert r.counts is not None
     assert r.validation is not None
     assert r.validation_total is not None
     return {
-        name: {
-            "validation": _of_participants(r.validation[name], _table(r.validation[name], r.validation_total, columns)),
-            "test": _table(r.counts[name], r.total, columns),
-        }
-        for name in r.counts
+        name: _of_participants(counts, _table(counts, r.validation_total, columns))
+        for name, counts in r.validation.items()
     }
+
+
+def score_on_test(prepared: PreparedRun, state: FederationState) -> SettingScores:
+    """The scores of methods on test data."""
+    with one_thread(prepared.device), fp32_deterministic(prepared.device):
+        evaluator = Evaluator(prepared.federation, prepared.net.to(prepared.device), prepared.parts, prepared.device)
+        counts = evaluator.all_counts(prepared.methods, state)
+    columns = groupings_of(prepared.federation)
+    return {name: _table(found, evaluator.total, columns) for name, found in counts.items()}
 
 
 def groupings_of(federation: Federation) -> tuple[str, ...]:
@@ -135,11 +143,10 @@ def _of_participants(counts: Counts, scores: Scores) -> Scores:
 def write_scores(path: Path, scores: SettingScores) -> None:
     """Write the scores of settings that were trained together."""
     tensors: dict[str, Tensor] = {}
-    for name, by_split in scores.items():
-        for split, table in by_split.items():
-            tensors |= {f"{name}/{split}/sums": table.sums, f"{name}/{split}/total": table.total}
-            for i, (sums, total) in enumerate(table.groups.values()):
-                tensors |= {f"{name}/{split}/sums-{i}": sums, f"{name}/{split}/total-{i}": total}
+    for name, table in scores.items():
+        tensors |= {f"{name}/sums": table.sums, f"{name}/total": table.total}
+        for i, (sums, total) in enumerate(table.groups.values()):
+            tensors |= {f"{name}/sums-{i}": sums, f"{name}/total-{i}": total}
     write_tensors(path, {key: tensor.clone() for key, tensor in tensors.items()})  # totals are shared
 
 
@@ -147,13 +154,12 @@ def read_scores(path: Path, columns: tuple[str, ...]) -> SettingScores:
     """Read scores; `columns` are the groupings."""
     tensors = read_tensors(path)
     with interpreting(path):
-        names = dict.fromkeys(key.rsplit("/", 2)[0] for key in tensors)
-        return {name: {split: _read(tensors, f"{name}/{split}", columns) for split in SPLITS} for name in names}
+        return {name: _read(tensors, name, columns) for name in dict.fromkeys(key.rsplit("/", 1)[0] for key in tensors)}
 
 
-def _read(tensors: Mapping[str, Tensor], prefix: str, columns: tuple[str, ...]) -> Scores:
+def _read(tensors: Mapping[str, Tensor], name: str, columns: tuple[str, ...]) -> Scores:
     groups = {
-        column: GroupCounts(tensors[f"{prefix}/sums-{i}"], tensors[f"{prefix}/total-{i}"])
+        column: GroupCounts(tensors[f"{name}/sums-{i}"], tensors[f"{name}/total-{i}"])
         for i, column in enumerate(columns)
     }
-    return Scores(tensors[f"{prefix}/sums"], tensors[f"{prefix}/total"], groups)
+    return Scores(tensors[f"{name}/sums"], tensors[f"{name}/total"], groups)

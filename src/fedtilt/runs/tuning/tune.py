@@ -205,6 +205,7 @@ def _spec_search(subject: SpecSubject, plan: Plan, folder: Path, callback: Callb
 def _run(search: Search, folder: Path | None) -> Tuning:
     search.run()
     tuning = result_of(search)
+    search.end()
     if folder is not None:
         write_json(folder / "results.json", {"tuning": tuning.to_json()})
     return tuning
