@@ -157,10 +157,10 @@ def _sections(table: type[SpecTable]) -> list[str]:
 
 
 def _rows(table: type[SpecTable], keys: Iterable[str]) -> str:
-    rows = [("key", "allowed values", "default", "meaning")]
+    rows = [("key", "meaning", "allowed values", "default")]
     for key in keys:
         field = table.model_fields[key]
-        rows.append((f"`{key}`", allowed_values(field), _default(table, key), str(field.description)))
+        rows.append((f"`{key}`", str(field.description), allowed_values(field), _default(table, key)))
     return _table(rows)
 
 
