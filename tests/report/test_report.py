@@ -73,6 +73,7 @@ def test_curves_end_at_the_numbers_of_results_json(run_folder: Path, page: str) 
         bands = [trace for trace in figure["data"] if "band" in trace["meta"]]
         assert [trace["meta"]["method"] for trace in lines] == list(results)
         assert len(bands) == len(lines)
+        assert figure["layout"]["xaxis"]["dtick"] == 1  # three rounds: no label at 1.5
         for trace in lines:
             assert trace["x"] == [1, 2, 3]
             assert trace["y"][-1] == pytest.approx(results[trace["meta"]["method"]][metric.key]["mean"], abs=1e-4)

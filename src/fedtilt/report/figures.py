@@ -61,6 +61,8 @@ def learning_curve(run: Run, methods: Sequence[str], styles: dict[str, Style], m
         )  # fmt: skip
     y_title = {"text": f"{metric.title} ({metric.unit})" if metric.unit else metric.title}
     layout = figure_layout(310, methods, xaxis={"title": {"text": "round"}}, yaxis={"title": y_title})
+    if max((number for _, number, *_ in rows), default=0) <= 10:
+        layout["xaxis"]["dtick"] = 1  # between a few rounds, Plotly would label halves
     layout["yaxis"] |= {} if metric.higher_is_better else {"rangemode": "tozero"}
     is_score = metric.key == run.score.name
     better = "higher is better" if metric.higher_is_better else f"lower is {'better' if is_score else 'fairer'}"
