@@ -40,7 +40,8 @@ def main(hidden: int) -> None:
     updates = {n: ClientUpdate(w + 0.01 * torch.randn_like(w), samples=100) for n in range(10)}
 
     def read_reply() -> dict[int, str]:
-        return invalid_updates({0: ClientUpdate(from_arrays(arrays, parts)["parameters"], samples=100)}, server)
+        update = ClientUpdate(from_arrays(arrays, parts)["parameters"], samples=100)
+        return invalid_updates(resolved.method, {0: update}, server)
 
     def aggregate() -> object:
         return server_update(resolved.method, server, updates, resolved.settings)
