@@ -49,20 +49,27 @@ def summarise_sites(
     known = {column.name: column for column in schema.columns} if schema else {}
     min_count = schema.min_count if schema else MIN_COUNT
 
+    positions, ends = np.concatenate(list(rows.values())), np.cumsum([len(part) for part in rows.values()])
+
     def read(name: str) -> Cells:
         column = known.get(name)
         return read_cells(columns, name) if column is None else read_cells(columns, name, column.kind, column.format)
 
+    def summarise_numbers(cells: Mapping[str, Cells]) -> list[dict[str, ColumnSummary]]:
+        values = np.empty((len(cells), len(positions)))
+        for row, column in zip(values, cells.values(), strict=True):
+            assert column.values is not None
+            column.values.take(positions, out=row, mode="clip")  # the default mode would copy
+        return [_summarise_numbers(cells, part, min_count) for part in np.split(values, ends[:-1], axis=1)]
+
     def summarise_batch(names: Sequence[str]) -> list[dict[str, ColumnSummary]]:
         cells = {name: read(name) for name in names}
-        numbers = {name: column for name, column in cells.items() if column.values is not None}
-        texts = {name: column for name, column in cells.items() if column.values is None}
-        return [
-            _summarise_numbers(numbers, positions, min_count)
-            | {name: _summarise_names(name, column, positions, min_count, name in known)
-               for name, column in texts.items()}
-            for positions in rows.values()
-        ]  # fmt: skip
+        summaries = summarise_numbers({name: column for name, column in cells.items() if column.values is not None})
+        for name, column in cells.items():
+            if column.values is None:
+                for site, part in zip(summaries, rows.values(), strict=True):
+                    site[name] = _summarise_names(name, column, part, min_count, name in known)
+        return summaries
 
     unknown = [name for name in names if name not in known or not known[name].is_complete]
     together = columns_at_once(_TOGETHER, len(columns))
@@ -73,8 +80,8 @@ def summarise_sites(
             site |= summaries
     targets: list[ColumnSummary | None] = [None] * len(rows)
     if schema is not None and schema.is_regression and schema.target is not None and schema.numbers is None:
-        cells = {schema.target: read_numbers(columns, schema.target)}
-        targets = [_summarise_numbers(cells, positions, min_count)[schema.target] for positions in rows.values()]
+        numbers = summarise_numbers({schema.target: read_numbers(columns, schema.target)})
+        targets = [site[schema.target] for site in numbers]
     return [
         Summary(
             site=site, rows=len(rows[site]), classes=tuple(classes[site]),
@@ -84,18 +91,14 @@ def summarise_sites(
     ]  # fmt: skip
 
 
-def _summarise_numbers(cells: Mapping[str, Cells], positions: np.ndarray, min_count: int) -> dict[str, ColumnSummary]:
-    """One site's columns of numbers, yes/no and dates, by name."""
-    values = np.empty((len(cells), len(positions)))
-    for row, column in zip(values, cells.values(), strict=True):
-        assert column.values is not None
-        column.values.take(positions, out=row, mode="clip")  # the default mode would copy
+def _summarise_numbers(cells: Mapping[str, Cells], values: np.ndarray, min_count: int) -> dict[str, ColumnSummary]:
+    """One site's columns of numbers, yes/no and dates, by name; its values (columns, rows) are overwritten."""
     values.sort(axis=1)
     observed = [int(np.searchsorted(row, np.nan)) for row in values]  # NaN comes last
     summaries: dict[str, ColumnSummary] = {}
     for count in set(observed):
         names = [name for name, other in zip(cells, observed, strict=True) if other == count]
-        missing = len(positions) - count
+        missing = values.shape[1] - count
         if not count:
             summaries |= {name: ColumnSummary(name=name, kind=None, rows=0, missing=missing) for name in names}
             continue
