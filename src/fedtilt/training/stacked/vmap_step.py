@@ -21,6 +21,7 @@ from fedtilt.training.stacked.optimizers import optimizer_step
 
 _COMPILE_SETTINGS = {
     "deterministic": True,  # sums take the same order in every process: no kernel is chosen by its time
+    "triton.autotune_at_compile_time": False,  # on in `standalone_compile`: it runs every kernel once, on random numbers
     "triton.autotune_pointwise": False,  # to compile and time several variants of a kernel takes longer than it saves
     "triton.coalesce_tiling_analysis": False,
     "max_fusion_buffer_group_pairwise_attempts": 4,  # 64 by default: a third of the time to compile a ResNet
@@ -112,6 +113,7 @@ class VmapStep:
         index = b.batch_indices.index_select(0, number)[0]  # (C, batch size)
         rows = torch.arange(len(b.x), device=number.device)[:, None], index.clamp(min=0)
         x, y, weights = (t[b.client_index] for t in (b.x[rows], b.y[rows], (index >= 0).float()))
+        weights = weights.as_strided(weights.shape, weights.stride())  # stored: inlined, all layers would compute them
         groups = torch.stack([codes[rows][b.client_index] for codes in b.groups.unbind()], 1)
         gradient, model_buffers = self._gradient(constants, b.theta, b.model_buffers, x, y, groups, weights, b.tilts.T)
         gradient = gradient + b.prox[:, None] * (b.theta - b.anchor[b.anchor_index])
