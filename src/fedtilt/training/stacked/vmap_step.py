@@ -21,7 +21,7 @@ from fedtilt.training.stacked.optimizers import optimizer_step
 
 _COMPILE_SETTINGS = {
     "deterministic": True,  # sums take the same order in every process: no kernel is chosen by its time
-    "triton.autotune_at_compile_time": False,  # on in `standalone_compile`: it runs every kernel once, on random numbers
+    "triton.autotune_at_compile_time": False,  # on in `standalone_compile`: it runs each kernel once, on random numbers
     "triton.autotune_pointwise": False,  # to compile and time several variants of a kernel takes longer than it saves
     "triton.coalesce_tiling_analysis": False,
     "max_fusion_buffer_group_pairwise_attempts": 4,  # 64 by default: a third of the time to compile a ResNet
