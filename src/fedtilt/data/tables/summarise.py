@@ -48,7 +48,6 @@ def summarise_sites(
     """
     known = {column.name: column for column in schema.columns} if schema else {}
     min_count = schema.min_count if schema else MIN_COUNT
-
     positions, ends = np.concatenate(list(rows.values())), np.cumsum([len(part) for part in rows.values()])
 
     def read(name: str) -> Cells:
