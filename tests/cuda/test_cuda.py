@@ -25,6 +25,7 @@ from fedtilt.runs.export import state_dict
 from fedtilt.training import BACKENDS, Batches, LocalJob, Optimizer, choose_backend, make_batches, stacked
 from tests.helpers.callbacks import Calls, stop_after
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
+from tests.training.test_special_steps import KINDS, special
 
 # torch's compiler uses deprecated parts of torch
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")]
@@ -181,6 +182,21 @@ def test_optimisers_and_losses(recipe: str) -> None:
         for job, a, b, reference in zip(jobs, first, again, expected, strict=True):
             assert torch.equal(a, b)
             assert distance(a, reference) <= 1e-3 * distance(reference, job.start)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_steps(kind: str) -> None:
+    model = models.build(MODELS["mlp"], SHAPE, CLASSES, seed=3)
+    jobs, batches = make_jobs(model)
+    expected = BACKENDS["autograd"](model, [special(job, kind) for job in jobs], batches)
+    model.cuda()
+    jobs, batches = make_jobs(model, device="cuda")
+    jobs = [special(job, kind) for job in jobs]
+    for trained, job, reference in zip(BACKENDS["stacked"](model, jobs, batches), jobs, expected, strict=True):
+        assert distance(trained.parameters, reference.parameters) <= 1e-3 * distance(reference.parameters, job.start)
+        if reference.anchor is not None:
+            assert trained.anchor is not None
+            assert distance(trained.anchor, reference.anchor) <= 1e-3 * distance(reference.anchor, job.anchor)
 
 
 @pytest.mark.parametrize("frozen", [False, True])

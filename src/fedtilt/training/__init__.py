@@ -68,7 +68,7 @@ BACKENDS: dict[str, Backend] = {
     "autograd": _with_special_jobs(autograd_loop.train, lambda *_: None),
     "native": _with_special_jobs(native.train, native.special_reason),
     "fused": _with_special_jobs(fused_mlp.train, lambda _, job: job.special_steps),
-    "stacked": _with_special_jobs(stacked.train, lambda _, job: job.special_steps),
+    "stacked": _with_special_jobs(stacked.train, stacked.special_reason),
 }
 _FASTEST_FIRST = {"cpu": ("native", "fused", "autograd"), "cuda": ("stacked", "autograd")}
 _UNSUPPORTED_REASON = {

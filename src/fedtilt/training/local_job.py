@@ -83,7 +83,7 @@ class LocalJob:
 
     @property
     def special_steps(self) -> str | None:
-        """What its steps have that only the autograd loop and the C kernel know, as a clause; None if nothing."""
+        """What its steps have that a backend may not know, as a clause; None if nothing."""
         if self.drift is not None:
             return "a vector is added to every gradient"
         if self.repeats > 1 or self.anchor_rate:

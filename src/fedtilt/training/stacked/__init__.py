@@ -26,7 +26,7 @@ from fedtilt.training.stacked.layers import stackable_copy
 from fedtilt.training.stacked.stack import Stack, StackSizes
 from fedtilt.training.stacked.vmap_step import StackedGradient
 
-__all__ = ["can_stack", "clear_cache", "stackable_copy", "train", "unsupported_reason"]
+__all__ = ["can_stack", "clear_cache", "special_reason", "stackable_copy", "train", "unsupported_reason"]
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _UNSUPPORTED = (nn.RNNBase, nn.RReLU, *_DROPOUT)
@@ -37,7 +37,14 @@ _LONGER = 1.25  # by so much must jobs be longer than others to be a stack of th
 
 def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample: Inputs | None = None) -> str | None:
     """Why this backend does not train the job, as a clause; None if it does."""
-    return job.special_steps or _unsupported_reason(model, Recipe.of(job), sample)
+    return special_reason(model, job) or _unsupported_reason(model, Recipe.of(job), sample)
+
+
+def special_reason(model: nn.Module, job: LocalJob) -> str | None:
+    """Why this backend does not take the job's special steps, as a clause; None if it does."""
+    if job.first is not None and not job.optimizer.is_plain:  # its state would have to start again
+        return f"{job.special_steps}, with an optimiser other than plain SGD"
+    return None
 
 
 def can_stack(model: nn.Module, sample: Inputs) -> bool:
@@ -69,7 +76,7 @@ def _can_vmap(model: nn.Module, recipe: Recipe, sample: Tensor) -> bool:
     buffers = buffers_to_vector(model, recipe.buffer_names) if recipe.trains_buffers else theta[:0]
     y, one = torch.zeros(1, dtype=torch.long, device=theta.device), theta.new_ones(1)
     groups, tilts = y.expand(len(recipe.groups), 1), one.expand(len(recipe.groups) + 1)
-    arguments = theta, buffers, sample.to(theta.device), y, groups, one, tilts
+    arguments = theta, buffers, sample.to(theta.device), y, groups, one, tilts, one[0]
     try:
         gradient = StackedGradient(model, recipe, theta.device, "float32")
         gradient(gradient.constants, *(value.expand(2, *value.shape) for value in arguments))

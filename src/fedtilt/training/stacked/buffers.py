@@ -1,11 +1,29 @@
 """What the jobs of one stack have in common, and the buffers that they are loaded into, so that one step trains all."""
 
+import math
 from typing import NamedTuple, Self
 
 from torch import Tensor
 
 from fedtilt.math.losses import SampleLoss
 from fedtilt.training.local_job import LocalJob, Optimizer
+
+
+class SpecialSteps(NamedTuple):
+    """What the steps of a job have besides; see `LocalJob`."""
+
+    has_drift: bool = False
+    has_utility: bool = False
+    repeats: int = 1
+    moves_anchor: bool = False
+    has_first: bool = False  # some parameters train before the others
+
+    @classmethod
+    def of(cls, job: LocalJob) -> Self:
+        """Those of a job."""
+        return cls(
+            job.drift is not None, job.utility < math.inf, job.repeats, job.anchor_rate > 0, job.first is not None
+        )
 
 
 class Recipe(NamedTuple):
@@ -16,12 +34,14 @@ class Recipe(NamedTuple):
     groups: tuple[str, ...]  # of every level, from inner to outer
     buffer_names: tuple[str, ...]  # the buffers of the model that change in training mode
     trains_buffers: bool  # otherwise they are frozen
+    special: SpecialSteps = SpecialSteps()
 
     @classmethod
     def of(cls, job: LocalJob) -> Self:
         """The recipe of a job."""
         groups = tuple(name for name, _ in job.levels)
-        return cls(job.optimizer, job.loss, groups, job.buffer_names, job.buffers is not None)
+        special = SpecialSteps.of(job)
+        return cls(job.optimizer, job.loss, groups, job.buffer_names, job.buffers is not None, special)
 
     @property
     def buffer_layers(self) -> tuple[str, ...]:
@@ -50,8 +70,14 @@ class Buffers(NamedTuple):
     groups: Tensor  # (levels, C, samples) the group of each sample; of the classes, its label
     batch_indices: Tensor  # (steps, C, batch size) the samples of every step, −1 for padding
     first_step: Tensor  # (1,) the number of the next step to run
+    # of special steps; without columns where the recipe has none
+    drift: Tensor  # (L, row_length)
+    utility: Tensor  # (L,)
+    anchor_rate: Tensor  # (L,)
+    first: Tensor  # (L, row_length) 1 for the parameters that train first
+    first_steps: Tensor  # (L,) the steps in which they do
 
-    @property
-    def trained(self) -> tuple[Tensor, ...]:
+    def trained(self, recipe: Recipe) -> list[Tensor]:
         """The buffers that a step changes."""
-        return self.theta, self.optimizer_state, self.model_buffers
+        changed = [self.theta, self.optimizer_state, self.model_buffers]
+        return [*changed, self.anchor] if recipe.special.moves_anchor else changed

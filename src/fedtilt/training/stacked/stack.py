@@ -14,7 +14,7 @@ from fedtilt.models import parameters_to_vector
 from fedtilt.training.local_job import Batches, LocalJob, Trained
 from fedtilt.training.precision import fp32_deterministic
 from fedtilt.training.sequential import SequentialNet
-from fedtilt.training.stacked.buffers import Buffers, Recipe
+from fedtilt.training.stacked.buffers import Buffers, Recipe, SpecialSteps
 from fedtilt.training.stacked.optimizers import state_rows
 from fedtilt.training.stacked.vmap_step import VmapStep
 
@@ -28,7 +28,7 @@ class StackSizes(NamedTuple):
     jobs: int
     clients: int
     samples: int  # of the largest client, rounded up
-    steps: int  # of the longest job, rounded up
+    batches: int  # of the longest job, rounded up
     batch_size: int
     sample_shape: tuple[int, ...]
     model_buffers: int
@@ -41,7 +41,7 @@ class StackSizes(NamedTuple):
             jobs=len(jobs),
             clients=len({id(data) for data in batches}),
             samples=_round_up(max(len(data.y) for data in batches)),
-            steps=_round_up(max(data.steps(job) for job, data in zip(jobs, batches, strict=True))),
+            batches=_round_up(max(data.steps(job) for job, data in zip(jobs, batches, strict=True))),
             batch_size=max(data.size for data in batches),
             sample_shape=tuple(cast(Tensor, batches[0].x).shape[1:]),
             model_buffers=0 if jobs[0].buffers is None else len(jobs[0].buffers),
@@ -63,6 +63,8 @@ def kernel_net(
     from fedtilt.training.stacked.launch import MAX_BATCH_SIZE, MAX_CHANNELS, MAX_CLASSES, supports_optimizer
 
     if recipe.loss is not cross_entropy or len(recipe.groups) > 1 or not supports_optimizer(recipe.optimizer):
+        return None
+    if recipe.special != SpecialSteps():
         return None
     net = SequentialNet.from_module(model, shape)
     if net is None or batch > MAX_BATCH_SIZE or net.layers[-1].out_features > MAX_CLASSES:
@@ -105,8 +107,13 @@ class Stack:
             x=zeros(clients, sizes.samples, *sample_shape, dtype=sample_dtype),
             y=zeros(clients, sizes.samples, dtype=sizes.target_type),
             groups=zeros(len(recipe.groups), clients, sizes.samples, dtype=torch.long),
-            batch_indices=zeros(sizes.steps, clients, sizes.batch_size, dtype=torch.long),
+            batch_indices=zeros(sizes.batches, clients, sizes.batch_size, dtype=torch.long),
             first_step=zeros(1, dtype=torch.long),
+            drift=zeros(jobs, parameters if recipe.special.has_drift else 0),
+            utility=zeros(jobs),
+            anchor_rate=zeros(jobs),
+            first=zeros(jobs, parameters if recipe.special.has_first else 0),
+            first_steps=zeros(jobs, dtype=torch.long),
         )
         self._replay: Callable[[], None] | None = None
         self._step: Callable[[int], None] = (
@@ -118,29 +125,43 @@ class Stack:
     def train(self, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[Trained]:
         """Train these jobs, which have the sizes and the recipe of the stack."""
         self._load(jobs, batches)
-        self._run(max(data.steps(job) for job, data in zip(jobs, batches, strict=True)))
-        b = self._buffers
+        self._run(max(self._steps(jobs, batches)))
+        b, none = self._buffers, [None] * len(jobs)
         theta = b.theta.clone() if self._parameter_index is None else b.theta[:, self._parameter_index]
-        model_buffers = b.model_buffers.clone().unbind() if self._recipe.trains_buffers else [None] * len(jobs)
-        return [Trained(*result) for result in zip(theta.unbind(), model_buffers, strict=True)]
+        model_buffers = b.model_buffers.clone().unbind() if self._recipe.trains_buffers else none
+        anchors = b.anchor.clone().unbind() if self._recipe.special.moves_anchor else none
+        return [Trained(*result) for result in zip(theta.unbind(), model_buffers, anchors, strict=True)]
+
+    def _steps(self, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[int]:
+        """The number of steps of every job."""
+        return [data.steps(job) * job.repeats for job, data in zip(jobs, batches, strict=True)]
 
     def _load(self, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> None:
         """Fill the buffers for one round."""
         b = self._buffers
         clients = list({id(data): data for data in batches}.values())
         client_row = {id(data): i for i, data in enumerate(clients)}
-        anchors = {id(job.anchor): job.anchor for job in jobs}
+        shares_anchors = not self._recipe.special.moves_anchor
+        anchor_of = [id(job.anchor) if shares_anchors else i for i, job in enumerate(jobs)]
+        anchors = {key: job.anchor for key, job in zip(anchor_of, jobs, strict=True)}
         anchor_row = {key: i for i, key in enumerate(anchors)}
         for column, values in (
             (b.prox, [job.prox for job in jobs]), (b.lr, [job.lr for job in jobs]),
             (b.tilts.T, [job.tilts for job in jobs]),
             (b.client_index, [client_row[id(data)] for data in batches]),
-            (b.steps, [data.steps(job) for job, data in zip(jobs, batches, strict=True)]),
-            (b.anchor_index, [anchor_row[id(job.anchor)] for job in jobs]),
+            (b.steps, self._steps(jobs, batches)),
+            (b.anchor_index, [anchor_row[key] for key in anchor_of]),
+            (b.utility, [job.utility for job in jobs]), (b.anchor_rate, [job.anchor_rate for job in jobs]),
+            (b.first_steps, [job.first_epochs * data.per_epoch * job.repeats
+                             for job, data in zip(jobs, batches, strict=True)]),
         ):  # fmt: skip
             column.copy_(torch.tensor(values, dtype=column.dtype))
         self._load_models(b.theta, [job.start for job in jobs])
         self._load_models(b.anchor[: len(anchors)], list(anchors.values()))
+        if self._recipe.special.has_drift:
+            self._load_models(b.drift, [cast(Tensor, job.drift) for job in jobs])
+        if self._recipe.special.has_first:
+            self._load_models(b.first, [cast(Tensor, job.first) for job in jobs])
         b.optimizer_state.zero_()
         if self._recipe.trains_buffers:
             torch.stack([cast(Tensor, job.buffers) for job in jobs], out=b.model_buffers)
@@ -179,7 +200,7 @@ class Stack:
         """Capture several steps in a CUDA graph, once; the buffers are unchanged afterwards."""
         if self._replay is None:
             b = self._buffers
-            before = [t.clone() for t in b.trained]
+            before = [t.clone() for t in b.trained(self._recipe)]
             with fp32_deterministic(b.theta.device, tf32=self._precision == "tf32"), warnings.catch_warnings():
                 # inductor advises to allow TF32; here `precision` decides
                 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._inductor")
@@ -194,7 +215,7 @@ class Stack:
                     for offset in range(_STEPS_PER_GRAPH):
                         self._step(offset)
                     b.first_step.add_(_STEPS_PER_GRAPH)
-            for t, value in zip(b.trained, before, strict=True):
+            for t, value in zip(b.trained(self._recipe), before, strict=True):
                 t.copy_(value)
             b.first_step.zero_()
             self._replay = graph.replay

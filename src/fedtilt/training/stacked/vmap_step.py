@@ -11,8 +11,9 @@ from torch import Tensor, fx, nn
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedtilt.math.tilt import nested_tilt_grad
+from fedtilt.math.tilt import nested_tilt, nested_tilt_grad
 from fedtilt.models import functional_logits, trained_parameters, vector_to_parameters
+from fedtilt.training.local_job import MIN_UTILITY
 from fedtilt.training.precision import autocast
 from fedtilt.training.stacked.batch_norm import Constants, PaddedBatchNorms
 from fedtilt.training.stacked.buffers import Buffers, Recipe
@@ -45,11 +46,11 @@ class StackedGradient:
         else:
             for name in recipe.buffer_layers:  # frozen: their layers use them as in evaluation
                 net.get_submodule(name).eval()
-        self._batched = vmap(grad(self._loss, argnums=1, has_aux=True), in_dims=(None, *(0,) * 7))
+        self._batched = vmap(grad(self._loss, argnums=1, has_aux=True), in_dims=(None, *(0,) * 8))
 
     def __call__(
         self, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Tensor, y: Tensor,
-        groups: Tensor, weights: Tensor, tilts: Tensor,
+        groups: Tensor, weights: Tensor, tilts: Tensor, utility: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Gradients (L, T) and buffers (L, B).
 
@@ -62,12 +63,13 @@ class StackedGradient:
             groups: the groups of every level (L, levels, batch size)
             weights: 0 for padding, 1 otherwise (L, batch size)
             tilts: from inner to outer (L, levels + 1)
+            utility: see `LocalJob` (L,); used if the recipe has it
         """
-        return self._batched(constants, theta, model_buffers, x, y, groups, weights, tilts)
+        return self._batched(constants, theta, model_buffers, x, y, groups, weights, tilts, utility)
 
     def _loss(
         self, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Tensor, y: Tensor,
-        groups: Tensor, weights: Tensor, tilts: Tensor,
+        groups: Tensor, weights: Tensor, tilts: Tensor, utility: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Of one model: a sum that has the gradient of the client's loss, and the next buffers."""
         tensors = dict(constants)
@@ -80,6 +82,9 @@ class StackedGradient:
             model_buffers = self._batch_norms.next_buffers(model_buffers, norm_constants)
         losses = self._recipe.loss(outputs.float(), y)
         shares = nested_tilt_grad(losses.detach(), groups.unbind(), tilts.unbind(), weights)
+        if self._recipe.special.has_utility:  # the gradient of −log(utility − R)
+            loss = nested_tilt(losses.detach(), groups.unbind(), tilts.unbind(), weights)
+            shares = shares / (utility - loss).clamp_min(MIN_UTILITY)
         return (shares * losses).sum(), model_buffers
 
 
@@ -90,7 +95,7 @@ class VmapStep:
         self, model: nn.Module, recipe: Recipe, buffers: Buffers, precision: str, *, compiled: bool | None = None
     ) -> None:
         device = buffers.theta.device
-        self._optimizer, self._buffers = recipe.optimizer, buffers
+        self._optimizer, self._special, self._buffers = recipe.optimizer, recipe.special, buffers
         self._gradient = StackedGradient(model, recipe, device, precision)
         self._compiled = device.type == "cuda" if compiled is None else compiled
 
@@ -110,19 +115,31 @@ class VmapStep:
     def _run(self, number: Tensor, *tensors: Tensor) -> None:
         b = Buffers(*tensors[: len(self._buffers)])
         constants = dict(zip(self._gradient.constants, tensors[len(b) :], strict=True))
-        index = b.batch_indices.index_select(0, number)[0]  # (C, batch size)
+        special = self._special
+        batch = number if special.repeats == 1 else number // special.repeats
+        index = b.batch_indices.index_select(0, batch)[0]  # (C, batch size)
         rows = torch.arange(len(b.x), device=number.device)[:, None], index.clamp(min=0)
         x, y, weights = (t[b.client_index] for t in (b.x[rows], b.y[rows], (index >= 0).float()))
         weights = weights.as_strided(weights.shape, weights.stride())  # stored: inlined, all layers would compute them
         groups = torch.stack([codes[rows][b.client_index] for codes in b.groups.unbind()], 1)
-        gradient, model_buffers = self._gradient(constants, b.theta, b.model_buffers, x, y, groups, weights, b.tilts.T)
+        gradient, model_buffers = self._gradient(
+            constants, b.theta, b.model_buffers, x, y, groups, weights, b.tilts.T, b.utility
+        )
         gradient = gradient + b.prox[:, None] * (b.theta - b.anchor[b.anchor_index])
+        if special.has_drift:
+            gradient = gradient + b.drift
         theta, state = optimizer_step(
             self._optimizer, b.theta, gradient, b.optimizer_state.unbind(), b.lr[:, None], number + 1
         )
+        if special.has_first:
+            trains = (b.first > 0) == (number < b.first_steps)[:, None]
+            theta = torch.where(trains, theta, b.theta)
         active = (number < b.steps)[:, None]  # a job that is done does not change
-        old = (b.theta, b.model_buffers, *b.optimizer_state.unbind())
-        for value, next_value in zip(old, (theta, model_buffers, *state), strict=True):
+        old, new = [b.theta, b.model_buffers, *b.optimizer_state.unbind()], [theta, model_buffers, *state]
+        if special.moves_anchor:  # every job has an anchor of its own
+            rate = b.anchor_rate * ((number + 1) % special.repeats == 0)
+            old, new = [*old, b.anchor], [*new, b.anchor + rate[:, None] * (theta - b.anchor)]
+        for value, next_value in zip(old, new, strict=True):
             value.copy_(torch.where(active, next_value, value))
 
 
