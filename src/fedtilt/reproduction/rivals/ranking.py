@@ -135,8 +135,8 @@ def losing_sentence(scores: Sequence[Score]) -> str:
     better, worse = ([s for s in scores if s.difference.sign() == sign] for sign in (1, -1))
     corrected = [sum(s.survives for s in side) for side in (better, worse)]
     text = (
-        f"By 95 % intervals, {OURS} is more accurate in {len(better)} of {len(scores)} comparisons and less accurate in "
-        f"{len(worse)}; after the correction, in {corrected[0]} and {corrected[1]}. The others are undecided."
+        f"By 95 % intervals, {OURS} is more accurate in {len(better)} of {len(scores)} comparisons and less accurate "
+        f"in {len(worse)}; after the correction, in {corrected[0]} and {corrected[1]}. The others are undecided."
     )
     if not worse:
         return text
