@@ -120,7 +120,6 @@ class VmapStep:
         index = b.batch_indices.index_select(0, batch)[0]  # (C, batch size)
         rows = torch.arange(len(b.x), device=number.device)[:, None], index.clamp(min=0)
         x, y, weights = (t[b.client_index] for t in (b.x[rows], b.y[rows], (index >= 0).float()))
-        weights = weights.as_strided(weights.shape, weights.stride())  # stored: inlined, all layers would compute them
         groups = torch.stack([codes[rows][b.client_index] for codes in b.groups.unbind()], 1)
         gradient, model_buffers = self._gradient(
             constants, b.theta, b.model_buffers, x, y, groups, weights, b.tilts.T, b.utility
