@@ -15,7 +15,7 @@ EXPERIMENT = load("rivals")
 def measured(test: float, validation: float, success: float | None = None) -> dict:
     extra = {} if success is None else {"attack_success": success}
     return {
-        "test": {"shared": {"accuracy": test}, "personal": None, **extra},
+        "test": {"shared": {"accuracy": test, "worst": 100 - test, "client_fairness": 5.0}, "personal": None, **extra},
         "validation": {"shared": {"accuracy": validation}, "personal": None},
     }
 
@@ -87,9 +87,11 @@ def test_the_ranking_and_the_differences() -> None:
     lost = [f"{s.data}, alie ({s.difference.mean:.2f})".replace("-2", "−2") for s in scores if s.difference.sign() < 0]
     assert sorted(text.split(" It loses against Ditto on ")[1].strip(".").split("), ")) == [lost[1], lost[0].strip(")")]
     chapter = rivals.chapter(EXPERIMENT, made_up())
-    for table, data in zip(chapter.parts, ("mnist", "fashion-mnist"), strict=False):
-        assert table.caption == f"All methods, ranked: accuracy on {data}"
-        assert table.columns[2:] == list(EXPERIMENT.settings["conditions"])
+    ranks = {row[0]: row[1:] for row in chapter.parts[0].rows}
+    assert ranks["FedTilt"] == ["1.1", f"{methods - 0.1:.1f}", f"{(methods + 1) / 2:.1f}"]  # 1 in 20 cells, 2 in 2
+    for table, data in zip(chapter.parts[1:], ("mnist", "fashion-mnist"), strict=False):
+        assert table.caption == f"All methods: accuracy on {data}"
+        assert table.columns[1:] == list(EXPERIMENT.settings["conditions"])
         assert table.rows[0][0] == "FedTilt"
         assert len(table.rows) == methods
         assert "mean over 5 seeds" in table.notes
@@ -99,7 +101,7 @@ def test_the_ranking_and_the_differences() -> None:
 
 
 def test_ranks_share_ties_and_a_method_without_result_is_last() -> None:
-    cell = Cell("d", "c", {"a": {0: 90.0}, "b": {0: 90.0}, "c": {}, "d": {0: 95.0}}, {})
+    cell = Cell("d", "c", {"accuracy": {"a": {0: 90.0}, "b": {0: 90.0}, "c": {}, "d": {0: 95.0}}}, {})
     assert mean_ranks([cell]) == {"a": 2.5, "b": 2.5, "c": 4.0, "d": 1.0}
     assert fmean(mean_ranks([cell]).values()) == 2.5
 

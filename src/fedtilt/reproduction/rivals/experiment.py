@@ -6,7 +6,16 @@ from typing import Any
 
 from fedtilt.reproduction.chapter import Chapter, Table, Text
 from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options, Results
-from fedtilt.reproduction.rivals.ranking import OURS, Cell, Score, cells_of, losing_sentence, mean_ranks, score_all
+from fedtilt.reproduction.rivals.ranking import (
+    OURS,
+    RANKED,
+    Cell,
+    Score,
+    cells_of,
+    losing_sentence,
+    mean_ranks,
+    score_all,
+)
 from fedtilt.reproduction.train_grid import Setting, federation_settings, grid_case, train_grid
 
 
@@ -49,7 +58,7 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
     parts: list[Text | Table] = []
     if cells:
         scores = score_all(cells)
-        parts += [_accuracy_table(cells, data) for data in dict.fromkeys(cell.data for cell in cells)]
+        parts += [_rank_table(cells), *(_accuracy_table(cells, data) for data in {cell.data: None for cell in cells})]
         parts += [Text(markdown=losing_sentence(scores)), _against(scores), *_backdoor(cells)]
     planned = {(data, name) for data in experiment.settings["data"] for name in experiment.settings["conditions"]}
     missing = sorted(planned - {(cell.data, cell.condition) for cell in cells})
@@ -60,12 +69,28 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
     return Chapter(title=experiment.title, lead=lead, parts=parts)
 
 
+def _rank_table(cells: list[Cell]) -> Table:
+    """The mean rank of every method over all cells, by accuracy, for the worst clients, and by client fairness."""
+    ranks = {metric: mean_ranks(cells, metric) for metric in RANKED}
+    methods = sorted(ranks["accuracy"], key=lambda name: (ranks["accuracy"][name], name))
+    return Table(
+        caption="All methods, ranked",
+        columns=["method", "accuracy", "worst 10 %", "client fairness"],
+        rows=[[method, *(f"{of_metric[method]:.1f}" for of_metric in ranks.values())] for method in methods],
+        notes="Mean rank over all data sets and conditions, on the test data of honest clients; equal values share a "
+        "rank, and a method without result is last. Worst 10 %: the accuracy of the worst 10 % of the clients; client "
+        "fairness: the spread of accuracy over clients, which says nothing without accuracy: a method that fails all "
+        "clients alike has none. The setting of a method in one seed is the trial with the highest accuracy on the "
+        "validation data of the other seeds.",
+    )
+
+
 def _accuracy_table(cells: list[Cell], data: str) -> Table:
-    """Methods by their mean rank over all cells; accuracy under every condition of a data set, the best in bold."""
+    """Accuracy under every condition of a data set, the best in bold; methods in the order of their mean rank."""
     ranks, of_data = mean_ranks(cells), [cell for cell in cells if cell.data == data]
     rows: list[list[str | float]] = []
     for method in sorted(ranks, key=lambda name: (ranks[name], name)):
-        row: list[str | float] = [method, f"{ranks[method]:.1f}"]
+        row: list[str | float] = [method]
         for cell in of_data:
             accuracy = cell.mean(method)
             best = max(value for name in cell.accuracy if (value := cell.mean(name)) is not None)
@@ -75,13 +100,10 @@ def _accuracy_table(cells: list[Cell], data: str) -> Table:
     seeds = sorted({len(cell.seeds) for cell in of_data})
     number_of_seeds = " to ".join(str(count) for count in dict.fromkeys((seeds[0], seeds[-1])))
     return Table(
-        caption=f"All methods, ranked: accuracy on {data}",
-        columns=["method", "mean rank", *(cell.condition for cell in of_data)],
+        caption=f"All methods: accuracy on {data}",
+        columns=["method", *(cell.condition for cell in of_data)],
         rows=rows,
-        notes=f"Accuracy on the test data of honest clients, mean over {number_of_seeds} seeds, in %; — where no trial "
-        "converged. The mean rank is over the cells (conditions) of all data sets; equal accuracies share a rank, and "
-        "a method without result is last. The setting of a method in one seed is the trial with the highest accuracy "
-        "on the validation data of the other seeds.",
+        notes=f"On the test data of honest clients, mean over {number_of_seeds} seeds, in %; — if no trial converged.",
     )
 
 

@@ -1,5 +1,6 @@
 """Choose the setting of every method by seed, rank the methods, and compare FedTilt with each of them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from fedtilt.reproduction.experiment import Experiment, Results
 from fedtilt.reproduction.train_grid import Setting, evaluated
 
 OURS = "FedTilt"
+RANKED = {"accuracy": 1, "worst": 1, "client_fairness": -1}  # metric → 1 if more is better, else −1
 
 
 class Cell(NamedTuple):
@@ -16,17 +18,23 @@ class Cell(NamedTuple):
 
     data: str
     condition: str
-    accuracy: dict[str, dict[int, float]]  # method → seed → test accuracy of its chosen trial
+    values: dict[str, dict[str, dict[int, float]]]  # metric → method → seed → its value on test data
     attack_success: dict[str, dict[int, float]]  # method → seed → success of a backdoor; empty: no backdoor
+
+    @property
+    def accuracy(self) -> dict[str, dict[int, float]]:
+        """Method → seed → test accuracy of its chosen trial."""
+        return self.values["accuracy"]
 
     @property
     def seeds(self) -> list[int]:
         """The seeds in which a method has a result."""
         return sorted({seed for of_method in self.accuracy.values() for seed in of_method})
 
-    def mean(self, method: str) -> float | None:
-        """The mean accuracy of a method over its seeds; None: no trial converged."""
-        return fmean(self.accuracy[method].values()) if self.accuracy[method] else None
+    def mean(self, method: str, metric: str = "accuracy") -> float | None:
+        """The mean of a metric of a method over its seeds; None: no trial converged."""
+        found = self.values[metric][method]
+        return fmean(found.values()) if found else None
 
     def success(self, method: str) -> float | None:
         """The mean success of the backdoor."""
@@ -76,17 +84,18 @@ def cells_of(experiment: Experiment, results: Results, trials: Mapping[str, Mapp
 def _cell(
     data: str, condition: str, by_seed: Mapping[int, Mapping[str, Any]], trials: Mapping[str, Mapping[str, Setting]]
 ) -> Cell:
-    accuracy: dict[str, dict[int, float]] = {method: {} for method in trials}
+    values: dict[str, dict[str, dict[int, float]]] = {metric: {method: {} for method in trials} for metric in RANKED}
     success: dict[str, dict[int, float]] = {}
     for seed, measured in by_seed.items():
         for method, of_method in trials.items():
             chosen = choose(seed, by_seed, list(of_method))
             if chosen is None or chosen not in measured:
                 continue
-            accuracy[method][seed] = evaluated(measured[chosen])["accuracy"]
+            for metric, by_method in values.items():
+                by_method[method][seed] = evaluated(measured[chosen])[metric]
             if "attack_success" in measured[chosen]["test"]:
                 success.setdefault(method, {})[seed] = measured[chosen]["test"]["attack_success"]
-    return Cell(data, condition, accuracy, success)
+    return Cell(data, condition, values, success)
 
 
 def choose(seed: int, by_seed: Mapping[int, Mapping[str, Any]], names: Sequence[str]) -> str | None:
@@ -103,11 +112,12 @@ def choose(seed: int, by_seed: Mapping[int, Mapping[str, Any]], names: Sequence[
     return max(scores, key=lambda name: scores[name]) if scores else None
 
 
-def mean_ranks(cells: Sequence[Cell]) -> dict[str, float]:
+def mean_ranks(cells: Sequence[Cell], metric: str = "accuracy") -> dict[str, float]:
     """Method → its mean rank over the cells; ties share the mean of their ranks, and no result is the last rank."""
     ranks: dict[str, list[float]] = {}
     for cell in cells:
-        values = {name: value if (value := cell.mean(name)) is not None else -1.0 for name in cell.accuracy}
+        means = {name: cell.mean(name, metric) for name in cell.accuracy}
+        values = {name: -math.inf if mean is None else RANKED[metric] * mean for name, mean in means.items()}
         for name, value in values.items():
             better = sum(other > value for other in values.values())
             equal = sum(other == value for other in values.values())
