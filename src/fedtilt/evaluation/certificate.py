@@ -104,7 +104,8 @@ class Certificate:
     def notes(self) -> list[str]:
         """Where the number of samples limits the statements."""
         notes = [
-            f"{lowest.fewest_samples} samples of a {name}: no statement above {floor_percent(lowest.ceiling)}"
+            f"{lowest.fewest_samples} {'sample' if lowest.fewest_samples == 1 else 'samples'} of a {name}: no statement "
+            f"above {floor_percent(lowest.ceiling)}"
             for name, lowest in (("client", self.clients), (self._one_group, self.groups))
             if lowest.limited_by_samples
         ]
