@@ -104,8 +104,8 @@ class Certificate:
     def notes(self) -> list[str]:
         """Where the number of samples limits the statements."""
         notes = [
-            f"{lowest.fewest_samples} {'sample' if lowest.fewest_samples == 1 else 'samples'} of a {name}: no statement "
-            f"above {floor_percent(lowest.ceiling)}"
+            f"{lowest.fewest_samples} sample{'s' * (lowest.fewest_samples != 1)} of a {name}: no statement above "
+            f"{floor_percent(lowest.ceiling)}"
             for name, lowest in (("client", self.clients), (self._one_group, self.groups))
             if lowest.limited_by_samples
         ]
