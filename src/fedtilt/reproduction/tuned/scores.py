@@ -90,6 +90,7 @@ def outcome_table(scores: Sequence[Score], *, by_metric: bool) -> Table:
         key = ("noisy" if score.noisy else "clean", METHOD_TITLES[score.rival], *metric)
         groups.setdefault(key, []).append(score)
     groups = {key: groups[key] for key in sorted(groups, key=lambda key: key[0])}  # clean, then noisy
+    groups = {key: group for key, group in groups.items() if any(score.difference is not None for score in group)}
     counts = {key: Counter(score.outcome for score in group) for key, group in groups.items()}
     always = ("better", "tied", "worse")  # other columns only where they are not empty
     outcomes = [o for o in _OUTCOMES if o in always or any(count[o] for count in counts.values())]
