@@ -15,7 +15,7 @@ FILE = resources.files("fedtilt.reproduction") / "data" / "chosen.toml"
 _HEADER = """\
 # The settings of every method with the highest accuracy on validation data, clean and with the outliers of the
 # training data. Written by `python -m fedtilt.reproduction.tuned.choose RESULTS` from the results of
-# `fedtilt reproduce tuning`.
+# `fedtilt reproduce tuning` and `static-tuning`.
 """
 
 
