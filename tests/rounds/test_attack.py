@@ -13,6 +13,7 @@ import fedtilt as ft
 from fedtilt.errors import InputError
 from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS
 from fedtilt.methods import PRESETS
+from fedtilt.rounds.aggregation import RoundRule
 from fedtilt.rounds.attack import KINDS, AttackedFederation, with_trigger
 from fedtilt.rounds.client_update import ClientUpdate
 from fedtilt.rounds.forged_updates import forge, forged_update
@@ -73,10 +74,8 @@ def test_forged_updates_by_hand() -> None:
     updates = {client: ClientUpdate(received + torch.tensor(step), 1) for client, step in steps.items()}
 
     def sent(**settings: object) -> Tensor:
-        def mean(models: Tensor) -> Tensor:
-            return models.mean(0)
-
-        forged = forge(ft.Attack(**settings), received, updates, [2], seed=0, round=3, aggregate=mean)
+        mean = RoundRule.of(ft.fedavg(), 3, received, selected=3, seed=0, round=3)
+        forged = forge(ft.Attack(**settings), mean, updates, [2], seed=0, round=3)
         assert all(forged[client] is updates[client] for client in (0, 1))
         return forged[2].parameters - received
 

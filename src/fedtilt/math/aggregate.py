@@ -163,6 +163,7 @@ class Aggregator(NamedTuple):
     takes_weights: bool = False  # whether it uses client weights
     needs: Callable[[int], int] = lambda bad: 2 * bad + 1  # clients that it needs if so many of them may be bad
     by_blocks: bool = False  # whether it works on `RemoteModels`
+    by_coordinate: bool = False  # whether it depends on more than lengths and angles: a rotation changes its result
 
 
 class PreAggregator(NamedTuple):
@@ -186,12 +187,17 @@ def _q_ffl(models: Tensor, given: RuleInputs) -> Tensor:
 
 AGGREGATORS = {
     "mean": Aggregator(lambda models, given: mean(models, given.weights), takes_weights=True, by_blocks=True),
-    "median": Aggregator(lambda models, given: median(models, given.weights), takes_weights=True, by_blocks=True),
+    "median": Aggregator(
+        lambda models, given: median(models, given.weights), takes_weights=True, by_blocks=True, by_coordinate=True
+    ),
     "geometric_median": Aggregator(
         lambda models, given: geometric_median(models, given.weights), takes_weights=True, by_blocks=True
     ),
     "trimmed_mean": Aggregator(
-        lambda models, given: trimmed_mean(models, given.bad_share), ("bad_share",), by_blocks=True
+        lambda models, given: trimmed_mean(models, given.bad_share),
+        ("bad_share",),
+        by_blocks=True,
+        by_coordinate=True,
     ),
     "krum": Aggregator(
         lambda models, given: krum(models, given.bad_share),
@@ -201,7 +207,10 @@ AGGREGATORS = {
     ),
     "multi_krum": Aggregator(lambda models, given: multi_krum(models, given.bad_share), ("bad_share",)),
     "bulyan": Aggregator(
-        lambda models, given: bulyan(models, given.bad_share), ("bad_share",), needs=lambda bad: 4 * bad + 3
+        lambda models, given: bulyan(models, given.bad_share),
+        ("bad_share",),
+        needs=lambda bad: 4 * bad + 3,
+        by_coordinate=True,
     ),
     "norm_clipped": Aggregator(
         lambda models, given: norm_clipped(models, given.start, given.clip_radius), ("clip_radius",)

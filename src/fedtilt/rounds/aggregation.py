@@ -1,6 +1,8 @@
 """The aggregation rule of a method, applied to the models of a round."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -40,45 +42,81 @@ def weights_of_clients(
     return None, {}
 
 
-def aggregate(
-    method: Method,
-    models: ClientModels,
-    received: Tensor,
-    weights: Tensor | None = None,
-    *,
-    selected: int,
-    seed: int,
-    round: int,
-    root: Tensor | None = None,
-    losses: Tensor | None = None,
-    lr: float = 1.0,
-) -> Tensor:
-    """The aggregated model (P,): the steps before the rule, then the rule.
+@dataclass(frozen=True, kw_only=True)
+class RoundRule:
+    """The aggregation rule of a method in one round, with all that it uses besides the clients' models."""
 
-    Args:
-        method: the rule and its settings
-        models: the clients' models, (C, P), in the order of client numbers
-        received: the model that the clients received, (P,)
-        weights: the clients' weights, (C,); None: equal
-        selected: how many clients were asked for a model
-        seed: the seed of the run, for the order of buckets
-        round: the number of the round
-        root: with fltrust, the model that the server trained on its root set
-        losses: with q_ffl, the clients' losses of the received model, (C,)
-        lr: the clients' learning rate
-    """
-    if weights is not None and not weights.any():  # AFL gives all weight to clients that take no part
-        return received.clone()
-    bad = tolerated_clients(method, len(models), selected)
-    order = None
-    if "bucketing" in method.pre_aggregators:
-        order = seeds.permutations(seeds.key(seed, "bucketing", round=round), 1, len(models))[0].tolist()
-    given = RuleInputs(
-        received, weights, 0.0, method.clip_radius, method.bucket_size, order, root, losses, method.q, lr,
-        method.weights_bound, method.update_length,
-    )  # fmt: skip
-    for name in method.pre_aggregators:
-        models = PRE_AGGREGATORS[name].apply(models, given._replace(bad_share=bad / len(models)))
-    if method.aggregator == "tilted":
-        return tilted(models, method.q, method.distance, weights=weights, start=received, steps=method.steps)
-    return AGGREGATORS[method.aggregator].apply(models, given._replace(bad_share=bad / len(models)))
+    method: Method
+    bad: int  # how many of the models may be bad
+    given: RuleInputs
+
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        clients: int,
+        received: Tensor,
+        weights: Tensor | None = None,
+        *,
+        selected: int,
+        seed: int,
+        round: int,
+        root: Tensor | None = None,
+        losses: Tensor | None = None,
+        lr: float = 1.0,
+    ) -> Self:
+        """The rule for this round.
+
+        Args:
+            method: the rule and its settings
+            clients: how many models there are
+            received: the model that the clients received, (P,)
+            weights: the clients' weights, (C,); None: equal
+            selected: how many clients were asked for a model
+            seed: the seed of the run, for the order of buckets
+            round: the number of the round
+            root: with fltrust, the model that the server trained on its root set
+            losses: with q_ffl, the clients' losses of the received model, (C,)
+            lr: the clients' learning rate
+        """
+        order = None
+        if "bucketing" in method.pre_aggregators:
+            order = seeds.permutations(seeds.key(seed, "bucketing", round=round), 1, clients)[0].tolist()
+        given = RuleInputs(
+            received, weights, 0.0, method.clip_radius, method.bucket_size, order, root, losses, method.q, lr,
+            method.weights_bound, method.update_length,
+        )  # fmt: skip
+        return cls(method=method, bad=tolerated_clients(method, clients, selected), given=given)
+
+    @property
+    def is_by_coordinate(self) -> bool:
+        """Whether the rule, after the steps before it, depends on more than lengths and angles."""
+        if self.method.aggregator == "tilted":
+            return self.method.distance == "l1"
+        return AGGREGATORS[self.method.aggregator].by_coordinate
+
+    def relative_to(self, start: Tensor, root: Tensor | None = None) -> Self:
+        """The same rule for models in other coordinates, in which these are the received and the root model."""
+        return replace(self, given=self.given._replace(start=start, root=root))
+
+    def aggregate(self, models: ClientModels) -> Tensor:
+        """The aggregated model (P,) of the clients' models (C, P), in the order of client numbers."""
+        return self.apply(self.pre_aggregate(models))
+
+    def pre_aggregate(self, models: ClientModels) -> ClientModels:
+        """The models after the steps before the rule, (C or fewer, P)."""
+        for name in self.method.pre_aggregators:
+            models = PRE_AGGREGATORS[name].apply(models, self._inputs(models))
+        return models
+
+    def apply(self, models: ClientModels) -> Tensor:
+        """The aggregated model (P,) of models after the steps before the rule."""
+        m, start, weights = self.method, self.given.start, self.given.weights
+        if weights is not None and not weights.any():  # AFL gives all weight to clients that take no part
+            return start.clone()
+        if m.aggregator == "tilted":
+            return tilted(models, m.q, m.distance, weights=weights, start=start, steps=m.steps)
+        return AGGREGATORS[m.aggregator].apply(models, self._inputs(models))
+
+    def _inputs(self, models: ClientModels) -> RuleInputs:
+        return self.given._replace(bad_share=self.bad / len(models))

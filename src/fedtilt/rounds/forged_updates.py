@@ -4,42 +4,39 @@ An update is u_n = w_n − w. Attackers know the updates of the honest clients o
 honest client takes part, they use their own instead.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from fedtilt import seeds
+from fedtilt.rounds.aggregation import RoundRule
 from fedtilt.rounds.attack import POISONING, Attack
+from fedtilt.rounds.attack_strength import damage_of, worst_strength
 from fedtilt.rounds.client_update import ClientUpdate
 
 KNOWING = ("alie", "ipm", "mimic")  # the kinds whose attackers know the honest updates, and all send the same
-_EVALUATIONS = 20  # of a search for the strength, as in ByzFL
-_FIRST_STEP = 10.0
-_SHRINK = 0.8
 
 
 def forge(
     attack: Attack,
-    received: Tensor,
+    rule: RoundRule,
     updates: Mapping[int, ClientUpdate],
     attackers: Collection[int],
-    *,
     seed: int,
     round: int,
-    aggregate: Callable[[Tensor], Tensor],
 ) -> dict[int, ClientUpdate]:
     """The updates of a round, those of attackers forged.
 
     Args:
         attack: its kind and strength
-        received: the model that the clients received, (P,)
+        rule: what the server does with the models of these updates, in the order of client numbers
         updates: client → what it trained
         attackers: the clients that attack
         seed: the seed of the run, for noise
         round: the number of the round
-        aggregate: models (C, P), in the order of client numbers → the aggregated model; for a search
     """
+    received = rule.given.start
     bad = sorted(client for client in updates if client in attackers)
     if not bad or round < attack.from_round or attack.kind == "label_flip":
         return dict(updates)
@@ -50,7 +47,8 @@ def forge(
     if attack.kind in KNOWING:
         base, direction = _line(attack.kind, known)
         if attack.search:
-            strength = _worst_strength(received, updates, bad, known, base, direction, aggregate)
+            is_bad = [client in bad for client in sorted(updates)]
+            strength = worst_strength(damage_of(rule, known, is_bad, base, direction))
         common = received + (base + strength * direction)
     forged = dict(updates)
     for client in bad:
@@ -104,36 +102,3 @@ def _line(kind: str, honest: Tensor) -> tuple[Tensor, Tensor]:
             return torch.zeros_like(mean), -mean
         case _:  # mimic
             return honest[0], torch.zeros_like(mean)
-
-
-def _worst_strength(
-    received: Tensor,
-    updates: Mapping[int, ClientUpdate],
-    bad: Collection[int],
-    known: Tensor,
-    base: Tensor,
-    direction: Tensor,
-    aggregate: Callable[[Tensor], Tensor],
-) -> float:
-    """The strength that moves the aggregated model furthest from the honest mean, by ByzFL's line search.
-
-    A step that helps is doubled, until one does not help; from then on every step is 0.8 times the last.
-    """
-    honest_mean = received + known.mean(0)
-    models = torch.stack([updates[client].parameters for client in sorted(updates)])
-    rows = [row for row, client in enumerate(sorted(updates)) if client in bad]
-
-    def damage(strength: float) -> float:
-        models[rows] = received + (base + strength * direction)
-        return float((aggregate(models) - honest_mean).norm())
-
-    best, step, grows = 0.0, _FIRST_STEP, True
-    most = damage(best)
-    for _ in range(_EVALUATIONS - 1):
-        found = damage(best + step)
-        if found > most:
-            best, most = best + step, found
-            step *= 2 if grows else _SHRINK
-        else:
-            step, grows = step * _SHRINK, False
-    return best

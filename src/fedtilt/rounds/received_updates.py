@@ -1,12 +1,11 @@
 """What the server of a simulation receives: the updates of honest clients, and what attackers send."""
 
 from collections.abc import Mapping
-from functools import partial
 
 from torch import Tensor
 
 from fedtilt.parts import Tensors
-from fedtilt.rounds.aggregation import aggregate, losses_of, weights_of_clients
+from fedtilt.rounds.aggregation import RoundRule, losses_of, weights_of_clients
 from fedtilt.rounds.attack import AttackedFederation
 from fedtilt.rounds.client_update import ClientUpdate
 from fedtilt.rounds.forged_updates import forge
@@ -29,7 +28,7 @@ def received_updates(
         roots: method with FLTrust → the model that the server trained on its root set
         number: of the round
     """
-    federation, seed = prepared.federation, prepared.settings.seed
+    federation, settings = prepared.federation, prepared.settings
     if not isinstance(federation, AttackedFederation):
         return {name: dict(by_client) for name, by_client in updates.items()}
     forged = {}
@@ -37,11 +36,10 @@ def received_updates(
         received, by_client = server[m.name]["parameters"], updates[m.name]
         by_client = {client: by_client[client] for client in sorted(by_client)}
         weights, _ = weights_of_clients(m, server[m.name], by_client)
-        rule = partial(
-            aggregate, m, received=received, weights=weights, selected=len(by_client), seed=seed, round=number,
-            root=roots.get(m.name), losses=losses_of(m, by_client), lr=m.rates(prepared.settings.lr, None)[0],
+        rule = RoundRule.of(
+            m, len(by_client), received, weights, selected=len(by_client), seed=settings.seed, round=number,
+            root=roots.get(m.name), losses=losses_of(m, by_client),
+            lr=m.rates(settings.lr, None)[0] * settings.lr_factor(number),
         )  # fmt: skip
-        forged[m.name] = forge(
-            federation.attack, received, by_client, federation.attackers, seed=seed, round=number, aggregate=rule
-        )
+        forged[m.name] = forge(federation.attack, rule, by_client, federation.attackers, settings.seed, number)
     return forged

@@ -22,7 +22,7 @@ from fedtilt.methods import CORRECTIONS, Method
 from fedtilt.methods.corrections import ClientStep, ServerStep
 from fedtilt.models import with_weights
 from fedtilt.parts import Parts, Tensors, vector_to_buffers
-from fedtilt.rounds.aggregation import aggregate, losses_of, weights_of_clients
+from fedtilt.rounds.aggregation import RoundRule, losses_of, weights_of_clients
 from fedtilt.rounds.client_update import ClientUpdate
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.rounds.method_state import correction_state
@@ -246,10 +246,10 @@ def server_update(
         models = stack_models([u.parameters for u in updates.values()])  # (C, S)
         weights, kept = weights_of_clients(method, server, updates)
         state |= kept
-        aggregated = aggregate(
-            method, models, received, weights, selected=selected, seed=settings.seed, round=round, root=root,
+        aggregated = RoundRule.of(
+            method, len(models), received, weights, selected=selected, seed=settings.seed, round=round, root=root,
             losses=losses_of(method, updates), lr=method.rates(settings.lr, None)[0] * settings.lr_factor(round),
-        )  # fmt: skip
+        ).aggregate(models)  # fmt: skip
         if method.correction != "none":
             assert isinstance(models, Tensor)  # `uses_shards` is for methods without
             step = ServerStep(

@@ -1,0 +1,94 @@
+"""The strength with which attackers that know the aggregation rule move its result furthest.
+
+Models of different strengths are all in the span of the honest updates, the forged one and the root model. The steps
+before a rule and most rules depend on lengths and angles alone, so they are evaluated on the coordinates in an
+orthonormal basis of this span: a few numbers per model in place of P. Only rules by coordinate need all P.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fedtilt.math.client_models import gram
+from fedtilt.rounds.aggregation import RoundRule
+
+_EVALUATIONS = 20  # as in ByzFL
+_FIRST_STEP = 10.0
+_SHRINK = 0.8
+_LEAST_VARIANCE = 1e-12  # of a direction of the basis, relative to the largest: less is rounding
+
+
+def worst_strength(damage: Callable[[float], float]) -> float:
+    """The strength with the most damage, by the line search of ByzFL 0.0.11.
+
+    A step that helps is doubled, until one does not help; from then on every step is 0.8 times the last.
+
+    >>> round(worst_strength(lambda strength: -abs(strength - 30)), 1)
+    30.0
+    """
+    best, step, grows = 0.0, _FIRST_STEP, True
+    most = damage(best)
+    for _ in range(_EVALUATIONS - 1):
+        found = damage(best + step)
+        if found > most:
+            best, most = best + step, found
+            step *= 2 if grows else _SHRINK
+        else:
+            step, grows = step * _SHRINK, False
+    return best
+
+
+def damage_of(
+    rule: RoundRule, known: Tensor, is_bad: Sequence[bool], base: Tensor, direction: Tensor
+) -> Callable[[float], float]:
+    """Strength → the distance of the aggregated model from the honest mean.
+
+    Args:
+        rule: the aggregation of this round
+        known: the updates of the honest clients, in the order of client numbers, (H, P)
+        is_bad: of every client of the round, whether it attacks: it sends base + strength · direction
+        base: (P,)
+        direction: (P,)
+    """
+    start, root = rule.given.start, rule.given.root
+    fixed = [torch.zeros_like(start), base, direction, *([] if root is None else [root - start])]
+    basis = _Basis(torch.cat([torch.stack(fixed), known]))
+    origin, base_at, direction_at = basis.coordinates[:3]
+    root_at = None if root is None else basis.coordinates[3]
+    honest = basis.coordinates[len(fixed) :]
+    bad = torch.tensor(is_bad)
+    models = honest.new_empty(len(bad), len(origin))
+    if not bad.all():
+        models[~bad] = honest
+    honest_mean = honest.mean(0)
+    rule = rule.relative_to(origin, root_at)
+    by_coordinate = rule.relative_to(basis.expand((origin - honest_mean)[None])[0]) if rule.is_by_coordinate else None
+
+    def damage(strength: float) -> float:
+        models[bad] = base_at + strength * (direction_at - origin)
+        mixed = rule.pre_aggregate(models)
+        if by_coordinate is None:
+            return float((rule.apply(mixed) - honest_mean).norm())
+        return float(by_coordinate.apply(basis.expand(mixed - honest_mean)).norm())
+
+    return damage
+
+
+class _Basis:
+    """Points (K, P) by their coordinates (K, r) in an orthonormal basis of their span, in float64, on the CPU."""
+
+    def __init__(self, points: Tensor) -> None:
+        matrix = gram(points)
+        self._points, self._centre = points, matrix.diagonal().argmin()
+        variances, vectors = torch.linalg.eigh(matrix)
+        kept = variances > _LEAST_VARIANCE * variances[-1]
+        kept[-1] = True  # also if all points are equal
+        self._deviations, self._vectors = variances[kept].clamp_min(0).sqrt(), vectors[:, kept]
+        self.coordinates = self._vectors * self._deviations
+
+    def expand(self, differences: Tensor) -> Tensor:
+        """Differences of points, (n, r), in the coordinates of the points, (n, P)."""
+        weights = differences / self._deviations.clamp_min(torch.finfo(torch.float64).tiny) @ self._vectors.T
+        weights[:, self._centre] = -weights.sum(1)  # the Gram matrix is of differences to this point
+        return weights.to(self._points) @ self._points
