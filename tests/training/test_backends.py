@@ -312,31 +312,38 @@ def test_every_backend_splits_an_epoch_alike_and_stops_after_a_jobs_epochs(backe
         assert (trained.parameters - alone.parameters).norm() <= 3e-5 * moved
 
 
-def conv_net(shape: tuple[int, int, int], channels: tuple[int, ...], size: int, hidden: tuple[int, ...]) -> nn.Module:
-    """Convolutions with kernels of any odd size, then a perceptron."""
+def conv_net(
+    shape: tuple[int, int, int], channels: tuple[int, ...], size: int, padding: int, hidden: tuple[int, ...]
+) -> nn.Module:
+    """Convolutions with kernels of any size, then a perceptron."""
     (planes, height, width), layers = shape, []
     for out in channels:
-        layers += [nn.Conv2d(planes, out, size, padding=size // 2), nn.ReLU(), nn.MaxPool2d(2)]
-        planes, height, width = out, height // 2, width // 2
+        layers += [nn.Conv2d(planes, out, size, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+        planes, height, width = out, *((side + 2 * padding - size + 1) // 2 for side in (height, width))
     return nn.Sequential(*layers, *models.mlp((planes, height, width), CLASSES, hidden))
 
 
 @needs_kernel
 @pytest.mark.parametrize(
-    ("shape", "channels", "size", "hidden"),
+    ("shape", "channels", "size", "padding", "hidden"),
     [
-        ((3, 8, 8), (32, 64), 3, ()),
-        ((1, 9, 13), (5, 17), 3, (12,)),
-        ((2, 6, 4), (40,), 5, ()),
-        ((3, 4, 4), (20,), 1, ()),
+        ((3, 8, 8), (32, 64), 3, 1, ()),
+        ((1, 9, 13), (5, 17), 3, 1, (12,)),
+        ((2, 6, 4), (40,), 5, 2, ()),
+        ((3, 4, 4), (20,), 1, 0, ()),
+        ((1, 12, 11), (5, 17), 3, 0, (12,)),
+        ((1, 17, 16), (20, 50), 5, 0, ()),
+        ((2, 11, 12), (6, 33), 5, 1, ()),
+        ((3, 7, 9), (18, 4), 2, 0, ()),
+        ((2, 6, 5), (7, 20), 4, 2, ()),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("batch", [1, 10])
 def test_any_image_and_kernel_size(
-    shape: tuple[int, int, int], channels: tuple[int, ...], size: int, hidden: tuple[int, ...], batch: int
+    shape: tuple[int, int, int], channels: tuple[int, ...], size: int, padding: int, hidden: tuple[int, ...], batch: int
 ) -> None:
-    model = models.build(lambda: conv_net(shape, channels, size, hidden), shape, CLASSES, seed=7)
+    model = models.build(lambda: conv_net(shape, channels, size, padding, hidden), shape, CLASSES, seed=7)
     received = models.parameters_to_vector(model)
     rng = torch.Generator().manual_seed(8)
     x, y = torch.randn(13, *shape, generator=rng), torch.randint(0, CLASSES, (13,), generator=rng)

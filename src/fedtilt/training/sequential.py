@@ -1,9 +1,11 @@
 """An `nn.Sequential` of the layers the kernels support, and the layout of its parameters in the kernels.
 
-    conv blocks      3×3 (or any odd) convolution, ReLU, 2×2 max-pool        none or more
+    conv blocks      a square convolution, ReLU, 2×2 max-pool                none or more
     linear layers    Linear, ReLU, …, Linear                                 one or more
 
-`models.mlp`, `models.cnn` and `models.logistic` are such networks; so is any `nn.Sequential` of the same layers.
+The convolution has stride 1 and zero padding of at most half the kernel; in the kernels for GPUs, the padding keeps the
+size of the image. `models.mlp`, `models.cnn` and `models.logistic` are such networks; so is any `nn.Sequential` of the
+same layers.
 """
 
 import math
@@ -72,9 +74,9 @@ class SequentialNet:
 
     @classmethod
     def from_module(cls, model: nn.Module, shape: tuple[int, ...]) -> Self | None:
-        """The network for samples of this shape, or None if the model has any other layers."""
+        """The network for samples of this shape, or None if the model has layers that the kernels for GPUs lack."""
         parsed = _parse(model, shape)
-        if parsed is None:
+        if parsed is None or any(conv.kernel_size[0] != 2 * int(conv.padding[0]) + 1 for conv in parsed[0]):
             return None
         convolutions, linears = parsed
         blocks: list[ConvBlock] = []
@@ -160,7 +162,7 @@ def _parse(model: nn.Module, shape: tuple[int, ...]) -> tuple[list[nn.Conv2d], l
         if len(image) != 3 or not _is_conv_block(block):
             return None
         convolutions.append(block[0])  # type: ignore[arg-type]
-        image = (block[0].out_channels, image[1] // 2, image[2] // 2)  # type: ignore[assignment]
+        image = (block[0].out_channels, *pooled_size(block[0], *image[1:]))  # type: ignore
     if rest and isinstance(rest[0], nn.Flatten) and (rest[0].start_dim, rest[0].end_dim) == (1, -1):
         rest = rest[1:]
     elif len(image) != 1:
@@ -176,6 +178,12 @@ def _parse(model: nn.Module, shape: tuple[int, ...]) -> tuple[list[nn.Conv2d], l
     if linears[0].in_features != math.prod(image) or not has_plain_layers(model, [*convolutions, *linears]):
         return None
     return convolutions, linears  # type: ignore[return-value]
+
+
+def pooled_size(conv: nn.Conv2d, height: int, width: int) -> tuple[int, int]:
+    """Height and width of the output of a conv block for images of this size."""
+    change = 2 * int(conv.padding[0]) - conv.kernel_size[0] + 1
+    return max(0, height + change) // 2, max(0, width + change) // 2
 
 
 def has_plain_layers(model: nn.Module, layers: Sequence[nn.Module]) -> bool:
@@ -199,8 +207,7 @@ def _is_conv_block(block: list[nn.Module]) -> bool:
     size = conv.kernel_size[0]
     return (
         conv.kernel_size == (size, size)
-        and size % 2 == 1
-        and conv.padding == (size // 2, size // 2)
+        and conv.padding in [(padding, padding) for padding in range(size // 2 + 1)]
         and conv.stride == conv.dilation == (1, 1)
         and conv.groups == 1
         and conv.padding_mode == "zeros"

@@ -22,7 +22,7 @@ from fedtilt.math.losses import REVERSE, ClassLoss, HuberLoss, cross_entropy, sq
 from fedtilt.math.small_batch import ZERO_TILT
 from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_part
 from fedtilt.training.native.compiler import CompiledLibrary, LibraryUnavailable, compile_library
-from fedtilt.training.sequential import SequentialNet
+from fedtilt.training.sequential import SequentialNet, pooled_size
 
 _SOURCE = Path(__file__).with_name("c") / "train.c"
 _BAD_LABEL, _BAD_ORDER = 2, 3  # as in c/train.c
@@ -105,10 +105,12 @@ def _is_sequential(model: nn.Module) -> bool:
     if linear is None:
         return False
     shape: tuple[int, ...] = (linear.in_features,)
-    if convolutions:  # every block halves height and width; any image with the right number of pixels will do
-        scale = 2 ** len(convolutions)
-        pixels = linear.in_features // convolutions[-1].out_channels
-        shape = (convolutions[0].in_channels, pixels * scale, scale)
+    if convolutions:  # any image whose convolutions give the right number of pixels will do
+        height, width = linear.in_features // convolutions[-1].out_channels, 1
+        for conv in reversed(convolutions):
+            shrinks = conv.kernel_size[0] - 1 - 2 * int(conv.padding[0]) if isinstance(conv.padding, tuple) else 0
+            height, width = 2 * height + shrinks, 2 * width + shrinks
+        shape = (convolutions[0].in_channels, height, width)
     return SequentialNet.fits(model, shape)
 
 
@@ -169,7 +171,7 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
     anchor = _check_tensor(job.anchor, torch.float32, (parameters,), "anchor")
     anchor = anchor.clone() if job.anchor_rate else anchor
     drift = None if job.drift is None else _check_tensor(job.drift, torch.float32, (parameters,), "drift")
-    layers = len(blocks) // 5 + len(widths) - 1
+    layers = len(blocks) // 6 + len(widths) - 1
     is_first = [0] * layers if job.first is None else _is_first(model, job.first)
     x = _check_tensor(batches.x, torch.float32, (samples, *shape), "samples")
     loss = _loss(job, widths[-1])
@@ -187,7 +189,7 @@ def _train_one(kernel: CompiledLibrary, model: nn.Module, job: LocalJob, batches
     if job.epochs is not None and job.epochs > epochs:
         raise InputError(f"the job has {job.epochs} epochs, but there are batches for {epochs}")
     status = kernel.library.fedtilt_train(
-        len(blocks) // 5, _long_array(blocks), len(widths) - 1, _long_array(widths),
+        len(blocks) // 6, _long_array(blocks), len(widths) - 1, _long_array(widths),
         theta.data_ptr(), anchor.data_ptr(), None if drift is None else drift.data_ptr(), _long_array(is_first),
         ctypes.byref(loss), ctypes.byref(_optimizer(job, batches)),
         x.data_ptr(), None if is_number else y.data_ptr(), y.data_ptr() if is_number else None, group.data_ptr(),
@@ -261,7 +263,7 @@ def _optimizer(job: LocalJob, batches: Batches) -> _Optimizer:
 
 
 def _layer_sizes(model: nn.Module, sample_shape: tuple[int, ...]) -> tuple[tuple[int, ...], list[int], list[int]]:
-    """The shape a sample must have, five numbers for every conv block, and the widths of the linear layers."""
+    """The shape a sample must have, six numbers for every conv block, and the widths of the linear layers."""
     convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
     linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
     widths = [linears[0].in_features, *(m.out_features for m in linears)]
@@ -270,8 +272,8 @@ def _layer_sizes(model: nn.Module, sample_shape: tuple[int, ...]) -> tuple[tuple
     height, width = sample_shape[-2:] if len(sample_shape) == 3 else (0, 0)
     shape, blocks = (convolutions[0].in_channels, height, width), []
     for m in convolutions:
-        blocks += [height, width, m.in_channels, m.out_channels, m.kernel_size[0]]
-        height, width = height // 2, width // 2
+        blocks += [height, width, m.in_channels, m.out_channels, m.kernel_size[0], int(m.padding[0])]
+        height, width = pooled_size(m, height, width)
     if height * width * convolutions[-1].out_channels != widths[0]:
         raise InputError(
             f"samples of shape {sample_shape} do not fit the model: its convolutions must give {widths[0]} features"

@@ -68,30 +68,30 @@ typedef struct {
     Group *groups;
 } Net;
 
-/* `conv_sizes` has height, width, channels, out and kernel of every block; `widths` has the inputs of the first linear
- * layer and the outputs of all. */
+/* `conv_sizes` has height, width, channels, out, kernel and padding of every block; `widths` has the inputs of the
+ * first linear layer and the outputs of all. */
 static void alloc_net(Net *net, Arena *arena, const long *conv_sizes, const long *widths, long batch,
                       const Optimizer *o, int has_drift) {
     long max_maps = 0, max_input_delta = 0, channels = widths[0];
     net->blocks = arena_alloc(arena, net->block_count, sizeof(ConvBlock));
     net->layers = arena_alloc(arena, net->layer_count, sizeof(LinearLayer));
-    for (long n = 0; n < net->block_count; n++, conv_sizes += 5) {
+    for (long n = 0; n < net->block_count; n++, conv_sizes += 6) {
         ConvBlock block = {.height = conv_sizes[0], .width = conv_sizes[1], .channels = conv_sizes[2]}, *conv = &block;
-        conv->kernel = conv_sizes[4];
-        long out = conv_sizes[3];
-        conv->padding = conv->kernel / 2;
+        conv->kernel = conv_sizes[4], conv->padding = conv_sizes[5];
+        conv->out_height = conv->height + 2 * conv->padding - conv->kernel + 1;
+        conv->out_width = conv->width + 2 * conv->padding - conv->kernel + 1;
+        long out = conv_sizes[3], pixels = (conv->out_height / 2) * (conv->out_width / 2);
         conv->row_size = (conv->width + 2 * conv->padding) * conv->channels;
         conv->image_size = (conv->height + 2 * conv->padding) * conv->row_size;
         alloc_weights(arena, &conv->weights, kernel_area(conv) * conv->channels, out, conv->channels, o,
                       has_drift);
         conv->input = arena_alloc(arena, batch * conv->image_size, 4);
-        conv->argmax = arena_alloc(arena, batch * (conv->height / 2) * (conv->width / 2) * out, sizeof(int32_t));
-        conv->delta = arena_alloc(
-            arena, (conv->height + 2 * conv->padding) * (conv->width + 2 * conv->padding) * round_up(out), 4);
+        conv->argmax = arena_alloc(arena, batch * pixels * out, sizeof(int32_t));
+        conv->delta = arena_alloc(arena, (conv->height + conv->kernel - 1) * delta_row(conv), 4);
         conv->gradient = arena_alloc(arena, (conv->weights.in + 1) * round_up(out), 4);
         conv->flipped =
             n ? arena_alloc(arena, (kernel_area(conv) * round_up(out) + 1) * round_up(conv->channels), 4) : NULL;
-        long maps = conv->height * conv->width * round_up(out);
+        long maps = conv->out_height * conv->out_width * round_up(out);
         long input_delta = conv->height * conv->width * round_up(conv->channels);
         max_maps = maps > max_maps ? maps : max_maps;
         max_input_delta = input_delta > max_input_delta ? input_delta : max_input_delta;
@@ -156,8 +156,8 @@ static void conv_forward(const Net *net, long batch) {
             convolve(conv, conv->input + b * conv->image_size, net->maps);
             float *to = next ? next->input + b * next->image_size + next->padding * (next->row_size + next->channels)
                              : net->layers->h + b * net->layers->h_stride;
-            pool(conv, net->maps, to, next ? next->row_size : conv->width / 2 * conv->weights.out,
-                 conv->argmax + b * (conv->height / 2) * (conv->width / 2) * conv->weights.out);
+            pool(conv, net->maps, to, next ? next->row_size : conv->out_width / 2 * conv->weights.out,
+                 conv->argmax + b * (conv->out_height / 2) * (conv->out_width / 2) * conv->weights.out);
         }
 }
 
@@ -172,7 +172,7 @@ static void conv_backward(const Net *net, long batch) {
             const ConvBlock *conv = net->blocks + n;
             long out = conv->weights.out, last = n == net->block_count - 1;
             unpool(conv, pooled, last ? out : round_up(out),
-                   conv->argmax + b * (conv->height / 2) * (conv->width / 2) * out);
+                   conv->argmax + b * (conv->out_height / 2) * (conv->out_width / 2) * out);
             add_weight_gradient(conv, conv->input + b * conv->image_size);
             if (n) convolve_backward(conv, net->input_delta);
             pooled = net->input_delta;
