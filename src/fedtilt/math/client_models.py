@@ -117,13 +117,13 @@ def check_share(value: float, name: str) -> None:
         raise InputError(f"{name} must be in [0, 0.5), got {value}")
 
 
-def _chunk_width(clients: int) -> int:
-    return max(256, _CHUNK_BYTES // (8 * clients))
+def _chunk_width(clients: int, chunk_bytes: int = _CHUNK_BYTES) -> int:
+    return max(256, chunk_bytes // (8 * clients))
 
 
-def column_chunks(models: Tensor) -> Iterator[slice]:
+def column_chunks(models: Tensor, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[slice]:
     """Slices of columns, small enough that a float64 copy of them for all clients stays in the cache."""
-    width = _chunk_width(len(models))
+    width = _chunk_width(len(models), chunk_bytes)
     for left in range(0, models.shape[1], width):
         yield slice(left, left + width)
 
@@ -177,9 +177,13 @@ def distances_to(models: ClientModels, metric: Distance, centre: Tensor) -> Tens
     return metric.finish(_sum(map_blocks(models, _summands, metric.summand, by_column=[centre])))
 
 
-def _summands(block: Tensor, centre: Tensor, summand: Callable[[Tensor], Tensor]) -> Tensor:
+def _summands(block: Tensor, centre: Tensor, summand: Callable[..., Tensor]) -> Tensor:
     total = torch.zeros(len(block), dtype=torch.float64, device=block.device)
+    buffer = torch.empty(0)
     for columns in column_chunks(block):
-        difference = centre[columns].double() - block[:, columns].double()  # squares overflow half and float types
-        total += summand(difference).sum(1)
+        chunk = block[:, columns]
+        if buffer.shape != chunk.shape:  # one for all chunks but the last: new memory takes as long as the work
+            buffer = torch.empty_like(chunk, dtype=torch.float64)  # squares overflow half and float types
+        torch.sub(centre[columns].double(), chunk, out=buffer)
+        total += summand(buffer, out=buffer).sum(1)
     return total

@@ -34,7 +34,7 @@ class Distance(NamedTuple):
     Its gradient by w is factor(distance) · direction(w − w_n).
     """
 
-    summand: Callable[[Tensor], Tensor]
+    summand: Callable[..., Tensor]  # with `out`
     finish: Callable[[Tensor], Tensor]
     direction: Callable[[Tensor], Tensor]
     factor: Callable[[Tensor], Tensor]

@@ -10,6 +10,8 @@ from fedtilt.math import gram_solvers
 from fedtilt.math.client_models import check_share, check_start, client_weights, column_chunks, gram
 from fedtilt.math.robust import bad_count, clip_factors, median
 
+_MIXED_BYTES = 2**20  # of a chunk; with larger ones, most of the time goes into new memory
+
 
 def clipping(models: Tensor, start: Tensor | None = None, radius: float | None = None) -> Tensor:
     """Every update w_n − start clipped to the length `radius`, by default the median length."""
@@ -19,7 +21,8 @@ def clipping(models: Tensor, start: Tensor | None = None, radius: float | None =
     scale = clip_factors(models, origin, radius).to(models.dtype)[:, None]
     out = torch.empty_like(models)
     for columns in column_chunks(models):
-        out[:, columns] = origin[columns] + scale * (models[:, columns] - origin[columns])
+        torch.sub(models[:, columns], origin[columns], out=out[:, columns])
+        out[:, columns].mul_(scale).add_(origin[columns])
     return out
 
 
@@ -71,6 +74,6 @@ def _mixtures(models: Tensor, weights: Tensor) -> Tensor:
     """Rows Σ_n weights_in · w_n, in float64: a far client costs no digits where its weight is 0."""
     weights = weights.to(models.device)
     out = models.new_empty(len(weights), models.shape[1])
-    for columns in column_chunks(models):
+    for columns in column_chunks(models, _MIXED_BYTES):
         out[:, columns] = (weights @ models[:, columns].double()).to(models.dtype)
     return out

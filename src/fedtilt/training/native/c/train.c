@@ -14,12 +14,13 @@
 /* Copy parameters from torch's order, weight (out, in) then bias (out,), to panels, or back to it. */
 static void repack(const Weights *w, float *theta, float *panels, int to_theta) {
     enum { STRIP = 16 }; /* rows of a panel that stay in the first-level cache */
-    for (long i = 0; i <= w->in; i += STRIP)
+    for (long i = 0; i <= w->in; i += STRIP) {
+        long end = i + STRIP < w->in ? i + STRIP : w->in + 1, inputs[STRIP];
+        for (long k = i; k < end; k++) inputs[k - i] = k % w->channels * w->pixels + k / w->channels;
         for (long o = 0; o < w->out; o++) {
             long p = o / (2 * LANES) * 2, vecs = p + 1 < w->vectors ? 2 : 1;
-            for (long k = i; k <= w->in && k < i + STRIP; k++) {
-                long input = k % w->channels * w->pixels + k / w->channels;
-                float *flat = theta + (k < w->in ? o * w->in + input : w->in * w->out + o);
+            for (long k = i; k < end; k++) {
+                float *flat = theta + (k < w->in ? o * w->in + inputs[k - i] : w->in * w->out + o);
                 float *packed = panels + p * LANES * (w->in + 1) + k * vecs * LANES + o - p * LANES;
                 if (to_theta)
                     *flat = *packed;
@@ -27,6 +28,7 @@ static void repack(const Weights *w, float *theta, float *panels, int to_theta) 
                     *packed = *flat;
             }
         }
+    }
 }
 
 /* One allocation for everything: a first pass (`base` is NULL) counts the bytes, a second hands out the memory. */
