@@ -117,11 +117,11 @@ def check_share(value: float, name: str) -> None:
         raise InputError(f"{name} must be in [0, 0.5), got {value}")
 
 
-def _chunk_width(clients: int, chunk_bytes: int = _CHUNK_BYTES) -> int:
-    return max(256, chunk_bytes // (8 * clients))
+def _chunk_width(clients: int, chunk_bytes: int | None = None) -> int:
+    return max(256, (chunk_bytes or _CHUNK_BYTES) // (8 * clients))
 
 
-def column_chunks(models: Tensor, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[slice]:
+def column_chunks(models: Tensor, chunk_bytes: int | None = None) -> Iterator[slice]:
     """Slices of columns, small enough that a float64 copy of them for all clients stays in the cache."""
     width = _chunk_width(len(models), chunk_bytes)
     for left in range(0, models.shape[1], width):
