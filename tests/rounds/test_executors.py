@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import fedtilt as ft
 from fedtilt.models import parameters_to_vector
+from fedtilt.rounds.attack import AttackedFederation
 from fedtilt.rounds.executors import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.rounds.forked import ForkedExecutor
 from fedtilt.rounds.shared_block import SharedBlock
@@ -48,6 +49,26 @@ def test_workers_train_everything_as_this_process_does() -> None:
         assert kept.keys() >= {"local", "buffers"}
         for name, tensor in kept.items():
             assert torch.equal(tensor, forked.client_states.get(owner)[name])
+
+
+@pytest.mark.parametrize("outliers", ["none", "corruptions"])
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])  # an epoch has three
+def test_a_few_steps_have_the_first_batches_of_all(outliers: str, steps: int) -> None:
+    digits = ft.data.load("digits")
+    fed = ft.Federation.build(digits, clients=4, partition="iid", max_train=30, outliers=outliers)
+    attacked = AttackedFederation.of(fed, ft.Attack(kind="backdoor", clients=("1",)), seed=0)
+    start = torch.zeros(1)
+    job = LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=0.1, steps=steps)
+    for client in (0, 1):
+        x, y = attacked.train(client, seed=3, round=2)
+        whole = BATCHES.batches_of(x, y, {}, 2, client, [job])
+        batches = BATCHES.batches(attacked, 2, client, [job], torch.device("cpu"))
+        assert len(batches.y) == min(10 * steps, 30)
+        expected, found = list(whole.of(job)), list(batches.of(job))
+        assert len(found) == steps
+        for a, b in zip(expected, found, strict=True):
+            assert torch.equal(a.x, b.x)
+            assert torch.equal(a.y, b.y)
 
 
 def jobs_of(client: int, model: nn.Module, count: int) -> list[LocalJob]:

@@ -126,16 +126,22 @@ class ClientData:
         """Targets as a model learns them: labels unchanged, numbers as (y − mean) / deviation."""
         return y if self.target is None else self.target.standardise(y)
 
-    def train(self, client: int | str, *, seed: int, round: int, device: Device = "cpu") -> tuple[Inputs, Tensor]:
+    def train(
+        self, client: int | str, *, seed: int, round: int, device: Device = "cpu", rows: Tensor | None = None
+    ) -> tuple[Inputs, Tensor]:
         """A client's training samples and labels in one round, with that round's outliers if the client has any.
 
-        Outliers that are drawn once depend on the seed of the federation, in place of the seed and the round.
+        Outliers that are drawn once depend on the seed of the federation, in place of the seed and the round. With
+        `rows`, only these of its samples are returned.
         """
         number = self._number(client)
         once = self.outliers.redraw == "once"
-        x, y = self._with_outliers(
-            self.train_index[number], number, self.seed if once else seed, None if once else round, device
-        )
+        index = self.train_index[number]
+        if rows is not None and not self.has_outliers[number]:  # outliers are drawn for all samples together
+            index, rows = index[rows.to(index.device)], None
+        x, y = self._with_outliers(index, number, self.seed if once else seed, None if once else round, device)
+        if rows is not None:
+            x, y = take(x, rows), y[rows]
         return self._scale(x), self.model_target(y)
 
     def clean_train(self, client: int | str, *, device: Device = "cpu") -> tuple[Inputs, Tensor]:

@@ -155,10 +155,16 @@ class AttackedFederation(Federation):
         return 0 if self.attack.target is None else self.class_names.index(self.attack.target)
 
     def train(
-        self, client: int | str, *, seed: int, round: int, device: torch.device | str = "cpu"
+        self,
+        client: int | str,
+        *,
+        seed: int,
+        round: int,
+        device: torch.device | str = "cpu",
+        rows: Tensor | None = None,
     ) -> tuple[Inputs, Tensor]:
-        """A client's training samples and labels in one round; an attacker's are poisoned."""
-        x, y = super().train(client, seed=seed, round=round, device=device)
+        """A client's training samples and labels in one round, or these rows of them; an attacker's are poisoned."""
+        x, y = super().train(client, seed=seed, round=round, device=device, rows=rows)
         number = self._number(client)
         if number not in self.attackers or round < self.attack.from_round:
             return x, y
@@ -168,7 +174,8 @@ class AttackedFederation(Federation):
             assert isinstance(x, Tensor)
             assert self.attack.poisoned is not None
             key = seeds.key(seed, "attack/samples", client=number)
-            poisoned = seeds.uniform(key, (len(y),), y.device) < self.attack.poisoned
+            drawn = seeds.uniform(key, (len(self.train_index[number]),), y.device)
+            poisoned = (drawn if rows is None else drawn[rows]) < self.attack.poisoned
             x = torch.where(poisoned.reshape(-1, 1, 1, 1), with_trigger(x, 1.0), x)
             return x, torch.where(poisoned, self.target_class, y)
         return x, y

@@ -5,7 +5,7 @@ Every executor gives the same bits: whatever is random depends on (seed, round, 
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import NamedTuple, Protocol, Self
 
@@ -37,10 +37,26 @@ class BatchSettings:
         self, federation: Federation, round: int, client: int, jobs: Sequence[LocalJob], device: torch.device
     ) -> Batches:
         """The batches of one client in one round, with outliers, for the longest of its jobs."""
-        x, y = federation.train(client, seed=self.seed, round=round, device=device)
+        numbers = torch.arange(len(federation.train_index[client]), device=device)
+        batches = self.batches_of(numbers, numbers, {}, round, client, jobs)  # of the numbers of samples
+        used = self._used(batches, jobs)
+        x, y = federation.train(client, seed=self.seed, round=round, device=device, rows=used)
         groups = federation.train_groups(client, device=device)
         weights = federation.train_weights(client, device=device)
-        return self.batches_of(x, y, groups, round, client, jobs, weights)
+        if used is not None:
+            order, bounds = torch.arange(len(used), device=device)[None], batches.bounds[batches.bounds <= len(used)]
+            batches = replace(batches, order=order, bounds=bounds)
+            groups = {name: codes[used] for name, codes in groups.items()}
+            weights = None if weights is None else weights[used]
+        return replace(batches, x=x, y=y, groups=groups, weights=weights)
+
+    @staticmethod
+    def _used(batches: Batches, jobs: Sequence[LocalJob]) -> Tensor | None:
+        """The samples that these jobs train on, in order, if they make a few steps; None: all."""
+        steps = max(batches.steps(job) for job in jobs)
+        if steps >= batches.per_epoch or any(job.measures_loss for job in jobs):
+            return None
+        return batches.order[0, : int(batches.bounds[steps])]
 
     def batches_of(
         self, x: Inputs, y: Tensor, groups: Mapping[str, Tensor], round: int, client: int, jobs: Sequence[LocalJob],
