@@ -24,28 +24,22 @@ MARGIN = 1.5  # points; a larger difference is bold
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:
-    """One case per table, data set, division, seed and, of ByzFL's, number of attackers and attack.
-
-    Methods train together; a table with `separate` has a case for each of these groups of methods.
-    """
+    """One case per table, data set, division, seed and, of ByzFL's, number of attackers and attack."""
     settings, result = experiment.settings, []
     seeds = range(options.seeds or settings["seeds"])
     for table in settings["tables"]:
         of_table = settings[table]
-        varied = ("data", "divisions", "bad", "attacks", "separate")
+        varied = ("data", "divisions", "bad", "attacks")
         fixed = {key: value for key, value in of_table.items() if key not in varied}
         bad, attacks = of_table.get("bad", [0]), of_table.get("attacks", {"none": None})
-        for name, division, f, attack, group, seed in product(
-            of_table["data"], of_table["divisions"], bad, attacks, _groups(of_table), seeds
-        ):
-            words = [*_words(of_table, table, name, division, f, attack, group), f"seed-{seed}"]
+        for name, division, f, attack, seed in product(of_table["data"], of_table["divisions"], bad, attacks, seeds):
+            words = [*_words(table, name, division, f, attack), f"seed-{seed}"]
             case = {**fixed, "table": table, "data": name, "division": division, "seed": seed}
             case |= of_table["divisions"][division] | ({"bad": f, "attack": attacks[attack]} if f else {})
-            case["methods"] = {method: of_table["methods"][method] for method in group}
             result.append(
                 Case(
                     name="-".join(words),
-                    what=f"{table}: {', '.join(words[1:])}, {len(group)} methods",
+                    what=f"{table}: {', '.join(words[1:])}, {len(of_table['methods'])} methods",
                     settings=case,
                     needs=name,
                     parts=PARTS,
@@ -54,16 +48,9 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
     return result
 
 
-def _groups(of_table: Mapping[str, Any]) -> list[list[str]]:
-    """The methods that train together."""
-    return of_table.get("separate") or [list(of_table["methods"])]
-
-
-def _words(
-    of_table: Mapping[str, Any], table: str, name: str, division: str, f: int, attack: str, group: list[str]
-) -> list[str]:
+def _words(table: str, name: str, division: str, f: int, attack: str) -> list[str]:
     """The parts of the name of a case before its seed."""
-    return [table, name, division, *([f"f-{f}", attack] if f else []), *(group if "separate" in of_table else [])]
+    return [table, name, division, *([f"f-{f}", attack] if f else [])]
 
 
 def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
@@ -140,10 +127,9 @@ def _ours(
 ) -> float | None:
     """The mean over seeds of the best round; under several attacks, of the worst attack. None: a case is missing."""
     of_table = experiment.settings[table]
-    group = next(group for group in _groups(of_table) if method in group)
     worst = math.inf
     for attack in of_table.get("attacks", {"none": None}):
-        prefix = "-".join([*_words(of_table, table, name, division, f, attack, group), "seed-"])
+        prefix = "-".join([*_words(table, name, division, f, attack), "seed-"])
         found = [result["best"][method] for case, result in results.items()
                  if case.startswith(prefix) and case.removeprefix(prefix).isdecimal()]  # fmt: skip
         if not found:
