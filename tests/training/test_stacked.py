@@ -14,6 +14,7 @@ from fedtilt.math.losses import cross_entropy, sample_loss
 from fedtilt.parts import buffers_to_vector, changing_buffers
 from fedtilt.training import BACKENDS, LocalJob, Optimizer, Trained, make_batches, native, stacked
 from fedtilt.training.stacked import stack
+from fedtilt.training.stacked.parameter_rows import ParameterRows
 from fedtilt.training.stacked.vmap_step import VmapStep, lift_constants
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 
@@ -146,6 +147,20 @@ def test_batch_norm_used_twice_after_a_frozen_convolution(momentum: float | None
         model, [replace(job, buffer_names=names, buffers=buffers, lr=0.01) for job in jobs], batches, tolerance=2e-4
     )
     assert {tuple(result.buffers[[8, 17]].tolist()) for result in trained} == {(4, 2), (12, 6), (16, 8)}
+
+
+def test_batch_norm_over_large_images() -> None:
+    """The statistics of parts of a sample are put together."""
+
+    def net() -> nn.Module:
+        conv = nn.Conv2d(1, 2, 1, padding=8)  # 24 × 24 places, most of them far from the mean
+        return nn.Sequential(conv, nn.BatchNorm2d(2), nn.AdaptiveAvgPool2d(8), nn.Flatten(), nn.Linear(128, CLASSES))
+
+    model = models.build(net, SHAPE, CLASSES, seed=3)
+    names = changing_buffers(model, SHAPE)
+    jobs, batches = make_jobs(model)
+    recipe = {"buffer_names": names, "buffers": buffers_to_vector(model, names), "lr": 0.01}
+    assert_equal_training(model, [replace(job, **recipe) for job in jobs], batches)
 
 
 def test_frozen_batch_norm() -> None:
@@ -283,6 +298,21 @@ def test_convolutions_as_products(kernel, stride, padding) -> None:
         gradients = torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])
         results.append((out, *gradients))
     torch.testing.assert_close(*results)
+
+
+def test_parameter_rows() -> None:
+    """A row holds every parameter once, and the weights of a convolution as its product takes them."""
+    model = nn.Sequential(nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, groups=2), nn.Linear(3, 5))
+    model[0].bias.requires_grad_(False)
+    rows = ParameterRows(model)
+    assert rows.row_length == 320  # 108 + 6 + 6 + 162 + 6 + 15 + 5 parameters
+    vector, row = models.parameters_to_vector(model), torch.zeros(rows.row_length)
+    row[rows.parameter_index] = vector
+    assert row.count_nonzero() == vector.count_nonzero()
+    parameters = rows.parameters(row)
+    torch.testing.assert_close(parameters, models.vector_to_parameters(model, vector), rtol=0, atol=0)
+    assert parameters["0.weight"].permute(2, 3, 1, 0).is_contiguous()
+    assert parameters["2.weight"].is_contiguous()  # not computed as one product
 
 
 def test_convolutions_as_products_in_bfloat16() -> None:

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Inputs
 from fedtilt.math.losses import cross_entropy
-from fedtilt.models import parameters_to_vector
 from fedtilt.parts import buffers_to_vector
 from fedtilt.training.local_job import Batches, LocalJob, Optimizer, Trained
 from fedtilt.training.stacked.batch_norm import BATCH_NORMS
 from fedtilt.training.stacked.buffers import Recipe
 from fedtilt.training.stacked.layers import stackable_copy
+from fedtilt.training.stacked.parameter_rows import ParameterRows
 from fedtilt.training.stacked.stack import Stack, StackSizes
 from fedtilt.training.stacked.vmap_step import StackedGradient
 
@@ -72,7 +72,7 @@ def _unsupported_reason(model: nn.Module, recipe: Recipe, sample: Inputs | None)
 
 
 def _can_vmap(model: nn.Module, recipe: Recipe, sample: Tensor) -> bool:
-    theta = parameters_to_vector(model)
+    theta = torch.zeros(ParameterRows(model).row_length, device=next(model.parameters()).device)
     buffers = buffers_to_vector(model, recipe.buffer_names) if recipe.trains_buffers else theta[:0]
     y, one = torch.zeros(1, dtype=torch.long, device=theta.device), theta.new_ones(1)
     groups, tilts = y.expand(len(recipe.groups), 1), one.expand(len(recipe.groups) + 1)

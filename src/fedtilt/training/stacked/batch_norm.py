@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedtilt.training.stacked.layers import models_first
+
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -16,6 +18,7 @@ class Constants(NamedTuple):
     momentum: Tensor  # 1 for a number of batches, NaN for an average of all batches
     count_index: Tensor  # where the layer's number of batches is
     is_statistic: Tensor  # 0 for a number of batches
+    target_index: Tensor  # which statistic of the batch the buffer moves to; a number of batches, to a 1 behind them
 
 
 class PaddedBatchNorms:
@@ -41,8 +44,9 @@ class PaddedBatchNorms:
             momentum += [*[math.nan if layer.momentum is None else layer.momentum] * statistics, 1.0]
         self._has_averages = any(layer.momentum is None for layer in self._layers)
         index = torch.tensor(count_index, device=device)
-        is_statistic = (index != torch.arange(len(index), device=device)).float()
-        self.constants = Constants(torch.tensor(momentum, device=device), index, is_statistic)
+        is_statistic = index != torch.arange(len(index), device=device)
+        target_index = torch.where(is_statistic, is_statistic.cumsum(0) - 1, is_statistic.sum())
+        self.constants = Constants(torch.tensor(momentum, device=device), index, is_statistic.float(), target_index)
 
     def start(self, sample_weights: Tensor) -> None:
         """Begin a batch of samples with these weights (B,), 0 or 1."""
@@ -52,10 +56,10 @@ class PaddedBatchNorms:
         self._passes: list[dict[nn.Module, tuple[Tensor, Tensor]]] = []
 
     def shares(self, places: int) -> tuple[Tensor, Tensor]:
-        """What each value of a sample counts in a mean over all n values (B,), and n / (n − 1)."""
+        """What each value of a sample counts in a mean over all n values (B, 1, 1), and n / (n − 1)."""
         if places not in self._shares:
             count = self._samples * places
-            self._shares[places] = self._sample_weights / count, count / (count - 1)
+            self._shares[places] = (self._sample_weights / count).reshape(-1, 1, 1), count / (count - 1)
         return self._shares[places]
 
     def record(self, layer: nn.Module, mean: Tensor, unbiased_var: Tensor) -> None:
@@ -69,17 +73,18 @@ class PaddedBatchNorms:
     def next_buffers(self, buffers: Tensor, constants: Constants) -> Tensor:
         """The buffers (B,) after the batch: of every layer the running mean and variance, and the number of batches."""
         share = constants.momentum
-        one, zero = buffers.new_ones(1), buffers.new_zeros(1)
         passes, self._passes = self._passes, []
         for seen in passes:  # one, unless the model uses a layer more than once
-            targets, start = [], 0
+            statistics: list[Tensor] = []
             for layer in self._layers:
-                end = start + 2 * layer.num_features
-                targets += [*seen[layer], one] if layer in seen else [buffers[start:end], zero]
-                start = end + 1
+                statistics += seen.get(layer, [buffers.new_zeros(2 * layer.num_features)])
+            target = torch.cat([*statistics, buffers.new_ones(1)])[constants.target_index]
             if self._has_averages:
                 share = torch.where(constants.momentum.isnan(), 1 / (buffers[constants.count_index] + 1), share)
-            buffers = buffers + share * (torch.cat(targets) - constants.is_statistic * buffers)
+            old, buffers = buffers, buffers + share * (target - constants.is_statistic * buffers)
+            if len(seen) < len(self._layers):
+                is_seen = [buffers.new_full((2 * layer.num_features + 1,), layer in seen) for layer in self._layers]
+                buffers = torch.where(torch.cat(is_seen) > 0, buffers, old)
         return buffers
 
 
@@ -87,37 +92,32 @@ class _PaddedBatchNorm(nn.modules.batchnorm._BatchNorm):
     batch_norms: PaddedBatchNorms
 
     def forward(self, x: Tensor) -> Tensor:
-        shares, unbiased = self.batch_norms.shares(math.prod(x.shape[2:]))
-        shares = shares.reshape(-1, *[1] * (x.dim() - 1))
-        out, mean, var, _ = _Normalize.apply(x, shares, self.weight, self.bias, self.eps)
+        channels_last = x.movedim(1, -1)
+        values = channels_last.reshape(len(x), -1, x.shape[1])  # (B, places, C)
+        shares, unbiased = self.batch_norms.shares(values.shape[1])
+        out, mean, var, _ = _Normalize.apply(values, shares, self.weight, self.bias, self.eps)
         self.batch_norms.record(self, mean.flatten(), var.flatten() * unbiased)
-        return out
+        return out.reshape(channels_last.shape).movedim(-1, 1)
 
 
 class _Normalize(torch.autograd.Function):
-    """(x − mean) · scale · weight + bias; and mean and variance over samples and places, and the scale, (1, C, 1, …).
+    """(x − mean) · scale · weight + bias, (B, places, C); and by channel mean, variance and scale, (1, 1, C).
 
-    Its gradient needs two sums over samples and places; autograd would take five, and three times the operations.
+    Its gradient needs two sums over samples and places; autograd would take five, and three times the operations. Both
+    are written for many models at once: what `vmap` makes of them has more operations to compile.
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(
         x: Tensor, shares: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """`shares` (B, 1, …) is what a sample's values count in the mean."""
-        values = x.float()
-        mean = _sum_by_channel(values * shares)
-        centered = values - mean
-        var = _sum_by_channel(centered.square() * shares)
-        scale = (var + eps).rsqrt()
-        out = centered * scale
-        if weight is not None:
-            out = out * weight.reshape(mean.shape)
-        if bias is not None:
-            out = out + bias.reshape(mean.shape)
-        return out.to(x.dtype), mean, var, scale
+    ) -> tuple[Tensor, ...]:
+        """`shares` (B, 1, 1) is what each value of a sample counts in the mean."""
+        return tuple(t[0] for t in _normalize(*_one_model(x, shares, weight, bias), eps=eps))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        *tensors, eps = arguments
+        return _normalize(*models_first(info.batch_size, in_dims, *tensors), eps=eps), (0, 0, 0, 0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -130,17 +130,63 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-        x, shares, weight, mean, scale = ctx.saved_tensors
-        grad = grad.float()
-        normal = (x.float() - mean) * scale
-        by_bias, by_weight = _sum_by_channel(grad), _sum_by_channel(grad * normal)
-        by_x = scale * (grad - shares * (by_bias + normal * by_weight))
-        if weight is None:
-            return by_x.to(x.dtype), None, None, None, None
-        by_x = by_x * weight.reshape(mean.shape)
-        return by_x.to(x.dtype), None, by_weight.flatten(), by_bias.flatten() if ctx.has_bias else None, None
+        by_x, by_weight, by_bias = _NormalizeGradient.apply(grad, *ctx.saved_tensors)
+        has_weight = ctx.saved_tensors[2] is not None
+        return by_x, None, by_weight if has_weight else None, by_bias if ctx.has_bias else None, None
 
 
-def _sum_by_channel(x: Tensor) -> Tensor:
-    """The sum over samples and places of (B, C, …), as (1, C, 1, …)."""
-    return x.sum([0, *range(2, x.dim())], keepdim=True)
+class _NormalizeGradient(torch.autograd.Function):
+    """The gradient of `_Normalize` by x, weight and bias; it has no gradient of its own."""
+
+    @staticmethod
+    def forward(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return tuple(t[0] for t in _normalize_gradient(*_one_model(*tensors)))
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        return _normalize_gradient(*models_first(info.batch_size, in_dims, *tensors)), (0, 0, 0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output)
+
+
+def _one_model(*tensors: Tensor | None) -> list[Any]:
+    return [None if t is None else t[None] for t in tensors]
+
+
+def _normalize(
+    x: Tensor, shares: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float
+) -> tuple[Tensor, ...]:
+    """`_Normalize` of many models: x (L, B, places, C), shares (L, B, 1, 1), weight and bias (L, C).
+
+    Parts of the samples have their statistics first, so that x is read once, and the shares not with it.
+    """
+    values = x.float()
+    places = x.shape[2]
+    parts = math.gcd(places, 8) if places >= 512 else 1  # so that the device has enough to do at once
+    part_var, part_mean = torch.var_mean(values.reshape(*x.shape[:2], parts, places // parts, -1), 3, correction=0)
+    part_shares = shares * (places // parts)
+    mean = (part_shares * part_mean).sum((1, 2), keepdim=True)
+    var = (part_shares * (part_var + (part_mean - mean).square())).sum((1, 2), keepdim=True)
+    scale = (var + eps).rsqrt()
+    out = (values - mean) * scale
+    if weight is not None:
+        out = out * weight.reshape(mean.shape)
+    if bias is not None:
+        out = out + bias.reshape(mean.shape)
+    return out.to(x.dtype), mean, var, scale
+
+
+def _normalize_gradient(
+    grad: Tensor, x: Tensor, shares: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor
+) -> tuple[Tensor, ...]:
+    """`_NormalizeGradient` of many models."""
+    grad, centered = grad.float(), x.float() - mean
+    by_bias, by_scale = (t.sum((1, 2), keepdim=True) for t in (grad, grad * centered))
+    by_weight = by_scale * scale
+    by_x = grad - shares * (by_bias + centered * (by_weight * scale))
+    by_x = by_x * (scale if weight is None else scale * weight.reshape(mean.shape))
+    return by_x.to(x.dtype), by_weight.flatten(1), by_bias.flatten(1)

@@ -52,7 +52,7 @@ class Recipe(NamedTuple):
 class Buffers(NamedTuple):
     """What a step reads and writes, on one device; L jobs, C clients.
 
-    Parameter rows are in the order of the `SequentialNet` if the kernels train the model, otherwise in the model's.
+    Parameter rows are those of the `SequentialNet` if the kernels train the model, otherwise `ParameterRows`.
     """
 
     theta: Tensor  # (L, row_length)

@@ -37,7 +37,7 @@ class _PatchProduct(torch.autograd.Function):
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, padding: tuple[int, int],
         stride: tuple[int, int],
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:  # fmt: skip
-        x, weight = _models_first(info.batch_size, in_dims, x, weight)
+        x, weight = models_first(info.batch_size, in_dims, x, weight)
         return _patch_product(x, weight, padding, stride), (0, 0)
 
     @staticmethod
@@ -70,7 +70,7 @@ class _PatchProductGradient(torch.autograd.Function):
         info: Any, in_dims: tuple[int | None, ...], grad: Tensor, weight: Tensor, patches: Tensor,
         padding: tuple[int, int], stride: tuple[int, int], size: tuple[int, int],
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:  # fmt: skip
-        grad, weight, patches = _models_first(info.batch_size, in_dims, grad, weight, patches)
+        grad, weight, patches = models_first(info.batch_size, in_dims, grad, weight, patches)
         return _patch_product_gradient(grad, weight, patches, padding, stride, size), (0, 0)
 
     @staticmethod
@@ -78,13 +78,13 @@ class _PatchProductGradient(torch.autograd.Function):
         ctx.mark_non_differentiable(*output)
 
 
-def _models_first(models: int, in_dims: Sequence[int | None], *tensors: Tensor) -> list[Tensor]:
+def models_first(models: int, in_dims: Sequence[int | None], *tensors: Tensor | None) -> list[Any]:
     """Tensors with the models in the first dimension; those that all models share are repeated without a copy."""
     rows = []
     for t, dim in zip(tensors, in_dims, strict=False):
-        if dim is None:
+        if t is not None and dim is None:
             t = t.expand(models, *t.shape)
-        rows.append(t.movedim(dim, 0) if dim else t)
+        rows.append(t.movedim(dim, 0) if t is not None and dim else t)
     return rows
 
 
@@ -147,9 +147,11 @@ def _at_size(
     return _pad(x, before, after)
 
 
-def _is_plain_conv(layer: nn.Conv2d) -> bool:
-    dense = layer.dilation == (1, 1) and layer.groups == 1
-    return dense and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+def is_product(layer: nn.Module) -> bool:
+    """Whether a layer is a convolution that a stackable copy computes as a product."""
+    if type(layer) is not nn.Conv2d or layer.dilation != (1, 1) or layer.groups != 1:
+        return False
+    return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
 
 class _MeanPool2d(nn.AdaptiveAvgPool2d):
@@ -163,7 +165,7 @@ def stackable_copy(model: nn.Module) -> nn.Module:
     """A copy of the model whose convolutions and mean pooling batch well over jobs."""
     net = copy.deepcopy(model)
     for layer in net.modules():
-        if type(layer) is nn.Conv2d and _is_plain_conv(layer):
+        if is_product(layer):
             layer.__class__ = _MatmulConv2d
         elif type(layer) is nn.AdaptiveAvgPool2d and layer.output_size in (1, (1, 1)):
             layer.__class__ = _MeanPool2d

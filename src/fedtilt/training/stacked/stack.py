@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt.math.losses import cross_entropy
-from fedtilt.models import parameters_to_vector
 from fedtilt.training.local_job import Batches, LocalJob, Trained
 from fedtilt.training.precision import fp32_deterministic
 from fedtilt.training.sequential import SequentialNet
 from fedtilt.training.stacked.buffers import Buffers, Recipe, SpecialSteps
 from fedtilt.training.stacked.optimizers import state_rows
+from fedtilt.training.stacked.parameter_rows import ParameterRows
 from fedtilt.training.stacked.vmap_step import VmapStep
 
 _SIZE_MULTIPLE = 256  # sizes are rounded up to a multiple of this, so that few shapes are compiled
@@ -85,8 +85,8 @@ class Stack:
 
         self._recipe, self._precision = recipe, precision
         self._net = kernel_net(model, recipe, sizes.sample_shape, sizes.batch_size, device)
-        self._parameter_index = None if self._net is None else self._net.parameter_index.to(device)
-        parameters = len(parameters_to_vector(model)) if self._net is None else self._net.row_length
+        rows = self._net or ParameterRows(model)
+        self._parameter_index, parameters = rows.parameter_index.to(device), rows.row_length
         sample_shape, sample_dtype = sizes.sample_shape, torch.float32
         if self._net is not None:
             from fedtilt.training.stacked.launch import KernelStep, storage_dtype
@@ -127,10 +127,10 @@ class Stack:
         self._load(jobs, batches)
         self._run(max(self._steps(jobs, batches)))
         b, none = self._buffers, [None] * len(jobs)
-        theta = b.theta.clone() if self._parameter_index is None else b.theta[:, self._parameter_index]
+        theta = b.theta[:, self._parameter_index].unbind()
         model_buffers = b.model_buffers.clone().unbind() if self._recipe.trains_buffers else none
-        anchors = b.anchor.clone().unbind() if self._recipe.special.moves_anchor else none
-        return [Trained(*result) for result in zip(theta.unbind(), model_buffers, anchors, strict=True)]
+        anchors = b.anchor[:, self._parameter_index].unbind() if self._recipe.special.moves_anchor else none
+        return [Trained(*result) for result in zip(theta, model_buffers, anchors, strict=True)]
 
     def _steps(self, jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[int]:
         """The number of steps of every job."""
@@ -180,10 +180,7 @@ class Stack:
         b.first_step.zero_()
 
     def _load_models(self, rows: Tensor, models: Sequence[Tensor]) -> None:
-        if self._parameter_index is None:
-            torch.stack(list(models), out=rows)
-        else:
-            rows[:, self._parameter_index] = torch.stack(list(models))
+        rows[:, self._parameter_index] = torch.stack(list(models))
 
     def _run(self, steps: int) -> None:
         device = self._buffers.theta.device

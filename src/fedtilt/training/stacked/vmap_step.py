@@ -12,13 +12,14 @@ from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedtilt.math.tilt import nested_tilt, nested_tilt_grad
-from fedtilt.models import functional_logits, trained_parameters, vector_to_parameters
+from fedtilt.models import functional_logits, trained_parameters
 from fedtilt.training.local_job import MIN_UTILITY
 from fedtilt.training.precision import autocast
 from fedtilt.training.stacked.batch_norm import Constants, PaddedBatchNorms
 from fedtilt.training.stacked.buffers import Buffers, Recipe
 from fedtilt.training.stacked.layers import stackable_copy
 from fedtilt.training.stacked.optimizers import optimizer_step
+from fedtilt.training.stacked.parameter_rows import ParameterRows
 
 _COMPILE_SETTINGS = {
     "deterministic": True,  # sums take the same order in every process: no kernel is chosen by its time
@@ -26,6 +27,7 @@ _COMPILE_SETTINGS = {
     "triton.autotune_pointwise": False,  # to compile and time several variants of a kernel takes longer than it saves
     "triton.coalesce_tiling_analysis": False,
     "max_fusion_buffer_group_pairwise_attempts": 4,  # 64 by default: a third of the time to compile a ResNet
+    "realize_reads_threshold": 2,  # what many kernels read is stored once: otherwise each computes it, and compiles it
 }
 _OF_BATCH_NORMS = "."  # begins the names of their constants, and no name in a model
 
@@ -36,6 +38,7 @@ class StackedGradient:
     def __init__(self, model: nn.Module, recipe: Recipe, device: torch.device, precision: str) -> None:
         self._net = net = stackable_copy(model).to(device).train()
         self._recipe, self._device, self._precision = recipe, device, precision
+        self._rows = ParameterRows(model)
         changing = {*trained_parameters(net), *(recipe.buffer_names if recipe.trains_buffers else ())}
         tensors = {name: t.detach() for name, t in [*net.named_parameters(), *net.named_buffers()]}
         self.constants = {name: t for name, t in tensors.items() if name not in changing}
@@ -77,7 +80,7 @@ class StackedGradient:
             norm_constants = Constants(*(tensors.pop(_OF_BATCH_NORMS + name) for name in Constants._fields))
             self._batch_norms.start(weights)
         with autocast(self._device, self._precision):
-            outputs = functional_logits(self._net, tensors | vector_to_parameters(self._net, theta), x)
+            outputs = functional_logits(self._net, tensors | self._rows.parameters(theta), x)
         if self._batch_norms is not None:
             model_buffers = self._batch_norms.next_buffers(model_buffers, norm_constants)
         losses = self._recipe.loss(outputs.float(), y)
