@@ -42,6 +42,11 @@ def weights_of_clients(
     return None, {}
 
 
+def works_by_blocks(method: Method) -> bool:
+    """Whether the rule of a method works on models that come in blocks of columns."""
+    return method.steps is None if method.aggregator == "tilted" else AGGREGATORS[method.aggregator].by_blocks
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundRule:
     """The aggregation rule of a method in one round, with all that it uses besides the clients' models."""

@@ -5,17 +5,19 @@ before a rule and most rules depend on lengths and angles alone, so they are eva
 orthonormal basis of this span: a few numbers per model in place of P. Only rules by coordinate need all P.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedtilt.math.client_models import gram
-from fedtilt.rounds.aggregation import RoundRule
+from fedtilt.math.client_models import RemoteModels, gram
+from fedtilt.rounds.aggregation import RoundRule, works_by_blocks
 
 _EVALUATIONS = 20  # as in ByzFL
 _FIRST_STEP = 10.0
 _SHRINK = 0.8
+_BLOCK_BYTES, _LEAST_WIDTH = 2**20, 4096  # of models that are expanded
 _LEAST_VARIANCE = 1e-12  # of a direction of the basis, relative to the largest: less is rounding
 
 
@@ -70,7 +72,8 @@ def damage_of(
         mixed = rule.pre_aggregate(models)
         if by_coordinate is None:
             return float((rule.apply(mixed) - honest_mean).norm())
-        return float(by_coordinate.apply(basis.expand(mixed - honest_mean)).norm())
+        expanded = basis.expand(mixed - honest_mean)
+        return float(by_coordinate.apply(expanded if works_by_blocks(rule.method) else expanded.all()).norm())
 
     return damage
 
@@ -87,8 +90,32 @@ class _Basis:
         self._deviations, self._vectors = variances[kept].clamp_min(0).sqrt(), vectors[:, kept]
         self.coordinates = self._vectors * self._deviations
 
-    def expand(self, differences: Tensor) -> Tensor:
+    def expand(self, differences: Tensor) -> "_ExpandedModels":
         """Differences of points, (n, r), in the coordinates of the points, (n, P)."""
         weights = differences / self._deviations.clamp_min(torch.finfo(torch.float64).tiny) @ self._vectors.T
         weights[:, self._centre] = -weights.sum(1)  # the Gram matrix is of differences to this point
-        return weights.to(self._points) @ self._points
+        return _ExpandedModels(weights.to(self._points), self._points)
+
+
+class _ExpandedModels(RemoteModels):
+    """The combinations weights (C, K) of points (K, P), computed a block at a time, which stays in the cache."""
+
+    def __init__(self, weights: Tensor, points: Tensor) -> None:
+        self._weights, self._points = weights, points
+        self.shape, self.device = (len(weights), points.shape[1]), points.device
+
+    def __getitem__(self, client: int) -> Tensor:
+        return self._weights[client] @ self._points
+
+    def map_blocks(
+        self, function: Callable[..., Tensor], arguments: Sequence[Any], by_column: Sequence[Tensor]
+    ) -> Iterator[Tensor]:
+        width = max(_LEAST_WIDTH, _BLOCK_BYTES // (4 * len(self)))
+        for left in range(0, self.shape[1], width):
+            columns = slice(left, left + width)
+            block = self._weights @ self._points[:, columns]
+            yield function(block, *(vector[columns] for vector in by_column), *arguments)
+
+    def all(self) -> Tensor:
+        """All models, (C, P)."""
+        return self._weights @ self._points

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedtilt.cluster.remote_tensor import ObjectStore, RemoteTensor
-from fedtilt.math.aggregate import AGGREGATORS
 from fedtilt.math.client_models import ClientModels, RemoteModels, column_blocks
 from fedtilt.methods import Method
+from fedtilt.rounds.aggregation import works_by_blocks
 from fedtilt.rounds.settings import TrainSettings
 
 SHARDED_BYTES = 2 * 2**30  # of the clients' models of one method in a round, above which they stay on the cluster
@@ -87,7 +87,7 @@ def uses_shards(methods: Iterable[Method], settings: TrainSettings, clients: int
     if settings.privacy is not None or settings.attack is not None:
         return False
     return all(
-        (AGGREGATORS[m.aggregator].by_blocks if m.aggregator != "tilted" else m.steps is None)
+        works_by_blocks(m)
         and not m.pre_aggregators
         and m.correction == "none"
         and not m.client_momentum
