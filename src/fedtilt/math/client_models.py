@@ -22,7 +22,7 @@ _FAR_RATIO = 1e4  # of squared distances; above it more than four of 16 digits c
 
 
 class RemoteModels(ABC):
-    """Models (C, P), finite and in float32, whose blocks are elsewhere, such as in other processes, or computed when used.
+    """Models (C, P), finite and in float32, whose blocks are in other processes, or computed when they are used.
 
     Rules of `map_blocks` work on them.
     """

@@ -70,9 +70,10 @@ static void unpool(const ConvBlock *conv, const float *pooled, long stride, cons
 
 static void convolve(const ConvBlock *conv, const float *image, float *maps) {
     long stride = round_up(conv->weights.out);
+    Inputs patch = {conv->kernel, conv->kernel * conv->channels, conv->row_size, 0, conv->kernel};
     for (long i = 0; i < conv->out_height; i++)
-        matmul(image + i * conv->row_size, conv->channels, conv->out_width, conv->kernel, conv->kernel * conv->channels,
-               conv->row_size, conv->weights.w, conv->weights.vectors, maps + i * conv->out_width * stride, stride, 0);
+        matmul(image + i * conv->row_size, conv->channels, conv->out_width, patch, conv->weights.w,
+               conv->weights.vectors, maps + i * conv->out_width * stride, stride, 0);
 }
 
 /* The kernel for the gradient by the input: pixels in reverse order, outputs and channels exchanged. */
@@ -125,9 +126,13 @@ static void add_weight_gradient(const ConvBlock *conv, const float *image) {
 static void convolve_backward(const ConvBlock *conv, float *input_delta) {
     long out_stride = round_up(conv->weights.out), row = delta_row(conv);
     long stride = round_up(conv->channels);
-    for (long i = 0; i < conv->height; i++)
-        matmul(conv->delta + i * row, out_stride, conv->width, conv->kernel, conv->kernel * out_stride, row,
-               conv->flipped, stride / LANES, input_delta + i * conv->width * stride, stride, 0);
+    for (long i = 0; i < conv->height; i++) { /* its patch has the rows of delta from i on, and zeros around these */
+        long first = delta_padding(conv) - i, end = first + conv->out_height;
+        Inputs patch = {conv->kernel, conv->kernel * out_stride, row, first > 0 ? first : 0,
+                        end < conv->kernel ? end : conv->kernel};
+        matmul(conv->delta + i * row, out_stride, conv->width, patch, conv->flipped, stride / LANES,
+               input_delta + i * conv->width * stride, stride, 0);
+    }
 }
 
 /* A step of plain SGD: w += lr_prox * (anchor - w) + drift + gradient. */

@@ -84,11 +84,12 @@ static long round_up(long n) { return (n + LANES - 1) / LANES * LANES; }
  * runs of `length` numbers, `segment_stride` apart: one run for a linear layer, the rows of a patch for a
  * convolution. */
 INLINE void matmul_tile(int rows, int vecs, const float *x, long stride, long segments, long length,
-                        long segment_stride, const float *panel, float *out, long out_stride, int relu) {
+                        long segment_stride, const float *panel, const float *bias, float *out, long out_stride,
+                        int relu) {
     vec sum[TILE][2];
     const vec *row = as_vec(panel);
     for (int b = 0; b < rows; b++)
-        for (int v = 0; v < vecs; v++) sum[b][v] = row[segments * length * vecs + v];
+        for (int v = 0; v < vecs; v++) sum[b][v] = as_vec(bias)[v];
     for (long s = 0; s < segments; s++, x += segment_stride)
         for (long i = 0; i < length; i++, row += vecs) {
             vec w[2];
@@ -168,23 +169,30 @@ INLINE void gradient_tile(int rows, int vecs, const float *x, long x_stride, lon
 /* The number of tiles of nearly equal size that rows are split into. */
 static long tile_count(long rows) { return (rows + TILE - 1) / TILE; }
 
-/* The product of `rows` samples with all panels. */
-static void matmul(const float *x, long stride, long rows, long segments, long length, long segment_stride,
-                   const float *w, long vectors, float *out, long out_stride, int relu) {
-    long tiles = tile_count(rows);
+/* Of the inputs of a product: `segments` runs of `length` numbers, `stride` apart, of which only those from `first` to
+ * before `end` are not 0. */
+typedef struct {
+    long segments, length, stride, first, end;
+} Inputs;
+
+/* The product of `rows` samples, `stride` apart, with all panels. */
+static void matmul(const float *x, long stride, long rows, Inputs in, const float *w, long vectors, float *out,
+                   long out_stride, int relu) {
+    long tiles = tile_count(rows), inputs = in.segments * in.length, used = in.end - in.first;
     for (long p = 0; p < vectors; p += 2) {
-        const float *panel = w + p * LANES * (segments * length + 1);
+        long vecs = p + 1 < vectors ? 2 : 1;
+        const float *panel = w + p * LANES * (inputs + 1), *bias = panel + inputs * vecs * LANES;
+        panel += in.first * in.length * vecs * LANES;
         for (long t = 0; t < tiles; t++) {
             long first = t * rows / tiles, count = (t + 1) * rows / tiles - first;
-            const float *from = x + first * stride;
+            const float *from = x + first * stride + in.first * in.stride;
             float *to = out + first * out_stride + p * LANES;
-            if (p + 1 < vectors)
-                WITH_ROWS(count, matmul_tile(ROWS, 2, from, stride, segments, length, segment_stride, panel, to,
+            if (vecs == 2)
+                WITH_ROWS(count, matmul_tile(ROWS, 2, from, stride, used, in.length, in.stride, panel, bias, to,
                                              out_stride, relu))
             else
-                WITH_ROWS(count, matmul_tile(ROWS, 1, from, stride, segments, length, segment_stride, panel, to,
+                WITH_ROWS(count, matmul_tile(ROWS, 1, from, stride, used, in.length, in.stride, panel, bias, to,
                                              out_stride, relu))
         }
     }
 }
-

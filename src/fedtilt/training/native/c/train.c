@@ -222,8 +222,8 @@ static void step(const Net *net, const float *x, const int64_t *label, const flo
     for (LinearLayer *l = first; l <= last; l++) {
         float *out = l < last ? l[1].h : l->delta;
         long out_stride = l < last ? l[1].h_stride : l->delta_stride;
-        matmul(l->h, l->h_stride, batch, 1, l->weights.in, 0, l->weights.w, l->weights.vectors, out, out_stride,
-               l < last);
+        matmul(l->h, l->h_stride, batch, (Inputs){1, l->weights.in, 0, 0, 1}, l->weights.w, l->weights.vectors, out,
+               out_stride, l < last);
         /* the padding of the output has overwritten the 1 for the next layer's bias */
         for (long b = 0; l < last && b < batch; b++) out[b * out_stride + l->weights.out] = 1;
     }
