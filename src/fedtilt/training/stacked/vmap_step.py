@@ -26,8 +26,11 @@ _COMPILE_SETTINGS = {
     "triton.autotune_at_compile_time": False,  # on in `standalone_compile`: it runs each kernel once, on random numbers
     "triton.autotune_pointwise": False,  # to compile and time several variants of a kernel takes longer than it saves
     "triton.coalesce_tiling_analysis": False,
-    "max_fusion_buffer_group_pairwise_attempts": 4,  # 64 by default: a third of the time to compile a ResNet
-    "realize_reads_threshold": 2,  # what many kernels read is stored once: otherwise each computes it, and compiles it
+    # what takes long to compile, and changes next to nothing in the kernels of a ResNet
+    "max_fusion_buffer_group_pairwise_attempts": 4,
+    "loop_ordering_after_fusion": False,
+    "pattern_matcher": False,
+    "realize_reads_threshold": 2,  # what many kernels read is stored once, where each would compute it again
 }
 _OF_BATCH_NORMS = "."  # begins the names of their constants, and no name in a model
 
