@@ -105,7 +105,7 @@ def _patch_product_gradient(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradient by the images, again a product of patches, with the weights turned around; and by the weights."""
     models, out, channels, *kernel = weight.shape
-    rows = grad.flatten(1, 3)
+    rows = _rows(grad, out)
     by_weight = torch.bmm(patches.to(grad.dtype).transpose(1, 2), rows).reshape(models, *kernel, channels, out)
     turned = weight.to(grad.dtype).transpose(1, 2)
     if kernel == [1, 1]:
@@ -124,10 +124,18 @@ def _pad(x: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
 def _patches(x: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:
     """What every place of the kernel sees of images (L, B, H, W, C): (L, B · height · width, kernel · C)."""
     if tuple(kernel) == (1, 1):
-        return x[:, :, :: stride[0], :: stride[1]].flatten(1, 3)
+        return _rows(x[:, :, :: stride[0], :: stride[1]], x.shape[4])
     windows = x.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])  # (L, B, height, width, C, y, x)
-    models, samples, height, width, channels = windows.shape[:5]
-    return windows.permute(0, 1, 2, 3, 5, 6, 4).reshape(models, samples * height * width, math.prod(kernel) * channels)
+    return _rows(windows.permute(0, 1, 2, 3, 5, 6, 4), math.prod(kernel) * x.shape[4])
+
+
+def _rows(x: Tensor, columns: int) -> Tensor:
+    """A tensor (L, …) as (L, rows, columns).
+
+    Reshaped, it would take the compiler longer: to see that the result of an operation is stored in this form already.
+    """
+    rows = math.prod(x.shape[1:]) // columns
+    return x.contiguous().as_strided((len(x), rows, columns), (rows * columns, columns, 1))
 
 
 def _product(patches: Tensor, weight: Tensor) -> Tensor:
