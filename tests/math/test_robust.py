@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.math import aggregate
-from fedtilt.math.robust import sort_rows
 
 FIVE = torch.tensor([[0.0], [1.0], [2.0], [3.0], [100.0]])
 
@@ -36,14 +35,6 @@ def test_bulyan_by_hand() -> None:
     assert aggregate.bulyan(models, 1 / 7).item() == pytest.approx(sum(nearest) / 3)
     with pytest.raises(InputError, match="bulyan with 1 bad clients needs 7 models, got 5; lower bad_share"):
         aggregate.bulyan(FIVE, 0.2)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 14, 33])
-def test_rows_are_sorted_as_torch_sorts_them(count: int) -> None:
-    rows = random_models(count, count, 5000).round(decimals=1)  # with ties
-    assert torch.equal(sort_rows(rows), rows.sort(dim=0).values)
-    cut = (count - 1) // 2
-    assert torch.equal(sort_rows(rows, cut), rows.sort(dim=0).values[cut : count - cut])
 
 
 def aggregate_ranking(models: Tensor, bad: int) -> list[int]:

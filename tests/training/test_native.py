@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import fedtilt as ft
-from fedtilt import models, spec
+from fedtilt import compiler, models, spec
 from fedtilt.errors import InputError
 from fedtilt.math.losses import sample_loss
 from fedtilt.runs import spec_run
 from fedtilt.training import Batches, LocalJob, Optimizer, choose_backend, make_batches, native
-from fedtilt.training.native import compiler
 from tests.helpers.callbacks import Calls
 
 needs_kernel = pytest.mark.skipif(

@@ -1,6 +1,5 @@
 """Robust rules, (C, P) → (P,): a minority of bad clients moves their result by a bounded length."""
 
-import functools
 import math
 
 import torch
@@ -20,9 +19,7 @@ from fedtilt.math.client_models import (
     map_blocks,
 )
 from fedtilt.math.distances import get_distance
-
-_SORTED_BYTES = 2**20  # what `sort_rows` works on at a time stays in the second-level cache, …
-_LEAST_SORTED_WIDTH = 4096  # … but for many rows an operation must be longer than its call
+from fedtilt.math.sort_rows import sort_rows
 
 
 def bad_count(bad_share: float, clients: int) -> int:
@@ -76,48 +73,6 @@ def _trimmed_mean(block: Tensor, cut: int) -> Tensor:
         middle = sort_rows(block[:, columns], cut)
         out[columns] = middle[0] + (middle - middle[0]).mean(0)
     return out
-
-
-def sort_rows(block: Tensor, cut: int = 0) -> Tensor:
-    """The values of every column in ascending order without the first and last `cut`, (C − 2 · cut, columns).
-
-    On a CPU by Batcher's odd-even merge sort, whole rows at a time: several times as fast as `Tensor.sort`, which takes
-    every column on its own.
-
-    >>> sort_rows(torch.tensor([[3, 1], [2, 5], [1, 4]])).tolist()
-    [[1, 1], [2, 4], [3, 5]]
-    """
-    kept = slice(cut, len(block) - cut)
-    if block.device.type != "cpu":
-        return block.sort(dim=0).values[kept]
-    out = torch.empty_like(block[kept])
-    width = max(_LEAST_SORTED_WIDTH, _SORTED_BYTES // (4 * len(block)))
-    for left in range(0, block.shape[1], width):
-        rows = list(block[:, left : left + width].clone())
-        spare = torch.empty_like(rows[0])
-        for low, high in _comparators(len(rows)):
-            torch.minimum(rows[low], rows[high], out=spare)
-            torch.maximum(rows[low], rows[high], out=rows[high])
-            rows[low], spare = spare, rows[low]
-        out[:, left : left + width] = torch.stack(rows[kept])
-    return out
-
-
-@functools.cache
-def _comparators(count: int) -> list[tuple[int, int]]:
-    """The pairs of rows that are put in order one after the other (Knuth, TAOCP 3, Algorithm 5.2.2 M)."""
-    pairs = []
-    top = 1 << max(0, (count - 1).bit_length() - 1)
-    p = top if count > 1 else 0
-    while p:
-        q, r, distance = top, 0, p
-        while True:
-            pairs += [(i, i + distance) for i in range(count - distance) if i & p == r]
-            if q == p:
-                break
-            distance, q, r = q - p, q // 2, p
-        p //= 2
-    return pairs
 
 
 def krum(models: ClientModels, bad_share: float = 0.1) -> Tensor:

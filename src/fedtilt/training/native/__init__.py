@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedtilt.compiler import CompiledLibrary, LibraryUnavailable, compile_library
 from fedtilt.data.groups import combinations
 from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
 from fedtilt.math.losses import REVERSE, ClassLoss, HuberLoss, cross_entropy, squared
 from fedtilt.math.small_batch import ZERO_TILT
 from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_part
-from fedtilt.training.native.compiler import CompiledLibrary, LibraryUnavailable, compile_library
 from fedtilt.training.sequential import SequentialNet, pooled_size
 
 _SOURCE = Path(__file__).with_name("c") / "train.c"
