@@ -24,6 +24,7 @@ from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.initial_model import initial_model
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.simulation.client_training import merge_equal
+from fedtilt.training.stacked import stackable_copy
 
 TRAIN = {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 10, "lr": 0.1}
 
@@ -459,7 +460,7 @@ def test_stacked_and_single_evaluation_of_personal_models_agree(federation: ft.F
     model, parts = initial_model(federation, ft.models.mlp, TrainSettings())
     single = Evaluator(federation, model, parts, torch.device("cpu"))
     stacked = Evaluator(federation, model, parts, torch.device("cpu"))
-    stacked._use_stack = True  # as on a GPU
+    stacked._stackable_model = stackable_copy(model)  # as on a GPU
     methods = [ft.ditto(), ft.fedtilt(tau=1, lam=1)]
     for a, b in zip(
         single.all_counts(methods, last.state).values(), stacked.all_counts(methods, last.state).values(),

@@ -1,5 +1,6 @@
 """Evaluate models on the clients' test or validation data: correct predictions or errors by client and group."""
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -39,7 +40,8 @@ class Evaluator:
         by: str | None = None,
     ) -> None:  # fmt: skip
         x, y, client = federation.evaluation(split)  # sorted by client
-        self._x, self._y = federation.model_input(to_device(x, device)), y.to(device)
+        self._inputs, self._y = x, y.to(device)
+        self._model_input = federation.model_input
         self._parts = parts
         # a copy: evaluation swaps parameters in and out, and must not touch the module that is being trained
         self._model = copy_with_parameters(model, trained_parameters(model)).eval()
@@ -58,15 +60,27 @@ class Evaluator:
         self._client_and_cell = client.to(self._sum_device) * self._cells.count + self._cell
         self._cached: dict[str, tuple[Tensor, Tensor]] = {}  # method → round of training (N,), sums (N, cells, …)
         self._most_samples = int(sizes.max())  # of one client
-        fits = device.type == "cuda" and 0 < self._most_samples <= _SAMPLES
-        self._use_stack = fits and not parts.buffers and stacked.can_stack(model, take(self._x, slice(0, 1)))
-        self._stackable_model = stacked.stackable_copy(self._model) if self._use_stack else self._model
         cell = client * self._cells.count + self._cells.codes
         totals = torch.bincount(cell, minlength=self._clients * self._cells.count).reshape(self._clients, -1)
         self._by = by or federation.group
         self.total = self._cells.sum(totals, self._by)  # (N, K)
         others = [name for name in group_names(federation) if name != self._by]
         self._group_totals = {name: self._cells.sum(totals, name) for name in others}
+
+    @functools.cached_property
+    def _x(self) -> Inputs:
+        """The inputs on the device, from the first evaluation on: many searches never evaluate test data."""
+        x = self._model_input(to_device(self._inputs, self._y.device))
+        del self._inputs
+        return x
+
+    @functools.cached_property
+    def _stackable_model(self) -> nn.Module | None:
+        """The model in a form that evaluates many personal models at once; None: one at a time."""
+        fits = self._y.device.type == "cuda" and 0 < self._most_samples <= _SAMPLES
+        if fits and not self._parts.buffers and stacked.can_stack(self._model, take(self._x, slice(0, 1))):
+            return stacked.stackable_copy(self._model)
+        return None
 
     def all_counts(self, methods: Sequence[Method], state: FederationState) -> dict[str, Counts]:
         """The sums of every method: of its shared model and, if it has any, of its personal models."""
@@ -128,18 +142,19 @@ class Evaluator:
         """The sums of personal models on the data of their clients, (models, cells, …)."""
         if not owners:
             return self._zeros(0, self._cells.count).cpu()
-        if not self._use_stack:
+        net = self._stackable_model
+        if net is None:
             return torch.stack([self._sum_one(owner, client_states) for owner in owners]).cpu()
         size = max(1, min(_MODELS, 2 * _SAMPLES // max(1, self._most_samples)))
         stacks = [owners[i : i + size] for i in range(0, len(owners), size)]
-        return torch.cat([self._sum_stack(stack, size, client_states) for stack in stacks]).cpu()
+        return torch.cat([self._sum_stack(net, stack, size, client_states) for stack in stacks]).cpu()
 
     def _sum_one(self, owner: Owner, client_states: ClientStates) -> Tensor:
         kept = client_states.get(owner)
         model = kept["personal"], kept.get("personal_buffers")
         return self._sum(*model, self._rows(owner[1]), self._cell, self._cells.count)
 
-    def _sum_stack(self, owners: Sequence[Owner], size: int, client_states: ClientStates) -> Tensor:
+    def _sum_stack(self, net: nn.Module, owners: Sequence[Owner], size: int, client_states: ClientStates) -> Tensor:
         """Several personal models in one pass, always padded to the same shape, so that the bits are the same too."""
         device = self._y.device
         padded = [*owners, *[owners[-1]] * (size - len(owners))]
@@ -148,7 +163,6 @@ class Evaluator:
         rows = torch.arange(self._most_samples) + self._starts[clients][:, None]  # (models, samples)
         mask = (rows < self._stops[clients][:, None]).to(device)
         rows = rows.clamp(max=len(self._y) - 1).to(device)
-        net = self._stackable_model
 
         def predict(theta: Tensor, x: Inputs) -> Tensor:
             return functional_logits(net, vector_to_parameters(net, theta), x)
