@@ -1,8 +1,10 @@
 """The training step of any model: autograd over a batch of models, compiled by torch on CUDA."""
 
+import contextlib
 import functools
+import gc
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,19 @@ class VmapStep:
             value.copy_(torch.where(active, next_value, value))
 
 
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Collect no garbage for a while: a tenth of the time that a compilation takes, and next to nothing to free."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_without_garbage_collection()
 def compile_function(function: Callable[..., None], arguments: Sequence[Tensor]) -> Callable[..., None]:
     """A function of tensors, compiled for arguments of these shapes.
 
