@@ -13,9 +13,9 @@ def poll_interval(seconds: float) -> float:
     """How long to wait before the server asks again, after so many seconds without all replies.
 
     >>> poll_interval(0), poll_interval(10), poll_interval(600)
-    (0.2, 1.0, 3.0)
+    (0.2, 0.5, 3.0)
     """
-    return min(max(seconds / 10, 0.2), 3.0)
+    return min(max(seconds / 20, 0.2), 3.0)
 
 
 def poll_often(grid: Grid) -> None:

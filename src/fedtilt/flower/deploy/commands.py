@@ -21,7 +21,7 @@ def environment(flwr_home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds until a message is taken up; Flower's own is 1
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds until a message is taken up; Flower's own is 1
     }
 
 

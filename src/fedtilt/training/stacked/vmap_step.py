@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.func import grad, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedtilt.math.tilt import nested_tilt, nested_tilt_grad
 from fedtilt.models import functional_logits, trained_parameters
@@ -171,6 +170,7 @@ def compile_function(function: Callable[..., None], arguments: Sequence[Tensor])
     """
     import torch._inductor
     from torch._inductor.async_compile import maybe_warm_pool
+    from torch.fx.experimental.proxy_tensor import make_fx
 
     _set_cache_folder()
     if arguments[0].is_cuda:
