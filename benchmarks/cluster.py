@@ -3,6 +3,7 @@
 python -m benchmarks.cluster overhead      a round on Ray against forked workers, on the same cores
 python -m benchmarks.cluster memory        the driver's memory while 10,000 clients train
 python -m benchmarks.cluster aggregation   the driver's memory while 100 models of ten million parameters are aggregated
+python -m benchmarks.cluster aggregation --clients 1000 --rules mean     needs 40 GB of disk
 python -m benchmarks.cluster gpu           rounds with 1, 2 and 4 workers that share one GPU
 python -m benchmarks.cluster states        rounds with personal models that are moved, and that stay on the nodes
 python -m benchmarks.cluster arithmetic    bandwidth, memory and time of large federations, as in docs/cluster.md
@@ -13,7 +14,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,21 +114,25 @@ def gpu(rounds: int) -> dict[str, Any]:
     return {"seconds": result}
 
 
-def aggregation(clients: int, parameters: int) -> dict[str, Any]:
+RULES = {
+    "mean": ft.fedavg(),
+    "q = 1": ft.fedtilt(tau=0, lam=0, q=1.0, mu=math.inf),
+    "median": ft.Method(name="median", aggregator="median", mu=math.inf),
+    **{name: ft.Method(name=name, aggregator=name, bad_share=0.2, mu=math.inf) for name in ("trimmed_mean", "krum")},
+}
+
+
+def aggregation(clients: int, parameters: int, rules: Sequence[str]) -> dict[str, Any]:
     """The driver's memory and the seconds of a round in which the models of all clients stay on the cluster."""
     sharded_models.SHARDED_BYTES = 0  # for a small size too
     federation, model = random_federation((16,), clients, 4), _mlp_of(parameters)
-    rules = {"mean": ft.fedavg(), "q = 1": ft.fedtilt(tau=0, lam=0, q=1.0, mu=math.inf)}
-    rules["median"] = ft.Method(name="median", aggregator="median", mu=math.inf)
-    for name in ("trimmed_mean", "krum"):
-        rules[name] = ft.Method(name=name, aggregator=name, bad_share=0.2, mu=math.inf)
     result = {}
     with connected("local"):
-        for name, method in rules.items():
+        for name in rules:
             settings = {"rounds": 1, "participation": 1.0, "local_steps": 1, "cluster": "auto"}
             before = resident_mib()
             Path("/proc/self/clear_refs").write_text("5")  # the highest resident memory counts from here
-            (finished,) = ft.simulate([method], federation, model, **settings)
+            (finished,) = ft.simulate([RULES[name]], federation, model, **settings)
             growth = _peak_mib() - before
             size = 4 * clients * parameters / 2**20
             print(
@@ -231,6 +236,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["overhead", "memory", "aggregation", "gpu", "states", "arithmetic"])
     parser.add_argument("--quick", action="store_true", help="a small size, to see that it works")
+    parser.add_argument("--clients", type=int, default=100, help="of the aggregation")
+    parser.add_argument("--rules", nargs="+", default=list(RULES), choices=RULES, help="of the aggregation")
     arguments = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     warnings.simplefilter("ignore", InputWarning)  # of the random data
@@ -238,7 +245,9 @@ def main() -> None:
     result = {
         "overhead": lambda: overhead(2 if quick else 15),
         "memory": lambda: memory(200, 8) if quick else memory(10_000, 200),
-        "aggregation": lambda: aggregation(*((6, 500_000) if quick else (100, 10_000_000))),
+        "aggregation": lambda: aggregation(
+            *((6, 500_000) if quick else (arguments.clients, 10_000_000)), arguments.rules
+        ),
         "gpu": lambda: gpu(1 if quick else 5),
         "states": lambda: states(*((1, 1) if quick else (3, 5))),
         "arithmetic": arithmetic,
