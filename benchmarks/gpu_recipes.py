@@ -9,6 +9,7 @@ only torch, triton, numpy and safetensors.
 """
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -135,11 +136,13 @@ def measure_resnet(precision: str) -> dict[str, Any]:
     model = resnet18()
     jobs, batches = make_jobs(model, (3, 32, 32), 100, 8, MODELS)
     model.cuda()
+    imports = synchronized(lambda: importlib.import_module("torch._inductor.compile_fx"))  # no part of a compilation
     first, stacked = step_seconds("stacked", model, jobs, batches, precision, 16, 48)
     _, loop = step_seconds("autograd", model, jobs, batches, precision, 2, 6)
     one = [replace(job, steps=1) for job in jobs]  # rounding errors grow a hundredfold with every further step
     (a, *_), (b, *_) = (BACKENDS[k](model, one, batches, precision=precision) for k in ("autograd", "stacked"))
     return {
+        "import_seconds": imports,
         "first_call_seconds": first,
         "loop_milliseconds": loop * 1e3,
         "stacked_milliseconds": stacked * 1e3,
