@@ -236,9 +236,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["overhead", "memory", "aggregation", "gpu", "states", "arithmetic"])
     parser.add_argument("--quick", action="store_true", help="a small size, to see that it works")
-    parser.add_argument("--clients", type=int, default=100, help="of the aggregation")
-    parser.add_argument("--rules", nargs="+", default=list(RULES), choices=RULES, help="of the aggregation")
+    parser.add_argument("--clients", type=int, help="of aggregation (default: 100)")
+    parser.add_argument("--rules", nargs="+", choices=RULES, help="of aggregation (default: all)")
     arguments = parser.parse_args()
+    if arguments.what != "aggregation" and (arguments.clients or arguments.rules):
+        parser.error(f"--clients and --rules are for aggregation, not for {arguments.what}; leave them out")
+    if arguments.quick and arguments.clients:
+        parser.error("--quick has 6 clients; leave --clients out")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     warnings.simplefilter("ignore", InputWarning)  # of the random data
     quick = arguments.quick
@@ -246,7 +250,7 @@ def main() -> None:
         "overhead": lambda: overhead(2 if quick else 15),
         "memory": lambda: memory(200, 8) if quick else memory(10_000, 200),
         "aggregation": lambda: aggregation(
-            *((6, 500_000) if quick else (arguments.clients, 10_000_000)), arguments.rules
+            *((6, 500_000) if quick else (arguments.clients or 100, 10_000_000)), arguments.rules or list(RULES)
         ),
         "gpu": lambda: gpu(1 if quick else 5),
         "states": lambda: states(*((1, 1) if quick else (3, 5))),

@@ -144,7 +144,8 @@ def cost(rounds: int, device: str, quick: bool) -> dict[str, Any]:
     def search(rounds: int) -> object:
         return ft.tune([method], federated, ft.models.mlp, over=over, rounds=rounds, device=device)
 
-    run(1), search(1)  # compiles what has to be compiled: torch keeps it for later processes
+    for call in (run, search):  # compiles what has to be compiled: it is kept for later processes
+        call(1)
     before, of_search = time_call(lambda: run(rounds)), time_call(lambda: search(rounds))
     one = (before + time_call(lambda: run(rounds))) / 2
     print(f"64 settings: {of_search:.1f} s; one run: {one:.1f} s; ratio {of_search / one:.2f}", flush=True)

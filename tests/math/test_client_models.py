@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.math import aggregate, client_models
-from fedtilt.math.client_models import RemoteModels, column_blocks
+from fedtilt.math.client_models import BlockedModels, column_blocks
 
 CLIENTS, PARAMETERS = 7, 3000
 
@@ -28,7 +28,7 @@ RULES: dict[str, Callable[[Any], Tensor]] = {
 }
 
 
-class CopiedBlocks(RemoteModels):
+class CopiedBlocks(BlockedModels):
     """Blocks with memory of their own, as other processes have them."""
 
     def __init__(self, models: Tensor) -> None:

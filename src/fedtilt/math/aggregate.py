@@ -16,8 +16,8 @@ from torch import Tensor
 from fedtilt.errors import InputError
 from fedtilt.math import gram_solvers
 from fedtilt.math.client_models import (
+    BlockedModels,
     ClientModels,
-    RemoteModels,
     check_start,
     client_weights,
     column_chunks,
@@ -104,7 +104,7 @@ def tilted(
         raise InputError(f"q must be a number or ±inf, got {q}")
     check_start(start, models)
     if steps is not None:
-        if isinstance(models, RemoteModels):
+        if isinstance(models, BlockedModels):
             raise ValueError("gradient steps need all models in one process")
         return _gradient_descent(models, u, metric, q, start, steps)
     if distance == "squared_l2":
@@ -162,7 +162,7 @@ class Aggregator(NamedTuple):
     settings: tuple[str, ...] = ()  # of a method: those that it uses
     takes_weights: bool = False  # whether it uses client weights
     needs: Callable[[int], int] = lambda bad: 2 * bad + 1  # clients that it needs if so many of them may be bad
-    by_blocks: bool = False  # whether it works on `RemoteModels`
+    by_blocks: bool = False  # whether it works on `BlockedModels`
     by_coordinate: bool = False  # whether it depends on more than lengths and angles: a rotation changes its result
 
 

@@ -21,7 +21,7 @@ _CHUNK_BYTES = 16 * 2**20
 _FAR_RATIO = 1e4  # of squared distances; above it more than four of 16 digits cancel
 
 
-class RemoteModels(ABC):
+class BlockedModels(ABC):
     """Models (C, P), finite and in float32, whose blocks are in other processes, or computed when they are used.
 
     Rules of `map_blocks` work on them.
@@ -44,7 +44,7 @@ class RemoteModels(ABC):
         """See the function `map_blocks`."""
 
 
-ClientModels = Tensor | RemoteModels
+ClientModels = Tensor | BlockedModels
 
 
 def column_blocks(clients: int, parameters: int) -> list[slice]:
@@ -65,7 +65,7 @@ def map_blocks(
         *arguments: the same for every block
         by_column: vectors (P,)
     """
-    if isinstance(models, RemoteModels):
+    if isinstance(models, BlockedModels):
         yield from models.map_blocks(function, arguments, by_column)
         return
     for columns in column_blocks(*models.shape):
@@ -81,7 +81,7 @@ def _sum(parts: Iterator[Tensor]) -> Tensor:
 
 def client_weights(models: ClientModels, weights: Tensor | None) -> Tensor:
     """The clients' weights (C,) in float64, normalised to sum 1; models and weights are checked."""
-    if not isinstance(models, RemoteModels):
+    if not isinstance(models, BlockedModels):
         _check_models(models)
     count = len(models)
     if weights is None:

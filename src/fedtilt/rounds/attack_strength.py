@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtilt.math.client_models import RemoteModels, gram
+from fedtilt.math.client_models import BlockedModels, gram
 from fedtilt.rounds.aggregation import RoundRule, works_by_blocks
 
 _EVALUATIONS = 20  # as in ByzFL
@@ -97,7 +97,7 @@ class _Basis:
         return _ExpandedModels(weights.to(self._points), self._points)
 
 
-class _ExpandedModels(RemoteModels):
+class _ExpandedModels(BlockedModels):
     """The combinations weights (C, K) of points (K, P), computed a block at a time, which stays in the cache."""
 
     def __init__(self, weights: Tensor, points: Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.cluster.remote_tensor import ObjectStore, RemoteTensor
-from fedtilt.math.client_models import ClientModels, RemoteModels, column_blocks
+from fedtilt.math.client_models import BlockedModels, ClientModels, column_blocks
 from fedtilt.methods import Method
 from fedtilt.rounds.aggregation import works_by_blocks
 from fedtilt.rounds.settings import TrainSettings
@@ -29,7 +29,7 @@ class BlockWorkers(ObjectStore, Protocol):
         ...
 
 
-class ShardedModels(RemoteModels):
+class ShardedModels(BlockedModels):
     """The models (C, P) of clients whose blocks are in an object store.
 
     Args:
