@@ -2,13 +2,14 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
 from fedtilt import data
 from fedtilt.reproduction.experiment import Options, load
 from fedtilt.reproduction.others import experiment as others
-from fedtilt.reproduction.others.federations import federation_of
+from fedtilt.reproduction.others.federations import capped_dirichlet, federation_of, random_classes, uneven_classes
 from fedtilt.reproduction.others.models import MODELS
 from fedtilt.reproduction.train_grid import method_of
 from fedtilt.rounds.attack import Attack
@@ -64,12 +65,57 @@ def test_byzfl_divides_by_gamma(gamma: float) -> None:
 
 
 def test_pfllib_divides_the_pooled_data() -> None:
-    settings = {"table": "pfllib", "clients": 5, "partition": "classes", "classes_per_client": 2, "seed": 0}
+    settings = {"table": "pfllib", "division": "classes", "clients": 20, "classes_per_client": 2, "seed": 0}
     federation = federation_of(settings, dataset())
     train, test = federation.class_counts("train"), federation.class_counts("test")
     assert train.sum() + test.sum() == 600
-    assert ((train + test) > 0).sum(1).tolist() == [2] * 5
-    assert test.sum().item() == pytest.approx(150, abs=3)
+    for client, counts in enumerate(train + test):  # four clients share the first two classes
+        assert counts.nonzero()[:, 0].tolist() == [client // 4 * 2, client // 4 * 2 + 1]
+    assert test.sum().item() == pytest.approx(150, abs=10)
+
+
+def test_niid_bench_tests_on_all_test_data() -> None:
+    settings = {"table": "niid-bench", "clients": 10, "seed": 0, "scale": {"mean": 0.0, "deviation": 1.0}}
+    federation = federation_of(settings | {"division": "classes", "classes_per_client": 2}, dataset())
+    assert federation.class_counts("train").sum() == 400
+    assert federation.class_counts("test").sum() == 200
+    x, _ = federation.clean_train(0)
+    assert (x.min().item(), x.max().item()) == pytest.approx((0.0, 254 / 255))
+    unequal = federation_of(settings | {"division": "dirichlet", "alpha": 0.5}, dataset())
+    assert unequal.train_sizes().sum() == 400
+
+
+LABELS = np.arange(1000) % 10
+
+
+def test_a_client_with_its_share_gets_none_of_later_classes() -> None:
+    parts = capped_dirichlet(LABELS, 5, 0.1, 10, np.random.default_rng(0))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(1000))
+    counts = np.array([np.bincount(LABELS[part], minlength=10) for part in parts])
+    assert counts.sum(1).min() >= 10
+    before = counts.cumsum(1)[:, :-1]
+    assert (counts[:, 1:][before >= 200] == 0).all()
+    assert (before >= 200).any()
+
+
+def test_client_i_has_class_i_and_another() -> None:
+    parts = random_classes(LABELS, 10, 2, np.random.default_rng(0))
+    counts = np.array([np.bincount(LABELS[part], minlength=10) for part in parts])
+    assert (np.diag(counts) > 0).all()
+    assert ((counts > 0).sum(1) == 2).all()
+    assert (counts.sum(0) == 100).all()
+    for of_class in counts.T:  # in equal parts
+        assert np.ptp(of_class[of_class > 0]) <= 1
+
+
+def test_all_owners_of_a_class_but_the_last_have_less_than_an_equal_share() -> None:
+    parts = uneven_classes(LABELS, 20, 2, np.random.default_rng(0))
+    counts = np.array([np.bincount(LABELS[part], minlength=10) for part in parts])
+    assert (counts.sum(0) == 100).all()
+    for label, of_class in enumerate(counts.T):
+        owners = of_class[label // 2 * 4 : label // 2 * 4 + 4]
+        assert ((owners[:3] >= 2) & (owners[:3] < 25)).all()
+        assert owners[3] > 25
 
 
 def test_the_chapter_shows_published_ours_and_the_difference() -> None:
@@ -77,7 +123,8 @@ def test_the_chapter_shows_published_ours_and_the_difference() -> None:
     for case in others.cases(EXPERIMENT, Options()):
         worse = 1.0 if case.settings.get("attack", {}).get("kind") == "alie" else 0.0
         best = dict.fromkeys(case.settings["methods"], 90.0 - worse)
-        results[case.name] = {"best": best, "last": best, "rounds": [1]}
+        curve = {method: [50.0, value] for method, value in best.items()}
+        results[case.name] = {"best": best, "last": best, "rounds": [1, 2], "curve": curve}
     chapter = others.chapter(EXPERIMENT, results)
     by_table = {part.caption.partition(":")[0]: part for part in chapter.parts}
     assert by_table["niid-bench"].rows[0] == ["mnist", "dirichlet", "FedAvg", "98.89", "90.00", "**−8.89**"]

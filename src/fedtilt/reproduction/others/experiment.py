@@ -19,17 +19,17 @@ from fedtilt.rounds.prepare import prepare
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.simulation import simulate_prepared
 
-PARTS = ("best", "last", "rounds")
+PARTS = ("best", "last", "rounds", "curve")
 MARGIN = 1.5  # points; a larger difference is bold
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:
     """One case per table, data set, division, seed and, of ByzFL's, number of attackers and attack."""
     settings, result = experiment.settings, []
-    seeds = range(options.seeds or settings["seeds"])
     for table in settings["tables"]:
         of_table = settings[table]
-        varied = ("data", "divisions", "bad", "attacks")
+        seeds = range(options.seeds or of_table["seeds"])
+        varied = ("data", "divisions", "bad", "attacks", "seeds", "title", "assumed")
         fixed = {key: value for key, value in of_table.items() if key not in varied}
         bad, attacks = of_table.get("bad", [0]), of_table.get("attacks", {"none": None})
         for name, division, f, attack, seed in product(of_table["data"], of_table["divisions"], bad, attacks, seeds):
@@ -125,16 +125,16 @@ def _published(experiment: Experiment, table: str, name: str, division: str, f: 
 def _ours(
     experiment: Experiment, results: Results, table: str, name: str, division: str, f: int, method: str
 ) -> float | None:
-    """The mean over seeds of the best round; under several attacks, of the worst attack. None: a case is missing."""
+    """The mean over seeds in its best round; under several attacks, of the worst attack. None: a case is missing."""
     of_table = experiment.settings[table]
     worst = math.inf
     for attack in of_table.get("attacks", {"none": None}):
         prefix = "-".join([*_words(table, name, division, f, attack), "seed-"])
-        found = [result["best"][method] for case, result in results.items()
+        found = [result["curve"][method] for case, result in results.items()
                  if case.startswith(prefix) and case.removeprefix(prefix).isdecimal()]  # fmt: skip
         if not found:
             return None
-        worst = min(worst, fmean(found))
+        worst = min(worst, max(map(fmean, zip(*found, strict=True))))
     return worst
 
 

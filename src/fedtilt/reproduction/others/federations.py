@@ -1,55 +1,33 @@
-"""The division of the data in each of the tables."""
+"""The data of each of the tables: its scale, and its division over the clients by the library's own law."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedtilt import data, seeds
+from fedtilt.errors import InputError
+
+Samples = tuple[Tensor, Tensor]
+_ATTEMPTS = 1000
 
 
 def federation_of(settings: Mapping[str, Any], dataset: data.Dataset) -> data.Federation:
     """The federation of a case."""
-    return {"byzfl": _byzfl, "pfllib": _pfllib, "niid-bench": _divided}[settings["table"]](settings, dataset)
+    build = {"byzfl": _byzfl, "pfllib": _pfllib, "niid-bench": _niid_bench}[settings["table"]]
+    scaled = _scaled(dataset, **settings.get("scale", {}))
+    return _from_clients(build(settings, scaled), scaled)
 
 
-def _divided(settings: Mapping[str, Any], dataset: data.Dataset) -> data.Federation:
-    """Training and test data divided alike: the clients' test data together is the whole test data."""
-    partition = settings["partition"]
-    classes = {"classes_per_client": settings["classes_per_client"]} if partition == "classes" else {}
-    alpha = {"alpha": settings["alpha"]} if partition == "dirichlet" else {}
-    return data.Federation.build(
-        dataset, clients=settings["clients"], partition=partition, max_train=settings.get("max_train"),
-        seed=settings["seed"], **classes, **alpha,
-    )  # fmt: skip
-
-
-def _pfllib(settings: Mapping[str, Any], dataset: data.Dataset) -> data.Federation:
-    """Training and test data are pooled and divided; a quarter of every client's samples is its test data."""
-    x, y = torch.cat([_images(dataset.x_train), _images(dataset.x_test)]), torch.cat([dataset.y_train, dataset.y_test])
-    pooled = replace(dataset, x_train=x, y_train=y, rows_train=None, rows_test=None, row_names=None)
-    divided = _divided(settings, pooled)
-    parts = [(x[rows], y[rows]) for rows in divided.train_index]
-    return _from_clients([_split(part, 0.25, settings["seed"], n) for n, part in enumerate(parts)], dataset)
-
-
-def _byzfl(settings: Mapping[str, Any], dataset: data.Dataset) -> data.Federation:
-    """A share gamma of the data is IID, the rest is sorted by class and cut; attackers, the last clients, have a copy.
-
-    Every honest client has an equal part of the test data, so that their mean accuracy is that of the test data.
-    """
-    honest, bad, seed = settings["honest"], settings["bad"], settings["seed"]
-    rows = seeds.permutations(seeds.key(seed, "byzfl/rows"), 1, len(dataset.y_train))[0]
-    rows = rows[: settings.get("max_train", len(rows))]
-    iid, rest = rows[: int(settings["gamma"] * len(rows))], rows[int(settings["gamma"] * len(rows)) :]
-    rest = rest[dataset.y_train[rest].argsort(stable=True)]
-    index = [torch.cat(pair) for pair in zip(iid.tensor_split(honest), rest.tensor_split(honest), strict=True)]
-    test = seeds.permutations(seeds.key(seed, "byzfl/test"), 1, len(dataset.y_test))[0].tensor_split(honest)
-    x, x_test = _images(dataset.x_train), _images(dataset.x_test)
-    clients = [((x[i], dataset.y_train[i]), (x_test[j], dataset.y_test[j])) for i, j in zip(index, test, strict=True)]
-    return _from_clients([*clients, *[clients[0]] * bad], dataset)
+def _scaled(dataset: data.Dataset, mean: float = 0.5, deviation: float = 0.5) -> data.Dataset:
+    """Images in [0, 1] minus `mean`, divided by `deviation`; the default is the scale of a run."""
+    if mean == deviation == 0.5:
+        return dataset
+    x_train, x_test = ((_images(x) / 255 - mean) / deviation for x in (dataset.x_train, dataset.x_test))
+    return replace(dataset, x_train=x_train, x_test=x_test, image=False)  # images would be scaled again
 
 
 def _images(x: object) -> Tensor:
@@ -57,7 +35,111 @@ def _images(x: object) -> Tensor:
     return x
 
 
-Samples = tuple[Tensor, Tensor]
+def _niid_bench(settings: Mapping[str, Any], dataset: data.Dataset) -> list[tuple[Samples, Samples]]:
+    """The training data is divided by its labels; of the test data, which all are tested on, each has an equal part."""
+    clients, seed = settings["clients"], settings["seed"]
+    rng = seeds.generator(seeds.key(seed, "niid-bench/division"))
+    rows = _some(dataset.y_train, settings, "niid-bench/rows")
+    labels = dataset.y_train[rows].numpy()
+    if settings["division"] == "dirichlet":
+        parts = capped_dirichlet(labels, clients, settings["alpha"], 10, rng)
+    else:
+        parts = random_classes(labels, clients, settings["classes_per_client"], rng)
+    x, x_test, test = _images(dataset.x_train), _images(dataset.x_test), _test_parts(dataset, seed, clients)
+    train = [(x[rows[part]], dataset.y_train[rows[part]]) for part in parts]
+    return [(mine, (x_test[j], dataset.y_test[j])) for mine, j in zip(train, test, strict=True)]
+
+
+def _pfllib(settings: Mapping[str, Any], dataset: data.Dataset) -> list[tuple[Samples, Samples]]:
+    """Training and test data are pooled and divided; a quarter of every client's samples is its test data."""
+    x, y = torch.cat([_images(dataset.x_train), _images(dataset.x_test)]), torch.cat([dataset.y_train, dataset.y_test])
+    clients, seed = settings["clients"], settings["seed"]
+    rng = seeds.generator(seeds.key(seed, "pfllib/division"))
+    rows = _some(y, settings, "pfllib/rows")
+    labels = y[rows].numpy()
+    if settings["division"] == "dirichlet":
+        parts = capped_dirichlet(labels, clients, settings["alpha"], 1, rng)
+    else:
+        parts = uneven_classes(labels, clients, settings["classes_per_client"], rng)
+    return [_split((x[rows[part]], y[rows[part]]), 0.25, seed, client) for client, part in enumerate(parts)]
+
+
+def _byzfl(settings: Mapping[str, Any], dataset: data.Dataset) -> list[tuple[Samples, Samples]]:
+    """A share gamma of the data is IID, the rest is sorted by class and cut; attackers, the last clients, have a copy.
+
+    Every honest client has an equal part of the test data, so that their mean accuracy is that of the test data.
+    """
+    honest, bad, seed = settings["honest"], settings["bad"], settings["seed"]
+    rows = _some(dataset.y_train, settings, "byzfl/rows")
+    iid, rest = rows[: int(settings["gamma"] * len(rows))], rows[int(settings["gamma"] * len(rows)) :]
+    rest = rest[dataset.y_train[rest].argsort(stable=True)]
+    index = [torch.cat(pair) for pair in zip(iid.tensor_split(honest), rest.tensor_split(honest), strict=True)]
+    x, x_test, test = _images(dataset.x_train), _images(dataset.x_test), _test_parts(dataset, seed, honest)
+    clients = [((x[i], dataset.y_train[i]), (x_test[j], dataset.y_test[j])) for i, j in zip(index, test, strict=True)]
+    return [*clients, *[clients[0]] * bad]
+
+
+def _some(y: Tensor, settings: Mapping[str, Any], purpose: str) -> Tensor:
+    """Samples in random order, at most `max_train`."""
+    rows = seeds.permutations(seeds.key(settings["seed"], purpose), 1, len(y))[0]
+    return rows[: settings.get("max_train", len(rows))]
+
+
+def _test_parts(dataset: data.Dataset, seed: int, clients: int) -> Sequence[Tensor]:
+    return seeds.permutations(seeds.key(seed, "others/test"), 1, len(dataset.y_test))[0].tensor_split(clients)
+
+
+def capped_dirichlet(
+    labels: np.ndarray, clients: int, alpha: float, least: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Every class in shares of Dirichlet(alpha); a client that has its part of all samples gets no later classes.
+
+    The law of PFLlib and niid-bench, drawn again until every client has `least` samples.
+    """
+    for _ in range(_ATTEMPTS):
+        parts: list[np.ndarray] = [np.empty(0, np.int64)] * clients
+        for label in np.unique(labels):
+            rows = rng.permutation(np.flatnonzero(labels == label))
+            shares = rng.dirichlet(np.full(clients, alpha)) * [len(part) < len(labels) / clients for part in parts]
+            cuts = (np.cumsum(shares / shares.sum())[:-1] * len(rows)).astype(np.int64)
+            parts = [np.append(part, piece) for part, piece in zip(parts, np.split(rows, cuts), strict=True)]
+        if min(map(len, parts)) >= least:
+            return parts
+    raise InputError(f"max_train = {len(labels)} is too few for {clients} clients with {least} samples; raise it")
+
+
+def random_classes(labels: np.ndarray, clients: int, per_client: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Client i has class i and others at random; a class is divided evenly over those that have it (niid-bench)."""
+    found = np.unique(labels)
+    of_client = []
+    for client in range(clients):
+        own = client % len(found)
+        others = rng.permutation(np.delete(np.arange(len(found)), own))[: per_client - 1]
+        of_client.append({own, *others.tolist()})
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for position, label in enumerate(found):
+        owners = [client for client in range(clients) if position in of_client[client]]
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        for owner, piece in zip(owners, np.array_split(rows, len(owners)) if owners else [], strict=True):
+            parts[owner].append(piece)
+    return [np.concatenate(pieces) for pieces in parts]
+
+
+def uneven_classes(labels: np.ndarray, clients: int, per_client: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Clients in their order share the classes in their order, each class in unequal parts (PFLlib).
+
+    All owners of a class but the last have between a tenth of an equal share and an equal share; the last has the rest.
+    """
+    found, parts = np.unique(labels), [[] for _ in range(clients)]  # type: tuple[np.ndarray, list[list[np.ndarray]]]
+    together = -(-clients * per_client // len(found))
+    for label in found:
+        owners = [client for client in range(clients) if len(parts[client]) < per_client][:together]
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        equal = len(rows) / len(owners)
+        sizes = rng.integers(max(1, int(equal / 10)), max(2, int(equal)), len(owners) - 1)
+        for owner, piece in zip(owners, np.split(rows, np.cumsum(sizes)), strict=True):
+            parts[owner].append(piece)
+    return [np.concatenate(pieces) for pieces in parts]
 
 
 def _split(samples: Samples, test_share: float, seed: int, client: int) -> tuple[Samples, Samples]:
