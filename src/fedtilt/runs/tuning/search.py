@@ -1,11 +1,13 @@
 """The search: settings in stages, many trained together, weak ones stopped early, until the end or the budget's."""
 
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fedtilt.errors import InputError
+from fedtilt.rounds.devices import pick_device
 from fedtilt.runs.callback import Callback, RunStart, SearchProgress, started
 from fedtilt.runs.tuning.axes import Axis, Setting, grid, grid_size, texts_of
 from fedtilt.runs.tuning.decision import ranked
@@ -18,7 +20,9 @@ from fedtilt.runs.tuning.training import Storage
 from fedtilt.simulation import Round
 from fedtilt.storage.provenance import settings_of
 
-TOGETHER = 16  # settings that are sampled at a time, and that train together with the user's own
+_TOGETHER = 16  # settings that are sampled at a time, and that train together with the user's own
+_TOGETHER_ON_GPU = 64  # a GPU trains many models in nearly the time of few
+_BYTES_TOGETHER = 4 * 2**30  # the most for the models of settings that train together
 _FIRST_SHARE = 0.25  # of the budget, for the first stage
 _SAFETY = 0.9  # of the budget, for training; the rest is for comparing settings
 
@@ -186,7 +190,7 @@ class Search:
                 tried = len(self.stages[0].scores)
                 self._notice(f"{tried} settings were tried; the rest of the budget is for training the best further")
                 break
-            self._trainer.train(self.stages[0], names)
+            self._train(names)
             done += 1
         self._trainer.batches = done
         self._trainer.save()
@@ -198,15 +202,15 @@ class Search:
     def _batches(self) -> Iterator[Sequence[str]]:
         """Settings in the order in which they are tried; Optuna learns the values of a batch before it samples more."""
         if not self.plan.sampled:
-            yield from _batched(list(self.settings))
+            yield from self._batched(list(self.settings))
             return
         objectives = self.plan.front
         file = None if self._trainer.folder is None else self._trainer.folder / "study.journal"
         sampler = Sampler(
-            self.plan.axes, [o.higher_is_better for o in objectives], file, self.subject.seeds[0], TOGETHER
+            self.plan.axes, [o.higher_is_better for o in objectives], file, self.subject.seeds[0], _TOGETHER
         )
-        for start in range(0, self.plan.trials, TOGETHER):
-            names = self._sample(sampler, start, min(start + TOGETHER, self.plan.trials))
+        for start in range(0, self.plan.trials, _TOGETHER):
+            names = self._sample(sampler, start, min(start + _TOGETHER, self.plan.trials))
             new = [name for name in dict.fromkeys(names) if name and name not in self.stages[0].scores]
             yield list(dict.fromkeys([self.yours, *new])) if start == 0 else new
             for number, name in enumerate(names, start):
@@ -227,11 +231,27 @@ class Search:
             self._trainer.rounds.append(until)
             self._trainer.save()
         self.stages.append(Stage(before.number + 1, until, {}))
-        for batch in _batched(names):
-            self._trainer.train(self.stages[-1], batch)
+        self._train(names)
         for stage in self.stages[:-1]:
             if stage is not self.compared:
                 self._trainer.delete_models(stage)
+
+    def _train(self, names: Sequence[str]) -> None:
+        """Train settings to the end of the last stage."""
+        for batch in self._batched(names):
+            self._trainer.train(self.stages[-1], batch)
+
+    def _batched(self, names: Sequence[str]) -> Iterator[Sequence[str]]:
+        for start in range(0, len(names), self._together):
+            yield names[start : start + self._together]
+
+    @functools.cached_property
+    def _together(self) -> int:
+        """How many settings train together; few if models are large, or if a budget is looked at between."""
+        settings = self._recipes[self.yours].settings
+        on_gpu = pick_device(settings.device).type == "cuda" and not settings.on_cluster
+        most = 1 + (_TOGETHER_ON_GPU if on_gpu and self.plan.budget is None else _TOGETHER)
+        return max(1, min(most, _BYTES_TOGETHER // self._trainer.model_bytes(self.yours)))
 
     def _affordable(self, until: int, start: int, settings: int) -> int:
         """The round that so many settings reach within the budget, at most `until`."""
@@ -295,8 +315,3 @@ class Search:
         )
         if self.plan.budget is not None and self.seconds + last > _SAFETY * self.plan.budget:
             raise OutOfTime
-
-
-def _batched(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(names), TOGETHER + 1):
-        yield names[start : start + TOGETHER + 1]

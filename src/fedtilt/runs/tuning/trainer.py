@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 from fedtilt.errors import Diverged
 from fedtilt.files import read_json, write_json
+from fedtilt.models import trained_parameters
 from fedtilt.rounds.client_states import FederationState
+from fedtilt.rounds.memory import models_kept
 from fedtilt.runs.run import Notice
 from fedtilt.runs.tuning.cluster_trials import Trial, settings_in_task, train_trials_on_cluster
 from fedtilt.runs.tuning.objectives import Scores
@@ -89,6 +91,14 @@ class Trainer:
         if self._record is not None:
             keys = ("seconds", "diverged", "batches", "rounds", "ended")
             write_json(self._record, {key: getattr(self, key) for key in keys})
+
+    def model_bytes(self, name: str) -> int:
+        """The memory for the models of one setting in a round."""
+        recipe = self._recipes[name]
+        prepared = self._subject.prepare(self._subject.seeds[0], [recipe.method], recipe.settings)
+        clients = recipe.settings.clients_per_round(prepared.federation.clients)
+        parameters = sum(p.numel() for p in trained_parameters(prepared.net).values())
+        return 4 * parameters * models_kept([recipe.method], recipe.settings, clients=clients, workers=0)
 
     def train(self, stage: Stage, names: Sequence[str]) -> None:
         """Train settings to the end of a stage, and add their scores to it."""
