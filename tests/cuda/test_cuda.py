@@ -428,6 +428,31 @@ def test_rivals_screening_and_the_audit_agree_with_the_cpu(federation: ft.Federa
     torch.testing.assert_close(torch.as_tensor(a.score), torch.as_tensor(b.score), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["ipm", "alie"])
+def test_attackers_that_search_their_strength_agree_with_the_cpu(kind: str, federation: ft.Federation) -> None:
+    rules = [
+        ft.Method(name=rule, aggregator=rule, pre_aggregators=("clipping", "nnm"), bad_share=0.2, client_momentum=0.9,
+                  mu=INF, clip_radius=0.2)
+        for rule in ("geometric_median", "trimmed_mean")
+    ]  # fmt: skip
+    attack = ft.Attack(kind=kind, search=True, clients=(federation.client_names[-1],))
+    settings = TRAIN | {"participation": 1.0, "attack": attack}
+    on_cpu, on_gpu = (ft.run(rules, federation, ft.models.mlp, device=d, **settings) for d in ("cpu", "cuda"))
+    for name, result in on_cpu.items():
+        for p, q in zip(result.shared.parameters(), on_gpu[name].shared.parameters(), strict=True):
+            torch.testing.assert_close(p, q.cpu(), rtol=1e-2, atol=1e-4)
+
+
+def test_two_workers_of_a_cluster_share_the_gpu(federation: ft.Federation) -> None:
+    pytest.importorskip("ray")
+    settings = TRAIN | {"device": "cuda:all", "stack_size": 2}
+    one, two = (ft.run(METHODS, federation, ft.models.mlp, workers=workers, **settings) for workers in (1, 2))
+    assert repr(one) == repr(two)
+    for name, result in one.items():
+        for p, q in zip(result.model(0).parameters(), two[name].model(0).parameters(), strict=True):
+            assert torch.equal(p, q)
+
+
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 
