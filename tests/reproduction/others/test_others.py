@@ -30,7 +30,7 @@ def dataset() -> data.Dataset:
 
 def test_cases_cover_every_published_cell() -> None:
     cases = others.cases(EXPERIMENT, Options())
-    assert len(cases) == 4 + 2 + 36
+    assert len(cases) == 4 + 8 + 36
     assert len({case.name for case in cases}) == len(cases)
     for case in cases:
         of_table = EXPERIMENT.settings[case.settings["table"]]

@@ -15,6 +15,7 @@ from fedtilt.reproduction.others.models import MODELS
 from fedtilt.reproduction.results_folder import round_floats
 from fedtilt.reproduction.train_grid import CaseCheckpoint, method_of
 from fedtilt.rounds.attack import Attack
+from fedtilt.rounds.devices import pick_device
 from fedtilt.rounds.prepare import prepare
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.simulation import simulate_prepared
@@ -24,22 +25,25 @@ MARGIN = 1.5  # points; a larger difference is bold
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:
-    """One case per table, data set, division, seed and, of ByzFL's, number of attackers and attack."""
+    """One case per table, data set, division and seed; of ByzFL's, per attack and number of attackers; of PFLlib's, method."""
     settings, result = experiment.settings, []
     for table in settings["tables"]:
         of_table = settings[table]
         seeds = range(options.seeds or of_table["seeds"])
-        varied = ("data", "divisions", "bad", "attacks", "seeds", "title", "assumed")
+        varied = ("data", "divisions", "bad", "attacks", "seeds", "title", "assumed", "methods", "rounds")
         fixed = {key: value for key, value in of_table.items() if key not in varied}
         bad, attacks = of_table.get("bad", [0]), of_table.get("attacks", {"none": None})
-        for name, division, f, attack, seed in product(of_table["data"], of_table["divisions"], bad, attacks, seeds):
-            words = [*_words(table, name, division, f, attack), f"seed-{seed}"]
+        names = product(of_table["data"], of_table["divisions"], bad, attacks, _together(of_table), seeds)
+        for name, division, f, attack, methods, seed in names:
+            words = [*_words(of_table, table, name, division, f, attack, methods[0]), f"seed-{seed}"]
             case = {**fixed, "table": table, "data": name, "division": division, "seed": seed}
             case |= of_table["divisions"][division] | ({"bad": f, "attack": attacks[attack]} if f else {})
+            case["methods"] = {method: of_table["methods"][method] for method in methods}
+            case["train"] = fixed["train"] | _rounds(of_table, methods[0])
             result.append(
                 Case(
                     name="-".join(words),
-                    what=f"{table}: {', '.join(words[1:])}, {len(of_table['methods'])} methods",
+                    what=f"{table}: {', '.join(words[1:])}" + f", {len(methods)} methods" * (len(methods) > 1),
                     settings=case,
                     needs=name,
                     parts=PARTS,
@@ -48,9 +52,21 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
     return result
 
 
-def _words(table: str, name: str, division: str, f: int, attack: str) -> list[str]:
+def _together(of_table: Mapping[str, Any]) -> list[list[str]]:
+    """The methods that train in one case: all, unless each has its own number of rounds."""
+    methods = list(of_table["methods"])
+    return [[method] for method in methods] if "rounds" in of_table else [methods]
+
+
+def _rounds(of_table: Mapping[str, Any], method: str) -> dict[str, int]:
+    return {"rounds": of_table["rounds"][method]} if "rounds" in of_table else {}
+
+
+def _words(
+    of_table: Mapping[str, Any], table: str, name: str, division: str, f: int, attack: str, method: str
+) -> list[str]:
     """The parts of the name of a case before its seed."""
-    return [table, name, division, *([f"f-{f}", attack] if f else [])]
+    return [table, name, division, *([f"f-{f}", attack] if f else []), *([method] if "rounds" in of_table else [])]
 
 
 def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
@@ -64,7 +80,11 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
     if bad:
         attackers = tuple(federation.client_names[-bad:])
         attack = Attack(**settings["attack"], clients=attackers)
-    training = TrainSettings(**settings["train"], seed=settings["seed"], device=options.device, attack=attack)
+    on_cuda = "precision_on_cuda" in settings and pick_device(options.device).type == "cuda"
+    training = TrainSettings(
+        **settings["train"], seed=settings["seed"], device=options.device, attack=attack,
+        precision=settings["precision_on_cuda"] if on_cuda else "float32",
+    )  # fmt: skip
     prepared = prepare(methods, federation, MODELS[settings["table"]], training)
     checkpoint = CaseCheckpoint(options, dict(settings))
     for r in simulate_prepared(prepared, state=checkpoint.state, client_states=checkpoint.client_states):
@@ -129,7 +149,7 @@ def _ours(
     of_table = experiment.settings[table]
     worst = math.inf
     for attack in of_table.get("attacks", {"none": None}):
-        prefix = "-".join([*_words(table, name, division, f, attack), "seed-"])
+        prefix = "-".join([*_words(of_table, table, name, division, f, attack, method), "seed-"])
         found = [result["curve"][method] for case, result in results.items()
                  if case.startswith(prefix) and case.removeprefix(prefix).isdecimal()]  # fmt: skip
         if not found:
