@@ -25,7 +25,7 @@ MARGIN = 1.5  # points; a larger difference is bold
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:
-    """One case per table, data set, division and seed; of ByzFL's, per attack and number of attackers; of PFLlib's, method."""
+    """One case per table, data set, division and seed; of ByzFL, per attack too, and of PFLlib, per method."""
     settings, result = experiment.settings, []
     for table in settings["tables"]:
         of_table = settings[table]
