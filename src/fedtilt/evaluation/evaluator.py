@@ -19,8 +19,8 @@ from fedtilt.rounds.round import client_model
 from fedtilt.training import stacked
 from fedtilt.training.precision import fp32_deterministic
 
-_SAMPLES = 4096  # in a forward pass: large enough to be fast, small enough for any memory
-_MODELS = 64  # personal models in a stack, if they have at most 2 * _SAMPLES samples together
+_SAMPLES = {"cpu": 128, "cuda": 4096}  # in a forward pass: on a CPU so few that activations stay in its cache
+_MODELS = 64  # personal models in a stack, if they have at most 2 * _SAMPLES["cuda"] samples together
 
 
 class Evaluator:
@@ -77,7 +77,7 @@ class Evaluator:
     @functools.cached_property
     def _stackable_model(self) -> nn.Module | None:
         """The model in a form that evaluates many personal models at once; None: one at a time."""
-        fits = self._y.device.type == "cuda" and 0 < self._most_samples <= _SAMPLES
+        fits = self._y.device.type == "cuda" and 0 < self._most_samples <= _SAMPLES["cuda"]
         if fits and not self._parts.buffers and stacked.can_stack(self._model, take(self._x, slice(0, 1))):
             return stacked.stackable_copy(self._model)
         return None
@@ -145,7 +145,7 @@ class Evaluator:
         net = self._stackable_model
         if net is None:
             return torch.stack([self._sum_one(owner, client_states) for owner in owners]).cpu()
-        size = max(1, min(_MODELS, 2 * _SAMPLES // max(1, self._most_samples)))
+        size = max(1, min(_MODELS, 2 * _SAMPLES["cuda"] // max(1, self._most_samples)))
         stacks = [owners[i : i + size] for i in range(0, len(owners), size)]
         return torch.cat([self._sum_stack(net, stack, size, client_states) for stack in stacks]).cpu()
 
@@ -204,7 +204,7 @@ class Evaluator:
     def _predict(self, weights: Tensor, buffers: Tensor | None, rows: slice) -> Tensor:
         """What one model predicts on these rows, on the CPU."""
         values = self._values(weights, buffers)
-        outputs = [self._outputs(values, batch).float() for batch in _batches(rows)]
+        outputs = [self._outputs(values, batch).float() for batch in self._batches(rows)]
         if self._target is not None:
             predicted = [self._target.predictions(part).cpu() for part in outputs]
             return torch.cat(predicted) if predicted else torch.zeros(0, dtype=torch.float64)
@@ -215,7 +215,7 @@ class Evaluator:
         """The sums of one model on these rows in every cell, (cells, …)."""
         sums = self._zeros(cells)
         values = self._values(weights, buffers)
-        for batch in _batches(rows):
+        for batch in self._batches(rows):
             sums.index_add_(0, cell[batch], self._scores(self._outputs(values, batch), self._y[batch]))
         return sums
 
@@ -231,8 +231,8 @@ class Evaluator:
         with torch.no_grad(), fp32_deterministic(self._y.device):
             return functional_logits(self._model, values, take(self._x, batch))
 
-
-def _batches(rows: slice) -> Iterator[slice]:
-    """These rows in parts that fit into a forward pass."""
-    for start in range(rows.start, rows.stop, _SAMPLES):
-        yield slice(start, min(start + _SAMPLES, rows.stop))
+    def _batches(self, rows: slice) -> Iterator[slice]:
+        """These rows in parts of a forward pass."""
+        size = _SAMPLES[self._y.device.type]
+        for start in range(rows.start, rows.stop, size):
+            yield slice(start, min(start + size, rows.stop))
