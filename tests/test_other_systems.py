@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 RUN = """
-import json, sys
+import hashlib, json, sys
 import torch
 import fedtilt as ft
 from fedtilt.runs.export import state_dict
@@ -20,7 +20,8 @@ for rounds in (1, 2):  # the second call resumes the first
     result = ft.run([ft.fedtilt(tau=1, lam=-2, mu=0.1)], federation, ft.models.mlp, rounds=rounds, out=sys.argv[1],
                     backend="autograd", **settings)
 weights = state_dict(sys.argv[1], "fedtilt", 0)
-print(json.dumps([result["fedtilt"].accuracy, {name: t.sum().item() for name, t in weights.items()}]))
+bits = {name: hashlib.sha256(t.numpy().tobytes()).hexdigest() for name, t in weights.items()}
+print(json.dumps([result["fedtilt"].accuracy, bits]))
 """
 WINDOWS = """
 import os, sys
