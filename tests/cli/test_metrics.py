@@ -71,6 +71,7 @@ def test_by_client_names_gaps_and_what_is_missing(fedtilt, run_folder: Path) -> 
     assert result.code == 0, result.err
     assert "class 3 against all others" in result.out
     assert "selection" in result.out
+    assert "\\n" not in result.out  # titles of two words are in two lines
     assert "difference" in result.out
     found = read_or_predict(run_folder, ["fedtilt"]).by_method["fedtilt"]
     lacking = int((found.counts()[1][:, 3] == 0).sum())

@@ -88,7 +88,7 @@ def _fitting(width: int, build: Callable[[str], Table]) -> Table:
 
 
 def _overall_table(frames: dict[str, MetricsFrame], separator: str) -> Table:
-    out = _table("metric", frames)
+    out = _table("metric", map(escape, frames))
     for name in next(iter(frames.values())).metrics:
         cells = [_with_interval(frame.overall_estimates[name], separator) for frame in frames.values()]
         out.add_row(METRICS[name].title, *cells)
@@ -108,7 +108,7 @@ def _group_tables(frame: MetricsFrame, width: int) -> list[Table]:
 
 
 def _group_table(frame: MetricsFrame, names: Sequence[str]) -> Table:
-    out = _table(str(frame.by), [*(METRICS[name].title.replace(" ", "\n") for name in names), "samples"])
+    out = _table(escape(str(frame.by)), [*(METRICS[name].title.replace(" ", "\n") for name in names), "samples"])
     for number, (group, row) in enumerate(frame.group_estimates.items()):
         if number == _MAX_ROWS:
             out.add_row(f"… {len(frame.group_estimates) - _MAX_ROWS} more: --csv FILE")
@@ -135,9 +135,9 @@ def _gap_table(frame: MetricsFrame, separator: str) -> Table:
 
 def _table(first: str, others: Iterable[str]) -> Table:
     out = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
-    out.add_column(escape(first), overflow="fold")
+    out.add_column(first, overflow="fold")
     for title in others:
-        out.add_column(escape(title), justify="right", no_wrap=True)
+        out.add_column(title, justify="right", no_wrap=True)
     return out
 
 

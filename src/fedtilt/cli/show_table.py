@@ -25,7 +25,8 @@ def show_table(console: Console, opened: Table, *, test_share: float | None = No
     if dataset is None:
         schema = opened.infer()
         console.print(
-            "target    none: name the column of the labels with --target to see classes, split and warnings",
+            "target    none: name the column of the labels with --target to see classes, clients, groups, split and "
+            "warnings",
             soft_wrap=True,
         )
     else:
