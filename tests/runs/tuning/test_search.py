@@ -96,6 +96,26 @@ def test_a_killed_search_goes_on_to_the_same_result(over: dict, tmp_path: Path) 
     assert not list((tmp_path / "search/search").glob("stage-*/*/"))  # no models are left
 
 
+def test_a_search_goes_on_where_another_number_of_settings_trains_together(tmp_path: Path, monkeypatch) -> None:
+    options = {"over": {"lam": [-2, -1, 0, 1, 5]}, "out": tmp_path / "search"}
+    rounds = []
+
+    def kill(step: SearchProgress) -> None:
+        rounds.append(step.round)
+        if len(rounds) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "_fitting_together", lambda self: 2)
+    with pytest.raises(KeyboardInterrupt):
+        tune(**options, callbacks=[Calls(on_search=kill)])
+    assert rounds == [1, 1]  # the second batch of the first stage
+    monkeypatch.undo()
+    expected = values(tune(over=options["over"]))
+    assert values(tune(**options)) == expected
+    monkeypatch.setattr(Search, "_fitting_together", lambda self: 3)
+    assert values(tune(**options)) == expected  # finished: from its scores
+
+
 def test_a_setting_that_diverges_is_left_out(tmp_path: Path) -> None:
     calls = Calls()
     options = {"over": {"lr": [0.1, 1e30]}, "out": tmp_path / "search"}

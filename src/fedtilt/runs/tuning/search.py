@@ -1,6 +1,5 @@
 """The search: settings in stages, many trained together, weak ones stopped early, until the end or the budget's."""
 
-import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -245,9 +244,16 @@ class Search:
         for start in range(0, len(names), self._together):
             yield names[start : start + self._together]
 
-    @functools.cached_property
+    @property
     def _together(self) -> int:
-        """How many settings train together; few if models are large, or if a budget is looked at between."""
+        """How many settings train together: a search that goes on reads scores and models of the same batches."""
+        if self._trainer.together is None:
+            self._trainer.together = self._fitting_together()
+            self._trainer.save()
+        return self._trainer.together
+
+    def _fitting_together(self) -> int:
+        """How many settings fit; few if models are large, or if a budget is looked at between batches."""
         settings = self._recipes[self.yours].settings
         on_gpu = pick_device(settings.device).type == "cuda" and not settings.on_cluster
         most = 1 + (_TOGETHER_ON_GPU if on_gpu and self.plan.budget is None else _TOGETHER)

@@ -71,6 +71,7 @@ class Trainer:
         self.folder = None if storage.folder is None else storage.folder / "search"
         record = read_json(self._record) if self._record and self._record.exists() else {}
         self.diverged: dict[str, int] = dict(record.get("diverged", {}))  # setting → number of the stage
+        self.together: int | None = record.get("together")  # settings that train together; None: not known yet
         self.batches: int | None = record.get("batches")  # of the first stage; None: it is not over
         self.rounds: list[int] = list(record.get("rounds", []))  # of the stages after the first, so far
         self.ended: bool = record.get("ended", False)  # whether the search is over, and its models are deleted
@@ -89,7 +90,7 @@ class Trainer:
     def save(self) -> None:
         """Write what a search that goes on has to know."""
         if self._record is not None:
-            keys = ("seconds", "diverged", "batches", "rounds", "ended")
+            keys = ("seconds", "diverged", "together", "batches", "rounds", "ended")
             write_json(self._record, {key: getattr(self, key) for key in keys})
 
     def model_bytes(self, name: str) -> int:
