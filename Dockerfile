@@ -17,6 +17,8 @@ RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels 
 
 FROM python:${PYTHON}-slim
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# the fast kernels are compiled on first use: those in C on a CPU, and Triton's driver on CUDA
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -r /var/lib/apt/lists/*
 COPY requirements.lock /tmp/
 # torch first, from its own index: the lock then finds it installed, without the CUDA packages on a CPU
 RUN pip install --no-cache-dir --index-url "$TORCH_INDEX" --extra-index-url https://pypi.org/simple \

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from fedtilt.training import (
     distinct_jobs,
     make_batches,
     native,
+    stacked,
 )
 from fedtilt.training.local_job import batch_bounds
 from tests.helpers.models import CLASSES, MODELS, SHAPE, FunctionalDropout, Recurrent, make_jobs
@@ -62,7 +64,8 @@ def supported_pairs() -> list[tuple[str, str]]:
     return pairs
 
 
-def test_what_each_backend_supports() -> None:
+def test_what_each_backend_supports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "triton_reason", lambda: None)
     assert set(supported_pairs()) == {
         *([("native", "logistic"), ("native", "mlp"), ("native", "cnn")] if native.available() else []),
         ("fused", "logistic"), ("fused", "mlp"),
@@ -74,6 +77,19 @@ def test_what_each_backend_supports() -> None:
     assert choose(MODELS["cnn"](), "cuda").name == "stacked"
     assert choose(Recurrent(), "cuda").name == "autograd"
     assert choose(FunctionalDropout(), "cuda").name == "autograd"
+
+
+def test_cuda_without_a_compiler_trains_by_autograd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reason = "Triton needs a C compiler, and neither gcc nor clang is on the PATH"
+    assert choose(MODELS["mlp"](), "cuda").describe() == f"autograd (not stacked: {reason})"
+    with pytest.raises(InputError, match=f"backend 'stacked' cannot train this because {reason}; use 'auto'"):
+        choose(MODELS["mlp"](), "cuda", "stacked")
+    monkeypatch.setenv("CC", "cc")
+    monkeypatch.setattr("sysconfig.get_path", lambda *_: str(tmp_path))
+    assert "Python.h is not installed" in choose(MODELS["mlp"](), "cuda").describe()
 
 
 def frozen_first_layer() -> nn.Module:
@@ -405,7 +421,8 @@ def test_a_batch_is_no_larger_than_the_data() -> None:
     assert make_batches(x, y, seed=0, round=1, client=0, epochs=2, batch_size=100_000).size == 23
 
 
-def test_precision_is_only_for_cuda() -> None:
+def test_precision_is_only_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "triton_reason", lambda: None)
     assert choose(MODELS["mlp"](), "cuda", precision="tf32").name == "stacked"
     assert choose(Recurrent(), "cuda", precision="bfloat16").name == "autograd"
     for backend in ("auto", "stacked", "autograd"):

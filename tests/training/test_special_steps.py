@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtilt import models
-from fedtilt.training import BACKENDS, LocalJob, Optimizer, Trained, choose_backend, make_batches, native
+from fedtilt.training import BACKENDS, LocalJob, Optimizer, Trained, choose_backend, make_batches, native, stacked
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 
 EPOCHS = 2
@@ -111,7 +111,8 @@ def test_the_loop_against_steps_by_hand(kind: str) -> None:
     assert (trained.parameters - start).norm() > 0.01
 
 
-def test_only_the_jobs_with_unknown_steps_are_left_to_autograd() -> None:
+def test_only_the_jobs_with_unknown_steps_are_left_to_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "triton_reason", lambda: None)
     model = models.build(MODELS["mlp"], SHAPE, CLASSES, seed=3)
     jobs, _ = make_jobs(model)
     some_of_a_layer = special(jobs[0], "first")

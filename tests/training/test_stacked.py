@@ -34,7 +34,7 @@ def assert_equal_training(
 ) -> list[Trained]:
     """The stacked backend and the autograd loop give the same models and buffers."""
     for job in jobs:
-        assert stacked.unsupported_reason(model, job, "cuda", SAMPLE) is None
+        assert stacked.unsupported_reason(model, job, "cpu", SAMPLE) is None
     expected = BACKENDS["autograd"](model, jobs, batches)
     trained = BACKENDS["stacked"](model, jobs, batches)
     for job, a, b in zip(jobs, trained, expected, strict=True):
@@ -215,9 +215,9 @@ def test_what_is_not_supported_has_a_reason() -> None:
     model = nn.Sequential(nn.Flatten(), MovingMean(), nn.Linear(64, CLASSES))
     start = models.parameters_to_vector(model)
     job = LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=0.1, buffer_names=("1.mean",))
-    assert stacked.unsupported_reason(model, job, "cuda", SAMPLE) is None  # frozen
+    assert stacked.unsupported_reason(model, job, "cpu", SAMPLE) is None  # frozen
     changing = replace(job, buffers=torch.zeros(64))
-    reason = stacked.unsupported_reason(model, changing, "cuda", SAMPLE)
+    reason = stacked.unsupported_reason(model, changing, "cpu", SAMPLE)
     assert reason == "the buffers of layer '1' (MovingMean) change in training"
 
     def branches(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -232,8 +232,8 @@ def test_what_is_not_supported_has_a_reason() -> None:
         net = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
         start = models.parameters_to_vector(net)
         plain = replace(job, start=start, anchor=start, buffer_names=(), loss=loss)
-        assert expected in str(stacked.unsupported_reason(net, plain, "cuda", SAMPLE))
-    tokens = stacked.unsupported_reason(model, job, "cuda", SAMPLE.long())
+        assert expected in str(stacked.unsupported_reason(net, plain, "cpu", SAMPLE))
+    tokens = stacked.unsupported_reason(model, job, "cpu", SAMPLE.long())
     assert tokens == "the inputs are not one tensor of floating-point numbers"
 
 

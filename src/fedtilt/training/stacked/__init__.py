@@ -8,8 +8,13 @@ graph and replayed. The number of the step is on the device, so nothing synchron
 
 import copy
 import functools
+import importlib.util
+import os
+import shutil
+import sysconfig
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +31,15 @@ from fedtilt.training.stacked.parameter_rows import ParameterRows
 from fedtilt.training.stacked.stack import Stack, StackSizes
 from fedtilt.training.stacked.vmap_step import StackedGradient
 
-__all__ = ["can_stack", "clear_cache", "special_reason", "stackable_copy", "train", "unsupported_reason"]
+__all__ = [
+    "can_stack",
+    "clear_cache",
+    "special_reason",
+    "stackable_copy",
+    "train",
+    "triton_reason",
+    "unsupported_reason",
+]
 
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _UNSUPPORTED = (nn.RNNBase, nn.RReLU, *_DROPOUT)
@@ -37,7 +50,21 @@ _LONGER = 1.25  # by so much must jobs be longer than others to be a stack of th
 
 def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample: Inputs | None = None) -> str | None:
     """Why this backend does not train the job, as a clause; None if it does."""
-    return special_reason(model, job) or _unsupported_reason(model, Recipe.of(job), sample)
+    reason = triton_reason() if device_type == "cuda" else None
+    return reason or special_reason(model, job) or _unsupported_reason(model, Recipe.of(job), sample)
+
+
+def triton_reason() -> str | None:
+    """Why Triton, which compiles a C file of its own on first use, cannot start, as a clause; None if it can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if os.name != "posix":
+        return None  # Triton for Windows carries its own compiler
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton needs a C compiler, and neither gcc nor clang is on the PATH"
+    if not Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").exists():
+        return "Triton needs Python's headers (python3-dev), and Python.h is not installed"
+    return None
 
 
 def special_reason(model: nn.Module, job: LocalJob) -> str | None:
