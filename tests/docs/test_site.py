@@ -4,6 +4,7 @@ import fcntl
 import functools
 import http.server
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import urllib.parse
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -70,6 +72,20 @@ def test_every_internal_link_leads_somewhere(site: Path) -> None:
             if not target.exists() or (anchor and names is not None and urllib.parse.unquote(anchor) not in names):
                 broken.append(f"{path.relative_to(site)}: {link}")
     assert not broken
+
+
+def test_formulas_are_well_formed(site: Path) -> None:
+    formulas = re.findall(r"<math.*?</math>", (site / "mathematics.html").read_text(), re.DOTALL)
+    assert len(formulas) > 20
+    for formula in formulas:
+        for element in ElementTree.fromstring(formula.replace("&ApplyFunction;", "\u2061")).iter():
+            match element.tag.rpartition("}")[2]:
+                case "mfrac" | "msub" | "msup" | "munder":
+                    assert len(element) == 2, formula
+                case "mtable":
+                    assert all(
+                        row.tag.endswith("mtr") and all(cell.tag.endswith("mtd") for cell in row) for row in element
+                    )
 
 
 def test_every_page_is_in_the_navigation(site: Path) -> None:
