@@ -77,7 +77,7 @@ def test_bad_groups_are_refused() -> None:
         with pytest.raises(InputError, match=message):
             ft.data.Dataset(**fields, **groups)
     data = ft.data.table(frame().assign(sex="f"), target="ill", client="site", group="sex")
-    with pytest.raises(InputError, match="group = 'sex' has one value, 'f', in .*; groups need two or more"):
+    with pytest.raises(InputError, match="group = 'sex' has one value, 'f', in .*; choose a column with two or more"):
         ft.Federation.build(data)
     with pytest.raises(InputError, match="group = 'gender' is not a column"):
         ft.data.table(frame(), target="ill", group="gender")

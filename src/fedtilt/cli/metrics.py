@@ -82,16 +82,20 @@ def metrics(
 
 
 def _fitting(width: int, build: Callable[[str], Table]) -> Table:
-    """A table with values and intervals in one line or, on a narrow terminal, in two."""
+    """A table with values and intervals in one line or, on a narrow terminal, in two, with less space if need be."""
     table = build(" ")
-    return table if fits(table, width) else build("\n")
+    if not fits(table, width):
+        table = build("\n")
+    if not fits(table, width):
+        table.padding = 0
+    return table
 
 
 def _overall_table(frames: dict[str, MetricsFrame], separator: str) -> Table:
     out = _table("metric", map(escape, frames))
     for name in next(iter(frames.values())).metrics:
         cells = [_with_interval(frame.overall_estimates[name], separator) for frame in frames.values()]
-        out.add_row(METRICS[name].title, *cells)
+        out.add_row(METRICS[name].title.replace(" ", separator), *cells)
     return out
 
 
@@ -123,7 +127,7 @@ def _gap_table(frame: MetricsFrame, separator: str) -> Table:
     for name in frame.metrics:
         gap = frame.gap(name)
         out.add_row(
-            METRICS[name].title,
+            METRICS[name].title.replace(" ", separator),
             _with_interval(frame.overall_estimates[name], separator),
             f"{_number(gap.minimum)}{separator}({escape(gap.lowest)})",
             f"{_number(gap.maximum)}{separator}({escape(gap.highest)})",

@@ -92,7 +92,8 @@ def check_two_values(columns: Mapping[str, GroupColumn], dataset: str) -> None:
         found = torch.cat([column.train, column.test]).unique().tolist()
         if len(found) == 1 and name != RANGE:
             raise InputError(
-                f"group = {name!r} has one value, {column.names[found[0]]!r}, in {dataset}; groups need two or more"
+                f"group = {name!r} has one value, {column.names[found[0]]!r}, in {dataset}; choose a column with two "
+                "or more, or leave it out"
             )
 
 

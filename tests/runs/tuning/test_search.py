@@ -173,7 +173,7 @@ def test_impossible_combinations_are_named_and_impossible_values_refused() -> No
     tuning = tune(over=over, callbacks=[calls], halving=False)
     assert list(tuning.settings) == ["fedtilt", "fedtilt aggregator=tilted q=1", "fedtilt aggregator=median q=0"]
     assert calls.notices == [
-        "1 settings are not possible and left out, such as 'fedtilt aggregator=median q=1': "
+        "1 setting, 'fedtilt aggregator=median q=1', is not possible and left out: "
         + tuning.impossible["fedtilt aggregator=median q=1"]
     ]
     with pytest.raises(InputError, match="mu of method 'fedtilt' must be ≥ 0, got -1"):
@@ -186,6 +186,7 @@ def test_impossible_combinations_are_named_and_impossible_values_refused() -> No
         ({"over": {"taw": [1]}}, "over taw: there is no such setting to tune; did you mean tau?"),
         ({"over": {"rounds": [1]}}, "over rounds: there is no such setting to tune"),
         ({"over": {"lam": []}}, "over lam is empty"),
+        ({"over": {"lam": [0]}}, "over lam=0 is the setting that fedtilt has; give other values"),
         ({"over": {"epochs": ft.Range(0.5, 2)}}, "over epochs = 0.5..2 has no whole ends"),
         ({"by": "f1"}, "there is no objective 'f1' for classification"),
         ({"at_least": {"f1": 1}}, "there is no objective 'f1' for classification"),

@@ -18,7 +18,7 @@ _LOG_RATIO = 10.0  # a range over more than this factor is searched on a logarit
 _DIGITS = 3  # significant digits of a sampled number
 _NOT_TUNED = {  # settings of the run that do not belong to a recipe
     "rounds", "seed", "device", "eval_every", "backend", "workers", "precision", "audit", "privacy", "init",
-    "cluster", "cluster_timeout", "stack_size",
+    "cluster", "cluster_timeout", "stack_size", "attack",
 }  # fmt: skip
 _NOT_VARIED = ("name", "levels", "steps", "pre_aggregators")  # of a method: its name, and lists
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedtilt.errors import InputError
 from fedtilt.rounds.devices import pick_device
 from fedtilt.runs.callback import Callback, RunStart, SearchProgress, started
-from fedtilt.runs.tuning.axes import Axis, Setting, grid, grid_size, texts_of
+from fedtilt.runs.tuning.axes import Axis, Setting, format_setting, grid, grid_size, texts_of
 from fedtilt.runs.tuning.decision import ranked
 from fedtilt.runs.tuning.halving import Rung, rungs
 from fedtilt.runs.tuning.objectives import Constraint, Objective, front_objectives, main_objective, values_of
@@ -121,6 +121,11 @@ class Search:
         for pair, reason in reasons.items():
             if pair not in possible:
                 raise reason
+        if len(self.settings) == 1:
+            values = format_setting(self.settings[self.yours])
+            raise InputError(
+                f"over {values} is the setting that {self.yours} has; give other values to compare it with"
+            )
 
     def _sample(self, sampler: Sampler, start: int, stop: int) -> list[str]:
         """The names of the sampled settings with these numbers; empty for those that are not possible."""
@@ -141,7 +146,9 @@ class Search:
             self._run_stages()
         if self.impossible:
             name, reason = next(iter(self.impossible.items()))
-            self._notice(f"{len(self.impossible)} settings are not possible and left out, such as {name!r}: {reason}")
+            count = len(self.impossible)
+            left_out = f"1 setting, {name!r}, is" if count == 1 else f"{count} settings, such as {name!r}, are"
+            self._notice(f"{left_out} not possible and left out: {reason}")
         if not self.out_of_time and not self.stages[-1].scores:
             raise InputError(f"every setting of {self.yours} diverged; lower lr (train.lr in a spec) or the tilts")
 
