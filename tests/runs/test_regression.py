@@ -1,5 +1,6 @@
 """Numbers as targets: an independent loop, scikit-learn's diabetes from file to prediction, and what is refused."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +180,10 @@ def test_a_table_from_file_to_prediction(tmp_path: Path) -> None:
     assert "fedtilt reaches an MAE of" in text
     assert "accura" not in text.lower()
     assert "range" in text
+    page = report.write([tmp_path / "run"], tmp_path / "report.html").read_text()
+    notes = " ".join(re.findall(r'<p class="note">(.*?)</p>', page, re.DOTALL))
+    assert "MAE on the client’s test data" in notes
+    assert "accura" not in notes.lower()
 
 
 def test_ranges_are_quartiles_of_the_training_targets() -> None:
