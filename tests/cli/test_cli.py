@@ -230,10 +230,14 @@ INVALID = [
     (["export", "nosuch", "--method", "ditto", "--to", "x.safetensors"], "nosuch does not exist; check the path"),
     (["export", "run", "--method", "ditto", "--to", "y.pt"], "--to y.pt ends neither in .safetensors nor in .onnx"),
     (["data", "get", "nosuch"], "nosuch"),
-    (["run", "--bogus"], "no such option: --bogus"),
+    (["run", "--bogus"], "no such option: --bogus; see fedtilt run --help"),
+    (["run", "--rounds", "3"], "no such option: --rounds; did you mean --set train.rounds=…? See fedtilt run --help"),
+    (["run", "--batch-size", "3"], "no such option: --batch-size; did you mean --set train.batch_size=…?"),
+    (["report", "run", "--too", "x"], "no such option: --too; see fedtilt report --help"),
+    (["run", "--sed", "3"], "no such option: --sed; did you mean --seed or --seeds or --set? See fedtilt run --help"),
     (["run", "--seeds", "x"], "'x' is not a valid integer; see fedtilt run --help"),
     (["run", "digits", "toy"], "unexpected extra argument (toy)"),
-    (["runn"], "Did you mean 'run'; see fedtilt --help"),
+    (["runn"], "no such command 'runn'; did you mean 'run'? See fedtilt --help"),
     (["export", "run", "--method", "ditto"], "missing option '--to'"),
 ]
 

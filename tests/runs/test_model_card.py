@@ -108,9 +108,13 @@ def test_the_command_writes_card_and_onnx(run: tuple[Path, ft.Result], fedtilt, 
     expected = result["fedtilt"].personal("south")(x)
     (found,) = session.run(None, {"input": x.numpy()})
     assert torch.allclose(torch.from_numpy(found), expected, atol=1e-5)
-    again = fedtilt(*export, "--to", "model.safetensors")  # the card is there
-    assert again.err.strip() == "error: model.md already exists; use --force to replace it"
-    assert not (tmp_path / "model.safetensors").exists()
+    assert fedtilt(*export, "--to", "model.safetensors").code == 0  # the same model, with the same card
+    again = fedtilt(*export, "--to", "model.safetensors")
+    assert again.err.strip() == "error: model.safetensors already exists; use --force to replace it"
+    (tmp_path / "notes.md").write_text("my notes")
+    notes = fedtilt(*export, "--to", "notes.safetensors")
+    assert "notes.md is not the card of this model" in notes.err
+    assert not (tmp_path / "notes.safetensors").exists()
     other = fedtilt(*export, "--to", "model.pt")
     assert "ends neither in .safetensors nor in .onnx" in other.err
 

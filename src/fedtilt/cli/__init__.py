@@ -1,5 +1,6 @@
 """The command line: one file per command, and the only place that prints."""
 
+import difflib
 import errno
 import io
 import os
@@ -138,7 +139,25 @@ def _exit_with_error(message: str) -> NoReturn:
 
 
 def _usage_message(error: Any) -> str:
-    """Click's message in one line, with a hint at --help."""
-    message = " ".join(error.format_message().split()).rstrip(".?")
+    """Click's message in one line, with what was probably meant, or a hint at --help."""
     command = error.ctx.command_path if error.ctx else "fedtilt"
-    return f"{message[:1].lower()}{message[1:]}; see {command} --help"
+    message = " ".join(error.format_message().split())
+    if type(error).__name__ == "NoSuchOption":
+        meant = _meant_option(error)
+        message = f"no such option: {error.option_name}{f'; did you mean {meant}?' if meant else ''}"
+    message = f"{message[:1].lower()}{message[1:]}".replace(". Did you mean", "; did you mean")
+    see = " See" if message.endswith("?") else "; see"
+    return f"{message.rstrip('.')}{see} {command} --help"
+
+
+def _meant_option(error: Any) -> str:
+    """The key of a spec that has the name of an unknown option, as --set; else options with a similar name."""
+    name = error.option_name.lstrip("-")
+    options = [option for parameter in error.ctx.command.params for option in parameter.opts] if error.ctx else []
+    if "--set" in options:
+        from fedtilt.spec.error_messages import key_named
+
+        if key := key_named(name.replace("-", "_")):
+            return f"--set {key}=…"
+    similar = difflib.get_close_matches(name, [option.lstrip("-") for option in options if option[:2] == "--"])
+    return " or ".join(f"--{option}" for option in similar)

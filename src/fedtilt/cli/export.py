@@ -47,12 +47,12 @@ def export(
         raise InputError(
             f"--trained-only leaves out a part of the model, and {to} would be the whole of it; leave it out"
         )
-    card = to.with_suffix(".md")
-    for path in (to, card):
-        if path.exists() and not force:
-            raise InputError(f"{path} already exists; use --force to replace it")
+    if to.exists() and not force:
+        raise InputError(f"{to} already exists; use --force to replace it")
     exported = export_model(folder, method, client, seed, trained_only=trained_only, round=round)
-    text = model_card(folder, exported, method, client, seed)
+    card, text = to.with_suffix(".md"), model_card(folder, exported, method, client, seed).encode()
+    if card.exists() and card.read_bytes() != text and not force:
+        raise InputError(f"{card} is not the card of this model; give another name, or --force to replace it")
     checked = ""
     if to.suffix == ".onnx":
         net = build_exported(exported.tensors, exported.metadata, folder)
@@ -62,7 +62,7 @@ def export(
         checked = f"; ONNX Runtime differs from PyTorch by {difference:.1g} at most"
     else:
         write_tensors(to, exported.tensors, exported.metadata)
-    write_bytes(card, text.encode())
+    write_bytes(card, text)
     model = "shared model" if client is None else f"{'personal ' * exported.personal}model of client {client}"
     count = sum(t.numel() for t in exported.tensors.values())
     part = "trained part of the " * trained_only

@@ -66,17 +66,29 @@ def method_label(method: Mapping[str, Any], position: int) -> str:
 def unknown_key(path: Iterable[str], key: str, value: object, table: type[SpecTable]) -> InputError:
     """The error about a key that a table does not have, with the key that was probably meant."""
     path = tuple(path)
-    tables = [name for name, other in TABLES.items() if key in other.model_fields]
     close = difflib.get_close_matches(key, table.model_fields, n=1)
     if close:
         remedy = f"did you mean {'.'.join([*path, close[0]])}?"
-    elif tables or (key in MethodSpec.model_fields and table is not MethodSpec):
-        remedy = f"did you mean {f'{tables[0]}.{key}' if tables else f'methods.NAME.{key}'}?"
+    elif elsewhere := key_named(key):
+        remedy = f"did you mean {elsewhere}?"
     else:
         keys = list(table.model_fields)
         more = ", … (`fedtilt init` explains all)" if len(keys) > _MOST_KEYS else ""
         remedy = f"choose one of {', '.join(keys[:_MOST_KEYS])}{more}"
     return InputError(f"{'.'.join([*path, key])} = {_format_value(value)} is not a key of a spec; {remedy}")
+
+
+def key_named(name: str) -> str | None:
+    """The key with this name, with its path, or the first key of the table with this name; None: there is none.
+
+    >>> key_named("rounds"), key_named("lam"), key_named("clients"), key_named("bogus")
+    ('train.rounds', 'methods.NAME.lam', 'clients.count', None)
+    """
+    if name in TABLES:
+        return f"{name}.{next(iter(TABLES[name].model_fields))}"
+    tables = [f"{table}.{name}" for table, fields in TABLES.items() if name in fields.model_fields]
+    tables += [f"methods.NAME.{name}"] if name in MethodSpec.model_fields else []
+    return tables[0] if tables else None
 
 
 def first_error(error: ValidationError, raw: Mapping[str, Any]) -> InputError:
