@@ -91,7 +91,15 @@ def test_the_source_distribution_has_what_the_tests_and_the_image_need(tmp_path:
     (path,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    needed = {"pyproject.toml", "Dockerfile", "requirements.lock", "constraints.txt", "SECURITY.md", "LICENSE"}
+    needed = {
+        "pyproject.toml",
+        "Dockerfile",
+        ".dockerignore",
+        "requirements.lock",
+        "constraints.txt",
+        "SECURITY.md",
+        "LICENSE",
+    }
     assert needed <= names
     here = {str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("*") if path.is_file()}
     assert {name for name in here if "__pycache__" not in name} <= names
