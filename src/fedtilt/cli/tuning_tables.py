@@ -28,12 +28,13 @@ def print_tuning(console: Console, tuning: Tuning, folder: Path) -> None:
     """
     rows = _compared(tuning)
     seeds = f", mean over {len(tuning.seeds)} seeds" if len(tuning.seeds) > 1 else ""
-    console.print(
-        f"\n[bold]{escape(tuning.method)} on validation data[/] after {tuning.compared_rounds} of {tuning.rounds} "
-        f"rounds{seeds}, the best by {escape(tuning.by.title)} first:"
-    )
     table, left_out = _settings_table(tuning, rows[:_MAX_ROWS], console.width)
-    console.print(table)
+    if rows:  # otherwise the budget ended before any
+        console.print(
+            f"\n[bold]{escape(tuning.method)} on validation data[/] after {tuning.compared_rounds} of {tuning.rounds} "
+            f"rounds{seeds}, the best by {escape(tuning.by.title)} first:"
+        )
+        console.print(table)
     for line in _remarks(tuning, len(rows), left_out):
         console.print(f"[dim]{escape(line)}[/]", highlight=False)
     if tuning.is_possible:

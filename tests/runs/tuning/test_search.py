@@ -137,6 +137,19 @@ def test_the_budget_ends_a_search_with_what_it_has() -> None:
     assert not tune(over={"lam": [-2]}, budget="1h").out_of_time
 
 
+@pytest.mark.parametrize("over", [{"lam": [-2, -1, 0, 1, 5]}, {"lam": ft.Range(-3, 1)}])
+def test_with_a_budget_few_settings_train_together_if_a_round_is_long(over: dict, monkeypatch) -> None:
+    calls = []
+    options = {"over": over, "trials": 5, "callbacks": [Calls(on_search=calls.append)]}
+    tune(**options, budget="1h")
+    assert calls[0].settings == 1  # the user's setting, which is timed
+    assert max(step.settings for step in calls) > 2
+    calls.clear()
+    monkeypatch.setattr(Search, "_seconds_per_round", 150.0)
+    assert len(tune(**options, budget="1h").settings) > 2
+    assert {step.settings for step in calls} <= {1, 2}  # a tenth of an hour is two rounds
+
+
 def test_a_search_that_its_budget_has_shortened_goes_on_as_it_was_planned(tmp_path: Path, monkeypatch) -> None:
     options = {"over": {"lam": [-2, -1, 0, 1, 5]}, "budget": 1000.0, "out": tmp_path / "search", "rounds": 8}
     monkeypatch.setattr(Search, "_affordable", lambda self, until, start, settings: min(until, 5))

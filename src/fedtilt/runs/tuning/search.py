@@ -23,6 +23,7 @@ _TOGETHER = 16  # settings that are sampled at a time, and that train together w
 _TOGETHER_ON_GPU = 64  # a GPU trains many models in nearly the time of few
 _BYTES_TOGETHER = 4 * 2**30  # the most for the models of settings that train together
 _FIRST_SHARE = 0.25  # of the budget, for the first stage
+_ROUND_SHARE = 0.1  # of the budget, at most, for a round of settings that train together on a CPU
 _SAFETY = 0.9  # of the budget, for training; the rest is for comparing settings
 
 
@@ -192,7 +193,7 @@ class Search:
         self.stages.append(Stage(1, until, {}))
         done = 0
         for names in self._batches():
-            if done == self._trainer.batches or (done and self._first_share_is_spent()):
+            if done == self._trainer.batches or self._first_share_is_spent():
                 tried = len(self.stages[0].scores)
                 self._notice(f"{tried} settings were tried; the rest of the budget is for training the best further")
                 break
@@ -203,22 +204,28 @@ class Search:
 
     def _first_share_is_spent(self) -> bool:
         is_over = self._trainer.batches is not None  # in an earlier process
-        return not is_over and self.plan.budget is not None and self.seconds > _FIRST_SHARE * self.plan.budget
+        if is_over or self.plan.budget is None or len(self.stages[0].scores) < 2:  # the user's alone is no comparison
+            return False
+        return self.seconds > _FIRST_SHARE * self.plan.budget
 
     def _batches(self) -> Iterator[Sequence[str]]:
         """Settings in the order in which they are tried; Optuna learns the values of a batch before it samples more."""
+        first, *others = self.settings  # of a sampled search, the user's alone
+        if self.plan.budget is not None:
+            yield [first]  # its time says how many others a round has time for
         if not self.plan.sampled:
-            yield from self._batched(list(self.settings))
+            yield from self._batched([first, *others] if self.plan.budget is None else others)
             return
         objectives = self.plan.front
         file = None if self._trainer.folder is None else self._trainer.folder / "study.journal"
         sampler = Sampler(
             self.plan.axes, [o.higher_is_better for o in objectives], file, self.subject.seeds[0], _TOGETHER
         )
-        for start in range(0, self.plan.trials, _TOGETHER):
-            names = self._sample(sampler, start, min(start + _TOGETHER, self.plan.trials))
-            new = [name for name in dict.fromkeys(names) if name and name not in self.stages[0].scores]
-            yield list(dict.fromkeys([self.yours, *new])) if start == 0 else new
+        at_once = _TOGETHER if self.plan.budget is None else min(_TOGETHER, self._together)
+        for start in range(0, self.plan.trials, at_once):
+            names = self._sample(sampler, start, min(start + at_once, self.plan.trials))
+            with_first = [first, *names] if start == 0 else names
+            yield [name for name in dict.fromkeys(with_first) if name and name not in self.stages[0].scores]
             for number, name in enumerate(names, start):
                 values = self.values(self.stages[0].scores[name]) if name in self.stages[0].scores else None
                 violations = {str(c): c.violation(values[c.objective.name]) for c in self.plan.constraints if values}
@@ -248,8 +255,9 @@ class Search:
             self._trainer.train(self.stages[-1], batch)
 
     def _batched(self, names: Sequence[str]) -> Iterator[Sequence[str]]:
-        for start in range(0, len(names), self._together):
-            yield names[start : start + self._together]
+        together = self._together if len(names) > 1 else 1  # the first alone is trained before it is known
+        for start in range(0, len(names), together):
+            yield names[start : start + together]
 
     @property
     def _together(self) -> int:
@@ -260,18 +268,25 @@ class Search:
         return self._trainer.together
 
     def _fitting_together(self) -> int:
-        """How many settings fit; few if models are large, or if a budget is looked at between batches."""
+        """How many settings fit into memory and, with a budget, into the time of a round."""
         settings = self._recipes[self.yours].settings
         on_gpu = pick_device(settings.device).type == "cuda" and not settings.on_cluster
         most = 1 + (_TOGETHER_ON_GPU if on_gpu and self.plan.budget is None else _TOGETHER)
+        if self.plan.budget is not None and self._trained and not on_gpu:  # which trains many in the time of few
+            most = min(most, int(_ROUND_SHARE * self.plan.budget / self._seconds_per_round))
         return max(1, min(most, _BYTES_TOGETHER // self._trainer.model_bytes(self.yours)))
+
+    @property
+    def _seconds_per_round(self) -> float:
+        """How long a round of one setting takes in this process."""
+        return (time.monotonic() - self._started) / self._trained
 
     def _affordable(self, until: int, start: int, settings: int) -> int:
         """The round that so many settings reach within the budget, at most `until`."""
         if self.plan.budget is None or not self._trained:
             return until
-        seconds = (time.monotonic() - self._started) / self._trained  # for a round of one setting
-        rounds = (_SAFETY * self.plan.budget - self.seconds) / (seconds * settings * len(self.subject.seeds))
+        round_seconds = self._seconds_per_round * settings * len(self.subject.seeds)
+        rounds = (_SAFETY * self.plan.budget - self.seconds) / round_seconds
         return min(until, start + max(0, int(rounds)))
 
     # -- values and clock ----------------------------------------------------------------------------------------------
