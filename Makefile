@@ -69,9 +69,12 @@ lock: $(DEV)  ## pin everything that a site and a server need, for all systems a
 	$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --extra flower --extra report \
 	  -c constraints.txt --no-header --no-annotate --no-emit-index-url --output-file requirements.lock
 
+# The version is not in pyproject.toml; the warning is that a lock file does not say what needs what.
 sbom: $(DEV)  ## what a site and a server install, as a CycloneDX bill of materials: sbom.cdx.json
-	$(BIN)/cyclonedx-py requirements requirements.lock --pyproject pyproject.toml --output-reproducible \
-	  --output-format JSON --output-file sbom.cdx.json
+	sed "s/^dynamic = .*/version = \"$$($(BIN)/python -c 'import fedtilt; print(fedtilt.__version__)')\"/" pyproject.toml \
+	  > $(VENV)/sbom.toml
+	$(BIN)/python -W ignore::UserWarning -m cyclonedx_py requirements requirements.lock --pyproject $(VENV)/sbom.toml \
+	  --output-reproducible --output-format JSON --output-file sbom.cdx.json
 	@echo "wrote sbom.cdx.json"
 
 clean:
