@@ -182,7 +182,7 @@ class Bare(Photos):
         ([(X, Y + 0.5)], {}, "client '0' has the label 0.5, which is no class"),
         ([(X[:2], ["a", None])], {}, "client '0' has a sample without a label; leave it out"),
         ([(X[:2], np.array(["a", np.nan], object))], {}, "client '0' has a sample without a label; leave it out"),
-        ([(X, np.eye(20))], {}, r"client '0' has labels of shape \(20, 20\); give one per sample, such as y.argmax"),
+        ([(X, np.eye(20))], {}, r"client '0' has labels of shape \(20, 20\); give one per sample: y.argmax"),
         ([(X, Y)], {"class_names": ["only"]}, "client '0' has the label 1; with 1 classes"),
         ([(X, ["a"] * 20)], {"class_names": ["b", "c"]}, "has the class 'a', but the classes of class_names are b, c"),
         ([(X * 1e300, Y)], {}, "client '0' has x with numbers beyond float32, such as"),

@@ -123,7 +123,8 @@ def _label_names(y: object, origin: str, class_names: Sequence[str] | None) -> l
     array = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
     if array.ndim != 1:
         raise InputError(
-            f"{origin} has labels of shape {array.shape}; give one per sample, such as y.argmax(1) of one-hot labels"
+            f"{origin} has labels of shape {array.shape}; give one per sample: y.argmax(1) of one-hot labels, or a data "
+            "set for each of several labels"
         )
     if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array == np.floor(array)).all()):
         bad = next(value for value in array.tolist() if not (np.isfinite(value) and value == int(value)))
@@ -150,7 +151,7 @@ def _numbers(y: object, origin: str) -> Tensor:
     if array.ndim != 1 or array.dtype.kind not in "biuf":
         raise InputError(
             f"{origin} has targets of shape {array.shape} and dtype {array.dtype}; regression needs one number per "
-            "sample"
+            "sample; make a data set for each of several targets"
         )
     with np.errstate(over="ignore"):
         numbers = array.astype(np.float32)
