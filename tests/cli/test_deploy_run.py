@@ -94,6 +94,7 @@ def test_the_end_prints_the_metrics_and_the_worst_site_and_class(cluster: FakeCl
     class_accuracy = {name: 100 * correct[name] / samples[name] for name in samples}
     label = min(class_accuracy, key=class_accuracy.__getitem__)
     assert out[1] == f"fails most   site {site}: {accuracy[site]:.0f} %, class {label}: {class_accuracy[label]:.0f} %"
+    assert re.fullmatch(r"certificate  With 95 % .* below \d+ %, and none of its classes below \d+ %.*\.", out[2])
     assert [line.split()[-1] for line in out if line.startswith("site report")] == [
         f"{cluster.home}/site-{n}/state/hospital/ditto/seed-0/site-{n:05d}/report.txt" for n in (0, 1)
     ]
@@ -101,8 +102,9 @@ def test_the_end_prints_the_metrics_and_the_worst_site_and_class(cluster: FakeCl
 
 def test_if_a_site_withholds_its_classes_no_class_is_printed(cluster: FakeCluster, run: Run) -> None:
     cluster.node_config = {1: {"declare-classes": False}}
-    (line,) = (line for line in run().out if line.startswith("fails most"))
-    assert re.fullmatch(r"fails most   site [01]: \d+ %", line)
+    out = run().out
+    assert re.fullmatch(r"fails most   site [01]: \d+ %", out[1])
+    assert re.fullmatch(r"certificate  With 95 % confidence, no client's accuracy is below \d+ %\.", out[2])
 
 
 def test_sites_that_did_not_evaluate_are_listed_and_old_reports_are_not(cluster: FakeCluster, run: Run) -> None:

@@ -135,3 +135,10 @@ def test_bad_confidence_is_refused(confidence: object, message: str) -> None:
 def test_no_test_data_is_refused() -> None:
     with pytest.raises(InputError, match="no client has any test data to certify"):
         Certificate(torch.zeros(2, 2).int(), torch.zeros(2, 2))
+
+
+def test_counts_without_groups_allow_no_statement_about_groups() -> None:
+    certificate = Certificate(torch.tensor([[45], [49]]), torch.tensor([[50], [50]]))
+    assert str(certificate) == "with 95 % confidence, no client's accuracy is below 78 %"
+    both = describe({"a": certificate, "b": certificate}, unseen=False)
+    assert both == "with 95 % confidence, no client is below 78 % with a, 78 % with b"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fedtilt.cli.console import Console, echo
+from fedtilt.cli.console import Console, echo, escape
 from fedtilt.cli.deploy_progress import read_if_written
 from fedtilt.cli.group_tables import group_tables
 from fedtilt.cli.run_folders import write_report
@@ -17,6 +17,8 @@ from fedtilt.evaluation.scores import SCORES
 from fedtilt.evaluation.summary import evaluated_counts
 from fedtilt.files import read_json
 from fedtilt.parts import Parts
+from fedtilt.report import read_run
+from fedtilt.report.summary import certificates
 from fedtilt.storage.provenance import seed_folder
 from fedtilt.storage.run_folder import RunFolder
 
@@ -43,6 +45,8 @@ def print_result(folder: Path, task: "ResolvedTask", cluster: "LocalCluster") ->
     without = f"without site{'' if len(missing) == 1 else 's'} {', '.join(missing)}"
     echo(text + (f"  ({sum(is_evaluated)} of {len(is_evaluated)} sites evaluated, {without})" if missing else ""))
     _print_failures(result, read_json(seed / "federation.json"), sum(is_evaluated))
+    if certificate := certificates(read_run(folder)):
+        Console(highlight=False, soft_wrap=True).print(f"certificate  {escape(certificate)}")
     results = read_json(folder / "results.json")
     console = Console()
     for rows in group_tables(results, console.width):

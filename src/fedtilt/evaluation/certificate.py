@@ -64,7 +64,7 @@ class Certificate:
     with 95 % confidence, no client's accuracy is below 86 %, and none of its classes below 78 %
 
     Args:
-        correct: correct predictions, (clients, groups)
+        correct: correct predictions, (clients, groups); with one group, there is no statement about groups
         total: test samples, (clients, groups); about a client without any, there is no statement
         confidence: the probability that a statement holds
         group: "class", or the column of the groups
@@ -91,10 +91,9 @@ class Certificate:
 
     def __str__(self) -> str:
         clients, groups = floor_percent(self.clients.bound), floor_percent(self.groups.bound)
-        text = (
-            f"with {100 * self.confidence:.6g} % confidence, no client's accuracy is below {clients}, and none of its "
-            f"{in_words(self.group)} below {groups}"
-        )
+        text = f"with {100 * self.confidence:.6g} % confidence, no client's accuracy is below {clients}"
+        if self._has_groups:
+            text += f", and none of its {in_words(self.group)} below {groups}"
         return text + (f" ({'; '.join(self.notes)})" if self.notes else "")
 
     def __repr__(self) -> str:
@@ -106,7 +105,7 @@ class Certificate:
         notes = [
             f"{lowest.fewest_samples} sample{'s' * (lowest.fewest_samples != 1)} of a {name}: no statement above "
             f"{floor_percent(lowest.ceiling)}"
-            for name, lowest in (("client", self.clients), (self._one_group, self.groups))
+            for name, lowest in (("client", self.clients), (self._one_group, self.groups))[: 1 + self._has_groups]
             if lowest.limited_by_samples
         ]
         if without_data := int((self._samples == 0).sum()) - self.attackers:
@@ -156,6 +155,11 @@ class Certificate:
     def clients_needed(self) -> int:
         """The number of clients that a statement about a client not yet seen takes: N > 1 / alpha − 1."""
         return math.floor(1 / self._alpha - 1 + _ROUNDING) + 1
+
+    @property
+    def _has_groups(self) -> bool:
+        """Whether there is a statement about groups: none if a site withholds the counts by class."""
+        return self.total.shape[1] > 1
 
     @property
     def _one_group(self) -> str:
@@ -223,10 +227,10 @@ def describe(certificates: Mapping[str, Certificate], *, unseen: bool) -> str:
     if len(certificates) == 1:
         return f"{first}; {first.about_unseen}" if unseen else str(first)
     bounds = [
-        f"{floor_percent(c.clients.bound)} ({floor_percent(c.groups.bound)}) with {name}"
+        floor_percent(c.clients.bound) + f" ({floor_percent(c.groups.bound)})" * c._has_groups + f" with {name}"
         for name, c in certificates.items()
     ]
-    whose = f"no client ({first._one_group} of one) is below {', '.join(bounds)}"
+    whose = f"no client{f' ({first._one_group} of one)' * first._has_groups} is below {', '.join(bounds)}"
     parts = [f"with {100 * first.confidence:.6g} % confidence, {whose}", *first.notes]
     if unseen:
         others = ", ".join(floor_percent(c.unseen_client) for c in certificates.values())
