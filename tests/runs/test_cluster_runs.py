@@ -10,6 +10,8 @@ import pytest
 import fedtilt as ft
 from fedtilt.cluster.connection import connected
 from fedtilt.cluster.tasks import check_shared
+from fedtilt.runs.tuning.search import Search
+from fedtilt.runs.tuning.trainer import OutOfTime
 from tests.helpers.ray_cluster import LoopbackCluster, loopback_cluster
 
 pytest.importorskip("ray")
@@ -61,6 +63,23 @@ def test_trials(fedtilt: Callable[..., Any], tmp_path: Path, cluster: LoopbackCl
     alone, together = (contents(tmp_path / name, "search/stage-*/*.safetensors") for name in ("alone", "cluster"))
     assert len(alone) >= 2
     assert alone == together
+
+
+def test_trials_that_are_out_of_time(
+    fedtilt: Callable[..., Any], tmp_path: Path, cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tuned" / "search" / "stage-1"
+
+    def check_time(self: Search, needed: float | None = None) -> None:
+        if needed is None and any(folder.glob("*.safetensors")):  # while tasks train, and one of them has ended
+            raise OutOfTime
+
+    monkeypatch.setattr(Search, "_check_time", check_time)
+    search = ["tune", "digits", "--over", "batch_size=10,20,30,40", "--set", "train.rounds=40", "--no-halving"]
+    done = fedtilt(*search, "--out", "tuned", "--cluster", cluster.address)
+    assert done.code == 0, done.err
+    tuning = json.loads((tmp_path / "tuned" / "results.json").read_text())["tuning"]
+    assert len(tuning["settings"]) == len(list(folder.glob("*.safetensors"))) < 4  # the others are not waited for
 
 
 def test_a_path_that_a_node_cannot_see_is_named(tmp_path: Path, cluster: LoopbackCluster) -> None:

@@ -40,7 +40,7 @@ def settings_in_task(settings: TrainSettings) -> TrainSettings:
 
 def train_trials_on_cluster(
     trainer: TrialTrainer, trials: Mapping[str, Trial], folder: Path, settings: TrainSettings, rounds: int,
-    notice: Callable[[str], None],
+    check_time: Callable[[], None], notice: Callable[[str], None],
 ) -> dict[str, int]:  # fmt: skip
     """Train trials on the cluster of the settings; the settings that diverged → the number of the stage.
 
@@ -50,12 +50,14 @@ def train_trials_on_cluster(
         folder: of the search, which all nodes must share
         settings: those of the search
         rounds: of this stage
+        check_time: called about every second; what it raises stops all tasks
         notice: called with messages, and with what runs where
     """
     shown = 0.0
 
     def on_progress(running: Mapping[str, TaskProgress], done: int, total: int) -> None:
         nonlocal shown
+        check_time()
         if running and time.monotonic() - shown >= _NOTICE_SECONDS:
             shown = time.monotonic()
             notice(describe_tasks(running, done, total))

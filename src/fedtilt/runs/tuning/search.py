@@ -3,15 +3,16 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedtilt.errors import InputError
 from fedtilt.rounds.devices import pick_device
 from fedtilt.runs.callback import Callback, RunStart, SearchProgress, started
-from fedtilt.runs.tuning.axes import Axis, Setting, format_setting, grid, grid_size, texts_of
+from fedtilt.runs.tuning.axes import Setting, format_setting, grid, texts_of
 from fedtilt.runs.tuning.decision import ranked
 from fedtilt.runs.tuning.halving import Rung, rungs
-from fedtilt.runs.tuning.objectives import Constraint, Objective, front_objectives, main_objective, values_of
+from fedtilt.runs.tuning.objectives import values_of
+from fedtilt.runs.tuning.plan import Plan
 from fedtilt.runs.tuning.sampler import Sampler, distributions
 from fedtilt.runs.tuning.subject import Recipe, Subject, candidate_name
 from fedtilt.runs.tuning.trainer import OutOfTime, SeedScores, Stage, Trainer
@@ -25,43 +26,6 @@ _BYTES_TOGETHER = 4 * 2**30  # the most for the models of settings that train to
 _FIRST_SHARE = 0.25  # of the budget, for the first stage
 _ROUND_SHARE = 0.1  # of the budget, at most, for a round of settings that train together on a CPU
 _SAFETY = 0.9  # of the budget, for training; the rest is for comparing settings
-
-
-class Plan(NamedTuple):
-    """What a search is about.
-
-    Args:
-        axes: what is varied
-        task: what the models learn
-        by: the objective
-        constraints: bounds that a recommended setting keeps
-        trials: the most settings; a larger grid is sampled
-        halving: whether weak settings are stopped early
-        budget: seconds after which the search stops with what it has; None: no limit
-    """
-
-    axes: Mapping[str, Axis]
-    task: str
-    by: Objective
-    constraints: Sequence[Constraint]
-    trials: int
-    halving: bool
-    budget: float | None
-
-    @property
-    def main(self) -> Objective:
-        """The objective that a collapsed model is known by."""
-        return main_objective(self.task)
-
-    @property
-    def front(self) -> list[Objective]:
-        """The objectives of the Pareto front."""
-        return front_objectives(self.by, self.task)
-
-    @property
-    def sampled(self) -> bool:
-        """Whether settings are sampled by Optuna; otherwise they are a grid."""
-        return grid_size(self.axes) > self.trials
 
 
 class Search:
@@ -93,7 +57,7 @@ class Search:
             self._add_grid()
         count = plan.trials if plan.sampled else len(self.settings) - 1
         self._rungs = rungs(count, self.rounds, halving=plan.halving)
-        self._trainer = Trainer(subject, self._recipes, storage, self._on_round, self._notice)
+        self._trainer = Trainer(subject, self._recipes, storage, self._on_round, self._check_time, self._notice)
         self._started = self._last_round = time.monotonic()
         self._trained = 0  # rounds of single settings in this process
 
@@ -341,5 +305,9 @@ class Search:
         self._callback.on_search(
             SearchProgress(stage.number, len(self._rungs), together, r.number, stage.rounds, min(1.0, done))
         )
-        if self.plan.budget is not None and self.seconds + last > _SAFETY * self.plan.budget:
+        self._check_time(last)
+
+    def _check_time(self, needed: float = 0.0) -> None:
+        """Stop the search if so many seconds more are beyond the budget."""
+        if self.plan.budget is not None and self.seconds + needed > _SAFETY * self.plan.budget:
             raise OutOfTime

@@ -58,15 +58,16 @@ class Trainer:
         recipes: name of a setting → what it means; settings may be added later
         storage: where checkpoints are written
         on_round: called after every round
+        check_time: called while tasks of a cluster train; raises `OutOfTime` when the budget is spent
         notice: called with messages for the user
     """
 
     def __init__(
         self, subject: Subject, recipes: Mapping[str, Recipe], storage: Storage, on_round: Callable[[Round], None],
-        notice: Notice,
+        check_time: Callable[[], None], notice: Notice,
     ) -> None:  # fmt: skip
         self._subject, self._recipes, self._storage = subject, recipes, storage
-        self._on_round, self._notice = on_round, notice
+        self._on_round, self._check_time, self._notice = on_round, check_time, notice
         self._states: dict[tuple[int, str, int], FederationState] = {}  # (stage, setting, seed) → where it stopped
         self.folder = None if storage.folder is None else storage.folder / "search"
         record = read_json(self._record) if self._record and self._record.exists() else {}
@@ -110,12 +111,23 @@ class Trainer:
                 same[0].append(name)
             else:
                 groups.append([name])
-        self._train_on_cluster(stage, groups)
+        try:
+            self._train_on_cluster(stage, groups)
+        except OutOfTime:
+            for group in groups:
+                if all(self._is_finished(stage, group, seed) for seed in self._subject.seeds):
+                    self._train_group(stage, group)
+            raise
         for group in groups:
-            by_seed = {seed: self._train_seed(stage, group, seed) for seed in self._subject.seeds}
-            for name in self._left(group, stage):
+            self._train_group(stage, group)
+
+    def _train_group(self, stage: Stage, group: Sequence[str]) -> None:
+        """Train settings together on all seeds, and add the scores of those that do not diverge."""
+        by_seed = {seed: self._train_seed(stage, group, seed) for seed in self._subject.seeds}
+        for name in group:
+            if all(name in scores for scores in by_seed.values()):
                 stage.scores[name] = {seed: scores[name] for seed, scores in by_seed.items()}
-            self.save()
+        self.save()
 
     def _train_on_cluster(self, stage: Stage, groups: Sequence[Sequence[str]]) -> None:
         """On a cluster, train what is not finished in parallel; `train` then reads its scores."""
@@ -126,19 +138,22 @@ class Trainer:
             f"{group[0]}, seed {seed}": (group, seed)
             for group in groups
             for seed in self._subject.seeds
-            if not self._trial_folder(stage, group, seed).with_suffix(".safetensors").exists()
+            if not self._is_finished(stage, group, seed)
         }
         if len(trials) > 1:  # one alone has its clients trained in parallel
             self.folder.mkdir(parents=True, exist_ok=True)
             trainer = _TaskTrainer(copy.copy(self), stage)
             self.diverged |= train_trials_on_cluster(
-                trainer, trials, self.folder.absolute(), settings, stage.rounds, self._notice
+                trainer, trials, self.folder.absolute(), settings, stage.rounds, self._check_time, self._notice
             )
 
     def _trial_folder(self, stage: Stage, group: Sequence[str], seed: int) -> Path:
         assert self.folder is not None
         part = list(self._recipes).index(group[0])  # names the group
         return self.folder / f"stage-{stage.number}" / f"{part}-seed-{seed}"
+
+    def _is_finished(self, stage: Stage, group: Sequence[str], seed: int) -> bool:
+        return self._trial_folder(stage, group, seed).with_suffix(".safetensors").exists()
 
     def _left(self, names: Sequence[str], stage: Stage) -> list[str]:
         """Those that have not diverged up to a stage."""
@@ -217,7 +232,8 @@ class _TaskTrainer:
             name: recipe._replace(settings=settings_in_task(recipe.settings))
             for name, recipe in trainer._recipes.items()
         }
-        trainer._on_round, trainer._notice = _ignore, _ignore  # those of this process do not travel
+        # those of this process do not travel
+        trainer._on_round, trainer._check_time, trainer._notice = _ignore, _ignore, _ignore
         trainer.folder = None if trainer.folder is None else trainer.folder.absolute()
         trainer.diverged = dict(trainer.diverged)
         self._trainer, self._stage = trainer, stage
@@ -233,5 +249,5 @@ class _TaskTrainer:
         self._trainer._train_seed(self._stage, *trial)
 
 
-def _ignore(_: object) -> None:
+def _ignore(*_: object) -> None:
     """No-op."""
