@@ -1,10 +1,10 @@
 """The tables of other libraries: each cell with the published figure, ours and the difference."""
 
-import math
 from collections.abc import Mapping
 from itertools import product
-from statistics import fmean
-from typing import Any
+from operator import attrgetter
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
 from fedtilt import data
 from fedtilt.evaluation.summary import evaluated_counts
@@ -30,7 +30,7 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
     for table in settings["tables"]:
         of_table = settings[table]
         seeds = range(options.seeds or of_table["seeds"])
-        varied = ("data", "divisions", "bad", "attacks", "seeds", "title", "assumed", "methods", "rounds")
+        varied = ("data", "divisions", "bad", "attacks", "seeds", "title", "assumed", "methods", "rounds", "tuned")
         fixed = {key: value for key, value in of_table.items() if key not in varied}
         bad, attacks = of_table.get("bad", [0]), of_table.get("attacks", {"none": None})
         names = product(of_table["data"], of_table["divisions"], bad, attacks, _together(of_table), seeds)
@@ -115,9 +115,10 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
         of_table = experiment.settings[table]
         rows: list[list[str | float]] = []
         for name, division, f in product(of_table["data"], of_table["divisions"], of_table.get("bad", [0])):
-            for method in of_table["methods"]:
+            for method, settings in _rows(of_table).items():
                 published = _published(experiment, table, name, division, f, method)
-                ours = _ours(experiment, results, table, name, division, f, method)
+                found = [_ours(experiment, results, table, name, division, f, setting) for setting in settings]
+                ours = None if None in found else max(filter(None, found), key=_mean)
                 where = [name, division, *([str(f)] if f else [])]
                 figures = [_text(published, "not published"), _text(ours, "not measured"), _difference(published, ours)]
                 rows.append([*where, method, *figures])
@@ -133,37 +134,57 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
     return Chapter(title=experiment.title, lead=experiment.about.strip(), parts=parts)
 
 
-def _published(experiment: Experiment, table: str, name: str, division: str, f: int, method: str) -> float | None:
-    found: Any = experiment.published[table]
-    for key in (name, division, method):
-        found = found.get(key, {}) if isinstance(found, Mapping) else {}
+class _Figure(NamedTuple):
+    """The mean accuracy over seeds, and its deviation where it is known."""
+
+    mean: float
+    deviation: float | None = None
+
+
+_mean = attrgetter("mean")
+
+
+def _rows(of_table: Mapping[str, Any]) -> dict[str, list[str]]:
+    """By row, the methods whose best is shown: a method itself, or the settings among which one was tuned."""
+    tuned: dict[str, list[str]] = of_table.get("tuned", {})
+    settings = {setting for found in tuned.values() for setting in found}
+    return {method: [method] for method in of_table["methods"] if method not in settings} | tuned
+
+
+def _published(experiment: Experiment, table: str, name: str, division: str, f: int, method: str) -> _Figure | None:
+    found: Any = experiment.published[table][name].get(division, {}).get(method)
     if isinstance(found, list):
-        found = found[f - 1] if 0 < f <= len(found) else {}
-    return float(found) if isinstance(found, int | float) else None
+        found = found[f - 1]
+    if found is None:
+        return None
+    return _Figure(**found) if isinstance(found, Mapping) else _Figure(float(found))
 
 
 def _ours(
     experiment: Experiment, results: Results, table: str, name: str, division: str, f: int, method: str
-) -> float | None:
-    """The mean over seeds in its best round; under several attacks, of the worst attack. None: a case is missing."""
+) -> _Figure | None:
+    """Over seeds, of each in its best round; under several attacks, of the worst attack. None: a case is missing."""
     of_table = experiment.settings[table]
-    worst = math.inf
+    by_attack = []
     for attack in of_table.get("attacks", {"none": None}):
         prefix = "-".join([*_words(of_table, table, name, division, f, attack, method), "seed-"])
-        found = [result["curve"][method] for case, result in results.items()
+        found = [result["best"][method] for case, result in results.items()
                  if case.startswith(prefix) and case.removeprefix(prefix).isdecimal()]  # fmt: skip
         if not found:
             return None
-        worst = min(worst, max(map(fmean, zip(*found, strict=True))))
-    return worst
+        by_attack.append(_Figure(fmean(found), stdev(found) if len(found) > 1 else None))
+    return min(by_attack, key=_mean)
 
 
-def _text(value: float | None, missing: str) -> str:
-    return missing if value is None else f"{value:.2f}"
+def _text(figure: _Figure | None, missing: str) -> str:
+    if figure is None:
+        return missing
+    return f"{figure.mean:.2f}" + ("" if figure.deviation is None else f" ± {figure.deviation:.2f}")
 
 
-def _difference(published: float | None, ours: float | None) -> str:
+def _difference(published: _Figure | None, ours: _Figure | None) -> str:
     if published is None or ours is None:
         return ""
-    text = f"{ours - published:+.2f}".replace("-", "−")
-    return text if abs(ours - published) <= MARGIN else f"**{text}**"
+    difference = ours.mean - published.mean
+    text = f"{difference:+.2f}".replace("-", "−")
+    return text if abs(difference) <= MARGIN else f"**{text}**"
