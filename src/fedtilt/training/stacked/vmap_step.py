@@ -31,8 +31,10 @@ _COMPILE_SETTINGS = {
     "max_fusion_buffer_group_pairwise_attempts": 4,
     "loop_ordering_after_fusion": False,
     "pattern_matcher": False,
+    "graph_partition": False,  # only for torch's own CUDA graphs
     "realize_reads_threshold": 2,  # what many kernels read is stored once, where each would compute it again
 }
+_NEWER_COMPILE_SETTINGS = {"loop_reindexing_after_fusion": False}  # torch ≥ 2.13; it takes long, as above
 _OF_BATCH_NORMS = "."  # begins the names of their constants, and no name in a model
 
 
@@ -173,6 +175,8 @@ def compile_function(function: Callable[..., None], arguments: Sequence[Tensor])
     from torch.fx.experimental.proxy_tensor import make_fx
 
     _set_cache_folder()
+    known = torch._inductor.config.get_config_copy()
+    newer = {name: value for name, value in _NEWER_COMPILE_SETTINGS.items() if name in known}
     if arguments[0].is_cuda:
         maybe_warm_pool()  # the processes that compile kernels start while this one traces
     graph = make_fx(function, tracing_mode="fake")(*arguments)
@@ -180,7 +184,7 @@ def compile_function(function: Callable[..., None], arguments: Sequence[Tensor])
         constants = lift_constants(graph)
         compiled = torch._inductor.standalone_compile(
             graph, [*arguments, *constants], dynamic_shapes="from_example_inputs",
-            options={"config_patches": _COMPILE_SETTINGS},
+            options={"config_patches": _COMPILE_SETTINGS | newer},
         )  # fmt: skip
     return lambda *arguments: compiled(*arguments, *constants)
 
