@@ -15,9 +15,10 @@ collect_ignore_glob = ["helpers/*"]  # no tests and no doctests; some need Flowe
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide CUDA devices, so that `auto` is the CPU on every machine; `-m cuda` runs the CUDA tests."""
+    """Hide CUDA devices, so that `auto` is the CPU on every machine; `-m cuda` runs the CUDA tests. Keep Ray local."""
     if "cuda" not in config.getoption("markexpr").replace("not cuda", ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray listens on loopback alone; it reads this when imported
 
 
 @pytest.fixture(autouse=True)

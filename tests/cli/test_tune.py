@@ -127,5 +127,6 @@ def test_other_commands_name_what_to_do_with_a_search(fedtilt) -> None:
         in fedtilt("export", "search", "--method", "fedtilt", "--to", "x.safetensors").err
     )
     assert "--rounds has no effect: search is a search" in fedtilt("resume", "search", "--rounds", "9").err
+    assert fedtilt("resume", "search", "--cluster", "none").code == 0
     assert "is a search, which has a page of its own" in fedtilt("report", "search", "search", "--out", "x.html").err
     assert "search is not empty; use fedtilt resume search" in fedtilt("tune", *QUICK, "--out", "search").err

@@ -2,12 +2,18 @@
 
 import socket
 import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedtilt as ft
 from fedtilt.cluster.connection import check_address, import_ray
 from fedtilt.rounds.settings import TrainSettings
+from fedtilt.runs.seed_run import cluster_overrides
+from fedtilt.spec import load
 from tests.helpers import plain_loop
 
 FED = plain_loop.federation()
@@ -29,6 +35,49 @@ def test_an_address_that_does_not_answer_is_refused_before_training() -> None:
     address = f"127.0.0.1:{closed_port()}"
     with pytest.raises(ft.InputError, match=f"^cluster '{address}' does not answer .*start it with ray start --head"):
         list(ft.simulate([ft.fedavg()], FED, ft.models.mlp, rounds=1, cluster=address))
+
+
+@pytest.mark.parametrize(
+    ("answer", "accepted"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", False),
+        (b"", False),
+        (bytes([0, 0, 6, 4, 0, 0, 0, 0, 0]), True),  # the head node begins with its settings of HTTP/2
+    ],
+)
+def test_another_service_at_the_address_is_refused(answer: bytes, accepted: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        if accepted:
+            check_address(address)
+        else:
+            with pytest.raises(ft.InputError, match=f"^cluster '{address}' is not Ray: another service answers; corr"):
+                check_address(address)
+        thread.join()
+
+
+@pytest.mark.parametrize("command", [["run", "digits"], ["tune", "digits"]])
+def test_a_wrong_address_leaves_no_folder(command: list[str], fedtilt: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    done = fedtilt(*command, "--cluster", f"127.0.0.1:{closed_port()}", "--out", "run")
+    assert done.code == 2
+    assert "does not answer" in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_goes_on_without_its_cluster() -> None:
+    of_cluster = ["train.cluster=auto", "train.cluster_timeout=60"]
+    train = load("digits", overrides=[*of_cluster, *cluster_overrides("none")]).train
+    assert (train.cluster, train.cluster_timeout) == (None, 600.0)
+    assert load("digits", overrides=[*of_cluster, *cluster_overrides("head:1")]).train.cluster == "head:1"
 
 
 @pytest.mark.parametrize(

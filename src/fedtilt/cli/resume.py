@@ -14,7 +14,7 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
 from fedtilt.files import read_json
 from fedtilt.runs.callback import Callback
-from fedtilt.runs.seed_run import spec_of
+from fedtilt.runs.seed_run import cluster_overrides, spec_of
 from fedtilt.runs.spec_run import resume as resume_run
 from fedtilt.runs.trackers import trackers_of
 from fedtilt.runs.tuning.tune import resume_tuning
@@ -47,17 +47,17 @@ def resume(
     """
     spec = spec_of(folder)
     is_search = "tuning" in read_json(folder / "run.json")
-    for option, value in (("--rounds", rounds), ("--cluster", cluster)):
-        if is_search and value:
-            raise InputError(
-                f"{option} has no effect: {folder} is a search; give it to fedtilt run with what it recommends"
-            )
+    if is_search and rounds:
+        raise InputError(
+            f"--rounds has no effect: {folder} is a search; give it to fedtilt run with what it recommends"
+        )
     if rounds not in (None, spec.train.rounds):
         spec = spec_of(folder, f"train.rounds={rounds}")
     elif (folder / "results.json").exists() and not (quiet or as_json):
         Console(stderr=True, soft_wrap=True).print(f"note: {folder} is finished; these are its results", markup=False)
     trackers = trackers_of(log or [])
     if is_search:
+        spec = spec_of(folder, *cluster_overrides(cluster))
         search_and_print(
             lambda callbacks: resume_tuning(folder, spec, callbacks=[*trackers, *callbacks]), folder, quiet=quiet,
             verbose=verbose, as_json=as_json,

@@ -16,12 +16,14 @@ from torch import Tensor
 from fedtilt.errors import InputError
 
 _CONNECT_SECONDS = 5.0
+_HTTP2_START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # and no settings
 _CHECK_SECONDS = 120.0  # a node starts a process and imports torch in it
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # Ray would report statistics to its makers
     "RAY_worker_niceness": "0",  # by default, workers on this machine give way to everything else
     "RAY_worker_register_timeout_seconds": "300",  # on a busy machine, imports take longer than the default of a minute
-    "RAY_agent_register_timeout_ms": "300000",  # and longer than the 15 seconds that a new node waits for its agents
+    "RAY_agent_register_timeout_ms": "300000",  # and longer than the half minute that a new node waits for its agents
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a Ray that starts here listens on loopback alone, as it does on macOS
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the default from Ray 3 on; without it Ray warns of the change
 }
 
@@ -64,12 +66,20 @@ def connected(address: str) -> Iterator[Any]:
         ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises plain ones, such as for a node that takes too long to start
         reason = " ".join(str(error).split())
-        remedy = "is this machine too busy?" if address in ("auto", "local") else "check the cluster with ray status"
+        remedy = "check the cluster with ray status; if it asks for a token, set RAY_AUTH_MODE=token"
+        if address in ("auto", "local"):
+            remedy = "is this machine too busy? Ray's own processes have 15 s to start; try again later"
         raise InputError(f"Ray cannot start or connect to cluster {address!r} ({reason}); {remedy}") from error
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def check_cluster(address: str) -> None:
+    """Refuse a cluster without Ray, or with a wrong address, before anything is written."""
+    import_ray()
+    check_address(address)
 
 
 def check_address(address: str) -> None:
@@ -85,11 +95,28 @@ def check_address(address: str) -> None:
     if not host or not port.isdigit():
         raise InputError(f"cluster {address!r} is not an address; use host:port of the head node, or auto")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        is_ray = _speaks_http2(host.strip("[]"), int(port))
     except (OSError, OverflowError) as error:
         raise InputError(
             f"cluster {address!r} does not answer ({error}); start it with ray start --head, or correct the address"
         ) from None
+    if not is_ray:
+        raise InputError(
+            f"cluster {address!r} is not Ray: another service answers; correct the address (Ray's port is often 6379)"
+        )
+
+
+def _speaks_http2(host: str, port: int) -> bool:
+    """Whether a server answers as the head node does; Ray would try for minutes. Behind TLS, any answer counts."""
+    with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as connection:
+        if os.environ.get("RAY_USE_TLS") == "1":
+            return True
+        connection.sendall(_HTTP2_START)
+        try:
+            frame = connection.recv(9)
+        except (TimeoutError, ConnectionResetError):
+            return False
+        return len(frame) == 9 and frame[3] == 4  # the settings of the server
 
 
 def nodes(ray: Any) -> dict[str, str]:

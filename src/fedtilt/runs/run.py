@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fedtilt.cluster.connection import check_cluster
 from fedtilt.cluster.remote_tensor import LostTensorError
 from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, named_tensors
@@ -29,6 +30,7 @@ from fedtilt.rounds.attack import AttackedFederation
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.rounds.setting_arguments import takes_train_settings, train_settings
+from fedtilt.rounds.settings import TrainSettings
 from fedtilt.runs.callback import Callback, Callbacks, RunStart, started
 from fedtilt.runs.notebook import with_notebook_progress
 from fedtilt.runs.predictions import predictions_of, store_predictions
@@ -90,6 +92,7 @@ def run(
     if out is None:
         return train_to_end(prepared, fingerprint, InMemoryRun(memory_limit), checkpoint_seconds, callback)
     folder = Path(out)
+    check_cluster_of_new_run(train, folder)
     with locked(folder):
         run_folder = RunFolder(seed_folder(folder, train.seed), memory_limit)
         run_folder.check_other_seeds(fingerprint)
@@ -112,6 +115,12 @@ def check_out_folder(folder: Path, *, may_resume: bool) -> None:
     if others:
         resume = f"use fedtilt resume {shlex.quote(str(folder))}, or another folder"
         raise InputError(f"{folder} is not empty; {resume if is_run else 'choose another folder'}")
+
+
+def check_cluster_of_new_run(settings: TrainSettings, folder: Path) -> None:
+    """Refuse a wrong cluster before the folder is created; a run that is resumed may need none any more."""
+    if settings.on_cluster and not is_started(folder):
+        check_cluster(settings.cluster or "local")
 
 
 def compare_environment(folder: Path, device: str, notice: Notice) -> None:

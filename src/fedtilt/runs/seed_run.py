@@ -30,6 +30,13 @@ def spec_of(folder: Path, *overrides: str) -> "Spec":
     return load_spec(folder / "spec.toml", overrides=overrides)
 
 
+def cluster_overrides(cluster: str | None) -> list[str]:
+    """What puts a cluster in place of the spec's; "none": this machine; None: no change."""
+    if cluster == "none":
+        return ["train.cluster=", "train.cluster_timeout="]
+    return [] if cluster is None else [f"train.cluster={cluster}"]
+
+
 def check_run_folder(folder: Path) -> None:
     """Refuse a folder that is not a run folder."""
     if not folder.exists():

@@ -14,8 +14,8 @@ from fedtilt.locks import locked
 from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.cluster_seeds import train_seeds_on_cluster
 from fedtilt.runs.notebook import with_notebook_progress
-from fedtilt.runs.run import check_out_folder, compare_environment
-from fedtilt.runs.seed_run import prepare_seed, spec_of, train_seed
+from fedtilt.runs.run import check_cluster_of_new_run, check_out_folder, compare_environment
+from fedtilt.runs.seed_run import cluster_overrides, prepare_seed, spec_of, train_seed
 from fedtilt.storage.provenance import read_record, record_environment, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 from fedtilt.storage.run_length import continued
@@ -43,7 +43,8 @@ def run_spec(
 
     folder = Path(out)
     check_out_folder(folder, may_resume=False)
-    prepare_seed(spec, spec.seed, folder)  # a wrong device, data set or model is refused before the folder is created
+    # a wrong device, data set, model or cluster is refused before the folder is created
+    check_cluster_of_new_run(prepare_seed(spec, spec.seed, folder).settings, folder)
     with locked(folder):
         record_environment(folder, spec.device, range(spec.seed, spec.seed + spec.seeds), **(note or {}))
         write_toml(folder / "spec.toml", dump(spec))
@@ -86,7 +87,7 @@ def resume(
         if rounds is not None and rounds != spec.train.rounds:
             spec = _change_rounds(spec, folder, rounds)
         if cluster is not None:
-            spec = spec_of(folder, f"train.cluster={'' if cluster == 'none' else cluster}")
+            spec = spec_of(folder, *cluster_overrides(cluster))
         callback = Callbacks(with_notebook_progress(callbacks, progress))
         compare_environment(folder, spec.device, callback.on_notice)
         return _train_seeds(spec, folder, callback)

@@ -16,7 +16,7 @@ from fedtilt.methods import Method
 from fedtilt.models import ModelSource
 from fedtilt.rounds.setting_arguments import takes_train_settings
 from fedtilt.runs.callback import Callback, Callbacks
-from fedtilt.runs.run import Notice, check_out_folder, compare_environment
+from fedtilt.runs.run import Notice, check_cluster_of_new_run, check_out_folder, compare_environment
 from fedtilt.runs.tuning.axes import Axis, axes_of, texts_of
 from fedtilt.runs.tuning.objectives import Objective, constraints_of, find_objective, main_objective, task_of
 from fedtilt.runs.tuning.plan import Plan
@@ -185,6 +185,7 @@ def _folder(
         yield
         return
     check_out_folder(folder, may_resume=True)
+    check_cluster_of_new_run(subject.recipe(subject.yours).settings, folder)
     with locked(folder):
         if is_started(folder):
             difference = first_difference(read_record(folder).get("tuning"), dict(wishes))
