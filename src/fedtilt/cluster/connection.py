@@ -114,7 +114,7 @@ def _speaks_http2(host: str, port: int) -> bool:
         connection.sendall(_HTTP2_START)
         try:
             frame = connection.recv(9)
-        except (TimeoutError, ConnectionResetError):
+        except ConnectionResetError:
             return False
         return len(frame) == 9 and frame[3] == 4  # the settings of the server
 
