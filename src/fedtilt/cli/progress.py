@@ -65,21 +65,27 @@ class _Lines(_Notices):
     """About ten lines for every seed, or one for every round; on a cluster, what runs where every ten seconds."""
 
     _backend = ""  # as it was printed
+    _first: tuple[int, float] | None = None  # the first round of this process, and when it was done
     _tasks_shown = 0.0  # when
 
     def on_start(self, run: RunStart) -> None:
         super().on_start(run)
-        self._start_time, self._start_round = time.monotonic(), run.round
+        self._first = None
         if self._seeds > 1:
             self._print(f"seed {run.seed}")
 
     def _show(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
         self._show_backend(round)
+        now = time.monotonic()
+        if self._first is None:  # what comes before it is no part of a round: workers start, and steps are compiled
+            self._first = round.number, now
+        first, since = self._first
         every = 1 if self._verbose else max(1, self._rounds // 10)
         if round.number % every == 0 or round.number == self._rounds:
-            per_round = (time.monotonic() - self._start_time) / (round.number - self._start_round)
             left = self._rounds - round.number
-            self._print(_line(round, self._rounds, metrics) + (f", {per_round * left:.0f} s left" if left else ""))
+            known = left and round.number > first
+            seconds = f", {(now - since) / (round.number - first) * left:.0f} s left" if known else ""
+            self._print(_line(round, self._rounds, metrics) + seconds)
 
     def on_tasks(self, running: Mapping[str, TaskProgress], done: int, total: int) -> None:
         if time.monotonic() - self._tasks_shown >= TASKS_SECONDS or done == total:
