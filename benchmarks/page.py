@@ -261,7 +261,8 @@ def _gpu_recipes(record: Record | None) -> str:
             resnets.append([_resnet_title(task), *times, f"{values['ratio']:.1f} ×", first])
     parts = [
         f"{machine_text(record)}. A stack of any model is compiled by torch at its first call; a second process finds "
-        "the compiled step in a cache. The loop trains one model after the other on the same GPU.\n"
+        "the compiled step in a cache. The loop trains one model after the other on the same GPU.\n",
+        *([f"{record['remark']}\n"] if "remark" in record else []),
     ]
     return "\n".join([*parts, *(markdown_table(rows) for rows in (resnets, optimizers) if len(rows) > 1)])
 

@@ -14,8 +14,9 @@ from fedtilt.math.losses import cross_entropy, sample_loss
 from fedtilt.parts import buffers_to_vector, changing_buffers
 from fedtilt.training import BACKENDS, LocalJob, Optimizer, Trained, make_batches, native, stacked
 from fedtilt.training.stacked import stack
+from fedtilt.training.stacked.graph_passes import lift_constants, simplify
 from fedtilt.training.stacked.parameter_rows import ParameterRows
-from fedtilt.training.stacked.vmap_step import VmapStep, lift_constants
+from fedtilt.training.stacked.vmap_step import VmapStep
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 
 SAMPLE = torch.zeros(1, *SHAPE)
@@ -255,6 +256,47 @@ def test_constants_of_a_step_become_inputs_of_its_graph() -> None:
     graph = make_fx(change_constant, tracing_mode="fake")(x)
     assert lift_constants(graph) == []
     assert [graph(x).tolist() for _ in range(2)] == [[2.0, 3.0], [2.0, 3.0]]
+
+
+def test_a_graph_without_views_of_views_and_what_is_computed_twice() -> None:
+    def step(x: Tensor, total: Tensor) -> None:
+        turned = x.permute(1, -1, 0).permute(-1, 0, 1)  # x again
+        flat = turned.reshape(6, 4).reshape(2, 12).reshape(2, 3, 4)
+        swapped = x.permute(-1, 1, 0)
+        x.exp()  # not used
+        new = flat * x.sin() + swapped.permute(2, 1, 0) * x.sin()
+        total.copy_(new + total)
+        total.copy_(total * x.sin())  # another value than before
+
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    graph = make_fx(step, tracing_mode="fake")(x, x)
+    expected, found = torch.ones_like(x), torch.ones_like(x)
+    graph(x, expected)
+    before = [node.target for node in graph.graph.nodes]
+    simplify(graph)
+    graph(x, found)
+    assert torch.equal(found, expected)
+    aten = torch.ops.aten
+    left = [node.target for node in graph.graph.nodes]
+    assert [before.count(op.default) for op in (aten.permute, aten.view, aten.sin, aten.exp)] == [4, 3, 3, 1]
+    assert [left.count(op.default) for op in (aten.permute, aten.view, aten.sin, aten.exp)] == [0, 0, 2, 0]
+
+
+def test_a_graph_that_changes_its_own_values_or_draws_numbers_stays_as_it_is() -> None:
+    def change(x: Tensor) -> Tensor:
+        first, second = x.clone(), x.clone()
+        return first.add_(1) + second
+
+    def draw(x: Tensor) -> Tensor:
+        return torch.rand_like(x) - torch.rand_like(x)
+
+    x = torch.ones(3)
+    graphs = [make_fx(function, tracing_mode="fake")(x) for function in (change, draw)]
+    for graph in graphs:
+        operations = [node.target for node in graph.graph.nodes]
+        simplify(graph)
+        assert [node.target for node in graph.graph.nodes] == operations
+    assert graphs[0](x).tolist() == [3.0, 3.0, 3.0]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -92,7 +93,7 @@ def _patch_product(
     x: Tensor, weight: Tensor, padding: tuple[int, int], stride: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
     """Images (L, B, H, W, C) convolved with weights (L, out, C, y, x), (L, B, height, width, out); and the patches."""
-    padded = _pad(x, padding, padding)
+    padded = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
     kernel = weight.shape[3:]
     patches = _patches(padded, kernel, stride)
     height, width = ((padded.shape[2 + i] - kernel[i]) // stride[i] + 1 for i in (0, 1))
@@ -103,22 +104,15 @@ def _patch_product_gradient(
     grad: Tensor, weight: Tensor, patches: Tensor, padding: tuple[int, int], stride: tuple[int, int],
     size: tuple[int, int],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradient by the images, again a product of patches, with the weights turned around; and by the weights."""
+    """The gradient by the images, which is summed over the patches that a pixel is in; and by the weights."""
     models, out, channels, *kernel = weight.shape
     rows = _rows(grad, out)
     by_weight = torch.bmm(patches.to(grad.dtype).transpose(1, 2), rows).reshape(models, *kernel, channels, out)
-    turned = weight.to(grad.dtype).transpose(1, 2)
-    if kernel == [1, 1]:
-        by_x = _at_size(_product(rows, turned).reshape(*grad.shape[:4], channels), kernel, padding, stride, size)
-    else:
-        spaced = _patches(_at_size(grad, kernel, padding, stride, size), kernel, (1, 1))
-        by_x = _product(spaced, turned.flip(3, 4)).reshape(*grad.shape[:2], *size, channels)
+    by_patches = torch.bmm(rows, _matrix(weight.to(grad.dtype)).transpose(1, 2))
+    by_x = _sum_patches(
+        by_patches.reshape(*grad.shape[:2], -1, channels), grad.shape[2:4], kernel, padding, stride, size
+    )
     return by_x.to(patches.dtype), by_weight.permute(0, 4, 3, 1, 2).to(weight.dtype)
-
-
-def _pad(x: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
-    """Images (L, B, H, W, C) with so many rows and columns of zeros around them."""
-    return F.pad(x, (0, 0, before[1], after[1], before[0], after[0])) if any((*before, *after)) else x
 
 
 def _patches(x: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:
@@ -139,20 +133,45 @@ def _rows(x: Tensor, columns: int) -> Tensor:
 
 
 def _product(patches: Tensor, weight: Tensor) -> Tensor:
-    return torch.bmm(patches, weight.permute(0, 3, 4, 2, 1).flatten(1, 3))  # (L, kernel · C, out)
+    return torch.bmm(patches, _matrix(weight))
 
 
-def _at_size(
-    x: Tensor, kernel: Sequence[int], padding: Sequence[int], stride: Sequence[int], size: Sequence[int]
-) -> Tensor:
-    """Gradients (L, B, height, width, C) at the places of the image that they belong to, zeros between and around."""
-    (gap_y, gap_x), (height, width) = stride, x.shape[2:4]
-    if (gap_y, gap_x) != (1, 1):
-        x = F.pad(x[:, :, :, None, :, None], (0, 0, 0, gap_x - 1, 0, 0, 0, gap_y - 1))
-        x = x.reshape(*x.shape[:2], height * gap_y, width * gap_x, -1)
-    before = [kernel[i] - 1 - padding[i] for i in (0, 1)]
-    after = [size[i] + padding[i] - x.shape[2 + i] for i in (0, 1)]
-    return _pad(x, before, after)
+def _matrix(weight: Tensor) -> Tensor:
+    """The weights of a convolution (L, out, C, y, x) as a product takes them, (L, y · x · C, out)."""
+    return weight.permute(0, 3, 4, 2, 1).flatten(1, 3)
+
+
+def _sum_patches(
+    patches: Tensor, places: Sequence[int], kernel: Sequence[int], padding: Sequence[int], stride: Sequence[int],
+    size: Sequence[int],
+) -> Tensor:  # fmt: skip
+    """The sum over all patches (L, B, height · width · kernel, C) that a pixel is in: images (L, B, H, W, C).
+
+    Every pixel looks up its own values: on a GPU, adding every value to its pixel would follow the order of threads.
+    """
+    if math.prod((*kernel, *stride)) > 1 or any(padding):
+        index = torch.from_numpy(_patch_index(places, kernel, padding, stride, size)).to(patches.device)
+        patches = torch.where((index >= 0)[..., None], patches[:, :, index], 0).sum(3)
+    return patches.reshape(*patches.shape[:2], *size, -1)
+
+
+def _patch_index(
+    places: Sequence[int], kernel: Sequence[int], padding: Sequence[int], stride: Sequence[int], size: Sequence[int]
+) -> np.ndarray:
+    """Where each pixel of an image is found in its patches, (H · W, the most patches of a pixel); −1 fills up."""
+    row, column = (_patches_of_pixels(*sizes) for sizes in zip(places, kernel, padding, stride, size, strict=True))
+    row, column = row[:, None, :, None], column[None, :, None, :]  # (H, W, y, x)
+    y, x = np.indices(kernel)
+    index = ((row * places[1] + column) * kernel[0] + y) * kernel[1] + x
+    index = np.where((row >= 0) & (column >= 0), index, -1).reshape(math.prod(size), -1)
+    often = (index >= 0).sum(1).max()
+    return np.sort(index, 1)[:, index.shape[1] - often :]
+
+
+def _patches_of_pixels(places: int, kernel: int, padding: int, stride: int, size: int) -> np.ndarray:
+    """In one dimension: the patch that has pixel i as its k-th, (size, kernel); −1 where there is none."""
+    start = np.arange(size)[:, None] + padding - np.arange(kernel)
+    return np.where((start % stride == 0) & (start >= 0) & (start < places * stride), start // stride, -1)
 
 
 def is_product(layer: nn.Module) -> bool:

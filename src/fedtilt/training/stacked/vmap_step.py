@@ -1,15 +1,10 @@
 """The training step of any model: autograd over a batch of models, compiled by torch on CUDA."""
 
-import contextlib
 import functools
-import gc
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fedtilt.math.tilt import nested_tilt, nested_tilt_grad
@@ -18,23 +13,11 @@ from fedtilt.training.local_job import MIN_UTILITY
 from fedtilt.training.precision import autocast
 from fedtilt.training.stacked.batch_norm import Constants, PaddedBatchNorms
 from fedtilt.training.stacked.buffers import Buffers, Recipe
+from fedtilt.training.stacked.compilation import compile_function
 from fedtilt.training.stacked.layers import stackable_copy
 from fedtilt.training.stacked.optimizers import optimizer_step
 from fedtilt.training.stacked.parameter_rows import ParameterRows
 
-_COMPILE_SETTINGS = {
-    "deterministic": True,  # sums take the same order in every process: no kernel is chosen by its time
-    "triton.autotune_at_compile_time": False,  # on in `standalone_compile`: it runs each kernel once, on random numbers
-    "triton.autotune_pointwise": False,  # to compile and time several variants of a kernel takes longer than it saves
-    "triton.coalesce_tiling_analysis": False,
-    # what takes long to compile, and changes next to nothing in the kernels of a ResNet
-    "max_fusion_buffer_group_pairwise_attempts": 4,
-    "loop_ordering_after_fusion": False,
-    "pattern_matcher": False,
-    "graph_partition": False,  # only for torch's own CUDA graphs
-    "realize_reads_threshold": 2,  # what many kernels read is stored once, where each would compute it again
-}
-_NEWER_COMPILE_SETTINGS = {"loop_reindexing_after_fusion": False}  # torch ≥ 2.13; it takes long, as above
 _OF_BATCH_NORMS = "."  # begins the names of their constants, and no name in a model
 
 
@@ -149,87 +132,3 @@ class VmapStep:
             old, new = [*old, b.anchor], [*new, b.anchor + rate[:, None] * (theta - b.anchor)]
         for value, next_value in zip(old, new, strict=True):
             value.copy_(torch.where(active, next_value, value))
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Collect no garbage for a while: a tenth of the time that a compilation takes, and next to nothing to free."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@_without_garbage_collection()
-def compile_function(function: Callable[..., None], arguments: Sequence[Tensor]) -> Callable[..., None]:
-    """A function of tensors, compiled for arguments of these shapes.
-
-    `torch.compile` would trace Python first; its cache refuses what that gives for vmap, and every process would
-    compile again. The graph of tensor operations is found in torch's cache.
-    """
-    import torch._inductor
-    from torch._inductor.async_compile import maybe_warm_pool
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    _set_cache_folder()
-    known = torch._inductor.config.get_config_copy()
-    newer = {name: value for name, value in _NEWER_COMPILE_SETTINGS.items() if name in known}
-    if arguments[0].is_cuda:
-        maybe_warm_pool()  # the processes that compile kernels start while this one traces
-    graph = make_fx(function, tracing_mode="fake")(*arguments)
-    with torch.no_grad():
-        constants = lift_constants(graph)
-        compiled = torch._inductor.standalone_compile(
-            graph, [*arguments, *constants], dynamic_shapes="from_example_inputs",
-            options={"config_patches": _COMPILE_SETTINGS | newer},
-        )  # fmt: skip
-    return lambda *arguments: compiled(*arguments, *constants)
-
-
-def lift_constants(graph: fx.GraphModule) -> list[Tensor]:
-    """Make what a graph computes from constants alone (the class weights of a loss) further inputs; return these.
-
-    Otherwise every call would copy them to the device, which a CUDA graph cannot capture.
-    """
-    values: dict[fx.Node, Any] = {}
-    for node in graph.graph.nodes:
-        inputs = node.all_input_nodes
-        if node.op == "get_attr":
-            values[node] = getattr(graph, node.target)
-        elif node.op == "call_function" and inputs and all(i in values for i in inputs):
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)
-        elif _is_mutable(node) and any(i in values for i in inputs):
-            return []  # the step changes its own copy
-    lifted: list[Tensor] = []
-    first = next(node for node in graph.graph.nodes if node.op != "placeholder")
-    for node, value in values.items():
-        users = [user for user in node.users if user not in values]
-        if users:
-            with graph.graph.inserting_before(first):
-                placeholder = graph.graph.placeholder(f"constant_{len(lifted)}")
-            placeholder.meta = dict(node.meta)
-            node.replace_all_uses_with(placeholder, delete_user_cb=lambda user: user not in values)
-            lifted.append(value)
-    for node in reversed(values):
-        graph.graph.erase_node(node)
-    graph.recompile()
-    return lifted
-
-
-def _is_mutable(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def _set_cache_folder() -> None:
-    """Let torch keep compiled steps in the user's home; its default is a temporary folder, which may be emptied."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        folder = (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "fedtilt" / "torch"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # no home, or one that cannot be written to
-        return
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
