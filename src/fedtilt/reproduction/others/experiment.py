@@ -1,6 +1,6 @@
 """The tables of other libraries: each cell with the published figure, ours and the difference."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from operator import attrgetter
 from statistics import fmean, stdev
@@ -22,6 +22,9 @@ from fedtilt.simulation import simulate_prepared
 
 PARTS = ("best", "last", "rounds", "curve")
 MARGIN = 1.5  # points; a larger difference is bold
+_NOT_OF_A_CASE = (
+    "data", "divisions", "bad", "attacks", "seeds", "best_round", "title", "assumed", "methods", "rounds", "tuned"
+)  # fmt: skip
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:
@@ -29,12 +32,13 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
     settings, result = experiment.settings, []
     for table in settings["tables"]:
         of_table = settings[table]
-        seeds = range(options.seeds or of_table["seeds"])
-        varied = ("data", "divisions", "bad", "attacks", "seeds", "title", "assumed", "methods", "rounds", "tuned")
-        fixed = {key: value for key, value in of_table.items() if key not in varied}
+        fixed = {key: value for key, value in of_table.items() if key not in _NOT_OF_A_CASE}
         bad, attacks = of_table.get("bad", [0]), of_table.get("attacks", {"none": None})
-        names = product(of_table["data"], of_table["divisions"], bad, attacks, _together(of_table), seeds)
+        most = options.seeds or max(_seeds(of_table, division) for division in of_table["divisions"])
+        names = product(of_table["data"], of_table["divisions"], bad, attacks, _together(of_table), range(most))
         for name, division, f, attack, methods, seed in names:
+            if seed >= (options.seeds or _seeds(of_table, division)):
+                continue
             words = [*_words(of_table, table, name, division, f, attack, methods[0]), f"seed-{seed}"]
             case = {**fixed, "table": table, "data": name, "division": division, "seed": seed}
             case |= of_table["divisions"][division] | ({"bad": f, "attack": attacks[attack]} if f else {})
@@ -50,6 +54,12 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
                 )
             )
     return result
+
+
+def _seeds(of_table: Mapping[str, Any], division: str) -> int:
+    """How many seeds the cells of a division have: a table has one number, or one for each division."""
+    seeds = of_table["seeds"]
+    return seeds[division] if isinstance(seeds, Mapping) else seeds
 
 
 def _together(of_table: Mapping[str, Any]) -> list[list[str]]:
@@ -120,13 +130,14 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
                 found = [_ours(experiment, results, table, name, division, f, setting) for setting in settings]
                 ours = None if None in found else max(filter(None, found), key=_mean)
                 where = [name, division, *([str(f)] if f else [])]
-                figures = [_text(published, "not published"), _text(ours, "not measured"), _difference(published, ours)]
-                rows.append([*where, method, *figures])
+                figures = [_text(published, "not published"), _text(ours, "not measured")]
+                seeds = "" if ours is None else str(ours.seeds)
+                rows.append([*where, method, *figures, seeds, _difference(published, ours)])
         parts.append(
             Table(
                 caption=f"{table}: {of_table['title']}",
                 columns=["data", "division", *(["attackers"] if "bad" in of_table else []), "method", "published",
-                         "ours", "difference"],
+                         "ours", "our seeds", "difference"],
                 rows=rows,
                 notes=of_table["assumed"],
             )
@@ -135,10 +146,11 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
 
 
 class _Figure(NamedTuple):
-    """The mean accuracy over seeds, and its deviation where it is known."""
+    """The mean accuracy over seeds, and their deviation and number where they are known."""
 
     mean: float
     deviation: float | None = None
+    seeds: int | None = None
 
 
 _mean = attrgetter("mean")
@@ -163,17 +175,26 @@ def _published(experiment: Experiment, table: str, name: str, division: str, f: 
 def _ours(
     experiment: Experiment, results: Results, table: str, name: str, division: str, f: int, method: str
 ) -> _Figure | None:
-    """Over seeds, of each in its best round; under several attacks, of the worst attack. None: a case is missing."""
+    """Under several attacks, of the worst attack. None: an attack was not measured."""
     of_table = experiment.settings[table]
     by_attack = []
     for attack in of_table.get("attacks", {"none": None}):
         prefix = "-".join([*_words(of_table, table, name, division, f, attack, method), "seed-"])
-        found = [result["best"][method] for case, result in results.items()
+        found = [result for case, result in results.items()
                  if case.startswith(prefix) and case.removeprefix(prefix).isdecimal()]  # fmt: skip
         if not found:
             return None
-        by_attack.append(_Figure(fmean(found), stdev(found) if len(found) > 1 else None))
+        by_attack.append(_over_seeds(found, method, of_table["best_round"]))
     return min(by_attack, key=_mean)
+
+
+def _over_seeds(results: Sequence[Mapping[str, Any]], method: str, best_round: str) -> _Figure:
+    """Over seeds, of each in its own best round, or of all in the one where their mean is best."""
+    values: Sequence[float] = [result["best"][method] for result in results]
+    if best_round == "of the mean":
+        rounds: Iterable[Sequence[float]] = zip(*(result["curve"][method] for result in results), strict=True)
+        values = max(rounds, key=fmean)
+    return _Figure(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
 def _text(figure: _Figure | None, missing: str) -> str:
