@@ -143,7 +143,7 @@ def test_the_chapter_shows_published_ours_and_the_difference() -> None:
     ]  # the better mu
     byzfl = by_table["byzfl"].rows[0]
     assert byzfl == ["mnist", "gamma-0", "1", "geometric-median", "87.00", "89.00 ± 0.00", "3", "**+2.00**"]
-    assert all(part.notes for part in chapter.parts)
+    assert all("Published: " in part.notes for part in chapter.parts)
     for seed in range(3):  # the worst attack is not known then
         del results[f"byzfl-mnist-gamma-0-f-1-alie-seed-{seed}"]
     assert others.chapter(EXPERIMENT, results).parts[2].rows[0][-3:] == ["not measured", "", ""]
@@ -162,6 +162,21 @@ def test_byzfl_takes_the_best_round_of_the_mean_and_niid_bench_of_each_seed() ->
     assert byzfl.rows[0][-3:-1] == ["62.00 ± 2.00", "3"]
     del results["byzfl-mnist-gamma-0-f-1-ipm-seed-1"]
     assert others.chapter(EXPERIMENT, results).parts[2].rows[0][-3:-1] == ["61.00 ± 1.41", "2"]  # said, not hidden
+
+
+def test_how_many_figures_agree() -> None:
+    def row(seeds: list[float]) -> dict[str, dict[str, object]]:
+        results = {}
+        for case in others.cases(EXPERIMENT, Options()):
+            values = dict.fromkeys(case.settings["methods"], seeds[case.settings["seed"]])
+            results[case.name] = {"best": values, "curve": {method: [value] for method, value in values.items()}}
+        return results
+
+    niid_bench = others.chapter(EXPERIMENT, row([98.0, 98.5, 99.0])).parts[0]  # published: 99, 97, 88 and 78, twice
+    expected = "2 of 8 figures are within 1.5 points of the published ones. Of the 6 others, those that differ by less "
+    assert niid_bench.notes.startswith(expected + "than our seeds deviate: 0. Published: ")
+    niid_bench = others.chapter(EXPERIMENT, row([78.0, 88.0, 98.0])).parts[0]
+    assert "Of the 6 others, those that differ by less than our seeds deviate: 4. " in niid_bench.notes
 
 
 def test_a_tiny_case_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,11 +124,14 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
     for table in experiment.settings["tables"]:
         of_table = experiment.settings[table]
         rows: list[list[str | float]] = []
+        compared: list[tuple[_Figure, _Figure]] = []
         for name, division, f in product(of_table["data"], of_table["divisions"], of_table.get("bad", [0])):
             for method, settings in _rows(of_table).items():
                 published = _published(experiment, table, name, division, f, method)
                 found = [_ours(experiment, results, table, name, division, f, setting) for setting in settings]
                 ours = None if None in found else max(filter(None, found), key=_mean)
+                if published is not None and ours is not None:
+                    compared.append((published, ours))
                 where = [name, division, *([str(f)] if f else [])]
                 figures = [_text(published, "not published"), _text(ours, "not measured")]
                 seeds = "" if ours is None else str(ours.seeds)
@@ -139,7 +142,7 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
                 columns=["data", "division", *(["attackers"] if "bad" in of_table else []), "method", "published",
                          "ours", "our seeds", "difference"],
                 rows=rows,
-                notes=of_table["assumed"],
+                notes=" ".join([*_agreement(compared), of_table["assumed"].strip()]),
             )
         )  # fmt: skip
     return Chapter(title=experiment.title, lead=experiment.about.strip(), parts=parts)
@@ -195,6 +198,20 @@ def _over_seeds(results: Sequence[Mapping[str, Any]], method: str, best_round: s
         rounds: Iterable[Sequence[float]] = zip(*(result["curve"][method] for result in results), strict=True)
         values = max(rounds, key=fmean)
     return _Figure(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+
+
+def _agreement(compared: Sequence[tuple[_Figure, _Figure]]) -> list[str]:
+    """How many figures are near the published ones, and how many others differ by less than our seeds do."""
+    far = [(abs(ours.mean - published.mean), ours.deviation or 0.0) for published, ours in compared]
+    far = [(difference, deviation) for difference, deviation in far if difference > MARGIN]
+    if not compared:
+        return []
+    near = f"{len(compared) - len(far)} of {len(compared)} figures are within {MARGIN} points of the published ones."
+    within = sum(difference <= deviation for difference, deviation in far)
+    return [
+        near,
+        *([f"Of the {len(far)} others, those that differ by less than our seeds deviate: {within}."] if far else []),
+    ]
 
 
 def _text(figure: _Figure | None, missing: str) -> str:
