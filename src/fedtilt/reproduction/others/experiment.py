@@ -34,25 +34,23 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
         of_table = settings[table]
         fixed = {key: value for key, value in of_table.items() if key not in _NOT_OF_A_CASE}
         bad, attacks = of_table.get("bad", [0]), of_table.get("attacks", {"none": None})
-        most = options.seeds or max(_seeds(of_table, division) for division in of_table["divisions"])
-        names = product(of_table["data"], of_table["divisions"], bad, attacks, _together(of_table), range(most))
-        for name, division, f, attack, methods, seed in names:
-            if seed >= (options.seeds or _seeds(of_table, division)):
-                continue
-            words = [*_words(of_table, table, name, division, f, attack, methods[0]), f"seed-{seed}"]
-            case = {**fixed, "table": table, "data": name, "division": division, "seed": seed}
-            case |= of_table["divisions"][division] | ({"bad": f, "attack": attacks[attack]} if f else {})
-            case["methods"] = {method: of_table["methods"][method] for method in methods}
-            case["train"] = fixed["train"] | _rounds(of_table, methods[0])
-            result.append(
-                Case(
-                    name="-".join(words),
-                    what=f"{table}: {', '.join(words[1:])}" + f", {len(methods)} methods" * (len(methods) > 1),
-                    settings=case,
-                    needs=name,
-                    parts=PARTS,
+        for name, division in product(of_table["data"], of_table["divisions"]):
+            seeds = range(options.seeds or _seeds(of_table, division))
+            for f, attack, methods, seed in product(bad, attacks, _together(of_table), seeds):
+                words = [*_words(of_table, table, name, division, f, attack, methods[0]), f"seed-{seed}"]
+                case = {**fixed, "table": table, "data": name, "division": division, "seed": seed}
+                case |= of_table["divisions"][division] | ({"bad": f, "attack": attacks[attack]} if f else {})
+                case["methods"] = {method: of_table["methods"][method] for method in methods}
+                case["train"] = fixed["train"] | _rounds(of_table, methods[0])
+                result.append(
+                    Case(
+                        name="-".join(words),
+                        what=f"{table}: {', '.join(words[1:])}" + f", {len(methods)} methods" * (len(methods) > 1),
+                        settings=case,
+                        needs=name,
+                        parts=PARTS,
+                    )
                 )
-            )
     return result
 
 
@@ -202,16 +200,15 @@ def _over_seeds(results: Sequence[Mapping[str, Any]], method: str, best_round: s
 
 def _agreement(compared: Sequence[tuple[_Figure, _Figure]]) -> list[str]:
     """How many figures are near the published ones, and how many others differ by less than our seeds do."""
-    far = [(abs(ours.mean - published.mean), ours.deviation or 0.0) for published, ours in compared]
-    far = [(difference, deviation) for difference, deviation in far if difference > MARGIN]
     if not compared:
         return []
+    differences = [(abs(ours.mean - published.mean), ours.deviation or 0.0) for published, ours in compared]
+    far = [(difference, deviation) for difference, deviation in differences if difference > MARGIN]
     near = f"{len(compared) - len(far)} of {len(compared)} figures are within {MARGIN} points of the published ones."
+    if not far:
+        return [near]
     within = sum(difference <= deviation for difference, deviation in far)
-    return [
-        near,
-        *([f"Of the {len(far)} others, those that differ by less than our seeds deviate: {within}."] if far else []),
-    ]
+    return [near, f"Of the {len(far)} others, those that differ by less than our seeds deviate: {within}."]
 
 
 def _text(figure: _Figure | None, missing: str) -> str:
