@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_cases(
     kind: str, cases: Sequence[Case], measure: Callable[[Case], Case], header: Mapping[str, Any], jobs: int,
-    out: Path | None,
+    out: Path | None, device: str = "cpu",
 ) -> Iterator[Case]:  # fmt: skip
     """Measure the cases that the file lacks; yields each when it is measured and written.
 
@@ -35,6 +35,7 @@ def run_cases(
         header: settings that all cases share; a file with others is refused
         jobs: processes at once
         out: the file; None: `bench-results/KIND.json`
+        device: what the cases run on, for the description of the machine
     """
     path = out or RESULTS / f"{kind}.json"
     measured: list[Case] = []
@@ -48,7 +49,7 @@ def run_cases(
     for case in _results(measure, missing, jobs):
         measured.append(case)
         ordered = sorted(measured, key=lambda m: _position(m, cases))
-        write_result(kind, {**header, "cases": ordered}, out=path)
+        write_result(kind, {**header, "cases": ordered}, device=device, out=path)
         yield case
 
 
