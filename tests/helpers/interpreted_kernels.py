@@ -100,7 +100,9 @@ def make_jobs(model: nn.Module, shape: tuple[int, ...], batch_size: int) -> tupl
 
 
 GROUPED = ("logistic", "cnn")  # tilted over a column of groups, the others over the classes
-LARGE = ("positions in parts", "many channels", "wide layers", "a hidden layer after odd images", "5 × 5")
+LARGE = (  # slow here
+    "positions in parts", "many channels", "wide layers", "a hidden layer after odd images", "5 × 5", "batches of one",
+)  # fmt: skip
 
 
 def main(large: bool) -> None:
