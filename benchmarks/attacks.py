@@ -11,7 +11,6 @@ Every run is saved when it ends; the same command continues after an interruptio
 import argparse
 import json
 import math
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -22,7 +21,7 @@ from typing import Any
 import fedtilt as ft
 from benchmarks.cases import Case, add_options, run_cases
 from benchmarks.measure import RESULTS
-from benchmarks.page import DOCS, machine_text, markdown_table
+from benchmarks.page import DOCS, add_page_options, machine_text, markdown_table, record_and_write
 from fedtilt.errors import Diverged
 from fedtilt.evaluation.metrics import measure
 from fedtilt.rounds.attack import KINDS
@@ -187,14 +186,9 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="+", choices=[name for name in ATTACKS if name != NONE])
     parser.add_argument("--divisions", nargs="+", choices=DIVISIONS)
     add_options(parser)
-    parser.add_argument("--record", type=Path, metavar="FILE", help="record this result and write docs/attacks.md")
-    parser.add_argument("--page", action="store_true", help="only write docs/attacks.md from the recorded result")
+    add_page_options(parser, PAGE)
     options = parser.parse_args()
-    if options.record or options.page:
-        if options.record:
-            RECORD.parent.mkdir(exist_ok=True)
-            shutil.copyfile(options.record, RECORD)
-        PAGE.write_text(page())
+    if record_and_write(options, RECORD, PAGE, page):
         return
     kind = "attacks-quick" if options.quick else "attacks"
     data, train = "digits" if options.quick else "mnist", TRAIN | ({"rounds": 10} if options.quick else {})

@@ -13,7 +13,6 @@ import argparse
 import copy
 import json
 import math
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import Case, add_options, run_cases
-from benchmarks.page import DOCS, machine_text, markdown_table
+from benchmarks.page import DOCS, add_page_options, machine_text, markdown_table, record_and_write
 from fedtilt.reproduction import experiment
 
 RECORD = DOCS / "byzfl-seeds" / "byzfl_seeds.json"
@@ -168,18 +167,13 @@ def page() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
-    parser.add_argument("--division-seeds", type=int, default=3, help="how many, from 0 on (default: 3)")
+    parser.add_argument("--division-seeds", type=int, default=2, help="how many, from 0 on (default: 2)")
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="torchvision's folder of MNIST")
     add_options(parser)
-    parser.add_argument("--record", type=Path, metavar="FILE", help="record this result and write docs/byzfl-seeds.md")
-    parser.add_argument("--page", action="store_true", help="only write docs/byzfl-seeds.md from the recorded result")
+    add_page_options(parser, PAGE)
     options = parser.parse_args()
-    if options.record or options.page:
-        if options.record:
-            RECORD.parent.mkdir(exist_ok=True)
-            shutil.copyfile(options.record, RECORD)
-        PAGE.write_text(page())
+    if record_and_write(options, RECORD, PAGE, page):
         return
     cases = [
         {"division_seed": division, "attackers": bad, "method": method, "attack": attack, "batch_seed": batches}

@@ -9,7 +9,8 @@ full (of the rounds: of each task) and all of them in the history.
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from string import Template
@@ -80,6 +81,23 @@ def render_figures(records: Sequence[Record]) -> dict[str, str]:
             reference=[(p[name], first["seconds"] * p["operations"] / first["operations"]) for p in curve["points"]],
         )
     return figures
+
+
+def add_page_options(parser: argparse.ArgumentParser, page: Path) -> None:
+    """The options of a benchmark that writes its own page from one recorded result."""
+    name = page.relative_to(DOCS.parent)
+    parser.add_argument("--record", type=Path, metavar="FILE", help=f"record this result and write {name}")
+    parser.add_argument("--page", action="store_true", help=f"only write {name} from the recorded result")
+
+
+def record_and_write(options: argparse.Namespace, record: Path, page: Path, render: Callable[[], str]) -> bool:
+    """Do what `add_page_options` offers, if it was asked for; False: it was not."""
+    if options.record:
+        record.parent.mkdir(exist_ok=True)
+        shutil.copyfile(options.record, record)
+    if options.record or options.page:
+        page.write_text(render())
+    return bool(options.record or options.page)
 
 
 def machine_text(record: Record) -> str:
