@@ -12,6 +12,7 @@ import torch
 
 from fedtilt.data import Column, Dataset, Schema, rows, table
 from fedtilt.data.naming import sort_names
+from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError
 
 CSV = "age,site,dose,well\n" + "".join(
@@ -163,6 +164,28 @@ def test_labels_and_clients_called_nan(tmp_path):
 def test_bad_tables_name_row_and_column(tmp_path, text, message):
     with pytest.raises(InputError, match=message):
         table(write(tmp_path, text), target="well", client="site")
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf"])
+@pytest.mark.parametrize("role", ["feature", "constant", "weight", "split_time"])
+@pytest.mark.parametrize("side", ["train", "test"])
+def test_an_infinite_number_is_refused_in_every_row_and_column(tmp_path, value, role, side):
+    """Statistics are of training rows alone; an infinite number in a test row is found too."""
+    lines = [f"{n % 9 if role != 'constant' else 3},{n % 9},{n % 2},{('train', 'test')[n % 2]}" for n in range(40)]
+    number = 6 if side == "train" else 7
+    lines[number] = f"{value}," + lines[number].split(",", 1)[1]
+    path = write(tmp_path, "\n".join(["dose,age,well,side", *lines]))
+    message = rf"has '{value}' in row {number + 2}, column 'dose', but features are finite numbers"
+    roles = {role: "dose"} if role in ("weight", "split_time") else {}
+    split = {} if role == "split_time" else {"split": "side"}
+    with pytest.raises(InputError, match=message):
+        table(path, target="well", **roles, **split)
+    if not roles:
+        with pytest.raises(InputError, match=message):
+            open_table(path, {}).infer()
+        good = write(tmp_path, path.read_text().replace(value, "3"), "good.csv")
+        with pytest.raises(InputError, match=message):
+            rows(path, like=table(good, target="well", **split))
 
 
 def _labelled(labels):

@@ -7,14 +7,16 @@ import numpy as np
 import pyarrow as pa
 
 from fedtilt.data.naming import sort_names
+from fedtilt.data.tables.arrow_types import is_number, is_text
 from fedtilt.data.tables.columns import Columns
 from fedtilt.data.tables.kinds import Cells, all_missing, bad_cell, check_finite
-from fedtilt.data.tables.parts import is_text
 from fedtilt.data.tables.text_cells import DAY, TextColumn, distinct_texts, to_number
 from fedtilt.errors import InputError
 
 
-def read_cells(columns: Columns, name: str, kind: str | None = None, date_format: str | None = None) -> Cells:
+def read_cells(
+    columns: Columns, name: str, kind: str | None = None, date_format: str | None = None, *, finite: bool = True
+) -> Cells:
     """A column's cells; with a kind, cells that are not of it are refused by row.
 
     Args:
@@ -22,6 +24,7 @@ def read_cells(columns: Columns, name: str, kind: str | None = None, date_format
         name: the column
         kind: what the column is; None: found out
         date_format: how dates are written, as in `datetime.strptime`; None: found out
+        finite: whether an infinite number is refused here; False: the caller calls `check_finite`
     """
     if kind in ("ignore", "identifier"):
         return Cells(kind)
@@ -40,7 +43,8 @@ def read_cells(columns: Columns, name: str, kind: str | None = None, date_format
         raise InputError(
             f"column {name!r} of {columns.name} is a {found}, not a {kind}; correct its kind in the schema"
         )
-    check_finite(columns, name, values)
+    if finite:
+        check_finite(columns, name, values)
     if kind == "yes/no":
         bad = np.flatnonzero(~(np.isnan(values) | (values == 0) | (values == 1)))
         if len(bad):
@@ -53,7 +57,7 @@ def _numbers(columns: Columns, name: str, column: pa.ChunkedArray) -> tuple[str,
     kind = column.type
     if pa.types.is_boolean(kind):
         return "yes/no", column.cast(pa.int8()).to_numpy().astype(np.float64)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+    if is_number(kind):
         numbers = column.chunk(0).to_numpy(zero_copy_only=False) if column.num_chunks == 1 else column.to_numpy()
         return "number", numbers.astype(np.float64, copy=False)
     if pa.types.is_decimal(kind):
@@ -84,7 +88,7 @@ def read_names(columns: Columns, name: str) -> tuple[np.ndarray, tuple[str, ...]
         column = pa.chunked_array([pa.array([None if v is None else str(v) for v in column.to_pylist()])])
     codes, texts = distinct_texts(column if is_text(column.type) else column.cast(pa.string()))
     empty = np.array([not text for text in texts] + [True])  # the last: a row without a value
-    used = np.bincount(np.where(codes < 0, len(texts), codes), minlength=len(empty)) > 0
+    used = np.roll(np.bincount(codes + 1, minlength=len(empty)) > 0, -1)
     if (empty & used).any():
         row = columns.rows[int(np.flatnonzero(empty[codes])[0])]
         raise InputError(f"table {columns.name} has an empty cell in {row}, column {name!r}; fill it or drop the row")

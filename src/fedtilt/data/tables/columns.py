@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Union
 import pyarrow as pa
 
 from fedtilt.data.row_names import FileRows, RowNames
-from fedtilt.data.tables.parts import SUFFIXES, Part, file_part, frame_part, is_text
+from fedtilt.data.tables.arrow_types import decoded, one_type
+from fedtilt.data.tables.parts import SUFFIXES, Part, file_part, frame_part
 from fedtilt.errors import InputError
 from fedtilt.files import local_path
 
@@ -49,9 +50,9 @@ class Columns:
 
     def read(self, column: str) -> pa.ChunkedArray:
         """One column; the parts' types become one."""
-        arrays = [_decoded(part.read(column)) for part in self.parts]
+        arrays = [decoded(part.read(column)) for part in self.parts]
         if len({array.type for array in arrays}) > 1:
-            arrays = _one_type(arrays)
+            arrays = one_type(arrays)
         return arrays[0] if len(arrays) == 1 else pa.chunked_array([c for array in arrays for c in array.chunks])
 
 
@@ -162,24 +163,3 @@ def _client_part(client: str, source: Any, text: Sequence[str]) -> Part:
     part = _part(source, text)
     name = f"DataFrame of client {client!r}" if part.name == "DataFrame" else part.name
     return replace(part, name=name, client=client)
-
-
-def _decoded(array: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of categories by their values, unless these are text."""
-    if pa.types.is_dictionary(array.type) and not is_text(array.type):
-        return array.cast(array.type.value_type)
-    return array
-
-
-def _one_type(arrays: Sequence[pa.ChunkedArray]) -> list[pa.ChunkedArray]:
-    """Columns of several files, cast to one type: float64 for numbers, text if they differ otherwise."""
-    known = [array.type for array in arrays if not pa.types.is_null(array.type)]
-    if len(set(known)) == 1:
-        target = known[0]
-    elif all(pa.types.is_integer(t) or pa.types.is_floating(t) for t in known):
-        target = pa.float64()
-    elif all(pa.types.is_date(t) or pa.types.is_timestamp(t) for t in known):
-        target = pa.timestamp("us")
-    else:
-        target = pa.string()
-    return [array.cast(target) for array in arrays]

@@ -8,12 +8,13 @@ import numpy as np
 from fedtilt.data.tables.cells import read_cells
 from fedtilt.data.tables.column import Column
 from fedtilt.data.tables.columns import Columns
-from fedtilt.data.tables.kinds import Cells
+from fedtilt.data.tables.kinds import Cells, check_finite
 from fedtilt.data.tables.schema import Schema
 from fedtilt.data.tables.threads import columns_at_once, map_columns
 from fedtilt.errors import InputError
 
 _TOGETHER = 14  # inputs
+_BLOCK = 1 << 16  # numbers that are turned from columns into rows at once
 
 
 def encode(
@@ -27,7 +28,7 @@ def encode(
     Args:
         columns: the table
         schema: what its columns are
-        parts: positions of rows, such as those of training and test rows; together all rows
+        parts: ascending positions of rows, such as those of training and test rows
         inspect: called with each feature while its cells are in memory
     """
     matrices = [np.empty((len(part), len(schema.inputs)), np.float32) for part in parts]
@@ -40,14 +41,18 @@ def encode(
         inputs = np.zeros((count, len(columns)), np.float32)
         unfilled = inputs
         for column in batch:
-            cells = read_cells(columns, column.name, column.kind, column.format)
+            cells = read_cells(columns, column.name, column.kind, column.format, finite=False)
             fill = _fill_numbers if cells.codes is None else _fill_names
             fill(unfilled[: len(column.inputs)], columns, column, cells)
             unfilled = unfilled[len(column.inputs) :]
             if inspect is not None:
                 inspect(column, cells)
-        for matrix, part in zip(matrices, parts, strict=True):
-            matrix[:, end - count : end] = inputs.take(part, axis=1).T
+        height = max(1, _BLOCK // count)
+        for start in range(0, len(columns), height):
+            block = np.ascontiguousarray(inputs[:, start : start + height].T)
+            for matrix, part in zip(matrices, parts, strict=True):
+                first, last = np.searchsorted(part, (start, start + height))
+                matrix[first:last, end - count : end] = block.take(part[first:last] - start, axis=0)
 
     map_columns(encode_batch, batches, ends)
     return matrices
@@ -71,33 +76,39 @@ def _fill_numbers(inputs: np.ndarray, columns: Columns, column: Column, cells: C
     """The inputs (inputs, rows) of numbers, yes/no and dates; they are 0 before."""
     assert cells.values is not None
     assert column.fill is not None
-    values, missing = cells.values, np.isnan(cells.values)
-    if missing.any():
+    values, missing = cells.values, None
+    if not _standardise(inputs[0], column, values):
+        check_finite(columns, column.name, values)
+        missing = np.isnan(values)
         values = np.where(missing, column.fill, values)
-    _standardise(inputs[0], columns, column, values)
+        if not _standardise(inputs[0], column, values):
+            raise _too_far(columns, column, values, inputs[0])
     if column.kind == "date":
         days = np.floor(values)
         months = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12
         for k, turn in ((1, months / 12), (3, (days + 3) % 7 / 7)):  # 1970 began on a Thursday
             inputs[k], inputs[k + 1] = np.sin(2 * np.pi * turn), np.cos(2 * np.pi * turn)
-    if column.gaps:
+    if column.gaps and missing is not None:
         inputs[-1] = missing
 
 
-def _standardise(scaled: np.ndarray, columns: Columns, column: Column, values: np.ndarray) -> None:
-    """(values − mean) / deviation; `scaled` stays 0 if the deviation is 0."""
+def _standardise(scaled: np.ndarray, column: Column, values: np.ndarray) -> bool:
+    """(values − mean) / deviation, and 0 if the deviation is 0; False if a value or a result is not finite."""
     if not column.deviation:
-        return
-    with np.errstate(over="ignore"):
+        scaled[:] = 0.0
+        return bool(np.isfinite(values).all())
+    with np.errstate(over="ignore", invalid="ignore"):
         np.divide(values - column.mean, column.deviation, out=scaled, casting="same_kind")
-    finite = np.isfinite(scaled)
-    if not finite.all():
-        position = int(finite.argmin())
-        raise InputError(
-            f"table {columns.name} has {values[position]:g} in {columns.rows[position]}, column {column.name!r}, which "
-            f"is too far from the training rows (mean {column.mean:g}) for float32; correct the cell or empty it"
-        )
     scaled += 0.0  # −0 becomes 0
+    return bool(np.isfinite(scaled).all())
+
+
+def _too_far(columns: Columns, column: Column, values: np.ndarray, scaled: np.ndarray) -> InputError:
+    position = int(np.isfinite(scaled).argmin())
+    return InputError(
+        f"table {columns.name} has {values[position]:g} in {columns.rows[position]}, column {column.name!r}, which is "
+        f"too far from the training rows (mean {column.mean:g}) for float32; correct the cell or empty it"
+    )
 
 
 def _fill_names(inputs: np.ndarray, columns: Columns, column: Column, cells: Cells) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtilt.data.tables.cells import read_cells, read_numbers
 from fedtilt.data.tables.columns import Columns
-from fedtilt.data.tables.kinds import Cells, text_kind
+from fedtilt.data.tables.kinds import Cells, check_finite, text_kind
 from fedtilt.data.tables.schema import MIN_COUNT, Schema
 from fedtilt.data.tables.summary import ColumnSummary, Summary
 from fedtilt.data.tables.summary_checks import MAX_CATEGORIES, MAX_NAME, MAX_QUANTILES
@@ -51,15 +51,15 @@ def summarise_sites(
     positions, ends = np.concatenate(list(rows.values())), np.cumsum([len(part) for part in rows.values()])
 
     def read(name: str) -> Cells:
-        column = known.get(name)
-        return read_cells(columns, name) if column is None else read_cells(columns, name, column.kind, column.format)
+        kind, date_format = (known[name].kind, known[name].format) if name in known else (None, None)
+        return read_cells(columns, name, kind, date_format, finite=False)
 
     def summarise_numbers(cells: Mapping[str, Cells]) -> list[dict[str, ColumnSummary]]:
         values = np.empty((len(cells), len(positions)))
         for row, column in zip(values, cells.values(), strict=True):
             assert column.values is not None
             column.values.take(positions, out=row, mode="clip")  # the default mode would copy
-        return [_summarise_numbers(cells, part, min_count) for part in np.split(values, ends[:-1], axis=1)]
+        return [_summarise_numbers(columns, cells, part, min_count) for part in np.split(values, ends[:-1], axis=1)]
 
     def summarise_batch(names: Sequence[str]) -> list[dict[str, ColumnSummary]]:
         cells = {name: read(name) for name in names}
@@ -90,10 +90,15 @@ def summarise_sites(
     ]  # fmt: skip
 
 
-def _summarise_numbers(cells: Mapping[str, Cells], values: np.ndarray, min_count: int) -> dict[str, ColumnSummary]:
+def _summarise_numbers(
+    columns: Columns, cells: Mapping[str, Cells], values: np.ndarray, min_count: int
+) -> dict[str, ColumnSummary]:
     """One site's columns of numbers, yes/no and dates, by name; its values (columns, rows) are overwritten."""
     values.sort(axis=1)
     observed = [int(np.searchsorted(row, np.nan)) for row in values]  # NaN comes last
+    if values.size and np.isinf([values[:, 0], values[np.arange(len(values)), np.subtract(observed, 1)]]).any():
+        for name, column in cells.items():
+            check_finite(columns, name, column.values)  # type: ignore[arg-type]
     summaries: dict[str, ColumnSummary] = {}
     for count in set(observed):
         names = [name for name, other in zip(cells, observed, strict=True) if other == count]

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from fedtilt.data.naming import sort_names
 from fedtilt.data.tables.columns import Columns
+from fedtilt.data.tables.csv_file import MISSING_WORDS
 from fedtilt.data.tables.kinds import Cells, all_missing, bad_cell, check_finite, text_kind
-from fedtilt.data.tables.parts import MISSING_WORDS
 from fedtilt.errors import InputError
 
 _YES_NO = [({"true": 1.0, "false": 0.0}), ({"yes": 1.0, "no": 0.0}), ({"y": 1.0, "n": 0.0}), ({"t": 1.0, "f": 0.0})]

@@ -1,7 +1,7 @@
 """Work on the columns of a table, a few at a time."""
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -17,8 +17,20 @@ def map_columns(function: Callable[..., Result], *columns: Iterable[Any]) -> lis
 
     numpy and Arrow release Python's lock while they compute.
     """
-    with ThreadPoolExecutor(min(_MOST_THREADS, pa.cpu_count())) as pool:
+    with ThreadPoolExecutor(_threads()) as pool:
         return list(pool.map(function, *columns))
+
+
+def in_background(function: Callable[[Any], Result], columns: Iterable[Any]) -> list[Future[Result]]:
+    """The results of `map(function, columns)`, which are computed while the caller goes on."""
+    pool = ThreadPoolExecutor(max(1, _threads() - 1))  # one core is the caller's
+    futures = [pool.submit(function, column) for column in columns]
+    pool.shutdown(wait=False)
+    return futures
+
+
+def _threads() -> int:
+    return min(_MOST_THREADS, pa.cpu_count())
 
 
 def columns_at_once(most: int, rows: int) -> int:
