@@ -188,8 +188,10 @@ def test_from_a_new_project_to_two_trained_sites_over_tls(tmp_path: Path) -> Non
     assert LocalCluster.load(project / ".fedtilt").running() == []
     assert "down" in deploy("status", project)
     for site in (0, 1):
-        (report,) = (project / f".fedtilt/site-{site}/state").rglob("report.json")
-        assert Path(json.loads(report.read_text())["personal_model"]).exists()
+        (path,) = (project / f".fedtilt/site-{site}/state").rglob("report.json")
+        report = json.loads(path.read_text())
+        assert report["kept"] == ["personal"]
+        assert Path(report["file"]).exists()
     with pytest.raises(ft.InputError, match="is down; start it"):
         deploy("run", project)
     deploy("up", project)  # with the registered keys

@@ -1,16 +1,22 @@
 """The notebook of the site runs, and shows tables and figures."""
 
 from pathlib import Path
+from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 NOTEBOOK = Path(__file__).parent.parent.parent / "docs" / "notebook.ipynb"
 
 
-def test_the_notebook_is_stored_without_outputs() -> None:
-    cells = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+@pytest.fixture(scope="module")
+def notebook() -> Any:
+    import nbformat  # takes seconds
+
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+def test_the_notebook_is_stored_without_outputs(notebook: Any) -> None:
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert len(cells) >= 5
     assert not [cell for cell in cells if cell.outputs]
     for cell in cells:
@@ -18,8 +24,10 @@ def test_the_notebook_is_stored_without_outputs() -> None:
 
 
 @pytest.mark.slow
-def test_the_notebook_runs() -> None:
-    executed = NotebookClient(nbformat.read(NOTEBOOK, as_version=4), timeout=300).execute()
+def test_the_notebook_runs(notebook: Any) -> None:
+    from nbclient import NotebookClient
+
+    executed = NotebookClient(notebook, timeout=300).execute()
     shown = {
         cell.source.splitlines()[-1]: [output for output in cell.outputs if output.output_type != "stream"]
         for cell in executed.cells

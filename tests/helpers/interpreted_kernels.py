@@ -53,12 +53,12 @@ CASES = {
     "wide layers": (models.mlp((300,), CLASSES, hidden=(40, 270)), (300,), 4),
 }
 
-PRECISIONS = {"cnn": ("float32", "bfloat16"), "mlp": ("float32", "bfloat16")}  # the others: float32
+PRECISIONS = {"odd images": ("float32", "bfloat16"), "mlp": ("float32", "bfloat16")}  # the others: float32
 OPTIMIZERS = [  # besides plain SGD
     ("large batches", Optimizer(momentum=0.9, weight_decay=0.1)),
     ("large batches", Optimizer(weight_decay=0.1)),
     ("large batches", Optimizer(name="adam", weight_decay=0.1)),
-    ("odd images", Optimizer(momentum=0.9, nesterov=True)),
+    ("large batches", Optimizer(momentum=0.9, nesterov=True)),
     ("odd images", Optimizer(name="adamw", weight_decay=0.1)),
 ]
 

@@ -127,7 +127,7 @@ class Table:
         parts = {"y": y, "client": rows.client, "weight": weight}
         tensors = {
             f"{key}_{side}": torch.from_numpy(values[positions])
-            for key, values in (parts | {"rows": np.arange(len(columns))}).items() if values is not None
+            for key, values in parts.items() if values is not None
             for side, positions in (("train", rows.train), ("test", rows.test))
         }  # fmt: skip
         return Dataset(
@@ -139,6 +139,8 @@ class Table:
             task=schema.task or "classification",
             target=schema.numbers,
             client_names=rows.client_names,
+            rows_train=torch.from_numpy(rows.train),
+            rows_test=torch.from_numpy(rows.test),
             group_train=_codes(groups, rows.train),
             group_test=_codes(groups, rows.test),
             group_names={name: names for name, (_, names) in groups.items()} or None,
