@@ -126,18 +126,19 @@ def _merge_numbers(sites: Sequence[ColumnSummary]) -> tuple[float, float, float]
 
 def _weighted_quantile(sites: Iterable[ColumnSummary], share: float, default: float) -> float:
     """The weighted quantile of all sites' quantiles, such as the median; the default if no site sends any."""
-    sites = [site for site in sites if site.quantiles]
-    if not sites:
+    weighted = [(s.quantiles, s.rows / len(s.quantiles)) for s in sites if s.quantiles]
+    points = sorted([(value, weight) for values, weight in weighted for value in values])
+    if not points:
         return default
-    values = np.concatenate([site.quantiles for site in sites])
-    weights = np.repeat([site.rows / len(site.quantiles) for site in sites], [len(site.quantiles) for site in sites])
-    order = np.lexsort((weights, values))
-    ordered, total = values[order].tolist(), np.cumsum(weights[order])
-    below = math.fsum(weights) * share
-    is_equal = np.isclose(total, below, rtol=1e-12, atol=0.0)
-    reached = np.flatnonzero(is_equal | (total > below))
-    first = int(reached[0]) if len(reached) else -1
-    return (ordered[first] + ordered[min(first + 1, len(ordered) - 1)]) / 2 if is_equal[first] else ordered[first]
+    below = math.fsum([weight for _, weight in points]) * share
+    total = 0.0
+    for (value, weight), (after, _) in zip(points, [*points[1:], points[-1]], strict=True):
+        total += weight
+        if math.isclose(total, below, rel_tol=1e-12):
+            return (value + after) / 2
+        if total > below:
+            return value
+    return points[-1][0]
 
 
 def _merge_categories(sites: Sequence[ColumnSummary]) -> dict[str, Any]:
