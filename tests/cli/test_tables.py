@@ -126,9 +126,12 @@ def test_data_show_describes_every_column(fedtilt, tmp_path: Path) -> None:
             "--target x describes a table, and mine.toml is none; in a spec, use --set data.t",
         ),
         (["https://example.org/x.csv"], "table https://example.org/x.csv is a URL; download it first"),
+        (["infinite.csv"], "table infinite.csv has 'inf' in row 3, column 'a', but features are finite numbers"),
+        (["infinite.csv", "--target", "b"], "table infinite.csv has 'inf' in row 3, column 'a'"),
     ):
+        Path("infinite.csv").write_text("a,b\n1,0\ninf,1\n" + "2,0\n3,1\n" * 20)
         result = fedtilt("data", "show", *arguments)
-        assert result.code == 2
+        assert (result.code, result.out) == (2, "")
         assert message in result.err
 
 

@@ -19,19 +19,18 @@ from fedtilt.data.targets import RANGE
 def show_table(console: Console, opened: Table, *, test_share: float | None = None, seed: int = 0) -> Dataset | None:
     """Print a table's classes, clients, split and columns; return its data set, or None if it has no target."""
     columns = opened.columns
+    dataset = None if opened.schema.target is None else opened.to_dataset(test_share, seed)
+    schema = opened.infer() if dataset is None else dataset.schema
+    assert schema is not None
     rows = Text.assemble((columns.title, "bold"), f"  {len(columns):,} rows, {len(columns.header)} columns")
     console.print(rows if len(columns.parts) == 1 else rows.append(f", {len(columns.parts)} files"))
-    dataset = None if opened.schema.target is None else opened.to_dataset(test_share, seed)
     if dataset is None:
-        schema = opened.infer()
         console.print(
             "target    none: name the column of the labels with --target to see classes, clients, groups, split and "
             "warnings",
             soft_wrap=True,
         )
     else:
-        assert dataset.schema is not None
-        schema = dataset.schema
         console.print(_target(dataset), soft_wrap=True)
         if dataset.client_names is not None and dataset.client_train is not None and dataset.client_test is not None:
             counts = torch.cat([dataset.client_train, dataset.client_test]).bincount().tolist()
