@@ -262,3 +262,15 @@ def test_groups_and_weights_come_along():
     frame.loc[5, "importance"] = -1
     with pytest.raises(InputError, match="has -1 in row 5, column 'importance'; weights are numbers ≥ 0"):
         table(frame, target="diagnosis", weight="importance")
+
+
+def test_a_category_without_inputs(tmp_path):
+    """A schema may leave a column no input; the others are as without it."""
+    frame = pandas.DataFrame({"ward": ["a", "b"] * 20, "age": np.arange(40.0), "ill": [0, 1] * 20})
+    schema = Schema(columns=(Column(name="ward", kind="category", categories=(), other=False, gaps=False),
+                             Column(name="age", kind="number")))  # fmt: skip
+    data = table(frame, target="ill", schema=schema)
+    assert data.schema.inputs == ("age",)
+    assert torch.equal(data.x_train, table(frame, target="ill", drop=["ward"]).x_train)
+    alone = replace(data.schema, columns=data.schema.columns[:1])
+    assert rows(frame, like=alone).shape == (40, 0)

@@ -40,8 +40,8 @@ def read_csv(path: Path, text: Sequence[str]) -> tuple[pa.Table, str]:
     problem: Exception | None = None
     for options in _attempts(head, _Options(separator, dict.fromkeys(text, TEXT))):
         try:
-            with reading(path), pa.memory_map(str(path)) as file:
-                return options.read(file), separator
+            with reading(path):
+                return options.read(path), separator
         except pa.ArrowInvalid as error:
             problem = error
     assert problem is not None
@@ -57,7 +57,7 @@ class _Options:
     missing: Sequence[str] = _MISSING_SPELLINGS
     quoted_newlines: bool = True
 
-    def read(self, source: pa.NativeFile) -> pa.Table:
+    def read(self, source: Path | pa.BufferReader) -> pa.Table:
         return pyarrow.csv.read_csv(
             source,
             parse_options=pyarrow.csv.ParseOptions(delimiter=self.separator, newlines_in_values=self.quoted_newlines),

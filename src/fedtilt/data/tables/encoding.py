@@ -47,7 +47,7 @@ def encode(
             unfilled = unfilled[len(column.inputs) :]
             if inspect is not None:
                 inspect(column, cells)
-        height = max(1, _BLOCK // count)
+        height = max(1, _BLOCK // max(1, count))
         for start in range(0, len(columns), height):
             block = np.ascontiguousarray(inputs[:, start : start + height].T)
             for matrix, part in zip(matrices, parts, strict=True):
