@@ -1,5 +1,7 @@
 """Methods that send or keep more than models give the simulator's states in a Flower federation, also after a stop."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,10 @@ import torch
 from flwr.app import ArrayRecord, Message
 from safetensors.torch import load_file
 
+from fedtilt.errors import InputError
 from fedtilt.files import read_json
 from fedtilt.flower import Task
+from fedtilt.methods import PRESETS
 from fedtilt.rounds.prepare import prepare
 from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.spec import federation_of, load, model_of, train_settings_of
@@ -16,14 +20,32 @@ from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.loopback import Deployment
 
 METHODS = {
+    "fedtilt": "tau = 2.0\nlam = -1.0\nq = 0.5\nmu = 0.1",
+    "fedavg": "",
+    "fedavg_finetuned": "",
+    "fedprox": "mu = 0.5",
+    "ditto": "mu = 0.1",
+    "term": "t = 1.5",
+    "local": "",
     "scaffold": "",
     "feddyn": "alpha = 0.1",
     "qffl": "q = 1.0",
     "afl": "",
+    "term_clients": "",
+    "fedmgda": "",
+    "propfair": "utility = 6.0",
+    "fedper": "",
     "fedrep": "head_epochs = 1",
     "pfedme": "mu = 2.0",
 }
 SETTINGS = "train.rounds=3\ntrain.lr=0.05"
+OPTIONS = {  # that keep state, or must change nothing
+    "plain": "",
+    "server sgd, audit": "train.server_optimizer=sgd train.audit=true",
+    "server adam, client momentum": "train.server_optimizer=adam train.server_lr=0.02 {m}.client_momentum=0.5",
+    "yogi, decay": "train.server_optimizer=yogi train.server_lr=0.02 train.schedule=exponential train.decay=0.8",
+    "buckets of one": '{m}.pre_aggregators=["bucketing"] {m}.bucket_size=1',
+}
 
 
 @pytest.fixture
@@ -34,27 +56,49 @@ def method_spec(request: pytest.FixtureRequest, spec: Path, tmp_path: Path) -> P
     return path
 
 
-def simulated(spec: Path) -> Round:
-    loaded = load(spec, overrides=[*SETTINGS.splitlines(), "train.screen=3"])  # the default of a deployment
-    methods, settings = [m.to_method() for m in loaded.methods], train_settings_of(loaded, 0)
-    *_, last = simulate_prepared(prepare(methods, federation_of(loaded, 0), model_of(loaded), settings))
+def simulated(spec: Path, settings: Sequence[str]) -> Round:
+    loaded = load(spec, overrides=[*settings, "train.screen=3"])  # the default of a deployment
+    methods, settings_ = [m.to_method() for m in loaded.methods], train_settings_of(loaded, 0)
+    *_, last = simulate_prepared(prepare(methods, federation_of(loaded, 0), model_of(loaded), settings_))
     return last
+
+
+def check_deployment(spec: Path, option: str, folder: Path) -> None:
+    name = spec.stem
+    settings = [*SETTINGS.splitlines(), *OPTIONS[option].format(m=f"methods.{name}").split()]
+    try:
+        last = simulated(spec, settings)
+    except InputError as error:  # weights of clients and mixed models, say: refused alike
+        with pytest.raises(InputError, match=re.escape(str(error))):
+            Deployment(Task(spec=spec), folder).run(set="\n".join(settings))
+        return
+    deployment = Deployment(Task(spec=spec), folder)
+    deployment.run(set="\n".join(settings).replace("rounds=3", "rounds=2"))
+    deployment.run(set="\n".join(settings))  # continues from the checkpoint of round 2
+    torch.testing.assert_close(RunFolder(folder / "run/seed-0").latest().server, last.state.server)
+    for site in (0, 1):
+        kept = last.state.client_states.get((name, site))
+        files = sorted((folder / "state" / str(site)).rglob("round-*.safetensors"))
+        assert bool(files) == bool(kept)
+        if files:
+            torch.testing.assert_close(load_file(files[-1]), dict(kept), rtol=1e-4, atol=1e-5)
+
+
+def test_every_preset_is_deployed() -> None:
+    assert {*METHODS} == {*PRESETS}
 
 
 @pytest.mark.parametrize("method_spec", METHODS, indirect=True)
 def test_a_deployment_gives_the_simulators_states(method_spec: Path, tmp_path: Path) -> None:
-    deployment = Deployment(Task(spec=method_spec), tmp_path)
-    deployment.run(set=SETTINGS.replace("rounds=3", "rounds=2"))
-    deployment.run(set=SETTINGS)  # continues from the checkpoint of round 2
-    last = simulated(method_spec)
-    name = method_spec.stem
-    torch.testing.assert_close(RunFolder(tmp_path / "run/seed-0").latest().server, last.state.server)
-    for site in (0, 1):
-        kept = last.state.client_states.get((name, site))
-        files = sorted((tmp_path / "state" / str(site)).rglob("round-*.safetensors"))
-        assert bool(files) == bool(kept)
-        if files:
-            torch.testing.assert_close(load_file(files[-1]), dict(kept))
+    number = [*METHODS].index(method_spec.stem)
+    check_deployment(method_spec, [*OPTIONS][number % len(OPTIONS)], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("method_spec", METHODS, indirect=True)
+def test_a_deployment_with_options_gives_the_simulators_states(method_spec: Path, option: str, tmp_path: Path) -> None:
+    check_deployment(method_spec, option, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -136,10 +136,10 @@ INVALID = {
     "is of round 0 instead of 1": set_metrics(round=0),
     "is of round 7 instead of 1": set_metrics(round=7),
     "has a value of round that is not a whole number": set_metrics(round=1.0),
-    "has num-examples = -5, outside 1 to 10000000": set_metrics(**{"num-examples": -5}),
-    "has num-examples = 0, outside 1 to 10000000": set_metrics(**{"num-examples": 0}),
-    "has num-examples = 1000000000000, outside 1 to 10000000": set_metrics(**{"num-examples": 10**12}),
-    "has a value of num-examples that is not a whole number": set_metrics(**{"num-examples": 10.5}),
+    "has num-examples = -5, which is not between 0 and 10000000": set_metrics(**{"num-examples": -5}),
+    "has num-examples = 0, which is not between 0 and 10000000": set_metrics(**{"num-examples": 0}),
+    "has num-examples = 1000000000000, which is not between 0 and 10000000": set_metrics(**{"num-examples": 10**12}),
+    "has num-examples = nan, which is not between 0 and 10000000": set_metrics(**{"num-examples": float("nan")}),
 }
 
 

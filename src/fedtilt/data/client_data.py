@@ -192,6 +192,13 @@ class ClientData:
         weights = self.dataset.weight_train
         return None if weights is None else weights[self.train_index[self._number(client)]].to(device)
 
+    def train_size(self, client: int | str) -> int | float:
+        """How much a client's training samples count: the sum of their weights, or their number without weights."""
+        number = self._number(client)
+        if self.dataset.weight_train is None:
+            return len(self.train_index[number])
+        return float(self.dataset.weight_train[self.train_index[number]].double().sum())
+
     def evaluation_groups(self, split: str = "test") -> dict[str, Tensor]:
         """The group of each sample of a split, in the order of `evaluation`, by column of groups."""
         rows = torch.cat(list(self._split(split)[0]))

@@ -42,6 +42,7 @@ from fedtilt.flower.reply_fields import (
     errors_in,
     int_in,
     reply_metrics,
+    size_in,
     spreads_in,
 )
 from fedtilt.flower.training_history import TrainingHistory
@@ -230,7 +231,7 @@ def decode_train_reply(
     """Decode a reply to `train`, with these vectors; `invalid_updates` checks afterwards that all of it is finite."""
     metrics = reply_metrics(reply)
     check_round(metrics, round)
-    samples = int_in(metrics, "num-examples", 1, max_samples)
+    samples = size_in(metrics, "num-examples", max_samples)
     arrays = reply.content.get(ARRAYS_RECORD)
     if not isinstance(arrays, ArrayRecord):
         raise RejectedReply("has no model")

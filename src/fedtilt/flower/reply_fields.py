@@ -43,6 +43,16 @@ def int_in(metrics: MetricRecord, key: str, low: int, high: int) -> int:
     return value
 
 
+def size_in(metrics: MetricRecord, key: str, most: float) -> int | float:
+    """A number of samples, or the sum of their weights: more than 0, and at most this."""
+    value = metrics.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RejectedReply(f"has a value of {key} that is not a number")
+    if not 0 < value <= most:
+        raise RejectedReply(f"has {key} = {value}, which is not between 0 and {most}")
+    return value
+
+
 def spreads_in(metrics: MetricRecord, key: str, count: int, most: float) -> list[float]:
     """Standard deviations between 0 and a limit."""
     values = metrics.get(key)

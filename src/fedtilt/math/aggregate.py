@@ -27,7 +27,7 @@ from fedtilt.math.client_models import (
 )
 from fedtilt.math.distances import Distance, get_distance
 from fedtilt.math.fair import fedmgda, q_ffl
-from fedtilt.math.mixing import bucketing, clipping, nearest_neighbor_mixing
+from fedtilt.math.mixing import bucket_weights, bucketing, clipping, mix, nearest_neighbor_mixing, neighbor_weights
 from fedtilt.math.robust import (
     bad_count,
     bulyan,
@@ -169,8 +169,13 @@ class Aggregator(NamedTuple):
 class PreAggregator(NamedTuple):
     """A step before a rule, as a server calls it."""
 
-    apply: Callable[[Any, RuleInputs], Tensor]  # of models (C, P)
+    apply: Callable[[Any, RuleInputs], tuple[Tensor, RuleInputs]]  # of models (C, P): for the next step or the rule
     settings: tuple[str, ...]
+
+
+def _mixed(models: Tensor, given: RuleInputs, weights: Tensor) -> tuple[Tensor, RuleInputs]:
+    """Mixed models, and the losses that belong to them."""
+    return mix(models, weights), given._replace(losses=None if given.losses is None else mix(given.losses, weights))
 
 
 def _fltrust(models: Tensor, given: RuleInputs) -> Tensor:
@@ -227,10 +232,15 @@ AGGREGATORS = {
 }
 
 PRE_AGGREGATORS = {
-    "clipping": PreAggregator(lambda models, given: clipping(models, given.start, given.clip_radius), ("clip_radius",)),
-    "nnm": PreAggregator(lambda models, given: nearest_neighbor_mixing(models, given.bad_share), ("bad_share",)),
+    "clipping": PreAggregator(
+        lambda models, given: (clipping(models, given.start, given.clip_radius), given), ("clip_radius",)
+    ),
+    "nnm": PreAggregator(
+        lambda models, given: _mixed(models, given, neighbor_weights(models, given.bad_share)), ("bad_share",)
+    ),
     "bucketing": PreAggregator(
-        lambda models, given: bucketing(models, given.bucket_size, given.order), ("bucket_size",)
+        lambda models, given: _mixed(models, given, bucket_weights(len(models), given.bucket_size, given.order)),
+        ("bucket_size",),
     ),
 }
 

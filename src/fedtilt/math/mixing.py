@@ -1,4 +1,8 @@
-"""Steps before a robust rule, (C, P) → (C or fewer, P): clipping, nearest-neighbour mixing, bucketing."""
+"""Steps before a robust rule, (C, P) → (C or fewer, P): clipping, nearest-neighbour mixing, bucketing.
+
+The two that mix models are means with weights (M, C). A value of every client, such as its loss, is mixed with the same
+weights, so that it belongs to the mixed model: `mix`.
+"""
 
 from collections.abc import Sequence
 
@@ -35,16 +39,23 @@ def nearest_neighbor_mixing(models: Tensor, bad_share: float = 0.1) -> Tensor:
     >>> nearest_neighbor_mixing(torch.tensor([[0.0], [1.0], [2.0], [9.0]]), 0.25)[:, 0].tolist()
     [1.0, 1.0, 1.0, 4.0]
     """
+    return mix(models, neighbor_weights(models, bad_share))
+
+
+def neighbor_weights(models: Tensor, bad_share: float = 0.1) -> Tensor:
+    """The weights (C, C) with which `nearest_neighbor_mixing` mixes clients."""
     count = len(client_weights(models, None))
     check_share(bad_share, "bad_share")
     kept = count - bad_count(bad_share, count)
     sq_dist = gram_solvers.pairwise_sq_distances(gram(models)).fill_diagonal_(-1.0)  # a model is its own nearest
     nearest = sq_dist.argsort(dim=1, stable=True)[:, :kept]
-    return _mixtures(models, torch.zeros(count, count, dtype=torch.float64).scatter_(1, nearest, 1 / kept))
+    return torch.zeros(count, count, dtype=torch.float64).scatter_(1, nearest, 1 / kept)
 
 
 def bucketing(models: Tensor, size: int = 2, order: Sequence[int] | None = None) -> Tensor:
-    """The means of `size` models each, taken in a random order; the last bucket may have fewer.
+    """The means of `size` models each, taken in a random order; the last one taken may have fewer.
+
+    Buckets are in the order of their first clients, so that buckets of one are the models themselves.
 
     Karimireddy, He, Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", ICLR 2022, arXiv
     2006.09365.
@@ -57,23 +68,29 @@ def bucketing(models: Tensor, size: int = 2, order: Sequence[int] | None = None)
     >>> bucketing(torch.tensor([[0.0], [1.0], [2.0]]), 2, [2, 0, 1])[:, 0].tolist()
     [1.0, 1.0]
     """
-    count = len(client_weights(models, None))
+    return mix(models, bucket_weights(len(client_weights(models, None)), size, order))
+
+
+def bucket_weights(count: int, size: int = 2, order: Sequence[int] | None = None) -> Tensor:
+    """The weights (B, C) with which `bucketing` mixes clients."""
     if size < 1:
         raise InputError(f"bucket_size must be ≥ 1, got {size}")
     clients = list(range(count)) if order is None else list(order)
     if sorted(clients) != list(range(count)):
         raise InputError(f"order must be a permutation of {count} clients, got {clients}")
-    buckets = [clients[i : i + size] for i in range(0, count, size)]
+    buckets = sorted(sorted(clients[i : i + size]) for i in range(0, count, size))
     weights = torch.zeros(len(buckets), count, dtype=torch.float64)
     for row, bucket in zip(weights, buckets, strict=True):
         row[bucket] = 1 / len(bucket)
-    return _mixtures(models, weights)
+    return weights
 
 
-def _mixtures(models: Tensor, weights: Tensor) -> Tensor:
-    """Rows Σ_n weights_in · w_n, in float64: a far client costs no digits where its weight is 0."""
-    weights = weights.to(models.device)
-    out = models.new_empty(len(weights), models.shape[1])
-    for columns in column_chunks(models, _MIXED_BYTES):
-        out[:, columns] = (weights @ models[:, columns].double()).to(models.dtype)
+def mix(values: Tensor, weights: Tensor) -> Tensor:
+    """Rows Σ_n weights_in · values_n of values (C,) or (C, P) of clients, in float64: a weight of 0 costs no digits."""
+    weights = weights.to(values.device)
+    if values.ndim == 1:
+        return (weights @ values.double()).to(values.dtype)
+    out = values.new_empty(len(weights), values.shape[1])
+    for columns in column_chunks(values, _MIXED_BYTES):
+        out[:, columns] = (weights @ values[:, columns].double()).to(values.dtype)
     return out

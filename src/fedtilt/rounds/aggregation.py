@@ -106,13 +106,15 @@ class RoundRule:
 
     def aggregate(self, models: ClientModels) -> Tensor:
         """The aggregated model (P,) of the clients' models (C, P), in the order of client numbers."""
-        return self.apply(self.pre_aggregate(models))
+        models, rule = self.pre_aggregate(models)
+        return rule.apply(models)
 
-    def pre_aggregate(self, models: ClientModels) -> ClientModels:
-        """The models after the steps before the rule, (C or fewer, P)."""
+    def pre_aggregate(self, models: ClientModels) -> tuple[ClientModels, Self]:
+        """The models after the steps before the rule, (C or fewer, P), and the rule for them."""
+        given = self.given
         for name in self.method.pre_aggregators:
-            models = PRE_AGGREGATORS[name].apply(models, self._inputs(models))
-        return models
+            models, given = PRE_AGGREGATORS[name].apply(models, self._inputs(given, models))
+        return models, replace(self, given=given)
 
     def apply(self, models: ClientModels) -> Tensor:
         """The aggregated model (P,) of models after the steps before the rule."""
@@ -121,7 +123,7 @@ class RoundRule:
             return start.clone()
         if m.aggregator == "tilted":
             return tilted(models, m.q, m.distance, weights=weights, start=start, steps=m.steps)
-        return AGGREGATORS[m.aggregator].apply(models, self._inputs(models))
+        return AGGREGATORS[m.aggregator].apply(models, self._inputs(self.given, models))
 
-    def _inputs(self, models: ClientModels) -> RuleInputs:
-        return self.given._replace(bad_share=self.bad / len(models))
+    def _inputs(self, given: RuleInputs, models: ClientModels) -> RuleInputs:
+        return given._replace(bad_share=self.bad / len(models))

@@ -69,9 +69,9 @@ def damage_of(
 
     def damage(strength: float) -> float:
         models[bad] = base_at + strength * (direction_at - origin)
-        mixed = rule.pre_aggregate(models)
+        mixed, mixed_rule = rule.pre_aggregate(models)
         if by_coordinate is None:
-            return float((rule.apply(mixed) - honest_mean).norm())
+            return float((mixed_rule.apply(mixed) - honest_mean).norm())
         expanded = basis.expand(mixed - honest_mean)
         return float(by_coordinate.apply(expanded if works_by_blocks(rule.method) else expanded.all()).norm())
 

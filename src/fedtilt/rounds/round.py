@@ -144,7 +144,7 @@ def build_client_model(
 
 def finish(
     method: Method, jobs: Mapping[str, LocalJob], trained: Mapping[str, Trained], client_state: Tensors, *,
-    parts: Parts, settings: TrainSettings, samples: int,
+    parts: Parts, settings: TrainSettings, rows: int, samples: float,
 ) -> tuple[ClientUpdate, dict[str, Tensor]]:  # fmt: skip
     """What a client sends, and what it keeps.
 
@@ -155,7 +155,8 @@ def finish(
         client_state: what the client kept before
         parts: the parts of the model
         settings: the recipe of the run
-        samples: how many the client trains on
+        rows: how many samples the client trains on
+        samples: how much they count: their number, or the sum of their weights
     """
     parts = parts.keeping(method.local)
     shared, personal = trained["shared"], trained.get("personal")
@@ -175,7 +176,7 @@ def finish(
         step = ClientStep(
             received=parts.shared(job.start), trained=update.parameters, drift=parts.shared(job.drift),
             kept=_to(model.device, correction_state(method, parts, client_state)),
-            steps=step_count(job, samples, settings.batch_size, settings.last_batch), lr=job.lr, prox=job.prox,
+            steps=step_count(job, rows, settings.batch_size, settings.last_batch), lr=job.lr, prox=job.prox,
         )  # fmt: skip
         sent, vectors = CORRECTIONS[method.correction].client_step(step)
         update, kept = update._replace(tensors=sent), {**kept, **vectors}

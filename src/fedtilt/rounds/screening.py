@@ -151,9 +151,9 @@ def _bound_samples(updates: Mapping[int, ClientUpdate], k: float) -> tuple[dict[
     if len(updates) < 3:
         return dict(updates), {}
     median = float(torch.tensor([float(update.samples) for update in updates.values()]).median())
-    most = max(1, int(k * median))
+    most = k * median
     reasons = {
-        client: f"claimed {update.samples} samples, of which {most} count"
+        client: f"claimed {update.samples:.12g} samples, of which {most:.12g} count"
         for client, update in updates.items()
         if update.samples > most
     }

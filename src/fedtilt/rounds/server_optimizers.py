@@ -20,15 +20,14 @@ BETA_2 = 0.99
 
 
 def server_step(settings: TrainSettings, server: Tensors, aggregated: Tensor) -> dict[str, Tensor]:
-    """What the server keeps after one step: parameters, momentum and, but for sgd, the second moment."""
+    """What one step changes of the server state: parameters, momentum and, but for sgd, the second moment."""
     received = server["parameters"]
     delta = aggregated - received
-    state = dict(server)
     beta, epsilon = settings.server_beta, settings.server_epsilon or 0.001
     momentum = server.get("momentum", delta.new_zeros(delta.shape))
     if settings.server_optimizer == "sgd":
         momentum = beta * momentum + delta
-        return state | {"parameters": received + settings.server_lr * momentum, "momentum": momentum}
+        return {"parameters": received + settings.server_lr * momentum, "momentum": momentum}
     momentum = beta * momentum + (1 - beta) * delta
     square = delta.square()
     second = server.get("second_moment", delta.new_full(delta.shape, epsilon**2))
@@ -39,4 +38,4 @@ def server_step(settings: TrainSettings, server: Tensors, aggregated: Tensor) ->
     else:
         second = second - (1 - BETA_2) * square * (second - square).sign()
     parameters = received + settings.server_lr * momentum / (second.sqrt() + epsilon)
-    return state | {"parameters": parameters, "momentum": momentum, "second_moment": second}
+    return {"parameters": parameters, "momentum": momentum, "second_moment": second}

@@ -62,12 +62,12 @@ def train_clients(
     all_trained: dict[int, dict[str, dict[str, Trained]]] = {}
     for client, results in executor.train(number, jobs):
         by_job = iter(results[i] for i in positions[client])
-        samples = len(prepared.federation.train_index[client])
+        rows, samples = len(prepared.federation.train_index[client]), prepared.federation.train_size(client)
         trained = {m.name: {model: next(by_job) for model in plans[client][m.name]} for m in prepared.methods}
         for m in prepared.methods:
             updates[m.name][client], kept[m.name][client] = finish(
                 m, plans[client][m.name], trained[m.name], client_states.get((m.name, client), fetch=False),
-                parts=prepared.parts, settings=prepared.settings, samples=samples,
+                parts=prepared.parts, settings=prepared.settings, rows=rows, samples=samples,
             )  # fmt: skip
         if collector is not None:
             all_trained[client] = trained

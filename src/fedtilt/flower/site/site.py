@@ -84,11 +84,6 @@ class Site:
             schema=schema,
         )
 
-    @property
-    def samples(self) -> int:
-        """The number of training samples."""
-        return len(self.federation.train_index[self.number])
-
     @contextmanager
     def _states(self, history: TrainingHistory) -> Iterator[SiteStates]:
         """What the site keeps, locked for this process; only the owner can read what is written."""
@@ -145,7 +140,10 @@ class Site:
                             f"training diverged in round {round}: the model {reason}; lower train.lr or the tilts"
                         )
             by_model = dict(zip(jobs, results, strict=True))
-            update, kept = finish(method, jobs, by_model, before, parts=parts, settings=settings, samples=self.samples)
+            update, kept = finish(
+                method, jobs, by_model, before, parts=parts, settings=settings,
+                rows=len(self.federation.train_index[self.number]), samples=self.federation.train_size(self.number),
+            )  # fmt: skip
             if settings.audit:
                 kept |= self._collect(jobs, by_model, before, round)
                 suspects = write_suspects(self.folder, self.federation, self.number, method.name, kept)

@@ -85,7 +85,9 @@ def over_rounds(problems: Sequence[Problem], settings: Mapping[str, Any], on_pro
                 model: Trained(gradient_descent(p, job.start, steps, job.lr, job.prox, job.anchor))
                 for model, job in jobs.items()
             }
-            updates[n], kept[n] = finish(method, jobs, trained, kept[n], parts=parts, settings=training, samples=1)
+            updates[n], kept[n] = finish(
+                method, jobs, trained, kept[n], parts=parts, settings=training, rows=1, samples=1
+            )
         w = server_update(method, {"parameters": w}, updates, training).state["parameters"]
         personal_now = [state["personal"] for state in kept]
         errors.append([float((v - g).norm()) for v, g in zip(personal_now, optima, strict=True)])

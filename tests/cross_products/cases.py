@@ -1,0 +1,167 @@
+"""The tables that all cross products are drawn from: methods, options that must change nothing, and pairs of them."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import fedtilt as ft
+
+ROUNDS = 3
+MODEL = functools.partial(ft.models.mlp, hidden=(6,))
+RECIPE = {"rounds": ROUNDS, "participation": 0.75, "epochs": 1, "batch_size": 8, "lr": 0.05, "seed": 5}
+DATA = ft.data.load("digits")
+
+
+@functools.cache
+def federation(*, weight: float | None = None, outliers: bool = False) -> ft.Federation:
+    """Clients of unequal size whose updates agree, so that screening refuses none of them."""
+    data = DATA
+    if weight is not None:
+        data = with_weights(data, torch.full((len(data.y_train),), weight))
+    clean = {"outliers": "flips", "outlier_rate": 0.0} if outliers else {}
+    return ft.Federation.build(data, clients=8, partition="dirichlet", alpha=50.0, max_train=40, seed=1, **clean)
+
+
+def with_weights(data: ft.data.Dataset, weights: Tensor) -> ft.data.Dataset:
+    """The data with a weight for every training sample."""
+    return dataclasses.replace(data, weight_train=weights, weight_test=torch.ones(len(data.y_test)))
+
+
+def method(name: str = "m", **settings: object) -> ft.Method:
+    """A method without personal models."""
+    return ft.Method(name=name, **({"mu": math.inf} | settings))  # type: ignore[arg-type]
+
+
+METHODS: dict[str, ft.Method] = {
+    "fedtilt": ft.fedtilt(tau=2, lam=-1, q=0.5, mu=0.1, name="m"),
+    "fedavg": ft.fedavg(name="m"),
+    "fedavg_finetuned": ft.fedavg_finetuned(name="m"),
+    "fedprox": ft.fedprox(0.5, name="m"),
+    "ditto": ft.ditto(0.1, name="m"),
+    "term": ft.term(1.5, name="m"),
+    "local": ft.local(name="m"),
+    "scaffold": ft.scaffold(name="m"),
+    "feddyn": ft.feddyn(0.5, name="m"),
+    "qffl": ft.qffl(1.0, name="m"),
+    "afl": ft.afl(0.1, name="m"),
+    "term_clients": ft.term_clients(2.0, name="m"),
+    "fedmgda": ft.fedmgda(name="m"),
+    "propfair": ft.propfair(6.0, name="m"),
+    "fedper": ft.fedper(name="m"),
+    "fedrep": ft.fedrep(1, name="m"),
+    "pfedme": ft.pfedme(2.0, 2, name="m"),
+    "q > 0": method(q=5.0),
+    "q < 0": method(q=-5.0),
+    "q = inf": method(q=math.inf),
+    "q = -inf": method(q=-math.inf),
+    "l1": method(distance="l1"),
+    "steps": method(q=2.0, steps=(3, 0.2)),
+    "median": method(aggregator="median"),
+    "geometric_median": method(aggregator="geometric_median"),
+    "trimmed_mean": method(aggregator="trimmed_mean", bad_share=0.2),
+    "krum": method(aggregator="krum", bad_share=0.2),
+    "multi_krum": method(aggregator="multi_krum", bad_share=0.2),
+    "norm_clipped": method(aggregator="norm_clipped"),
+    "centered_clipping": method(aggregator="centered_clipping"),
+    "fltrust": method(aggregator="fltrust", root_samples=20),
+    "nnm, median": method(aggregator="median", pre_aggregators=["nnm"], bad_share=0.2),
+    "clipping, trimmed_mean": method(aggregator="trimmed_mean", pre_aggregators=["clipping"], bad_share=0.2),
+    "client momentum": method(client_momentum=0.5),
+    "samples": method(weighting="samples"),
+    "scaffold, personal": ft.Method(name="m", correction="scaffold", mu=0.2),
+    "afl, personal, momentum": ft.Method(name="m", weighting="afl", mu=0.2, client_momentum=0.3),
+}
+
+
+class Option(NamedTuple):
+    """Something that must change nothing beside any method."""
+
+    settings: Mapping[str, object] = {}
+    change: Callable[[ft.Method], ft.Method] = lambda m: m
+    federation: Mapping[str, object] = {}
+    others: tuple[Sequence[ft.Method], Sequence[ft.Method]] = ((), ())  # before and after it in the run
+    is_exact: bool = True  # bit for bit; otherwise up to rounding
+
+
+def in_buckets_of_one(m: ft.Method) -> ft.Method:
+    return dataclasses.replace(m, pre_aggregators=[*m.pre_aggregators, "bucketing"], bucket_size=1)
+
+
+NEUTRAL: dict[str, Option] = {
+    "server sgd": Option({"server_optimizer": "sgd", "server_lr": 1.0}, is_exact=False),
+    "clip_norm": Option({"clip_norm": 1e6}, is_exact=False),
+    "screen": Option({"screen": 1e6}),
+    "privacy": Option({"privacy": ft.Privacy(clip=50.0, noise=1e-7, delta=1e-3)}, is_exact=False),
+    "zeros": Option({"momentum": 0.0, "weight_decay": 0.0, "label_smoothing": 0.0, "warmup_rounds": 0}),
+    "attack": Option({"attack": ft.Attack(kind="scale", strength=1.0, clients=("2",))}, is_exact=False),
+    "audit": Option({"audit": True}),
+    "eval_every": Option({"eval_every": 2}),
+    "workers": Option({"workers": 2}),
+    "other methods": Option(others=([ft.scaffold(name="a"), ft.ditto(1.0, name="b")], [ft.afl(name="z")])),
+    "weights of one": Option(federation={"weight": 1.0}, is_exact=False),
+    "equal weights": Option(federation={"weight": 4.0}, is_exact=False),
+    "outliers at rate 0": Option(federation={"outliers": True}),
+    "buckets of one": Option(change=in_buckets_of_one),
+    "client momentum 0": Option(change=lambda m: dataclasses.replace(m, client_momentum=m.client_momentum + 0.0)),
+    "autograd": Option({"backend": "autograd"}, is_exact=False),
+    "stacked": Option({"backend": "stacked"}, is_exact=False),
+}
+
+
+class Case(NamedTuple):
+    """One product: a method, options, and the round after which the run is resumed from a checkpoint (0: it is not)."""
+
+    method: str
+    options: tuple[str, ...]
+    resume_after: int
+
+    def __str__(self) -> str:
+        return f"{self.method}: {', '.join(self.options)}; resumed after {self.resume_after}"
+
+
+def pairwise_cases(size: int = 3) -> list[Case]:
+    """Few cases that have every method with every option, every pair of options, and a resume at every round.
+
+    Cases are filled greedily: the next option is the one with the most pairs that no case has yet.
+    """
+    missing = {frozenset(("method " + m, o)) for m in METHODS for o in NEUTRAL}
+    missing |= {frozenset(pair) for pair in itertools.combinations(NEUTRAL, 2)}
+    cases: list[Case] = []
+    while missing:
+        m = max(METHODS, key=lambda m: sum("method " + m in pair for pair in missing))
+        chosen: list[str] = []
+        for _ in range(size):
+            free = [o for o in NEUTRAL if o not in chosen and not _overlap(o, chosen)]
+            chosen.append(max(free, key=lambda o: len(_pairs(m, [*chosen, o]) & missing)))
+        covered = _pairs(m, chosen) & missing
+        if not covered:  # what is left cannot be in one run, such as two values of one setting
+            break
+        missing -= covered
+        cases.append(Case(m, tuple(chosen), len(cases) % ROUNDS))
+    return cases
+
+
+def all_cases() -> list[Case]:
+    """Every method with every pair of options, resumed at every round."""
+    pairs = [p for p in itertools.combinations(NEUTRAL, 2) if not _overlap(p[0], [p[1]])]
+    return [Case(m, pair, after) for m in METHODS for pair in pairs for after in range(ROUNDS)]
+
+
+def _pairs(m: str, options: Iterable[str]) -> set[frozenset[str]]:
+    options = list(options)
+    return {frozenset(("method " + m, o)) for o in options} | {frozenset(p) for p in itertools.combinations(options, 2)}
+
+
+def _overlap(option: str, chosen: Iterable[str]) -> bool:
+    """Whether an option sets something that one of the others sets too."""
+
+    def keys(name: str) -> set[str]:
+        return {*NEUTRAL[name].settings, *NEUTRAL[name].federation}
+
+    return any(keys(option) & keys(other) for other in chosen)

@@ -1,0 +1,158 @@
+"""Options that must change nothing change nothing: beside every method, beside each other, and after a resume."""
+
+import dataclasses
+import functools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedtilt as ft
+from fedtilt.errors import InputError
+from fedtilt.rounds.client_states import FederationState
+from fedtilt.storage.run_folder import RunFolder
+from tests.cross_products.cases import (
+    METHODS,
+    MODEL,
+    NEUTRAL,
+    RECIPE,
+    ROUNDS,
+    Case,
+    all_cases,
+    federation,
+    method,
+    pairwise_cases,
+    with_weights,
+)
+
+BASE = {"workers": 0, "eval_every": ROUNDS}
+Tensors = dict[str, Tensor]
+
+
+def states_of(state: FederationState) -> dict[str, Tensors]:
+    """What the server and every client keep for the method `m`."""
+    kept = {f"client {n}": dict(state.client_states.get(("m", n))) for _, n in state.client_states.owners() if _ == "m"}
+    return {"server": dict(state.server["m"])} | kept
+
+
+@functools.cache
+def plain(name: str) -> dict[str, Tensors]:
+    """The states of a method without any option."""
+    *_, last = ft.simulate([METHODS[name]], federation(), MODEL, **(RECIPE | BASE))
+    return states_of(last.state)
+
+
+def with_options(case: Case, folder: Path) -> dict[str, Tensors]:
+    """The states of a method with options, interrupted and continued from a checkpoint on disk."""
+    options = [NEUTRAL[name] for name in case.options]
+    m, settings, data = METHODS[case.method], RECIPE | BASE, {}
+    before, after = [], []
+    for option in options:
+        m, settings, data = option.change(m), settings | dict(option.settings), data | dict(option.federation)
+        before, after = [*before, *option.others[0]], [*after, *option.others[1]]
+    run = functools.partial(ft.simulate, [*before, m, *after], federation(**data), MODEL, **settings)
+    saved = RunFolder(folder)
+    for r in run(client_states=saved.client_states):
+        if r.number == case.resume_after:
+            saved.checkpoint(r.state)
+            break
+    else:
+        return states_of(r.state)
+    *_, last = run(state=RunFolder(folder).latest())
+    return states_of(last.state)
+
+
+def check(case: Case, folder: Path) -> bool:
+    """Compare a case with the method alone; False if the product is refused, in one line."""
+    try:
+        found = with_options(case, folder)
+    except InputError as error:
+        if "\n" in str(error):
+            raise
+        return False
+    is_exact = all(NEUTRAL[name].is_exact for name in case.options)
+    for owner, tensors in plain(case.method).items():
+        for key, expected in tensors.items():
+            actual = found[owner][key]
+            if is_exact:
+                assert torch.equal(actual, expected), f"{case}: {key} of {owner}"
+            else:
+                torch.testing.assert_close(
+                    actual,
+                    expected,
+                    rtol=1e-3,
+                    atol=2e-5,
+                    msg=lambda m: f"{case}: {key} of {owner}: {m}",  # noqa: B023
+                )
+    return True
+
+
+PAIRWISE = pairwise_cases()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_with_options_that_must_change_nothing(name: str, tmp_path: Path) -> None:
+    cases = [case for case in PAIRWISE if case.method == name]
+    refused = [case for i, case in enumerate(cases) if not check(case, tmp_path / str(i))]
+    for i, case in enumerate(refused):  # a refused product hides the others: its options one by one
+        for option in case.options:
+            check(Case(name, (option,), case.resume_after), tmp_path / f"{i} {option}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_with_every_pair_of_options_resumed_at_every_round(name: str, tmp_path: Path) -> None:
+    cases = [case for case in all_cases() if case.method == name]
+    held = [check(case, tmp_path / str(i)) for i, case in enumerate(cases)]
+    assert sum(held) > len(cases) / 4  # most are products that can be written
+
+
+def test_the_table_has_every_preset_and_every_rule() -> None:
+    from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS
+    from fedtilt.methods import PRESETS
+
+    assert {*PRESETS} <= {*METHODS}
+    rules = {m.aggregator for m in METHODS.values()}
+    assert {*AGGREGATORS} - rules == {"mean", "bulyan"}  # the mean is q = 0; Bulyan needs more clients
+    assert {*PRE_AGGREGATORS} - {step for m in METHODS.values() for step in m.pre_aggregators} == {"bucketing"}
+
+
+def test_a_row_of_weight_two_is_two_rows(tmp_path: Path) -> None:
+    """In the loss and in the number of samples, for every method: half of the clients have every row twice."""
+    twice = federation()
+    data = twice.dataset
+    doubled = [torch.cat([rows, rows]) if n % 2 else rows for n, rows in enumerate(twice.train_index)]
+    weights = torch.ones(len(data.y_train))
+    for n, rows in enumerate(twice.train_index):
+        weights[rows] = 2.0 if n % 2 else 1.0
+    weighted = dataclasses.replace(twice, dataset=with_weights(data, weights))
+    twice = dataclasses.replace(twice, train_index=doubled)
+    settings = RECIPE | BASE | {"batch_size": 1000}  # all rows in one batch: the order of rows is no matter
+    names = [*METHODS]
+    methods = [dataclasses.replace(METHODS[n], name=f"m{i}") for i, n in enumerate(names) if n != "fltrust"]
+    methods.append(method("samples, tilted", weighting="samples", q=2.0))
+    *_, a = ft.simulate(methods, twice, MODEL, **settings)
+    *_, b = ft.simulate(methods, weighted, MODEL, **settings)
+    for m in methods:
+        torch.testing.assert_close(a.state.shared[m.name], b.state.shared[m.name], rtol=1e-4, atol=1e-5)
+    samples = [m for m in methods if m.weighting == "samples"]
+    assert samples
+    assert not torch.allclose(a.state.shared[samples[0].name], a.state.shared["m1"], atol=1e-4)  # it does matter
+
+
+@pytest.mark.parametrize("step", ["bucketing", "nnm"])
+def test_losses_are_mixed_as_the_models_are(step: str) -> None:
+    """q-FFL's power law on mixed models has the mixed losses: q = 0 is the mean of the mixed models."""
+    extra = {"bucket_size": 3} if step == "bucketing" else {"bad_share": 0.3}
+    common = {"pre_aggregators": [step], **extra}
+    methods = [
+        method("tilted", **common),
+        method("q_ffl", aggregator="q_ffl", q=0.0, **common),
+        method("power", aggregator="q_ffl", q=1.0, **common),
+    ]
+    *_, last = ft.simulate(methods, federation(), MODEL, **(RECIPE | BASE))
+    torch.testing.assert_close(last.state.shared["q_ffl"], last.state.shared["tilted"], rtol=1e-4, atol=1e-5)
+    assert last.state.shared["power"].isfinite().all()
+    assert not math.isclose(float((last.state.shared["power"] - last.state.shared["q_ffl"]).norm()), 0.0)
