@@ -1,9 +1,14 @@
 """Check numbers, names and nested values; numbers from Python, NumPy or PyTorch become plain ones."""
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
+from typing import Any
 
-from fedtilt.errors import InputError, printable
+from fedtilt.errors import InputError, NoEffect, printable
+
+# a setting → another → the values of that with which the first has an effect; empty: all but its default
+OnlyWith = Mapping[str, Mapping[str, Sequence[Any]]]
 
 _MAX_LEVELS = 50  # of lists in lists, and tables in tables
 _MAX_NAME = 200  # bytes, so that a file can have the name
@@ -42,6 +47,33 @@ def whole(value: object, what: str, least: int | None = None) -> int:
     if isinstance(scalar, Integral) and not isinstance(scalar, bool) and (least is None or int(scalar) >= least):
         return int(scalar)
     raise InputError(f"{what} must be a whole number{'' if least is None else f' ≥ {least}'}, got {_format(value)}")
+
+
+def check_used(
+    values: Mapping[str, Any], defaults: Mapping[str, Any], only_with: OnlyWith, name: Callable[[str], str] = str
+) -> None:
+    """Refuse a setting that differs from its default and has no effect beside the others.
+
+    Args:
+        values: all settings
+        defaults: their defaults
+        only_with: with which values of others a setting has an effect
+        name: what a message calls a setting
+
+    >>> check_used({"alpha": 2, "partition": "iid"}, {"alpha": 1}, {"alpha": {"partition": ["dirichlet"]}})
+    Traceback (most recent call last):
+    fedtilt.errors.NoEffect: alpha = 2 has no effect here; set partition = 'dirichlet', or leave it out
+    """
+    for key, needed in only_with.items():
+        if values[key] == defaults[key]:
+            continue
+        for other, allowed in needed.items():
+            if values[other] in allowed if allowed else values[other] != defaults[other]:
+                continue
+            words = " or ".join(repr(value) for value in allowed if value is not None)
+            remedy = f"set {name(other)} = {words}" if words else f"{'leave' if allowed else 'set'} {name(other)}"
+            remedy += " out" if allowed and not words else ""
+            raise NoEffect(f"{name(key)} = {values[key]!r} has no effect here; {remedy}, or leave it out", key=key)
 
 
 def is_plain_name(value: object) -> bool:

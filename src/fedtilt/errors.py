@@ -31,6 +31,14 @@ class InputError(ValueError):
         super().__init__(printable(message))
 
 
+class NoEffect(InputError):
+    """A setting without effect beside the others."""
+
+    def __init__(self, message: str, *, key: str) -> None:
+        super().__init__(message)
+        self.key = key  # its name
+
+
 class InputWarning(UserWarning):
     """What a careful colleague would say about data or a model: one sentence with what was found and what to do."""
 

@@ -79,6 +79,7 @@ def test_mistakes_are_one_line(fedtilt, spec: Path, table: Path) -> None:  # typ
     run(fedtilt, spec, "--audit", "--set", "train.rounds=1")
     assert "has no method 'ditto'; it has fedtilt" in fedtilt("audit", "run", "--method", "ditto").err
     assert "--out x is the folder of a new run" in fedtilt("audit", "run", "--out", "x").err
+    assert "--cut 0.9 has no effect with --drop" in fedtilt("audit", "run", "--drop", "x.csv", "--cut", "0.9").err
     Path("wrong.csv").write_text("row,label,looks_like\nrow 9999,ill,well\n")
     unknown = fedtilt("audit", "run", "--drop", "wrong.csv", "--out", "new")
     assert (unknown.code, unknown.err.count("\n")) == (2, 1)

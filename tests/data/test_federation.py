@@ -208,6 +208,13 @@ def test_clients_without_data():
             "outlier_strength = 2.0 does not apply to Outl",
         ),
         ({"outliers": Outliers(kind="flips"), "outlier_clients": 0.1}, "outlier_clients = 0.1 does not apply to Outl"),
+        ({"alpha": 2}, "alpha = 2.0 has no effect here; set partition = 'dirichlet', or leave it out"),
+        ({"partition": "iid", "classes_per_client": 3}, "classes_per_client = 3 has no effect here; set partition ="),
+        (
+            {"outliers": "flips", "validation_outliers": True},
+            "validation_outliers = True has no effect here; set valid",
+        ),
+        ({"validation": 0.2, "validation_outliers": True}, "validation_outliers = True has no effect here; set outl"),
         ({"outliers": Outliers(kind="flips"), "outlier_rate": "x"}, "outlier_rate must be a number, got 'x'"),
     ],
 )
@@ -222,8 +229,8 @@ def test_corruptions_need_images():
 
 
 def test_numpy_and_tensor_settings_equal_python_numbers(digits):
-    plain = {"clients": 12, "classes_per_client": 3, "alpha": 0.5, "validation": 0.25, "max_train": 20, "seed": 3}
-    arrays = {"clients": np.int64(12), "classes_per_client": np.uint8(3), "alpha": np.float32(0.5),
+    plain = {"clients": 12, "classes_per_client": 2, "alpha": 0.5, "validation": 0.25, "max_train": 20, "seed": 3}
+    arrays = {"clients": np.int64(12), "classes_per_client": np.uint8(2), "alpha": np.float32(0.5),
            "validation": torch.tensor(0.25), "max_train": torch.tensor(20), "seed": np.array(3)}  # fmt: skip
     for partition in ("classes", "dirichlet"):
         a, b = (Federation.build(digits, partition=partition, outliers="flips", **s) for s in (plain, arrays))

@@ -113,11 +113,17 @@ def test_no_outliers_and_rates_of_0_and_1():
         ({"kind": "flips", "clients": -0.1}, "outlier_clients = -0.1"),
         ({"kind": "corruptions", "strength": 2.0}, "outlier_strength = 2.0 .* pixels"),
         ({"kind": "gaussian", "strength": -1.0}, "outlier_strength = -1.0"),
-        ({"kind": "flips", "strength": 0.5}, "outlier_strength = 0.5 does not apply to flips"),
+        (
+            {"kind": "flips", "strength": 0.5},
+            "outlier_strength = 0.5 has no effect here; set outliers = 'corruptions' or",
+        ),
+        ({"rate": 0.5}, "outlier_rate = 0.5 has no effect here; set outliers = 'corruptions' or 'gaussian' or 'flips'"),
+        ({"clients": 0.5}, "outlier_clients = 0.5 has no effect here"),
+        ({"redraw": "once"}, "outlier_redraw = 'once' has no effect here"),
         ({"redraw": "never"}, "outlier_redraw = 'never' is unknown; choose one of round, once"),
         ({"kind": "flips", "flip_to": "far"}, "outlier_flip_to = 'far' .* client, any, nearest, pairs"),
-        ({"kind": "gaussian", "flip_to": "any"}, "outlier_flip_to = 'any' does not apply to gaussian"),
-        ({"kind": "corruptions", "pairs": {"1": "2"}}, "outlier_pairs = .* does not apply to corruptions"),
+        ({"kind": "gaussian", "flip_to": "any"}, "outlier_flip_to = 'any' has no effect here; set outliers = 'flips'"),
+        ({"kind": "corruptions", "pairs": {"1": "2"}}, "outlier_pairs = .* has no effect here; set outliers = 'flips'"),
         ({"kind": "flips", "flip_to": "pairs"}, "outlier_flip_to = 'pairs' needs outlier_pairs"),
         ({"kind": "flips", "flip_to": "any", "pairs": {"1": "2"}}, "outlier_pairs .* outlier_flip_to = 'any'"),
         ({"kind": "flips", "pairs": {"1": "1"}}, "outlier_pairs flips class '1' to itself"),
@@ -165,7 +171,8 @@ def test_outliers_drawn_once_stay_the_same_in_every_round_and_depend_on_the_fede
 
 @pytest.mark.parametrize("kind", ["none", "gaussian", "flips"])
 def test_the_mask_of_outliers_has_exactly_the_samples_that_changed(kind):
-    federation = build(outliers=kind, outlier_redraw="once", outlier_rate=0.4, outlier_clients=0.5)
+    settings = {"outlier_redraw": "once", "outlier_rate": 0.4, "outlier_clients": 0.5} if kind != "none" else {}
+    federation = build(outliers=kind, **settings)
     for client in range(federation.clients):
         (x, y), (clean_x, clean_y) = federation.train(client, seed=0, round=3), federation.clean_train(client)
         changed = federation.outlier_mask(client)

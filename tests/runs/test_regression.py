@@ -186,6 +186,25 @@ def test_a_table_from_file_to_prediction(tmp_path: Path) -> None:
     assert "accura" not in notes.lower()
 
 
+def test_an_onnx_file_predicts_in_the_unit_of_the_target(fedtilt, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    diabetes().to_csv(tmp_path / "diabetes.csv", index=False)
+    (tmp_path / "diabetes.toml").write_text(SPEC)
+    (result,) = run_spec(load("diabetes.toml", overrides=["train.rounds=2"]), tmp_path / "run").values()
+    new = diabetes().query("clinic == 'south'").drop(columns=["progression", "clinic"])
+    x = ft.data.rows(new, like=tmp_path / "run")
+    models = {(): result["fedtilt"].shared, ("--client", "south"): result["fedtilt"].personal("south")}
+    for number, (client, model) in enumerate(models.items()):
+        written = fedtilt("export", "run", "--method", "fedtilt", *client, "--to", f"{number}.onnx")
+        assert written.code == 0, written.err
+        session = onnxruntime.InferenceSession(tmp_path / f"{number}.onnx", providers=["CPUExecutionProvider"])
+        (found,) = session.run(["output"], {"input": x.numpy()})
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(found), model(x), rtol=1e-5, atol=1e-3)
+        assert 100 < found.mean() < 200
+
+
 def test_ranges_are_quartiles_of_the_training_targets() -> None:
     data = table()
     low, _, high = np.quantile(data.y_train, [0.25, 0.5, 0.75])

@@ -44,7 +44,10 @@ WRONG_VALUES = [
     (["clients.partition=shards"], r"clients.partition = 'shards' is not possible; give one of classes, dirichlet"),
     (["outliers.kind=flip"], r"outliers.kind = 'flip' is not possible; give one of none, corruptions, gaussian, flips"),
     (["outliers.rate=2"], r"outliers.rate = 2 "),
-    (["outliers.strength=1"], r"outliers.strength = 1.0 does not apply to flips; leave it out"),
+    (
+        ["outliers.strength=1"],
+        r"outliers.strength = 1.0 has no effect here; set outliers.kind = 'corruptions' or 'gaussian'",
+    ),
     (["outliers.redraw=never"], r"outliers.redraw = 'never' is not possible; give one of round, once"),
     (["outliers.flip_to=far"], r"outliers.flip_to = 'far' is not possible; give one of client, any, nearest, pairs"),
     (["outliers.flip_to=any", "outliers.pairs.3=5"], r"outliers.pairs = {'3': '5'} does not apply to outliers.flip_to"),

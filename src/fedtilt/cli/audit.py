@@ -25,6 +25,7 @@ from fedtilt.runs.audit import Gain, RunAudit, audit_run, corrected_spec, gains
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec
 
+_CUT, _TOP = 0.5, 15
 _MAX_CLIENTS = 10  # in the table of clients
 
 
@@ -34,8 +35,8 @@ def audit(
         str | None, typer.Option(metavar="NAME", help="The method that judges (default: the smallest lam).")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of the run (default: the first).")] = None,
-    cut: Annotated[float, typer.Option(min=0, max=1, help="The lowest score of a suspect.")] = 0.5,
-    top: Annotated[int, typer.Option(min=0, help="How many suspects to print.")] = 15,
+    cut: Annotated[float, typer.Option(min=0, max=1, help="The lowest score of a suspect.")] = _CUT,
+    top: Annotated[int, typer.Option(min=0, help="How many suspects to print.")] = _TOP,
     csv: Annotated[
         Path | None, typer.Option("--csv", help="The file of suspects to write (default: RUN/suspects.csv).")
     ] = None,
@@ -62,9 +63,12 @@ def audit(
             raise InputError(f"--out {out} is the folder of a new run; use it with --drop or --relabel, or use --csv")
         _audit(folder, audit_run(folder, method, seed), cut, top, csv or folder / "suspects.csv", quiet, as_json)
         return
-    ignored = {"--method": method, "--seed": seed, "--csv": csv}
-    for option, value in ignored.items():
-        if value is not None:
+    ignored: dict[str, tuple[object, object]] = {
+        "--method": (method, None), "--seed": (seed, None), "--csv": (csv, None), "--cut": (cut, _CUT),
+        "--top": (top, _TOP),
+    }  # fmt: skip
+    for option, (value, default) in ignored.items():
+        if value != default:
             raise InputError(f"{option} {value} has no effect with --drop or --relabel; leave it out")
     _train_again(folder, drop, relabel, out, quiet, verbose, as_json)
 

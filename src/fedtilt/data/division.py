@@ -9,12 +9,18 @@ from torch import Tensor
 from fedtilt import checks, seeds
 from fedtilt.data import partition as partitions
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.outliers import Outliers
+from fedtilt.data.outliers import KINDS, Outliers
 from fedtilt.data.partition import Partition, TooManyClients
 from fedtilt.data.sampling import holdout_size, stratified_mask
 from fedtilt.errors import InputError
 
 PARTITIONS = ("classes", "dirichlet", "iid", "column")
+# of `Federation.build`; an `Outliers` counts by its kind
+ONLY_WITH: checks.OnlyWith = {
+    "classes_per_client": {"partition": ("classes",)},
+    "alpha": {"partition": ("dirichlet",)},
+    "validation_outliers": {"validation": (), "outliers": KINDS[1:]},
+}
 
 
 def resolve_clients(data: Dataset, partition: str | None, clients: int | None) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from fedtilt import checks
 from fedtilt.data.client_data import ClientData
 from fedtilt.data.data_warnings import client_warnings, dataset_warnings, group_warnings, warn
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.division import choose_clients_with_outliers, divide, resolve_clients, split_validation
+from fedtilt.data.division import ONLY_WITH, choose_clients_with_outliers, divide, resolve_clients, split_validation
 from fedtilt.data.groups import check_two_values
 from fedtilt.data.index import classes_by_client, client_sizes
 from fedtilt.data.outliers import Outliers, check_outliers, resolve_flip_map, resolve_outliers
@@ -90,6 +90,11 @@ class Federation(ClientData):
         alpha, validation = checks.number(alpha, "alpha"), checks.number(validation, "validation")
         max_train = None if max_train is None else checks.whole(max_train, "max_train")
         check_outliers(outliers, dataset)
+        given = {
+            "partition": partition, "classes_per_client": classes_per_client, "alpha": alpha, "outliers": outliers.kind,
+            "validation": validation, "validation_outliers": validation_outliers,
+        }  # fmt: skip
+        checks.check_used(given, {key: p.default for key, p in _PARAMETERS.items()}, ONLY_WITH)
         if not 0 <= validation < 1:
             raise InputError(f"validation = {validation} is not a share; choose a number ≥ 0 and < 1")
         if max_train is not None and max_train < 1:
@@ -202,6 +207,7 @@ def _check_dataset(dataset: object) -> None:
         )
 
 
-_NOT_ABOUT_DIVISION = set(inspect.signature(Federation.build).parameters) - {
+_PARAMETERS = inspect.signature(Federation.build).parameters
+_NOT_ABOUT_DIVISION = set(_PARAMETERS) - {
     "dataset", "clients", "partition", "classes_per_client", "alpha", "seed"
 }  # fmt: skip

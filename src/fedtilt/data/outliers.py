@@ -1,7 +1,7 @@
 """Outliers: corrupted training data, drawn anew for every client in every round, or once."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -15,6 +15,12 @@ from fedtilt.errors import InputError
 KINDS = ("none", "corruptions", "gaussian", "flips")
 REDRAWS = ("round", "once")
 FLIP_TARGETS = ("client", "any", "nearest", "pairs")
+ONLY_WITH: checks.OnlyWith = {
+    **{key: {"kind": KINDS[1:]} for key in ("rate", "clients", "redraw")},
+    "strength": {"kind": ("corruptions", "gaussian")},
+    "flip_to": {"kind": ("flips",)},
+    "pairs": {"kind": ("flips",)},
+}
 _STRENGTH = {"corruptions": 0.3, "gaussian": 1.0}
 
 
@@ -55,41 +61,37 @@ class Outliers:
             raise InputError(f"outliers = {self.kind!r} is unknown; choose one of {', '.join(KINDS)}")
         if self.redraw not in REDRAWS:
             raise InputError(f"outlier_redraw = {self.redraw!r} is unknown; choose one of {', '.join(REDRAWS)}")
-        self._check_flips()
         for key in ("rate", "clients"):
             value = checks.number(getattr(self, key), f"outlier_{key}")
             if not 0 <= value <= 1:
                 raise InputError(f"outlier_{key} = {value} is not a share; choose a number from 0 to 1")
             object.__setattr__(self, key, value)
+        if self.strength is not None:
+            object.__setattr__(self, "strength", checks.number(self.strength, "outlier_strength"))
+        defaults = {field.name: field.default for field in fields(self)}
+        values = {key: getattr(self, key) for key in defaults}
+        checks.check_used(values, defaults, ONLY_WITH, lambda key: "outliers" if key == "kind" else f"outlier_{key}")
+        self._check_flips()
         if self.strength is None:
             object.__setattr__(self, "strength", _STRENGTH.get(self.kind))
-            return
-        object.__setattr__(self, "strength", checks.number(self.strength, "outlier_strength"))
-        if self.kind == "corruptions" and not 0 <= self.strength <= 1:
+        elif self.kind == "corruptions" and not 0 <= self.strength <= 1:
             raise InputError(f"outlier_strength = {self.strength} is not a share of the pixels; choose 0 to 1")
         elif self.kind == "gaussian" and not 0 <= self.strength < float("inf"):
             raise InputError(f"outlier_strength = {self.strength} is not a standard deviation; choose a number ≥ 0")
-        elif self.kind == "flips":
-            raise InputError(f"outlier_strength = {self.strength} does not apply to flips; leave it out")
 
     def _check_flips(self) -> None:
         """Check `flip_to` and `pairs`, and set what is left out."""
         pairs = None if self.pairs is None else _check_pairs(self.pairs)
         object.__setattr__(self, "pairs", pairs)
-        if self.kind not in ("flips", "none"):
-            for key in ("flip_to", "pairs"):
-                if getattr(self, key) is not None:
-                    raise InputError(
-                        f"outlier_{key} = {getattr(self, key)!r} does not apply to {self.kind}; leave it out"
-                    )
+        if self.kind != "flips":
             return
-        if self.flip_to is None and self.kind == "flips":
+        if self.flip_to is None:
             object.__setattr__(self, "flip_to", "client" if pairs is None else "pairs")
-        if self.flip_to not in (*FLIP_TARGETS, None):
+        if self.flip_to not in FLIP_TARGETS:
             raise InputError(f"outlier_flip_to = {self.flip_to!r} is unknown; choose one of {', '.join(FLIP_TARGETS)}")
         if self.flip_to == "pairs" and pairs is None:
             raise InputError("outlier_flip_to = 'pairs' needs outlier_pairs, such as {'3': '5'}")
-        if self.flip_to not in ("pairs", None) and pairs is not None:
+        if self.flip_to != "pairs" and pairs is not None:
             raise InputError(
                 f"outlier_pairs = {pairs} does not apply to outlier_flip_to = {self.flip_to!r}; leave one out"
             )
@@ -123,10 +125,10 @@ def resolve_outliers(outliers: str | Outliers, **settings: Any) -> Outliers:
         raise InputError(
             f"outliers = {outliers!r} is unknown; choose one of {', '.join(KINDS)}, or pass a ft.data.Outliers"
         )
-    given, default = Outliers(**settings), Outliers()
-    for key in settings:
-        value = getattr(given, key)
-        if value != getattr(default, key):
+    for key, value in settings.items():
+        if key in ("rate", "strength", "clients") and value is not None:
+            value = checks.number(value, f"outlier_{key}")
+        if value != getattr(Outliers, key):
             raise InputError(f"outlier_{key} = {value!r} does not apply to {outliers}; use Outliers({key}={value!r})")
     return outliers
 

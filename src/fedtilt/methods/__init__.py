@@ -24,7 +24,7 @@ from fedtilt.methods.presets import (
     term,
     term_clients,
 )
-from fedtilt.methods.run_checks import check_levels, check_methods, check_rates_used
+from fedtilt.methods.run_checks import check_levels, check_methods, check_rates_used, check_steps_used
 
 __all__ = [
     "CLIENT_SETTINGS",
@@ -39,6 +39,7 @@ __all__ = [
     "check_levels",
     "check_methods",
     "check_rates_used",
+    "check_steps_used",
     "ditto",
     "fedavg",
     "fedavg_finetuned",

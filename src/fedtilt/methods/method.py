@@ -232,6 +232,12 @@ class Method:
         return self.mu < math.inf
 
     @property
+    def is_plain_mean(self) -> bool:
+        """Whether the rule is the mean of the models, each with the same weight."""
+        tilted = self.aggregator == "tilted" and self.distance == "squared_l2" and not self.q and self.steps is None
+        return (tilted or self.aggregator == "mean") and self.weighting == "equal"
+
+    @property
     def needs_losses(self) -> bool:
         """Whether clients declare the loss of the model that they receive."""
         return self.weighting in ("loss", "afl") or self.aggregator == "q_ffl"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Container, Iterable
 
 from fedtilt.data.groups import CLASS
-from fedtilt.errors import InputError
+from fedtilt.errors import InputError, NoEffect
 from fedtilt.methods.corrections import CORRECTIONS
 from fedtilt.methods.method import Method
 
@@ -63,6 +63,24 @@ def check_methods(
                     f"lr · {key} must be < 2, got {rate * weight:g}; lower one of them"
                 )
     return methods
+
+
+def check_steps_used(methods: Iterable[Method], clients: int) -> None:
+    """Refuse bucketing that changes nothing: the mean of equal buckets is the mean of the models.
+
+    Args:
+        methods: the methods of the run
+        clients: how many clients take part in a round
+    """
+    for m in methods:
+        if m.pre_aggregators[-1:] != ("bucketing",) or not m.is_plain_mean or m.bucket_size == 1:
+            continue
+        if clients % m.bucket_size == 0 or clients < m.bucket_size:
+            raise NoEffect(
+                f"bucketing in pre_aggregators of method {m.name!r} has no effect: the mean of buckets of the same "
+                "size is the mean of the models; leave it out, or set another aggregator",
+                key="pre_aggregators",
+            )
 
 
 def check_levels(methods: Iterable[Method], groups: Iterable[str], label_group: str = CLASS) -> None:

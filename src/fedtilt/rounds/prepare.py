@@ -8,8 +8,8 @@ from torch import nn
 
 from fedtilt.data import Federation
 from fedtilt.data.inputs import take
-from fedtilt.errors import InputError
-from fedtilt.methods import Method, check_bad_share, check_levels
+from fedtilt.errors import InputError, NoEffect
+from fedtilt.methods import Method, check_bad_share, check_levels, check_steps_used
 from fedtilt.models import ModelSource, build_without_storage, recipe, trained_parameters
 from fedtilt.parts import Parts
 from fedtilt.rounds.attack import AttackedFederation
@@ -86,6 +86,17 @@ def prepare(
         settings, of_budget = mechanism.within_budget(settings)
         notices += of_budget
     return PreparedRun(methods, federation, net, parts, settings, device, backend, model_recipe, mechanism, notices)
+
+
+def check_effects(prepared: PreparedRun) -> None:
+    """Refuse settings of a new run that have no effect on its model and clients; earlier versions recorded them."""
+    settings, parts = prepared.settings, prepared.parts
+    if settings.buffers != TrainSettings.buffers and not parts.buffers:
+        raise NoEffect(
+            f"buffers = {settings.buffers!r} has no effect here: the model has no buffers that change; leave it out",
+            key="buffers",
+        )
+    check_steps_used(prepared.methods, settings.clients_per_round(prepared.federation.clients))
 
 
 def _check_memory(

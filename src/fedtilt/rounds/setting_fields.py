@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import Field, field, fields
 from typing import Any, get_args, get_origin
 
+from fedtilt import checks
 from fedtilt.checks import number, whole
 from fedtilt.errors import InputError
 
@@ -81,17 +82,11 @@ def check_table(settings: Any, table: str) -> None:
                 raise InputError(f"{table}: {error}") from None
 
 
-def check_used(settings: Any) -> None:
-    """Refuse a setting that has no effect beside the others."""
-    defaults = {each.name: each.default for each in fields(settings)}
-    for each in fields(settings):
-        value = getattr(settings, each.name)
-        for other, values in each.metadata["only_with"].items():
-            found = getattr(settings, other)
-            if value == each.default or (found in values if values else found != defaults[other]):
-                continue
-            named = [repr(v) for v in values if v is not None]
-            remedy = (
-                f"set {other} = {' or '.join(named)}" if named else f"leave {other} out" if values else f"set {other}"
-            )
-            raise InputError(f"{each.name} = {value!r} has no effect here; {remedy}, or leave it out")
+def check_fields_used(settings: Any) -> None:
+    """Refuse a setting that has no effect beside the others, by the declarations `only_with`."""
+    declared = fields(settings)
+    checks.check_used(
+        {each.name: getattr(settings, each.name) for each in declared},
+        {each.name: each.default for each in declared},
+        {each.name: each.metadata["only_with"] for each in declared},
+    )

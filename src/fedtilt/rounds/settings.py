@@ -19,7 +19,7 @@ from fedtilt.methods import Method, check_methods
 from fedtilt.parts import BUFFER_MODES
 from fedtilt.rounds.attack import Attack
 from fedtilt.rounds.privacy import Privacy
-from fedtilt.rounds.setting_fields import check_used, check_value, setting
+from fedtilt.rounds.setting_fields import check_fields_used, check_value, setting
 from fedtilt.training import BACKENDS, LAST_BATCH, OPTIMIZERS, Optimizer
 
 SCHEDULES = ("constant", "cosine", "step", "exponential")
@@ -239,7 +239,7 @@ class TrainSettings:
             raise InputError(f"privacy must be an ft.Privacy, got {self.privacy!r}")
         if not isinstance(self.attack, Attack | None):
             raise InputError(f"attack must be an ft.Attack, got {self.attack!r}")
-        check_used(self)
+        check_fields_used(self)
         self._check_combinations()
 
     def _check_combinations(self) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
+from fedtilt.models import logits
 
 _TOLERANCE = 1e-4  # of outputs, relative to the largest
 
@@ -33,7 +34,7 @@ def write_onnx(
     """
     onnx, runtime = (_import(name) for name in ("onnx", "onnxruntime"))
     _import("onnxscript")  # torch.onnx needs it
-    model = model.eval()
+    model = _OneInput(model).eval()
     with _quiet():
         batch = {0: torch.export.Dim("batch")}
         program = torch.onnx.export(
@@ -57,6 +58,18 @@ def write_onnx(
             )
     write_bytes(Path(path), content)
     return difference
+
+
+class _OneInput(nn.Module):
+    """A model whose `forward` takes one tensor by name, as the exporter needs it: not `*args`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output for a batch."""
+        return logits(self.model, x)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from fedtilt.cluster.remote_tensor import LostTensorError
 from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, named_tensors
 from fedtilt.data.targets import NumericTarget
-from fedtilt.errors import InputError
+from fedtilt.errors import InputError, NoEffect
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.method_result import MethodResult
 from fedtilt.evaluation.results import Result
@@ -28,7 +28,7 @@ from fedtilt.models import ModelSource
 from fedtilt.parts import constants_of, tied_parameters
 from fedtilt.rounds.attack import AttackedFederation
 from fedtilt.rounds.client_states import FederationState
-from fedtilt.rounds.prepare import PreparedRun, prepare
+from fedtilt.rounds.prepare import PreparedRun, check_effects, prepare
 from fedtilt.rounds.setting_arguments import takes_train_settings, train_settings
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.runs.callback import Callback, Callbacks, RunStart, started
@@ -48,6 +48,7 @@ from fedtilt.storage.run_folder import RunFolder
 from fedtilt.storage.run_length import continued
 
 Notice = Callable[[str], None]
+CHECKPOINT_SECONDS = 10.0  # the least time between two checkpoints
 
 
 @takes_train_settings
@@ -59,7 +60,7 @@ def run(
     out: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
-    checkpoint_seconds: float = 10.0,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
     memory_limit: int = 2 * 2**30,
     **settings: Any,
 ) -> Result:
@@ -82,11 +83,18 @@ def run(
         **settings: the training settings:
     """
     train = train_settings(settings)
+    if out is None and checkpoint_seconds != CHECKPOINT_SECONDS:
+        raise NoEffect(
+            f"checkpoint_seconds = {checkpoint_seconds} has no effect here; set out, or leave it out",
+            key="checkpoint_seconds",
+        )
     if out is not None:
         check_out_folder(Path(out), may_resume=True)
         train = continued(seed_folder(Path(out), train.seed), train)
     prepared = prepare(methods, federation, model, train)
     check_rates_used(prepared.methods, settings)
+    if out is None or not is_started(Path(out)):
+        check_effects(prepared)
     fingerprint = fingerprint_of(prepared)
     callback = Callbacks(with_notebook_progress(callbacks, progress))
     if out is None:

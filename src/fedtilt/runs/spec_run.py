@@ -11,6 +11,7 @@ from fedtilt.evaluation.over_seeds import over_seeds
 from fedtilt.evaluation.results import Result
 from fedtilt.files import write_json, write_toml
 from fedtilt.locks import locked
+from fedtilt.rounds.prepare import check_effects
 from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.cluster_seeds import train_seeds_on_cluster
 from fedtilt.runs.notebook import with_notebook_progress
@@ -39,12 +40,15 @@ def run_spec(
         callbacks: called before, after and between the rounds of every seed: see `Callback`
         note: further keys for run.json
     """
-    from fedtilt.spec import dump
+    from fedtilt.spec import check_clients_used, dump
 
     folder = Path(out)
     check_out_folder(folder, may_resume=False)
     # a wrong device, data set, model or cluster is refused before the folder is created
-    check_cluster_of_new_run(prepare_seed(spec, spec.seed, folder).settings, folder)
+    prepared = prepare_seed(spec, spec.seed, folder)
+    check_clients_used(spec, prepared.federation)
+    check_effects(prepared)
+    check_cluster_of_new_run(prepared.settings, folder)
     with locked(folder):
         record_environment(folder, spec.device, range(spec.seed, spec.seed + spec.seeds), **(note or {}))
         write_toml(folder / "spec.toml", dump(spec))

@@ -28,7 +28,7 @@ from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import Executor, one_thread
 from fedtilt.rounds.make_executor import make_executor
 from fedtilt.rounds.method_state import check_state, initial_server
-from fedtilt.rounds.prepare import PreparedRun, prepare
+from fedtilt.rounds.prepare import PreparedRun, check_effects, prepare
 from fedtilt.rounds.received_updates import received_updates
 from fedtilt.rounds.restart_point import RestartPoint
 from fedtilt.rounds.root_set import train_on_root_sets
@@ -64,6 +64,7 @@ def simulate(
     """
     prepared = prepare(methods, federation, model, train_settings(settings))
     check_rates_used(prepared.methods, settings)
+    check_effects(prepared)
     return simulate_prepared(prepared, state=state, client_states=client_states)
 
 

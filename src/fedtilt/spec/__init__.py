@@ -1,6 +1,14 @@
 """The TOML spec of a run: its keys (`fields`, `method`), how to read it (`read`) and how to write it (`write`)."""
 
-from fedtilt.spec.build import dataset_of, federation_of, known_schema_of, model_of, table_of, train_settings_of
+from fedtilt.spec.build import (
+    check_clients_used,
+    dataset_of,
+    federation_of,
+    known_schema_of,
+    model_of,
+    table_of,
+    train_settings_of,
+)
 from fedtilt.spec.data_fields import DataSpec
 from fedtilt.spec.fields import ClientsSpec, ModelSpec, OutliersSpec, Spec, StorageSpec, TrainSpec
 from fedtilt.spec.method import MethodSpec
@@ -18,6 +26,7 @@ __all__ = [
     "TrainSpec",
     "annotated",
     "builtin_names",
+    "check_clients_used",
     "dataset_of",
     "dump",
     "federation_of",

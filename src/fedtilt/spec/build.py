@@ -7,12 +7,14 @@ from typing import Any
 
 from torch import nn
 
+from fedtilt.checks import OnlyWith, check_used
 from fedtilt.data import Dataset, Federation, Schema, images, leaf, load
 from fedtilt.data.corrections import corrected
+from fedtilt.data.division import resolve_clients
 from fedtilt.data.tables.columns import Source
 from fedtilt.data.tables.roles import Roles, known_schema
 from fedtilt.data.tables.table import Table, open_table
-from fedtilt.errors import InputError
+from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import import_function
 from fedtilt.models import MODELS, ModelSource
 from fedtilt.rounds.settings import TrainSettings
@@ -22,20 +24,43 @@ from fedtilt.spec.fields import TABLES, Spec
 def federation_of(spec: Spec, seed: int) -> Federation:
     """The federation that a spec describes."""
     c, dataset = spec.clients, dataset_of(spec, seed)
-    own_clients = dataset.client_names is not None and c.partition in (None, "column")
+    partition, _ = resolve_clients(dataset, c.partition, None)
+    own_clients = partition == "column" and dataset.client_names is not None
+    of_partition: dict[str, dict[str, Any]] = {
+        "classes": {"classes_per_client": c.classes_per_client},
+        "dirichlet": {"alpha": c.alpha},
+    }
+    settings: dict[str, Any] = {"partition": partition, **of_partition.get(partition, {})}
     federation = Federation.build(
         dataset,
         clients=None if own_clients else c.count,
-        partition=c.partition,
-        classes_per_client=c.classes_per_client,
-        alpha=c.alpha,
         max_train=c.max_train,
         validation=c.validation,
-        validation_outliers=c.validation_outliers,
+        validation_outliers=c.validation_outliers and c.validation > 0,
         outliers=spec.outliers.to_outliers(),
         seed=seed,
+        **settings,
     )
     return corrected(federation, exclude=spec.data.exclude, relabel=spec.data.relabel)
+
+
+def check_clients_used(spec: Spec, federation: Federation) -> None:
+    """Refuse keys of `[clients]` that have no effect on this federation; runs of earlier versions may have them."""
+    c, dataset = spec.clients, federation.dataset
+    partition, own = resolve_clients(dataset, c.partition, None)
+    defaults = {f"clients.{key}": field.default for key, field in type(c).model_fields.items()}
+    values = {f"clients.{key}": value for key, value in dict(c).items()} | {"clients.partition": partition}
+    only_with: OnlyWith = {
+        "clients.classes_per_client": {"clients.partition": ("classes",)},
+        "clients.validation_outliers": {"clients.validation": ()},
+    }
+    check_used(values, defaults, only_with)
+    if partition == "column" and c.count not in (own, defaults["clients.count"]):
+        raise NoEffect(
+            f"clients.count = {c.count} has no effect here: {dataset.name!r} has {own} clients of its own; leave it "
+            "out, or set clients.partition = 'classes', 'dirichlet' or 'iid'",
+            key="clients.count",
+        )
 
 
 def dataset_of(spec: Spec, seed: int) -> Dataset:

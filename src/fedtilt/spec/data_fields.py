@@ -29,7 +29,7 @@ class _DataFields(SpecTable):
     """The keys of `[data]` but one, for which pydantic has a method of the same name."""
 
     name: Annotated[str, one_of(names())] = Field(
-        default="digits", description="the data set; ignored if file, images or leaf is set"
+        default="digits", description="the data set, unless file, images or leaf is set"
     )
     file: str | None = Field(
         default=None,

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from fedtilt.checks import is_plain_name
+from fedtilt.checks import OnlyWith, check_used, is_plain_name
 from fedtilt.data import Outliers
 from fedtilt.data.division import PARTITIONS
 from fedtilt.data.groups import CLASS, combined_names
 from fedtilt.data.outliers import FLIP_TARGETS, KINDS, REDRAWS
 from fedtilt.data.targets import RANGE, TASKS
-from fedtilt.errors import InputError
+from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import is_function_path
 from fedtilt.methods import check_levels
 from fedtilt.models import MODELS
@@ -40,7 +40,9 @@ def _check_name(value: str) -> str:
 class ClientsSpec(SpecTable):
     """`[clients]`."""
 
-    count: int = Field(default=100, ge=1, description='the number of clients; ignored with partition "column"')
+    count: int = Field(
+        default=100, ge=1, description='the number of clients; with partition "column" the data has its own'
+    )
     partition: Annotated[str, one_of(PARTITIONS)] | None = Field(
         default=None,
         description='how the data is divided among clients; left out: "column" if it has clients of its own, else '
@@ -127,8 +129,15 @@ class OutliersSpec(SpecTable):
         try:
             settings = {key: getattr(self, key) for key in type(self).model_fields}
             return Outliers(**settings | {"pairs": self.pairs or None})
+        except NoEffect as error:
+            raise NoEffect(_spec_words(error), key=f"outliers.{error.key}") from None
         except InputError as error:
-            raise InputError(str(error).replace("outlier_", "outliers.")) from None
+            raise InputError(_spec_words(error)) from None
+
+
+def _spec_words(error: InputError) -> str:
+    """A message about outliers with the keys of a spec."""
+    return str(error).replace("outlier_", "outliers.").replace("set outliers =", "set outliers.kind =")
 
 
 def _check_model_name(name: str) -> str:
@@ -182,6 +191,16 @@ class ModelSpec(SpecTable):
                 "leave them out"
             )
         return self
+
+
+_ONLY_WITH: OnlyWith = {
+    "data.name": {"data.file": (None,), "data.images": (None,), "data.leaf": (None,)},
+    "clients.classes_per_client": {"clients.partition": ("classes", None)},  # with None, it depends on the data
+    "clients.alpha": {"clients.partition": ("dirichlet",)},
+    "clients.validation_outliers": {"outliers.kind": KINDS[1:]},  # a search draws validation data itself
+    "model.hidden": {"model.name": ("mlp",)},
+    "model.channels": {"model.name": ("cnn",)},
+}
 
 
 class StorageSpec(SpecTable):
@@ -246,6 +265,7 @@ class Spec(SpecTable):
                 f"data.client = {self.data.client!r} is ignored when clients.partition = "
                 f"{self.clients.partition!r}; leave clients.partition out, or add the column to data.drop"
             )
+        self._check_used()
         settings = TrainSettings(
             **{key: getattr(self.train, key) for key in TRAIN_KEYS},
             privacy=self.privacy.to_privacy(),
@@ -259,6 +279,13 @@ class Spec(SpecTable):
             label_group = RANGE if self.task == "regression" else CLASS
             check_levels(methods, combined_names(self.data.group_columns), label_group)
         return self
+
+    def _check_used(self) -> None:
+        """Refuse a key that has no effect beside the others; tables of settings have checks of their own."""
+        keys = [(name, key) for name, table in TABLES.items() for key in table.model_fields]
+        values = {f"{name}.{key}": getattr(getattr(self, name), key) for name, key in keys}
+        defaults = {f"{name}.{key}": TABLES[name].model_fields[key].default for name, key in keys}
+        check_used(values, defaults, _ONLY_WITH)
 
     def _check_regression(self) -> None:
         """Refuse what needs classes."""

@@ -4,7 +4,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 
 from fedtilt.checks import is_nested_too_deeply
-from fedtilt.errors import InputError
+from fedtilt.errors import InputError, NoEffect
 from fedtilt.methods import PRESETS, check_rates_used
 from fedtilt.spec.error_messages import check_tables, first_error, method_label, unknown_key
 from fedtilt.spec.fields import TABLES, Spec
@@ -46,8 +46,11 @@ def load(
     seed: int | None = None,
     seeds: int | None = None,
     device: str | None = None,
+    recorded: bool = False,
 ) -> Spec:
     """Read and check a spec.
+
+    A key without effect is refused, unless it is of a built-in spec or a run: then it is left out.
 
     Paths in a file are relative to the file, paths in overrides to the working folder; the spec has absolute paths.
 
@@ -58,6 +61,7 @@ def load(
         seed: replaces the spec's seed
         seeds: replaces the spec's number of seeds
         device: replaces the spec's device
+        recorded: whether it is the spec of a run, in which an earlier version left keys without effect
 
     >>> load("digits", overrides=["train.rounds=5"], methods=["fedavg"]).train.rounds
     5
@@ -71,10 +75,24 @@ def load(
         _override(raw, text)
     _make_paths_absolute(raw, Path.cwd())
     options = {"seed": seed, "seeds": seeds, "device": device}
-    spec = parse(raw | {key: value for key, value in options.items() if value is not None})
-    keys = [key.removeprefix("train.") for key, _, value in map(partial(_split_override, raw), overrides) if value]
-    check_rates_used([m.to_method() for m in spec.methods], keys, "train.")
+    raw |= {key: value for key, value in options.items() if value is not None}
+    given = [key for key, _, value in map(partial(_split_override, raw), overrides) if value]
+    spec = _parse_without_unused(raw, given) if recorded or _is_builtin(source) else parse(raw)
+    check_rates_used([m.to_method() for m in spec.methods], [key.removeprefix("train.") for key in given], "train.")
     return spec
+
+
+def _parse_without_unused(raw: Raw, given: Collection[str]) -> Spec:
+    """`parse`, without the keys that have no effect; those that the user has given are refused."""
+    while True:
+        try:
+            return parse(raw)
+        except NoEffect as error:
+            table, _, key = (error.key if "." in error.key else f"train.{error.key}").partition(".")
+            is_given = any(f"{name}.".startswith(f"{table}.{key}.") for name in given)
+            if is_given or key not in raw.get(table, {}):
+                raise
+            raw = raw | {table: {name: value for name, value in raw[table].items() if name != key}}
 
 
 def parse(raw: Raw) -> Spec:
@@ -90,10 +108,14 @@ def _builtin_folder() -> Traversable:
     return resources.files("fedtilt.spec") / "builtin"
 
 
+def _is_builtin(source: str | Path) -> bool:
+    return isinstance(source, str) and source in builtin_names()
+
+
 def _read_toml(source: str | Path) -> tuple[Raw, Path]:
     """The raw tables of a spec, and the folder that its paths are relative to."""
     known = builtin_names()
-    if isinstance(source, str) and source in known:
+    if _is_builtin(source):
         return tomllib.loads((_builtin_folder() / f"{source}.toml").read_text(encoding="utf-8")), Path.cwd()
     path = Path(source).expanduser()
     if not path.exists():

@@ -34,6 +34,7 @@ def read_fingerprint(path: Path) -> dict[str, Any]:
 
 def check_unchanged(folder: Path, before: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
     """Refuse a fingerprint that differs from the one of the folder in more than the number of rounds."""
+    before = with_outliers_of(fingerprint, before)
     difference = first_difference(without_rounds(before), without_rounds(with_keys_of(before, fingerprint)))
     if difference:
         key, was, now = difference
@@ -65,6 +66,12 @@ def check_other_seeds(folder: Path, fingerprint: Mapping[str, Any]) -> None:
 def with_keys_of(before: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """A fingerprint as JSON values, without keys that an earlier version did not write."""
     return {key: value for key, value in json.loads(json.dumps(fingerprint)).items() if key in before}
+
+
+def with_outliers_of(fingerprint: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """The fingerprint of a folder; without outliers, what an earlier version has about them does not matter."""
+    now, was = fingerprint.get("outliers", {}), before.get("outliers", {})
+    return {**before, "outliers": now} if now.get("kind") == was.get("kind") == "none" else dict(before)
 
 
 def _without_seed(fingerprint: Mapping[str, Any]) -> dict[str, Any]:

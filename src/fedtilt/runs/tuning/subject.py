@@ -165,7 +165,7 @@ class SpecSubject:
         if not spec.clients.validation:
             raw.setdefault("clients", {})["validation"] = VALIDATION_SHARE
         self._raw = raw
-        self._with_validation = parse(raw)
+        self.with_validation = parse(raw)
         self._axes = tuple(axes)
         self.index = self._find(method)
         self.seeds = tuple(range(spec.seed, spec.seed + spec.seeds))
@@ -217,7 +217,7 @@ class SpecSubject:
         from fedtilt.spec import federation_of
 
         if seed not in self._federations:
-            self._federations[seed] = federation_of(self._with_validation, seed)
+            self._federations[seed] = federation_of(self.with_validation, seed)
         return self._federations[seed]
 
     def _parsed(self, raw: Mapping[str, Any], setting: Setting) -> "Spec":

@@ -14,6 +14,7 @@ from fedtilt.files import first_difference, write_json, write_toml
 from fedtilt.locks import locked
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource
+from fedtilt.rounds.prepare import check_effects
 from fedtilt.rounds.setting_arguments import takes_train_settings
 from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.run import Notice, check_cluster_of_new_run, check_out_folder, compare_environment
@@ -85,6 +86,7 @@ def tune(
     wishes = _wishes(axes, by, at_least or {}, at_most or {}, trials, halving, budget)
     folder, callback = None if out is None else Path(out), Callbacks(callbacks)
     search = Search(subject, _plan(subject, axes, wishes), Storage(folder), callback)
+    _check_effects(subject)
     with _folder(folder, subject.settings.device, subject, wishes, callback.on_notice):
         return _run(search, folder)
 
@@ -104,7 +106,7 @@ def tune_spec(
     callbacks: Sequence[Callback] = (),
 ) -> Tuning:
     """Search the settings of a method of a spec in a new folder, and write the recommended spec into it; see `tune`."""
-    from fedtilt.spec import dump
+    from fedtilt.spec import check_clients_used, dump
 
     axes = axes_of(over)
     subject = SpecSubject(spec, method, axes)
@@ -112,6 +114,8 @@ def tune_spec(
     check_out_folder(out, may_resume=False)
     callback = Callbacks(callbacks)
     search = _spec_search(subject, _plan(subject, axes, wishes), out, callback)
+    check_clients_used(subject.with_validation, subject.federation)
+    _check_effects(subject)
     if not spec.clients.validation:
         share = f"{VALIDATION_SHARE:.0%} of every client's training data"
         callback.on_notice(f"clients.validation is 0; {share} is used for validation")
@@ -129,6 +133,12 @@ def resume_tuning(folder: Path, spec: "Spec", *, callbacks: Sequence[Callback] =
     search = _spec_search(subject, _plan(subject, axes, wishes), folder, callback)
     with _folder(folder, spec.device, subject, wishes, callback.on_notice):
         return _run_spec(search, subject, folder)
+
+
+def _check_effects(subject: Subject) -> None:
+    """Refuse settings that have no effect on the model and the clients, in the setting that the user has."""
+    recipe = subject.recipe(subject.yours)
+    check_effects(subject.prepare(subject.seeds[0], [recipe.method], recipe.settings))
 
 
 def _wishes(

@@ -1,0 +1,115 @@
+"""Keys without effect: refused where the user gives them, left out of built-in specs and of the specs of runs."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedtilt as ft
+from fedtilt import spec
+from fedtilt.errors import InputError
+from fedtilt.files import read_json, write_json, write_toml
+from fedtilt.runs.spec_run import run_spec
+from fedtilt.runs.tuning.tune import tune_spec
+
+TINY = [
+    "train.rounds=1", "train.epochs=1", "train.workers=0", "clients.count=4", "clients.max_train=8", "device=cpu",
+    "model.hidden=[4]",
+]  # fmt: skip
+UNUSED = [
+    (["clients.alpha=2"], "clients.alpha = 2.0 has no effect here; set clients.partition = 'dirichlet'"),
+    (["clients.partition=iid", "clients.classes_per_client=3"], "clients.classes_per_client = 3 has no effect here"),
+    (["outliers.kind=none", "clients.validation_outliers=true"], "clients.validation_outliers = True has no effect"),
+    (["outliers.kind=none", "outliers.rate=0.1"], "outliers.rate = 0.1 has no effect here; set outliers.kind = "),
+    (["outliers.kind=none", "outliers.strength=0.1"], "outliers.strength = 0.1 has no effect here"),
+    (["outliers.kind=none", "outliers.clients=0.5"], "outliers.clients = 0.5 has no effect here"),
+    (["outliers.kind=none", "outliers.redraw=once"], "outliers.redraw = 'once' has no effect here"),
+    (["outliers.kind=none", "outliers.flip_to=any"], "outliers.flip_to = 'any' has no effect here; set outliers.kind"),
+    (["outliers.kind=gaussian", "outliers.pairs.3=5"], "outliers.pairs = {'3': '5'} has no effect here"),
+    (["model.channels=[8]"], "model.channels = (8,) has no effect here; set model.name = 'cnn', or leave it out"),
+    (["model.name=cnn", "model.hidden=[8]"], "model.hidden = (8,) has no effect here; set model.name = 'mlp'"),
+    (["model.name=a:b", "model.hidden=[8]"], "model.hidden = (8,) has no effect here"),
+    (["data.leaf=a", "data.name=mnist"], "data.name = 'mnist' has no effect here; leave data.leaf out"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), UNUSED, ids=[" ".join(case[0]) for case in UNUSED])
+def test_a_key_without_effect_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        spec.load("digits", overrides=overrides)
+    assert str(error.value).startswith(message)
+
+
+def test_the_default_of_a_key_without_effect_is_harmless() -> None:
+    overrides = ["clients.alpha=0.5", "model.channels=[32, 64, 128]", "outliers.kind=none", "outliers.redraw=round"]
+    assert spec.load("digits", overrides=overrides).clients.alpha == 0.5
+
+
+def test_keys_of_a_built_in_spec_are_left_out_where_they_lose_their_effect(tmp_path: Path) -> None:
+    assert spec.load("digits", overrides=["model.name=cnn"]).model.hidden == (200, 200)
+    own = tmp_path / "own.toml"
+    own.write_text(spec.annotated(str(own)))
+    assert spec.load(own).model.hidden == (64, 64)
+    with pytest.raises(InputError, match=r"model.hidden = \(64, 64\) has no effect here"):
+        spec.load(own, overrides=["model.name=cnn"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["clients.count=5"], "clients.count = 5 has no effect here: 'toy-1' has 2 clients of its own; leave it out"),
+        (["clients.partition=", "clients.classes_per_client=1"], "clients.classes_per_client = 1 has no effect here"),
+        (["train.buffers=average"], "buffers = 'average' has no effect here: the model has no buffers that change"),
+        (
+            ["methods.fedavg.pre_aggregators=['bucketing']"],
+            "bucketing in pre_aggregators of method 'fedavg' has no effect: the mean of buckets of the same size",
+        ),
+        (
+            ["outliers.kind=flips", "clients.validation_outliers=true"],
+            "clients.validation_outliers = True has no effect here; set clients.validation, or leave it out",
+        ),
+    ],
+)
+def test_a_key_without_effect_on_the_data_is_refused_before_the_run(
+    overrides: list[str], message: str, tmp_path: Path
+) -> None:
+    loaded = spec.load("toy", overrides=["device=cpu", *overrides], methods=["fedavg"])
+    with pytest.raises(InputError) as error:
+        run_spec(loaded, tmp_path / "run")
+    assert str(error.value).startswith(message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_search_draws_validation_data_and_refuses_other_keys_without_effect(tmp_path: Path) -> None:
+    noisy = spec.load("digits", overrides=[*TINY, "clients.validation_outliers=true"])
+    assert tune_spec(noisy, tmp_path / "search", over={"lam": [-1, 0]}).setting
+    with pytest.raises(InputError, match="buffers = 'frozen' has no effect here"):
+        tune_spec(spec.load("digits", overrides=[*TINY, "train.buffers=frozen"]), tmp_path / "x", over={"lam": [-1]})
+
+
+def test_a_run_of_an_earlier_version_with_such_keys_is_resumed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_spec(spec.load("digits", overrides=[*TINY, "outliers.kind=none"], methods=["fedavg"]), folder)
+    text = (folder / "spec.toml").read_text()
+    for key, was, then in (("alpha", "0.5", "0.9"), ("rate", "0.3", "0.4"), ("channels", "[32, 64, 128]", "[8]")):
+        assert f"\n{key} = {was}\n" in text
+        text = text.replace(f"\n{key} = {was}\n", f"\n{key} = {then}\n")
+    write_toml(folder / "spec.toml", text)
+    fingerprint = read_json(folder / "seed-0/fingerprint.json")
+    fingerprint["outliers"]["rate"] = 0.4
+    write_json(folder / "seed-0/fingerprint.json", fingerprint)
+    assert ft.resume(folder, rounds=2)[0]["fedavg"].history[-1][0] == 2
+
+
+def test_python_refuses_settings_without_effect() -> None:
+    federation = ft.Federation.build(ft.data.load("toy-2"))
+    for settings, method, message in (
+        ({"buffers": "frozen"}, ft.fedavg(), "buffers = 'frozen' has no effect here"),
+        ({"checkpoint_seconds": 0}, ft.fedavg(), "checkpoint_seconds = 0 has no effect here; set out, or leave it out"),
+        ({}, ft.fedavg(aggregator="mean", pre_aggregators=["clipping", "bucketing"]), "bucketing in pre_aggregators"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ft.run([method], federation, ft.models.logistic, rounds=1, participation=1.0, device="cpu", **settings)
+    uneven = ft.Federation.from_clients([(torch.randn(8, 2), [0, 1] * 4)] * 3)
+    bucketing = ft.fedavg(pre_aggregators=["bucketing"])
+    ft.run([bucketing], uneven, ft.models.logistic, rounds=1, participation=1.0, epochs=1, device="cpu", workers=0)
