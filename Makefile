@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: docs linkcheck browser nginx test test-all test-pages test-cuda lint format demo bench chaos lock sbom clean
+.PHONY: docs linkcheck browser nginx test test-all test-pages test-cuda fresh lint format demo bench chaos lock sbom clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,9 @@ test-pages: $(DEV)  ## every code block of the README and the guides, the notebo
 
 test-cuda: $(DEV)  ## the tests for a CUDA device: compare with the CPU
 	$(BIN)/python -m pytest -m cuda
+
+fresh:  ## lint and test as on a new machine: empty temporary folders, shared memory and HOME
+	.ci/fresh $(MAKE) lint test
 
 lint: $(DEV)  ## style, types and import layers
 	$(BIN)/ruff check .

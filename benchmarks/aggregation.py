@@ -2,12 +2,15 @@
 
 import torch
 
-from benchmarks.measure import best_times, write_result
+from benchmarks.measure import best_times
+from benchmarks.options import make_result_parser, save_result
 from fedtilt.math import aggregate
 
 
 def main() -> None:
-    models = torch.randn(100, 1_000_000, generator=torch.Generator().manual_seed(0))
+    arguments = make_result_parser(__doc__).parse_args()
+    parameters, repeats = (1_000, 1) if arguments.quick else (1_000_000, 7)
+    models = torch.randn(100, parameters, generator=torch.Generator().manual_seed(0))
     seconds = best_times(
         {
             "mean": lambda: models.mean(0),
@@ -16,14 +19,14 @@ def main() -> None:
             "tilted q=-5": lambda: aggregate.tilted(models, -5.0),
             "tilted q=inf": lambda: aggregate.tilted(models, float("inf")),
         },
-        repeats=7,
+        repeats,
     )
     lower_bound = seconds["mean"] + seconds["gram"]
     ratios = {name: value / lower_bound for name, value in seconds.items() if name.startswith("tilted")}
-    print("aggregation of 100 models of 1,000,000 parameters, in units of (mean + one float32 Gram product):")
+    print(f"aggregation of 100 models of {parameters:,} parameters, in units of (mean + one float32 Gram product):")
     for name, ratio in ratios.items():
         print(f"  {name:14s} {ratio:5.2f} ×")
-    write_result("aggregation", {"seconds": seconds, "ratios": ratios})
+    save_result(arguments, "aggregation", {"seconds": seconds, "ratios": ratios})
 
 
 if __name__ == "__main__":

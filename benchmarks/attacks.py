@@ -1,14 +1,13 @@
 """Every aggregation rule against every attack: accuracy of honest clients, next to the same run without attackers.
 
 python -m benchmarks.attacks                       # MNIST, 20 clients, 20 % of them attack; bench-results/attacks.json
-python -m benchmarks.attacks --quick               # digits, two attacks: seconds
+python -m benchmarks.attacks --quick               # digits, one attack, two rounds: seconds
 python -m benchmarks.attacks --page                # write docs/attacks.md again
 python -m benchmarks.attacks --record bench-results/attacks.json   # record this result, then write the page
 
 Every run is saved when it ends; the same command continues after an interruption.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +18,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import fedtilt as ft
-from benchmarks.cases import Case, add_options, run_cases
-from benchmarks.measure import RESULTS
+from benchmarks.cases import Case, make_case_parser, run_cases
+from benchmarks.options import result_file
 from benchmarks.page import DOCS, add_page_options, machine_text, markdown_table, record_and_write
 from fedtilt.errors import Diverged
 from fedtilt.evaluation.metrics import measure
@@ -180,30 +179,29 @@ def _not_measured(lost: Mapping[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_case_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="digits, ALIE and IPM, 10 rounds")
     parser.add_argument("--attacks", nargs="+", choices=[name for name in ATTACKS if name != NONE])
     parser.add_argument("--divisions", nargs="+", choices=DIVISIONS)
-    add_options(parser)
     add_page_options(parser, PAGE)
     options = parser.parse_args()
     if record_and_write(options, RECORD, PAGE, page):
         return
-    kind = "attacks-quick" if options.quick else "attacks"
-    data, train = "digits" if options.quick else "mnist", TRAIN | ({"rounds": 10} if options.quick else {})
-    attacks = [NONE, *(options.attacks or (("alie", "ipm") if options.quick else list(ATTACKS)[1:]))]
-    divisions = options.divisions or list(DIVISIONS)
+    data, train, seeds = "mnist", TRAIN, options.seeds
+    attacks, divisions = options.attacks or list(ATTACKS)[1:], options.divisions or list(DIVISIONS)
+    if options.quick:
+        data, train, seeds, attacks, divisions = "digits", TRAIN | {"rounds": 2}, 1, attacks[:1], divisions[:1]
     header = {"data": data, "divisions": DIVISIONS, "train": train, "hidden": list(HIDDEN), "share": SHARE}
     cases = [
         {"division": division, "seed": seed, "attack": attack}
-        for seed, attack, division in product(range(1 if options.quick else options.seeds), attacks, divisions)
+        for seed, attack, division in product(range(seeds), [NONE, *attacks], divisions)
     ]
     of_case = partial(measure_rules, data, train)
-    for case in run_cases(kind, cases, of_case, header, options.jobs, options.out):
-        accuracies = ", ".join(f"{name} {found['accuracy']}" for name, found in case["rules"].items())
-        print(f"{case['division']}, seed {case['seed']}, {case['attack']}: {accuracies}", flush=True)
-    measured = json.loads((options.out or RESULTS / f"{kind}.json").read_text())["cases"]
+    with result_file(options, "attacks") as path:
+        for case in run_cases("attacks", cases, of_case, header, 1 if options.quick else options.jobs, path):
+            accuracies = ", ".join(f"{name} {found['accuracy']}" for name, found in case["rules"].items())
+            print(f"{case['division']}, seed {case['seed']}, {case['attack']}: {accuracies}", flush=True)
+        measured = json.loads(path.read_text())["cases"]
     for division in divisions:
         of_division = [case for case in measured if case["division"] == division]
         print(division, *_sentences(losses(of_division), successes(of_division)), sep="\n")

@@ -9,7 +9,6 @@ the highest held-out accuracy on the labels as they are. Loss rankings use the l
 personal models of Ditto. Every ranking is about the same samples: those of clients that took part.
 """
 
-import argparse
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +20,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 import fedtilt as ft
-from benchmarks.cases import Case, add_options, run_cases
+from benchmarks.cases import Case, make_case_parser, run_cases
+from benchmarks.options import require_package, result_file
 from fedtilt.errors import InputWarning
 from fedtilt.models import logits
 
@@ -176,23 +176,24 @@ def cleanlab_scores(labels: np.ndarray, probabilities: np.ndarray) -> tuple[np.n
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_case_parser(__doc__)
     parser.add_argument("--data", choices=SETTINGS, default="digits")
     parser.add_argument("--partition", nargs="+", choices=["classes", "dirichlet", "iid"], default=["classes"])
     parser.add_argument("--seed", nargs="+", type=int, default=[0, 1, 2])
-    add_options(parser)
     options = parser.parse_args()
-    name = options.data
+    require_package("cleanlab", 'pip install -e ".[bench]"')
+    name = "digits" if options.quick else options.data
     cases = [
         {"data": name, "partition": partition, "noise": noise, "seed": seed}
         for partition in options.partition
         for noise in NOISES
         for seed in options.seed
-    ]
+    ][: 1 if options.quick else None]
     header = {"setting": vars(SETTINGS[name])}
-    for case in run_cases(f"audit-{name}", cases, measure, header, options.jobs, options.out):
-        shown = ", ".join(f"{k} {v['auroc']:.4f} / {v['precision']:.3f}" for k, v in case["rankings"].items())
-        print(f"{name}, {case['partition']}, {case['noise']}, seed {case['seed']}: {shown}", flush=True)
+    with result_file(options, f"audit-{name}") as path:
+        for case in run_cases(f"audit-{name}", cases, measure, header, options.jobs, path):
+            shown = ", ".join(f"{k} {v['auroc']:.4f} / {v['precision']:.3f}" for k, v in case["rankings"].items())
+            print(f"{name}, {case['partition']}, {case['noise']}, seed {case['seed']}: {shown}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ The same federations without flips count how often anybody is named there. The s
 `fedtilt.auditing.clients` were chosen with (0 to 9).
 """
 
-import argparse
 from collections.abc import Iterator
 
 from benchmarks.audit import JUDGE, METHODS, Setting, load
-from benchmarks.cases import Case, add_options, run_cases
+from benchmarks.cases import Case, make_case_parser, run_cases
+from benchmarks.options import result_file
 
 SETTINGS = {"digits": Setting(20, 60, 0.25, 20, 5, 0.05, 0), "mnist": Setting(20, 100, 0.25, 20, 5, 0.02, 0)}
 BAD = {"outlier_rate": 0.6, "outlier_clients": 0.25}
@@ -43,17 +43,19 @@ def measure(case: Case) -> Case:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_case_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    add_options(parser)
     options = parser.parse_args()
     header = {"settings": {name: vars(setting) for name, setting in SETTINGS.items()}}
     cases = list(all_cases(options.seeds))
+    if options.quick:
+        cases = [case for case in all_cases(1) if case["flip_to"] == "any"][:1]
     measured = []
-    for case in run_cases("audit-clients", cases, measure, header, options.jobs, options.out):
-        measured.append(case)
-        what = f"{case['data']}, {case['partition']}, {case['flip_to']}, seed {case['seed']}"
-        print(f"{what}: bad {case['bad']}, named {case['named']}", flush=True)
+    with result_file(options, "audit-clients") as path:
+        for case in run_cases("audit-clients", cases, measure, header, options.jobs, path):
+            measured.append(case)
+            what = f"{case['data']}, {case['partition']}, {case['flip_to']}, seed {case['seed']}"
+            print(f"{what}: bad {case['bad']}, named {case['named']}", flush=True)
     bad = [case for case in measured if case["bad"]]
     right = sum(case["bad"] == case["named"] for case in bad)
     print(f"exactly the bad clients are named in {right} of {len(bad)} federations")

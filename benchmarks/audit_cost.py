@@ -1,28 +1,28 @@
 """What collecting for the audit costs: processor time of the same rounds with and without it, workers included.
 
-    python -m benchmarks.audit_cost [mnist|digits] [rounds]
+    python -m benchmarks.audit_cost [--data mnist|digits] [--rounds 10]
 
 Processor time, in turns, and the least of several repeats: other load on the machine only adds to it.
 """
 
 import resource
-import sys
 from functools import partial
 
 import fedtilt as ft
+from benchmarks.options import make_parser
 
 METHODS = [ft.fedavg(), ft.ditto(0.01), ft.fedtilt(tau=0.0, lam=-2.0, mu=0.01)]
 HIDDEN = {"mnist": (200, 200), "digits": (64, 64)}
 REPEATS = 7
 
 
-def cost(data: str, rounds: int) -> tuple[float, float]:
+def cost(data: str, rounds: int, repeats: int) -> tuple[float, float]:
     """Least processor seconds of so many rounds, without the audit and with it."""
     clients = 100 if data == "mnist" else 20
     federation = ft.Federation.build(ft.data.load(data), clients=clients, classes_per_client=2)
     model = partial(ft.models.mlp, hidden=HIDDEN[data])
     seconds: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         for audit, measured in seconds.items():
             before = _processor_seconds()
             list(
@@ -48,10 +48,15 @@ def _processor_seconds() -> float:
 
 def main() -> None:
     """Print one line per data set."""
-    names = [argument for argument in sys.argv[1:] if argument in HIDDEN] or list(HIDDEN)
-    rounds = next((int(argument) for argument in sys.argv[1:] if argument.isdecimal()), 10)
+    parser = make_parser(__doc__)
+    parser.add_argument("--data", choices=HIDDEN, help="only this one")
+    parser.add_argument("--rounds", type=int, default=10)
+    options = parser.parse_args()
+    names, rounds, repeats = [options.data] if options.data else list(HIDDEN), options.rounds, REPEATS
+    if options.quick:
+        names, rounds, repeats = ["digits"], 1, 1
     for name in names:
-        plain, audited = cost(name, rounds)
+        plain, audited = cost(name, rounds, repeats)
         share = audited / plain - 1
         print(f"{name}, {rounds} rounds: {plain:.2f} s, with the audit {audited:.2f} s; the audit costs {share:+.1%}")
 

@@ -6,7 +6,6 @@
 A recorded result is one JSON file per data set, and one for the clients.
 """
 
-import argparse
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+from benchmarks.options import make_page_parser
 from benchmarks.page import DOCS, machine_text, markdown_table
 
 RECORDS = DOCS / "audit-benchmark"
@@ -132,9 +132,11 @@ def _mean(values: Sequence[float], digits: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--record", nargs="+", type=Path, default=[])
-    for path in parser.parse_args().record:
+    options = make_page_parser(__doc__).parse_args()
+    if options.quick:
+        render(read_records())
+        return
+    for path in options.record:
         RECORDS.mkdir(exist_ok=True)
         shutil.copy(path, RECORDS / path.name)
     PAGE.write_text(render(read_records()))

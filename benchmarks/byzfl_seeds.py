@@ -9,7 +9,6 @@ first model have a seed of their own, the same for all. `--division-seeds` 1 tra
 Every run is saved when it ends; the same command continues after an interruption.
 """
 
-import argparse
 import copy
 import json
 import math
@@ -24,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import Case, add_options, run_cases
+from benchmarks.cases import Case, make_case_parser, run_cases
+from benchmarks.options import require_package, result_file
 from benchmarks.page import DOCS, add_page_options, machine_text, markdown_table, record_and_write
 from fedtilt.reproduction import experiment
 
@@ -165,27 +165,29 @@ def page() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_case_parser(__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--division-seeds", type=int, default=2, help="how many, from 0 on (default: 2)")
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="torchvision's folder of MNIST")
-    add_options(parser)
     add_page_options(parser, PAGE)
     options = parser.parse_args()
     if record_and_write(options, RECORD, PAGE, page):
         return
+    require_package("byzfl", "pip install byzfl")
+    steps = 50 if options.quick else options.steps
     cases = [
         {"division_seed": division, "attackers": bad, "method": method, "attack": attack, "batch_seed": batches}
         for division, attack, bad, method, batches in product(
             range(options.division_seeds), ATTACKS, ATTACKERS, METHODS, range(BATCH_SEEDS)
         )
-    ]
-    header = {"byzfl": metadata.version("byzfl"), "device": options.device, "steps": options.steps, "gamma": GAMMA}
-    of_case = partial(measure, options.device, options.steps, options.data_dir)
-    for case in run_cases(KIND, cases, of_case, header, options.jobs, options.out, options.device):
-        where = ", ".join(f"{key} {value}" for key, value in case.items() if key != "curve")
-        print(f"{where}: best {max(case['curve']):.1f}", flush=True)
+    ][: 1 if options.quick else None]
+    header = {"byzfl": metadata.version("byzfl"), "device": options.device, "steps": steps, "gamma": GAMMA}
+    of_case = partial(measure, options.device, steps, options.data_dir)
+    with result_file(options, KIND) as path:
+        for case in run_cases(KIND, cases, of_case, header, options.jobs, path, options.device):
+            where = ", ".join(f"{key} {value}" for key, value in case.items() if key != "curve")
+            print(f"{where}: best {max(case['curve']):.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,21 +10,22 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import RESULTS, available_cores, write_result
+from benchmarks.measure import available_cores, write_result
+from benchmarks.options import make_result_parser
 
 Case = dict[str, Any]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of every benchmark of cases."""
-    cores = available_cores()
-    parser.add_argument("--jobs", type=int, default=cores, help=f"processes at once (default: one per core, {cores})")
-    parser.add_argument("--out", type=Path, help="the JSON file; the cases that it has are not measured again")
+def make_case_parser(description: str | None) -> argparse.ArgumentParser:
+    """The parser of a benchmark of cases; the cases that --out has are not measured again."""
+    parser = make_result_parser(description)
+    parser.add_argument("--jobs", type=int, help=f"processes at once (default: one per core, {available_cores()})")
+    return parser
 
 
 def run_cases(
-    kind: str, cases: Sequence[Case], measure: Callable[[Case], Case], header: Mapping[str, Any], jobs: int,
-    out: Path | None, device: str = "cpu",
+    kind: str, cases: Sequence[Case], measure: Callable[[Case], Case], header: Mapping[str, Any], jobs: int | None,
+    path: Path, device: str = "cpu",
 ) -> Iterator[Case]:  # fmt: skip
     """Measure the cases that the file lacks; yields each when it is measured and written.
 
@@ -33,11 +34,10 @@ def run_cases(
         cases: what distinguishes the cases, as JSON values
         measure: a function of a module, which returns a case with its results
         header: settings that all cases share; a file with others is refused
-        jobs: processes at once
-        out: the file; None: `bench-results/KIND.json`
+        jobs: processes at once; None: one per core, but none for a single case
+        path: the file of the result
         device: what the cases run on, for the description of the machine
     """
-    path = out or RESULTS / f"{kind}.json"
     measured: list[Case] = []
     if path.exists():
         before = json.loads(path.read_text())
@@ -53,7 +53,8 @@ def run_cases(
         yield case
 
 
-def _results(measure: Callable[[Case], Case], cases: Sequence[Case], jobs: int) -> Iterator[Case]:
+def _results(measure: Callable[[Case], Case], cases: Sequence[Case], jobs: int | None) -> Iterator[Case]:
+    jobs = jobs or min(available_cores(), max(1, len(cases)))
     if jobs == 1:
         yield from map(measure, cases)
         return

@@ -9,7 +9,6 @@ python -m benchmarks.cluster states        rounds with personal models that are 
 python -m benchmarks.cluster arithmetic    bandwidth, memory and time of large federations, as in docs/cluster.md
 """
 
-import argparse
 import math
 import os
 import time
@@ -21,8 +20,9 @@ from typing import Any
 import torch
 
 import fedtilt as ft
-from benchmarks.measure import available_cores, write_result
+from benchmarks.measure import available_cores
 from benchmarks.memory import resident_mib
+from benchmarks.options import make_result_parser, require_cuda, save_result
 from fedtilt.cluster.connection import connected
 from fedtilt.errors import InputWarning
 from fedtilt.rounds import sharded_models
@@ -233,16 +233,15 @@ def _time(seconds: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_result_parser(__doc__)
     parser.add_argument("what", choices=["overhead", "memory", "aggregation", "gpu", "states", "arithmetic"])
-    parser.add_argument("--quick", action="store_true", help="a small size, to see that it works")
-    parser.add_argument("--clients", type=int, help="of aggregation (default: 100)")
+    parser.add_argument("--clients", type=int, help="of aggregation (default: 100; with --quick 6)")
     parser.add_argument("--rules", nargs="+", choices=RULES, help="of aggregation (default: all)")
     arguments = parser.parse_args()
     if arguments.what != "aggregation" and (arguments.clients or arguments.rules):
         parser.error(f"--clients and --rules are for aggregation, not for {arguments.what}; leave them out")
-    if arguments.quick and arguments.clients:
-        parser.error("--quick has 6 clients; leave --clients out")
+    if arguments.what == "gpu":
+        require_cuda("this benchmark")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     warnings.simplefilter("ignore", InputWarning)  # of the random data
     quick = arguments.quick
@@ -256,8 +255,7 @@ def main() -> None:
         "states": lambda: states(*((1, 1) if quick else (3, 5))),
         "arithmetic": arithmetic,
     }[arguments.what]()
-    if not quick:
-        write_result(f"cluster-{arguments.what}", result, device="cuda" if arguments.what == "gpu" else "cpu")
+    save_result(arguments, f"cluster-{arguments.what}", result, "cuda" if arguments.what == "gpu" else "cpu")
 
 
 if __name__ == "__main__":

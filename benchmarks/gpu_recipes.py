@@ -8,7 +8,6 @@ each; its time is the difference between training of many and of few steps, divi
 only torch, triton, numpy and safetensors.
 """
 
-import argparse
 import importlib
 import json
 import os
@@ -18,13 +17,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import write_result
+from benchmarks.options import make_result_parser, require_cuda, save_result
 from fedtilt import models
 from fedtilt.parts import buffers_to_vector, changing_buffers
 from fedtilt.training import BACKENDS, Batches, LocalJob, Optimizer, make_batches
@@ -35,6 +33,7 @@ OPTIMIZERS = {
     "momentum": Optimizer(momentum=0.9, weight_decay=1e-4),
     "adam": Optimizer(name="adam"),
 }
+QUICK_TASKS = ("mlp 20",)
 TASKS = ("mlp 20", "mlp 320", "resnet18 float32 first", "resnet18 float32 second", "resnet18 tf32", "resnet18 bfloat16")
 SECONDS = 540  # all tasks take about half of it; those that would start later are left out, and named
 
@@ -160,16 +159,16 @@ def run_task(task: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_result_parser(__doc__)
     parser.add_argument("--task", choices=TASKS, help="measure this in this process and print JSON")
-    parser.add_argument("--out", type=Path, help="the JSON file to write, instead of one in bench-results/")
     arguments = parser.parse_args()
+    require_cuda("this benchmark")
     if arguments.task:
         print(json.dumps(run_task(arguments.task)))
         return
     started, results = time.perf_counter(), {}
     with tempfile.TemporaryDirectory() as cache:
-        for task in TASKS:
+        for task in QUICK_TASKS if arguments.quick else TASKS:
             left = SECONDS - (time.perf_counter() - started)
             if left < 10:
                 print(f"{task}: left out, {SECONDS} s are over", flush=True)
@@ -189,7 +188,7 @@ def main() -> None:
                 continue
             results[task] = json.loads(process.stdout.splitlines()[-1])
             print(f"{task} ({time.perf_counter() - begin:.0f} s): {json.dumps(results[task])}", flush=True)
-            write_result("gpu_recipes", results, device="cuda", out=arguments.out)
+            save_result(arguments, "gpu_recipes", results, device="cuda")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ is FedTilt: the shared and the personal model train with the tilts of the client
 is trained by `ft.run` on the same federations.
 """
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -30,8 +29,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import fedtilt as ft
-from benchmarks.cases import Case, add_options, run_cases
-from benchmarks.measure import RESULTS
+from benchmarks.cases import Case, make_case_parser, run_cases
+from benchmarks.options import result_file
 from fedtilt.evaluation.metrics import Metrics, measure
 from fedtilt.models import parameters_to_vector, vector_to_parameters
 from fedtilt.runs.tuning.decision import pareto_front
@@ -40,6 +39,7 @@ from fedtilt.seeds import choose, key
 from fedtilt.training import BACKENDS, Batches, LocalJob, choose_backend, make_batches
 
 DATA, OUTLIERS = ("mnist", "fashion-mnist"), ("none", "corruptions", "gaussian", "flips")
+CLIENTS = {"digits": 10}  # of --quick; the others have the paper's 100
 GRID = {f"tau {tau:g}, lam {lam:g}": (tau, lam) for tau in (0.0, 1.0, 10.0) for lam in (-2.0, 0.0, 1.0)}
 LEARNED = "learned"
 METRICS = ("accuracy", "client_fairness", "class_fairness")
@@ -148,8 +148,8 @@ def load(name: str) -> ft.data.Dataset:
 def train(case: Case) -> Case:
     """One setting of the grid, or the learned one, on one cell and seed."""
     federation = ft.Federation.build(
-        load(case["data"]), clients=100, classes_per_client=2, max_train=case["max_train"], validation=0.2,
-        outliers=case["outliers"], seed=case["seed"],
+        load(case["data"]), clients=CLIENTS.get(case["data"], 100), classes_per_client=2, max_train=case["max_train"],
+        validation=0.2, outliers=case["outliers"], seed=case["seed"],
     )  # fmt: skip
     if case["setting"] == LEARNED:
         learned = LearnedTilts(federation, ft.models.mlp, case["seed"])
@@ -220,24 +220,26 @@ class Cell(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_case_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--max-train", type=int, help="samples per client, with those for validation (default: all)")
     parser.add_argument("--seeds", type=int, default=3)
-    add_options(parser)
     options = parser.parse_args()
-    out = options.out or RESULTS / "learned-tilts.json"
-    header = {"rounds": options.rounds, "max_train": options.max_train}
+    data_sets, kinds, seeds, rounds = DATA, OUTLIERS, options.seeds, options.rounds
+    if options.quick:
+        data_sets, kinds, seeds, rounds = ("digits",), OUTLIERS[:1], 1, 1
+    header = {"rounds": rounds, "max_train": options.max_train}
     cases = [
         header | {"data": data, "outliers": outliers, "seed": seed, "setting": setting}
-        for seed in range(options.seeds) for data in DATA for outliers in OUTLIERS for setting in (LEARNED, *GRID)
+        for seed in range(seeds) for data in data_sets for outliers in kinds for setting in (LEARNED, *GRID)
     ]  # fmt: skip
-    for case in run_cases("learned-tilts", cases, train, header, options.jobs, out):
-        what = ", ".join(str(case[name]) for name in ("data", "outliers", "setting"))
-        print(f"{what}, seed {case['seed']}: accuracy {case['accuracy']:.2f}", flush=True)
-    measured = json.loads(out.read_text())["cases"]
-    for data in DATA:
-        for outliers in OUTLIERS:
+    with result_file(options, "learned-tilts") as path:
+        for case in run_cases("learned-tilts", cases, train, header, 1 if options.quick else options.jobs, path):
+            what = ", ".join(str(case[name]) for name in ("data", "outliers", "setting"))
+            print(f"{what}, seed {case['seed']}: accuracy {case['accuracy']:.2f}", flush=True)
+        measured = json.loads(path.read_text())["cases"]
+    for data in data_sets:
+        for outliers in kinds:
             if cell := Cell.of(data, outliers, measured):
                 print(f"{data}, {outliers}, seeds {cell.seeds}: learned tau {cell.tau:.2f}, lam {cell.lam:.2f} (means)")
                 for name in dict.fromkeys([LEARNED, cell.best, *cell.front]):

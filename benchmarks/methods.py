@@ -4,14 +4,13 @@ A run of all methods is compared with a run of three, FedAvg, Ditto and FedTilt.
 batches; the bound is 1.3 times the number of methods times the time per method of the three.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import fedtilt as ft
-from benchmarks.measure import write_result
+from benchmarks.options import make_result_parser, save_result
 from fedtilt.methods import PRESETS, Method
 
 THREE = ("fedavg", "ditto", "fedtilt")
@@ -32,9 +31,9 @@ def seconds(names: Sequence[str], federation: ft.Federation, rounds: int) -> flo
     return time.perf_counter() - start
 
 
-def measure(rounds: int, clients: int, *, one_by_one: bool = False) -> dict[str, Any]:
+def measure(data: str, rounds: int, clients: int, *, one_by_one: bool = False) -> dict[str, Any]:
     """Seconds of the two runs and the ratio of their costs per method; with `one_by_one`, of every method alone."""
-    federation = ft.Federation.build(ft.data.load("mnist"), clients=clients, seed=0)
+    federation = ft.Federation.build(ft.data.load(data), clients=clients, seed=0)
     seconds(THREE, federation, 1)  # compile and warm up
     three = seconds(THREE, federation, rounds)
     together = seconds(list(PRESETS), federation, rounds)
@@ -50,14 +49,15 @@ def measure(rounds: int, clients: int, *, one_by_one: bool = False) -> dict[str,
 
 def main() -> None:
     """Measure, print and store the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_result_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--one-by-one", action="store_true", help="also every method alone")
     arguments = parser.parse_args()
-    result = measure(arguments.rounds, arguments.clients, one_by_one=arguments.one_by_one)
+    size = ("digits", 1, 10) if arguments.quick else ("mnist", arguments.rounds, arguments.clients)
+    result = measure(*size, one_by_one=arguments.one_by_one)
     print(json.dumps(result, indent=1))
-    write_result("methods", result)
+    save_result(arguments, "methods", result)
 
 
 if __name__ == "__main__":

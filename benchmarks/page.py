@@ -17,6 +17,7 @@ from string import Template
 from typing import Any
 
 from benchmarks.chart import log_log_chart
+from benchmarks.options import make_page_parser
 
 TEMPLATE = Path(__file__).parent / "performance.template.md"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -91,7 +92,10 @@ def add_page_options(parser: argparse.ArgumentParser, page: Path) -> None:
 
 
 def record_and_write(options: argparse.Namespace, record: Path, page: Path, render: Callable[[], str]) -> bool:
-    """Do what `add_page_options` offers, if it was asked for; False: it was not."""
+    """Do what `add_page_options` offers, if it was asked for; False: it was not. With --quick, nothing is written."""
+    if options.quick and (options.record or options.page):
+        render()
+        return True
     if options.record:
         record.parent.mkdir(exist_ok=True)
         shutil.copyfile(options.record, record)
@@ -356,16 +360,19 @@ def _speed_ups(implementations: Record, our_name: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", nargs="+", type=Path, default=[], help="result files to add to the records")
-    for path in add_records(parser.parse_args().record):
-        print(f"recorded {path.relative_to(DOCS.parent)}")
+    options = make_page_parser(__doc__).parse_args()
+    if not options.quick:
+        for path in add_records(options.record):
+            print(f"recorded {path.relative_to(DOCS.parent)}")
     records = read_records()
-    (DOCS / "performance.md").write_text(render_page(records))
+    page, figures = render_page(records), render_figures(records)
+    if options.quick:
+        return
+    (DOCS / "performance.md").write_text(page)
     RECORDS.mkdir(exist_ok=True)
     for path in RECORDS.glob("*.svg"):
         path.unlink()
-    for name, svg in render_figures(records).items():
+    for name, svg in figures.items():
         (RECORDS / name).write_text(svg)
 
 

@@ -5,7 +5,6 @@ Every implementation runs in its own process and trains one round at a time; the
 final models are all evaluated here, which checks that every implementation did the same work.
 """
 
-import argparse
 import dataclasses
 import json
 import shutil
@@ -19,7 +18,8 @@ import torch
 import torch.nn.functional as F
 
 import fedtilt as ft
-from benchmarks.measure import ROOT, available_cores, matmul_peak, step_operations, write_result
+from benchmarks.measure import available_cores, matmul_peak, step_operations
+from benchmarks.options import make_result_parser, save_result
 from benchmarks.processes import CACHE, Implementation, ImplementationError, ImplementationProcess
 from fedtilt.rounds.settings import TrainSettings
 
@@ -284,24 +284,23 @@ def format_table(task: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_result_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds of every implementation")
     parser.add_argument("--task", action="append", choices=[task.name for task in TASKS], help="only these tables")
     parser.add_argument("--no-simulators", action="store_true", help="compare with the plain loop only")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the samples, timed once: a smoke test")
     arguments = parser.parse_args()
     torch.set_num_threads(available_cores())
     repeats = 1 if arguments.quick else arguments.repeats
+    simulators = () if arguments.no_simulators or arguments.quick else OTHER_SIMULATORS  # installing them takes minutes
     results = {}
     for task in TASKS:
         if arguments.task and task.name not in arguments.task:
             continue
         if arguments.quick:
-            task = dataclasses.replace(task, samples=task.samples // 10, epochs=min(task.epochs, 2))
-        results[task.name] = run_task(task, () if arguments.no_simulators else OTHER_SIMULATORS, repeats)
+            task = dataclasses.replace(task, clients=20, samples=task.samples // 10, epochs=1)
+        results[task.name] = run_task(task, simulators, repeats)
         print(format_table(results[task.name]), end="\n\n", flush=True)
-    path = write_result("quick" if arguments.quick else "rounds", {"tasks": results, "repeats": repeats})
-    print(f"results: {path.relative_to(ROOT)}")
+    save_result(arguments, "rounds", {"tasks": results, "repeats": repeats})
 
 
 if __name__ == "__main__":

@@ -5,17 +5,16 @@ slow moment affects all of them; on a GPU, which keeps the CUDA graphs of few si
 follow each other. A constant cost per step (one mini-batch of one model) means that cost grows with the work alone.
 """
 
-import argparse
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import fedtilt as ft
-from benchmarks.measure import available_cores, step_operations, time_call, write_result
+from benchmarks.measure import available_cores, step_operations, time_call
+from benchmarks.options import make_result_parser, require_cuda, save_result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +94,12 @@ def measure_curve(sizes: list[Size], repeats: int, device: str) -> list[dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_result_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=3, help="timed rounds of every size")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--quick", action="store_true", help="three small sizes per curve, timed once: a smoke test")
-    parser.add_argument("--out", type=Path, help="the JSON file to write, instead of one in bench-results/")
     arguments = parser.parse_args()
+    if arguments.device == "cuda":
+        require_cuda("--device cuda")
     torch.set_num_threads(available_cores())
     curves = {}
     for name, (label, sizes) in CURVES.items():
@@ -113,7 +112,7 @@ def main() -> None:
             per_step = f"{point['microseconds_per_step']:9.1f} us per step"
             print(f"  {point[name]:5d}  {point['seconds']:8.3f} s per round  {per_step}")
     kind = "scale" if arguments.device == "cpu" else "scale-cuda"
-    write_result("quick" if arguments.quick else kind, {"curves": curves}, device=arguments.device, out=arguments.out)
+    save_result(arguments, kind, {"curves": curves}, arguments.device)
 
 
 if __name__ == "__main__":

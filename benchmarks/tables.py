@@ -13,7 +13,8 @@ import pyarrow
 import pyarrow.parquet
 
 import fedtilt as ft
-from benchmarks.measure import best_times, write_result
+from benchmarks.measure import ROOT, best_times
+from benchmarks.options import make_result_parser, save_result
 from fedtilt.data.tables.columns import read_columns
 
 
@@ -62,9 +63,8 @@ def write_parquet(path: Path, rows: int, columns: int, chunk: int = 500_000) -> 
 
 def peak_of_reading(path: Path) -> tuple[float, int]:
     """Seconds and the growth of the largest resident memory, in bytes, while a new process reads the file."""
-    lines = subprocess.run(
-        [sys.executable, "-m", "benchmarks.tables", "--read", str(path)], check=True, capture_output=True, text=True
-    ).stdout.split()
+    command = [sys.executable, "-m", "benchmarks.tables", "--read", str(path)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.split()
     return float(lines[0]), int(lines[1])
 
 
@@ -82,7 +82,7 @@ def largest_resident() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_result_parser(__doc__)
     parser.add_argument("--rows", type=int, default=10_000_000, help="of the Parquet file")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--read", help=argparse.SUPPRESS)
@@ -90,19 +90,21 @@ def main() -> None:
     if arguments.read:
         read(arguments.read)
         return
+    of_csv, rows, repeats = 150_000, arguments.rows, arguments.repeats
+    if arguments.quick:
+        of_csv, rows, repeats = 1_000, 1_000, 1
     with tempfile.TemporaryDirectory() as folder:
-        times = csv_times(Path(folder), 150_000, 30, arguments.repeats)
-        print("CSV of 150,000 x 30:")
+        times = csv_times(Path(folder), of_csv, 30, repeats)
+        print(f"CSV of {of_csv:,} x 30:")
         for name, seconds in times.items():
             print(f"  {name:16} {seconds:6.3f} s = {seconds / times['pandas.read_csv']:.2f} x pandas.read_csv")
         path = Path(folder) / "table.parquet"
-        size = write_parquet(path, arguments.rows, 20)
+        size = write_parquet(path, rows, 20)
         seconds, peak = peak_of_reading(path)
-        print(f"Parquet of {arguments.rows:,} x 20, {size / 2**20:,.0f} MiB in memory:")
+        print(f"Parquet of {rows:,} x 20, {size / 2**20:,.0f} MiB in memory:")
         print(f"  ft.data.table {seconds:.1f} s, peak {peak / 2**20:,.0f} MiB = {peak / size:.2f} x the table's size")
-    write_result(
-        "tables", {"csv_seconds": times, "parquet_bytes": size, "peak_bytes": peak, "parquet_seconds": seconds}
-    )
+    result = {"csv_seconds": times, "parquet_bytes": size, "peak_bytes": peak, "parquet_seconds": seconds}
+    save_result(arguments, "tables", result)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ before and after the search. The federation has the paper's 100 clients of MNIST
 samples per client, so that it takes three minutes; the evaluation of more settings weighs more then, not less.
 """
 
-import argparse
 import functools
 import json
 import math
@@ -21,8 +20,9 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import fedtilt as ft
-from benchmarks.cases import Case, add_options, run_cases
-from benchmarks.measure import RESULTS, time_call, write_result
+from benchmarks.cases import Case, make_case_parser, run_cases
+from benchmarks.measure import time_call
+from benchmarks.options import require_cuda, result_file, save_result
 
 TILTS = {"tau": [0, 1, 10], "lam": [-2, -0.5, 0, 1]}
 RATES = {"lam": ft.Range(-3, 1), "lr": ft.Range(0.01, 0.3), "mu": ft.Range(0.01, 1)}
@@ -129,14 +129,15 @@ def gains(cases: Sequence[Case]) -> dict[str, Gain]:
 
 
 def cost(rounds: int, device: str, quick: bool) -> dict[str, Any]:
-    """Seconds of 64 settings with halving, and of one run."""
+    """Seconds of 64 settings with halving, four if it has to be quick, and of one run."""
     max_train = {"cpu": 300}.get(device)
     data, clients = (
         ("digits", {"clients": 20, "max_train": 60}) if quick else ("mnist", {"clients": 100, "max_train": max_train})
     )
     federated = ft.Federation.build(ft.data.load(data), validation=0.1, **clients)
     over = {"tau": [0, 0.5, 1, 2, 5, 10, 20, 50], "lam": [-3, -2, -1, -0.5, 0, 0.5, 1, 5]}
-    method = ft.fedtilt(tau=0, lam=0)
+    over = {name: values[3:5] if quick else values for name, values in over.items()}
+    method, settings = ft.fedtilt(tau=0, lam=0), math.prod(map(len, over.values()))
 
     def run(rounds: int) -> object:
         return ft.run([method], federated, ft.models.mlp, rounds=rounds, device=device, eval_every=rounds)
@@ -148,32 +149,32 @@ def cost(rounds: int, device: str, quick: bool) -> dict[str, Any]:
         call(1)
     before, of_search = time_call(lambda: run(rounds)), time_call(lambda: search(rounds))
     one = (before + time_call(lambda: run(rounds))) / 2
-    print(f"64 settings: {of_search:.1f} s; one run: {one:.1f} s; ratio {of_search / one:.2f}", flush=True)
+    print(f"{settings} settings: {of_search:.1f} s; one run: {one:.1f} s; ratio {of_search / one:.2f}", flush=True)
     return {
-        "settings": 64, "data": data, **clients, "rounds": rounds, "device": device, "run": one, "search": of_search,
-        "ratio": of_search / one,
+        "settings": settings, "data": data, **clients, "rounds": rounds, "device": device, "run": one,
+        "search": of_search, "ratio": of_search / one,
     }  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_case_parser(__doc__)
     parser.add_argument("--cost", action="store_true", help="the cost in place of the recommendations")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--rounds", type=int, help="of a run (default: 16 for recommendations, 50 for the cost)")
     parser.add_argument("--device", default="cpu", help="of the cost")
-    parser.add_argument("--quick", action="store_true", help="the cost on digits instead of MNIST")
-    add_options(parser)
     options = parser.parse_args()
     if options.cost:
-        result = cost(options.rounds or 50, options.device, options.quick)
-        kind = f"tuning-cost-{options.device}"
-        write_result(kind, result, device=options.device, out=options.out or RESULTS / f"{kind}.json")
+        if options.device == "cuda":
+            require_cuda("--device cuda")
+        result = cost(2 if options.quick else options.rounds or 50, options.device, options.quick)
+        save_result(options, f"tuning-cost-{options.device}", result, options.device)
         return
-    rounds, out = options.rounds or 16, options.out or RESULTS / "tuning.json"
-    cases = [{"start": s.name, "seed": seed, "rounds": rounds} for seed in range(options.seeds) for s in STARTS]
-    for case in run_cases("tuning", cases, measure, {}, options.jobs, out):
-        print(f"{case['start']}, seed {case['seed']}: gain {case['gain']:+.2f}", flush=True)
-    measured = [case for case in json.loads(out.read_text())["cases"] if case["rounds"] == rounds]
+    starts, seeds, rounds = (STARTS[:1], 1, 2) if options.quick else (STARTS, options.seeds, options.rounds or 16)
+    cases = [{"start": s.name, "seed": seed, "rounds": rounds} for seed in range(seeds) for s in starts]
+    with result_file(options, "tuning") as path:
+        for case in run_cases("tuning", cases, measure, {}, options.jobs, path):
+            print(f"{case['start']}, seed {case['seed']}: gain {case['gain']:+.2f}", flush=True)
+        measured = [case for case in json.loads(path.read_text())["cases"] if case["rounds"] == rounds]
     for name, gain in gains(measured).items():
         saved = f"kept {gain.kept} of {gain.seeds}, {gain.saving:.0%} fewer rounds"
         print(f"{name}: gain {gain} points on test data, {saved}: {gain.verdict}")

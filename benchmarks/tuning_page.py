@@ -6,7 +6,6 @@
 A recorded result is one JSON file per kind: `tuning`, `tuning-cost-cpu`, `tuning-cost-cuda` and `learned-tilts`.
 """
 
-import argparse
 import json
 import shutil
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learned_tilts import DATA, LEARNED, METRICS, OUTLIERS, Cell
+from benchmarks.options import make_page_parser
 from benchmarks.page import DOCS, machine_text, markdown_table
 from benchmarks.tuning import gains
 
@@ -134,9 +134,11 @@ def _values(cell: Cell, name: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", nargs="+", type=Path, default=[])
-    for path in parser.parse_args().record:
+    options = make_page_parser(__doc__).parse_args()
+    if options.quick:
+        render(read_records())
+        return
+    for path in options.record:
         RECORDS.mkdir(exist_ok=True)
         shutil.copy(path, RECORDS / f"{json.loads(path.read_text())['kind']}.json")
     PAGE.write_text(render(read_records()))

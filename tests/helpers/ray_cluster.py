@@ -3,7 +3,6 @@
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import socket
 import tempfile
@@ -11,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from fedtilt.cluster.connection import import_ray
 
@@ -27,7 +27,7 @@ class LoopbackCluster:
         with self._node_arguments() as arguments:
             self._cluster = ray.cluster_utils.Cluster(
                 initialize_head=True, shutdown_at_exit=False,
-                head_node_args={"num_cpus": head_cpus, "temp_dir": str(folder), "no_monitor": True, **arguments},
+                head_node_args={"num_cpus": head_cpus, "no_monitor": True, **arguments},
             )  # fmt: skip
 
     @property
@@ -78,7 +78,7 @@ class LoopbackCluster:
 
         def announce() -> None:
             while not announced.wait(0.02):
-                for session in self._folder.glob("session_2*"):
+                for session in self._folder.glob("ray/session_2*"):
                     for name, port in ports.items():
                         path = session / f"{name}_{node}"
                         if not path.exists():
@@ -122,12 +122,15 @@ def _free_port() -> int:
 def loopback_cluster(*cpus: int, head_cpus: int = 0) -> Iterator[LoopbackCluster]:
     """A head node, and one more node for each number of CPUs."""
     import_ray()
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # paths of sockets are short
-    cluster = LoopbackCluster(folder, head_cpus)
-    try:
-        for count in cpus:
-            cluster.add_node(count)
-        yield cluster
-    finally:
-        cluster.close()
-        shutil.rmtree(folder, ignore_errors=True)
+    # Ray notes the cluster of this machine in RAY_TMPDIR/ray, by default in the system's folder, which may not exist
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,  # a short path
+        mock.patch.dict(os.environ, RAY_TMPDIR=folder),
+    ):
+        cluster = LoopbackCluster(Path(folder), head_cpus)
+        try:
+            for count in cpus:
+                cluster.add_node(count)
+            yield cluster
+        finally:
+            cluster.close()

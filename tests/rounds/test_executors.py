@@ -51,6 +51,18 @@ def test_workers_train_everything_as_this_process_does() -> None:
             assert torch.equal(tensor, forked.client_states.get(owner)[name])
 
 
+def test_workers_end_by_themselves_while_those_of_a_later_run_live() -> None:
+    model = net()
+    start = parameters_to_vector(model)
+    job = LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=0.1)
+    first, later = (ForkedExecutor(ClientTraining(FED, model, "autograd", BATCHES), 2, [job]) for _ in range(2))
+    try:
+        first.close()
+        assert [process.exitcode for process in first._processes] == [0, 0]  # not killed
+    finally:
+        later.close()
+
+
 @pytest.mark.parametrize("outliers", ["none", "corruptions"])
 @pytest.mark.parametrize("steps", [1, 2, 3, 5])  # an epoch has three
 def test_a_few_steps_have_the_first_batches_of_all(outliers: str, steps: int) -> None:

@@ -28,6 +28,8 @@ from fedtilt.rounds.executors import ClientTraining
 from fedtilt.rounds.shared_block import TENSORS_PER_JOB, SharedBlock, is_constant
 from fedtilt.training import BACKENDS, LocalJob, Trained
 
+_STOP = b"stop"  # to a worker, in place of a task
+
 
 def can_fork(backend: str) -> bool:
     """Whether workers with this backend can be forked.
@@ -128,6 +130,8 @@ class ForkedExecutor:
     def close(self) -> None:
         """Stop the workers; they also exit when this process dies."""
         for connection in self._connections:
+            with contextlib.suppress(OSError):  # the worker has died
+                connection.send_bytes(_STOP)  # workers forked later have this end of the pipe too, so it stays open
             connection.close()
         for process in self._processes:
             process.join(timeout=5)
@@ -169,9 +173,12 @@ class _Worker:
         connection = self.pipes[self.number][1]
         while True:
             try:
-                task = json.loads(connection.recv_bytes())
+                message = connection.recv_bytes()
             except (EOFError, ConnectionResetError):
                 return
+            if message == _STOP:
+                return
+            task = json.loads(message)
             try:
                 reply = {"slot": task["slot"], "results": self._train(task)}
             except InputError as error:

@@ -1,0 +1,76 @@
+"""Every benchmark that the documentation names runs, with --quick."""
+
+import importlib
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedtilt.rounds import sharded_models
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile", "benchmarks/README.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+SLOW = ("rounds", "cluster overhead", "cluster memory", "cluster states", "cluster aggregation")  # start processes
+CANNOT_RUN = re.compile(
+    r"(this benchmark|--device cuda) needs (a CUDA device, and this machine has none"
+    r"|\w+, which is not installed; pip install .+)\n"
+)
+
+
+MODULES = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "def main(" in path.read_text()}
+# up to the end of the code between backticks, a comment, the next command or the end of the code block
+COMMAND = re.compile(r"python -m\s+benchmarks\.([^`#]+?)(?=`|#|\n\n|\n.*python|\n```)")
+
+
+def documented_commands() -> list[str]:
+    """What follows `python -m benchmarks.` on all pages, each once, and modules that are only in the table of all."""
+    found = {
+        " ".join(text.replace("--quick", "").split()) for page in PAGES for text in COMMAND.findall(page.read_text())
+    }
+    return sorted(found | MODULES - {command.split()[0] for command in found})
+
+
+COMMANDS = documented_commands()
+
+
+def test_the_readme_names_every_benchmark() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "benchmarks/README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(MODULES)
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(c, marks=[pytest.mark.slow] if c.startswith(SLOW) else []) for c in COMMANDS]
+)
+def test_a_documented_command_runs_with_quick(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *arguments = shlex.split(command)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, *arguments, "--quick"])
+    monkeypatch.setattr(sharded_models, "SHARDED_BYTES", sharded_models.SHARDED_BYTES)  # some benchmarks set these
+    threads = torch.get_num_threads()
+    before = records()
+    code: object = 0
+    try:
+        importlib.import_module(f"benchmarks.{name}").main()
+    except SystemExit as error:
+        code = error.code
+    finally:
+        torch.set_num_threads(threads)
+    printed = capsys.readouterr()
+    if code:
+        assert (code, printed.out) == (2, "")
+        assert CANNOT_RUN.fullmatch(printed.err)
+    out = arguments[arguments.index("--out") + 1] if "--out" in arguments and not code else None
+    assert [path.name for path in tmp_path.iterdir()] == ([out] if out else [])
+    assert records() == before
+
+
+def records() -> dict[Path, int]:
+    """When the results and the pages were last written."""
+    paths = [*(ROOT / "bench-results").glob("*.json"), *(ROOT / "docs").glob("*.md")]
+    return {path: path.stat().st_mtime_ns for path in paths}
