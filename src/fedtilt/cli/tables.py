@@ -153,7 +153,7 @@ def legend(results: Mapping[int, Result]) -> Table:
     main = scores_of(next(iter(first.values())).sums)[0]
     kinds: dict[str, list[str]] = {"personal models": [], "shared model": []}
     for name, r in first.items():
-        kinds["personal models" if r.method.personal else "shared model"].append(escape(name))
+        kinds["personal models" if r.method.has_personal else "shared model"].append(escape(name))
     group, is_class = next(iter(first.values())).group, main is ACCURACY
     groups = escape(in_words(group))
     of_main = "" if is_class else f" of the {main.title}"

@@ -9,13 +9,13 @@ from torch.func import vmap
 
 from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, take, to_device
+from fedtilt.engine.client import client_model
 from fedtilt.evaluation.groups import Cells, group_names, groupings
 from fedtilt.evaluation.metrics import Counts, GroupCounts
 from fedtilt.methods import Method
 from fedtilt.models import copy_with_parameters, functional_logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import Parts, vector_to_buffers
 from fedtilt.rounds.client_states import ClientStates, FederationState, Owner
-from fedtilt.rounds.round import client_model
 from fedtilt.training import stacked
 from fedtilt.training.precision import fp32_deterministic
 
@@ -85,7 +85,7 @@ class Evaluator:
     def all_counts(self, methods: Sequence[Method], state: FederationState) -> dict[str, Counts]:
         """The sums of every method: of its shared model and, if it has any, of its personal models."""
         shared = {m.name: self._sum_shared(m, state) for m in methods}
-        personal = [m.name for m in methods if m.personal]
+        personal = [m.name for m in methods if m.has_personal]
         trained = {name: self._rounds_of_training(name, state.client_states) for name in personal}
         for name in personal:
             self._cached.setdefault(name, (torch.zeros(self._clients, dtype=torch.long), shared[name].clone()))
@@ -99,7 +99,7 @@ class Evaluator:
         for name in personal:
             self._cached[name][0].copy_(trained[name])
         return {
-            m.name: self._counts(shared[m.name], trained[m.name] == 0 if m.personal else None, m.name) for m in methods
+            m.name: self._counts(shared[m.name], trained[m.name] == 0 if m.has_personal else None, m.name) for m in methods
         }
 
     def _counts(self, shared: Tensor, never_selected: Tensor | None, name: str) -> Counts:
@@ -123,7 +123,7 @@ class Evaluator:
 
         Where clients have local parts or buffers of their own, each client's data is evaluated with its own.
         """
-        server, parts = state.server[method.name], self._parts.keeping(method.local)
+        server, parts = state.server[method.name], self._parts.keeping(method.local_names)
         if parts.is_uniform:
             rows = slice(0, len(self._y))
             model = client_model(parts, server, {})
@@ -192,8 +192,8 @@ class Evaluator:
 
         Probabilities (S, K) or, with numbers as targets, numbers in their unit (S,).
         """
-        server, parts = state.server[method.name], self._parts.keeping(method.local)
-        if parts.is_uniform and not method.personal:
+        server, parts = state.server[method.name], self._parts.keeping(method.local_names)
+        if parts.is_uniform and not method.has_personal:
             return self._predict(*client_model(parts, server, {}), slice(0, len(self._y)))
         by_client = []
         for client in range(self._clients):

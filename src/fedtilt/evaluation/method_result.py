@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fedtilt.data.groups import CLASS
 from fedtilt.data.naming import client_number
 from fedtilt.data.targets import NumericTarget
+from fedtilt.engine.client import build_client_model
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.groups import GroupMetrics
@@ -22,7 +23,6 @@ from fedtilt.models import in_target_unit
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates
 from fedtilt.rounds.gaussian_mechanism import PrivacyLoss
-from fedtilt.rounds.round import build_client_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ class MethodResult:
 
     def personal(self, client: int | str) -> nn.Module:
         """The personal model of a client, by number or name; of one that was never selected, the shared model."""
-        if not self.method.personal:
+        if not self.method.has_personal:
             raise InputError(f"method {self.method.name!r} has no personal models; use shared, or model({client!r})")
         return self.model(client)
 

@@ -22,7 +22,7 @@ def over_seeds(results: Mapping[int, Result]) -> dict[str, Any]:
             _mean_and_std([r.metrics for r in by_seed])
             | ({"validation": _mean_and_std(validation)} if validation else {})
             | ({"groups": _groups_over_seeds(by_seed)} if by_seed[0].groups else {})
-            | {"evaluated": "personal" if by_seed[0].method.personal else "shared"}
+            | {"evaluated": "personal" if by_seed[0].method.has_personal else "shared"}
             | {"last": [r.summary.to_json() for r in by_seed]}
         )
     return {"seeds": list(results), "methods": methods}

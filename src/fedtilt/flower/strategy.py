@@ -281,7 +281,7 @@ class FedTiltStrategy(Strategy):
             if site not in accepted and site not in rejected:
                 self.membership.reject(f"site {site}", "did not evaluate in time")
         self.membership.record_replies("evaluate", self._requested, {*accepted, *rejected})
-        counts, total, summary = combine_replies(accepted, self._info.has_outliers, self.method.personal, classes)
+        counts, total, summary = combine_replies(accepted, self._info.has_outliers, self.method.has_personal, classes)
         if self._mechanism is not None:
             summary = summary._replace(privacy=self._mechanism.loss(self._releases))
         self.summaries.append((round, summary))

@@ -1,10 +1,14 @@
-"""Methods as settings of one dataclass, published ones by name, and the checks of those of a run."""
+"""Methods: compositions of components, published ones by name, and the checks of those of a run."""
 
-from fedtilt.methods.bad_share import check_bad_share
-from fedtilt.methods.corrections import CORRECTIONS
-from fedtilt.methods.method import PERSONAL_START, WEIGHTINGS, Levels, Method
+from fedtilt.methods.aggregators import Aggregator
+from fedtilt.methods.before import Before, Prepared
+from fedtilt.methods.component import Component, ServerRound
+from fedtilt.methods.corrections import ClientStep, Correction, ServerStep
+from fedtilt.methods.local_parts import Local
+from fedtilt.methods.method import COMPONENTS, Method, component_of
+from fedtilt.methods.objectives import Levels, Objective
+from fedtilt.methods.personal import Moreau, Personal
 from fedtilt.methods.presets import (
-    CLIENT_SETTINGS,
     PRESETS,
     afl,
     ditto,
@@ -24,22 +28,40 @@ from fedtilt.methods.presets import (
     term,
     term_clients,
 )
-from fedtilt.methods.run_checks import check_levels, check_methods, check_rates_used, check_steps_used
+from fedtilt.methods.run_checks import check_bad_share, check_levels, check_methods, check_rates_used, check_steps_used
+from fedtilt.methods.server_optimizers import ServerOptimizer
+from fedtilt.methods.training import ClientBatches, ClientResult, Training
+from fedtilt.methods.weightings import Weighting
 
 __all__ = [
-    "CLIENT_SETTINGS",
-    "CORRECTIONS",
-    "PERSONAL_START",
+    "COMPONENTS",
     "PRESETS",
-    "WEIGHTINGS",
+    "Aggregator",
+    "Before",
+    "ClientBatches",
+    "ClientResult",
+    "ClientStep",
+    "Component",
+    "Correction",
     "Levels",
+    "Local",
     "Method",
+    "Moreau",
+    "Objective",
+    "Personal",
+    "Prepared",
+    "ServerOptimizer",
+    "ServerRound",
+    "ServerStep",
+    "Training",
+    "Weighting",
     "afl",
     "check_bad_share",
     "check_levels",
     "check_methods",
     "check_rates_used",
     "check_steps_used",
+    "component_of",
     "ditto",
     "fedavg",
     "fedavg_finetuned",

@@ -1,102 +1,134 @@
-"""Corrections of client drift: a vector added to every gradient of a client, from what it and the server keep.
+"""Corrections of client drift: a vector added to every gradient of a client, from what it and the server remember.
 
 Clients whose data differs move the shared model towards their own optimum while they train. A correction estimates that
-drift. All its vectors are (S,), the shared parameters, and start at 0.
+drift. All its vectors are (S,), the shared parameters.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-Tensors = Mapping[str, Tensor]
+from fedtilt.config.setting_fields import setting
+from fedtilt.errors import InputError
+from fedtilt.methods.component import Component, Slot
 
 
 class ClientStep(NamedTuple):
     """What a correction knows on a client after it has trained."""
 
-    received: Tensor  # the shared parameters w
-    trained: Tensor  # the client's w_n
-    drift: Tensor  # that was added to every gradient
-    kept: Tensors  # the vectors that the client kept before
+    received: Tensor  # (S,) the shared parameters w
+    trained: Tensor  # (S,) the client's w_n
+    drift: Tensor  # (S,) that was added to every gradient
+    slot: Slot  # of the client
     steps: int  # how many it made
     lr: float  # their learning rate
-    prox: float  # the weight of the proximal term
 
 
 class ServerStep(NamedTuple):
     """What a correction knows on the server."""
 
-    aggregated: Tensor  # the result of the aggregation rule
-    received: Tensor  # the shared parameters that the clients received
+    aggregated: Tensor  # (S,) the result of the aggregation rule
+    received: Tensor  # (S,) the shared parameters that the clients received
     models: Tensor  # (C, S) the clients' w_n
-    sent: Sequence[Tensors]  # the vectors that each of them sent
-    kept: Tensors  # the vectors that the server kept before
-    clients: int  # how many there are, N
-    prox: float  # the weight of the proximal term
+    sent: Sequence[Slot]  # what each of them sent
+    slot: Slot  # of the server
+    population: int  # how many clients there are, N
 
 
-class Correction(NamedTuple):
-    """Which vectors exist, and how they change."""
+@dataclass(frozen=True)
+class Correction(Component):
+    """Which vectors exist, and how they change; all start at 0."""
 
-    client_keeps: tuple[str, ...]
-    server_keeps: tuple[str, ...]
-    server_sends: tuple[str, ...]  # of those that it keeps
-    client_sends: tuple[str, ...]
-    drift: Callable[[Tensors, Tensors], Tensor]  # from what the server sends and what the client keeps
-    client_step: Callable[[ClientStep], tuple[dict[str, Tensor], dict[str, Tensor]]]  # what it sends, what it keeps
-    server_step: Callable[[ServerStep], tuple[Tensor, dict[str, Tensor]]]  # the shared parameters, what it keeps
-    needs_plain_sgd: bool = False  # whether it takes the clients' steps for lr times a gradient
-    needs_prox: bool = False  # whether it divides by the weight of the proximal term
+    kind: ClassVar[str] = "correction"
+    client_vectors: ClassVar[tuple[str, ...]] = ()  # of a client's slot
+    server_vectors: ClassVar[tuple[str, ...]] = ()  # of the server's slot
+    broadcasts: ClassVar[tuple[str, ...]] = ()  # vectors of the server's slot that the clients receive
+    sends: ClassVar[tuple[str, ...]] = ()  # vectors that a client sends beside its model
+    needs_plain_sgd: ClassVar[bool] = False  # whether it takes the clients' steps for lr times a gradient
 
+    @property
+    def prox(self) -> float:
+        """The weight of the proximal term that it adds to the objective of the shared model."""
+        return 0.0
 
-def _scaffold_client(step: ClientStep) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    control = (step.received - step.trained) / (step.steps * step.lr) - step.drift
-    return {"control": control - step.kept["control"]}, {"control": control}
+    def drift(self, server: Slot, client: Slot) -> Tensor:
+        """The vector that is added to every gradient, from what the server broadcasts and the client's slot."""
+        raise InputError(f"correction {self.label!r} has no drift(server, client); write one")
 
+    def client_step(self, step: ClientStep) -> tuple[Slot, Slot]:
+        """What the client sends, and its next slot."""
+        return {}, step.slot
 
-def _scaffold_server(step: ServerStep) -> tuple[Tensor, dict[str, Tensor]]:
-    change = sum((sent["control"] for sent in step.sent), start=step.received.new_zeros(()))
-    return step.aggregated, {"control": step.kept["control"] + change / step.clients}
-
-
-# Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, arXiv 1910.06378,
-# option II: control variates c of the server and c_n of the clients estimate the gradients of all and of one,
-#     drift = c − c_n,   c_n ← c_n − c + (w − w_n) / (K · lr),   c ← c + 1/N · Σ change of c_n
-SCAFFOLD = Correction(
-    client_keeps=("control",),
-    server_keeps=("control",),
-    server_sends=("control",),
-    client_sends=("control",),
-    drift=lambda server, client: server["control"] - client["control"],
-    client_step=_scaffold_client,
-    server_step=_scaffold_server,
-    needs_plain_sgd=True,
-)
+    def server_step(self, step: ServerStep) -> tuple[Tensor, Slot]:
+        """The next shared parameters, and the next slot of the server."""
+        return step.aggregated, step.slot
 
 
-def _feddyn_client(step: ClientStep) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    return {}, {"gradient": step.kept["gradient"] - step.prox * (step.trained - step.received)}
+@dataclass(frozen=True)
+class Scaffold(Correction):
+    """Control variates c of the server and c_n of the clients, which estimate the gradients of all and of one.
+
+        drift = c − c_n,   c_n ← c_n − c + (w − w_n) / (K · lr),   c ← c + 1/N · Σ change of c_n        (option II)
+
+    Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, arXiv 1910.06378.
+    """
+
+    rule: ClassVar[str] = "scaffold"
+    client_vectors: ClassVar[tuple[str, ...]] = ("control",)
+    server_vectors: ClassVar[tuple[str, ...]] = ("control",)
+    broadcasts: ClassVar[tuple[str, ...]] = ("control",)
+    sends: ClassVar[tuple[str, ...]] = ("control",)  # its change
+    needs_plain_sgd: ClassVar[bool] = True
+
+    def drift(self, server: Slot, client: Slot) -> Tensor:
+        """C − c_n."""
+        return server["control"] - client["control"]
+
+    def client_step(self, step: ClientStep) -> tuple[Slot, Slot]:
+        """The change of c_n, and c_n."""
+        control = (step.received - step.trained) / (step.steps * step.lr) - step.drift
+        return {"control": control - step.slot["control"]}, {"control": control}
+
+    def server_step(self, step: ServerStep) -> tuple[Tensor, Slot]:
+        """C moves by the mean change over all clients, those that did not take part with 0."""
+        change = sum((sent["control"] for sent in step.sent), start=step.received.new_zeros(()))
+        return step.aggregated, {"control": step.slot["control"] + change / step.population}
 
 
-def _feddyn_server(step: ServerStep) -> tuple[Tensor, dict[str, Tensor]]:
-    moved = (step.models - step.received).sum(0) / step.clients
-    dual = step.kept["dual"] - step.prox * moved
-    return step.aggregated - dual / step.prox, {"dual": dual}
+@dataclass(frozen=True)
+class FedDyn(Correction):
+    """A proximal and a linear term: g_n estimates the gradient of a client at its own model, h their mean.
+
+        drift = −g_n,   g_n ← g_n − alpha · (w_n − w),   h ← h − alpha/N · Σ (w_n − w),   w ← aggregated − h / alpha
+
+    Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, arXiv 2111.04263.
+    """
+
+    rule: ClassVar[str] = "feddyn"
+    client_vectors: ClassVar[tuple[str, ...]] = ("gradient",)
+    server_vectors: ClassVar[tuple[str, ...]] = ("dual",)
+    alpha: float = setting(0.01, "weight of the proximal term", gt=0)
+
+    @property
+    def prox(self) -> float:
+        """Alpha."""
+        return self.alpha
+
+    def drift(self, server: Slot, client: Slot) -> Tensor:
+        """−g_n."""
+        return -client["gradient"]
+
+    def client_step(self, step: ClientStep) -> tuple[Slot, Slot]:
+        """Nothing is sent; g_n."""
+        return {}, {"gradient": step.slot["gradient"] - self.alpha * (step.trained - step.received)}
+
+    def server_step(self, step: ServerStep) -> tuple[Tensor, Slot]:
+        """The aggregated model minus h / alpha, and h."""
+        moved = (step.models - step.received).sum(0) / step.population
+        dual = step.slot["dual"] - self.alpha * moved
+        return step.aggregated - dual / self.alpha, {"dual": dual}
 
 
-# Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, arXiv 2111.04263: with alpha = prox, g_n
-# estimates the gradient of client n at its own model, and the optimum of all clients is a fixed point,
-#     drift = −g_n,   g_n ← g_n − alpha · (w_n − w),   h ← h − alpha/N · Σ (w_n − w),   w ← aggregated − h / alpha
-FEDDYN = Correction(
-    client_keeps=("gradient",),
-    server_keeps=("dual",),
-    server_sends=(),
-    client_sends=(),
-    drift=lambda server, client: -client["gradient"],
-    client_step=_feddyn_client,
-    server_step=_feddyn_server,
-    needs_prox=True,
-)
-
-CORRECTIONS = {"scaffold": SCAFFOLD, "feddyn": FEDDYN}
+CORRECTIONS = {cls.rule: cls for cls in (Scaffold, FedDyn)}

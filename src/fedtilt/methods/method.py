@@ -1,70 +1,151 @@
-"""A method: how clients train and how the server aggregates, as settings of one dataclass."""
+"""A method: a name and a few components, which say how clients train and how the server aggregates."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple, Self
 
-from fedtilt.checks import is_plain_name, number, whole
+from fedtilt.checks import is_plain_name, number
 from fedtilt.errors import InputError
 from fedtilt.html_table import html_table
-from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS, solvable, used_settings
-from fedtilt.math.distances import get_distance
-from fedtilt.methods.corrections import CORRECTIONS
-
-Levels = Sequence[tuple[str, float]]
-PERSONAL_START = (
-    "last",  # where the client's last round ended; in its first round, at the received w
-    "initial",  # the same, but in its first round at the initial model, as in the paper's Algorithm 1
-    "received",  # at the received w in every round: fine-tuning
+from fedtilt.imports import import_function, is_function_path
+from fedtilt.methods import (
+    aggregators,
+    before,
+    corrections,
+    local_parts,
+    objectives,
+    personal,
+    server_optimizers,
+    training,
 )
+from fedtilt.methods import weightings as weighting_rules
+from fedtilt.methods.aggregators import Aggregator
+from fedtilt.methods.before import Before
+from fedtilt.methods.component import Component, is_component
+from fedtilt.methods.corrections import Correction
+from fedtilt.methods.local_parts import Local
+from fedtilt.methods.objectives import Objective
+from fedtilt.methods.personal import Moreau, PersonalModel
+from fedtilt.methods.server_optimizers import ServerOptimizer
+from fedtilt.methods.training import Training
+from fedtilt.methods.weightings import Weighting
 
-WEIGHTINGS = {
-    "equal": "all the same",
-    "samples": "their numbers of samples",
-    "loss": "exp(client_tilt · loss) of the model that they receive",
-    "afl": "weights that rise with that loss, in steps of weights_lr",
+# component of a method → the built-in ones by name
+COMPONENTS: dict[str, Mapping[str, type[Component]]] = {
+    "objective": objectives.OBJECTIVES,
+    "personal": personal.PERSONAL,
+    "local": local_parts.LOCAL,
+    "correction": corrections.CORRECTIONS,
+    "training": training.TRAINING,
+    "weighting": weighting_rules.WEIGHTINGS,
+    "before": before.BEFORE,
+    "aggregator": aggregators.AGGREGATORS,
+    "optimizer": server_optimizers.SERVER_OPTIMIZERS,
 }
+_DEFAULT_RULE = {"personal": "proximal", "local": "local", "objective": "tilted"}  # where a table need not name it
+
+
+def component_of(kind: str, value: Any, what: str = "") -> Any:
+    """The component that a value stands for: itself, a name, "module:Class", or a table of `rule` and settings.
+
+    >>> component_of("aggregator", {"rule": "krum", "bad_share": 0.2})
+    Krum(bad_share=0.2)
+    >>> component_of("weighting", "samples")
+    BySamples()
+    """
+    what, known = what or kind, COMPONENTS[kind]
+    if is_component(value):
+        if value.kind != kind:
+            raise InputError(f"{what} is {value.label!r}, which is not a component of that kind but {value.kind!r}")
+        return value
+    if isinstance(value, str):
+        value = {"rule": value}
+    if kind == "local" and isinstance(value, Sequence):
+        value = {"names": tuple(value)}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InputError(f"{what} must be a name, a table or a component, got {value!r:.60}")
+    settings = {key: tuple(v) if isinstance(v, list) else v for key, v in value.items() if key != "rule"}
+    rule = value.get("rule", _DEFAULT_RULE.get(kind))
+    cls = known.get(rule) if isinstance(rule, str) else None
+    if cls is None:
+        if not isinstance(rule, str) or not is_function_path(rule):
+            names = ", ".join(known) or "none is built in"
+            raise InputError(
+                f"unknown {what} {rule!r}; choose one of {names}, or name your own as module:Class"
+                if rule is not None
+                else f"{what} needs rule, one of {names} or module:Class"
+            )
+        found = import_function(rule, what)
+        if not isinstance(found, type) or not issubclass(found, Component) or found.kind != kind:
+            raise InputError(f"{what} = {rule!r} is not a class of {_BASES[kind].__name__}; make it a subclass of that")
+        cls = found
+    allowed = [f.name for f in fields(cls)]
+    for key in settings:
+        if key not in allowed:
+            raise InputError(
+                f"{what}.{key} = {settings[key]!r} is not a setting of {rule!r}, which has "
+                f"{', '.join(allowed) or 'none'}; leave it out"
+            )
+    try:
+        return cls(**settings)
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from None
+
+
+_BASES: dict[str, Any] = {
+    "objective": Objective, "personal": personal.Personal, "local": Local, "correction": Correction,
+    "training": Training, "weighting": Weighting, "before": Before, "aggregator": Aggregator,
+    "optimizer": ServerOptimizer,
+}  # fmt: skip
+
+
+class Made(NamedTuple):
+    """How a method was made: by this preset with these arguments, or by `Method` itself."""
+
+    preset: Callable[..., "Method"]
+    arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """How clients train and how the server aggregates.
+    """How clients train and how the server aggregates: a name, and components.
 
-    In a round, a client minimises its tilted loss R (tilts `tau`, or those of `levels`, and `lam`) plus a proximal term
-    towards the w that it receives: R(θ) + prox/2 · ‖θ − w‖² for the shared model and, if `mu` is finite, R(θ) + mu/2 ·
-    ‖θ − w‖² for its personal model v.
+    Every component may be one of `fedtilt.methods`, your own, a built-in one's name, or a table of `rule` and settings.
+
+    Args:
+        name: unique in a run
+        objective: what a client minimises, from the losses of a batch; by default their mean
+        personal: a second model of every client, which stays there; by default none
+        local: parameters that stay on their client; by default none
+        correction: of client drift; by default none
+        training: the whole update of a client in plain PyTorch, in place of the four above
+        prox: weight of a proximal term of the shared model towards the received one (FedProx)
+        client_momentum: a client sends the moving average of its updates over rounds, with this weight of earlier ones
+        lr: learning rate of the shared model; by default the run's
+        weighting: how clients count on the server; by default equally
+        before: steps before the aggregator, in this order
+        aggregator: how models become one model; by default `Tilted` with q = 0, the mean
+        optimizer: on the server; by default that of the run
+
+    >>> Method(name="mine", aggregator={"rule": "krum", "bad_share": 0.2}, weighting="equal").aggregator.bad_share
+    0.2
     """
 
-    name: str  # unique in a run
-    tau: float = 0.0  # tilt over the groups of a client: those that the data names, else its classes
-    lam: float = 0.0  # tilt over the samples of a group
-    levels: Levels = ()  # in place of tau, (groups, tilt) from inner to outer: (("class", 5.0), ("ward", 2.0))
-    q: float = 0.0  # tilt over the distances to the client models, on the server
-    mu: float = 0.01  # weight of the proximal term of the personal model; inf: no personal model
-    prox: float = 0.0  # weight of the proximal term of the shared model (FedProx)
-    correction: str = "none"  # of client drift: a word of CORRECTIONS
-    utility: float = math.inf  # more than the loss of any batch: −log(utility − R) is minimised; inf: R itself
-    local: Sequence[str] = ()  # parameters that stay on their client, beside those of the run: see `Parts.keeping`
-    head_epochs: int | None = None  # passes that train `local` alone before the others train; None: all train together
-    inner_steps: int | None = None  # steps on every batch towards v, then w moves to it (pFedMe); None: Ditto's v
-    distance: str = "squared_l2"  # between a client model and the shared model, on the server
-    steps: tuple[int, float] | None = None  # (E_2, eta_3): gradient steps on the server; None: the exact optimum
-    aggregator: str = "tilted"  # or another rule: mean, median, krum, …
-    pre_aggregators: Sequence[str] = ()  # steps before the rule, in this order: clipping, nnm, bucketing
-    bad_share: float = 0.1  # the share of bad clients that trimmed_mean, krum, multi_krum, bulyan and nnm tolerate
-    clip_radius: float | None = None  # the largest length of an update when it is clipped; None: the median length
-    bucket_size: int = 2  # models in a bucket
-    root_samples: int = 100  # clean samples on the server, on which fltrust trains
-    client_momentum: float = 0.0  # over rounds: a client sends the moving average of its updates
-    lr: float | None = None  # learning rate of the shared model; None: the run's
-    lr_personal: float | None = None  # learning rate of the personal model; None: the run's, else lr
-    epochs_personal: int | None = None  # passes of the personal model over the data in a round; None: the run's epochs
-    personal_start: str = "last"  # where v starts in a round: a word of PERSONAL_START
-    weighting: str = "equal"  # how clients count on the server: a word of WEIGHTINGS
-    client_tilt: float = 0.0  # over the losses of the clients, with weighting "loss"
-    weights_lr: float = 0.01  # step of the clients' weights, with weighting "afl"
-    weights_bound: float = 0.1  # how much the clients' weights may differ from equal ones, with aggregator fedmgda
-    update_length: float = 1.0  # of every client, with aggregator fedmgda
+    name: str
+    objective: Any = objectives.Tilted()
+    personal: Any = None
+    local: Any = None
+    correction: Any = None
+    training: Any = None
+    prox: float = 0.0
+    client_momentum: float = 0.0
+    lr: float | None = None
+    weighting: Any = weighting_rules.Equal()
+    before: Any = ()
+    aggregator: Any = aggregators.Tilted()
+    optimizer: Any = None
+    made: Made | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not is_plain_name(self.name):
@@ -72,204 +153,163 @@ class Method:
                 "a method's name is a short word without slashes, control characters or a leading dot, "
                 f"got {self.name!r:.60}"
             )
-        for key in ("tau", "lam", "q", "mu", "prox", "bad_share", "utility", "client_tilt"):
-            object.__setattr__(self, key, number(getattr(self, key), f"{key} of method {self.name!r}"))
-        momentum = number(self.client_momentum, f"client_momentum of method {self.name!r}")
-        if not 0 <= momentum < 1:
-            raise InputError(f"client_momentum of method {self.name!r} must be in [0, 1), got {momentum:g}")
-        object.__setattr__(self, "client_momentum", momentum)
-        for key in ("mu", "prox"):
-            if getattr(self, key) < 0:
-                raise InputError(f"{key} of method {self.name!r} must be ≥ 0, got {getattr(self, key):g}")
-        if math.isinf(self.prox):
-            raise InputError(f"prox of method {self.name!r} must be finite: with inf the shared model would never move")
-        if not 0 <= self.bad_share < 0.5:
-            raise InputError(f"bad_share of method {self.name!r} must be in [0, 0.5), got {self.bad_share:g}")
-        object.__setattr__(self, "levels", self._check_levels())
-        self._check_rates()
-        check_client_settings(self)
-        if self.steps is not None:
-            object.__setattr__(self, "steps", self._check_steps())
+        for kind in COMPONENTS:
+            value, what = getattr(self, kind), f"{kind} of method {self.name!r}"
+            if kind == "before":
+                steps = [value] if is_component(value) or isinstance(value, str | Mapping) else value
+                if not isinstance(steps, Sequence):
+                    raise InputError(f"{what} must be a list, such as ['nnm'], got {value!r:.60}")
+                made: Any = tuple(component_of(kind, step, what) for step in steps)
+            else:
+                made = None if value is None else component_of(kind, value, what)
+                if value is None and kind in ("objective", "weighting", "aggregator"):
+                    raise InputError(f"{what} is missing; leave it out for the default")
+            object.__setattr__(self, kind, made)
+        self._check_numbers()
+        self._check_clients()
         self._check_server()
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the settings that differ from their defaults."""
-        changed = [(f.name, str(getattr(self, f.name))) for f in fields(self) if getattr(self, f.name) != f.default]
-        return html_table(f"Method {self.name!r}", ["setting", "value"], changed[1:], "All others have their defaults.")
+    def _check_numbers(self) -> None:
+        for key, high in (("prox", math.inf), ("client_momentum", 1.0)):
+            value = number(getattr(self, key), f"{key} of method {self.name!r}")
+            if not 0 <= value < high:
+                limit = "a finite number ≥ 0" if math.isinf(high) else "in [0, 1)"
+                raise InputError(f"{key} of method {self.name!r} must be {limit}, got {value:g}")
+            object.__setattr__(self, key, value)
+        if self.lr is not None:
+            rate = number(self.lr, f"lr of method {self.name!r}")
+            if not 0 < rate < math.inf:
+                raise InputError(f"lr of method {self.name!r} must be a number > 0, got {rate:g}")
+            object.__setattr__(self, "lr", rate)
 
-    def _check_levels(self) -> tuple[tuple[str, float], ...]:
-        levels = []
-        for level in self.levels:
-            match level:
-                case (str(name), tilt):
-                    levels.append((name, number(tilt, f"the tilt over {name!r} in levels of method {self.name!r}")))
-                case _:
-                    raise InputError(
-                        f"levels of method {self.name!r} are pairs of groups and a tilt, from inner to outer, such as "
-                        f'[["class", 5], ["ward", 2]]; got {level!r}'
-                    )
-        names = [name for name, _ in levels]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise InputError(f"levels of method {self.name!r} have {twice!r} twice; name every level once")
-        if names and self.tau:
-            raise InputError(
-                f"tau = {self.tau:g} of method {self.name!r} has no effect beside levels; leave it out, or give its "
-                f"tilt to {names[0]!r}"
-            )
-        return tuple(levels)
-
-    def _check_rates(self) -> None:
-        for key in ("lr", "lr_personal", "clip_radius", "weights_lr", "update_length"):
-            value = getattr(self, key)
-            if value is not None:
-                rate = number(value, f"{key} of method {self.name!r}")
-                if not 0 < rate < math.inf:
-                    raise InputError(f"{key} of method {self.name!r} must be a number > 0, got {rate:g}")
-                object.__setattr__(self, key, rate)
-        for key in ("epochs_personal", "head_epochs", "inner_steps"):
-            if getattr(self, key) is not None:
-                object.__setattr__(self, key, whole(getattr(self, key), f"{key} of method {self.name!r}", 1))
-        if self.personal_start not in PERSONAL_START:
-            raise InputError(
-                f"personal_start of method {self.name!r} must be one of {', '.join(PERSONAL_START)}, "
-                f"got {self.personal_start!r}"
-            )
-        for key in ("lr_personal", "epochs_personal", "personal_start"):
-            if not self.personal and getattr(self, key) != getattr(Method, key):
+    def _check_clients(self) -> None:
+        """Refuse what has no effect beside another component of the clients."""
+        name = self.name
+        if self.training is not None:
+            default = objectives.Tilted()
+            given = [key for key in ("personal", "local", "correction") if getattr(self, key) is not None]
+            given += [key for key, value in (("objective", default), ("prox", 0.0)) if getattr(self, key) != value]
+            if given:
                 raise InputError(
-                    f"{key} of method {self.name!r} has no effect: it has no personal models; leave it out, or give a "
-                    "finite mu"
+                    f"{given[0]} of method {name!r} has no effect beside training, which is a client's whole update; "
+                    "leave one of them out"
                 )
-
-    def rates(self, lr: float, lr_personal: float | None) -> tuple[float, float]:
-        """The learning rates of w and v in a run with these; the method's own come first.
-
-        >>> Method(name="a", lr_personal=0.001).rates(0.01, None), Method(name="b", lr=0.1).rates(0.01, None)
-        ((0.01, 0.001), (0.1, 0.1))
-        """
-        shared = lr if self.lr is None else self.lr
-        personal = lr_personal if self.lr_personal is None else self.lr_personal
-        return shared, shared if personal is None else personal
-
-    def _check_steps(self) -> tuple[int, float]:
-        message = f"steps of method {self.name!r} are (count ≥ 1, size > 0), got {self.steps!r}"
-        try:
-            count, size = (number(part, "steps") for part in self.steps or ())
-        except (InputError, TypeError, ValueError):  # not numbers, not iterable, not two
-            raise InputError(message) from None
-        if not count.is_integer() or count < 1 or not 0 < size < math.inf:
-            raise InputError(message)
-        return int(count), size
+        if self.correction is not None and self.correction.prox and self.prox:
+            raise InputError(
+                f"prox = {self.prox:g} of method {name!r} has no effect beside correction {self.correction.label!r}, "
+                "which has its own; leave it out"
+            )
+        if isinstance(self.personal, Moreau) and (self.prox or self.correction is not None):
+            key = "prox" if self.prox else "correction"
+            raise InputError(f"{key} of method {name!r} has no effect beside personal 'moreau'; leave one of them out")
+        first = None if self.local is None else self.local.first_epochs
+        if first is not None and (self.personal is not None or self.correction is not None):
+            raise InputError(
+                f"first_epochs = {first} of method {name!r} is for a method without personal models and without a "
+                "correction; leave it out"
+            )
 
     def _check_server(self) -> None:
-        """Refuse server settings that are unknown, or that the aggregator would ignore."""
-        get_distance(self.distance)
-        if self.aggregator != "tilted" and self.aggregator not in AGGREGATORS:
+        """Refuse weights that the rule, or a step before it, would ignore."""
+        name, is_equal = self.name, isinstance(self.weighting, weighting_rules.Equal)
+        if not is_equal and not self.aggregator.takes_weights:
             raise InputError(
-                f"unknown aggregator {self.aggregator!r} of method {self.name!r}; "
-                f"choose one of {', '.join(['tilted', *AGGREGATORS])}"
+                f"aggregator {self.aggregator.label!r} of method {name!r} takes no weights: use weighting = 'equal'"
             )
-        rule = AGGREGATORS.get(self.aggregator)  # None: tilted
-        if self.weighting not in WEIGHTINGS:
-            raise InputError(
-                f"weighting of method {self.name!r} must be one of {', '.join(WEIGHTINGS)}, got {self.weighting!r}"
-            )
-        bound = number(self.weights_bound, f"weights_bound of method {self.name!r}")
-        if not 0 <= bound <= 1:
-            raise InputError(f"weights_bound of method {self.name!r} must be in [0, 1], got {bound:g}")
-        object.__setattr__(self, "weights_bound", bound)
-        if self.aggregator == "q_ffl" and not 0 <= self.q < math.inf:
-            raise InputError(f"q of method {self.name!r} must be ≥ 0 and finite with q_ffl, got {self.q:g}")
-        for key, value in (("client_tilt", "loss"), ("weights_lr", "afl")):
-            if self.weighting != value and getattr(self, key) != getattr(Method, key):
+        labels = [step.label for step in self.before]
+        for step in self.before:
+            if labels.count(step.label) > 1:
+                raise InputError(f"before of method {name!r} has {step.label!r} twice; name it once")
+            if not step.takes_weights and not is_equal:
                 raise InputError(
-                    f"{key} of method {self.name!r} has no effect with weighting = {self.weighting!r}; leave it out, "
-                    f"or set weighting = {value!r}"
+                    f"{step.label} of method {name!r} mixes models without weights: use weighting = 'equal'"
                 )
-        if self.weighting != "equal" and rule and not rule.takes_weights:
-            raise InputError(
-                f"aggregator {self.aggregator!r} of method {self.name!r} takes no weights: use weighting='equal'"
-            )
-        for key in ("bucket_size", "root_samples"):
-            object.__setattr__(self, key, whole(getattr(self, key), f"{key} of method {self.name!r}", 1))
-        self._check_pre_aggregators()
-        used = used_settings(self.aggregator, self.pre_aggregators)
-        settings = (
-            "q", "distance", "steps", "bad_share", "clip_radius", "bucket_size", "root_samples", "weights_bound",
-            "update_length",
-        )  # fmt: skip
-        for key in settings:
-            if key not in used and getattr(self, key) != getattr(Method, key):
-                raise InputError(
-                    f"{key} of method {self.name!r} is not used by aggregator {self.aggregator!r}; leave it out, or "
-                    "use another aggregator"
-                )
-        if rule is None and self.steps is None and not solvable(self.distance, self.q):
-            raise InputError(
-                f"distance {self.distance!r} of method {self.name!r} with q = {self.q:g} has no direct solution; "
-                "give steps = [count, size], or another distance or q"
-            )
 
-    def _check_pre_aggregators(self) -> None:
-        names = self.pre_aggregators
-        if isinstance(names, str) or not isinstance(names, Sequence):
-            raise InputError(f"pre_aggregators of method {self.name!r} must be a list, such as ['nnm'], got {names!r}")
-        object.__setattr__(self, "pre_aggregators", tuple(names))
-        for name in names:
-            if name not in PRE_AGGREGATORS:
-                raise InputError(
-                    f"unknown step {name!r} in pre_aggregators of method {self.name!r}; choose from "
-                    f"{', '.join(PRE_AGGREGATORS)}"
-                )
-            if list(names).count(name) > 1:
-                raise InputError(f"pre_aggregators of method {self.name!r} have {name!r} twice; name it once")
-            if name != "clipping" and self.weighting != "equal":
-                raise InputError(f"{name} of method {self.name!r} mixes models without weights: use weighting='equal'")
+    # -- what the engine asks ----------------------------------------------------------------------------------------
 
     @property
-    def personal(self) -> bool:
+    def has_personal(self) -> bool:
         """Whether every client has a personal model."""
-        return self.mu < math.inf
+        return self.personal is not None or (self.training is not None and self.training.has_personal)
 
     @property
-    def is_plain_mean(self) -> bool:
-        """Whether the rule is the mean of the models, each with the same weight."""
-        tilted = self.aggregator == "tilted" and self.distance == "squared_l2" and not self.q and self.steps is None
-        return (tilted or self.aggregator == "mean") and self.weighting == "equal"
+    def local_names(self) -> tuple[str, ...]:
+        """Patterns of the parameters that stay on their client."""
+        return () if self.local is None else self.local.names
 
     @property
     def needs_losses(self) -> bool:
         """Whether clients declare the loss of the model that they receive."""
-        return self.weighting in ("loss", "afl") or self.aggregator == "q_ffl"
+        return self.weighting.needs_losses or self.aggregator.needs_losses
 
+    @property
+    def is_plain_mean(self) -> bool:
+        """Whether the rule is the mean of the models, each with the same weight."""
+        is_mean = isinstance(self.aggregator, aggregators.Mean) or self.aggregator == aggregators.Tilted()
+        return is_mean and isinstance(self.weighting, weighting_rules.Equal)
 
-def check_client_settings(method: Method) -> None:
-    """Refuse settings of the clients' steps that are unknown, or that have no effect beside the others."""
-    name = method.name
-    if method.correction not in ("none", *CORRECTIONS):
-        raise InputError(
-            f"correction of method {name!r} must be one of none, {', '.join(CORRECTIONS)}, got {method.correction!r}"
-        )
-    correction = CORRECTIONS.get(method.correction)
-    if correction and correction.needs_prox and not method.prox:
-        raise InputError(f"correction = {method.correction!r} of method {name!r} needs prox > 0, its alpha")
-    if method.utility <= 0:
-        raise InputError(
-            f"utility of method {name!r} must be more than the loss of any batch, got {method.utility:g}; choose 2 to 5"
-        )
-    if isinstance(method.local, str) or not all(isinstance(pattern, str) for pattern in method.local):
-        raise InputError(f"local of method {name!r} is a list of patterns, such as ['last'], got {method.local!r}")
-    object.__setattr__(method, "local", tuple(method.local))
-    if method.head_epochs is not None and (not method.local or method.personal or method.correction != "none"):
-        raise InputError(
-            f"head_epochs = {method.head_epochs} of method {name!r} is for a method with local parameters, without "
-            "personal models and without a correction; leave it out"
-        )
-    if method.inner_steps is None:
-        return
-    if not method.personal or not method.mu:
-        raise InputError(f"inner_steps = {method.inner_steps} of method {name!r} needs 0 < mu < inf, its lambda")
-    unused = {"prox": 0.0, "correction": "none", "epochs_personal": None, "personal_start": "last"}
-    for key, default in unused.items():
-        if getattr(method, key) != default:
-            raise InputError(f"{key} of method {name!r} has no effect beside inner_steps; leave one of them out")
+    def rates(self, lr: float, lr_personal: float | None) -> tuple[float, float]:
+        """The learning rates of w and v in a run with these; the method's own come first.
+
+        >>> Method(name="a", personal={"lr": 0.001}).rates(0.01, None), Method(name="b", lr=0.1).rates(0.01, None)
+        ((0.01, 0.001), (0.1, 0.1))
+        """
+        shared = lr if self.lr is None else self.lr
+        own: PersonalModel | None = self.personal
+        personal_rate = lr_personal if own is None or own.lr is None else own.lr
+        return shared, shared if personal_rate is None else personal_rate
+
+    def components(self) -> dict[str, Component]:
+        """All components by the name of their slot: their field, of the steps before the aggregator with a number."""
+        found = {kind: getattr(self, kind) for kind in COMPONENTS if kind != "before"}
+        steps = {f"before.{i}": step for i, step in enumerate(self.before)}
+        return {slot: part for slot, part in (found | steps).items() if part is not None}
+
+    # -- how it is written -------------------------------------------------------------------------------------------
+
+    def to_table(self) -> dict[str, Any]:
+        """Everything that differs from the default, as a table of a spec without the name."""
+        table: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in ("name", "made") or value == each.default:
+                continue
+            if each.name == "before":
+                table["before"] = [step.to_table() for step in value]
+            else:
+                table[each.name] = value.to_table() if is_component(value) else value
+        return table
+
+    def settings(self) -> dict[str, Any]:
+        """What a search may vary, by name: the arguments of its preset, then `component.setting` of its components."""
+        found = dict(self.made.arguments) if self.made is not None else {}
+        found |= {"lr": self.lr, "client_momentum": self.client_momentum, "prox": self.prox}
+        for slot, part in self.components().items():
+            found |= {f"{slot}.{key}": value for key, value in part.settings(all=True).items()}
+        return found
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+        """The same method with other values of `settings`."""
+        method: Any = self
+        own = {} if self.made is None else {k: v for k, v in settings.items() if k in self.made.arguments}
+        if own:
+            assert self.made is not None
+            method = self.made.preset(**{**self.made.arguments, **own}, name=self.name)
+        for key, value in settings.items():
+            if key in own:
+                continue
+            slot, _, setting = key.rpartition(".")
+            if not slot:
+                method = replace(method, **{key: value})
+            elif slot.startswith("before."):
+                steps = list(method.before)
+                steps[int(slot.removeprefix("before."))] = method.components()[slot].with_settings(**{setting: value})
+                method = replace(method, before=tuple(steps))
+            else:
+                method = replace(method, **{slot: getattr(method, slot).with_settings(**{setting: value})})
+        return method
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what differs from the defaults."""
+        rows = [(key, str(value)) for key, value in self.to_table().items()]
+        return html_table(f"Method {self.name!r}", ["part", "value"], rows, "All others have their defaults.")

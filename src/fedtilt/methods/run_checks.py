@@ -1,12 +1,15 @@
 """Checks of the methods of a run together, and against its data and settings."""
 
-import math
 from collections.abc import Container, Iterable
 
 from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError, NoEffect
-from fedtilt.methods.corrections import CORRECTIONS
+from fedtilt.math.robust import bad_count
+from fedtilt.methods.aggregators import Aggregator, MultiKrum, TrimmedMean
+from fedtilt.methods.before import NNM, Bucketing
 from fedtilt.methods.method import Method
+from fedtilt.methods.objectives import Tilted
+from fedtilt.methods.personal import Moreau
 
 
 def check_methods(
@@ -34,35 +37,92 @@ def check_methods(
         if names.count(name) > 1:
             raise InputError(f"two methods are named {name!r}; give one of them another name=")
     for m in methods:
-        if m.epochs_personal is not None and not epochs:
-            raise InputError(
-                f"epochs_personal = {m.epochs_personal} of method {m.name!r} has no effect with local_steps; leave one "
-                "of them out"
-            )
-        if m.head_epochs is not None and not epochs:
-            raise InputError(
-                f"head_epochs = {m.head_epochs} of method {m.name!r} has no effect with local_steps; leave one of them "
-                "out"
-            )
-        correction = CORRECTIONS.get(m.correction)
-        if correction and correction.needs_plain_sgd and not plain_sgd:
-            raise InputError(
-                f"correction = {m.correction!r} of method {m.name!r} needs plain SGD on the clients: leave optimizer, "
-                "momentum, weight_decay and clip_norm out"
-            )
-        rates = m.rates(lr, lr_personal)
-        if m.inner_steps is not None and rates[0] * m.mu > 1:
-            raise InputError(
-                f"mu = {m.mu:g} of method {m.name!r} with learning rate {rates[0]:g} moves the shared model past the "
-                f"personal one: lr · mu must be ≤ 1, got {rates[0] * m.mu:g}; lower one of them"
-            )
-        for key, weight, rate in (("prox", m.prox, rates[0]), ("mu", m.mu, rates[1])):
-            if plain_sgd and weight < math.inf and rate * weight >= 2:
+        own_epochs = {
+            "epochs of the personal model": None if m.personal is None else m.personal.epochs,
+            "first_epochs of the local parameters": None if m.local is None else m.local.first_epochs,
+        }
+        for key, value in own_epochs.items():
+            if value is not None and not epochs:
                 raise InputError(
-                    f"{key} = {weight:g} of method {m.name!r} with learning rate {rate:g} diverges: "
-                    f"lr · {key} must be < 2, got {rate * weight:g}; lower one of them"
+                    f"{key} = {value} of method {m.name!r} has no effect with local_steps; leave one of them out"
                 )
+        if m.correction is not None and m.correction.needs_plain_sgd and not plain_sgd:
+            raise InputError(
+                f"correction = {m.correction.label!r} of method {m.name!r} needs plain SGD on the clients: leave "
+                "optimizer, momentum, weight_decay and clip_norm out"
+            )
+        _check_stable(m, *m.rates(lr, lr_personal), plain_sgd)
     return methods
+
+
+def _check_stable(m: Method, lr: float, lr_personal: float, plain_sgd: bool) -> None:
+    """Refuse learning rates for which a proximal term diverges."""
+    prox = m.prox or (0.0 if m.correction is None else m.correction.prox)
+    mu = 0.0 if m.personal is None else m.personal.mu
+    if isinstance(m.personal, Moreau) and lr * mu > 1:
+        raise InputError(
+            f"mu = {mu:g} of method {m.name!r} with learning rate {lr:g} moves the shared model past the personal one: "
+            f"lr · mu must be ≤ 1, got {lr * mu:g}; lower one of them"
+        )
+    for key, weight, rate in (("prox", prox, lr), ("mu", mu, lr_personal)):
+        if plain_sgd and rate * weight >= 2:
+            raise InputError(
+                f"{key} = {weight:g} of method {m.name!r} with learning rate {rate:g} diverges: lr · {key} must be < 2, "
+                f"got {rate * weight:g}; lower one of them"
+            )
+
+
+def tolerant_parts(method: Method) -> list[Aggregator | NNM]:
+    """The steps and the rule of a method that tolerate a share of bad clients."""
+    return [part for part in (*method.before, method.aggregator) if hasattr(part, "bad_share")]
+
+
+def needed_models(method: Method, bad: int) -> int:
+    """How many models the rule needs if this many of them may be bad; every bucket counts as one model.
+
+    >>> needed_models(Method(name="a", aggregator="bulyan", before=[{"rule": "bucketing", "size": 2}]), 1)
+    13
+    """
+    needed = method.aggregator.needed_models(bad)
+    for step in reversed(method.before):
+        needed = step.needed_models(needed)
+    return needed
+
+
+def check_models(method: Method, models: int, selected: int) -> None:
+    """Refuse a round with fewer models than the rule needs, as many of which may be bad as of all selected clients."""
+    for part in tolerant_parts(method):
+        bad = bad_count(part.bad_share, selected)
+        if bad and models < (needed := needed_models(method, bad)):
+            raise InputError(
+                f"{models} of {selected} models can be aggregated, and {method.aggregator.label} with bad_share = "
+                f"{part.bad_share:g} needs {needed}, because {bad} may be bad; lower bad_share of method "
+                f"{method.name!r}, or wait for more clients"
+            )
+
+
+def check_bad_share(methods: Iterable[Method], clients: int) -> None:
+    """Refuse a share of bad clients that is none of a round's clients, or more than the rule tolerates.
+
+    Args:
+        methods: the methods of the run
+        clients: how many clients take part in a round
+    """
+    for m in methods:
+        for part in tolerant_parts(m):
+            bad = bad_count(part.bad_share, clients)
+            if bad == 0 and isinstance(part, TrimmedMean | MultiKrum | NNM):
+                remedy = f"bad_share ≥ {1 / clients:.2g}" if clients > 2 else "another aggregator"
+                same = "plain means" if isinstance(part, NNM) else "the plain mean"
+                raise InputError(
+                    f"bad_share = {part.bad_share:g} of method {m.name!r} is no client of the {clients} in a round, so "
+                    f"{part.label} would be {same}; use {remedy}"
+                )
+            if bad and clients < (needed := needed_models(m, bad)):
+                raise InputError(
+                    f"bad_share = {part.bad_share:g} of method {m.name!r} is {bad} of the {clients} clients in a round, "
+                    f"for which {m.aggregator.label} needs {needed}; lower bad_share, or let more clients take part"
+                )
 
 
 def check_steps_used(methods: Iterable[Method], clients: int) -> None:
@@ -73,13 +133,14 @@ def check_steps_used(methods: Iterable[Method], clients: int) -> None:
         clients: how many clients take part in a round
     """
     for m in methods:
-        if m.pre_aggregators[-1:] != ("bucketing",) or not m.is_plain_mean or m.bucket_size == 1:
+        last = m.before[-1] if m.before else None
+        if not isinstance(last, Bucketing) or not m.is_plain_mean or last.size == 1:
             continue
-        if clients % m.bucket_size == 0 or clients < m.bucket_size:
+        if clients % last.size == 0 or clients < last.size:
             raise NoEffect(
-                f"bucketing in pre_aggregators of method {m.name!r} has no effect: the mean of buckets of the same "
-                "size is the mean of the models; leave it out, or set another aggregator",
-                key="pre_aggregators",
+                f"bucketing before the rule of method {m.name!r} has no effect: the mean of buckets of the same size "
+                "is the mean of the models; leave it out, or set another aggregator",
+                key="before",
             )
 
 
@@ -93,7 +154,7 @@ def check_levels(methods: Iterable[Method], groups: Iterable[str], label_group: 
     """
     known = list(dict.fromkeys([label_group, *groups]))
     for m in methods:
-        for name, _ in m.levels:
+        for name, _ in m.objective.levels if isinstance(m.objective, Tilted) else ():
             if name not in known:
                 raise InputError(
                     f"levels of method {m.name!r} have {name!r}, but the data has the groups "
@@ -112,10 +173,10 @@ def check_rates_used(methods: Iterable[Method], given: Container[str], table: st
     methods = list(methods)
     used = {
         "lr": any(m.lr is None for m in methods),
-        "lr_personal": any(m.personal and m.lr_personal is None for m in methods),
+        "lr_personal": any(m.personal is not None and m.personal.lr is None for m in methods),
     }
     for key, has_effect in used.items():
         if key in given and not has_effect:
-            own = [m.name for m in methods if getattr(m, key) is not None]
+            own = [m.name for m in methods if (m.lr if key == "lr" else m.personal and m.personal.lr) is not None]
             remedy = f"set that of {' or '.join(own)} instead" if own else "leave it out"
             raise InputError(f"{table}{key} has no effect: no method of this run takes it; {remedy}")

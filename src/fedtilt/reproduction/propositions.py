@@ -173,7 +173,7 @@ def compare(
         for c, kept in library.items()
         if kept
     ]
-    counts = _correct_by_hand(by_hand, federation, method.personal)
+    counts = _correct_by_hand(by_hand, federation, method.has_personal)
     assert r.counts is not None
     accuracy = client_scores(evaluated_counts(r.counts[method.name]), r.total) - client_scores(counts, r.total)
     return {

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fedtilt import seeds
+from fedtilt.config.setting_fields import check_table, setting
 from fedtilt.data import Federation
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.inputs import Inputs
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
-from fedtilt.rounds.setting_fields import check_table, setting
 
 KINDS = {  # what attackers do, and the paper
     "sign_flip": "send their update times −strength (Li et al., RSA, AAAI 2019, arXiv 1811.03761)",

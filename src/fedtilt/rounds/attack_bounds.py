@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from fedtilt.errors import InputError
 from fedtilt.math.aggregate import bad_count
 from fedtilt.methods import Method
-from fedtilt.methods.bad_share import uses_bad_share
+from fedtilt.methods.run_checks import tolerant_parts
 from fedtilt.rounds.settings import TrainSettings
 
 
@@ -24,14 +24,16 @@ def check_tolerated(
     share, count = len(attackers) / clients, settings.clients_per_round(clients)
     secret = settings.privacy is not None and settings.privacy.randomness == "secret"
     for m in methods:
-        if not uses_bad_share(m):
+        shares = [part.bad_share for part in tolerant_parts(m)]
+        if not shares:
             continue
-        if share > m.bad_share + 1e-9:
+        bad_share = min(shares)
+        if share > bad_share + 1e-9:
             raise InputError(
-                f"bad_share = {m.bad_share:g} of method {m.name!r} is less than the {len(attackers)} of {clients} "
+                f"bad_share = {bad_share:g} of method {m.name!r} is less than the {len(attackers)} of {clients} "
                 f"clients that attack; use bad_share ≥ {share:.2g}, or fewer attackers"
             )
-        tolerated = bad_count(m.bad_share, count)
+        tolerated = bad_count(bad_share, count)
         if count < clients and not secret:
             rounds = range(1, settings.rounds + 1)
             more = sum(len(set(settings.selected(r, clients)) & set(attackers)) > tolerated for r in rounds)

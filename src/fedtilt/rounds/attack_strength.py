@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtilt.engine.server import RoundRule
 from fedtilt.math.client_models import BlockedModels, gram
-from fedtilt.rounds.aggregation import RoundRule, works_by_blocks
 
 _EVALUATIONS = 20  # as in ByzFL
 _FIRST_STEP = 10.0
@@ -53,7 +53,7 @@ def damage_of(
         base: (P,)
         direction: (P,)
     """
-    start, root = rule.given.start, rule.given.root
+    start, root = rule.round.received, rule.round.root
     fixed = [torch.zeros_like(start), base, direction, *([] if root is None else [root - start])]
     basis = _Basis(torch.cat([torch.stack(fixed), known]))
     origin, base_at, direction_at = basis.coordinates[:3]
@@ -69,11 +69,12 @@ def damage_of(
 
     def damage(strength: float) -> float:
         models[bad] = base_at + strength * (direction_at - origin)
-        mixed, mixed_rule = rule.pre_aggregate(models)
+        mixed, mixed_rule = rule.prepare(models)
         if by_coordinate is None:
-            return float((mixed_rule.apply(mixed) - honest_mean).norm())
+            return float((mixed_rule.apply(mixed)[0] - honest_mean).norm())
         expanded = basis.expand(mixed - honest_mean)
-        return float(by_coordinate.apply(expanded if works_by_blocks(rule.method) else expanded.all()).norm())
+        models_ = expanded if rule.method.aggregator.by_blocks else expanded.all()
+        return float(by_coordinate.apply(models_)[0].norm())
 
     return damage
 

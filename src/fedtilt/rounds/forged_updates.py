@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedtilt import seeds
-from fedtilt.rounds.aggregation import RoundRule
+from fedtilt.engine.client import ClientUpdate
+from fedtilt.engine.server import RoundRule
 from fedtilt.rounds.attack import POISONING, Attack
 from fedtilt.rounds.attack_strength import damage_of, worst_strength
-from fedtilt.rounds.client_update import ClientUpdate
 
 KNOWING = ("alie", "ipm", "mimic")  # the kinds whose attackers know the honest updates, and all send the same
 
@@ -36,7 +36,7 @@ def forge(
         seed: the seed of the run, for noise
         round: the number of the round
     """
-    received = rule.given.start
+    received = rule.round.received
     bad = sorted(client for client in updates if client in attackers)
     if not bad or round < attack.from_round or attack.kind == "label_flip":
         return dict(updates)

@@ -149,9 +149,9 @@ class GaussianMechanism:
             received: the model w that the clients started from, (S,)
             models: client → its model w_n, (S,), all finite
         """
-        start = received.double()
+        start, q = received.double(), getattr(method.aggregator, "q", 0.0)
         updates = (self._clipped(models[client].double() - start) for client in sorted(models))
-        if method.q == 0:
+        if q == 0:
             aggregate = torch.zeros_like(start)
             for update in updates:
                 aggregate += update
@@ -160,9 +160,9 @@ class GaussianMechanism:
             points = torch.zeros(self.selected, len(start), dtype=start.dtype, device=start.device)
             for row, update in zip(points, updates, strict=False):
                 row.copy_(update)
-            aggregate = tilted(points, method.q)
-            self._check_solver(points, aggregate, method.q)
-        deviation = self.noise / 2 * sensitivity(method.q, self.clip, self.selected)
+            aggregate = tilted(points, q)
+            self._check_solver(points, aggregate, q)
+        deviation = self.noise / 2 * sensitivity(q, self.clip, self.selected)
         return (start + aggregate + deviation * self._normal(len(start)).to(start)).to(received.dtype)
 
     def _clipped(self, update: Tensor) -> Tensor:

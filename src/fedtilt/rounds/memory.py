@@ -49,7 +49,7 @@ def check_memory(
 def models_kept(methods: Sequence[Method], settings: TrainSettings, *, clients: int, workers: int) -> int:
     """How many trained models a round has in memory besides the network itself."""
     # of a client: its models, the vector of a correction, and which parameters train first
-    jobs = sum(1 + m.personal + (m.correction != "none") + (m.head_epochs is not None) for m in methods)
+    jobs = sum(1 + m.has_personal + (m.correction is not None) + _trains_apart(m) for m in methods)
     server = 1 if settings.server_optimizer is None else 1 + _SERVER_TENSORS[settings.server_optimizer]
     optimizer = _OPTIMIZER_TENSORS.get(settings.optimizer, int(settings.momentum > 0))
     in_training = 2 + optimizer  # parameters, gradients, state of the optimiser
@@ -89,3 +89,8 @@ def _limit_of_container(path: Path = Path("/sys/fs/cgroup/memory.max")) -> int |
 
 def _gigabytes(size: int) -> str:
     return f"{size / 1e9:,.0f} GB" if size >= 1e10 else f"{size / 1e9:.1f} GB"
+
+
+def _trains_apart(method: Method) -> bool:
+    """Whether some parameters of the shared model train while the others do not."""
+    return method.local is not None and (method.local.first_epochs is not None or not method.local.trains)

@@ -8,8 +8,11 @@ from torch import nn
 
 from fedtilt.data import Federation
 from fedtilt.data.inputs import take
+from fedtilt.engine.client import plan
+from fedtilt.engine.state import initial_server
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.methods import Method, check_bad_share, check_levels, check_steps_used
+from fedtilt.methods.aggregators import FLTrust
 from fedtilt.models import ModelSource, build_without_storage, recipe, trained_parameters
 from fedtilt.parts import Parts
 from fedtilt.rounds.attack import AttackedFederation
@@ -19,8 +22,6 @@ from fedtilt.rounds.forked import cores
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.rounds.initial_model import initial_model
 from fedtilt.rounds.memory import check_memory
-from fedtilt.rounds.method_state import initial_server
-from fedtilt.rounds.round import plan
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.rounds.sharded_models import uses_shards
 from fedtilt.training import BackendChoice, LocalJob, choose_backend
@@ -71,7 +72,7 @@ def prepare(
     net, parts = initial_model(federation, model, settings)
     if template is None:  # a model of the user's own has to be built to know its size
         _check_memory(net, methods, federation, settings, device)
-    jobs = example_jobs(methods, parts, settings, federation.group)
+    jobs = example_jobs(methods, net, parts, settings, federation)
     sample = take(federation.clean_train(0)[0], slice(0, 1))
     weighted = federation.dataset.weight_train is not None
     backend = choose_backend(net, jobs, device.type, settings.backend, sample, settings.precision, weighted)
@@ -112,20 +113,24 @@ def _check_memory(
     )
 
 
-def example_jobs(methods: Sequence[Method], parts: Parts, settings: TrainSettings, group: str) -> list[LocalJob]:
+def example_jobs(
+    methods: Sequence[Method], net: nn.Module, parts: Parts, settings: TrainSettings, federation: Federation
+) -> list[LocalJob]:
     """All jobs of one client in a round."""
-    servers = [initial_server(m, parts, clients=1) for m in methods]
-    planned = zip(methods, servers, strict=True)
-    plans = [plan(m, server, {}, parts=parts, settings=settings, round=1, group=group) for m, server in planned]
-    return [job for jobs in plans for job in jobs.values()]
+    jobs: list[LocalJob] = []
+    for m in methods:
+        server = initial_server(m, parts, federation.clients, net)
+        planned = plan(m, server, {}, parts=parts, settings=settings, round=1, group=federation.group, net=net)
+        jobs += planned.values()
+    return jobs
 
 
 def _check_root_samples(methods: Iterable[Method], federation: Federation) -> None:
     """Refuse more samples for the root set of FLTrust than there are."""
     samples = int(federation.train_sizes().sum())
     for m in methods:
-        if m.aggregator == "fltrust" and m.root_samples > samples:
+        if isinstance(m.aggregator, FLTrust) and m.aggregator.root_samples > samples:
             raise InputError(
-                f"root_samples = {m.root_samples} of method {m.name!r} is more than the {samples} training samples of "
+                f"root_samples = {m.aggregator.root_samples} of method {m.name!r} is more than the {samples} training samples of "
                 "all clients; lower it"
             )

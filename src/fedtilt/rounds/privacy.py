@@ -7,21 +7,15 @@ mechanism, `privacy_accounting` the epsilon). What is covered, and what is not, 
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+from fedtilt.config.setting_fields import check_table, setting
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
-from fedtilt.rounds.setting_fields import check_table, setting
+from fedtilt.methods.aggregators import Mean, Tilted
+from fedtilt.methods.weightings import Equal
 
 RANDOMNESS = ("seed", "secret")
-# settings of a method that change what a client trains, or how its personal model is; the others change the server
-_OF_CLIENTS = (
-    "name", "tau", "lam", "mu", "prox", "lr", "lr_personal", "epochs_personal", "personal_start", "utility",
-    "inner_steps",
-)  # fmt: skip
-_WITH_REASON = ("q", "distance", "steps", "aggregator", "bad_share", "weighting")  # see `check_method`
-
-
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
     """How clients are protected: `clip` and `delta`, with `noise`, `epsilon` or both.
@@ -74,20 +68,19 @@ class Privacy:
 
     def check_method(self, method: Method) -> None:
         """Refuse a method if the sensitivity of its aggregation is not known; see `sensitivity`."""
-        name, reason = method.name, None
-        if method.weighting != "equal":
-            reason = f"weighting = {method.weighting!r} of method {name!r} counts private samples; use 'equal'"
-        elif method.aggregator not in ("tilted", "mean"):
-            reason = f"aggregator = {method.aggregator!r} of method {name!r} has no known sensitivity; use 'mean'"
-        elif method.distance != "squared_l2":
-            reason = f"distance = {method.distance!r} of method {name!r} has no known sensitivity; use 'squared_l2'"
-        elif method.steps is not None:
-            reason = f"steps = {method.steps} of method {name!r} do not reach the optimum; leave them out"
-        elif not 0 <= method.q < math.inf:
-            reason = f"q = {method.q:g} of method {name!r} has no known sensitivity; use 0 ≤ q < inf"
-        for field in fields(method):
-            known = field.name in (*_OF_CLIENTS, *_WITH_REASON)
-            if reason is None and not known and getattr(method, field.name) != field.default:
-                reason = f"{field.name} = {getattr(method, field.name)!r} of method {name!r} has no known sensitivity"
+        name, reason, rule = method.name, None, method.aggregator
+        if not isinstance(method.weighting, Equal):
+            reason = f"weighting = {method.weighting.label!r} of method {name!r} counts private samples; use 'equal'"
+        elif not isinstance(rule, Tilted | Mean):
+            reason = f"aggregator = {rule.label!r} of method {name!r} has no known sensitivity; use 'mean'"
+        elif isinstance(rule, Tilted) and rule.distance != "squared_l2":
+            reason = f"distance = {rule.distance!r} of method {name!r} has no known sensitivity; use 'squared_l2'"
+        elif isinstance(rule, Tilted) and rule.steps is not None:
+            reason = f"steps = {rule.steps} of method {name!r} do not reach the optimum; leave them out"
+        elif isinstance(rule, Tilted) and not 0 <= rule.q < math.inf:
+            reason = f"q = {rule.q:g} of method {name!r} has no known sensitivity; use 0 ≤ q < inf"
+        for key in ("correction", "training", "local", "before", "client_momentum"):
+            if reason is None and getattr(method, key):
+                reason = f"{key} of method {name!r} has no known sensitivity"
         if reason is not None:
             raise InputError(f"privacy: {reason}")

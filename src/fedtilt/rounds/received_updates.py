@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from fedtilt.engine.client import ClientUpdate
+from fedtilt.engine.server import RoundRule
 from fedtilt.parts import Tensors
-from fedtilt.rounds.aggregation import RoundRule, losses_of, weights_of_clients
 from fedtilt.rounds.attack import AttackedFederation
-from fedtilt.rounds.client_update import ClientUpdate
 from fedtilt.rounds.forged_updates import forge
 from fedtilt.rounds.prepare import PreparedRun
 
@@ -33,13 +33,10 @@ def received_updates(
         return {name: dict(by_client) for name, by_client in updates.items()}
     forged = {}
     for m in prepared.methods:
-        received, by_client = server[m.name]["parameters"], updates[m.name]
-        by_client = {client: by_client[client] for client in sorted(by_client)}
-        weights, _ = weights_of_clients(m, server[m.name], by_client)
-        rule = RoundRule.of(
-            m, len(by_client), received, weights, selected=len(by_client), seed=settings.seed, round=number,
-            root=roots.get(m.name), losses=losses_of(m, by_client),
-            lr=m.rates(settings.lr, None)[0] * settings.lr_factor(number),
+        by_client = {client: updates[m.name][client] for client in sorted(updates[m.name])}
+        rule, _ = RoundRule.of(
+            m, server[m.name], by_client, settings, selected=len(by_client), population=federation.clients, round=number,
+            root=roots.get(m.name),
         )  # fmt: skip
         forged[m.name] = forge(federation.attack, rule, by_client, federation.attackers, settings.seed, number)
     return forged

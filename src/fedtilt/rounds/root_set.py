@@ -8,10 +8,11 @@ from torch import Tensor
 from fedtilt import seeds
 from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, take, to_device
+from fedtilt.engine.client import plan
+from fedtilt.methods.aggregators import FLTrust
 from fedtilt.parts import Tensors
 from fedtilt.rounds.executors import BatchSettings
 from fedtilt.rounds.prepare import PreparedRun
-from fedtilt.rounds.round import plan
 from fedtilt.training import BACKENDS
 
 
@@ -29,16 +30,16 @@ def train_on_root_sets(prepared: PreparedRun, server: Mapping[str, Tensors], rou
     trained = {}
     settings, federation, device = prepared.settings, prepared.federation, prepared.device
     for m in prepared.methods:
-        if m.aggregator != "fltrust":
+        if not isinstance(m.aggregator, FLTrust):
             continue
         jobs = plan(
             m, server[m.name], {}, parts=prepared.parts, settings=settings, round=round, group=federation.group
         )  # fmt: skip
-        x, y = root_set(federation, m.root_samples, settings.seed, device)
+        x, y = root_set(federation, m.aggregator.root_samples, settings.seed, device)
         # a client number that no client has
         batches = BatchSettings.of(settings).batches_of(x, y, {}, round, federation.clients, [jobs["shared"]])
         train = BACKENDS[prepared.backend.name]
         (result,) = train(prepared.net, [jobs["shared"]], [batches], precision=settings.precision)
         model = result.parameters if result.anchor is None else result.anchor
-        trained[m.name] = prepared.parts.keeping(m.local).shared(model)
+        trained[m.name] = prepared.parts.keeping(m.local_names).shared(model)
     return trained

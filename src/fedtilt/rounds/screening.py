@@ -23,8 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedtilt.engine.client import ClientUpdate
 from fedtilt.parts import Tensors
-from fedtilt.rounds.client_update import ClientUpdate
 
 REFUSED_FACTOR = 2.0  # times the length at which an update is clipped
 OPPOSITE = -0.1  # a cosine below it: two updates work against each other
@@ -38,23 +38,24 @@ class Screened(NamedTuple):
     updates: dict[int, ClientUpdate]
     refused: dict[int, str]  # client → reason
     bounded: dict[int, str]  # client → what was bounded
-    lengths: Tensor  # (≤ _ROUNDS,) median lengths of the updates of the last rounds
+    slot: dict[str, Tensor]  # lengths (≤ _ROUNDS,): the median lengths of the updates of the last rounds
 
 
-def screen(server: Tensors, updates: Mapping[int, ClientUpdate], k: float) -> Screened:
+def screen(server: Tensors, updates: Mapping[int, ClientUpdate], k: float, slot: Tensors) -> Screened:
     """Refuse or bound the updates that stand out.
 
     Args:
-        server: what the server keeps: `parameters`, and the `update_lengths` of the last rounds
+        server: the state of the server: `parameters`, and `buffers` if they are averaged
         updates: client → its update, all finite
         k: how many times longer than the median an update may be
+        slot: the median lengths of the last rounds; empty in the first
     """
     clients = sorted(updates)
     received = server["parameters"].double()
     # float64: the square of 3e38 is beyond float32
     steps = torch.stack([updates[client].parameters.double() - received for client in clients])  # (C, S)
     lengths = steps.norm(dim=1)
-    earlier = server.get("update_lengths", lengths.new_zeros(0)).to(lengths)
+    earlier = slot.get("lengths", lengths.new_zeros(0)).to(lengths)
     reference = float(torch.cat([lengths, earlier]).median()) if len(clients) > 2 or len(earlier) else None
     refused = _refused_by_length(clients, lengths, reference, k)
     rest = [i for i, client in enumerate(clients) if client not in refused]
@@ -75,7 +76,8 @@ def screen(server: Tensors, updates: Mapping[int, ClientUpdate], k: float) -> Sc
         bounded[client] = f"{bounded[client]}, {reason}" if client in bounded else reason
     kept = [float(lengths[i]) for i, client in enumerate(clients) if client not in refused]
     median = torch.tensor(kept, dtype=torch.float64).median().reshape(1) if kept else lengths.new_zeros(0)
-    return Screened(accepted, refused, bounded, torch.cat([earlier.cpu(), median.cpu()])[-_ROUNDS:].float())
+    lengths_now = torch.cat([earlier.cpu(), median.cpu()])[-_ROUNDS:].float()
+    return Screened(accepted, refused, bounded, {"lengths": lengths_now})
 
 
 def _refused_by_length(clients: list[int], lengths: Tensor, reference: float | None, k: float) -> dict[int, str]:

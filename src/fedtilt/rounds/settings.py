@@ -11,19 +11,20 @@ from typing import Self
 from torch import nn
 
 from fedtilt import seeds
+from fedtilt.config.setting_fields import check_fields_used, check_value, setting
 from fedtilt.errors import InputError
 from fedtilt.imports import check_name
 from fedtilt.math import losses
 from fedtilt.math.losses import SampleLoss
-from fedtilt.methods import Method, check_methods
+from fedtilt.methods import Method, ServerOptimizer, check_methods
+from fedtilt.methods.server_optimizers import SERVER_OPTIMIZERS
+from fedtilt.methods.weightings import BySamples
 from fedtilt.parts import BUFFER_MODES
 from fedtilt.rounds.attack import Attack
 from fedtilt.rounds.privacy import Privacy
-from fedtilt.rounds.setting_fields import check_fields_used, check_value, setting
 from fedtilt.training import BACKENDS, LAST_BATCH, OPTIMIZERS, Optimizer
 
 SCHEDULES = ("constant", "cosine", "step", "exponential")
-SERVER_OPTIMIZERS = ("sgd", "adam", "yogi", "adagrad")
 PRECISIONS = ("float32", "tf32", "bfloat16")
 CLUSTER_TIMEOUT = 600.0
 
@@ -299,11 +300,14 @@ class TrainSettings:
         """Whether clients are trained on a Ray cluster, which `cuda:all` starts on this machine."""
         return self.cluster is not None or self.device == "cuda:all"
 
-    @property
-    def server_beta(self) -> float:
-        """The momentum of the server optimiser."""
-        default = 0.9 if self.server_optimizer in ("adam", "yogi") else 0.0
-        return default if self.server_momentum is None else self.server_momentum
+    @functools.cached_property
+    def server_optimizer_component(self) -> ServerOptimizer | None:
+        """The server optimiser of methods without their own."""
+        if self.server_optimizer is None:
+            return None
+        given = {"lr": self.server_lr, "momentum": self.server_momentum, "epsilon": self.server_epsilon}
+        settings = {key: value for key, value in given.items() if value is not None}
+        return SERVER_OPTIMIZERS[self.server_optimizer](**settings)
 
     def check_methods(self, methods: Iterable[Method]) -> list[Method]:
         """The methods as a list, if they can be trained together with these settings."""
@@ -313,7 +317,7 @@ class TrainSettings:
             for method in methods:
                 self.privacy.check_method(method)
         for method in methods if self.attack is not None else ():
-            if method.weighting == "samples":
+            if isinstance(method.weighting, BySamples):
                 raise InputError(
                     f"weighting = 'samples' of method {method.name!r} counts the samples that clients claim, and "
                     "attackers can claim any number; use weighting = 'equal'"

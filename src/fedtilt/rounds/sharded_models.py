@@ -13,7 +13,6 @@ from torch import Tensor
 from fedtilt.cluster.remote_tensor import ObjectStore, RemoteTensor
 from fedtilt.math.client_models import BlockedModels, ClientModels, column_blocks
 from fedtilt.methods import Method
-from fedtilt.rounds.aggregation import works_by_blocks
 from fedtilt.rounds.settings import TrainSettings
 
 SHARDED_BYTES = 2 * 2**30  # of the clients' models of one method in a round, above which they stay on the cluster
@@ -87,10 +86,11 @@ def uses_shards(methods: Iterable[Method], settings: TrainSettings, clients: int
     if settings.privacy is not None or settings.attack is not None:
         return False
     return all(
-        works_by_blocks(m)
-        and not m.pre_aggregators
-        and m.correction == "none"
+        m.aggregator.by_blocks
+        and not m.before
+        and m.correction is None
+        and m.training is None
         and not m.client_momentum
-        and not m.local
+        and m.local is None
         for m in methods
     )

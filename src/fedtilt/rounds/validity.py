@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from fedtilt.cluster.remote_tensor import RemoteTensor
+from fedtilt.engine.client import ClientUpdate
+from fedtilt.engine.state import slot_of
 from fedtilt.errors import Diverged
-from fedtilt.methods import CORRECTIONS, Method
+from fedtilt.methods import Method
 from fedtilt.parts import Tensors
-from fedtilt.rounds.client_update import ClientUpdate
 
 
 def invalid_reason(update: Tensor, reference: Tensor) -> str | None:
@@ -42,10 +43,15 @@ def invalid_reasons(updates: Mapping[int, Tensor], reference: Tensor) -> dict[in
 def invalid_updates(method: Method, updates: Mapping[int, ClientUpdate], server: Tensors) -> dict[int, str]:
     """`invalid_reasons` of everything that these updates must have."""
     reasons = invalid_reasons({client: u.parameters for client, u in updates.items()}, server["parameters"])
-    for name in CORRECTIONS[method.correction].client_sends if method.correction != "none" else ():
-        vectors = {client: u.tensors.get(name, u.parameters[:0]) for client, u in updates.items()}
+    names = () if method.correction is None else method.correction.sends
+    for name in names:
+        vectors = {client: u.tensors.get(f"correction.{name}", u.parameters[:0]) for client, u in updates.items()}
         for client, reason in invalid_reasons(vectors, server["parameters"]).items():
             reasons.setdefault(client, f"has a vector {name!r} that is wrong: it {reason}")
+    for client, update in updates.items():
+        for name, tensor in slot_of(update.tensors, "training").items():
+            if not tensor.isfinite().all():
+                reasons.setdefault(client, f"sent {name!r}, which is not finite")
     if method.needs_losses:
         for client, update in updates.items():
             if not 0 <= update.declared.get("loss", math.nan) < math.inf:

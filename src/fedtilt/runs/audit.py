@@ -8,8 +8,8 @@ from torch import nn
 from fedtilt.auditing.clients import ClientAudit, audit_clients
 from fedtilt.auditing.samples import Audit, audit_samples, most_robust
 from fedtilt.data import Federation
+from fedtilt.engine.client import build_client_model
 from fedtilt.errors import InputError
-from fedtilt.rounds.round import build_client_model
 from fedtilt.rounds.update_distances import distances_by_round
 from fedtilt.runs.run import fingerprint_of
 from fedtilt.runs.seed_run import open_seed, prepare_seed, spec_of
@@ -62,7 +62,7 @@ def audit_run(folder: Path, method: str | None = None, seed: int | None = None) 
             raise InputError(f"the data {data!r} was changed since {folder} was trained; restore it, or train again")
     judge = method or most_robust(prepared.methods)
     federation, server = prepared.federation, state.server[judge]
-    parts = next(prepared.parts.keeping(m.local) for m in prepared.methods if m.name == judge)
+    parts = next(prepared.parts.keeping(m.local_names) for m in prepared.methods if m.name == judge)
     audit = audit_samples(judge, state.client_states, federation)
 
     def shared_of(client: int) -> nn.Module:

@@ -233,7 +233,7 @@ def _result(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: Fed
                 group_counts=group_counts(counts[m.name], total, groups),
                 _net=net,
                 _target=prepared.federation.target,
-                _parts=prepared.parts.keeping(m.local),
+                _parts=prepared.parts.keeping(m.local_names),
                 _server={name: tensor.cpu() for name, tensor in state.server[m.name].items()},
                 _client_states=state.client_states,
                 _predict=predictions_of(m, prepared, recorder, state),
@@ -256,7 +256,7 @@ def _constants(prepared: PreparedRun) -> dict[str, torch.Tensor]:
     return {
         name: tensor
         for m in prepared.methods
-        for name, tensor in constants_of(prepared.net, prepared.parts.keeping(m.local)).items()
+        for name, tensor in constants_of(prepared.net, prepared.parts.keeping(m.local_names)).items()
     }
 
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from fedtilt.auditing.collect import ClientRound, Collector
+from fedtilt.engine.client import ClientUpdate, finish, plan
 from fedtilt.parts import Tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import Executor
 from fedtilt.rounds.prepare import PreparedRun
-from fedtilt.rounds.round import ClientUpdate, finish, plan
 from fedtilt.training import LocalJob, Trained, distinct_jobs
 
 KeptTensors = dict[str, dict[int, dict[str, Tensor]]]  # method → client → what it keeps
@@ -39,7 +39,7 @@ def plan_client(
         kept = client_states.get((m.name, client), fetch=False)
         plans[m.name] = plan(
             m, server[m.name], kept, parts=prepared.parts, settings=prepared.settings, round=round,
-            group=prepared.federation.group,
+            group=prepared.federation.group, net=prepared.net,
         )  # fmt: skip
     return plans
 
@@ -67,7 +67,7 @@ def train_clients(
         for m in prepared.methods:
             updates[m.name][client], kept[m.name][client] = finish(
                 m, plans[client][m.name], trained[m.name], client_states.get((m.name, client), fetch=False),
-                parts=prepared.parts, settings=prepared.settings, rows=rows, samples=samples,
+                parts=prepared.parts, settings=prepared.settings, rows=rows, samples=samples, net=prepared.net,
             )  # fmt: skip
         if collector is not None:
             all_trained[client] = trained

@@ -16,6 +16,8 @@ from fedtilt.auditing.collect import Collector
 from fedtilt.cluster.remote_tensor import LostTensorError
 from fedtilt.data import Federation
 from fedtilt.data.data_warnings import warn
+from fedtilt.engine.server import server_update
+from fedtilt.engine.state import check_state, initial_server
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import measure
@@ -27,12 +29,10 @@ from fedtilt.rounds.attack import AttackedFederation
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.executors import Executor, one_thread
 from fedtilt.rounds.make_executor import make_executor
-from fedtilt.rounds.method_state import check_state, initial_server
 from fedtilt.rounds.prepare import PreparedRun, check_effects, prepare
 from fedtilt.rounds.received_updates import received_updates
 from fedtilt.rounds.restart_point import RestartPoint
 from fedtilt.rounds.root_set import train_on_root_sets
-from fedtilt.rounds.round import server_update
 from fedtilt.rounds.setting_arguments import takes_train_settings, train_settings
 from fedtilt.rounds.validity import check_finite
 from fedtilt.simulation.client_training import merge_equal, plan_client, store_kept, train_clients
@@ -88,15 +88,15 @@ def simulate_prepared(
     methods, device = prepared.methods, prepared.device
     if state is None:
         servers: dict[str, Tensors] = {
-            m.name: _to(device, initial_server(m, prepared.parts, prepared.federation.clients)) for m in methods
+            m.name: _to(device, initial_server(m, prepared.parts, prepared.federation.clients, prepared.net)) for m in methods
         }
         state = FederationState(0, servers, ClientStates() if client_states is None else client_states)
     else:
         for m in methods:
             if m.name not in state.server:
                 raise InputError(f"state has no method {m.name!r}; it has {', '.join(state.server)}")
-            needed = initial_server(m, prepared.parts, prepared.federation.clients)
-            check_state(state.server[m.name], needed, f"what the server keeps for method {m.name!r}")
+            needed = initial_server(m, prepared.parts, prepared.federation.clients, prepared.net)
+            check_state(state.server[m.name], needed, f"the state of the server for method {m.name!r}")
         state.server = {m.name: _to(device, state.server[m.name]) for m in methods}
     return _rounds(prepared, state, notice or (lambda text: warn([text])), on_test)
 
@@ -214,7 +214,7 @@ def _run_round(
         attack_success=_attack_success(methods, state, triggered) if evaluate and triggered else {},
         privacy=mechanism.loss(number) if mechanism and evaluate else None,
         _net=prepared.net,
-        _parts={m.name: prepared.parts.keeping(m.local) for m in methods},
+        _parts={m.name: prepared.parts.keeping(m.local_names) for m in methods},
         client_names=federation.client_names,
         _target=federation.target,
     )

@@ -11,8 +11,10 @@ from fedtilt import seeds
 from fedtilt.data.inputs import take
 from fedtilt.errors import InputError
 from fedtilt.math.tilt import nested_tilt
+from fedtilt.methods.component import describe
 from fedtilt.models import copy_with_parameters, logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import buffers_to_vector, vector_to_buffers
+from fedtilt.training import client_update
 from fedtilt.training.local_job import MIN_UTILITY, Batches, LocalJob, Optimizer, Trained
 from fedtilt.training.precision import autocast, fp32_deterministic
 
@@ -34,6 +36,8 @@ def train(
 
 
 def _train_one(model: nn.Module, job: LocalJob, batches: Batches, precision: str) -> Trained:
+    if job.training is not None:
+        return client_update.train(model, job, batches, precision)
     theta = job.start.clone()
     views = vector_to_parameters(model, theta)
     net = copy_with_parameters(model, views)  # a step on its parameters changes theta
@@ -47,7 +51,7 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches, precision: str
         for number, (x, y, groups, weights) in enumerate(batches.of(job), 1):
             with autocast(theta.device, precision):
                 outputs = logits(net, x)
-            loss = nested_tilt(job.loss(outputs.float(), y), groups, job.tilts, weights)
+            loss = batch_objective(job, job.loss(outputs.float(), y), groups, weights)
             if job.utility < math.inf:  # the gradient of −log(utility − loss)
                 loss = loss / (job.utility - loss.detach()).clamp_min(MIN_UTILITY)
             if job.first is not None and number == switch + 1:
@@ -60,6 +64,17 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches, precision: str
     return Trained(theta, buffers, anchor=anchor if job.anchor_rate else None)
 
 
+def batch_objective(job: LocalJob, losses: Tensor, groups: Sequence[Tensor], weights: Tensor | None) -> Tensor:
+    """The client's objective of the losses of a batch: R, or that of the user."""
+    if job.objective is None:
+        return nested_tilt(losses, groups, job.tilts, weights)
+    value = job.objective(losses, groups[0], torch.ones_like(losses) if weights is None else weights)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"{describe(job.objective)} returned {found}; expected one number, a tensor of shape ()")
+    return value.reshape(())
+
+
 def start_loss(model: nn.Module, job: LocalJob, batches: Batches, precision: str = "float32") -> Tensor:
     """R of the model that a job starts from, on all samples, in evaluation mode, (1,)."""
     net = copy_with_parameters(model, vector_to_parameters(model, job.start.clone()))
@@ -70,7 +85,7 @@ def start_loss(model: nn.Module, job: LocalJob, batches: Batches, precision: str
         outputs = [logits(net, take(batches.x, slice(i, i + _SAMPLES))) for i in range(0, samples, _SAMPLES)]
     with torch.no_grad():
         losses = job.loss(torch.cat(outputs).float(), batches.y)
-        return nested_tilt(losses, batches.groups_of(job), job.tilts, batches.weights).reshape(1)
+        return batch_objective(job, losses, batches.groups_of(job), batches.weights).reshape(1)
 
 
 def _load_buffers(net: nn.Module, job: LocalJob) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from fedtilt import seeds
 from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Inputs, split, take
 from fedtilt.math.losses import SampleLoss, cross_entropy
+from fedtilt.methods.objectives import Objective
+from fedtilt.methods.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,8 @@ class LocalJob:
     """Training from `start`, one mini-batch a step, with the gradient ∇R + prox · (θ − anchor) + drift.
 
     R is the nested tilted loss: `lam` tilts over the samples of a group, `tau` over the groups, and each level of
-    `outer` over groups of groups. With a finite `utility`, −log(utility − R) takes its place.
+    `outer` over groups of groups. With a finite `utility`, −log(utility − R) takes its place; with `objective`, that of
+    the user. With `training`, the user's code trains.
     """
 
     start: Tensor  # (T,)
@@ -74,6 +77,12 @@ class LocalJob:
     optimizer: Optimizer = Optimizer()
     loss: SampleLoss = cross_entropy
     drift: Tensor | None = None  # (T,) added to every gradient
+    objective: Objective | None = None  # in place of the tilts
+    training: Training | None = None  # in place of all steps
+    slot: Tensor | None = None  # (K,) what `training` remembers on the client: see `pack`
+    broadcast: Tensor | None = None  # (K',) what `training` remembers on the server
+    broadcast_shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # its names and shapes
+    round: int = 1
     utility: float = math.inf  # more than the loss of any batch; inf: the loss itself is minimised
     repeats: int = 1  # steps on every batch
     anchor_rate: float = 0.0  # after the steps on a batch, the anchor moves by this share of the way to θ
@@ -84,6 +93,10 @@ class LocalJob:
     @property
     def special_steps(self) -> str | None:
         """What its steps have that a backend may not know, as a clause; None if nothing."""
+        if self.training is not None:
+            return f"training {self.training.label!r} is Python code"
+        if self.objective is not None:
+            return f"the objective is {self.objective.label!r}"
         if self.drift is not None:
             return "a vector is added to every gradient"
         if self.repeats > 1 or self.anchor_rate:
@@ -109,10 +122,25 @@ class LocalJob:
     @property
     def identity(self) -> tuple[object, ...]:
         """Equal for two jobs of one client that give the same result; without a proximal term the anchor is unused."""
-        tensors = [self.start, self.anchor if self.prox else None, self.buffers, self.drift, self.first]
+        tensors = [self.start, self.anchor if self.prox else None, self.buffers, self.drift, self.first, self.slot]
+        tensors.append(self.broadcast)
         settings = self.prox, self.levels, self.lam, self.lr, self.epochs, self.steps, self.optimizer, self.loss
         special = self.utility, self.repeats, self.anchor_rate, self.first_epochs, self.measures_loss
+        special += self.objective, self.training, self.round  # type: ignore[assignment]
         return *(None if tensor is None else id(tensor) for tensor in tensors), *settings, *special
+
+
+def pack(slot: Mapping[str, Tensor]) -> Tensor:
+    """A slot as one vector, its tensors in the order of their names."""
+    parts = [slot[name].detach().reshape(-1).float() for name in sorted(slot)]
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def unpack(vector: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """The inverse of `pack`: copies with these names and shapes."""
+    names = sorted(shapes)
+    pieces = vector.split([math.prod(shapes[name]) for name in names]) if names else ()
+    return {name: piece.reshape(tuple(shapes[name])).clone() for name, piece in zip(names, pieces, strict=True)}
 
 
 def unusual_part(job: LocalJob, model: nn.Module) -> str | None:
@@ -130,6 +158,11 @@ class Trained(NamedTuple):
     buffers: Tensor | None = None  # (B,); None: the job has none
     anchor: Tensor | None = None  # (T,) where the anchor ends; None: it does not move
     loss: Tensor | None = None  # (1,) R of `start` on all samples, before training; None: not measured
+    # of a job with `training`
+    personal: Tensor | None = None  # (T,)
+    personal_buffers: Tensor | None = None  # (B,)
+    slot: Tensor | None = None  # (K,)
+    sent: Tensor | None = None  # (K",)
 
 
 class Batch(NamedTuple):

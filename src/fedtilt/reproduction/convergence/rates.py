@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from fedtilt import seeds
+from fedtilt.engine.client import finish, plan
+from fedtilt.engine.server import server_update
 from fedtilt.methods import fedtilt
 from fedtilt.parts import Parts
 from fedtilt.reproduction.convergence.problem import (
@@ -20,7 +22,6 @@ from fedtilt.reproduction.convergence.problem import (
     shared_optimum,
 )
 from fedtilt.reproduction.experiment import OnProgress
-from fedtilt.rounds.round import finish, plan, server_update
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.training import Trained
 

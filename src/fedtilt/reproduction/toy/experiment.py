@@ -72,7 +72,7 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
         boundaries[m.name] = []
         for client, groups in enumerate(SETUPS[settings["data"]].groups):
             kept = r.state.client_states.get((m.name, client))  # every client takes part in every round
-            model = kept["personal"] if m.personal else r.state.shared[m.name]
+            model = kept["personal"] if m.has_personal else r.state.shared[m.name]
             normal, offset = decision_boundary(model.cpu())
             shares = expected_accuracy(normal, float(offset), groups)
             boundaries[m.name].append(

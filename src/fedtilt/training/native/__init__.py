@@ -78,6 +78,8 @@ def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample
 
 def special_reason(model: nn.Module, job: LocalJob) -> str | None:
     """Why the C kernel does not know the special steps of a job, as a clause; None if it does."""
+    if job.training is not None or job.objective is not None:
+        return job.special_steps
     if job.first is None:
         return None
     if not job.optimizer.is_plain:

@@ -69,6 +69,8 @@ def triton_reason() -> str | None:
 
 def special_reason(model: nn.Module, job: LocalJob) -> str | None:
     """Why this backend does not take the job's special steps, as a clause; None if it does."""
+    if job.training is not None:
+        return job.special_steps
     if job.first is not None and not job.optimizer.is_plain:  # its state would have to start again
         return f"{job.special_steps}, with an optimiser other than plain SGD"
     return None

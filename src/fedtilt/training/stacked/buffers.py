@@ -6,6 +6,7 @@ from typing import NamedTuple, Self
 from torch import Tensor
 
 from fedtilt.math.losses import SampleLoss
+from fedtilt.methods.objectives import Objective
 from fedtilt.training.local_job import LocalJob, Optimizer
 
 
@@ -17,12 +18,14 @@ class SpecialSteps(NamedTuple):
     repeats: int = 1
     moves_anchor: bool = False
     has_first: bool = False  # some parameters train before the others
+    objective: Objective | None = None  # in place of the tilts
 
     @classmethod
     def of(cls, job: LocalJob) -> Self:
         """Those of a job."""
         return cls(
-            job.drift is not None, job.utility < math.inf, job.repeats, job.anchor_rate > 0, job.first is not None
+            job.drift is not None, job.utility < math.inf, job.repeats, job.anchor_rate > 0, job.first is not None,
+            job.objective,
         )
 
 

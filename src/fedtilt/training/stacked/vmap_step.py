@@ -73,6 +73,8 @@ class StackedGradient:
         if self._batch_norms is not None:
             model_buffers = self._batch_norms.next_buffers(model_buffers, norm_constants)
         losses = self._recipe.loss(outputs.float(), y)
+        if (objective := self._recipe.special.objective) is not None:
+            return objective(losses, groups[0], weights).reshape(()), model_buffers
         shares = nested_tilt_grad(losses.detach(), groups.unbind(), tilts.unbind(), weights)
         if self._recipe.special.has_utility:  # the gradient of −log(utility − R)
             loss = nested_tilt(losses.detach(), groups.unbind(), tilts.unbind(), weights)

@@ -13,7 +13,7 @@ from fedtilt.errors import InputError
 def setting(
     default: Any, meaning: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None,
     lt: float | None = None, choices: Iterable[str] = (), example: Any = None, allowed: str = "", heading: str = "",
-    only_with: Mapping[str, Iterable[Any]] | None = None,
+    inf: bool = False, only_with: Mapping[str, Iterable[Any]] | None = None,
 ) -> Any:  # fmt: skip
     """A field; with a default of None it is optional.
 
@@ -27,13 +27,14 @@ def setting(
         choices: the words it may be
         example: a value for the annotated spec, if the default is None
         allowed: the allowed values in words, if its type and limits are not enough
+        inf: whether a number may be infinite
         heading: stands above this and the following settings in the annotated spec
         only_with: another setting → the values with which this one has an effect; empty: all but its default
     """
     limits = {key: value for key, value in {"ge": ge, "gt": gt, "le": le, "lt": lt}.items() if value is not None}
     metadata = {
         "meaning": meaning, "limits": limits, "choices": tuple(choices), "example": example, "allowed": allowed,
-        "heading": heading, "only_with": {name: tuple(values) for name, values in (only_with or {}).items()},
+        "heading": heading, "inf": inf, "only_with": {name: tuple(values) for name, values in (only_with or {}).items()},
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -45,7 +46,8 @@ def check_value(field: Field[Any], value: Any) -> Any:
     if get_origin(field.type) is tuple:
         if isinstance(value, str) or not isinstance(value, Iterable):
             raise InputError(f"{name} must be a list, got {value!r}")
-        return tuple(_check_number(part, name, limits) if float in types else str(part) for part in value)
+        inf = field.metadata["inf"]
+        return tuple(_check_number(part, name, limits, inf) if float in types else str(part) for part in value)
     if bool in types:
         if not isinstance(value, bool):
             raise InputError(f"{name} must be True or False, got {value!r}")
@@ -53,21 +55,22 @@ def check_value(field: Field[Any], value: Any) -> Any:
     if int in types:
         return whole(value, name, limits.get("ge"))
     if float in types:
-        return _check_number(value, name, limits)
+        return _check_number(value, name, limits, field.metadata["inf"])
     if choices and value not in choices:
         raise InputError(f"unknown {name} {value!r}; choose one of {', '.join(choices)}")
     return value
 
 
-def _check_number(value: Any, name: str, limits: Mapping[str, float]) -> float:
-    """A finite number within the limits, or an InputError."""
+def _check_number(value: Any, name: str, limits: Mapping[str, float], inf: bool) -> float:
+    """A number within the limits, or an InputError."""
     value = number(value, name)
-    below = value < limits["ge"] if "ge" in limits else value <= limits["gt"]
-    above = value > limits["le"] if "le" in limits else value >= limits.get("lt", math.inf)
-    if below or above:
-        low = f"≥ {limits['ge']:g}" if "ge" in limits else f"> {limits['gt']:g}"
-        high = f" and ≤ {limits['le']:g}" if "le" in limits else f" and < {limits['lt']:g}" if "lt" in limits else ""
-        raise InputError(f"{name} must be a number {low}{high}, got {value!r}")
+    below = value < limits.get("ge", -math.inf) or ("gt" in limits and value <= limits["gt"])
+    above = value > limits.get("le", math.inf) or ("lt" in limits and value >= limits["lt"])
+    if below or above or (math.isinf(value) and not inf):
+        low = f" ≥ {limits['ge']:g}" if "ge" in limits else f" > {limits['gt']:g}" if "gt" in limits else ""
+        high = f" ≤ {limits['le']:g}" if "le" in limits else f" < {limits['lt']:g}" if "lt" in limits else ""
+        wanted = f"{low} and{high}" if low and high else low or high
+        raise InputError(f"{name} must be a {'' if limits else 'finite '}number{wanted}, got {value!r}")
     return value
 
 

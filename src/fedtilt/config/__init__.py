@@ -1,0 +1,1 @@
+"""Settings: declared once, with their meaning and limits; specs, docs and errors follow from that."""

@@ -1,0 +1,218 @@
+"""The client's half of a round: plan its local jobs, and after they are trained, what it sends and what it keeps."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedtilt.data.groups import CLASS
+from fedtilt.engine.state import client_slot, in_slot, slot_of
+from fedtilt.methods import ClientStep, Method, Moreau
+from fedtilt.methods.component import check_slot
+from fedtilt.methods.objectives import PropFair, Tilted
+from fedtilt.models import with_weights
+from fedtilt.parts import Parts, Tensors, vector_to_buffers
+from fedtilt.rounds.settings import TrainSettings
+from fedtilt.training import LocalJob, Trained
+from fedtilt.training.local_job import pack, step_count, unpack
+
+
+class ClientUpdate(NamedTuple):
+    """What a client sends after a round."""
+
+    parameters: Tensor  # (S,)
+    samples: int | float  # training samples, or the sum of their weights
+    buffers: Tensor | None = None  # (B,) if the server averages them
+    declared: Mapping[str, float] = {}  # numbers that a component asks for, such as the loss of the received model
+    tensors: Mapping[str, Tensor] = {}  # what components send, as `slot.name`
+
+
+def plan(
+    method: Method, received: Tensors, client_state: Tensors, *, parts: Parts, settings: TrainSettings, round: int,
+    group: str = CLASS, net: nn.Module | None = None,
+) -> dict[str, LocalJob]:  # fmt: skip
+    """The local jobs of a client by the model they train: "shared" and, if the method has them, "personal".
+
+    Both have the received w as their anchor, so they are independent of each other.
+
+    Args:
+        method: the method
+        received: what the server sends: parameters, if they are averaged buffers, and what components broadcast
+        client_state: the state of the client; empty if it is selected for the first time
+        parts: the parts of the model and its initial values
+        settings: the recipe of the run
+        round: the number of the round, for the schedule
+        group: what tau tilts over: the federation's groups, else the classes
+        net: the model, for a method with `training`
+    """
+    parts = parts.keeping(method.local_names)
+    w, w_buffers = client_model(parts, received, client_state)
+    device = w.device
+    lr, lr_personal = method.rates(settings.lr, settings.lr_personal)
+    factor = settings.lr_factor(round)
+    recipe: dict[str, Any] = {
+        "steps": settings.local_steps,
+        "optimizer": settings.client_optimizer,
+        "loss": settings.sample_loss,
+        "buffer_names": tuple(parts.buffers),
+        **_objective(method, group),
+    }
+    trains_buffers = parts.trains_buffers
+    epochs = settings.job_epochs(None)
+    shared = LocalJob(
+        start=w, anchor=w, prox=method.prox, lr=lr * factor, epochs=epochs,
+        buffers=w_buffers if trains_buffers else None, measures_loss=method.needs_losses, **recipe,
+    )  # fmt: skip
+    if method.training is not None:
+        slot = _to(device, client_slot(method, parts, client_state, "training", net))
+        broadcast = slot_of(received, "training")
+        shapes = tuple((name, tuple(broadcast[name].shape)) for name in sorted(broadcast))
+        return {
+            "shared": replace(
+                shared, training=method.training, round=round, slot=pack(slot).to(device) if slot else None,
+                broadcast=pack(broadcast).to(device) if broadcast else None, broadcast_shapes=shapes,
+            )
+        }  # fmt: skip
+    if method.correction is not None:
+        slot = _to(device, client_slot(method, parts, client_state, "correction"))
+        drift = parts.expand(method.correction.drift(slot_of(received, "correction"), slot))
+        shared = replace(shared, prox=method.prox or method.correction.prox, drift=drift)
+    if method.local is not None and (method.local.first_epochs is not None or not method.local.trains):
+        first = method.local.first_epochs or 0  # 0: the local parameters never train
+        together = None if epochs is None else first + epochs  # `check_methods` refuses first_epochs with local_steps
+        shared = replace(shared, epochs=together, first=parts.is_local.to(device), first_epochs=first)
+    if isinstance(method.personal, Moreau):
+        mu = method.personal.mu
+        job = replace(
+            shared, prox=mu, lr=lr_personal * factor, repeats=method.personal.inner_steps, anchor_rate=lr * factor * mu
+        )
+        return {"shared": job}
+    jobs = {"shared": shared}
+    if method.personal is not None:
+        start, buffers = w, w_buffers
+        if "personal" in client_state and method.personal.start != "received":
+            start = client_state["personal"].to(device)
+            buffers = client_state["personal_buffers"].to(device) if "personal_buffers" in client_state else w_buffers
+        elif "personal" not in client_state and method.personal.start == "initial":
+            start, buffers = _on(device, parts.initial), _on(device, parts.initial_buffers)
+        jobs["personal"] = LocalJob(
+            start=start, anchor=w, prox=method.personal.mu, lr=lr_personal * factor,
+            epochs=settings.job_epochs(method.personal.epochs), buffers=buffers if trains_buffers else None, **recipe,
+        )  # fmt: skip
+    return jobs
+
+
+def _objective(method: Method, group: str) -> dict[str, Any]:
+    """The fields of a local job that its objective decides; fast backends know the built-in ones by heart."""
+    objective = method.objective
+    if isinstance(objective, Tilted):
+        (inner, tau), *outer = objective.levels or [(group, objective.tau)]
+        return {"group": inner, "tau": tau, "outer": tuple(outer), "lam": objective.lam}
+    plain = {"group": group, "tau": 0.0, "lam": 0.0}
+    return plain | ({"utility": objective.utility} if isinstance(objective, PropFair) else {"objective": objective})
+
+
+def _on(device: torch.device, values: Tensor | None) -> Any:
+    return None if values is None else values.to(device)
+
+
+def _to(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def client_model(
+    parts: Parts, server: Tensors, client_state: Tensors, *, personal: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The parameters (T,) and buffers (B,) of the model that a client uses; buffers are None if they never change.
+
+    Args:
+        parts: the parts of the model
+        server: the state of the server
+        client_state: the state of the client; empty if it was never selected
+        personal: its personal model instead of the shared one with its local parts
+    """
+    if personal and "personal" in client_state:
+        return client_state["personal"], client_state.get("personal_buffers")
+    parameters = server["parameters"]
+    buffers = server.get("buffers", client_state.get("buffers", parts.initial_buffers))
+    if not parts.trains_buffers:
+        buffers = None
+    return parts.merge(parameters, client_state.get("local")), _on(parameters.device, buffers)
+
+
+def build_client_model(
+    net: nn.Module, parts: Parts, server: Tensors, client_state: Tensors, *, personal: bool = False
+) -> nn.Module:
+    """A module on the CPU with what `client_model` gives."""
+    parameters, buffers = client_model(parts, server, client_state, personal=personal)
+    named = {} if buffers is None else vector_to_buffers(net, tuple(parts.buffers), buffers)
+    return with_weights(net, parameters, named).cpu()
+
+
+def finish(
+    method: Method, jobs: Mapping[str, LocalJob], trained: Mapping[str, Trained], client_state: Tensors, *,
+    parts: Parts, settings: TrainSettings, rows: int, samples: float, net: nn.Module | None = None,
+) -> tuple[ClientUpdate, dict[str, Tensor]]:  # fmt: skip
+    """What a client sends, and its next state.
+
+    Args:
+        method: the method
+        jobs: the jobs of `plan`
+        trained: the trained models of these jobs
+        client_state: the state of the client before
+        parts: the parts of the model
+        settings: the recipe of the run
+        rows: how many samples the client trains on
+        samples: how much they count: their number, or the sum of their weights
+        net: the model, for a method with `training`
+    """
+    parts = parts.keeping(method.local_names)
+    shared = trained["shared"]
+    model = shared.parameters
+    personal: tuple[Tensor | None, Tensor | None] = (None, None)
+    if isinstance(method.personal, Moreau):  # the job trains the personal model, and its anchor is the shared one
+        assert shared.anchor is not None
+        model, personal = shared.anchor, (shared.parameters, shared.buffers)
+    elif method.training is not None:
+        personal = shared.personal, shared.personal_buffers
+    elif "personal" in trained:
+        personal = trained["personal"].parameters, trained["personal"].buffers
+    buffers = shared.buffers if parts.averages_buffers else None
+    declared = {} if shared.loss is None else {"loss": float(shared.loss)}
+    update = ClientUpdate(parts.shared(model), samples, buffers, declared)
+    kept = {
+        "local": parts.local(model), "buffers": shared.buffers if parts.keeps_buffers else None,
+        "personal": personal[0], "personal_buffers": personal[1],
+    }  # fmt: skip
+    slots: dict[str, Tensor] = {}
+    if method.training is not None and net is not None:
+        layouts = method.training.init_client(net), method.training.sends(net)
+        slot, sent = (
+            {} if vector is None else unpack(vector, {name: t.shape for name, t in layout.items()})
+            for vector, layout in zip((shared.slot, shared.sent), layouts, strict=True)
+        )
+        slots |= in_slot("training", slot)
+        update = update._replace(tensors=in_slot("training", sent))
+    if method.correction is not None:
+        job = jobs["shared"]
+        assert job.drift is not None
+        initial = client_slot(method, parts, {}, "correction")
+        step = ClientStep(
+            received=parts.shared(job.start), trained=update.parameters, drift=parts.shared(job.drift),
+            slot=_to(model.device, client_slot(method, parts, client_state, "correction")),
+            steps=step_count(job, rows, settings.batch_size, settings.last_batch), lr=job.lr,
+        )  # fmt: skip
+        sent, slot = method.correction.client_step(step)
+        declared_sends = dict.fromkeys(method.correction.sends, step.received)
+        sent = check_slot(method.correction, "what a client sends", sent, declared_sends)
+        slots |= in_slot("correction", check_slot(method.correction, "the slot of a client", slot, initial))
+        update = update._replace(tensors=in_slot("correction", sent))
+    if method.client_momentum:
+        # Karimireddy, He, Jaggi, "Learning from History for Byzantine Robust Optimization", ICML 2021, arXiv 2012.10333
+        received, share = parts.shared(jobs["shared"].start), 1 - method.client_momentum
+        before = client_slot(method, parts, client_state, "client_momentum")["average"].to(received.device)
+        average = method.client_momentum * before + share * (update.parameters - received)
+        update, slots = update._replace(parameters=received + average), slots | {"client_momentum.average": average}
+    return update, {name: tensor for name, tensor in kept.items() if tensor is not None} | slots

@@ -1,0 +1,206 @@
+"""The server's half of a round: aggregate the clients' updates into the next shared model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fedtilt.engine.client import ClientUpdate
+from fedtilt.engine.state import slot_of, with_slot
+from fedtilt.errors import Diverged, InputError
+from fedtilt.math.aggregate import tilted
+from fedtilt.math.client_models import ClientModels
+from fedtilt.methods import Method, ServerRound, ServerStep
+from fedtilt.methods.component import Slot, check_slot, check_tensor
+from fedtilt.methods.run_checks import check_models
+from fedtilt.parts import Tensors
+from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
+from fedtilt.rounds.screening import screen
+from fedtilt.rounds.settings import TrainSettings
+from fedtilt.rounds.sharded_models import stack_models
+from fedtilt.rounds.update_distances import add_distances
+from fedtilt.rounds.validity import invalid_reason, invalid_updates
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRule:
+    """The steps before the aggregator and the aggregator of a method, in one round."""
+
+    method: Method
+    round: ServerRound
+    slots: Mapping[str, Slot]  # of these components, before the round
+
+    @classmethod
+    def of(
+        cls, method: Method, server: Tensors, updates: Mapping[int, ClientUpdate], settings: TrainSettings, *,
+        selected: int, population: int, round: int = 1, root: Tensor | None = None,
+    ) -> tuple[Self, Slot]:  # fmt: skip
+        """The rule for these updates, and the next slot of the weighting.
+
+        Args:
+            method: the method
+            server: the state of the server
+            updates: client → its update, ascending
+            settings: the settings of the run
+            selected: how many clients were asked for an update
+            population: how many clients there are
+            round: the number of the round
+            root: with FLTrust, the model that the server trained on its root set
+        """
+        losses = None
+        if method.needs_losses:
+            losses = torch.tensor([update.declared["loss"] for update in updates.values()], dtype=torch.float64)
+        given = ServerRound(
+            received=server["parameters"], clients=list(updates), population=population, selected=selected, round=round,
+            seed=settings.seed, lr=method.rates(settings.lr, None)[0] * settings.lr_factor(round), losses=losses,
+            samples=torch.tensor([update.samples for update in updates.values()], dtype=torch.float64), root=root,
+        )  # fmt: skip
+        before = slot_of(server, "weighting")
+        weights, slot = method.weighting.weights(given, before)
+        if weights is not None:
+            weights = check_tensor(
+                method.weighting, "weights", weights, torch.zeros(len(updates), dtype=weights.dtype).to(weights)
+            )
+        slot = check_slot(method.weighting, "the slot of the server", slot, before)
+        names = [f"before.{i}" for i in range(len(method.before))] + ["aggregator"]
+        slots = {name: slot_of(server, name) for name in names}
+        return cls(method=method, round=replace(given, weights=weights), slots=slots), slot
+
+    @property
+    def is_by_coordinate(self) -> bool:
+        """Whether the rule, after the steps before it, depends on more than lengths and angles."""
+        return self.method.aggregator.by_coordinate
+
+    def relative_to(self, start: Tensor, root: Tensor | None = None) -> Self:
+        """The same rule for models in other coordinates, in which these are the received and the root model."""
+        return replace(self, round=replace(self.round, received=start, root=root))
+
+    def prepare(self, models: ClientModels) -> tuple[ClientModels, Self]:
+        """The models after the steps before the rule, (M, P), and the rule for them, with the next slots."""
+        given, slots = self.round, dict(self.slots)
+        for i, step in enumerate(self.method.before):
+            prepared = step.apply(models, given, slots[f"before.{i}"])  # type: ignore[arg-type]
+            like = models.new_zeros(len(prepared.models), models.shape[1])  # type: ignore[union-attr]
+            models = check_tensor(step, "models", prepared.models, like)
+            if prepared.mixing is not None:
+                given = given.mixed(prepared.mixing)
+            slots[f"before.{i}"] = check_slot(step, "the slot of the server", prepared.slot, slots[f"before.{i}"])
+        return models, replace(self, round=given, slots=slots)
+
+    def apply(self, models: ClientModels) -> tuple[Tensor, dict[str, Slot]]:
+        """The aggregated model (P,) of models after the steps before the rule, and the next slots."""
+        start, weights, rule = self.round.received, self.round.weights, self.method.aggregator
+        if weights is not None and not weights.any():  # AFL gives all weight to clients that take no part
+            return start.clone(), dict(self.slots)
+        model, slot = rule.aggregate(models, self.round, self.slots["aggregator"])
+        model = check_tensor(rule, "the aggregated model", model, start)
+        slot = check_slot(rule, "the slot of the server", slot, self.slots["aggregator"])
+        return model, {**self.slots, "aggregator": slot}
+
+    def aggregate(self, models: ClientModels) -> tuple[Tensor, dict[str, Slot]]:
+        """The aggregated model (P,) of the clients' models (C, P), in the order of client numbers, and the next slots."""
+        models, rule = self.prepare(models)
+        return rule.apply(models)
+
+
+class ServerUpdate(NamedTuple):
+    """The next state of the server, and the clients that were left out of it."""
+
+    state: dict[str, Tensor]
+    rejected: dict[int, str]  # client → reason
+    bounded: dict[int, str]  # client → what screening bounded in its update
+
+
+def server_update(
+    method: Method,
+    server: Tensors,
+    updates: Mapping[int, ClientUpdate],
+    settings: TrainSettings,
+    mechanism: GaussianMechanism | None = None,
+    *,
+    selected: int | None = None,
+    round: int = 1,
+    root: Tensor | None = None,
+    clients: int | None = None,
+) -> ServerUpdate:
+    """Aggregate the clients' w_n into the next w; invalid models are left out and reported.
+
+    Clients are aggregated in the order of their numbers, so the order of arrival does not matter.
+
+    Args:
+        method: the method
+        server: the state of the server; `parameters` is the w that the clients started from
+        updates: client → its update
+        settings: the settings of the run
+        mechanism: with `settings.privacy`, that of this round
+        selected: how many clients were asked for an update; None: as many as sent one
+        round: the number of the round, for the order of buckets and the learning rate
+        root: with FLTrust, the model that the server trained on its root set
+        clients: how many there are; None: as many as were asked
+    """
+    if (settings.privacy is None) != (mechanism is None):
+        raise ValueError("settings.privacy and the mechanism of the round need each other")
+    received = server["parameters"]
+    selected = len(updates) if selected is None else selected
+    population = selected if clients is None else clients
+    rejected = invalid_updates(method, updates, server)
+    updates = {client: updates[client] for client in sorted(updates) if client not in rejected}
+    state, bounded = dict(server), dict[int, str]()
+    if settings.audit and mechanism is None and len(updates) > 1:
+        state = with_slot(state, "audit", add_distances(slot_of(server, "audit"), updates))
+    if settings.screen and updates:
+        screened = screen(server, updates, settings.screen, slot_of(server, "screening"))
+        updates, bounded = screened.updates, screened.bounded
+        rejected |= screened.refused
+        state = with_slot(state, "screening", screened.slot)
+    accepted = list(updates)
+    if not accepted and mechanism is None:
+        reasons = "; ".join(f"client {client} {reason}" for client, reason in rejected.items())
+        raise InputError(f"method {method.name!r} has no client model to aggregate ({reasons or 'none arrived'})")
+    weights = None
+    if mechanism is not None:
+        aggregated = mechanism.aggregate(method, received, {client: u.parameters for client, u in updates.items()})
+    else:
+        check_models(method, len(updates), selected)
+        models = stack_models([u.parameters for u in updates.values()])  # (C, S)
+        rule, weighting = RoundRule.of(
+            method, server, updates, settings, selected=selected, population=population, round=round, root=root
+        )
+        state, weights = with_slot(state, "weighting", weighting), rule.round.weights
+        aggregated, slots = rule.aggregate(models)
+        for name, slot in slots.items():
+            state = with_slot(state, name, slot)
+        if method.correction is not None:
+            assert isinstance(models, Tensor)  # `uses_shards` is for methods without
+            step = ServerStep(
+                aggregated=aggregated, received=received, models=models, slot=slot_of(server, "correction"),
+                sent=[slot_of(u.tensors, "correction") for u in updates.values()], population=population,
+            )  # fmt: skip
+            aggregated, slot = method.correction.server_step(step)
+            state = with_slot(state, "correction", check_slot(method.correction, "its slot", slot, step.slot))
+        if method.training is not None:
+            sent = [slot_of(u.tensors, "training") for u in updates.values()]
+            stacked = {name: torch.stack([tensors[name] for tensors in sent]) for name in sent[0]}
+            before = slot_of(server, "training")
+            slot = method.training.server_step(stacked, rule.round, before)
+            state = with_slot(state, "training", check_slot(method.training, "the slot of the server", slot, before))
+    state["parameters"] = aggregated
+    optimizer = method.optimizer or settings.server_optimizer_component
+    if optimizer is not None:
+        before = slot_of(server, "optimizer") or optimizer.init(received)
+        state["parameters"], slot = optimizer.step(received, aggregated, before)
+        state = with_slot(state, "optimizer", check_slot(optimizer, "its slot", slot, before))
+    if "buffers" in server:
+        buffers = torch.stack([b for client in accepted if (b := updates[client].buffers) is not None])
+        weights = None if weights is None or not weights.any() else weights
+        state["buffers"] = tilted(buffers, 0.0, weights=weights, start=server["buffers"])
+    if reason := invalid_reason(state["parameters"], received):
+        rule_name, steps = method.aggregator.label, getattr(method.aggregator, "steps", None)
+        raise Diverged(
+            f"method {method.name!r} diverged on the server: the aggregated model {reason}; "
+            + (f"lower the size in steps = {steps}" if steps else f"check its aggregation rule {rule_name!r}"),
+            methods=[method.name],
+        )
+    return ServerUpdate(state, dict(sorted(rejected.items())), bounded)

@@ -1,0 +1,322 @@
+"""Aggregators: the rules by which the server makes one model of the clients' models, (C, P) → (P,)."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from fedtilt.checks import number
+from fedtilt.config.setting_fields import setting
+from fedtilt.errors import InputError
+from fedtilt.math import fair, robust
+from fedtilt.math.aggregate import mean, solvable, tilted
+from fedtilt.math.distances import DISTANCES
+from fedtilt.math.robust import bad_count
+from fedtilt.methods.component import Component, ServerRound, Slot
+
+
+def _bad_share(default: float = 0.1) -> Any:
+    return setting(default, "share of bad clients that it tolerates", ge=0, lt=0.5)
+
+
+def _radius() -> Any:
+    return setting(
+        None, "largest length of an update; left out: the median length of the round", gt=0, example=1.0
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Aggregator(Component):
+    """A server rule; a subclass has `aggregate`, and `init` if it remembers anything."""
+
+    kind: ClassVar[str] = "aggregator"
+    takes_weights: ClassVar[bool] = False  # whether it uses the weights of clients
+    needs_losses: ClassVar[bool] = False  # whether clients declare the loss of the model that they receive
+    by_blocks: ClassVar[bool] = False  # whether it works on `BlockedModels`, a block of columns at a time
+    by_coordinate: ClassVar[bool] = True  # whether a rotation of the models changes its result: not by lengths and angles
+
+    def needed_models(self, bad: int) -> int:
+        """How many models it needs if this many of them may be bad."""
+        return 2 * bad + 1
+
+    def init(self, parameters: Tensor, population: int) -> Slot:
+        """The slot of the server before the first round, for a model (P,) and this many clients."""
+        return {}
+
+    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        """The aggregated model (P,) of the clients' models (C, P), and the next slot."""
+        raise InputError(f"aggregator {self.label!r} has no aggregate(models, round, slot); write one")
+
+    def tolerated_share(self, models: Any, round: ServerRound) -> float:
+        """The share of these models that may be bad: as many as of all selected clients, for the bad ones do reply."""
+        return bad_count(getattr(self, "bad_share", 0.0), round.selected) / len(models)
+
+
+@dataclass(frozen=True)
+class Tilted(Aggregator):
+    """The model that minimises 1/q · log of the mean of exp(q · distance): FedTilt's; q = 0 is the mean.
+
+    Zhang et al., FedTilt: Towards Multi-Level Fairness-Preserving and Robust Federated Learning, arXiv 2503.13537.
+    """
+
+    rule: ClassVar[str] = "tilted"
+    takes_weights: ClassVar[bool] = True
+    q: float = setting(0.0, "tilt over the distances to the clients' models", inf=True)
+    distance: str = setting("squared_l2", "between a client's model and the shared one", choices=DISTANCES)
+    steps: tuple[int, float] | None = setting(
+        None, "(E_2, eta_3): gradient steps of this size; left out: the exact optimum",
+        allowed="[count ≥ 1, size > 0]", example=[5, 0.1],
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.steps is not None:
+            object.__setattr__(self, "steps", self._check_steps())
+        steps = self.steps
+        object.__setattr__(self, "steps", None)
+        super().__post_init__()
+        object.__setattr__(self, "steps", steps)
+        if steps is None and not solvable(self.distance, self.q):
+            raise InputError(
+                f"distance {self.distance!r} with q = {self.q:g} has no direct solution; give steps = [count, size], or "
+                "another distance or q"
+            )
+
+    def _check_steps(self) -> tuple[int, float]:
+        message = f"steps are (count ≥ 1, size > 0), got {self.steps!r}"
+        try:
+            count, size = (number(part, "steps") for part in self.steps or ())
+        except (InputError, TypeError, ValueError):  # not numbers, not iterable, not two
+            raise InputError(message) from None
+        if not count.is_integer() or count < 1 or not 0 < size < math.inf:
+            raise InputError(message)
+        return int(count), size
+
+    @property
+    def by_blocks(self) -> bool:  # type: ignore[override]
+        """Not with gradient steps."""
+        return self.steps is None
+
+    @property
+    def by_coordinate(self) -> bool:  # type: ignore[override]
+        """With L1."""
+        return self.distance == "l1"
+
+    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        """See `fedtilt.math.aggregate.tilted`."""
+        model = tilted(models, self.q, self.distance, weights=round.weights, start=round.received, steps=self.steps)
+        return model, slot
+
+
+@dataclass(frozen=True)
+class Mean(Aggregator):
+    """The weighted mean of the models."""
+
+    rule: ClassVar[str] = "mean"
+    takes_weights: ClassVar[bool] = True
+    by_blocks: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = False
+
+    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        """See `fedtilt.math.aggregate.mean`."""
+        return mean(models, round.weights), slot
+
+
+@dataclass(frozen=True)
+class Median(Aggregator):
+    """The coordinate-wise median.
+
+    Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018, arXiv 1803.01498.
+    """
+
+    rule: ClassVar[str] = "median"
+    takes_weights: ClassVar[bool] = True
+    by_blocks: ClassVar[bool] = True
+
+    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        """See `fedtilt.math`."""
+        return robust.median(models, round.weights), slot
+
+
+@dataclass(frozen=True)
+class GeometricMedian(Aggregator):
+    """The model with the least sum of L2 distances to the clients' models.
+
+    Pillutla et al., Robust Aggregation for Federated Learning, IEEE TSP 2022, arXiv 1912.13445.
+    """
+
+    rule: ClassVar[str] = "geometric_median"
+    takes_weights: ClassVar[bool] = True
+    by_blocks: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = False
+
+    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        """See `fedtilt.math`."""
+        return robust.geometric_median(models, round.weights), slot
+
+
+@dataclass(frozen=True)
+class TrimmedMean(Aggregator):
+    """The coordinate-wise mean without the share `bad_share` of the values at each end.
+
+    Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018, arXiv 1803.01498.
+    """
+
+    rule: ClassVar[str] = "trimmed_mean"
+    by_blocks: ClassVar[bool] = True
+    bad_share: float = _bad_share()
+
+    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        """See `fedtilt.math`."""
+        return robust.trimmed_mean(models, self.tolerated_share(models, round)), slot
+
+
+@dataclass(frozen=True)
+class Krum(Aggregator):
+    """The model closest to its nearest neighbours.
+
+    Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017, arXiv
+    1703.02757.
+    """
+
+    rule: ClassVar[str] = "krum"
+    by_blocks: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = False
+    bad_share: float = _bad_share()
+
+    def needed_models(self, bad: int) -> int:
+        """2f + 3."""
+        return 2 * bad + 3
+
+    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        """See `fedtilt.math`."""
+        return robust.krum(models, self.tolerated_share(models, round)), slot
+
+
+@dataclass(frozen=True)
+class MultiKrum(Aggregator):
+    """The mean of all models but those that Krum ranks last.
+
+    Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017, arXiv
+    1703.02757.
+    """
+
+    rule: ClassVar[str] = "multi_krum"
+    by_coordinate: ClassVar[bool] = False
+    bad_share: float = _bad_share()
+
+    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        """See `fedtilt.math`."""
+        return robust.multi_krum(models, self.tolerated_share(models, round)), slot
+
+
+@dataclass(frozen=True)
+class Bulyan(Aggregator):
+    """The coordinate-wise mean of the values nearest to the median, among the models that Krum ranks first.
+
+    El Mhamdi et al., The Hidden Vulnerability of Distributed Learning in Byzantium, ICML 2018, arXiv 1802.07927.
+    """
+
+    rule: ClassVar[str] = "bulyan"
+    bad_share: float = _bad_share()
+
+    def needed_models(self, bad: int) -> int:
+        """4f + 3."""
+        return 4 * bad + 3
+
+    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        """See `fedtilt.math`."""
+        return robust.bulyan(models, self.tolerated_share(models, round)), slot
+
+
+@dataclass(frozen=True)
+class NormClipped(Aggregator):
+    """The mean of the updates, each clipped to a length.
+
+    Sun et al., Can You Really Backdoor Federated Learning?, 2019, arXiv 1911.07963.
+    """
+
+    rule: ClassVar[str] = "norm_clipped"
+    by_coordinate: ClassVar[bool] = False
+    radius: float | None = _radius()
+
+    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        """See `fedtilt.math`."""
+        return robust.norm_clipped(models, round.received, self.radius), slot
+
+
+@dataclass(frozen=True)
+class CenteredClipping(Aggregator):
+    """Clipped means around a centre that moves: v ← v + mean of the clipped w_n − v.
+
+    Karimireddy et al., Learning from History for Byzantine Robust Optimization, ICML 2021, arXiv 2012.10333.
+    """
+
+    rule: ClassVar[str] = "centered_clipping"
+    by_coordinate: ClassVar[bool] = False
+    radius: float | None = _radius()
+
+    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        """See `fedtilt.math`."""
+        return robust.centered_clipping(models, round.received, self.radius), slot
+
+
+@dataclass(frozen=True)
+class FLTrust(Aggregator):
+    """The updates weighted by their agreement with that of a clean root set on the server.
+
+    Cao et al., FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping, NDSS 2021, arXiv 2012.13995.
+    """
+
+    rule: ClassVar[str] = "fltrust"
+    by_coordinate: ClassVar[bool] = False
+    root_samples: int = setting(100, "clean samples on the server, which trains on them in every round", ge=1)
+
+    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        """See `fedtilt.math`."""
+        assert round.root is not None
+        return robust.fltrust(models, round.received, round.root), slot
+
+
+@dataclass(frozen=True)
+class QFfl(Aggregator):
+    """q-FedAvg, the solver of q-FFL: clients with a larger loss move the shared model more; 0 is the mean.
+
+    Li et al., Fair Resource Allocation in Federated Learning, ICLR 2020, arXiv 1905.10497.
+    """
+
+    rule: ClassVar[str] = "q_ffl"
+    needs_losses: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = False
+    exponent: float = setting(1.0, "of the clients' losses", ge=0)
+
+    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        """See `fedtilt.math`."""
+        assert round.losses is not None
+        return fair.q_ffl(models, round.received, round.losses, self.exponent, round.lr), slot
+
+
+@dataclass(frozen=True)
+class FedMgda(Aggregator):
+    """FedMGDA+: updates of one length, combined so that no client loses.
+
+    Hu et al., Federated Learning Meets Multi-Objective Optimization, IEEE TNSE 2022, arXiv 2006.11489.
+    """
+
+    rule: ClassVar[str] = "fedmgda"
+    by_coordinate: ClassVar[bool] = False
+    bound: float = setting(0.1, "how much the weights of clients may differ from equal ones", ge=0, le=1)
+    length: float = setting(1.0, "of the update of every client", gt=0)
+
+    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        """See `fedtilt.math`."""
+        return fair.fedmgda(models, round.received, self.bound, self.length), slot
+
+
+AGGREGATORS = {
+    cls.rule: cls
+    for cls in (
+        Tilted, Mean, Median, GeometricMedian, TrimmedMean, Krum, MultiKrum, Bulyan, NormClipped, CenteredClipping,
+        FLTrust, QFfl, FedMgda,
+    )
+}  # fmt: skip

@@ -1,0 +1,140 @@
+"""Components: the parts that a method is made of, the user's own as good as the built-in ones.
+
+A component is a frozen dataclass. Its fields are its settings, declared with `setting`, and checked when it is made. What
+it remembers between rounds is a slot: a named set of float tensors, of the server or of a client. `init…` starts a slot,
+and every step is given the component's own slot and returns it; nothing else reads or writes it. What travels beside the
+model is declared, and nothing else leaves a client.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from fedtilt.config.setting_fields import check_table
+from fedtilt.errors import InputError
+from fedtilt.math.mixing import mix
+
+Slot = Mapping[str, Tensor]  # what a component remembers
+
+
+@dataclass(frozen=True)
+class Component:
+    """A part of a method; a subclass is a frozen dataclass too."""
+
+    rule: ClassVar[str] = ""  # its name in a spec; the user's own are named "module:Class"
+    kind: ClassVar[str] = ""  # the field of `Method` that takes it
+
+    def __post_init__(self) -> None:
+        check_table(self, self.label)
+
+    @property
+    def label(self) -> str:
+        """Its name in messages and records: the rule, or module:Class."""
+        cls = type(self)
+        return cls.rule if cls.__dict__.get("rule") else f"{cls.__module__}:{cls.__qualname__}"
+
+    def settings(self, *, all: bool = False) -> dict[str, Any]:
+        """Its settings by name: those that differ from their defaults, or all."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        defaults = {field.name: field.default for field in fields(self)}
+        return values if all else {key: value for key, value in values.items() if value != defaults[key]}
+
+    def to_table(self) -> dict[str, Any]:
+        """The component as a table of a spec."""
+        return {"rule": self.label, **self.settings()}
+
+    def with_settings(self, **settings: Any) -> Self:
+        """The same with other values of these settings."""
+        return replace(self, **settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerRound:
+    """What a component on the server may know of a round. Row n of the models is client `clients[n]`."""
+
+    received: Tensor  # (P,) the model that the clients started from
+    clients: Sequence[int]  # the numbers of the clients with an update, ascending
+    population: int  # how many clients there are
+    selected: int  # how many were asked for an update
+    round: int = 1
+    seed: int = 0
+    lr: float = 1.0  # the clients' learning rate
+    samples: Tensor | None = None  # (C,) how much their samples count
+    losses: Tensor | None = None  # (C,) of the model that they received, if a component needs them
+    weights: Tensor | None = None  # (C,) of the clients; None: equal
+    root: Tensor | None = None  # (P,) the model that the server trained on its root set
+
+    def mixed(self, weights: Tensor) -> Self:
+        """The same for models mixed with these weights (M, C): a value of every client is mixed too."""
+        values = {key: getattr(self, key) for key in ("samples", "losses")}
+        return replace(self, **{key: None if v is None else mix(v, weights) for key, v in values.items()})
+
+
+def describe(component: Component) -> str:
+    """The component and where it is written, for an error about it."""
+    try:
+        file = inspect.getfile(type(component))
+    except (TypeError, OSError):
+        return f"{component.kind} {component.label!r}"
+    return f"{component.kind} {component.label!r}" + ("" if is_built_in(component) else f" ({file})")
+
+
+def is_built_in(component: Component) -> bool:
+    """Whether this is one of ours."""
+    return type(component).__module__.startswith("fedtilt.")
+
+
+def check_tensor(component: Component, what: str, value: object, like: Tensor) -> Tensor:
+    """Refuse what a component returns if it is not a finite tensor of this shape, type and device.
+
+    The built-in ones are trusted: a look at the values waits for a GPU.
+    """
+    found = None
+    if is_built_in(component) and isinstance(value, Tensor):
+        return value
+    if not isinstance(value, Tensor):
+        found = f"{type(value).__name__}, not a tensor"
+    elif value.shape != like.shape:
+        found = f"shape {tuple(value.shape)}"
+    elif value.dtype != like.dtype:
+        found = f"type {value.dtype}"
+    elif value.device != like.device:
+        found = f"device {value.device}"
+    elif not bool(((value.detach() * 0).sum() == 0).item()):
+        found = "values that are not finite"
+    if found is not None:
+        raise InputError(
+            f"{describe(component)} returned {found} as {what}; expected finite numbers of shape {tuple(like.shape)}, "
+            f"{like.dtype}, on {like.device}"
+        )
+    assert isinstance(value, Tensor)
+    return value
+
+
+def check_slot(component: Component, what: str, slot: object, like: Slot) -> dict[str, Tensor]:
+    """Refuse a slot or message without the names, shapes and types that the component declared."""
+    if not isinstance(slot, Mapping):
+        raise InputError(
+            f"{describe(component)} returned {type(slot).__name__} as {what}; expected a dictionary of tensors"
+        )
+    if {*slot} != {*like}:
+        raise InputError(
+            f"{describe(component)} returned {', '.join(map(repr, slot)) or 'nothing'} as {what}; it declared "
+            f"{', '.join(map(repr, like)) or 'nothing'}"
+        )
+    return {name: check_tensor(component, f"{name!r} of {what}", slot[name], like[name].to(_device(slot[name])))
+            for name in like}  # fmt: skip
+
+
+def _device(value: object) -> torch.device:
+    return value.device if isinstance(value, Tensor) else torch.device("cpu")
+
+
+def is_component(value: object) -> bool:
+    """Whether this is a component, not a class of one."""
+    return isinstance(value, Component) and dataclasses.is_dataclass(value)

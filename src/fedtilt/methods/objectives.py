@@ -1,0 +1,94 @@
+"""Objectives: what a client minimises, as a function of the losses of a batch, their groups and weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedtilt.checks import number
+from fedtilt.config.setting_fields import setting
+from fedtilt.errors import InputError
+from fedtilt.math.tilt import nested_tilt
+from fedtilt.methods.component import Component
+
+Levels = Sequence[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class Objective(Component):
+    """What a client minimises; a subclass has `__call__`."""
+
+    kind: ClassVar[str] = "objective"
+
+    def __call__(self, losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+        """One number, differentiable in the losses.
+
+        It is called on batches, also inside `torch.func.vmap`, so it must not look at values or depend on their order.
+
+        Args:
+            losses: of the samples of a batch, (n,)
+            groups: the group of each, those that the data names, else its class, (n,)
+            weights: how much each counts, (n,); 0: it does not, and must not change the result
+        """
+        raise InputError(f"objective {self.label!r} has no __call__(losses, groups, weights); write one")
+
+
+@dataclass(frozen=True)
+class Tilted(Objective):
+    """The two-level tilted loss R: tilt `lam` over the samples of a group, `tau` over the groups; 0, 0 is the mean.
+
+    Zhang et al., FedTilt: Towards Multi-Level Fairness-Preserving and Robust Federated Learning, arXiv 2503.13537.
+
+    >>> Tilted(tau=2.0, lam=-1.0).to_table()
+    {'rule': 'tilted', 'tau': 2.0, 'lam': -1.0}
+    """
+
+    rule: ClassVar[str] = "tilted"
+    tau: float = setting(0.0, "tilt over the groups of a client: those that the data names, else its classes", inf=True)
+    lam: float = setting(0.0, "tilt over the samples of a group", inf=True)
+    levels: tuple[tuple[str, float], ...] = setting(
+        (), 'more levels in place of tau, (groups, tilt) from inner to outer: "class" is the labels, other names are '
+        "columns of groups", allowed='a list of pairs, such as [["class", 5], ["ward", 2]]',
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        levels = tuple(self._level(level) for level in self.levels)
+        for key in ("tau", "lam"):
+            object.__setattr__(self, key, number(getattr(self, key), key))
+        names = [name for name, _ in levels]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise InputError(f"levels have {twice!r} twice; name every level once")
+        if names and self.tau:
+            raise InputError(
+                f"tau = {self.tau:g} has no effect beside levels; leave it out, or give its tilt to {names[0]!r}"
+            )
+        object.__setattr__(self, "levels", levels)
+
+    @staticmethod
+    def _level(level: object) -> tuple[str, float]:
+        match level:
+            case (str(name), tilt):
+                return name, number(tilt, f"the tilt over {name!r} in levels")
+        raise InputError(
+            'levels are pairs of groups and a tilt, from inner to outer, such as [("class", 5.0), ("ward", 2.0)]; got '
+            f"{level!r:.60}"
+        )
+
+    def __call__(self, losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+        """R of one level of groups; those of `levels` are in the local job."""
+        return nested_tilt(losses, [groups], [self.lam, self.tau], weights)
+
+
+@dataclass(frozen=True)
+class PropFair(Objective):
+    """−log(utility − the mean loss), which weights clients with large losses: proportional fairness.
+
+    Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023, arXiv 2202.01666.
+    """
+
+    rule: ClassVar[str] = "propfair"
+    utility: float = setting(3.0, "more than the loss of any batch", gt=0)
+
+
+OBJECTIVES = {cls.rule: cls for cls in (Tilted, PropFair)}

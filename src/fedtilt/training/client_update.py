@@ -1,0 +1,100 @@
+"""A client's whole update by the user's code: a `Training` component instead of the steps of a local job."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedtilt import seeds
+from fedtilt.data.inputs import take
+from fedtilt.errors import InputError
+from fedtilt.methods.component import Component, check_slot, describe
+from fedtilt.methods.training import ClientBatches, ClientResult
+from fedtilt.models import copy_with_parameters, vector_to_parameters
+from fedtilt.parts import buffers_to_vector, vector_to_buffers
+from fedtilt.training.local_job import Batches, LocalJob, Trained, pack, unpack
+from fedtilt.training.precision import fp32_deterministic
+
+
+def train(model: nn.Module, job: LocalJob, batches: Batches, precision: str) -> Trained:
+    """Call the user's `train`, and check what it returns."""
+    training, device = job.training, job.start.device
+    assert training is not None
+    net = copy_with_parameters(model, vector_to_parameters(model, job.start.clone())).train()
+    if job.buffers is not None:
+        _load_buffers(net, job.buffer_names, job.buffers)
+    shapes = {name: tensor.shape for name, tensor in training.init_client(model).items()}
+    slot = unpack(_given(job.slot, device), shapes)
+    received = unpack(_given(job.broadcast, device), dict(job.broadcast_shapes))
+    pairs = [(batch.x, batch.y) for batch in batches.of(job)]
+    epochs = len(batches.order) if job.epochs is None else job.epochs
+    data = ClientBatches(
+        batches.x, batches.y, pairs, lr=job.lr, loss=job.loss, round=job.round, epochs=epochs,
+        classes=_outputs(net, batches),
+    )  # fmt: skip
+    with seeds.seeded_global_rng(batches.key, device), fp32_deterministic(device, precision == "tf32"):
+        result = training.train(net, data, received, slot)
+    return _checked(training, model, job, result)
+
+
+def _outputs(net: nn.Module, batches: Batches) -> int:
+    with torch.no_grad():
+        was_training = net.training
+        outputs = net.eval()(take(batches.x, slice(0, 1)))
+        net.train(was_training)
+    return int(outputs.shape[-1]) if isinstance(outputs, Tensor) else 0
+
+
+def _given(vector: Tensor | None, device: torch.device) -> Tensor:
+    return torch.zeros(0, device=device) if vector is None else vector
+
+
+def _load_buffers(net: nn.Module, names: tuple[str, ...], values: Tensor) -> None:
+    named = vector_to_buffers(net, names, values)
+    for name, buffer in net.named_buffers():
+        if name in named:
+            buffer.copy_(named[name])
+
+
+def _checked(training: Component, model: nn.Module, job: LocalJob, result: object) -> Trained:
+    """What the user's code returned as tensors of a local job's result."""
+    if not isinstance(result, ClientResult):
+        raise InputError(
+            f"{describe(training)} returned {type(result).__name__} from train; expected "
+            "ClientResult(model, personal=…, slot=…, sends=…)"
+        )
+    wants = training.has_personal  # type: ignore[attr-defined]
+    if (result.personal is not None) != wants:
+        raise InputError(
+            f"{describe(training)} returned {'a' if result.personal is not None else 'no'} personal model, and declares "
+            f"has_personal = {wants}; make them agree"
+        )
+    trained = _vector(training, "model", model, result.model, job)
+    personal = None if result.personal is None else _vector(training, "personal model", model, result.personal, job)
+    slot = check_slot(training, "the slot of a client", result.slot, training.init_client(model))  # type: ignore[attr-defined]
+    sent = check_slot(training, "what a client sends", result.sends, training.sends(model))  # type: ignore[attr-defined]
+    names = job.buffer_names if job.buffers is not None else ()
+    return Trained(
+        trained,
+        buffers_to_vector(result.model, names) if names else None,
+        personal=personal,
+        personal_buffers=buffers_to_vector(result.personal, names) if names and result.personal is not None else None,
+        slot=pack(slot).to(trained.device) if slot else None,
+        sent=pack(sent).to(trained.device) if sent else None,
+    )
+
+
+def _vector(training: Component, what: str, model: nn.Module, found: object, job: LocalJob) -> Tensor:
+    """The trained parameters of a module that the user's code returned, (T,)."""
+    if not isinstance(found, nn.Module):
+        raise InputError(f"{describe(training)} returned {type(found).__name__} as {what}; expected an nn.Module")
+    shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
+    named: Mapping[str, Tensor] = dict(found.named_parameters())
+    for name, shape in shapes.items():
+        if name not in named or named[name].shape != shape:
+            has = f"shape {tuple(named[name].shape)}" if name in named else "no such parameter"
+            raise InputError(
+                f"{describe(training)} returned a {what} whose {name!r} has {has}; expected shape {tuple(shape)}"
+            )
+    vector = torch.cat([named[name].detach().reshape(-1) for name in shapes])
+    return vector.to(job.start)
