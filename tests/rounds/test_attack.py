@@ -100,12 +100,10 @@ def rules() -> list[ft.Method]:
         ft.fedavg(name=name, aggregator=name, **({"bad_share": settings[name]} if name in settings else {}))
         for name in AGGREGATORS
     ]
+    of_steps = {"nnm": {"bad_share": 0.2}, "bucketing": {"aggregator": "median"}}
     return [
         *methods,
-        *[
-            ft.ditto(name=f"ditto {step}", pre_aggregators=[step], **({"bad_share": 0.2} if step == "nnm" else {}))
-            for step in PRE_AGGREGATORS
-        ],
+        *[ft.ditto(name=f"ditto {step}", pre_aggregators=[step], **of_steps.get(step, {})) for step in PRE_AGGREGATORS],
         ft.fedtilt(tau=1, lam=-1, q=-1.0),
     ]
 

@@ -1,0 +1,186 @@
+"""For every key of a spec: another value, and the keys beside which it has an effect."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Keys = dict[str, Any]  # dotted key → value; None: left out
+
+
+@dataclass(frozen=True)
+class Case:
+    """Another value of a key, on top of some keys; `also` are keys that change with it."""
+
+    value: Any
+    base: Keys = field(default_factory=dict)
+    also: Keys = field(default_factory=dict)
+
+
+PLAIN: Keys = {  # six clients of unequal size in a round, two rounds, one method with personal models
+    "name": "plain",
+    "device": "cpu",
+    "clients.count": 30,
+    "model.hidden": [6],
+    "train.rounds": 2,
+    "train.participation": 0.2,
+    "train.epochs": 1,
+    "train.batch_size": 20,
+    "train.lr": 0.1,
+    "train.workers": 0,
+    "methods.preset": "fedtilt",
+    "methods.tau": 1.0,
+    "methods.lam": 1.0,
+    "methods.mu": 0.1,
+}
+OWN_CLIENTS: Keys = {"clients.count": None, "train.participation": 0.5, "train.batch_size": 5}
+TABLE: Keys = OWN_CLIENTS | {"data.file": "table.csv", "data.target": "ill", "data.client": "site"}
+IMAGES: Keys = OWN_CLIENTS | {"data.images": "images"}
+FLIPS: Keys = {"outliers.kind": "flips"}
+PRIVACY: Keys = {"privacy.clip": 0.1, "privacy.noise": 2.0, "privacy.delta": 0.001}
+ATTACK: Keys = {"attack.kind": "sign_flip", "attack.share": 0.5}
+BACKDOOR: Keys = {"attack.kind": "backdoor", "attack.share": 0.5}
+
+
+def method(**settings: Any) -> Keys:
+    """The settings of another method in place of those of `PLAIN`."""
+    names = {f"methods.{key}": None for key in ("tau", "lam", "mu")}
+    return names | {f"methods.{key}": value for key, value in settings.items()}
+
+
+CUSTOM = method(preset="custom", mu=0.1)
+CASES: dict[str, Case] = {
+    "seed": Case(1),
+    "seeds": Case(2),
+    "task": Case("regression", TABLE),
+    "data.name": Case("toy-2", {"clients.count": None, "train.participation": 0.05}),
+    "data.file": Case("table.csv", also=TABLE),
+    "data.target": Case("smoker", TABLE),
+    "data.client": Case("site", TABLE | {"data.client": None, "clients.count": 4}),
+    "data.group": Case("smoker", TABLE),
+    "data.weight": Case("visits", TABLE),
+    "data.drop": Case(["age"], TABLE),
+    "data.split": Case("fold", TABLE),
+    "data.split_group": Case("patient", TABLE),
+    "data.split_time": Case("admitted", TABLE),
+    "data.schema": Case("schema.json", TABLE),
+    "data.images": Case("images", also=IMAGES),
+    "data.image_size": Case(4, IMAGES),
+    "data.image_channels": Case(3, IMAGES),
+    "data.leaf": Case("leaf", also=OWN_CLIENTS),
+    "data.test_share": Case(0.5, TABLE),
+    "data.exclude": Case("suspects.csv", TABLE),
+    "data.relabel": Case("suspects.csv", TABLE),
+    "clients.count": Case(20),
+    "clients.partition": Case("iid"),
+    "clients.classes_per_client": Case(3),
+    "clients.alpha": Case(2.0, {"clients.partition": "dirichlet"}),
+    "clients.max_train": Case(10),
+    "clients.validation": Case(0.3),
+    "clients.validation_outliers": Case(True, FLIPS | {"clients.validation": 0.3}),
+    "outliers.kind": Case("flips"),
+    "outliers.rate": Case(0.9, FLIPS),
+    "outliers.strength": Case(0.1, {"outliers.kind": "gaussian"}),
+    "outliers.clients": Case(0.3, FLIPS),
+    "outliers.redraw": Case("once", FLIPS),
+    "outliers.flip_to": Case("any", FLIPS),
+    "outliers.pairs": Case({"1": "7", "7": "1"}, FLIPS),
+    "model.name": Case("logistic", also={"model.hidden": None}),
+    "model.arguments": Case({"width": 5}, {"model.name": "tests.effects.models:own", "model.hidden": None}),
+    "model.hidden": Case([8]),
+    "model.channels": Case([3], {"model.name": "cnn", "model.hidden": None, "model.channels": [2]}),
+    "train.rounds": Case(3),
+    "train.participation": Case(0.3),
+    "train.epochs": Case(2),
+    "train.batch_size": Case(7),
+    "train.last_batch": Case("drop"),
+    "train.lr": Case(0.2),
+    "train.lr_personal": Case(0.05),
+    "train.local_steps": Case(3, also={"train.epochs": None}),
+    "train.optimizer": Case("adam"),
+    "train.momentum": Case(0.5),
+    "train.nesterov": Case(True, {"train.momentum": 0.5}),
+    "train.weight_decay": Case(0.1),
+    "train.clip_norm": Case(0.01),
+    "train.schedule": Case("cosine"),
+    "train.decay": Case(0.5, {"train.schedule": "exponential", "train.decay": 0.9}),
+    "train.decay_rounds": Case(2, {"train.schedule": "step", "train.decay": 0.5, "train.decay_rounds": 1}),
+    "train.warmup_rounds": Case(1),
+    "train.loss": Case("focal"),
+    "train.label_smoothing": Case(0.3),
+    "train.focal_gamma": Case(0.5, {"train.loss": "focal"}),
+    "train.gce_q": Case(0.3, {"train.loss": "gce"}),
+    "train.sce_alpha": Case(0.7, {"train.loss": "sce"}),
+    "train.sce_beta": Case(0.3, {"train.loss": "sce"}),
+    "train.huber_delta": Case(0.1, TABLE | {"task": "regression", "train.loss": "huber"}),
+    "train.class_weights": Case([5.0] + [1.0] * 9),
+    "train.local": Case(["3.*"]),
+    "train.buffers": Case("average", {"model.name": "tests.effects.models:normalised", "model.hidden": None}),
+    "train.init": Case("start.safetensors"),
+    "train.server_optimizer": Case("adam"),
+    "train.server_lr": Case(0.5, {"train.server_optimizer": "sgd"}),
+    "train.server_momentum": Case(0.5, {"train.server_optimizer": "sgd"}),
+    "train.server_epsilon": Case(0.5, {"train.server_optimizer": "adam"}),
+    "train.screen": Case(1.01),
+    "train.audit": Case(True),
+    "train.eval_every": Case(2),
+    "privacy.clip": Case(0.2, PRIVACY),
+    "privacy.noise": Case(3.0, PRIVACY),
+    "privacy.epsilon": Case(2.0, PRIVACY),
+    "privacy.delta": Case(0.002, PRIVACY),
+    "privacy.randomness": Case("secret", PRIVACY),
+    "attack.kind": Case("scale", ATTACK),
+    "attack.share": Case(0.9, ATTACK),
+    "attack.clients": Case(["0", "1", "2"], ATTACK | {"attack.share": None}),
+    "attack.strength": Case(3.0, ATTACK),
+    "attack.search": Case(True, {"attack.kind": "ipm", "attack.share": 0.3}),
+    "attack.target": Case("3", BACKDOOR),
+    "attack.poisoned": Case(1.0, BACKDOOR),
+    "attack.from_round": Case(2, ATTACK),
+    "methods.preset": Case("ditto", also=method()),
+    "methods.name": Case("mine"),
+    "methods.tau": Case(3.0),
+    "methods.lam": Case(3.0),
+    "methods.levels": Case([["class", 5.0]], also={"methods.tau": None}),
+    "methods.t": Case(2.0, method(preset="term", t=1.0)),
+    "methods.mu": Case(0.5),
+    "methods.prox": Case(0.5, CUSTOM),
+    "methods.alpha": Case(0.5, method(preset="feddyn")),
+    "methods.correction": Case("scaffold", CUSTOM),
+    "methods.utility": Case(9.0, method(preset="propfair", utility=5.0)),
+    "methods.local": Case(["1.*"], method(preset="fedper")),
+    "methods.head_epochs": Case(2, method(preset="fedrep", head_epochs=1)),
+    "methods.inner_steps": Case(2, method(preset="pfedme", mu=1.0)),
+    "methods.q": Case(5.0),
+    "methods.distance": Case("l2"),
+    "methods.steps": Case([2, 0.1]),
+    "methods.aggregator": Case("median"),
+    "methods.bad_share": Case(0.4, {"methods.aggregator": "trimmed_mean", "methods.bad_share": 0.2}),
+    "methods.pre_aggregators": Case(["clipping"]),
+    "methods.clip_radius": Case(0.01, {"methods.pre_aggregators": ["clipping"]}),
+    "methods.bucket_size": Case(3, {"methods.aggregator": "median", "methods.pre_aggregators": ["bucketing"]}),
+    "methods.root_samples": Case(20, {"methods.aggregator": "fltrust"}),
+    "methods.client_momentum": Case(0.5),
+    "methods.lr": Case(0.05),
+    "methods.lr_personal": Case(0.05),
+    "methods.epochs_personal": Case(2),
+    "methods.personal_start": Case("initial"),
+    "methods.weighting": Case("samples"),
+    "methods.client_tilt": Case(2.0, {"methods.weighting": "loss"}),
+    "methods.weights_lr": Case(0.5, {"methods.weighting": "afl"}),
+    "methods.weights_bound": Case(0.5, {"methods.aggregator": "fedmgda"}),
+    "methods.update_length": Case(2.0, {"methods.aggregator": "fedmgda"}),
+}
+
+# what changes where or how fast a run is computed, not its results; a test of its own sees where each value arrives
+NOT_IN_RESULTS: dict[str, Case] = {
+    "name": Case("other"),
+    "device": Case("cuda"),
+    "data.folder": Case("sets"),
+    "train.backend": Case("autograd"),
+    "train.workers": Case(1),
+    "train.stack_size": Case(2, {"train.backend": "stacked"}),
+    "train.cluster": Case("host:1", {"train.workers": None}),
+    "train.cluster_timeout": Case(5.0, {"train.workers": None, "train.cluster": "host:1"}),
+    "train.precision": Case("tf32"),
+    "storage.checkpoint_seconds": Case(0.0),
+    "storage.memory_limit_mb": Case(0),
+}
