@@ -175,7 +175,7 @@ class Audit:
 
 def most_robust(methods: Sequence[Method]) -> str:
     """The method that judges samples if none is named: the smallest tilt over samples, and of equals the first."""
-    return min(methods, key=lambda method: method.lam).name
+    return min(methods, key=lambda method: getattr(method.objective, "lam", 0.0)).name
 
 
 def audit_samples(method: str, client_states: ClientStates, federation: Federation) -> Audit:

@@ -81,8 +81,9 @@ class RoundRule:
         """The models after the steps before the rule, (M, P), and the rule for them, with the next slots."""
         given, slots = self.round, dict(self.slots)
         for i, step in enumerate(self.method.before):
-            prepared = step.apply(models, given, slots[f"before.{i}"])  # type: ignore[arg-type]
-            like = models.new_zeros(len(prepared.models), models.shape[1])  # type: ignore[union-attr]
+            assert isinstance(models, Tensor)  # `uses_shards` is for methods without such steps
+            prepared = step.apply(models, given, slots[f"before.{i}"])
+            like = models.new_zeros(len(prepared.models), models.shape[1])
             models = check_tensor(step, "models", prepared.models, like)
             if prepared.mixing is not None:
                 given = given.mixed(prepared.mixing)
@@ -189,9 +190,9 @@ def server_update(
     state["parameters"] = aggregated
     optimizer = method.optimizer or settings.server_optimizer_component
     if optimizer is not None:
-        before = slot_of(server, "optimizer") or optimizer.init(received)
-        state["parameters"], slot = optimizer.step(received, aggregated, before)
-        state = with_slot(state, "optimizer", check_slot(optimizer, "its slot", slot, before))
+        was: Slot = slot_of(server, "optimizer") or optimizer.init(received)
+        state["parameters"], slot = optimizer.step(received, aggregated, was)
+        state = with_slot(state, "optimizer", check_slot(optimizer, "its slot", slot, was))
     if "buffers" in server:
         buffers = torch.stack([b for client in accepted if (b := updates[client].buffers) is not None])
         weights = None if weights is None or not weights.any() else weights

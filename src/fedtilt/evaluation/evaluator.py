@@ -99,7 +99,8 @@ class Evaluator:
         for name in personal:
             self._cached[name][0].copy_(trained[name])
         return {
-            m.name: self._counts(shared[m.name], trained[m.name] == 0 if m.has_personal else None, m.name) for m in methods
+            m.name: self._counts(shared[m.name], trained[m.name] == 0 if m.has_personal else None, m.name)
+            for m in methods
         }
 
     def _counts(self, shared: Tensor, never_selected: Tensor | None, name: str) -> Counts:

@@ -17,7 +17,6 @@ from fedtilt.flower.schema.messages import decode_schema, encode_problem, encode
 from fedtilt.flower.schema.site_table import SchemaMismatch
 from fedtilt.flower.site.site import Site
 from fedtilt.flower.task import Task, site_number
-from fedtilt.rounds.method_state import vectors_sent
 
 _log = logging.getLogger("flwr")
 
@@ -58,13 +57,14 @@ def _summary(task: Task, message: Message, context: Context) -> RecordDict:
 
 def _join(task: Task, message: Message, context: Context) -> RecordDict:
     site = _site(task, message, context)
-    start = site.task.method.personal_start
+    own = site.task.method.personal
+    start = "last" if own is None else own.start
     return encode_join_reply(site.number, site.federation.classes, site.parts, start)
 
 
 def _train(task: Task, message: Message, context: Context) -> RecordDict:
     site = _site(task, message, context)
-    instruction = decode_instruction(message, site.parts, vectors_sent(site.task.method).by_server)
+    instruction = decode_instruction(message, site.parts, site.messages.to_clients)
     reply = site.train(
         instruction.received,
         round=instruction.round,

@@ -1,11 +1,11 @@
 """All messages, and the checks of what arrives: a reply is decoded into plain values or rejected with a reason.
 
 server → site   join       nothing
-                train      w, and its buffers if they are averaged; vectors of the method's correction; round, base
+                train      w, and its buffers if they are averaged; what its components declare; round, base
                            round (that w came from), training history, rounds that the server can go back to
                 evaluate   w, and its buffers if they are averaged; round, training history
 site → server   join       site number, number of classes, number of parameters, digests of what no message carries
-                train      w_n, and its buffers if they are averaged; vectors of the method's correction; round,
+                train      w_n, and its buffers if they are averaged; what its components declare; round,
                            training samples, declared numbers
                 evaluate   round; correct predictions of the shared and, if there is one, the personal model, and test
                            samples: by class or, if the site withholds those, in total and the spread over its classes;
@@ -16,23 +16,25 @@ site → server   join       site number, number of classes, number of parameter
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
+from fedtilt.engine.client import ClientUpdate
 from fedtilt.evaluation.metrics import spread_in_clients
 from fedtilt.evaluation.scores import scores_of
 from fedtilt.flower.declared import Declared, declared_record, decode_declared
 from fedtilt.flower.model_arrays import (
     RejectedReply,
+    from_array,
     from_arrays,
-    from_shared_arrays,
     shorten,
+    to_array,
     to_arrays,
-    to_shared_arrays,
 )
 from fedtilt.flower.reply_fields import (
     CLIENT_APP_RAISED,
@@ -47,9 +49,9 @@ from fedtilt.flower.reply_fields import (
 )
 from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.parts import Parts, Tensors
-from fedtilt.rounds.round import ClientUpdate
 
-_DECLARED, _VECTOR = "declared-", "vector-"
+_DECLARED, _TENSOR = "declared-", "tensor-"
+Shapes = Mapping[str, tuple[int, ...]]
 ARRAYS_RECORD, CONFIG_RECORD, CONSTANTS_RECORD = "arrays", "config", "constants"
 
 
@@ -76,41 +78,41 @@ def history_config(history: TrainingHistory) -> dict[str, ConfigRecordValues]:
 
 
 def encode_instruction(
-    parts: Parts, server: Tensors, config: Mapping[str, ConfigRecordValues], vectors: Sequence[str] = ()
+    parts: Parts, server: Tensors, config: Mapping[str, ConfigRecordValues], tensors: Shapes = MappingProxyType({})
 ) -> RecordDict:
-    """The content of a message to a site, with these vectors of what the server keeps."""
+    """The content of a message to a site, with these tensors of the server's state."""
     arrays = to_arrays(parts, server["parameters"], server.get("buffers"))
-    sent = _vector_records(parts, {name: server[name] for name in vectors})
+    sent = _tensor_records({name: server[name] for name in tensors})
     return RecordDict({ARRAYS_RECORD: arrays, CONFIG_RECORD: ConfigRecord(dict(config)), **sent})
 
 
-def _vector_records(parts: Parts, vectors: Tensors) -> dict[str, ArrayRecord]:
-    """Vectors (S,) as records of Flower arrays."""
-    return {f"{_VECTOR}{name}": to_shared_arrays(parts, vector) for name, vector in vectors.items()}
+def _tensor_records(tensors: Tensors) -> dict[str, ArrayRecord]:
+    """What components send beside the model, as records of Flower arrays."""
+    return {f"{_TENSOR}{name}": to_array(tensor) for name, tensor in tensors.items()}
 
 
-def _decode_vectors(content: RecordDict, parts: Parts, names: Sequence[str]) -> dict[str, Tensor]:
-    """The vectors (S,) of these names; others are rejected."""
-    vectors = {}
-    for name in names:
-        record = content.get(f"{_VECTOR}{name}")
+def _decode_tensors(content: RecordDict, shapes: Shapes) -> dict[str, Tensor]:
+    """The tensors that components declare; others are rejected."""
+    tensors = {}
+    for name, shape in shapes.items():
+        record = content.get(f"{_TENSOR}{name}")
         if not isinstance(record, ArrayRecord):
-            raise RejectedReply(f"has no vector {name!r}")
-        vectors[name] = from_shared_arrays(record, parts)
-    if unknown := [key for key in content if key.startswith(_VECTOR) and key.removeprefix(_VECTOR) not in names]:
-        raise RejectedReply(f"has {len(unknown)} vectors that the method does not use")
-    return vectors
+            raise RejectedReply(f"has no tensor {name!r}")
+        tensors[name] = from_array(record, shape)
+    if unknown := [key for key in content if key.startswith(_TENSOR) and key.removeprefix(_TENSOR) not in shapes]:
+        raise RejectedReply(f"has {len(unknown)} tensors that the method does not declare")
+    return tensors
 
 
-def decode_instruction(message: Message, parts: Parts, vectors: Sequence[str] = ()) -> Instruction:
-    """Decode a message to `train` or `evaluate`, with these vectors of what the server keeps."""
+def decode_instruction(message: Message, parts: Parts, tensors: Shapes = MappingProxyType({})) -> Instruction:
+    """Decode a message to `train` or `evaluate`, with these tensors of the server's state."""
     config, arrays = message.content.config_records[CONFIG_RECORD], message.content.array_records[ARRAYS_RECORD]
     round = _check_int(config["round"])
     base_round = _check_int(config.get("base-round", round))
     ids, rounds = _list(config.get("earlier-histories")), map(_check_int, _list(config.get("earlier-rounds")))
     history = TrainingHistory(str(config["history"]), tuple(zip(map(str, ids), rounds, strict=True)))
     keep = tuple(map(_check_int, _list(config.get("keep"))))
-    received = from_arrays(arrays, parts) | _decode_vectors(message.content, parts, vectors)
+    received = from_arrays(arrays, parts) | _decode_tensors(message.content, tensors)
     return Instruction(received, round, base_round, history, keep)
 
 
@@ -148,7 +150,7 @@ def encode_train_reply(parts: Parts, update: ClientUpdate, round: int) -> Record
     """A site's reply to `train`."""
     declared = {f"{_DECLARED}{name}": float(value) for name, value in update.declared.items()}
     metrics = MetricRecord({"round": round, "num-examples": update.samples, **declared})
-    arrays, sent = to_arrays(parts, update.parameters, update.buffers), _vector_records(parts, update.tensors)
+    arrays, sent = to_arrays(parts, update.parameters, update.buffers), _tensor_records(update.tensors)
     return RecordDict({ARRAYS_RECORD: arrays, METRICS_RECORD: metrics, **sent})
 
 
@@ -226,9 +228,9 @@ def _check_initial_values(received: object, digests: Mapping[str, str], parts: P
 
 
 def decode_train_reply(
-    reply: Message, round: int, parts: Parts, max_samples: int, vectors: Sequence[str] = ()
+    reply: Message, round: int, parts: Parts, max_samples: int, tensors: Shapes = MappingProxyType({})
 ) -> ClientUpdate:  # fmt: skip
-    """Decode a reply to `train`, with these vectors; `invalid_updates` checks afterwards that all of it is finite."""
+    """Decode a reply to `train`, with these tensors; `invalid_updates` checks afterwards that all of it is finite."""
     metrics = reply_metrics(reply)
     check_round(metrics, round)
     samples = size_in(metrics, "num-examples", max_samples)
@@ -236,7 +238,7 @@ def decode_train_reply(
     if not isinstance(arrays, ArrayRecord):
         raise RejectedReply("has no model")
     received = from_arrays(arrays, parts)
-    sent = _decode_vectors(reply.content, parts, vectors)
+    sent = _decode_tensors(reply.content, tensors)
     return ClientUpdate(received["parameters"], samples, received.get("buffers"), _declared(metrics), sent)
 
 

@@ -23,6 +23,9 @@ def sent_shapes(parts: Parts) -> Shapes:
     return {**parts.shared_shapes, **(parts.buffers if parts.averages_buffers else {})}
 
 
+_VALUE = "value"
+
+
 def to_arrays(parts: Parts, parameters: Tensor, buffers: Tensor | None) -> ArrayRecord:
     """Shared parameters (S,) and, if they are averaged, buffers (B,) as Flower arrays by name."""
     pieces = named_pieces(parameters, parts.shared_shapes)
@@ -39,15 +42,14 @@ def from_arrays(record: ArrayRecord, parts: Parts) -> dict[str, Tensor]:
     return {"parameters": values[:size]} | ({"buffers": values[size:]} if parts.averages_buffers else {})
 
 
-def to_shared_arrays(parts: Parts, vector: Tensor) -> ArrayRecord:
-    """A vector (S,) with an entry for every shared parameter as Flower arrays by name."""
-    pieces = named_pieces(vector, parts.shared_shapes)
-    return ArrayRecord({name: piece.detach().cpu().contiguous() for name, piece in pieces.items()})
+def to_array(tensor: Tensor) -> ArrayRecord:
+    """A tensor of any shape as one Flower array."""
+    return ArrayRecord({_VALUE: tensor.detach().cpu().float().contiguous()})
 
 
-def from_shared_arrays(record: ArrayRecord, parts: Parts) -> Tensor:
-    """The inverse of `to_shared_arrays`."""
-    return _vector(record, parts.shared_shapes)
+def from_array(record: ArrayRecord, shape: tuple[int, ...]) -> Tensor:
+    """The inverse of `to_array`."""
+    return _vector(record, {_VALUE: shape}).reshape(shape)
 
 
 def _vector(record: ArrayRecord, shapes: Shapes) -> Tensor:

@@ -59,7 +59,7 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
             folder, resolved, info, model, parts, kept_rounds=policy.kept_rounds, back_to=_back_to(config)
         )
         strategy = FedTiltStrategy(
-            resolved.method, parts, info, settings=resolved.settings, policy=policy, run_folder=run_folder,
+            resolved.method, parts, info, settings=resolved.settings, net=model, policy=policy, run_folder=run_folder,
             site_keys=keys,
         )  # fmt: skip
         limit_reply_size(grid, max_reply_size(model), strategy.membership.drop_reply)

@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from torch import nn
 
+from fedtilt.engine.client import ClientUpdate
+from fedtilt.engine.server import ServerUpdate, server_update
+from fedtilt.engine.state import check_state, initial_server, messages_of
 from fedtilt.evaluation.summary import Summary
 from fedtilt.flower.combine_metrics import combine_replies
 from fedtilt.flower.membership import Membership, MissingSitesError, list_reasons
@@ -22,8 +26,6 @@ from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.methods import Method, check_bad_share
 from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
-from fedtilt.rounds.method_state import check_state, initial_server, vectors_sent
-from fedtilt.rounds.round import ClientUpdate, ServerUpdate, server_update
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.rounds.validity import invalid_updates
 
@@ -41,6 +43,7 @@ class FedTiltStrategy(Strategy):
         parts: the parts of the model and its initial values
         info: what the server knows about the sites
         settings: the training settings
+        net: the model, for a method with `training`
         policy: quorum, deadlines and limits
         run_folder: where to checkpoint every round and resume from; None: nowhere
         site_keys: the site of each public key, so that no node can take another site's place; None: not checked
@@ -53,6 +56,7 @@ class FedTiltStrategy(Strategy):
         info: FederationInfo,
         *,
         settings: TrainSettings,
+        net: nn.Module | None = None,
         policy: RoundPolicy | None = None,
         run_folder: ServerRunFolder | None = None,
         site_keys: Mapping[bytes, int] | None = None,
@@ -61,18 +65,18 @@ class FedTiltStrategy(Strategy):
         check_bad_share([method], settings.clients_per_round(info.sites))
         self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
         self._parts, self._info = parts, info
-        self._vectors = vectors_sent(method)
+        self._messages = messages_of(method, parts, info.sites, net)
         self._history = TrainingHistory.new()
         self._rounds_before = 0  # rounds done before this run
         self._requested: dict[int, int] = {}  # site → node, of the requests in flight
         self._selected: list[int] = []  # sites that take part in this round
         self._mechanism = GaussianMechanism.of(settings, info.sites, parts)
         self._releases = 0  # models with noise, also of rounds that were repeated
-        self._server: Tensors = initial_server(method, parts, info.sites)
+        self._server: Tensors = initial_server(method, parts, info.sites, net)
         self._jumps = JumpCheck(settings.screen or 0.0, 0, self._server["parameters"])
         self.membership = Membership(
             sites=info.sites, classes=len(info.class_names), parts=parts, policy=self.policy, site_keys=site_keys,
-            schema=info.schema, personal_start=method.personal_start,
+            schema=info.schema, personal_start="last" if method.personal is None else method.personal.start,
         )  # fmt: skip
         self.summaries: list[tuple[int, Summary]] = []
 
@@ -101,7 +105,7 @@ class FedTiltStrategy(Strategy):
         if self.run_folder is not None:
             needed = server
             self._rounds_before, server = self.run_folder.begin(server, _log.warning)
-            check_state(server, needed, f"what the server keeps for method {self.method.name!r}")
+            check_state(server, needed, f"the state of the server for method {self.method.name!r}")
             self._history = self.run_folder.history
             k = self.settings.screen or 0.0
             self._jumps = self.run_folder.jump_check(k, self._rounds_before, server, _log.warning)
@@ -168,7 +172,7 @@ class FedTiltStrategy(Strategy):
         keep = [round - 1] if self.run_folder is None else self.run_folder.kept_rounds()
         values = {**dict(config), "round": round, "base-round": round - 1, "keep": keep} | history_config(self._history)
         values |= schema_config(self._info.schema)
-        content = encode_instruction(self._parts, self._server, values, self._vectors.by_server)
+        content = encode_instruction(self._parts, self._server, values, self._messages.to_clients)
         return [_message(content, node, MessageType.TRAIN, round) for node in self._requested.values()]
 
     def aggregate_train(
@@ -181,7 +185,7 @@ class FedTiltStrategy(Strategy):
             replies,
             self._requested,
             self.membership,
-            lambda reply: decode_train_reply(reply, round, self._parts, limit, self._vectors.by_clients),
+            lambda reply: decode_train_reply(reply, round, self._parts, limit, self._messages.to_server),
         )
         for site, reason in invalid_updates(self.method, accepted, self._server).items():
             rejected[site] = reason

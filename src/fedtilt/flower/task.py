@@ -19,6 +19,8 @@ from fedtilt.errors import InputError
 from fedtilt.flower.schema.site_table import site_dataset, site_summary
 from fedtilt.flower.site_federation import check_site_number, only_site, single_site_federation, with_class_order
 from fedtilt.methods import Method
+from fedtilt.methods.aggregators import FLTrust
+from fedtilt.methods.weightings import BySamples
 from fedtilt.models import ModelSource, recipe
 from fedtilt.parts import Parts
 from fedtilt.rounds.initial_model import build_initial_model
@@ -145,12 +147,12 @@ class Task:
                 f"attack.kind = {settings.attack.kind!r} is for simulations, and real sites are not told to attack; "
                 "remove [attack] from the spec"
             )
-        if method.aggregator == "fltrust":
+        if isinstance(method.aggregator, FLTrust):
             raise InputError(
                 f"aggregator = 'fltrust' of method {method.name!r} needs data on the server, and a deployment has data "
                 "on the sites alone; use another aggregator"
             )
-        if method.weighting == "samples" and settings.screen == 0:
+        if isinstance(method.weighting, BySamples) and settings.screen == 0:
             raise InputError(
                 f"weighting = 'samples' of method {method.name!r} counts the samples that sites claim, and "
                 "train.screen = 0 bounds no claim; use weighting = 'equal', or leave train.screen out"
@@ -198,7 +200,7 @@ class Task:
     def initial_model(self, resolved: ResolvedTask, info: FederationInfo) -> tuple[nn.Module, Parts]:
         """The model with its initial weights and its parts, on the server."""
         net, parts = build_initial_model(self.model_source(resolved), info.input_shape, info.outputs, resolved.settings)
-        return net, parts.keeping(resolved.method.local)
+        return net, parts.keeping(resolved.method.local_names)
 
     def site_summary(self, resolved: ResolvedTask, number: int, node_config: NodeConfig) -> Summary:
         """What a site sends of its table before the sites agree on a schema."""

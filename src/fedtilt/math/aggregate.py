@@ -4,12 +4,10 @@
 
 For squared L2 every optimum is a convex combination of the client models, so the solvers work on the C × C Gram matrix
 (`gram_solvers`) and read the models twice: once for the Gram matrix, once to combine them. The robust rules are in
-`robust`, the steps before a rule in `mixing`; `AGGREGATORS` and `PRE_AGGREGATORS` list them.
+`robust`, those that weigh clients by their losses in `fair`, the steps before a rule in `mixing`.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -27,7 +25,7 @@ from fedtilt.math.client_models import (
 )
 from fedtilt.math.distances import Distance, get_distance
 from fedtilt.math.fair import fedmgda, q_ffl
-from fedtilt.math.mixing import bucket_weights, bucketing, clipping, mix, nearest_neighbor_mixing, neighbor_weights
+from fedtilt.math.mixing import bucketing, clipping, nearest_neighbor_mixing
 from fedtilt.math.robust import (
     bad_count,
     bulyan,
@@ -43,11 +41,6 @@ from fedtilt.math.robust import (
 from fedtilt.math.tilt import nested_tilt_grad
 
 __all__ = [
-    "AGGREGATORS",
-    "PRE_AGGREGATORS",
-    "Aggregator",
-    "PreAggregator",
-    "RuleInputs",
     "bad_count",
     "bucketing",
     "bulyan",
@@ -66,7 +59,6 @@ __all__ = [
     "solvable",
     "tilted",
     "trimmed_mean",
-    "used_settings",
 ]
 
 
@@ -136,123 +128,6 @@ def solvable(distance: str, q: float) -> bool:
 def mean(models: ClientModels, weights: Tensor | None = None) -> Tensor:
     """The (weighted) mean, as in FedAvg (McMahan et al., AISTATS 2017, arXiv 1602.05629)."""
     return combine(models, client_weights(models, weights))
-
-
-class RuleInputs(NamedTuple):
-    """What a rule may use besides the clients' models."""
-
-    start: Tensor  # (P,) the model that the clients received
-    weights: Tensor | None = None  # (C,) the clients' weights; None: equal
-    bad_share: float = 0.0  # the share of these models that may be bad
-    clip_radius: float | None = None  # the largest length of an update; None: the median length
-    bucket_size: int = 2
-    order: Sequence[int] | None = None  # a random permutation of the clients
-    root: Tensor | None = None  # (P,) the model that the server trained on its root set
-    losses: Tensor | None = None  # (C,) the clients' losses of `start`
-    q: float = 0.0
-    lr: float = 1.0  # the clients' learning rate
-    weights_bound: float = 1.0
-    update_length: float = 1.0
-
-
-class Aggregator(NamedTuple):
-    """A rule as a server calls it."""
-
-    apply: Callable[[Any, RuleInputs], Tensor]  # of models (C, P)
-    settings: tuple[str, ...] = ()  # of a method: those that it uses
-    takes_weights: bool = False  # whether it uses client weights
-    needs: Callable[[int], int] = lambda bad: 2 * bad + 1  # clients that it needs if so many of them may be bad
-    by_blocks: bool = False  # whether it works on `BlockedModels`
-    by_coordinate: bool = False  # whether it depends on more than lengths and angles: a rotation changes its result
-
-
-class PreAggregator(NamedTuple):
-    """A step before a rule, as a server calls it."""
-
-    apply: Callable[[Any, RuleInputs], tuple[Tensor, RuleInputs]]  # of models (C, P): for the next step or the rule
-    settings: tuple[str, ...]
-
-
-def _mixed(models: Tensor, given: RuleInputs, weights: Tensor) -> tuple[Tensor, RuleInputs]:
-    """Mixed models, and the losses that belong to them."""
-    return mix(models, weights), given._replace(losses=None if given.losses is None else mix(given.losses, weights))
-
-
-def _fltrust(models: Tensor, given: RuleInputs) -> Tensor:
-    if given.root is None:
-        raise ValueError("fltrust needs the model that the server trained on its root set")
-    return fltrust(models, given.start, given.root)
-
-
-def _q_ffl(models: Tensor, given: RuleInputs) -> Tensor:
-    if given.losses is None:
-        raise ValueError("q_ffl needs the clients' losses")
-    return q_ffl(models, given.start, given.losses, given.q, given.lr)
-
-
-AGGREGATORS = {
-    "mean": Aggregator(lambda models, given: mean(models, given.weights), takes_weights=True, by_blocks=True),
-    "median": Aggregator(
-        lambda models, given: median(models, given.weights), takes_weights=True, by_blocks=True, by_coordinate=True
-    ),
-    "geometric_median": Aggregator(
-        lambda models, given: geometric_median(models, given.weights), takes_weights=True, by_blocks=True
-    ),
-    "trimmed_mean": Aggregator(
-        lambda models, given: trimmed_mean(models, given.bad_share),
-        ("bad_share",),
-        by_blocks=True,
-        by_coordinate=True,
-    ),
-    "krum": Aggregator(
-        lambda models, given: krum(models, given.bad_share),
-        ("bad_share",),
-        needs=lambda bad: 2 * bad + 3,
-        by_blocks=True,
-    ),
-    "multi_krum": Aggregator(lambda models, given: multi_krum(models, given.bad_share), ("bad_share",)),
-    "bulyan": Aggregator(
-        lambda models, given: bulyan(models, given.bad_share),
-        ("bad_share",),
-        needs=lambda bad: 4 * bad + 3,
-        by_coordinate=True,
-    ),
-    "norm_clipped": Aggregator(
-        lambda models, given: norm_clipped(models, given.start, given.clip_radius), ("clip_radius",)
-    ),
-    "centered_clipping": Aggregator(
-        lambda models, given: centered_clipping(models, given.start, given.clip_radius), ("clip_radius",)
-    ),
-    "fltrust": Aggregator(_fltrust, ("root_samples",)),
-    "q_ffl": Aggregator(_q_ffl, ("q",)),
-    "fedmgda": Aggregator(
-        lambda models, given: fedmgda(models, given.start, given.weights_bound, given.update_length),
-        ("weights_bound", "update_length"),
-    ),
-}
-
-PRE_AGGREGATORS = {
-    "clipping": PreAggregator(
-        lambda models, given: (clipping(models, given.start, given.clip_radius), given), ("clip_radius",)
-    ),
-    "nnm": PreAggregator(
-        lambda models, given: _mixed(models, given, neighbor_weights(models, given.bad_share)), ("bad_share",)
-    ),
-    "bucketing": PreAggregator(
-        lambda models, given: _mixed(models, given, bucket_weights(len(models), given.bucket_size, given.order)),
-        ("bucket_size",),
-    ),
-}
-
-
-def used_settings(aggregator: str, pre_aggregators: Sequence[str]) -> set[str]:
-    """The settings of a method that its rule and the steps before it use.
-
-    >>> sorted(used_settings("krum", ["clipping"]))
-    ['bad_share', 'clip_radius']
-    """
-    rule = AGGREGATORS[aggregator].settings if aggregator in AGGREGATORS else ("q", "distance", "steps")
-    return {*rule, *(key for name in pre_aggregators for key in PRE_AGGREGATORS[name].settings)}
 
 
 def _start_or_mean(models: ClientModels, u: Tensor, start: Tensor | None) -> Tensor:

@@ -34,7 +34,9 @@ class Aggregator(Component):
     takes_weights: ClassVar[bool] = False  # whether it uses the weights of clients
     needs_losses: ClassVar[bool] = False  # whether clients declare the loss of the model that they receive
     by_blocks: ClassVar[bool] = False  # whether it works on `BlockedModels`, a block of columns at a time
-    by_coordinate: ClassVar[bool] = True  # whether a rotation of the models changes its result: not by lengths and angles
+    by_coordinate: ClassVar[bool] = (
+        True  # whether a rotation of the models changes its result: not by lengths and angles
+    )
 
     def needed_models(self, bad: int) -> int:
         """How many models it needs if this many of them may be bad."""

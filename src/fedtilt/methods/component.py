@@ -71,8 +71,8 @@ class ServerRound:
 
     def mixed(self, weights: Tensor) -> Self:
         """The same for models mixed with these weights (M, C): a value of every client is mixed too."""
-        values = {key: getattr(self, key) for key in ("samples", "losses")}
-        return replace(self, **{key: None if v is None else mix(v, weights) for key, v in values.items()})
+        samples, losses = (None if v is None else mix(v, weights) for v in (self.samples, self.losses))
+        return replace(self, samples=samples, losses=losses)
 
 
 def describe(component: Component) -> str:

@@ -30,9 +30,7 @@ class Personal(Component):
         choices=STARTS,
     )
     lr: float | None = setting(None, "its learning rate; left out: the run's", gt=0, example=0.01)
-    epochs: int | None = setting(
-        None, "its passes over the data in a round; left out: the run's", ge=1, example=5
-    )
+    epochs: int | None = setting(None, "its passes over the data in a round; left out: the run's", ge=1, example=5)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Checks of the methods of a run together, and against its data and settings."""
 
 from collections.abc import Container, Iterable
+from typing import Any
 
 from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.math.robust import bad_count
-from fedtilt.methods.aggregators import Aggregator, MultiKrum, TrimmedMean
+from fedtilt.methods.aggregators import MultiKrum, TrimmedMean
 from fedtilt.methods.before import NNM, Bucketing
 from fedtilt.methods.method import Method
 from fedtilt.methods.objectives import Tilted
@@ -72,7 +73,7 @@ def _check_stable(m: Method, lr: float, lr_personal: float, plain_sgd: bool) -> 
             )
 
 
-def tolerant_parts(method: Method) -> list[Aggregator | NNM]:
+def tolerant_parts(method: Method) -> list[Any]:
     """The steps and the rule of a method that tolerate a share of bad clients."""
     return [part for part in (*method.before, method.aggregator) if hasattr(part, "bad_share")]
 

@@ -15,7 +15,7 @@ from fedtilt.data import Federation, load
 from fedtilt.data.inputs import Inputs
 from fedtilt.evaluation.metrics import client_scores
 from fedtilt.evaluation.summary import evaluated_counts
-from fedtilt.methods import Method
+from fedtilt.methods import Method, fedtilt
 from fedtilt.models import mlp, parameters_to_vector
 from fedtilt.reproduction.chapter import Chapter, Holds, Table, Verdict, verdict_on
 from fedtilt.reproduction.experiment import Case, Claim, Experiment, OnProgress, Options, Results
@@ -28,7 +28,7 @@ from fedtilt.training import make_batches
 
 TOLERANCE = 1e-4  # relative to how far a model moved: rounding in a few rounds of float32
 _PARTS = ("fedavg", "fedavg by samples", "fedprox", "ditto", "large mu")
-_untilted = partial(Method, name="fedtilt", tau=0.0, lam=0.0, q=0.0)
+_untilted = partial(fedtilt, tau=0.0, lam=0.0)
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:

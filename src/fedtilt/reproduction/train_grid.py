@@ -6,11 +6,11 @@ All settings of a case go through one simulation, so equal local jobs are traine
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fedtilt import data, models
 from fedtilt.errors import Diverged
@@ -169,7 +169,7 @@ def trial_name(setting: Setting) -> str:
 def method_of(name: str, setting: Setting) -> Method:
     """The method of a setting under this name."""
     arguments = {key: value for key, value in setting.items() if key != "preset"}
-    preset = cast(Callable[..., Method], PRESETS[setting["preset"]])
+    preset = PRESETS[setting["preset"]]
     return preset(name=name, **arguments)
 
 

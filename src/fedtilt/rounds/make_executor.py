@@ -45,5 +45,5 @@ def make_executor(prepared: PreparedRun, notice: Callable[[str], None]) -> Execu
         )
     if workers == 0:
         return InProcessExecutor(training, device, settings.precision, settings.stack_size)
-    jobs = example_jobs(prepared.methods, prepared.parts, settings, federation.group)
+    jobs = example_jobs(prepared.methods, prepared.net, prepared.parts, settings, federation)
     return ForkedExecutor(training, workers, jobs)

@@ -16,6 +16,8 @@ from fedtilt.methods.aggregators import Mean, Tilted
 from fedtilt.methods.weightings import Equal
 
 RANDOMNESS = ("seed", "secret")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
     """How clients are protected: `clip` and `delta`, with `noise`, `epsilon` or both.

@@ -11,7 +11,7 @@ import torch
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
 from fedtilt.files import interpreting
-from fedtilt.parts import Tensors, match_names, named_pieces
+from fedtilt.parts import LAST_LAYER, Tensors, match_names, named_pieces
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.runs.seed_run import open_seed
 from fedtilt.storage.fingerprint import read_fingerprint
@@ -62,7 +62,7 @@ def export_model(
         if client is not None:
             kept = _kept(state, fingerprint, method, client_number(client, clients), client)
             description["client"] = clients[client_number(client, clients)]
-        own = fingerprint["methods"][method].get("local", [])  # beside those of the run
+        own = local_names(fingerprint["methods"][method])  # beside those of the run
         fingerprint["local"] = [*fingerprint["local"], *match_names(own, fingerprint["model"])]
         sources = _sources(fingerprint, server, kept)
         tensors = _named_state(fingerprint, run_folder.constants(), server, kept)
@@ -82,6 +82,12 @@ def state_dict(
 ) -> dict[str, torch.Tensor]:
     """The tensors of `export_model`, as `load_state_dict` takes them."""
     return export_model(folder, method, client, seed).tensors
+
+
+def local_names(method: Mapping[str, Any]) -> list[str]:
+    """The patterns of the parameters that stay on their client, of a method in a fingerprint of any version."""
+    local = method.get("local", [])
+    return list(local.get("names", [LAST_LAYER]) if isinstance(local, dict) else local)
 
 
 def _kept(

@@ -4,9 +4,7 @@ It has the schema of the data and counts of predictions, but no data. The card o
 client alone.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +17,6 @@ from fedtilt.evaluation.intervals import exact_interval
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.summary import Summary
 from fedtilt.markdown_text import markdown_table, markdown_text
-from fedtilt.methods import Method
 from fedtilt.runs.export import Export
 from fedtilt.runs.seed_run import open_seed
 from fedtilt.storage.fingerprint import read_fingerprint
@@ -105,18 +102,11 @@ def _data(fingerprint: Mapping[str, Any], description: Mapping[str, Any]) -> str
 
 
 def _training(fingerprint: Mapping[str, Any], method: str) -> str:
-    defaults = {field.name: _setting(field.default) for field in fields(Method)}
-    settings = fingerprint["methods"][method].items()
-    rows = [[f"method.{key}", value] for key, value in settings if key != "name" and value != defaults.get(key)]
+    rows = [[f"method.{key}", value] for key, value in fingerprint["methods"][method].items() if key != "name"]
     train = fingerprint["train"]
     rows += [[key, train[key]] for key in _SETTINGS if train.get(key) is not None]
     note = "Settings of the method that are not listed have their defaults."
     return f"## Training\n\n{_table(['setting', 'value'], rows)}\n\n{note}"
-
-
-def _setting(value: object) -> object:
-    """A default as a fingerprint has it."""
-    return [] if value == () else "inf" if value == math.inf else value
 
 
 def _figures(

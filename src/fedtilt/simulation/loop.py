@@ -88,7 +88,8 @@ def simulate_prepared(
     methods, device = prepared.methods, prepared.device
     if state is None:
         servers: dict[str, Tensors] = {
-            m.name: _to(device, initial_server(m, prepared.parts, prepared.federation.clients, prepared.net)) for m in methods
+            m.name: _to(device, initial_server(m, prepared.parts, prepared.federation.clients, prepared.net))
+            for m in methods
         }
         state = FederationState(0, servers, ClientStates() if client_states is None else client_states)
     else:

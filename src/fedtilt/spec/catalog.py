@@ -5,20 +5,17 @@ It is read from the functions themselves: the first sentence of a docstring, and
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from fedtilt.math import aggregate
-from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS
 from fedtilt.math.losses import LOSSES
-from fedtilt.methods import PRESETS, WEIGHTINGS, Method
+from fedtilt.methods import COMPONENTS, PRESETS
 from fedtilt.rounds.attack import KINDS
 from fedtilt.spec.method import preset_settings
 
 # "Li et al., Title, arXiv 1234.56789", or with the names of all authors
 _PAPER = re.compile(r"(?:[A-Z]\. )?[A-Z][\w-]+(?:(?: \w+)? et al\.|(?:, [A-Z][\w-]+)+),.*?arXiv \d{4}\.\d{4,5}")
-_WEIGHTING_SETTINGS = {"loss": ("client_tilt",), "afl": ("weights_lr",)}
 
 
 class Entry(NamedTuple):
@@ -38,11 +35,11 @@ def catalog() -> list[Entry]:
     >>> next(entry.reference for entry in catalog() if entry.name == "scaffold").split(", ")[-1]
     'arXiv 1910.06378'
     """
-    return [*_methods(), *_rules(), *_weightings(), *_losses(), *_attacks()]
+    return [*_methods(), *_components(), *_losses(), *_attacks()]
 
 
 def _methods() -> Iterable[Entry]:
-    for name, preset in cast(Mapping[str, Callable[..., Method]], PRESETS).items():
+    for name, preset in PRESETS.items():
         own = inspect.signature(preset).parameters
         settings = {
             key: None if p.default is p.empty else p.default for key, p in preset_settings(name).items() if key in own
@@ -50,26 +47,18 @@ def _methods() -> Iterable[Entry]:
         yield Entry("methods", name, "methods.preset", *_described(preset, settings))
 
 
-def _rules() -> Iterable[Entry]:
-    defaults = {field.name: field.default for field in fields(Method)}
-    tilted = {key: defaults[key] for key in ("q", "distance", "steps")}
-    summary, _, _ = _described(aggregate.tilted, tilted)
-    paper = _paper(inspect.getdoc(PRESETS["fedtilt"]) or "")
-    yield Entry("server rules", "tilted", "methods.aggregator", summary, tilted, paper)
-    for name, rule in AGGREGATORS.items():
-        settings = {key: defaults[key] for key in rule.settings}
-        yield Entry("server rules", name, "methods.aggregator", *_described(getattr(aggregate, name), settings))
-    functions = {"nnm": aggregate.nearest_neighbor_mixing}
-    for name, step in PRE_AGGREGATORS.items():
-        settings = {key: defaults[key] for key in step.settings}
-        function = functions.get(name) or getattr(aggregate, name)
-        yield Entry("steps before a rule", name, "methods.pre_aggregators", *_described(function, settings))
+_HEADINGS = {
+    "objective": "objectives", "personal": "personal models", "correction": "corrections of drift",
+    "weighting": "weights of clients", "before": "steps before a rule", "aggregator": "server rules",
+    "optimizer": "server optimisers", "training": "client updates",
+}  # fmt: skip
 
 
-def _weightings() -> Iterable[Entry]:
-    for name, meaning in WEIGHTINGS.items():
-        settings = {key: getattr(Method, key) for key in _WEIGHTING_SETTINGS.get(name, ())}
-        yield Entry("weights of clients", name, "methods.weighting", meaning, settings, "")
+def _components() -> Iterable[Entry]:
+    for kind, heading in _HEADINGS.items():
+        for name, cls in COMPONENTS[kind].items():
+            settings = {field.name: field.default for field in fields(cls)}
+            yield Entry(heading, name, f"methods.{kind}", *_described(cls, settings))
 
 
 def _losses() -> Iterable[Entry]:

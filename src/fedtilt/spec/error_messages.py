@@ -11,7 +11,7 @@ from pydantic.types import AllowInfNan
 
 from fedtilt.errors import InputError
 from fedtilt.spec.fields import TABLES, Spec
-from fedtilt.spec.method import MethodSpec
+from fedtilt.spec.method import MethodSpec, method_keys
 from fedtilt.spec.table import OneOf, SpecTable
 
 _MOST_KEYS = 12  # in a message
@@ -66,16 +66,21 @@ def method_label(method: Mapping[str, Any], position: int) -> str:
 def unknown_key(path: Iterable[str], key: str, value: object, table: type[SpecTable]) -> InputError:
     """The error about a key that a table does not have, with the key that was probably meant."""
     path = tuple(path)
-    close = difflib.get_close_matches(key, table.model_fields, n=1)
+    keys = keys_of(table)
+    close = difflib.get_close_matches(key, keys, n=1)
     if close:
         remedy = f"did you mean {'.'.join([*path, close[0]])}?"
     elif elsewhere := key_named(key):
         remedy = f"did you mean {elsewhere}?"
     else:
-        keys = list(table.model_fields)
         more = ", … (`fedtilt init` explains all)" if len(keys) > _MOST_KEYS else ""
         remedy = f"choose one of {', '.join(keys[:_MOST_KEYS])}{more}"
     return InputError(f"{'.'.join([*path, key])} = {_format_value(value)} is not a key of a spec; {remedy}")
+
+
+def keys_of(table: type[SpecTable]) -> list[str]:
+    """The keys of a table."""
+    return [*table.model_fields, *(method_keys() if table is MethodSpec else ())]
 
 
 def key_named(name: str) -> str | None:
@@ -87,7 +92,7 @@ def key_named(name: str) -> str | None:
     if name in TABLES:
         return f"{name}.{next(iter(TABLES[name].model_fields))}"
     tables = [f"{table}.{name}" for table, fields in TABLES.items() if name in fields.model_fields]
-    tables += [f"methods.NAME.{name}"] if name in MethodSpec.model_fields else []
+    tables += [f"methods.NAME.{name}"] if name in keys_of(MethodSpec) else []
     return tables[0] if tables else None
 
 

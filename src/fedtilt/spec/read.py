@@ -18,7 +18,7 @@ from fedtilt.errors import InputError, NoEffect
 from fedtilt.methods import PRESETS, check_rates_used
 from fedtilt.spec.error_messages import check_tables, first_error, method_label, unknown_key
 from fedtilt.spec.fields import TABLES, Spec
-from fedtilt.spec.method import MethodSpec
+from fedtilt.spec.method import COMPONENT_KEYS, MethodSpec, method_keys
 from fedtilt.spec.table import SpecTable
 
 Raw = dict[str, Any]
@@ -191,8 +191,11 @@ def _override(raw: Raw, text: str) -> None:
     if head in TABLES and rest:
         table, target = TABLES[head], raw.setdefault(head, {})
     elif head == "methods" and rest:
-        name, _, last = rest.rpartition(".")  # a method's name may have dots
+        labels = [label for label in _method_labels(raw.get("methods", [])) if rest.startswith(f"{label}.")]
+        name = max(labels, key=len, default=rest.rpartition(".")[0])  # a method's name may have dots
+        last = rest.removeprefix(f"{name}.")
         table, target, path = MethodSpec, _method_table(raw, name or last, text), [head, name]
+        target, last = component_table(target, last)
     elif head in TABLES or head == "methods":
         example = "methods.fedtilt.lam=-2" if head == "methods" else f"{head}.{next(iter(TABLES[head].model_fields))}=…"
         raise InputError(f"--set {text!r} sets a whole table; set one of its keys, as in {example}")
@@ -201,6 +204,8 @@ def _override(raw: Raw, text: str) -> None:
     key, _, entry = last.partition(".")
     if entry and key in table.model_fields and get_origin(table.model_fields[key].annotation) is dict:
         kind, target, last = Any, target.setdefault(key, {}), entry  # model.arguments.width
+    elif table is MethodSpec and (target not in raw["methods"] or last in method_keys()):
+        kind = Any
     elif last in table.model_fields:
         kind = table.model_fields[last].annotation
     else:
@@ -220,6 +225,28 @@ def _split_override(raw: Raw, text: str) -> tuple[str, str, str]:
     prefix = max(prefixes, key=len, default="")
     key, equals, value_text = text.strip().removeprefix(prefix).partition("=")
     return f"{prefix}{key.strip()}", equals, value_text.strip()
+
+
+def component_table(method: Raw, key: str) -> tuple[Raw, str]:
+    """The table to change and its key: `aggregator.bad_share` is a key of the table of the aggregator.
+
+    >>> component_table({"aggregator": "krum"}, "aggregator.bad_share")
+    ({'rule': 'krum'}, 'bad_share')
+    """
+    kind, _, setting = key.partition(".")
+    if not setting or kind not in COMPONENT_KEYS:
+        return method, key
+    if kind == "before":
+        number, _, setting = setting.partition(".")
+        steps = method.get("before", [])
+        if not (number.isdigit() and int(number) < len(steps) and setting):
+            raise InputError(f"{key} is no setting of a step before the rule; there are {len(steps)} steps")
+        if isinstance(steps[int(number)], str):
+            steps[int(number)] = {"rule": steps[int(number)]}
+        return steps[int(number)], setting
+    if not isinstance(method.get(kind), dict):
+        method[kind] = {"rule": method[kind]} if kind in method else {}
+    return method[kind], setting
 
 
 def _method_table(raw: Raw, name: str, text: str) -> Raw:

@@ -29,7 +29,9 @@ def _key_of(setting: dataclasses.Field[Any], kind: Any) -> tuple[Any, Any]:
     m = setting.metadata
     plain = [k for k in get_args(kind) if k in (bool, int, float, str, type(None))]
     examples = None if m["example"] is None else [m["example"]]
-    limits: dict[str, Any] = m["limits"] | ({"allow_inf_nan": False} if float in {kind, *get_args(kind)} and not m["inf"] else {})
+    limits: dict[str, Any] = m["limits"] | (
+        {"allow_inf_nan": False} if float in {kind, *get_args(kind)} and not m["inf"] else {}
+    )
     extra = {key: m[key] for key in ("allowed", "heading") if m[key]} or None
     if get_origin(kind) is tuple:
         kind = types.GenericAlias(tuple, (Annotated[plain[0], Field(**limits)], ...))

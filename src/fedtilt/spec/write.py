@@ -3,13 +3,22 @@
 import inspect
 import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
+from fedtilt.methods import COMPONENTS
 from fedtilt.spec.error_messages import allowed_values
 from fedtilt.spec.fields import TABLES, Spec
-from fedtilt.spec.method import METHOD_FACTORIES, MethodSpec, preset_settings, required_settings
+from fedtilt.spec.method import (
+    COMPONENT_KEYS,
+    METHOD_FACTORIES,
+    MethodSpec,
+    method_keys,
+    preset_settings,
+    required_settings,
+)
 from fedtilt.spec.read import builtin_names, load
 from fedtilt.spec.table import SpecTable
 from fedtilt.toml_text import format_toml
@@ -51,12 +60,18 @@ def reference() -> str:
     for key, table in TABLES.items():
         blocks += [f"## `[{key}]`", _sentence(Spec.model_fields[key]), *_sections(table)]
     blocks += ["## `[[methods]]`", _sentence(Spec.model_fields["methods"]), _METHODS, _presets()]
-    blocks += ["The keys of a method:", _rows(MethodSpec, MethodSpec.model_fields)]
+    blocks += [
+        "The keys of a method:",
+        _table([("key", "meaning"), *_method_rows()]),
+        _COMPONENTS,
+        *_component_tables(),
+    ]
     return "\n\n".join(blocks) + "\n"
 
 
 def _pairs(table: SpecTable, keys: Iterable[str] = ()) -> list[str]:
     values = {key: getattr(table, key) for key in keys or type(table).model_fields}
+    values |= table.settings if isinstance(table, MethodSpec) else {}
     return [f"{key} = {format_toml(value)}" for key, value in values.items() if value is not None]
 
 
@@ -70,19 +85,30 @@ def _default(table: type[SpecTable], key: str) -> str:
     field = table.model_fields[key]
     if field.is_required():
         return "the name of the file" if table is Spec else "required"
-    if table is MethodSpec:
-        return _method_default(key)
     return "left out" if field.default is None else f"`{format_toml(field.default)}`"
 
 
-def _method_default(key: str) -> str:
-    """A setting's default, if it is the same for all presets."""
-    if key == "name":
-        return "the name of the preset"
-    defaults = {preset_settings(preset)[key].default for preset in METHOD_FACTORIES if key in preset_settings(preset)}
-    value = defaults.pop()
-    if defaults or value is inspect.Parameter.empty:
-        return "depends on the preset"
+def _method_rows() -> list[tuple[str, str]]:
+    own = [(f"`{key}`", str(field.description)) for key, field in MethodSpec.model_fields.items()]
+    return own + [(f"`{key}`", meaning) for key, meaning in method_keys().items()]
+
+
+def _component_tables() -> list[str]:
+    """A table of the built-in components of every kind, with their settings."""
+    blocks = []
+    for kind, known in COMPONENTS.items():
+        if not known:
+            continue
+        rows = [("rule", "settings", "description")]
+        for rule, cls in known.items():
+            settings = [f"`{f.name}` = {_plain_default(f.default)}: {f.metadata['meaning']}" for f in fields(cls)]
+            summary = (inspect.getdoc(cls) or "").partition("\n")[0]
+            rows.append((f"`{rule}`", "<br>".join(settings) or "none", summary))
+        blocks += [f"### `{kind}`", _table(rows)]
+    return blocks
+
+
+def _plain_default(value: object) -> str:
     return "left out" if value is None else f"`{format_toml(value)}`"
 
 
@@ -116,10 +142,11 @@ def _commented_pairs(table: SpecTable, keys: Iterable[str]) -> list[str]:
 
 def _method_comments() -> str:
     lines = [f"# {_sentence(Spec.model_fields['methods'])} The keys of each:", "#"]
-    lines += [_comment(f"{key:<11} {_meaning(MethodSpec, key)}", " " * 12) for key in MethodSpec.model_fields]
+    lines += [_comment(f"{key:<16} {meaning}", " " * 17) for key, meaning in method_keys().items()]
     lines += [
         "#",
-        "# The parameters of each preset; those without a value are required. All presets take the keys from q on.",
+        "# The parameters of each preset; those without a value are required. All presets take the keys from "
+        f"{COMPONENT_KEYS[0]} on.",
         "#",
     ]
     lines += [f"# {preset:<11} {_parameters_text(preset)}" for preset in METHOD_FACTORIES]
@@ -131,7 +158,7 @@ def _parameters_text(preset: str) -> str:
     parameters = inspect.signature(METHOD_FACTORIES[preset]).parameters
     defaults = {key: p.default for key, p in preset_settings(preset).items() if key in parameters}
     if preset == "custom":
-        return "all settings except t"
+        return ", ".join(COMPONENT_KEYS)
     texts = [
         key if key in required_settings(preset) else f"{key} = {format_toml(default)}"
         for key, default in defaults.items()
@@ -213,6 +240,9 @@ export`, and `ft.data.rows("new.csv", like="exported.safetensors")` applies it t
 This page is generated: `fedtilt init --reference > docs/spec.md`."""
 
 _METHODS = """\
-A preset is a method of the literature. It takes its parameters, the settings of the server (`q`, `distance`, `steps`,
-`aggregator`, `bad_share`, `weighting`) and those of its steps (`lr`, `lr_personal`, `epochs_personal`,
-`personal_start`), and no others. A parameter without a value is required."""
+A preset is a method of the literature. It takes its parameters, and the components that it does not decide itself. A
+parameter without a value is required."""
+
+_COMPONENTS = """\
+A component is a name (`aggregator = "median"`), or a table of its `rule` and settings (`aggregator = { rule = "krum",
+bad_share = 0.2 }`). `before` is a list of them. Your own is `module:Class`: see [your own method](own-method.md)."""

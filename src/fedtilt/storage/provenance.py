@@ -20,11 +20,6 @@ from fedtilt.training import native
 from fedtilt.version import __version__
 
 # of a method, in the first version; others have no key if they have their default, so that its folders can be resumed
-_FIRST_SETTINGS = (
-    "name", "tau", "lam", "q", "mu", "prox", "distance", "steps", "aggregator", "bad_share", "lr", "lr_personal",
-    "epochs_personal", "personal_start", "weighting",
-)  # fmt: skip
-_NO_VALUE = object()
 _ADDED_SETTINGS = ("privacy", "attack", "huber_delta", "gce_q", "sce_alpha", "sce_beta")  # of training, likewise
 
 
@@ -45,20 +40,21 @@ def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str,
 
 
 def _method_settings(method: Method) -> dict[str, Any]:
-    added = {field.name: field.default for field in dataclasses.fields(method) if field.name not in _FIRST_SETTINGS}
-    values = {key: value for key, value in dataclasses.asdict(method).items() if added.get(key, _NO_VALUE) != value}
-    return {key: _to_json(value) for key, value in values.items()}
+    found: dict[str, Any] = _to_json(method.to_table())
+    return {"name": method.name, **found}
 
 
 def _to_json(value: Any) -> Any:
     """JSON has no infinities, tuples and functions."""
     if isinstance(value, float) and math.isinf(value):
         return str(value)
+    if isinstance(value, dict):
+        return {key: _to_json(part) for key, part in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if callable(value):
         return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', type(value).__qualname__)}"
-    return [_to_json(part) for part in value] if isinstance(value, tuple) else value
+    return [_to_json(part) for part in value] if isinstance(value, tuple | list) else value
 
 
 def environment(device: str) -> dict[str, Any]:

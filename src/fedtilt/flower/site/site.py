@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from fedtilt.auditing.collect import ClientRound, Collector
 from fedtilt.data import Federation, Schema
 from fedtilt.data.inputs import take
+from fedtilt.engine.client import ClientUpdate, finish, plan
+from fedtilt.engine.state import Messages, client_state_like, messages_of
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import Grouping, group_names, groupings
@@ -29,8 +31,6 @@ from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.rounds.devices import pick_device
 from fedtilt.rounds.executors import BatchSettings, ClientTraining, InProcessExecutor
-from fedtilt.rounds.method_state import client_state_like
-from fedtilt.rounds.round import ClientUpdate, finish, plan
 from fedtilt.rounds.validity import invalid_reason
 from fedtilt.training import LocalJob, Trained, choose_backend
 
@@ -75,7 +75,7 @@ class Site:
             task=resolved,
             federation=federation,
             model=model,
-            parts=parts.keeping(resolved.method.local),
+            parts=parts.keeping(resolved.method.local_names),
             folder=Path(state_dir) / spec.name / resolved.method.name / f"seed-{spec.seed}" / f"site-{number:05d}",
             declare_classes=declare_classes,
             declare_groups=yes_or_no(node_config, "declare-groups", default=False),
@@ -83,6 +83,11 @@ class Site:
             declare_suspects=yes_or_no(node_config, "declare-suspects", default=False),
             schema=schema,
         )
+
+    @property
+    def messages(self) -> Messages:
+        """What travels beside the model."""
+        return messages_of(self.task.method, self.parts, self.federation.clients, self.model)
 
     @contextmanager
     def _states(self, history: TrainingHistory) -> Iterator[SiteStates]:
@@ -97,7 +102,7 @@ class Site:
         if stored is None:
             return {}, None
         try:
-            return stored.read(client_state_like(self.task.method, self.parts)), None
+            return stored.read(client_state_like(self.task.method, self.parts, self.model)), None
         except DamagedState as damage:
             _log.warning("%s", damage)
             return {}, str(damage)
@@ -120,7 +125,9 @@ class Site:
         with self._states(history) as states:
             before, _ = self._read(states.current(base_round))
             group = self.federation.group
-            jobs = plan(method, received, before, parts=parts, settings=settings, round=round, group=group)
+            jobs = plan(
+                method, received, before, parts=parts, settings=settings, round=round, group=group, net=self.model
+            )
             sample = take(self.federation.clean_train(self.number)[0], slice(0, 1))
             backend = choose_backend(
                 self.model, list(jobs.values()), device.type, settings.backend, sample, settings.precision,
@@ -143,6 +150,7 @@ class Site:
             update, kept = finish(
                 method, jobs, by_model, before, parts=parts, settings=settings,
                 rows=len(self.federation.train_index[self.number]), samples=self.federation.train_size(self.number),
+                net=self.model,
             )  # fmt: skip
             if settings.audit:
                 kept |= self._collect(jobs, by_model, before, round)

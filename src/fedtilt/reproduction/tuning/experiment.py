@@ -1,13 +1,13 @@
 """Equal tuning budgets: the settings of every method, chosen on validation data of seeds that no comparison uses."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from statistics import fmean
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from fedtilt.errors import InputError
-from fedtilt.methods import PRESETS, Method
+from fedtilt.methods import PRESETS
 from fedtilt.reproduction.chapter import Chapter, Table, Text
 from fedtilt.reproduction.comparison.dataset_comparison import condition_name
 from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options, Results
@@ -143,8 +143,8 @@ def _value(setting: Setting, key: str, train: Mapping[str, Any]) -> Any:
         return setting[key]
     if key == "lr_personal":
         return _value(setting, "lr", train)
-    parameters = inspect.signature(cast(Callable[..., Method], PRESETS[setting["preset"]])).parameters
-    default = parameters[key].default if key in parameters else getattr(Method, key)
+    parameters = inspect.signature(PRESETS[setting["preset"]]).parameters
+    default = parameters[key].default if key in parameters else None
     return train[{"epochs_personal": "epochs"}.get(key, key)] if default is None else default
 
 

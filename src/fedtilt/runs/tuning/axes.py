@@ -1,5 +1,6 @@
 """The axes of a search: settings of a method or of the training, each with a list of values or a range of numbers."""
 
+import inspect
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any, get_args, get_origin
 
 from fedtilt.checks import number
 from fedtilt.errors import InputError
-from fedtilt.methods import Method
+from fedtilt.methods import COMPONENTS, PRESETS, Method
 from fedtilt.rounds.settings import TrainSettings
 
 Setting = Mapping[str, Any]  # axis → value
@@ -20,7 +21,6 @@ _NOT_TUNED = {  # settings of the run that do not belong to a recipe
     "rounds", "seed", "device", "eval_every", "backend", "workers", "precision", "audit", "privacy", "init",
     "cluster", "cluster_timeout", "stack_size", "attack",
 }  # fmt: skip
-_NOT_VARIED = ("name", "levels", "steps", "pre_aggregators")  # of a method: its name, and lists
 
 
 @dataclass(frozen=True)
@@ -189,16 +189,20 @@ def training_axes() -> list[str]:
     ]
 
 
-def method_axes() -> list[str]:
-    """The settings of a method that a search may vary from Python."""
-    return [field.name for field in fields(Method) if field.name not in _NOT_VARIED]
+def method_axes(method: Method) -> list[str]:
+    """The settings of a method that a search may vary: numbers and words, not lists."""
+    return [key for key, value in method.settings().items() if not isinstance(value, Mapping | tuple | list)]
 
 
 def is_whole(name: str) -> bool:
     """Whether the values of an axis are whole numbers.
 
-    >>> is_whole("batch_size"), is_whole("epochs_personal"), is_whole("lr")
-    (True, True, False)
+    >>> is_whole("batch_size"), is_whole("epochs_personal"), is_whole("local.first_epochs"), is_whole("lr")
+    (True, True, True, False)
     """
-    types = [field.type for settings in (Method, TrainSettings) for field in fields(settings) if field.name == name]
+    slot, _, setting = name.rpartition(".")
+    classes = COMPONENTS.get(slot.partition(".")[0], {}).values() if slot else (TrainSettings,)
+    types = [field.type for cls in classes for field in fields(cls) if field.name == setting]
+    presets = [inspect.signature(preset).parameters for preset in PRESETS.values()]
+    types += [parameters[name].annotation for parameters in presets if name in parameters]
     return any(int in {kind, *get_args(kind)} for kind in types)

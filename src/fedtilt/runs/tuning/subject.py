@@ -1,9 +1,9 @@
 """The method that is tuned, from Python or from a spec: its own setting, and the method and training of any other."""
 
+import copy
 import dataclasses
 import difflib
 import functools
-import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,12 +96,10 @@ class PythonSubject:
         if method is None and len(found) > 1:
             raise InputError(f"there are {len(found)} methods; name the one to tune, such as method={found[0].name!r}")
         index = _index([m.name for m in found], method)
-        known = [*method_axes(), *training_axes()]
+        known = [*method_axes(found[index]), *training_axes()]
         for axis in axes:
             if axis not in known:
                 raise _unknown_axis(axis, known)
-        if "mu" in axes and math.isinf(found[index].mu):
-            raise InputError(f"mu of method {found[index].name!r} is inf: it has no personal models; tune prox instead")
         first = settings.seed
         return cls(found, index, data, model, given, settings, axes, tuple(range(first, first + seeds)))
 
@@ -122,9 +120,10 @@ class PythonSubject:
 
     def recipe(self, setting: Setting) -> Recipe:
         """The method and the training settings of a setting."""
-        of_method = {key: value for key, value in setting.items() if key in method_axes()}
+        method = self.methods[self.index]
+        of_method = {key: value for key, value in setting.items() if key in method_axes(method)}
         settings = dataclasses.replace(self.settings, **self._of_training(setting))
-        method = dataclasses.replace(self.methods[self.index], **of_method)
+        method = method.with_settings(of_method)
         settings.check_methods([method])
         return Recipe(method, settings)
 
@@ -135,13 +134,14 @@ class PythonSubject:
         methods = list(self.methods)
         methods[self.index] = self.recipe(setting).method
         # a rate of the run that no method takes any more would be refused
-        unused = [key for key in ("lr", "lr_personal") if all(getattr(m, key) is not None for m in methods)]
-        given = {key: value for key, value in self.given.items() if key not in unused}
+        unused = {"lr": all(m.lr is not None for m in methods)}
+        unused["lr_personal"] = all(m.personal is None or m.personal.lr is not None for m in methods)
+        given = {key: value for key, value in self.given.items() if not unused.get(key)}
         return tuple(methods), given | self._of_training(setting)
 
-    @staticmethod
-    def _of_training(setting: Setting) -> dict[str, Any]:
-        return {key: value for key, value in setting.items() if key not in method_axes()}
+    def _of_training(self, setting: Setting) -> dict[str, Any]:
+        of_method = method_axes(self.methods[self.index])
+        return {key: value for key, value in setting.items() if key not in of_method}
 
     def prepare(self, seed: int, methods: Sequence[Method], settings: TrainSettings) -> PreparedRun:
         """The inputs of a run."""
@@ -222,18 +222,18 @@ class SpecSubject:
 
     def _parsed(self, raw: Mapping[str, Any], setting: Setting) -> "Spec":
         from fedtilt.spec import parse
+        from fedtilt.spec.read import component_table
 
         of_method = {key: value for key, value in setting.items() if key in self._method_settings(self.index)}
         of_training = {key: value for key, value in setting.items() if key not in of_method}
-        methods = [dict(method) for method in raw["methods"]]
-        methods[self.index] |= of_method
+        methods = [copy.deepcopy(dict(method)) for method in raw["methods"]]
+        for key, value in of_method.items():
+            table, name = component_table(methods[self.index], key)
+            table[name] = value
         return parse({**raw, "methods": methods, "train": {**raw.get("train", {}), **of_training}})
 
     def _method_settings(self, index: int) -> list[str]:
-        from fedtilt.spec.method import preset_settings
-
-        preset = self.spec.methods[index].preset
-        return [key for key in preset_settings(preset) if key in (*method_axes(), "t")]
+        return method_axes(self.spec.methods[index].to_method())
 
     def _find(self, method: str | None) -> int:
         """The index of the method that is tuned."""
@@ -253,25 +253,21 @@ class SpecSubject:
 
     def _yours(self, axis: str) -> Any:
         from fedtilt.spec import train_settings_of
-        from fedtilt.spec.method import preset_settings
 
-        method = self.spec.methods[self.index]
-        if getattr(method, axis, None) is not None:
-            return getattr(method, axis)
-        parameters = preset_settings(method.preset)
-        if axis in parameters and axis not in training_axes() and parameters[axis].default is not None:
-            return parameters[axis].default
-        return _current(method.to_method(), train_settings_of(self.spec, self.seeds[0]), axis)
+        return _current(self.spec.methods[self.index].to_method(), train_settings_of(self.spec, self.seeds[0]), axis)
 
 
 def _current(method: Method, settings: TrainSettings, axis: str) -> Any:
-    """The value of an axis as it is; a setting that a method leaves out is that of the run."""
-    rates = dict(zip(("lr", "lr_personal"), method.rates(settings.lr, settings.lr_personal), strict=True))
-    if axis in rates:
-        return rates[axis]
-    if axis == "epochs_personal" and method.epochs_personal is None:
-        return settings.epochs
-    return getattr(method if hasattr(method, axis) else settings, axis)
+    """The value of an axis as it is; a setting that a method does not have is that of the run."""
+    rates = method.rates(settings.lr, settings.lr_personal)
+    of_run = {
+        "lr": rates[0], "lr_personal": rates[1], "personal.lr": rates[1], "epochs_personal": settings.epochs,
+        "personal.epochs": settings.epochs,
+    }  # fmt: skip
+    own = method.settings().get(axis)
+    if own is not None:
+        return own
+    return of_run[axis] if axis in of_run else getattr(settings, axis)
 
 
 def _index(names: Sequence[str], method: str | None) -> int:

@@ -24,7 +24,11 @@ class SpecialSteps(NamedTuple):
     def of(cls, job: LocalJob) -> Self:
         """Those of a job."""
         return cls(
-            job.drift is not None, job.utility < math.inf, job.repeats, job.anchor_rate > 0, job.first is not None,
+            job.drift is not None,
+            job.utility < math.inf,
+            job.repeats,
+            job.anchor_rate > 0,
+            job.first is not None,
             job.objective,
         )
 
