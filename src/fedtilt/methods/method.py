@@ -133,7 +133,7 @@ class Method:
     """
 
     name: str
-    objective: Any = objectives.Tilted()
+    objective: Any = objectives.Tilted()  # noqa: RUF009
     personal: Any = None
     local: Any = None
     correction: Any = None
@@ -141,9 +141,9 @@ class Method:
     prox: float = 0.0
     client_momentum: float = 0.0
     lr: float | None = None
-    weighting: Any = weighting_rules.Equal()
+    weighting: Any = weighting_rules.Equal()  # noqa: RUF009
     before: Any = ()
-    aggregator: Any = aggregators.Tilted()
+    aggregator: Any = aggregators.Tilted()  # noqa: RUF009
     optimizer: Any = None
     made: Made | None = field(default=None, compare=False, repr=False)
 

@@ -1,4 +1,4 @@
-"""Published methods as compositions. Every preset also takes `name`, and the components that it leaves at their defaults."""
+"""Published methods as compositions; every preset also takes `name`, and the components that it does not decide."""
 
 import inspect
 import math

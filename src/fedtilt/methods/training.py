@@ -17,8 +17,8 @@ class ClientBatches(Sequence[tuple[Any, Tensor]]):
     """
 
     def __init__(
-        self, x: Any, y: Tensor, batches: Sequence[tuple[Any, Tensor]], *, lr: float, loss: Any, round: int, epochs: int,
-        classes: int,
+        self, x: Any, y: Tensor, batches: Sequence[tuple[Any, Tensor]], *, lr: float, loss: Any, round: int,
+        epochs: int, classes: int,
     ) -> None:  # fmt: skip
         self.x, self.y = x, y
         self.lr = lr  # the learning rate of this round
