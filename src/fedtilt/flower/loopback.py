@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.run import Run
 
 from fedtilt.flower.client import client_app
 from fedtilt.flower.server import serve
@@ -35,7 +36,7 @@ class LoopbackGrid(Grid):
         """Nothing: there is one run."""
 
     @property
-    def run(self) -> object:
+    def run(self) -> Run:
         """There is none."""
         raise RuntimeError("a loopback has no Flower run")
 
