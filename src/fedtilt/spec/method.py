@@ -12,9 +12,41 @@ from pydantic import ConfigDict, Field, model_validator
 from fedtilt.errors import InputError
 from fedtilt.methods import PRESETS, Method
 from fedtilt.spec.table import SpecTable, allowed_text, one_of
+from fedtilt.toml_text import format_toml
 
 METHOD_FACTORIES: dict[str, Callable[..., Method]] = {**PRESETS, "custom": Method}
 COMPONENT_KEYS = tuple(field.name for field in fields(Method) if field.name not in ("name", "made"))
+
+# key of earlier versions → how it is written now; RULE is the aggregator that the method names
+_MOVED = {
+    "tau": "objective = { tau = VALUE }",
+    "lam": "objective = { lam = VALUE }",
+    "levels": "objective = { levels = VALUE }",
+    "utility": 'objective = { rule = "propfair", utility = VALUE }',
+    "mu": "personal = { mu = VALUE }",
+    "lr_personal": "personal = { lr = VALUE }",
+    "epochs_personal": "personal = { epochs = VALUE }",
+    "personal_start": "personal = { start = VALUE }",
+    "inner_steps": 'personal = { rule = "moreau", inner_steps = VALUE }',
+    "head_epochs": 'local = { names = ["last"], first_epochs = VALUE }',
+    "client_tilt": 'weighting = { rule = "loss", tilt = VALUE }',
+    "weights_lr": 'weighting = { rule = "afl", lr = VALUE }',
+    "q": 'aggregator = { rule = "tilted", q = VALUE }',
+    "distance": 'aggregator = { rule = "tilted", distance = VALUE }',
+    "steps": 'aggregator = { rule = "tilted", steps = VALUE }',
+    "bad_share": 'aggregator = { rule = RULE, bad_share = VALUE }, or before = [{ rule = "nnm", bad_share = VALUE }]',
+    "clip_radius": 'before = [{ rule = "clipping", radius = VALUE }], or aggregator = { rule = RULE, radius = VALUE }',
+    "root_samples": 'aggregator = { rule = "fltrust", root_samples = VALUE }',
+    "weights_bound": 'aggregator = { rule = "fedmgda", bound = VALUE }',
+    "update_length": 'aggregator = { rule = "fedmgda", length = VALUE }',
+    "pre_aggregators": "before = VALUE",
+    "bucket_size": 'before = [{ rule = "bucketing", size = VALUE }]',
+}
+_RULES = {"bad_share": "trimmed_mean", "clip_radius": "norm_clipped"}  # where the method names no aggregator
+
+
+class MovedKey(InputError):
+    """A key of an earlier version."""
 
 
 def preset_settings(preset: str) -> dict[str, inspect.Parameter]:
@@ -95,6 +127,8 @@ class MethodSpec(SpecTable):
         allowed, required = preset_settings(self.preset), required_settings(self.preset)
         for key, value in settings.items():
             if key not in allowed:
+                if key in _MOVED:
+                    raise self._moved(key, value)
                 raise InputError(
                     f"methods.{self.name}.{key} = {value!r} is not a setting of preset {self.preset!r}, "
                     f'which takes {", ".join([*allowed][:8])}, …; leave it out or use preset = "custom"'
@@ -105,3 +139,9 @@ class MethodSpec(SpecTable):
                     f"methods.{self.name}.{key} is missing; preset {self.preset!r} needs {' and '.join(required)}"
                 )
         return METHOD_FACTORIES[self.preset](name=self.name, **settings)
+
+    def _moved(self, key: str, value: Any) -> MovedKey:
+        rule = self.settings.get("aggregator")
+        rule = rule if isinstance(rule, str) else _RULES.get(key, "")
+        new = _MOVED[key].replace("RULE", format_toml(rule)).replace("VALUE", format_toml(value))
+        return MovedKey(f"methods.{self.name}.{key} = {format_toml(value)} is a setting of a component now; write {new}")
