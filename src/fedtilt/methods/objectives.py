@@ -53,6 +53,8 @@ class Tilted(Objective):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
+        if isinstance(self.levels, str) or not isinstance(self.levels, Sequence):
+            raise InputError(f"levels must be a list of pairs, such as [('class', 5.0)], got {self.levels!r:.60}")
         levels = tuple(self._level(level) for level in self.levels)
         for key in ("tau", "lam"):
             object.__setattr__(self, key, number(getattr(self, key), key))
