@@ -107,6 +107,15 @@ def test_server_optimisers_follow_any_aggregation_rule_and_are_kept_by_method() 
         assert not torch.equal(last.state.server["fedavg"][name], last.state.server["median"][name])
 
 
+def test_an_optimizer_of_the_run_that_no_method_takes_is_refused() -> None:
+    fed, recipe = plain_loop.federation(), {"rounds": 1, "epochs": 1, "server_optimizer": "adam", "workers": 0}
+    own = ft.fedavg(optimizer="sgd")
+    with pytest.raises(ft.InputError, match="server_optimizer = 'adam' has no effect: every method has an optimizer"):
+        ft.run([own], fed, ft.models.logistic, **recipe)
+    result = ft.run([own, ft.fedprox()], fed, ft.models.logistic, **recipe)
+    assert list(result) == ["fedavg", "fedprox"]
+
+
 def test_what_the_server_keeps_does_not_reach_the_clients_jobs() -> None:
     server = {"parameters": torch.zeros(3), "optimizer.momentum": torch.ones(3), "audit.distances": torch.ones(3)}
     jobs = plan(ft.fedavg(), server, {}, parts=Parts.plain(torch.zeros(3)), settings=TrainSettings(), round=1)
