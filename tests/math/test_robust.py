@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.math import aggregate
+from fedtilt.methods import ServerRound, component_of
 
 FIVE = torch.tensor([[0.0], [1.0], [2.0], [3.0], [100.0]])
 
@@ -118,8 +119,10 @@ def test_rules_agree_with_flower(name: str) -> None:
     pytest.importorskip("flwr")  # the workflow tests other systems without it
     for seed, (clients, bad) in enumerate([(11, 2), (12, 2), (15, 3), (20, 4), (7, 1)] * 4):
         models = random_models(seed, clients)
-        inputs = aggregate.RuleInputs(torch.zeros(7, dtype=torch.float64), bad_share=bad / clients)
-        ours = aggregate.AGGREGATORS[name].apply(models, inputs)
+        zero = torch.zeros(7, dtype=torch.float64)
+        round = ServerRound(received=zero, clients=range(clients), population=clients, selected=clients)
+        rule = component_of("aggregator", {"rule": name} | ({} if name == "median" else {"bad_share": bad / clients}))
+        ours, _ = rule.aggregate(models, round, {})
         np.testing.assert_allclose(ours.numpy(), FLOWER[name](models, bad), rtol=1e-9, atol=1e-12)
 
 

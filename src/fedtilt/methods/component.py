@@ -30,6 +30,9 @@ class Component:
     kind: ClassVar[str] = ""  # the field of `Method` that takes it
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            if getattr(self, each.name) is None and each.default is not None:
+                raise InputError(f"{self.label}: {each.name} is None; give it a value, or leave it out for its default")
         check_table(self, self.label)
 
     @property
