@@ -57,7 +57,7 @@ class AAggFF(Weighting):
         clients, losses = list(round.clients), round.losses.double().cpu()
         responses = RESPONSES[self.response](losses / losses.mean().clamp_min(torch.finfo(torch.float64).tiny))
         slot = (self._newton if self.scale == "silo" else self._linear)(responses, clients, round, slot)
-        return slot["weights"][clients] / slot["weights"][clients].sum(), slot
+        return slot["weights"][clients], slot
 
     @staticmethod
     def _linear(responses: Tensor, clients: list[int], round: ServerRound, slot: Slot) -> Slot:
