@@ -13,7 +13,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,15 @@ def rounds_of(model: str, federation: ft.Federation, **settings: Any) -> Iterato
     return iter(ft.simulate([ft.ditto()], federation, getattr(ft.models, model), **(defaults | settings)))
 
 
-def overhead(rounds: int) -> dict[str, Any]:
-    """Seconds of a round with forked workers and with as many workers of a local Ray; they alternate."""
+def overhead(rounds: int, sizes: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    """Seconds of a round with forked workers and with as many workers of a local Ray; they alternate.
+
+    Args:
+        rounds: that are timed
+        sizes: by model, the samples of a client and the epochs
+    """
     workers, result = available_cores(), {}
-    for model, samples, epochs in (("mlp", 600, 10), ("cnn", 500, 1)):
+    for model, (samples, epochs) in sizes.items():
         federation = random_federation(SHAPES[model], 20, samples)
         settings = {"epochs": epochs, "workers": workers}
         runs = {
@@ -246,7 +251,7 @@ def main() -> None:
     warnings.simplefilter("ignore", InputWarning)  # of the random data
     quick = arguments.quick
     result = {
-        "overhead": lambda: overhead(2 if quick else 15),
+        "overhead": lambda: overhead(*((1, {"mlp": (60, 1)}) if quick else (15, {"mlp": (600, 10), "cnn": (500, 1)}))),
         "memory": lambda: memory(200, 8) if quick else memory(10_000, 200),
         "aggregation": lambda: aggregation(
             *((6, 500_000) if quick else (arguments.clients or 100, 10_000_000)), arguments.rules or list(RULES)

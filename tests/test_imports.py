@@ -48,7 +48,7 @@ def case(path: Path):
     return pytest.param(path, id=f"{path.parent.name}/{path.stem}", marks=slow)
 
 
-@pytest.mark.parametrize("path", map(case, FILES))
+@pytest.mark.parametrize("path", [case(path) for path in FILES])
 def test_a_script_can_be_imported(path: Path, import_from) -> None:
     assert import_from(path.parent, path.stem).__doc__
 

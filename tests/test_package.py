@@ -94,6 +94,7 @@ def test_the_source_distribution_has_what_the_tests_and_the_image_need(tmp_path:
     needed = {
         "pyproject.toml",
         "Dockerfile",
+        ".ci/fresh",
         ".dockerignore",
         "requirements.lock",
         "constraints.txt",

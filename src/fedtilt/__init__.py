@@ -7,7 +7,7 @@ from fedtilt.lazy_imports import lazy_names
 from fedtilt.version import __version__
 
 if TYPE_CHECKING:
-    from fedtilt import data, models
+    from fedtilt import data, methods, models, testing
     from fedtilt.auditing.labels import audit
     from fedtilt.auditing.samples import Audit
     from fedtilt.data import Federation
@@ -74,6 +74,7 @@ else:
             "fedrep": "fedtilt.methods:fedrep",
             "fedtilt": "fedtilt.methods:fedtilt",
             "local": "fedtilt.methods:local",
+            "methods": "fedtilt.methods",
             "models": "fedtilt.models",
             "nested_tilt": "fedtilt.math.tilt:nested_tilt",
             "pfedme": "fedtilt.methods:pfedme",
@@ -85,6 +86,7 @@ else:
             "simulate": "fedtilt.simulation:simulate",
             "term": "fedtilt.methods:term",
             "term_clients": "fedtilt.methods:term_clients",
+            "testing": "fedtilt.testing",
             "tilted_mean": "fedtilt.math.tilt:tilted_mean",
             "trackers": "fedtilt.runs.trackers",
             "tune": "fedtilt.runs.tuning.tune:tune",
@@ -119,6 +121,7 @@ __all__ = [
     "fedrep",
     "fedtilt",
     "local",
+    "methods",
     "models",
     "nested_tilt",
     "pfedme",
@@ -130,6 +133,7 @@ __all__ = [
     "simulate",
     "term",
     "term_clients",
+    "testing",
     "tilted_mean",
     "trackers",
     "tune",

@@ -1,6 +1,7 @@
 """A value as TOML."""
 
 import json
+import re
 from typing import Any
 
 
@@ -9,13 +10,20 @@ def format_toml(value: Any) -> str:
 
     >>> format_toml([1, 0.1, float("-inf"), True, 'a "word"'])
     '[1, 0.1, -inf, true, "a \\"word\\""]'
+    >>> format_toml({"rule": "krum", "bad_share": 0.2, "a b": 1})
+    '{ rule = "krum", bad_share = 0.2, "a b" = 1 }'
     """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{', '.join(format_toml(part) for part in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{format_toml(str(key))} = {format_toml(part)}' for key, part in value.items())}}}"
+        pairs = [f"{_format_key(str(key))} = {format_toml(part)}" for key, part in value.items()]
+        return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves DEL, TOML forbids it
     return repr(value)  # int and float: shortest text that reads back as the same number; inf and -inf are TOML
+
+
+def _format_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else format_toml(key)

@@ -5,34 +5,39 @@ from pathlib import Path
 
 import pytest
 
-from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS
 from fedtilt.math.losses import NAMES
-from fedtilt.methods import PRESETS, WEIGHTINGS
+from fedtilt.methods import COMPONENTS, PRESETS
 from fedtilt.rounds.attack import KINDS
 from fedtilt.spec import load
 from fedtilt.spec.catalog import catalog
 from fedtilt.spec.method import required_settings
 
-WITHOUT_PAPER = {"local", "cross_entropy", "squared", "clipping", *WEIGHTINGS}
+WITHOUT_PAPER = {"local", "cross_entropy", "squared", "clipping", "mean", "equal", "samples"}
 
 
 def test_the_catalog_has_everything_with_one_line_and_a_paper() -> None:
     entries = catalog()
     names = [entry.name for entry in entries]
-    assert {*names} == {*PRESETS, "tilted", *AGGREGATORS, *PRE_AGGREGATORS, *WEIGHTINGS, *NAMES, *KINDS}
+    components = [rule for known in COMPONENTS.values() for rule in known]
+    assert sorted(names) == sorted([*PRESETS, *components, *NAMES, *KINDS])
     for entry in entries:
         assert entry.summary
         assert "\n" not in entry.summary
         assert "arXiv" not in entry.summary
         assert entry.reference or entry.name in WITHOUT_PAPER, entry.name
-    assert next(e for e in entries if e.name == "pfedme").settings == {"mu": 5.0, "inner_steps": 5}
+    assert next(e for e in entries if e.name == "pfedme").settings == {"mu": 5.0, "inner_steps": 5, "lr_personal": None}
+    assert next(e for e in entries if e.name == "krum")[:3] == ("server rules", "krum", "methods.METHOD.aggregator")
+    assert next(e for e in entries if e.name == "krum").settings == {"bad_share": 0.1}
 
 
 def test_the_command_prints_a_table_and_json(fedtilt) -> None:
     entries = json.loads(fedtilt("methods", "--json").out)
     assert [entry["name"] for entry in entries] == [entry.name for entry in catalog()]
     printed = fedtilt("methods").out
-    assert all(f" {name} " in printed for name in (*PRESETS, *AGGREGATORS, *KINDS))
+    assert all(
+        f" {name} " in printed
+        for name in (*PRESETS, *(rule for known in COMPONENTS.values() for rule in known), *KINDS)
+    )
 
 
 @pytest.mark.parametrize("preset", PRESETS)

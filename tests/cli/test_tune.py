@@ -109,7 +109,7 @@ def test_a_killed_search_is_resumed(fedtilt, tmp_path: Path) -> None:
         (["--at-least", "accuracy"], "--at-least 'accuracy' is not NAME=NUMBER"),
         (["--budget", "never"], "budget = 'never' is not a duration"),
         (["--method", "fedsgd"], "method 'fedsgd' is not among the methods; choose from fedavg, ditto, fedtilt"),
-        (["--over", "mu=-1"], "methods.ditto.mu = -1 is not possible; give a number ≥ 0"),
+        (["--over", "mu=-1"], "method 'ditto': proximal: mu must be a number ≥ 0, got -1.0"),
     ],
 )
 def test_bad_options_are_one_line_and_write_nothing(fedtilt, tmp_path: Path, arguments: list, message: str) -> None:

@@ -148,9 +148,9 @@ def pairwise_cases(size: int = 3) -> list[Case]:
 
 
 def all_cases() -> list[Case]:
-    """Every method with every pair of options, resumed at every round."""
+    """Every method with every pair of options, resumed at one round after the other."""
     pairs = [p for p in itertools.combinations(NEUTRAL, 2) if not _overlap(p[0], [p[1]])]
-    return [Case(m, pair, after) for m in METHODS for pair in pairs for after in range(ROUNDS)]
+    return [Case(m, pair, i % ROUNDS) for m in METHODS for i, pair in enumerate(pairs)]
 
 
 def _pairs(m: str, options: Iterable[str]) -> set[frozenset[str]]:

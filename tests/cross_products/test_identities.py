@@ -103,7 +103,7 @@ def test_every_method_with_options_that_must_change_nothing(name: str, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_with_every_pair_of_options_resumed_at_every_round(name: str, tmp_path: Path) -> None:
+def test_every_method_with_every_pair_of_options(name: str, tmp_path: Path) -> None:
     cases = [case for case in all_cases() if case.method == name]
     held = [check(case, tmp_path / str(i)) for i, case in enumerate(cases)]
     assert sum(held) > len(cases) / 4  # most are products that can be written

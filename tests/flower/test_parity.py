@@ -21,6 +21,7 @@ from tests.helpers.network import write_app
 from tests.helpers.recipe_model import RecipeModel, other_backbone, other_head, other_statistics
 
 
+@pytest.mark.slow  # a dozen processes that import torch and Flower
 def test_a_real_federation_gives_the_simulators_models(tmp_path: Path) -> None:
     spec = load(write_app(tmp_path / "app") / "spec.toml")
     sizes = federation_of(spec, 0).train_sizes()

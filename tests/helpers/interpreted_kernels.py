@@ -59,7 +59,7 @@ OPTIMIZERS = [  # besides plain SGD
     ("large batches", Optimizer(weight_decay=0.1)),
     ("large batches", Optimizer(name="adam", weight_decay=0.1)),
     ("large batches", Optimizer(momentum=0.9, nesterov=True)),
-    ("odd images", Optimizer(name="adamw", weight_decay=0.1)),
+    ("cnn", Optimizer(name="adamw", weight_decay=0.1)),
 ]
 
 
@@ -101,7 +101,8 @@ def make_jobs(model: nn.Module, shape: tuple[int, ...], batch_size: int) -> tupl
 
 GROUPED = ("logistic", "cnn")  # tilted over a column of groups, the others over the classes
 LARGE = (  # slow here
-    "positions in parts", "many channels", "wide layers", "a hidden layer after odd images", "5 × 5", "batches of one",
+    "mlp", "cnn", "positions in parts", "many channels", "wide layers", "a hidden layer after odd images", "5 × 5",
+    "batches of one",
 )  # fmt: skip
 
 
@@ -110,8 +111,9 @@ def main(large: bool) -> None:
     torch.set_num_threads(1)
     results = {}
     _patch_bfloat16_dot()
-    plain = [(name, Optimizer()) for name in CASES if (name in LARGE) == large]
-    for name, optimizer in plain if large else [*plain, *OPTIMIZERS]:
+    for name, optimizer in [*((name, Optimizer()) for name in CASES), *OPTIMIZERS]:
+        if (name in LARGE) != large:
+            continue
         model, shape, batch_size = CASES[name]
         jobs, batches = make_jobs(model, shape, batch_size)
         jobs = [replace(job, optimizer=optimizer, lr=0.2 if optimizer.name == "sgd" else 0.01) for job in jobs]

@@ -96,13 +96,12 @@ def test_the_noise_is_that_of_the_mechanism(federation: ft.Federation) -> None:
 
 def test_an_interrupted_run_ends_with_the_same_bits(federation: ft.Federation, tmp_path: Path) -> None:
     def run(folder: str, stop: int | None = None) -> None:
-        privacy = ft.Privacy(clip=1.0, epsilon=10, delta=1e-5)
         ft.run(
             [ft.fedavg()],
             federation,
             ft.models.logistic,
             out=tmp_path / folder,
-            privacy=privacy,
+            privacy=PRIVACY,
             callbacks=[stop_after(stop)],
             **TRAIN,
         )
@@ -118,9 +117,10 @@ def test_an_interrupted_run_ends_with_the_same_bits(federation: ft.Federation, t
 def test_a_run_cannot_go_on_with_other_noise(federation: ft.Federation, tmp_path: Path) -> None:
     """Noise that was chosen for six rounds is too little for ten."""
     arguments = {"out": tmp_path, "privacy": ft.Privacy(clip=1.0, epsilon=10, delta=1e-5)}
-    ft.run([ft.fedavg()], federation, ft.models.logistic, **arguments, **TRAIN)
+    train = TRAIN | {"participation": 1.0}  # with sampled clients, choosing the noise takes seconds
+    ft.run([ft.fedavg()], federation, ft.models.logistic, **arguments, **train)
     with pytest.raises(ft.InputError, match=r"was started with train.privacy.noise = \S+, and now it is"):
-        ft.run([ft.fedavg()], federation, ft.models.logistic, **arguments, **TRAIN | {"rounds": 10})
+        ft.run([ft.fedavg()], federation, ft.models.logistic, **arguments, **train | {"rounds": 10})
 
 
 def test_secret_noise_differs_from_run_to_run(federation: ft.Federation) -> None:
@@ -136,6 +136,7 @@ def test_secret_noise_differs_from_run_to_run(federation: ft.Federation) -> None
 
 def test_the_privacy_table_of_a_spec(tmp_path: Path) -> None:
     overrides = ["privacy.clip=1", "privacy.epsilon=20", "privacy.delta=1e-5", "train.rounds=2"]
+    overrides += ["train.participation=1"]  # with sampled clients, choosing the noise takes seconds
     spec = load("digits", methods=["fedavg"], overrides=overrides)
     assert spec.privacy.to_privacy() == ft.Privacy(clip=1.0, epsilon=20.0, delta=1e-5)
     (tmp_path / "spec.toml").write_text(dump(spec))

@@ -6,6 +6,8 @@ import pytest
 
 from fedtilt import spec
 from fedtilt.errors import InputError
+from fedtilt.methods import term
+from fedtilt.spec.method import MOVED, preset_settings
 
 ONE = '[[methods]]\npreset = "fedavg"\n'
 
@@ -82,19 +84,56 @@ WRONG_VALUES = [
     (["name=a/b"], r"name = 'a/b' is not possible; give a plain name"),
     (["device=gpu"], r"device = 'gpu' is not possible; give auto, cpu, cuda, cuda:N or cuda:all"),
     (["storage.checkpoint_seconds=-1"], r"storage.checkpoint_seconds = -1 "),
-    (["methods.ditto.mu=-1"], r"methods.ditto.mu = -1 is not possible; give a number ≥ 0"),
+    (["methods.ditto.mu=-1"], r"method 'ditto': proximal: mu must be a number ≥ 0, got -1.0"),
     (["methods.ditto.mu=1e9"], r"mu = 1e\+09 of method 'ditto' with learning rate 0.002 diverges"),
-    (["methods.ditto.bad_share=0.5"], r"methods.ditto.bad_share = 0.5 "),
-    (["methods.ditto.distance=l3"], r"methods.ditto.distance = 'l3' is not possible; give one of squared_l2, l2, l1"),
-    (["methods.ditto.steps=[1]"], r"methods.ditto.steps = \[1\] is not possible; give \[count ≥ 1, size > 0\]"),
-    (["methods.ditto.steps=[0, 1.0]"], r"steps of method 'ditto'"),
-    (["methods.ditto.q=nan"], r"q of method 'ditto' must be a number, got nan"),
+    (["methods.ditto.personal={mu=1}"], r"personal of method 'ditto' is what its preset decides; leave it out"),
+    (["methods.ditto.prox=x"], r"prox of method 'ditto' must be a number, got 'x'"),
+    (["methods.ditto.aggregator=krumm"], r"aggregator of method 'ditto' is 'krumm', which is unknown; choose one of"),
+    (["methods.ditto.aggregator=5"], r"aggregator of method 'ditto' must be a name, a table or a component, got 5"),
+    (["methods.ditto.aggregator.q=1"], r"aggregator of method 'ditto' needs a rule; choose one of tilted, mean"),
+    (
+        ["methods.ditto.aggregator=krum", "methods.ditto.aggregator.bad_share=0.5"],
+        r"aggregator of method 'ditto': krum: bad_share must be a number ≥ 0 and < 0.5, got 0.5",
+    ),
+    (
+        ["methods.ditto.aggregator=krum", "methods.ditto.aggregator.radius=1"],
+        r"radius = 1 in aggregator of method 'ditto' is not a setting of 'krum', which has bad_share; leave it out",
+    ),
+    (
+        ["methods.ditto.aggregator=tilted", "methods.ditto.aggregator.distance=l3"],
+        r"aggregator of method 'ditto': tilted: unknown distance 'l3'; choose one of squared_l2, l2, l1",
+    ),
+    (
+        ["methods.ditto.aggregator={rule='tilted', steps=[1]}"],
+        r"aggregator of method 'ditto': steps are \(count ≥ 1, size > 0\), got \(1,\)",
+    ),
+    (
+        ["methods.ditto.aggregator={rule='tilted', steps=[0, 1.0]}"],
+        r"aggregator of method 'ditto': steps are \(count ≥ 1, size > 0\), got \(0, 1.0\)",
+    ),
+    (
+        ["methods.ditto.aggregator={rule='tilted', q=nan}"],
+        r"aggregator of method 'ditto': tilted: q must be a number, got nan",
+    ),
+    (["methods.ditto.before=['nmn']"], r"before of method 'ditto' is 'nmn', which is unknown; choose one of clipping"),
+    (["methods.ditto.before.0.size=3"], r"before.0.size is no setting of a step before the rule; there are 0 steps"),
+    (["methods.ditto.local=last"], r"local of method 'ditto': local is a list of patterns, such as \['last'\]"),
+    (
+        ["methods.ditto.training=x"],
+        r"training of method 'ditto' is 'x', which is unknown; name your own as module:Class",
+    ),
+    (["methods.ditto.weighting=no:such"], r"weighting of method 'ditto' = 'no:such': there is no module 'no'; install"),
+    (
+        ["methods.ditto.weighting=fedtilt.methods.aggregators:Krum"],
+        r"weighting of method 'ditto' = 'fedtilt.methods.aggregators:Krum' is not a class of Weighting; make it a sub",
+    ),
+    (["methods.ditto.objective={levels=5}"], r"objective of method 'ditto': levels are pairs of groups and a tilt"),
+    (["methods.fedtilt.levels=5"], r"method 'fedtilt': levels are pairs of groups and a tilt"),
     (["methods.ditto.name=fedavg"], r"two methods are named 'fedavg'"),
     (
-        ["methods.fedavg.tau=1"],
-        r"methods.fedavg.tau = 1.0 is not a setting of preset 'fedavg', which takes q, distance",
+        ["methods.fedavg.alpha=1"],
+        r"methods.fedavg.alpha = 1 is not a setting of preset 'fedavg', which takes objective, personal",
     ),
-    (["methods.fedavg.mu=1"], r"methods.fedavg.mu = 1.0 is not a setting"),
     (["methods.fedtilt.lam="], r"methods.fedtilt.lam is missing; preset 'fedtilt' needs tau and lam"),
     (["methods.fedtilt.preset=fedtlt"], r"methods.fedtilt.preset = 'fedtlt' is not possible; give one of fedtilt"),
     (["train.round=5"], r"train.round = 5 is not a key of a spec; did you mean train.rounds\?"),
@@ -150,9 +189,12 @@ def test_a_wrong_value_is_one_error_message(overrides, message):
         ("train = 5\n" + ONE, "train = 5 is not a table; write [train]"),
         ('[methods]\npreset = "fedavg"\n', "is not a list of tables; write [[methods]]"),
         ("methods = [1]\n", "methods = [1] is not a list of tables"),
-        ("[[methods]]\ntau = 1\n", "methods.1.preset is missing; give one of fedtilt, fedavg"),
+        ("[[methods]]\ntau = 1\n", 'a method needs preset or name, such as preset = "fedavg"'),
         ("[[methods]]\npreset = 5\n", "methods.5.preset = 5 is not possible; give one of"),
-        (ONE + "tua = 1\n", "methods.fedavg.tua = 1 is not a key of a spec; did you mean methods.fedavg.tau?"),
+        (
+            ONE + "tua = 1\n",
+            "methods.fedavg.tua = 1 is not a setting of preset 'fedavg'; did you mean methods.fedavg.tau?",
+        ),
         (ONE + ONE, "two methods are named 'fedavg'; give one of them another name="),
         ("[trian]\nrounds = 5\n" + ONE, "trian = {'rounds': 5} is not a key of a spec; did you mean train?"),
         ("[train]\nround = 5\n" + ONE, "train.round = 5 is not a key of a spec; did you mean train.rounds?"),
@@ -196,4 +238,53 @@ def test_a_method_that_cannot_be_added_is_one_error_message():
     assert error_message(lambda: spec.load("digits", methods=["term"])) == (
         "methods.term.t is missing; preset 'term' needs t"
     )
-    assert spec.load("digits", methods=["term"], overrides=["methods.term.t=2"]).methods[0].t == 2
+    assert spec.load("digits", methods=["term"], overrides=["methods.term.t=2"]).methods[0].to_method() == term(2.0)
+
+
+OLD = [  # key of an earlier version, what else the method had, and how it is written now
+    ("tau = 2", "", "objective = { tau = 2 }"),
+    ("lam = -inf", "", "objective = { lam = -inf }"),
+    ('levels = [["class", 5]]', "", 'objective = { levels = [["class", 5]] }'),
+    ("utility = 4.0", "", 'objective = { rule = "propfair", utility = 4.0 }'),
+    ("mu = 0.1", "", "personal = { mu = 0.1 }"),
+    ("lr_personal = 0.1", "", "personal = { lr = 0.1 }"),
+    ("epochs_personal = 2", "", "personal = { epochs = 2 }"),
+    ('personal_start = "initial"', "", 'personal = { start = "initial" }'),
+    ("inner_steps = 2", "", 'personal = { rule = "moreau", inner_steps = 2 }'),
+    ("head_epochs = 2", "", 'local = { names = ["last"], first_epochs = 2 }'),
+    ("client_tilt = 2.0", "", 'weighting = { rule = "loss", tilt = 2.0 }'),
+    ("weights_lr = 0.1", "", 'weighting = { rule = "afl", lr = 0.1 }'),
+    ("q = 1.0", "", 'aggregator = { rule = "tilted", q = 1.0 }'),
+    ('distance = "l1"', "", 'aggregator = { rule = "tilted", distance = "l1" }'),
+    ("steps = [5, 0.1]", "", 'aggregator = { rule = "tilted", steps = [5, 0.1] }'),
+    ("bad_share = 0.2", 'aggregator = "krum"', 'aggregator = { rule = "krum", bad_share = 0.2 }'),
+    ("bad_share = 0.2", "", 'aggregator = { rule = "trimmed_mean", bad_share = 0.2 }'),
+    ("clip_radius = 1.0", "", 'before = [{ rule = "clipping", radius = 1.0 }]'),
+    ("root_samples = 50", "", 'aggregator = { rule = "fltrust", root_samples = 50 }'),
+    ("weights_bound = 0.2", "", 'aggregator = { rule = "fedmgda", bound = 0.2 }'),
+    ("update_length = 2.0", "", 'aggregator = { rule = "fedmgda", length = 2.0 }'),
+    ('pre_aggregators = ["nnm"]', "", 'before = ["nnm"]'),
+    ("bucket_size = 3", "", 'before = [{ rule = "bucketing", size = 3 }]'),
+]
+
+
+def test_the_cases_are_all_keys_that_have_moved():
+    assert {pair.partition(" ")[0] for pair, *_ in OLD} == {*MOVED}
+    assert not {*MOVED} & {*preset_settings("custom")}
+
+
+@pytest.mark.parametrize(("pair", "beside", "new"), OLD)
+def test_a_key_of_an_earlier_version_names_the_component_that_has_it(pair, beside, new, file):
+    old = f'[[methods]]\nname = "a"\n{beside}\n{pair}\n'
+    message = error_message(lambda: spec.load(file(old)))
+    assert message.startswith(f"methods.a.{pair} is a setting of a component: write {new}")
+    method = spec.load(file(f'[[methods]]\nname = "a"\n{new}\n')).methods[0].to_method()
+    assert list(method.to_table()) == [new.partition(" ")[0]]
+    if not beside:
+        override = "methods.a." + pair.replace(" = ", "=", 1)
+        assert error_message(lambda: spec.load(file('[[methods]]\nname = "a"\n'), overrides=[override])) == message
+
+
+def test_no_personal_model_is_the_default(file):
+    message = error_message(lambda: spec.load(file('[[methods]]\nname = "a"\nmu = inf\n')))
+    assert message == "methods.a.mu = inf, no personal model, is the default; leave it out"

@@ -2,7 +2,6 @@
 
 import inspect
 import math
-from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,10 +9,24 @@ import pytest
 
 from fedtilt import spec
 from fedtilt.data import Federation
-from fedtilt.methods import PRESETS, Method, ditto, fedavg, fedprox, fedtilt, term
+from fedtilt.methods import (
+    COMPONENTS,
+    Local,
+    Method,
+    Personal,
+    ditto,
+    fedavg,
+    fedprox,
+    fedtilt,
+    objectives,
+    term,
+)
+from fedtilt.methods.aggregators import Krum, Median, Tilted
+from fedtilt.methods.before import NNM, Clip
+from fedtilt.methods.weightings import Afl
 from fedtilt.spec.error_messages import allowed_values
 from fedtilt.spec.fields import TABLES
-from fedtilt.spec.method import METHOD_FACTORIES, preset_settings
+from fedtilt.spec.method import COMPONENT_KEYS, METHOD_FACTORIES, method_keys, preset_settings
 
 ONE = '[[methods]]\npreset = "fedavg"\n'
 ALL_TABLES = {**TABLES, "methods": spec.MethodSpec, "": spec.Spec}
@@ -79,13 +92,27 @@ def test_unusual_values_survive_a_round_trip(file):
         "name": 'a "b"   ü 😀',
         "train": {"lr": 1e-17, "lr_personal": 0.1 + 0.2},
         "methods": [
-            {"preset": "fedtilt", "tau": math.inf, "lam": -math.inf, "q": -1e300, "name": "x.y z", "steps": [5, 0.1]},
-            {"preset": "custom", "mu": math.inf, "prox": 5e-324, "aggregator": "krum", "bad_share": 0.2},
+            {
+                "preset": "fedtilt",
+                "tau": math.inf,
+                "lam": -math.inf,
+                "name": "x.y z",
+                "aggregator": {"rule": "tilted", "q": -1e300, "steps": [5, 0.1]},
+            },
+            {
+                "name": "mine",
+                "prox": 5e-324,
+                "aggregator": {"rule": "krum", "bad_share": 0.2},
+                "local": ["last"],
+                "before": ["clipping", {"rule": "nnm", "bad_share": 0.2}],
+            },
         ],
     }
     loaded = spec.parse(raw)
     assert spec.load(file(spec.dump(loaded))) == loaded
-    assert loaded.methods[0].to_method().steps == (5, 0.1)
+    assert loaded.methods[0].to_method().aggregator == Tilted(q=-1e300, steps=(5, 0.1))
+    mine = loaded.methods[1].to_method()
+    assert mine == Method(name="mine", prox=5e-324, aggregator=Krum(0.2), local=Local(), before=(Clip(), NNM(0.2)))
 
 
 def test_a_spec_is_frozen_and_named_after_its_file(file):
@@ -121,20 +148,32 @@ def test_defaults_equal_those_of_the_federation():
 
 
 def test_a_method_has_every_setting_of_the_library():
-    parameters = {key for preset in PRESETS for key in preset_settings(preset)}
-    assert set(spec.MethodSpec.model_fields) == {field.name for field in fields(Method)} | parameters | {"preset"}
+    assert set(method_keys()) == {key for preset in METHOD_FACTORIES for key in preset_settings(preset)}
+    assert {*COMPONENTS} < {*COMPONENT_KEYS}
+    assert list(method_keys())[-len(COMPONENT_KEYS) :] == list(COMPONENT_KEYS)
+    assert all(method_keys().values())
 
 
 @pytest.mark.parametrize(
     ("raw", "method"),
     [
         ({"preset": "fedavg"}, fedavg()),
-        ({"preset": "fedavg", "q": math.inf, "name": "ball"}, fedavg(q=math.inf, name="ball")),
+        (
+            {"preset": "fedavg", "aggregator": {"rule": "tilted", "q": math.inf}, "name": "ball"},
+            fedavg(aggregator=Tilted(q=math.inf), name="ball"),
+        ),
         ({"preset": "fedprox", "mu": 1}, fedprox(1.0)),
         ({"preset": "ditto"}, ditto()),
         ({"preset": "term", "t": -2, "weighting": "samples"}, term(-2, weighting="samples")),
-        ({"preset": "fedtilt", "tau": 1, "lam": -math.inf, "distance": "l1"}, fedtilt(1, -math.inf, distance="l1")),
-        ({"preset": "custom", "tau": 3, "prox": 0.5, "mu": 0.1}, Method(name="custom", tau=3, prox=0.5, mu=0.1)),
+        (
+            {"preset": "fedtilt", "tau": 1, "lam": -math.inf, "aggregator": {"rule": "tilted", "distance": "l1"}},
+            fedtilt(1, -math.inf, aggregator=Tilted(distance="l1")),
+        ),
+        (
+            {"preset": "custom", "objective": {"tau": 3}, "prox": 0.5, "personal": {"mu": 0.1}},
+            Method(name="custom", objective=objectives.Tilted(tau=3), prox=0.5, personal=Personal(mu=0.1)),
+        ),
+        ({"name": "mine", "weighting": "afl"}, Method(name="mine", weighting=Afl())),
     ],
 )
 def test_methods_equal_those_of_the_library(raw, method):
@@ -159,9 +198,11 @@ def test_methods_equal_those_of_the_library(raw, method):
         ("name=2026-01-01", lambda s: s.name, "2026-01-01"),
         ("name=a=b", lambda s: s.name, "a=b"),
         ("clients.max_train=", lambda s: s.clients.max_train, None),
-        ("methods.ditto.lr_personal=0.1", lambda s: s.methods[1].lr_personal, 0.1),
-        ("methods.fedtilt.lam=-inf", lambda s: s.methods[2].lam, -math.inf),
-        ("methods.fedtilt.distance=l1", lambda s: s.methods[2].distance, "l1"),
+        ("methods.ditto.lr_personal=0.1", lambda s: s.methods[1].to_method().personal.lr, 0.1),
+        ("methods.fedtilt.lam=-inf", lambda s: s.methods[2].to_method().objective.lam, -math.inf),
+        ("methods.fedtilt.aggregator=median", lambda s: s.methods[2].to_method().aggregator, Median()),
+        ("methods.fedtilt.aggregator.rule=krum", lambda s: s.methods[2].to_method().aggregator, Krum()),
+        ('methods.ditto.before=["nnm"]', lambda s: s.methods[1].to_method().before, (NNM(),)),
         ("methods.fedtilt.name=ours", lambda s: s.methods[2].name, "ours"),
     ],
 )
@@ -169,15 +210,22 @@ def test_overrides(override, get, value):
     assert get(spec.load("digits", overrides=[override])) == value
 
 
+def test_overrides_of_settings_of_components(file):
+    path = file('[[methods]]\npreset = "fedavg"\naggregator = "krum"\nbefore = ["clipping", "nnm"]\n')
+    overrides = ["aggregator.bad_share=0.3", "before.1.bad_share=0.2", "before.0.radius=0.5", "weighting.rule=equal"]
+    method = spec.load(path, overrides=[f"methods.fedavg.{text}" for text in overrides]).methods[0].to_method()
+    assert method == fedavg(aggregator=Krum(0.3), before=(Clip(0.5), NNM(0.2)))
+
+
 def test_overrides_of_a_method_whose_name_has_equals_signs(file):
     path = file('[[methods]]\nname = "a=b"\npreset = "ditto"\n[[methods]]\nname = "a"\npreset = "ditto"')
     loaded = spec.load(path, overrides=["methods.a=b.mu=2", " methods.a.mu = 3"])
-    assert [m.mu for m in loaded.methods] == [2, 3]
+    assert [m.to_method().personal.mu for m in loaded.methods] == [2, 3]
 
 
 def test_overrides_of_a_method_whose_name_has_dots(file):
     path = file('[[methods]]\npreset = "ditto"\nname = "mu 0.1"\n')
-    assert spec.load(path, overrides=["methods.mu 0.1.mu=0.1"]).methods[0].mu == 0.1
+    assert spec.load(path, overrides=["methods.mu 0.1.mu=0.1"]).methods[0].to_method().personal.mu == 0.1
 
 
 def test_arguments_set_the_keys_of_the_same_name():
@@ -214,7 +262,7 @@ def test_the_annotated_spec_is_the_digits_spec_with_every_key(file):
         section = text.partition(f"\n[{name}]\n")[2].partition("\n[")[0]
         for key in table.model_fields:
             assert f"\n{key} = " in section or f"\n# {key} = " in section
-    for key in spec.MethodSpec.model_fields:
+    for key in method_keys():
         assert f"\n# {key} " in text
 
 
@@ -268,8 +316,13 @@ def test_the_reference_lists_every_key_and_preset():
         section = text.partition(f"## `[{name}]`")[2].partition("\n## ")[0]
         assert all(f"\n| `{key}` |" in section for key in table.model_fields)
     methods = text.partition("## `[[methods]]`")[2]
-    assert all(f"\n| `{key}` |" in methods for key in (*METHOD_FACTORIES, *spec.MethodSpec.model_fields))
-    assert {len(line.split(" | ")) for line in text.splitlines() if line.startswith("| ")} == {3, 4}
+    assert all(
+        f"\n| `{key}` |" in methods for key in (*METHOD_FACTORIES, *spec.MethodSpec.model_fields, *method_keys())
+    )
+    for kind, known in COMPONENTS.items():
+        section = methods.partition(f"### `{kind}`")[2].partition("\n### ")[0]
+        assert all(f"\n| `{rule}` |" in section for rule in known)
+    assert {len(line.split(" | ")) for line in text.splitlines() if line.startswith("| ")} == {2, 3, 4, 5}
 
 
 def test_the_reference_page_is_up_to_date():

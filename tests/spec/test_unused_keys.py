@@ -61,8 +61,8 @@ def test_keys_of_a_built_in_spec_are_left_out_where_they_lose_their_effect(tmp_p
         (["clients.partition=", "clients.classes_per_client=1"], "clients.classes_per_client = 1 has no effect here"),
         (["train.buffers=average"], "buffers = 'average' has no effect here: the model has no buffers that change"),
         (
-            ["methods.fedavg.pre_aggregators=['bucketing']"],
-            "bucketing in pre_aggregators of method 'fedavg' has no effect: the mean of buckets of the same size",
+            ["methods.fedavg.before=['bucketing']"],
+            "bucketing before the rule of method 'fedavg' has no effect: the mean of buckets of the same size",
         ),
         (
             ["outliers.kind=flips", "clients.validation_outliers=true"],
@@ -106,10 +106,10 @@ def test_python_refuses_settings_without_effect() -> None:
     for settings, method, message in (
         ({"buffers": "frozen"}, ft.fedavg(), "buffers = 'frozen' has no effect here"),
         ({"checkpoint_seconds": 0}, ft.fedavg(), "checkpoint_seconds = 0 has no effect here; set out, or leave it out"),
-        ({}, ft.fedavg(aggregator="mean", pre_aggregators=["clipping", "bucketing"]), "bucketing in pre_aggregators"),
+        ({}, ft.fedavg(aggregator="mean", before=["clipping", "bucketing"]), "bucketing before the rule of method"),
     ):
         with pytest.raises(InputError, match=message):
             ft.run([method], federation, ft.models.logistic, rounds=1, participation=1.0, device="cpu", **settings)
     uneven = ft.Federation.from_clients([(torch.randn(8, 2), [0, 1] * 4)] * 3)
-    bucketing = ft.fedavg(pre_aggregators=["bucketing"])
+    bucketing = ft.fedavg(before=["bucketing"])
     ft.run([bucketing], uneven, ft.models.logistic, rounds=1, participation=1.0, epochs=1, device="cpu", workers=0)

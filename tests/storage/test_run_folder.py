@@ -61,7 +61,6 @@ def run_again(
         # momentum of the server; local parts and two sets of buffers
         pytest.param("local", 10, 2 * 3 + 12 * 4 + 8 + 1, marks=pytest.mark.slow),
         pytest.param("average", 10, 2 * 4 + 12 * 2 + 8 + 1, marks=pytest.mark.slow),
-        ("local", 3, 2 * 3 + 12 * 4 + 8 + 1),
     ],
 )
 def test_a_run_killed_many_times_ends_with_the_same_bits(tmp_path: Path, case: str, kills: int, hashes: int) -> None:

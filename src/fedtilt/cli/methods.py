@@ -14,7 +14,7 @@ from fedtilt.toml_text import format_toml
 
 
 def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
-    """List every method, server rule, loss and attack with its settings and its paper.
+    """List every method, component, loss and attack with its settings and its paper.
 
     Use a method with `fedtilt run --method NAME`, anything else with `fedtilt run --set KEY=NAME`.
     """
@@ -32,7 +32,8 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the list
             table.add_row(entry.name, _description(entry))
         console.print(table)
     console.print(
-        "Use them as in: fedtilt run --method scaffold, --set methods.fedavg.aggregator=median, --set attack.kind=alie"
+        "Use them as in: fedtilt run --method scaffold, --set methods.fedavg.aggregator=krum, "
+        "--set methods.fedavg.aggregator.bad_share=0.2, --set attack.kind=alie"
     )
 
 

@@ -34,7 +34,8 @@ def setting(
     limits = {key: value for key, value in {"ge": ge, "gt": gt, "le": le, "lt": lt}.items() if value is not None}
     metadata = {
         "meaning": meaning, "limits": limits, "choices": tuple(choices), "example": example, "allowed": allowed,
-        "heading": heading, "inf": inf, "only_with": {name: tuple(values) for name, values in (only_with or {}).items()},
+        "heading": heading, "inf": inf,
+        "only_with": {name: tuple(values) for name, values in (only_with or {}).items()},
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,9 +12,11 @@ from fedtilt import checks
 from fedtilt.data import dataset_checks
 from fedtilt.data.groups import CLASS, GroupColumn, check_groups, group_columns
 from fedtilt.data.inputs import Inputs, Shape, sample_shape, to_device
-from fedtilt.data.tables.schema import Schema
 from fedtilt.data.targets import RANGE, NumericTarget
 from fedtilt.errors import InputError
+
+if TYPE_CHECKING:  # Arrow is for tables alone
+    from fedtilt.data.tables.schema import Schema
 
 _OPTIONAL = ("client", "group", "weight", "rows")
 _TENSORS = (
@@ -81,7 +84,7 @@ class Dataset:
     group_names: Mapping[str, tuple[str, ...]] | None = None
     weight_train: Tensor | None = None
     weight_test: Tensor | None = None
-    schema: Schema | None = None
+    schema: "Schema | None" = None
     rows_train: Tensor | None = None
     rows_test: Tensor | None = None
     row_names: Sequence[str] | None = None

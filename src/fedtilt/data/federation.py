@@ -14,7 +14,6 @@ from fedtilt.data.division import ONLY_WITH, choose_clients_with_outliers, divid
 from fedtilt.data.groups import check_two_values
 from fedtilt.data.index import classes_by_client, client_sizes
 from fedtilt.data.outliers import Outliers, check_outliers, resolve_flip_map, resolve_outliers
-from fedtilt.data.sources.from_clients import read_clients
 from fedtilt.errors import InputError
 from fedtilt.html_table import html_table
 
@@ -156,6 +155,8 @@ class Federation(ClientData):
         >>> Federation.from_clients([north, south], names=["north", "south"])
         Federation('clients': 2 clients, 9 training samples, 2 classes, outliers none)
         """
+        from fedtilt.data.sources.from_clients import read_clients  # late: it imports Arrow
+
         given = {key: settings.pop(key) for key in _NOT_ABOUT_DIVISION if key in settings}
         dataset = read_clients(
             data, names, name=name, class_names=class_names, task=task, test_share=test_share, seed=seed, **settings

@@ -102,7 +102,7 @@ class RoundRule:
         return model, {**self.slots, "aggregator": slot}
 
     def aggregate(self, models: ClientModels) -> tuple[Tensor, dict[str, Slot]]:
-        """The aggregated model (P,) of the clients' models (C, P), in the order of client numbers, and the next slots."""
+        """The aggregated model (P,) of the clients' models (C, P), and the next slots."""
         models, rule = self.prepare(models)
         return rule.apply(models)
 

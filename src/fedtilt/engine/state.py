@@ -5,8 +5,9 @@ client   local (L,), the local parameters of its shared model, and its buffers (
          and personal_buffers (B,)
 slots    a component's tensors are `slot.name`: correction.control, weighting.weights, optimizer.momentum, …
 
-A component is given `slot_of(state, …)` and returns its next slot, which `with_slot` puts in place of the old one. So it
-can neither see nor restore what another one remembers. Checkpoints, messages and reports take these states as they are.
+A component is given `slot_of(state, …)` and returns its next slot, which `with_slot` puts in place of the old one. So
+it can neither see nor restore what another one remembers. Checkpoints, messages and reports take these states as they
+are.
 """
 
 from collections.abc import Mapping

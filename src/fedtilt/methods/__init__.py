@@ -1,8 +1,9 @@
 """Methods: compositions of components, published ones by name, and the checks of those of a run."""
 
+from fedtilt.config.setting_fields import setting
 from fedtilt.methods.aggregators import Aggregator
 from fedtilt.methods.before import Before, Prepared
-from fedtilt.methods.component import Component, ServerRound
+from fedtilt.methods.component import Component, ServerRound, Slot
 from fedtilt.methods.corrections import ClientStep, Correction, ServerStep
 from fedtilt.methods.local_parts import Local
 from fedtilt.methods.method import COMPONENTS, Method, component_of
@@ -66,6 +67,7 @@ __all__ = [
     "ServerOptimizer",
     "ServerRound",
     "ServerStep",
+    "Slot",
     "Training",
     "Weighting",
     "aaggff",
@@ -99,6 +101,7 @@ __all__ = [
     "propfair",
     "qffl",
     "scaffold",
+    "setting",
     "term",
     "term_clients",
 ]

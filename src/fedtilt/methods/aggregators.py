@@ -80,8 +80,8 @@ class Tilted(Aggregator):
         object.__setattr__(self, "steps", steps)
         if steps is None and not solvable(self.distance, self.q):
             raise InputError(
-                f"distance {self.distance!r} with q = {self.q:g} has no direct solution; give steps = [count, size], or "
-                "another distance or q"
+                f"distance {self.distance!r} with q = {self.q:g} has no direct solution; give steps = [count, size], "
+                "or another distance or q"
             )
 
     def _check_steps(self) -> tuple[int, float]:

@@ -1,9 +1,9 @@
 """Components: the parts that a method is made of, the user's own as good as the built-in ones.
 
-A component is a frozen dataclass. Its fields are its settings, declared with `setting`, and checked when it is made. What
-it remembers between rounds is a slot: a named set of float tensors, of the server or of a client. `init…` starts a slot,
-and every step is given the component's own slot and returns it; nothing else reads or writes it. What travels beside the
-model is declared, and nothing else leaves a client.
+A component is a frozen dataclass. Its fields are its settings, declared with `setting`, and checked when it is made.
+What it remembers between rounds is a slot: a named set of float tensors, of the server or of a client. `init…` starts a
+slot, and every step is given the component's own slot and returns it; nothing else reads or writes it. What travels
+beside the model is declared, and nothing else leaves a client.
 """
 
 import dataclasses

@@ -59,10 +59,10 @@ def component_of(kind: str, value: Any, what: str = "") -> Any:
         if value.kind != kind:
             raise InputError(f"{what} is {value.label!r}, which is not a component of that kind but {value.kind!r}")
         return value
-    if isinstance(value, str):
+    if isinstance(value, str) and (kind != "local" or value in known or is_function_path(value)):
         value = {"rule": value}
-    if kind == "local" and isinstance(value, Sequence):
-        value = {"names": tuple(value)}
+    if kind == "local" and isinstance(value, Sequence):  # patterns of names
+        value = {"names": value if isinstance(value, str) else tuple(value)}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InputError(f"{what} must be a name, a table or a component, got {value!r:.60}")
     settings = {key: tuple(v) if isinstance(v, list) else v for key, v in value.items() if key != "rule"}
@@ -70,12 +70,9 @@ def component_of(kind: str, value: Any, what: str = "") -> Any:
     cls = known.get(rule) if isinstance(rule, str) else None
     if cls is None:
         if not isinstance(rule, str) or not is_function_path(rule):
-            names = ", ".join(known) or "none is built in"
-            raise InputError(
-                f"unknown {what} {rule!r}; choose one of {names}, or name your own as module:Class"
-                if rule is not None
-                else f"{what} needs rule, one of {names} or module:Class"
-            )
+            choices = f"choose one of {', '.join(known)}, or name your own" if known else "name your own"
+            problem = f"{what} needs a rule" if rule is None else f"{what} is {rule!r:.60}, which is unknown"
+            raise InputError(f"{problem}; {choices} as module:Class")
         found = import_function(rule, what)
         if not isinstance(found, type) or not issubclass(found, Component) or found.kind != kind:
             raise InputError(f"{what} = {rule!r} is not a class of {_BASES[kind].__name__}; make it a subclass of that")
@@ -84,7 +81,7 @@ def component_of(kind: str, value: Any, what: str = "") -> Any:
     for key in settings:
         if key not in allowed:
             raise InputError(
-                f"{what}.{key} = {settings[key]!r} is not a setting of {rule!r}, which has "
+                f"{key} = {settings[key]!r:.60} in {what} is not a setting of {rule!r}, which has "
                 f"{', '.join(allowed) or 'none'}; leave it out"
             )
     try:
@@ -133,7 +130,7 @@ class Method:
     """
 
     name: str
-    objective: Any = objectives.Tilted()
+    objective: Any = objectives.Tilted()  # noqa: RUF009
     personal: Any = None
     local: Any = None
     correction: Any = None
@@ -141,9 +138,9 @@ class Method:
     prox: float = 0.0
     client_momentum: float = 0.0
     lr: float | None = None
-    weighting: Any = weighting_rules.Equal()
+    weighting: Any = weighting_rules.Equal()  # noqa: RUF009
     before: Any = ()
-    aggregator: Any = aggregators.Tilted()
+    aggregator: Any = aggregators.Tilted()  # noqa: RUF009
     optimizer: Any = None
     made: Made | None = field(default=None, compare=False, repr=False)
 

@@ -53,7 +53,8 @@ class Tilted(Objective):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        levels = tuple(self._level(level) for level in self.levels)
+        given = self.levels if isinstance(self.levels, Sequence) and not isinstance(self.levels, str) else [self.levels]
+        levels = tuple(map(self._level, given))
         for key in ("tau", "lam"):
             object.__setattr__(self, key, number(getattr(self, key), key))
         names = [name for name, _ in levels]

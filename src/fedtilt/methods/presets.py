@@ -1,4 +1,4 @@
-"""Published methods as compositions. Every preset also takes `name`, and the components that it leaves at their defaults."""
+"""Published methods as compositions; every preset also takes `name`, and the components that it does not decide."""
 
 import inspect
 import math
@@ -106,11 +106,11 @@ def fedtilt(
     >>> fedtilt(lam=-1, levels=[("class", 5), ("ward", 2)]).objective.levels
     (('class', 5.0), ('ward', 2.0))
     """
-    if lam is None or (tau is None and not len(levels)):
+    if lam is None or (tau is None and not levels):
         raise InputError(
             f"method {name!r} needs {'lam' if lam is None else 'tau, or levels'}, such as fedtilt(tau=5, lam=-1)"
         )
-    objective = _named(name, lambda: TiltedLosses(0.0 if tau is None else tau, lam, tuple(levels)))
+    objective = _named(name, lambda: TiltedLosses(0.0 if tau is None else tau, lam, levels))  # type: ignore[arg-type]
     return compose(
         name, _with_q(name, q, components), objective=objective,
         personal=proximal(name, mu, lr_personal, epochs_personal, personal_start),

@@ -68,8 +68,8 @@ def _check_stable(m: Method, lr: float, lr_personal: float, plain_sgd: bool) -> 
     for key, weight, rate in (("prox", prox, lr), ("mu", mu, lr_personal)):
         if plain_sgd and rate * weight >= 2:
             raise InputError(
-                f"{key} = {weight:g} of method {m.name!r} with learning rate {rate:g} diverges: lr · {key} must be < 2, "
-                f"got {rate * weight:g}; lower one of them"
+                f"{key} = {weight:g} of method {m.name!r} with learning rate {rate:g} diverges: lr · {key} must be < "
+                f"2, got {rate * weight:g}; lower one of them"
             )
 
 
@@ -121,8 +121,9 @@ def check_bad_share(methods: Iterable[Method], clients: int) -> None:
                 )
             if bad and clients < (needed := needed_models(m, bad)):
                 raise InputError(
-                    f"bad_share = {part.bad_share:g} of method {m.name!r} is {bad} of the {clients} clients in a round, "
-                    f"for which {m.aggregator.label} needs {needed}; lower bad_share, or let more clients take part"
+                    f"bad_share = {part.bad_share:g} of method {m.name!r} is {bad} of the {clients} clients in a "
+                    f"round, for which {m.aggregator.label} needs {needed}; lower bad_share, or let more clients take "
+                    "part"
                 )
 
 

@@ -131,6 +131,6 @@ def _check_root_samples(methods: Iterable[Method], federation: Federation) -> No
     for m in methods:
         if isinstance(m.aggregator, FLTrust) and m.aggregator.root_samples > samples:
             raise InputError(
-                f"root_samples = {m.aggregator.root_samples} of method {m.name!r} is more than the {samples} training samples of "
-                "all clients; lower it"
+                f"root_samples = {m.aggregator.root_samples} of method {m.name!r} is more than the {samples} training "
+                "samples of all clients; lower it"
             )

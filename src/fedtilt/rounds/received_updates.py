@@ -35,8 +35,8 @@ def received_updates(
     for m in prepared.methods:
         by_client = {client: updates[m.name][client] for client in sorted(updates[m.name])}
         rule, _ = RoundRule.of(
-            m, server[m.name], by_client, settings, selected=len(by_client), population=federation.clients, round=number,
-            root=roots.get(m.name),
+            m, server[m.name], by_client, settings, selected=len(by_client), population=federation.clients,
+            round=number, root=roots.get(m.name),
         )  # fmt: skip
         forged[m.name] = forge(federation.attack, rule, by_client, federation.attackers, settings.seed, number)
     return forged

@@ -10,6 +10,7 @@ from fedtilt.files import read_toml
 from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.run import fingerprint_of, train_to_end
+from fedtilt.storage.fingerprint import earlier_version
 from fedtilt.storage.provenance import is_started, read_record, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 from fedtilt.storage.run_length import continued
@@ -21,13 +22,17 @@ if TYPE_CHECKING:
 def spec_of(folder: Path, *overrides: str) -> "Spec":
     """The spec of a run, with overrides such as "train.rounds=200"."""
     from fedtilt.spec import load as load_spec
+    from fedtilt.spec.method import MovedKey
 
     check_run_folder(folder)
     read_record(folder)
     if not (folder / "spec.toml").exists():
         raise InputError(f"{folder} was started from Python: call fedtilt.run again with the same arguments and out=")
     read_toml(folder / "spec.toml")  # checks its digest
-    return load_spec(folder / "spec.toml", overrides=overrides, recorded=True)
+    try:
+        return load_spec(folder / "spec.toml", overrides=overrides, recorded=True)
+    except MovedKey:
+        raise earlier_version(folder) from None
 
 
 def cluster_overrides(cluster: str | None) -> list[str]:

@@ -49,7 +49,8 @@ def _methods() -> Iterable[Entry]:
 
 
 _HEADINGS = {
-    "objective": "objectives", "personal": "personal models", "correction": "corrections of drift",
+    "objective": "objectives", "personal": "personal models", "local": "local parts",
+    "correction": "corrections of drift",
     "weighting": "weights of clients", "before": "steps before a rule", "aggregator": "server rules",
     "optimizer": "server optimisers", "training": "client updates",
 }  # fmt: skip
@@ -59,7 +60,7 @@ def _components() -> Iterable[Entry]:
     for kind, heading in _HEADINGS.items():
         for name, cls in COMPONENTS[kind].items():
             settings = {field.name: field.default for field in fields(cls)}
-            yield Entry(heading, name, f"methods.{kind}", *_described(cls, settings))
+            yield Entry(heading, name, f"methods.METHOD.{kind}", *_described(cls, settings))
 
 
 def _losses() -> Iterable[Entry]:

@@ -1,7 +1,9 @@
 """One method of a spec: a preset, its parameters and components, as the functions of `fedtilt.methods` define them."""
 
+import difflib
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable
 from dataclasses import fields
@@ -12,9 +14,41 @@ from pydantic import ConfigDict, Field, model_validator
 from fedtilt.errors import InputError
 from fedtilt.methods import PRESETS, Method
 from fedtilt.spec.table import SpecTable, allowed_text, one_of
+from fedtilt.toml_text import format_toml
 
 METHOD_FACTORIES: dict[str, Callable[..., Method]] = {**PRESETS, "custom": Method}
 COMPONENT_KEYS = tuple(field.name for field in fields(Method) if field.name not in ("name", "made"))
+
+# key of earlier versions → how it is written now; RULE is the aggregator that the method names
+MOVED = {
+    "tau": "objective = { tau = VALUE }",
+    "lam": "objective = { lam = VALUE }",
+    "levels": "objective = { levels = VALUE }",
+    "utility": 'objective = { rule = "propfair", utility = VALUE }',
+    "mu": "personal = { mu = VALUE }",
+    "lr_personal": "personal = { lr = VALUE }",
+    "epochs_personal": "personal = { epochs = VALUE }",
+    "personal_start": "personal = { start = VALUE }",
+    "inner_steps": 'personal = { rule = "moreau", inner_steps = VALUE }',
+    "head_epochs": 'local = { names = ["last"], first_epochs = VALUE }',
+    "client_tilt": 'weighting = { rule = "loss", tilt = VALUE }',
+    "weights_lr": 'weighting = { rule = "afl", lr = VALUE }',
+    "q": 'aggregator = { rule = "tilted", q = VALUE }',
+    "distance": 'aggregator = { rule = "tilted", distance = VALUE }',
+    "steps": 'aggregator = { rule = "tilted", steps = VALUE }',
+    "bad_share": 'aggregator = { rule = RULE, bad_share = VALUE }, or before = [{ rule = "nnm", bad_share = VALUE }]',
+    "clip_radius": 'before = [{ rule = "clipping", radius = VALUE }], or aggregator = { rule = RULE, radius = VALUE }',
+    "root_samples": 'aggregator = { rule = "fltrust", root_samples = VALUE }',
+    "weights_bound": 'aggregator = { rule = "fedmgda", bound = VALUE }',
+    "update_length": 'aggregator = { rule = "fedmgda", length = VALUE }',
+    "pre_aggregators": "before = VALUE",
+    "bucket_size": 'before = [{ rule = "bucketing", size = VALUE }]',
+}
+_RULES = {"bad_share": "trimmed_mean", "clip_radius": "norm_clipped"}  # where the method names no aggregator
+
+
+class MovedKey(InputError):
+    """A key of an earlier version."""
 
 
 def preset_settings(preset: str) -> dict[str, inspect.Parameter]:
@@ -41,16 +75,28 @@ def required_settings(preset: str) -> list[str]:
     return ["tau", "lam"] if preset == "fedtilt" else ["t"] if preset == "term" else []
 
 
+def preset_parameters() -> dict[tuple[str, str], list[str]]:
+    """The parameters of all presets and their meanings, each with the presets that have it.
+
+    >>> preset_parameters()["alpha", "weight of both terms"]
+    ['feddyn']
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for preset, function in PRESETS.items():
+        meanings = argument_meanings(function)
+        for key in inspect.signature(function).parameters:
+            if key in meanings and key != "name":
+                found.setdefault((key, meanings[key]), []).append(preset)
+    keys = [key for key, _ in found]
+    return {row: found[row] for row in sorted(found, key=lambda row: keys.index(row[0]))}
+
+
 @functools.cache
 def method_keys() -> dict[str, str]:
     """Every key of a method, with its meaning: those of all presets, then the components."""
-    found: dict[str, str] = {}
-    for preset, factory in METHOD_FACTORIES.items():
-        meanings = argument_meanings(factory)
-        for key in preset_settings(preset):
-            if key in meanings:
-                found.setdefault(key, meanings[key])
-    return {key: found[key] for key in (*(k for k in found if k not in COMPONENT_KEYS), *COMPONENT_KEYS)}
+    components = argument_meanings(Method)
+    own = {key: meaning for key, meaning in reversed(preset_parameters()) if key not in COMPONENT_KEYS}
+    return dict(reversed(own.items())) | {key: components[key] for key in COMPONENT_KEYS}
 
 
 def argument_meanings(function: Callable[..., Any]) -> dict[str, str]:
@@ -66,7 +112,7 @@ class MethodSpec(SpecTable):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     preset: Annotated[str, one_of(METHOD_FACTORIES)] = Field(
-        default="custom", description="the method to start from; custom: one of your own components"
+        default="custom", description="the method to start from; custom: a composition of your own"
     )
     name: str = Field(
         default="", description="the name in the run, which is unique", json_schema_extra=allowed_text("a plain name")
@@ -95,13 +141,26 @@ class MethodSpec(SpecTable):
         allowed, required = preset_settings(self.preset), required_settings(self.preset)
         for key, value in settings.items():
             if key not in allowed:
-                raise InputError(
-                    f"methods.{self.name}.{key} = {value!r} is not a setting of preset {self.preset!r}, "
-                    f'which takes {", ".join([*allowed][:8])}, …; leave it out or use preset = "custom"'
-                )
+                if key in MOVED:
+                    raise self._moved(key, value)
+                raise self._unknown(key, value, list(allowed))
         for key in required:
             if key not in settings and not (key == "tau" and "levels" in settings):
                 raise InputError(
                     f"methods.{self.name}.{key} is missing; preset {self.preset!r} needs {' and '.join(required)}"
                 )
         return METHOD_FACTORIES[self.preset](name=self.name, **settings)
+
+    def _unknown(self, key: str, value: Any, allowed: list[str]) -> InputError:
+        what = f"methods.{self.name}.{key} = {value!r:.60} is not a setting of preset {self.preset!r}"
+        if close := difflib.get_close_matches(key, [*allowed, *MOVED], n=1):
+            return InputError(f"{what}; did you mean methods.{self.name}.{close[0]}?")
+        return InputError(f"{what}, which takes {', '.join(allowed[:8])}, …; leave it out")
+
+    def _moved(self, key: str, value: Any) -> MovedKey:
+        if key == "mu" and value == math.inf:
+            return MovedKey(f"methods.{self.name}.mu = inf, no personal model, is the default; leave it out")
+        rule = self.settings.get("aggregator")
+        rule = rule if isinstance(rule, str) else _RULES.get(key, "")
+        new = MOVED[key].replace("RULE", format_toml(rule)).replace("VALUE", format_toml(value))
+        return MovedKey(f"methods.{self.name}.{key} = {format_toml(value)} is a setting of a component: write {new}")

@@ -18,7 +18,7 @@ from fedtilt.errors import InputError, NoEffect
 from fedtilt.methods import PRESETS, check_rates_used
 from fedtilt.spec.error_messages import check_tables, first_error, method_label, unknown_key
 from fedtilt.spec.fields import TABLES, Spec
-from fedtilt.spec.method import COMPONENT_KEYS, MethodSpec, method_keys
+from fedtilt.spec.method import COMPONENT_KEYS, MOVED, MethodSpec, method_keys
 from fedtilt.spec.table import SpecTable
 
 Raw = dict[str, Any]
@@ -204,7 +204,7 @@ def _override(raw: Raw, text: str) -> None:
     key, _, entry = last.partition(".")
     if entry and key in table.model_fields and get_origin(table.model_fields[key].annotation) is dict:
         kind, target, last = Any, target.setdefault(key, {}), entry  # model.arguments.width
-    elif table is MethodSpec and (target not in raw["methods"] or last in method_keys()):
+    elif table is MethodSpec and (target not in raw["methods"] or last in (*method_keys(), *MOVED)):
         kind = Any
     elif last in table.model_fields:
         kind = table.model_fields[last].annotation

@@ -6,9 +6,10 @@ import operator
 import types
 from collections.abc import Collection
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Self, cast, get_args, get_origin, get_type_hints
 
 from pydantic import Field, create_model, model_validator
+from pydantic.fields import FieldInfo
 
 from fedtilt.rounds.attack import Attack
 from fedtilt.rounds.privacy import Privacy
@@ -22,6 +23,11 @@ def _keys_of(settings: type, names: Collection[str] | None = None) -> dict[str, 
     """The settings of a dataclass, or those of these names, as keys of a spec: type and pydantic field of each."""
     kinds = get_type_hints(settings)
     return {s.name: _key_of(s, kinds[s.name]) for s in fields(settings) if names is None or s.name in names}
+
+
+def key_field(settings: type, name: str) -> FieldInfo:
+    """A setting of a dataclass as pydantic's field."""
+    return create_model("Key", **cast(Any, _keys_of(settings, [name]))).model_fields[name]
 
 
 def _key_of(setting: dataclasses.Field[Any], kind: Any) -> tuple[Any, Any]:

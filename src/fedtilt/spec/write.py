@@ -8,18 +8,19 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from fedtilt.methods import COMPONENTS
+from fedtilt.methods import COMPONENTS, PRESETS
 from fedtilt.spec.error_messages import allowed_values
 from fedtilt.spec.fields import TABLES, Spec
 from fedtilt.spec.method import (
     COMPONENT_KEYS,
-    METHOD_FACTORIES,
     MethodSpec,
     method_keys,
+    preset_parameters,
     preset_settings,
     required_settings,
 )
 from fedtilt.spec.read import builtin_names, load
+from fedtilt.spec.setting_tables import key_field
 from fedtilt.spec.table import SpecTable
 from fedtilt.toml_text import format_toml
 
@@ -60,12 +61,9 @@ def reference() -> str:
     for key, table in TABLES.items():
         blocks += [f"## `[{key}]`", _sentence(Spec.model_fields[key]), *_sections(table)]
     blocks += ["## `[[methods]]`", _sentence(Spec.model_fields["methods"]), _METHODS, _presets()]
-    blocks += [
-        "The keys of a method:",
-        _table([("key", "meaning"), *_method_rows()]),
-        _COMPONENTS,
-        *_component_tables(),
-    ]
+    blocks += ["The parameters of the presets:", _table([("key", "of", "meaning"), *_parameter_rows()])]
+    blocks += ["All other keys of a method:", _table([("key", "meaning", "allowed values"), *_method_rows()])]
+    blocks += [_COMPONENTS, *_component_tables()]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -88,28 +86,43 @@ def _default(table: type[SpecTable], key: str) -> str:
     return "left out" if field.default is None else f"`{format_toml(field.default)}`"
 
 
-def _method_rows() -> list[tuple[str, str]]:
-    own = [(f"`{key}`", str(field.description)) for key, field in MethodSpec.model_fields.items()]
-    return own + [(f"`{key}`", meaning) for key, meaning in method_keys().items()]
+def _parameter_rows() -> list[tuple[str, str, str]]:
+    return [
+        (f"`{key}`", ", ".join(f"`{preset}`" for preset in presets), meaning)
+        for (key, meaning), presets in preset_parameters().items()
+    ]
+
+
+def _method_rows() -> list[tuple[str, str, str]]:
+    own = {key: (str(field.description), allowed_values(field)) for key, field in MethodSpec.model_fields.items()}
+    own |= {key: (method_keys()[key], _ALLOWED.get(key) or _rules_text(key)) for key in COMPONENT_KEYS}
+    return [(f"`{key}`", *texts) for key, texts in own.items()]
+
+
+def _rules_text(kind: str) -> str:
+    """The built-in components of a kind, in words."""
+    names = ", ".join(f"`{name}`" for name in COMPONENTS[kind])
+    return f"{names} or your own" if names else "your own"
 
 
 def _component_tables() -> list[str]:
-    """A table of the built-in components of every kind, with their settings."""
+    """The built-in components of every kind, and their settings."""
     blocks = []
     for kind, known in COMPONENTS.items():
         if not known:
             continue
-        rows = [("rule", "settings", "description")]
+        rules = [(f"`{rule}`", (inspect.getdoc(cls) or "").partition("\n")[0]) for rule, cls in known.items()]
+        blocks += [f"### `{kind}`", _table([("rule", "description"), *rules])]
+        settings: dict[tuple[str, ...], list[str]] = {}
         for rule, cls in known.items():
-            settings = [f"`{f.name}` = {_plain_default(f.default)}: {f.metadata['meaning']}" for f in fields(cls)]
-            summary = (inspect.getdoc(cls) or "").partition("\n")[0]
-            rows.append((f"`{rule}`", "<br>".join(settings) or "none", summary))
-        blocks += [f"### `{kind}`", _table(rows)]
+            for field in fields(cls):
+                default = "left out" if field.default is None else f"`{format_toml(field.default)}`"
+                allowed = field.metadata["allowed"] or allowed_values(key_field(cls, field.name))
+                settings.setdefault((f"`{field.name}`", field.metadata["meaning"], allowed, default), []).append(rule)
+        rows = [(key, ", ".join(f"`{rule}`" for rule in of), *texts) for (key, *texts), of in settings.items()]
+        if rows:
+            blocks.append(_table([("setting", "of", "meaning", "allowed values", "default"), *rows]))
     return blocks
-
-
-def _plain_default(value: object) -> str:
-    return "left out" if value is None else f"`{format_toml(value)}`"
 
 
 def _comment(text: str, indent: str = "") -> str:
@@ -141,29 +154,32 @@ def _commented_pairs(table: SpecTable, keys: Iterable[str]) -> list[str]:
 
 
 def _method_comments() -> str:
-    lines = [f"# {_sentence(Spec.model_fields['methods'])} The keys of each:", "#"]
-    lines += [_comment(f"{key:<16} {meaning}", " " * 17) for key, meaning in method_keys().items()]
-    lines += [
-        "#",
-        "# The parameters of each preset; those without a value are required. All presets take the keys from "
-        f"{COMPONENT_KEYS[0]} on.",
-        "#",
-    ]
-    lines += [f"# {preset:<11} {_parameters_text(preset)}" for preset in METHOD_FACTORIES]
+    lines = [f"# {_sentence(Spec.model_fields['methods'])} The presets and their parameters:", "#"]
+    lines += [_comment(f"{preset:<16} {_parameters_text(preset)}", " " * 17) for preset in PRESETS]
+    lines += ["#", "# A parameter without a value is required. What they mean:", "#"]
+    for (key, meaning), presets in preset_parameters().items():
+        lines.append(_comment(f"{key:<16} {meaning} ({', '.join(presets)})", " " * 17))
+    lines += ["#", "# A method may also have these keys, a preset those that it does not decide itself:", "#"]
+    for key in COMPONENT_KEYS:
+        allowed = _ALLOWED.get(key) or _rules_text(key).replace("`", "")
+        lines.append(_comment(f"{key:<16} {method_keys()[key]} ({allowed})", " " * 17))
+    lines += ["#", *(_comment(line) for line in _COMPONENT_COMMENT)]
     return "\n".join(lines)
 
 
 def _parameters_text(preset: str) -> str:
-    """The parameters of a preset: 'tau, lam, q = 0.0, mu = 0.01'."""
-    parameters = inspect.signature(METHOD_FACTORIES[preset]).parameters
-    defaults = {key: p.default for key, p in preset_settings(preset).items() if key in parameters}
-    if preset == "custom":
-        return ", ".join(COMPONENT_KEYS)
+    """The parameters of a preset: 'tau, lam, q = 0.0, mu = 0.01; optional: levels'."""
+    parameters = {key: p.default for key, p in inspect.signature(PRESETS[preset]).parameters.items()}
+    parameters = {key: parameters[key] for key in preset_settings(preset) if key in parameters}
+    required = required_settings(preset)
+    optional = [key for key, default in parameters.items() if default in (None, ()) and key not in required]
     texts = [
-        key if key in required_settings(preset) else f"{key} = {format_toml(default)}"
-        for key, default in defaults.items()
+        key if key in required else f"{key} = {format_toml(default)}"
+        for key, default in parameters.items()
+        if key not in optional
     ]
-    return ", ".join(texts) or "none"
+    texts = [", ".join(texts)] if texts else []
+    return "; ".join([*texts, f"optional: {', '.join(optional)}"] if optional else texts) or "none"
 
 
 def _heading(field: FieldInfo) -> str:
@@ -193,10 +209,9 @@ def _rows(table: type[SpecTable], keys: Iterable[str]) -> str:
 
 def _presets() -> str:
     rows = [("preset", "parameters", "description")]
-    for preset, factory in METHOD_FACTORIES.items():
-        summary = (inspect.getdoc(factory) or "").partition("\n")[0]
-        description = "`ft.Method` with any settings." if preset == "custom" else summary
-        rows.append((f"`{preset}`", _parameters_text(preset), description))
+    for preset, function in PRESETS.items():
+        rows.append((f"`{preset}`", _parameters_text(preset), (inspect.getdoc(function) or "").partition("\n")[0]))
+    rows.append(("`custom`", "none", "`ft.Method`: a composition of your own; the same as no preset."))
     return _table(rows)
 
 
@@ -240,9 +255,34 @@ export`, and `ft.data.rows("new.csv", like="exported.safetensors")` applies it t
 This page is generated: `fedtilt init --reference > docs/spec.md`."""
 
 _METHODS = """\
-A preset is a method of the literature. It takes its parameters, and the components that it does not decide itself. A
-parameter without a value is required."""
+A preset is a method of the literature. It takes its parameters, and the other keys below that it does not decide
+itself. A parameter without a value is required."""
 
 _COMPONENTS = """\
-A component is a name (`aggregator = "median"`), or a table of its `rule` and settings (`aggregator = { rule = "krum",
-bad_share = 0.2 }`). `before` is a list of them. Your own is `module:Class`: see [your own method](own-method.md)."""
+The parts of a method are components. A component is a name (`aggregator = "median"`), or a table of its `rule` and
+settings (`aggregator = { rule = "krum", bad_share = 0.2 }`); `before` is a list of them. `rule` may be left out of
+`objective` (`tilted`), `personal` (`proximal`) and `local`, which may also be a list of patterns. Your own is
+`module:Class`: see [your own method](own-method.md). `--set methods.NAME.aggregator.bad_share=0.3` sets one setting,
+`--set methods.NAME.before.0.radius=1` one of the first step.
+
+```toml
+[[methods]]
+name = "mine"
+objective = { tau = 2.0, lam = -1.0 }
+personal = { mu = 0.1 }
+before = ["clipping", { rule = "nnm", bad_share = 0.2 }]
+aggregator = { rule = "trimmed_mean", bad_share = 0.2 }
+```"""
+
+_COMPONENT_COMMENT = (
+    'A component is a name (aggregator = "median"), or a table of its rule and settings (aggregator = { rule = "krum", '
+    "bad_share = 0.2 }); before is a list of them. `fedtilt methods` lists them with their settings. Your own is "
+    "module:Class.",
+)
+
+_ALLOWED = {  # of keys that are not names of components
+    "local": "a list of patterns of names, a table, or your own",
+    "prox": "a finite number ≥ 0",
+    "client_momentum": "a number in [0, 1)",
+    "lr": "a finite number > 0",
+}

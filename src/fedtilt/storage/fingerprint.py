@@ -32,8 +32,22 @@ def read_fingerprint(path: Path) -> dict[str, Any]:
     return dict(fingerprint)
 
 
+def earlier_version(folder: Path) -> InputError:
+    """The error about a run whose methods an earlier version recorded with other keys."""
+    return InputError(
+        f"{folder} is a run of an earlier version, in which methods had other keys; fedtilt report and export read it, "
+        "but to go on with it install that version, or start a new run in another folder (--out, or out= in Python)"
+    )
+
+
+def _has_earlier_methods(fingerprint: Mapping[str, Any]) -> bool:
+    return any("tau" in method for method in fingerprint["methods"].values())
+
+
 def check_unchanged(folder: Path, before: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
     """Refuse a fingerprint that differs from the one of the folder in more than the number of rounds."""
+    if _has_earlier_methods(before):
+        raise earlier_version(folder)
     before = with_outliers_of(fingerprint, before)
     difference = first_difference(without_rounds(before), without_rounds(with_keys_of(before, fingerprint)))
     if difference:
@@ -54,6 +68,8 @@ def check_other_seeds(folder: Path, fingerprint: Mapping[str, Any]) -> None:
         if path.parent == folder:
             continue
         other = compared(with_interval(read_fingerprint(path)))
+        if _has_earlier_methods(other):
+            raise earlier_version(folder.parent)
         difference = first_difference(_without_seed(other), _without_seed(compared(with_keys_of(other, fingerprint))))
         if difference:
             key, was, now = difference

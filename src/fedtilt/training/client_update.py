@@ -95,8 +95,8 @@ def _checked(training: Component, model: nn.Module, job: LocalJob, result: objec
     wants = training.has_personal  # type: ignore[attr-defined]
     if (result.personal is not None) != wants:
         raise InputError(
-            f"{describe(training)} returned {'a' if result.personal is not None else 'no'} personal model, and declares "
-            f"has_personal = {wants}; make them agree"
+            f"{describe(training)} returned {'a' if result.personal is not None else 'no'} personal model, and "
+            f"declares has_personal = {wants}; make them agree"
         )
     trained = _vector(training, "model", model, result.model, job)
     personal = None if result.personal is None else _vector(training, "personal model", model, result.personal, job)

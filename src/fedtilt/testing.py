@@ -1,0 +1,193 @@
+"""Check a method of your own: what every built-in method holds too, as scikit-learn's `check_estimator` does."""
+
+import contextlib
+import importlib.util
+import logging
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtilt.data import Federation, load
+from fedtilt.engine.client import finish, plan
+from fedtilt.engine.state import client_state_like, initial_server, messages_of
+from fedtilt.errors import InputError
+from fedtilt.methods import Method, ditto, fedavg
+from fedtilt.methods.method import COMPONENTS
+from fedtilt.models import mlp
+from fedtilt.rounds.client_states import FederationState
+from fedtilt.rounds.executors import BatchSettings, ClientTraining, InProcessExecutor
+from fedtilt.rounds.prepare import PreparedRun, prepare
+from fedtilt.rounds.settings import TrainSettings
+from fedtilt.simulation.loop import simulate_prepared
+from fedtilt.storage.run_folder import RunFolder
+from fedtilt.toml_text import format_toml
+
+_CLIENTS, _ROUNDS = 4, 3
+_SPEC: dict[str, dict[str, Any]] = {
+    "data": {"name": "digits"},
+    "clients": {"count": _CLIENTS, "partition": "dirichlet", "alpha": 1.0, "max_train": 24},
+    "model": {"name": "mlp", "hidden": [6]},
+    "train": {"rounds": _ROUNDS, "participation": 1.0, "epochs": 1, "batch_size": 8, "lr": 0.05, "eval_every": 3},
+}
+States = dict[str, dict[str, Tensor]]
+
+
+def check_method(method: Method, *, deployment: bool | None = None) -> None:
+    """Raise an AssertionError that says what a method does not hold; its components must be in a module.
+
+    It is trained on a few clients for a few rounds. Checked: the same bits twice, in worker processes, beside other
+    methods, and when it is resumed after every round; finite models; state of the declared names and shapes; nothing
+    undeclared is sent; and the simulator and a deployment end with the same state.
+
+    Args:
+        method: the method
+        deployment: whether to compare with a deployment, in this process; left out: if Flower is installed
+
+    >>> check_method(ditto(0.1), deployment=False)
+    """
+    alone = _train(method)
+    _check_states(method, alone)
+    _same("trained twice", method, alone, _train(method))
+    _same("trained by two worker processes", method, alone, _train(method, workers=2))
+    _same("trained beside other methods", method, alone, _train(method, beside=True))
+    for round in range(1, _ROUNDS):
+        _same(f"resumed after round {round}", method, alone, _train(method, resume_after=round))
+    _check_messages(method)
+    if deployment if deployment is not None else importlib.util.find_spec("flwr") is not None:
+        _check_deployment(method)
+
+
+def _federation() -> Federation:
+    return Federation.build(
+        load("digits"), clients=_CLIENTS, partition="dirichlet", alpha=1.0, max_train=24, seed=0
+    )  # fmt: skip
+
+
+def _prepared(methods: list[Method], workers: int = 0) -> PreparedRun:
+    settings = TrainSettings(**{**_SPEC["train"], "participation": 0.75, "workers": workers})
+    return prepare(methods, _federation(), partial(mlp, hidden=(6,)), settings)
+
+
+def _train(method: Method, *, workers: int = 0, beside: bool = False, resume_after: int = 0) -> States:
+    others = [fedavg(name="another"), ditto(0.5, name="one more")] if beside else []
+    prepared = _prepared([*others[:1], method, *others[1:]], workers)
+    with tempfile.TemporaryDirectory() as folder:
+        saved = RunFolder(Path(folder))
+        for r in simulate_prepared(prepared, client_states=saved.client_states):
+            if r.number == resume_after:
+                saved.checkpoint(r.state)
+                break
+        else:
+            return _states(method, r.state)
+        *_, last = simulate_prepared(prepared, state=RunFolder(Path(folder)).latest())
+        return _states(method, last.state)
+
+
+def _states(method: Method, state: FederationState) -> States:
+    owners = [owner for owner in state.client_states.owners() if owner[0] == method.name]
+    clients = {f"client {n}": dict(state.client_states.get((name, n))) for name, n in owners}
+    return {"server": dict(state.server[method.name])} | clients
+
+
+def _same(
+    what: str, method: Method, a: States, b: States, equal: Callable[[Tensor, Tensor], bool] = torch.equal
+) -> None:
+    _hold({*a} == {*b}, method, f"{what}: other clients keep a state, {sorted(b)} and not {sorted(a)}")
+    for owner, tensors in a.items():
+        _hold({*tensors} == {*b[owner]}, method, f"{what}: the {owner} keeps {sorted(b[owner])}, not {sorted(tensors)}")
+        for name, tensor in tensors.items():
+            _hold(equal(tensor, b[owner][name]), method, f"{what}: {name!r} of the {owner} has other values")
+
+
+def _hold(holds: bool, method: Method, problem: str) -> None:
+    if not holds:
+        raise AssertionError(f"method {method.name!r}, {problem}")
+
+
+def _check_states(method: Method, states: States) -> None:
+    prepared = _prepared([method])
+    like = {
+        "server": initial_server(method, prepared.parts, _CLIENTS, prepared.net),
+        "client": client_state_like(method, prepared.parts, prepared.net),
+    }
+    for owner, tensors in states.items():
+        declared = like[owner.split()[0]]
+        _hold({*tensors} == {*declared}, method, f"the {owner} keeps {sorted(tensors)}; declared is {sorted(declared)}")
+        for name, tensor in tensors.items():
+            shape, finite = declared[name].shape, bool(tensor.isfinite().all())
+            _hold(
+                tensor.shape == shape, method, f"{name!r} of the {owner} has shape {tuple(tensor.shape)}, not {shape}"
+            )
+            _hold(finite, method, f"{name!r} of the {owner} is not finite")
+
+
+def _check_messages(method: Method) -> None:
+    """What one client sends after its round is what its components declare."""
+    prepared = _prepared([method])
+    parts, settings, net, federation = prepared.parts, prepared.settings, prepared.net, prepared.federation
+    server = initial_server(method, parts, _CLIENTS, net)
+    jobs = plan(method, server, {}, parts=parts, settings=settings, round=1, group=federation.group, net=net)
+    training = ClientTraining(federation, net, prepared.backend.name, BatchSettings.of(settings))
+    ((_, results),) = InProcessExecutor(training, prepared.device, "float32").train(1, {0: list(jobs.values())})
+    trained = dict(zip(jobs, results, strict=True))
+    rows = len(federation.train_index[0])
+    update, _ = finish(
+        method, jobs, trained, {}, parts=parts, settings=settings, rows=rows, samples=rows, net=net
+    )  # fmt: skip
+    declared = messages_of(method, parts, _CLIENTS, net).to_server
+    found = {name: tuple(tensor.shape) for name, tensor in update.tensors.items()}
+    _hold(found == dict(declared), method, f"a client sends {found}; declared is {dict(declared)}")
+
+
+def _check_deployment(method: Method) -> None:
+    """A deployment in this process ends with the state of the simulator."""
+    from fedtilt.flower import Task
+    from fedtilt.flower.loopback import run_loopback
+    from fedtilt.spec import federation_of, model_of, train_settings_of
+    from fedtilt.spec import load as load_spec
+
+    for kind in COMPONENTS:
+        parts = method.before if kind == "before" else [getattr(method, kind)]
+        for part in parts:
+            if part is not None and "<locals>" in part.label:
+                raise InputError(f"{kind} {part.label!r} is defined in a function; put its class into a module")
+    tables = {f"[{name}]": keys for name, keys in _SPEC.items()}
+    tables["[[methods]]"] = {"name": method.name, **method.to_table()}
+    lines = []
+    for head, keys in tables.items():
+        lines += [head, *(f"{key} = {format_toml(value)}" for key, value in keys.items())]
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        (home / "check.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        with _quiet("flwr"):
+            run_loopback(Task(spec=home / "check.toml"), _CLIENTS, home)
+        spec = load_spec(home / "check.toml", overrides=["train.screen=3"])  # the default of a deployment
+        prepared = prepare(
+            [spec.methods[0].to_method()], federation_of(spec, 0), model_of(spec), train_settings_of(spec, 0)
+        )
+        *_, last = simulate_prepared(prepared)
+        latest = RunFolder(home / "run/seed-0").latest()
+        assert latest is not None
+        expected, found = dict(last.state.server[method.name]), dict(latest.server[method.name])
+
+    def close(a: Tensor, b: Tensor) -> bool:
+        return torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+    _same("deployed on Flower", method, {"server": expected}, {"server": found}, close)
+
+
+@contextlib.contextmanager
+def _quiet(logger: str) -> Iterator[None]:
+    """Without the log of every round."""
+    found = logging.getLogger(logger)
+    before = found.level
+    found.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        found.setLevel(before)

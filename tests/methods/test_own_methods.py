@@ -1,0 +1,282 @@
+"""Methods from outside the package: one file in a folder, by value and by name, with every error in one line."""
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedtilt as ft
+from fedtilt.errors import InputError
+from fedtilt.methods import (
+    PRESETS,
+    Aggregator,
+    Before,
+    ClientBatches,
+    ClientResult,
+    Objective,
+    Prepared,
+    ServerOptimizer,
+    ServerRound,
+    Slot,
+    Training,
+    Weighting,
+    component_of,
+)
+from fedtilt.storage.run_folder import RunFolder
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+OWN = {
+    "objective": {"rule": "own_objective:CVaR", "share": 0.3},
+    "weighting": {"rule": "own_server_rule:OnlineWeights", "step": 0.2},
+    "training": {"rule": "own_client_update:Memory", "share": 0.4},
+}
+FED = ft.Federation.build(ft.data.load("digits"), clients=4, partition="iid", max_train=20, seed=1)
+MODEL = partial(ft.models.mlp, hidden=(4,))
+ARGUMENTS: dict[str, dict[str, Any]] = {"fedtilt": {"tau": 2.0, "lam": -1.0, "q": 0.5}, "term": {"t": 1.0}}
+
+
+@pytest.fixture
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the user's with the three example files, which is the working folder."""
+    for name in ("own_objective", "own_server_rule", "own_client_update"):
+        shutil.copy(EXAMPLES / f"{name}.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("own_files")
+@pytest.mark.parametrize("kind", OWN)
+def test_every_example_keeps_the_contract(kind: str) -> None:
+    ft.testing.check_method(ft.Method(name="own", **{kind: OWN[kind]}))
+
+
+@pytest.mark.parametrize("preset", ["fedtilt", "scaffold", "afl", "pfedme"])
+def test_built_in_methods_keep_the_contract(preset: str) -> None:
+    ft.testing.check_method(PRESETS[preset](**ARGUMENTS.get(preset, {})), deployment=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_built_in_method_keeps_the_contract(preset: str) -> None:
+    ft.testing.check_method(PRESETS[preset](**ARGUMENTS.get(preset, {})))
+
+
+SPEC = """
+[clients]
+count = 4
+max_train = 20
+[model]
+hidden = [4]
+[train]
+rounds = 3
+participation = 1.0
+epochs = 1
+workers = 0
+[storage]
+checkpoint_seconds = 0.0
+[[methods]]
+name = "foo"
+training = { rule = "fedfoo:Foo", pull = 0.5 }
+weighting = { rule = "own_server_rule:OnlineWeights" }
+"""
+FOO = '''
+import os, signal
+from dataclasses import dataclass
+from pathlib import Path
+import torch
+from fedtilt.methods import ClientResult, Training, setting
+
+@dataclass(frozen=True)
+class Foo(Training):
+    """Plain SGD, with a count of its rounds."""
+
+    pull: float = setting(0.1, "of nothing much", gt=0)
+
+    def init_client(self, model):
+        return {"rounds": torch.zeros(1)}
+
+    def train(self, model, batches, received, slot):
+        if batches.round == 2 and Path("kill").exists():
+            Path("kill").unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        for x, y in batches:
+            grads = torch.autograd.grad(batches.loss(model(x), y).mean(), list(model.parameters()))
+            with torch.no_grad():
+                for p, g in zip(model.parameters(), grads):
+                    p -= self.pull * g
+        return ClientResult(model, slot={"rounds": slot["rounds"] + 1})
+'''
+
+
+def test_one_file_runs_is_killed_resumed_reported_and_deployed(
+    own_files: Path, fedtilt: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flwr")
+    from fedtilt.flower import Task
+    from fedtilt.flower.loopback import run_loopback
+
+    monkeypatch.chdir(own_files)
+    (own_files / "fedfoo.py").write_text(FOO)
+    (own_files / "spec.toml").write_text(SPEC)
+    assert fedtilt("run", "spec.toml", "--out", "whole", "--quiet").code == 0
+    (own_files / "kill").touch()
+    command = [sys.executable, "-m", "fedtilt", "run", "spec.toml", "--out", "killed"]
+    killed = subprocess.run(command, check=False, capture_output=True, cwd=own_files)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert fedtilt("resume", "killed", "--quiet").code == 0
+    states = [RunFolder(own_files / folder / "seed-0").latest() for folder in ("whole", "killed")]
+    whole, resumed = (state.server["foo"] for state in states)
+    assert {*whole} == {*resumed}
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert float(states[0].client_states.get(("foo", 2))["training.rounds"]) == 3.0
+    assert "weighting.regret" in states[0].server["foo"]
+    assert fedtilt("report", "whole").code == 0
+    assert "fedfoo:Foo" in (own_files / "whole/spec.toml").read_text()
+    run_loopback(Task(spec=own_files / "spec.toml"), 4, own_files / "deployed")
+    deployed = RunFolder(own_files / "deployed/run/seed-0").latest()
+    torch.testing.assert_close(deployed.server["foo"]["parameters"], states[0].server["foo"]["parameters"])
+
+
+@dataclass(frozen=True)
+class WrongShape(Aggregator):
+    def aggregate(self, models: Tensor, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        return models.mean(), slot
+
+
+@dataclass(frozen=True)
+class WrongType(Aggregator):
+    def aggregate(self, models: Tensor, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        return models.mean(0).double(), slot
+
+
+@dataclass(frozen=True)
+class NotFinite(Aggregator):
+    def aggregate(self, models: Tensor, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        return models.mean(0) * torch.nan, slot
+
+
+@dataclass(frozen=True)
+class UndeclaredSlot(Weighting):
+    def weights(self, round: ServerRound, slot: Slot) -> tuple[Tensor | None, Slot]:
+        return None, {"more": torch.zeros(1)}
+
+
+@dataclass(frozen=True)
+class NotOneNumber(Objective):
+    def __call__(self, losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+        return losses
+
+
+@dataclass(frozen=True)
+class UndeclaredMessage(Training):
+    def train(self, model: nn.Module, batches: ClientBatches, received: Slot, slot: Slot) -> ClientResult:
+        return ClientResult(model, sends={"labels": batches.y.float()})
+
+
+@dataclass(frozen=True)
+class NoResult(Training):
+    def train(self, model: nn.Module, batches: ClientBatches, received: Slot, slot: Slot) -> ClientResult:
+        return model  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class FewerColumns(Before):
+    def apply(self, models: Tensor, round: ServerRound, slot: Slot) -> Prepared:
+        return Prepared(models[:, :-1], None, slot)
+
+
+@dataclass(frozen=True)
+class NoStep(ServerOptimizer):
+    def step(self, received: Tensor, aggregated: Tensor, slot: Slot) -> tuple[Tensor, Slot]:
+        return aggregated, {"momentum": aggregated}
+
+
+@pytest.mark.parametrize(
+    ("component", "problem"),
+    [
+        (WrongShape(), "returned shape () as the aggregated model; expected finite numbers of shape (310,)"),
+        (WrongType(), "returned type torch.float64 as the aggregated model"),
+        (NotFinite(), "returned values that are not finite as the aggregated model"),
+        (UndeclaredSlot(), "returned 'more' as the slot of the server; it declared nothing"),
+        (NotOneNumber(), "expected one number, a tensor of shape ()"),
+        (UndeclaredMessage(), "returned 'labels' as what a client sends; it declared nothing"),
+        (NoResult(), "returned Sequential from train; expected ClientResult"),
+        (FewerColumns(), "returned shape (4, 309) as models"),
+        (NoStep(), "returned 'momentum' as its slot; it declared nothing"),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_what_a_component_returns_wrongly_is_one_line(component: Any, problem: str) -> None:
+    value = [component] if component.kind == "before" else component
+    method = ft.Method(name="own", **{component.kind: value})
+    with pytest.raises(InputError) as error:
+        list(ft.simulate([method], FED, MODEL, rounds=1, participation=1.0, epochs=1, workers=0))
+    text = str(error.value)
+    assert problem in text
+    assert f"{component.kind} 'tests.methods.test_own_methods:{type(component).__name__}'" in text
+    assert "test_own_methods.py" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "problem"),
+    [
+        ("aggregator", "nowhere:Rule", "there is no module 'nowhere'"),
+        ("aggregator", "fedtilt.methods:Missing", "has no function 'Missing'"),
+        ("aggregator", "fedtilt.methods:Objective", "is not a class of Aggregator"),
+        ("aggregator", {"rule": "krum", "share": 0.2}, "aggregator.share = 0.2 is not a setting of 'krum', which has"),
+        ("aggregator", {"rule": "krum", "bad_share": 0.9}, "bad_share must be a number ≥ 0 and < 0.5, got 0.9"),
+        ("weighting", "sampels", "unknown weighting 'sampels'; choose one of equal, samples, loss, afl"),
+        ("training", {"share": 1}, "training needs rule"),
+    ],
+)  # fmt: skip
+def test_a_component_that_cannot_be_made_is_one_line(kind: str, value: Any, problem: str) -> None:
+    with pytest.raises(InputError) as error:
+        component_of(kind, value)
+    assert problem in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_own_objective_is_stacked_and_agrees_with_the_loop(own_files: Path) -> None:
+    method = ft.fedavg(objective=OWN["objective"], name="own")
+    settings = {"rounds": 2, "participation": 1.0, "epochs": 2, "batch_size": 7, "workers": 0}
+    ends = []
+    for backend in ("autograd", "stacked"):
+        *_, last = ft.simulate([method], FED, MODEL, **settings, backend=backend)
+        ends.append(last.state.shared["own"])
+    torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-6)
+    mean = [*ft.simulate([ft.fedavg(name="own")], FED, MODEL, **settings)][-1].state.shared["own"]
+    assert not torch.allclose(ends[0], mean, atol=1e-4)
+
+
+@dataclass(frozen=True)
+class Remembers(Aggregator):
+    """The mean, and the number of rounds that it has seen."""
+
+    needs_losses: ClassVar[bool] = False
+
+    def init(self, parameters: Tensor, population: int) -> Slot:
+        return {"rounds": torch.zeros(1)}
+
+    def aggregate(self, models: Tensor, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
+        assert {*slot} == {"rounds"}  # its own slot alone
+        return models.mean(0), {"rounds": slot["rounds"] + 1}
+
+
+def test_a_component_sees_its_own_slot_alone() -> None:
+    method = ft.scaffold(aggregator=Remembers(), optimizer="adam", name="own")
+    *_, last = ft.simulate([method], FED, MODEL, rounds=3, participation=1.0, epochs=1, workers=0)
+    server = last.state.server["own"]
+    assert float(server["aggregator.rounds"]) == 3.0
+    assert float(server["correction.control"].norm()) > 0
+    assert float(server["optimizer.momentum"].norm()) > 0
