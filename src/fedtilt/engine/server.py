@@ -56,6 +56,7 @@ class RoundRule:
             received=server["parameters"], clients=list(updates), population=population, selected=selected, round=round,
             seed=settings.seed, lr=method.rates(settings.lr, None)[0] * settings.lr_factor(round), losses=losses,
             samples=torch.tensor([update.samples for update in updates.values()], dtype=torch.float64), root=root,
+            sent=sent_by_training(method, updates),
         )  # fmt: skip
         before = slot_of(server, "weighting")
         weights, slot = method.weighting.weights(given, before)
@@ -104,6 +105,14 @@ class RoundRule:
         """The aggregated model (P,) of the clients' models (C, P), and the next slots."""
         models, rule = self.prepare(models)
         return rule.apply(models)
+
+
+def sent_by_training(method: Method, updates: Mapping[int, ClientUpdate]) -> dict[str, Tensor]:
+    """What `training` sent beside the models, by name, each (C, …)."""
+    if method.training is None or not updates:
+        return {}
+    sent = [slot_of(u.tensors, "training") for u in updates.values()]
+    return {name: torch.stack([tensors[name] for tensors in sent]) for name in sent[0]}
 
 
 class ServerUpdate(NamedTuple):
@@ -182,10 +191,8 @@ def server_update(
             aggregated, slot = method.correction.server_step(step)
             state = with_slot(state, "correction", check_slot(method.correction, "its slot", slot, step.slot))
         if method.training is not None:
-            sent = [slot_of(u.tensors, "training") for u in updates.values()]
-            stacked = {name: torch.stack([tensors[name] for tensors in sent]) for name in sent[0]}
             before = slot_of(server, "training")
-            slot = method.training.server_step(stacked, rule.round, before)
+            slot = method.training.server_step(rule.round.sent, rule.round, before)
             state = with_slot(state, "training", check_slot(method.training, "the slot of the server", slot, before))
     state["parameters"] = aggregated
     optimizer = method.optimizer or settings.server_optimizer_component

@@ -29,9 +29,21 @@ from fedtilt.methods.presets import (
     term,
     term_clients,
 )
+from fedtilt.methods.published import (
+    aaggff,
+    apfl,
+    fedala,
+    fedas,
+    fedbabu,
+    feddbe,
+    fedminmax,
+    fedrod,
+    foundationfl,
+    moon,
+)
 from fedtilt.methods.run_checks import check_bad_share, check_levels, check_methods, check_rates_used, check_steps_used
 from fedtilt.methods.server_optimizers import ServerOptimizer
-from fedtilt.methods.training import ClientBatches, ClientResult, Training
+from fedtilt.methods.training import ClientBatch, ClientBatches, ClientResult, Training
 from fedtilt.methods.weightings import Weighting
 
 __all__ = [
@@ -39,6 +51,7 @@ __all__ = [
     "PRESETS",
     "Aggregator",
     "Before",
+    "ClientBatch",
     "ClientBatches",
     "ClientResult",
     "ClientStep",
@@ -57,7 +70,9 @@ __all__ = [
     "Slot",
     "Training",
     "Weighting",
+    "aaggff",
     "afl",
+    "apfl",
     "check_bad_share",
     "check_levels",
     "check_methods",
@@ -65,15 +80,23 @@ __all__ = [
     "check_steps_used",
     "component_of",
     "ditto",
+    "fedala",
+    "fedas",
     "fedavg",
     "fedavg_finetuned",
+    "fedbabu",
+    "feddbe",
     "feddyn",
     "fedmgda",
+    "fedminmax",
     "fedper",
     "fedprox",
     "fedrep",
+    "fedrod",
     "fedtilt",
+    "foundationfl",
     "local",
+    "moon",
     "pfedme",
     "propfair",
     "qffl",

@@ -95,4 +95,4 @@ class Bucketing(Before):
         return Prepared(mixing.mix(models, weights), weights, slot)
 
 
-BEFORE = {cls.rule: cls for cls in (Clip, NNM, Bucketing)}
+BEFORE: dict[str, type[Before]] = {cls.rule: cls for cls in (Clip, NNM, Bucketing)}

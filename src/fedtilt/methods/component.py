@@ -9,7 +9,7 @@ beside the model is declared, and nothing else leaves a client.
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -71,6 +71,7 @@ class ServerRound:
     losses: Tensor | None = None  # (C,) of the model that they received, if a component needs them
     weights: Tensor | None = None  # (C,) of the clients; None: equal
     root: Tensor | None = None  # (P,) the model that the server trained on its root set
+    sent: Mapping[str, Tensor] = field(default_factory=dict)  # what `training` sent beside the models, each (C, …)
 
     def mixed(self, weights: Tensor) -> Self:
         """The same for models mixed with these weights (M, C): a value of every client is mixed too."""

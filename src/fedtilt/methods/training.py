@@ -1,32 +1,80 @@
 """The whole update of a client in plain PyTorch, for what no composition of the other components says."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fedtilt.errors import InputError
 from fedtilt.methods.component import Component, ServerRound, Slot
 
+Step = Callable[[Tensor], None]  # takes one step along the gradient of a loss
+
+
+def mean(losses: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The mean of the losses of samples (n,) with these weights."""
+    return losses.mean() if weights is None else (losses * weights).sum() / weights.sum()
+
+
+def plain_sgd(parameters: Sequence[nn.Parameter], lr: float) -> Step:
+    """Steps of plain SGD on these parameters."""
+
+    def step(loss: Tensor) -> None:
+        grads = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        with torch.no_grad():
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter.sub_(grad, alpha=lr)
+
+    return step
+
+
+class ClientBatch(NamedTuple):
+    """What one step trains on."""
+
+    x: Any
+    y: Tensor
+    groups: Tensor  # the group of each sample, those that the data names, else its class, (n,)
+    weights: Tensor | None  # how much each counts, (n,); None: they count the same
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """The mean of the losses of these samples, by their weights."""
+        return mean(losses, self.weights)
+
 
 class ClientBatches(Sequence[tuple[Any, Tensor]]):
     """A client's batches of one round, in order: samples and labels on the model's device.
 
-    `for x, y in batches` makes all epochs of the run; `batches.x` and `batches.y` are all its samples.
+    `for x, y in batches` makes all epochs of the run, `for batch in batches.steps` too, with the groups and weights of
+    the samples; `batches.x`, `.y`, `.groups` and `.weights` are of all its samples.
     """
 
     def __init__(
         self, x: Any, y: Tensor, batches: Sequence[tuple[Any, Tensor]], *, lr: float, loss: Any, round: int,
-        epochs: int, classes: int,
+        epochs: int, classes: int, steps: Sequence[ClientBatch] | None = None, groups: Tensor | None = None,
+        weights: Tensor | None = None, new_step: Callable[[Sequence[nn.Parameter], float], Step] = plain_sgd,
     ) -> None:  # fmt: skip
         self.x, self.y = x, y
+        self.groups = y if groups is None else groups
+        self.weights = weights
         self.lr = lr  # the learning rate of this round
         self.loss = loss  # (outputs, targets) → the loss of every sample (n,)
         self.round = round
         self.epochs = epochs
         self.classes = classes  # outputs of the model
+        self.steps = [ClientBatch(x, y, y, None) for x, y in batches] if steps is None else steps
         self._batches = batches
+        self._new_step = new_step
+
+    def stepper(self, parameters: Iterable[nn.Parameter], lr: float | None = None) -> Step:
+        """A function that takes one step along the gradient of a loss, with the optimiser of the run.
+
+        Args:
+            parameters: what it trains; those with requires_grad = False stay as they are
+            lr: the learning rate, if it is not that of the run
+        """
+        return self._new_step([p for p in parameters if p.requires_grad], self.lr if lr is None else lr)
 
     def __len__(self) -> int:
         return len(self._batches)

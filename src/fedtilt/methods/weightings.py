@@ -85,4 +85,4 @@ class Afl(Weighting):
         return weights[clients], {"weights": weights}
 
 
-WEIGHTINGS = {cls.rule: cls for cls in (Equal, BySamples, ByLoss, Afl)}
+WEIGHTINGS: dict[str, type[Weighting]] = {cls.rule: cls for cls in (Equal, BySamples, ByLoss, Afl)}

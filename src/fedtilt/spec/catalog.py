@@ -14,8 +14,9 @@ from fedtilt.methods import COMPONENTS, PRESETS
 from fedtilt.rounds.attack import KINDS
 from fedtilt.spec.method import preset_settings
 
-# "Li et al., Title, arXiv 1234.56789", or with the names of all authors
-_PAPER = re.compile(r"(?:[A-Z]\. )?[A-Z][\w-]+(?:(?: \w+)? et al\.|(?:, [A-Z][\w-]+)+),.*?arXiv \d{4}\.\d{4,5}")
+# "Li et al., Title, arXiv 1234.56789", or with the names of all authors; without arXiv it ends with the venue
+_AUTHORS = r"(?:[A-Z]\. )?[A-Z][\w-]+(?:(?: \w+)? et al\.|(?:, [A-Z][\w-]+)+)"
+_PAPER = re.compile(_AUTHORS + r",.*?(?:arXiv \d{4}\.\d{4,5}|, [A-Z]{3,} \d{4}(?=\.(?: |$)))")
 
 
 class Entry(NamedTuple):

@@ -13,9 +13,9 @@ from fedtilt.errors import InputError
 from fedtilt.math.tilt import nested_tilt
 from fedtilt.methods.component import describe
 from fedtilt.models import copy_with_parameters, logits, trained_parameters, vector_to_parameters
-from fedtilt.parts import buffers_to_vector, vector_to_buffers
+from fedtilt.parts import buffers_to_vector
 from fedtilt.training import client_update
-from fedtilt.training.local_job import MIN_UTILITY, Batches, LocalJob, Optimizer, Trained
+from fedtilt.training.local_job import MIN_UTILITY, Batches, LocalJob, Trained
 from fedtilt.training.precision import autocast, fp32_deterministic
 
 _SAMPLES = 4096  # in a forward pass without gradients
@@ -42,7 +42,7 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches, precision: str
     views = vector_to_parameters(model, theta)
     net = copy_with_parameters(model, views)  # a step on its parameters changes theta
     parameters = list(trained_parameters(net).values())
-    changing = _load_buffers(net, job)
+    changing = client_update.load_buffers(net, job)
     anchor = job.anchor.clone() if job.anchor_rate else job.anchor
     new_step = partial(_step, job, theta, anchor, list(views.values()), parameters)
     step, switch = new_step(job.first), job.first_epochs * batches.per_epoch * job.repeats
@@ -78,7 +78,7 @@ def batch_objective(job: LocalJob, losses: Tensor, groups: Sequence[Tensor], wei
 def start_loss(model: nn.Module, job: LocalJob, batches: Batches, precision: str = "float32") -> Tensor:
     """R of the model that a job starts from, on all samples, in evaluation mode, (1,)."""
     net = copy_with_parameters(model, vector_to_parameters(model, job.start.clone()))
-    _load_buffers(net, job)
+    client_update.load_buffers(net, job)
     net.eval()
     device, samples = job.start.device, len(batches.y)
     with torch.no_grad(), fp32_deterministic(device, precision == "tf32"), autocast(device, precision):
@@ -86,20 +86,6 @@ def start_loss(model: nn.Module, job: LocalJob, batches: Batches, precision: str
     with torch.no_grad():
         losses = job.loss(torch.cat(outputs).float(), batches.y)
         return batch_objective(job, losses, batches.groups_of(job), batches.weights).reshape(1)
-
-
-def _load_buffers(net: nn.Module, job: LocalJob) -> tuple[str, ...]:
-    """Set training mode and the buffers of the job; returns the names of the buffers that change."""
-    net.train()
-    if job.buffers is None:
-        for name in job.buffer_names:  # frozen: their layers use them as in evaluation
-            net.get_submodule(name.rpartition(".")[0]).eval()
-        return ()
-    values = vector_to_buffers(net, job.buffer_names, job.buffers)
-    for name, buffer in net.named_buffers():
-        if name in values:
-            buffer.copy_(values[name])
-    return job.buffer_names
 
 
 Step = Callable[[Sequence[Tensor]], None]
@@ -126,7 +112,7 @@ def _step(
 
     if job.optimizer.is_plain:
         return plain_step
-    optimizer = _torch_optimizer(job.optimizer, parameters, job.lr)
+    optimizer = client_update.torch_optimizer(job.optimizer, parameters, job.lr)
     sizes = [view.numel() for view in views]
 
     def optimizer_step(grads: Sequence[Tensor]) -> None:
@@ -152,15 +138,6 @@ def _only(trained: Tensor, theta: Tensor, step: Step) -> Step:
         theta.copy_(torch.where(trained > 0, theta, before))
 
     return masked_step
-
-
-def _torch_optimizer(settings: Optimizer, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    if settings.name == "sgd":
-        return torch.optim.SGD(
-            parameters, lr, settings.momentum, weight_decay=settings.weight_decay, nesterov=settings.nesterov
-        )
-    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    return kinds[settings.name](parameters, lr, weight_decay=settings.weight_decay)
 
 
 def _check_constant(net: nn.Module, before: dict[str, Tensor]) -> None:

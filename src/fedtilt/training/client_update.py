@@ -1,6 +1,8 @@
 """A client's whole update by the user's code: a `Training` component instead of the steps of a local job."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +11,10 @@ from fedtilt import seeds
 from fedtilt.data.inputs import take
 from fedtilt.errors import InputError
 from fedtilt.methods.component import Component, check_slot, describe
-from fedtilt.methods.training import ClientBatches, ClientResult
-from fedtilt.models import copy_with_parameters, vector_to_parameters
+from fedtilt.methods.training import ClientBatch, ClientBatches, ClientResult, Step, plain_sgd
+from fedtilt.models import copy_with_parameters, logits, vector_to_parameters
 from fedtilt.parts import buffers_to_vector, vector_to_buffers
-from fedtilt.training.local_job import Batches, LocalJob, Trained, pack, unpack
+from fedtilt.training.local_job import Batches, LocalJob, Optimizer, Trained, pack, unpack
 from fedtilt.training.precision import fp32_deterministic
 
 
@@ -20,17 +22,17 @@ def train(model: nn.Module, job: LocalJob, batches: Batches, precision: str) -> 
     """Call the user's `train`, and check what it returns."""
     training, device = job.training, job.start.device
     assert training is not None
-    net = copy_with_parameters(model, vector_to_parameters(model, job.start.clone())).train()
-    if job.buffers is not None:
-        _load_buffers(net, job.buffer_names, job.buffers)
+    net = copy_with_parameters(model, vector_to_parameters(model, job.start.clone()))
+    load_buffers(net, job)
     shapes = {name: tensor.shape for name, tensor in training.init_client(model).items()}
     slot = unpack(_given(job.slot, device), shapes)
     received = unpack(_given(job.broadcast, device), dict(job.broadcast_shapes))
-    pairs = [(batch.x, batch.y) for batch in batches.of(job)]
+    steps = [ClientBatch(x, y, groups[0], weights) for x, y, groups, weights in batches.of(job)]
     epochs = len(batches.order) if job.epochs is None else job.epochs
     data = ClientBatches(
-        batches.x, batches.y, pairs, lr=job.lr, loss=job.loss, round=job.round, epochs=epochs,
-        classes=_outputs(net, batches),
+        batches.x, batches.y, [(x, y) for x, y, *_ in steps], lr=job.lr, loss=job.loss, round=job.round, epochs=epochs,
+        classes=_outputs(net, batches), steps=steps, groups=batches.groups_of(job)[0], weights=batches.weights,
+        new_step=plain_sgd if job.optimizer.is_plain else partial(_optimizer_step, job.optimizer),
     )  # fmt: skip
     with seeds.seeded_global_rng(batches.key, device), fp32_deterministic(device, precision == "tf32"):
         result = training.train(net, data, received, slot)
@@ -39,21 +41,48 @@ def train(model: nn.Module, job: LocalJob, batches: Batches, precision: str) -> 
 
 def _outputs(net: nn.Module, batches: Batches) -> int:
     with torch.no_grad():
-        was_training = net.training
-        outputs = net.eval()(take(batches.x, slice(0, 1)))
-        net.train(was_training)
-    return int(outputs.shape[-1]) if isinstance(outputs, Tensor) else 0
+        return int(logits(copy.deepcopy(net).eval(), take(batches.x, slice(0, 1))).shape[-1])
+
+
+def _optimizer_step(settings: Optimizer, parameters: Sequence[nn.Parameter], lr: float) -> Step:
+    optimizer = torch_optimizer(settings, parameters, lr)
+
+    def step(loss: Tensor) -> None:
+        for p, grad in zip(parameters, torch.autograd.grad(loss, parameters, materialize_grads=True), strict=True):
+            p.grad = grad
+        if settings.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
+        optimizer.step()
+
+    return step
+
+
+def torch_optimizer(settings: Optimizer, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """The optimiser of PyTorch with these settings."""
+    if settings.name == "sgd":
+        return torch.optim.SGD(
+            parameters, lr, settings.momentum, weight_decay=settings.weight_decay, nesterov=settings.nesterov
+        )
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    return kinds[settings.name](parameters, lr, weight_decay=settings.weight_decay)
 
 
 def _given(vector: Tensor | None, device: torch.device) -> Tensor:
     return torch.zeros(0, device=device) if vector is None else vector
 
 
-def _load_buffers(net: nn.Module, names: tuple[str, ...], values: Tensor) -> None:
-    named = vector_to_buffers(net, names, values)
+def load_buffers(net: nn.Module, job: LocalJob) -> tuple[str, ...]:
+    """Set training mode and the buffers of the job; returns the names of the buffers that change."""
+    net.train()
+    if job.buffers is None:
+        for name in job.buffer_names:  # frozen: their layers use them as in evaluation
+            net.get_submodule(name.rpartition(".")[0]).eval()
+        return ()
+    values = vector_to_buffers(net, job.buffer_names, job.buffers)
     for name, buffer in net.named_buffers():
-        if name in named:
-            buffer.copy_(named[name])
+        if name in values:
+            buffer.copy_(values[name])
+    return job.buffer_names
 
 
 def _checked(training: Component, model: nn.Module, job: LocalJob, result: object) -> Trained:

@@ -1,0 +1,68 @@
+"""The last layer of a model and its features, the inputs of that layer, for methods that treat them apart."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtilt.data.inputs import Inputs, take
+from fedtilt.errors import InputError
+from fedtilt.models import logits, trained_parameters
+
+_SAMPLES = 4096  # in a forward pass without gradients
+
+
+def last_linear(model: nn.Module, rule: str) -> nn.Linear:
+    """The last trained layer, which must be linear; `rule` is the component that needs it."""
+    name = [*trained_parameters(model)][-1].rpartition(".")[0]
+    layer = model.get_submodule(name)
+    if not isinstance(layer, nn.Linear):
+        raise InputError(
+            f"{rule!r} needs a model whose last trained layer is an nn.Linear; it is a {type(layer).__name__}"
+        )
+    return layer
+
+
+def body_parameters(model: nn.Module, rule: str) -> list[nn.Parameter]:
+    """The trained parameters of all layers but the last."""
+    head = {id(p) for p in last_linear(model, rule).parameters()}
+    return [p for p in trained_parameters(model).values() if id(p) not in head]
+
+
+def with_features(model: nn.Module, x: Inputs, rule: str, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The features of samples (n, F), and the outputs; with a shift (F,), the outputs of the shifted features."""
+    seen: list[Tensor] = []
+
+    def keep(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        seen.append(inputs[0])
+        return None if shift is None else (inputs[0] + shift,)
+
+    handle = last_linear(model, rule).register_forward_pre_hook(keep)
+    try:
+        outputs = logits(model, x).float()
+    finally:
+        handle.remove()
+    if not seen:
+        raise InputError(f"{rule!r} needs a model that calls its last layer; its forward pass does not")
+    return seen[-1], outputs
+
+
+def evaluated(model: nn.Module, x: Inputs, samples: int, rule: str) -> tuple[Tensor, Tensor]:
+    """`with_features` of all samples in evaluation mode, without gradients; the model stays as it is."""
+    net = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        parts = [with_features(net, take(x, slice(i, i + _SAMPLES)), rule) for i in range(0, samples, _SAMPLES)]
+    features, outputs = zip(*parts, strict=True)
+    return torch.cat(features), torch.cat(outputs)
+
+
+def check_labels(y: Tensor, rule: str) -> None:
+    """Refuse targets that are not classes."""
+    if y.is_floating_point():
+        raise InputError(f"{rule!r} is for classes; the targets are numbers")
+
+
+def members(codes: Tensor, count: int) -> Tensor:
+    """1 where a sample is of a class or group, else 0, (n, count)."""
+    return (codes[:, None] == torch.arange(count, device=codes.device)).float()
