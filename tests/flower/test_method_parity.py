@@ -37,6 +37,16 @@ METHODS = {
     "fedper": "",
     "fedrep": "head_epochs = 1",
     "pfedme": "mu = 2.0",
+    "aaggff": "",
+    "apfl": "",
+    "fedala": "layers = 2",
+    "fedas": "",
+    "fedbabu": "",
+    "feddbe": "kappa = 1.0",
+    "fedminmax": "",
+    "fedrod": "",
+    "foundationfl": "share = 1.0",
+    "moon": "",
 }
 SETTINGS = "train.rounds=3\ntrain.lr=0.05"
 OPTIONS = {  # that keep state, or must change nothing
