@@ -28,16 +28,23 @@ def check_name(name: str, what: str, choices: Iterable[str]) -> None:
         )
 
 
+def find_modules_in(folder: str | os.PathLike[str]) -> None:
+    """Let `import_function` find modules in this folder; it stays, for a function may import more when it is called."""
+    if (path := os.path.abspath(folder)) not in sys.path:
+        sys.path.insert(0, path)
+
+
 def import_function(path: str, what: str) -> Callable[..., Any]:
     """The function that `package.module:function` names; modules in the current folder are found, as by `python -m`.
+
+    Those beside a spec are found too: `find_modules_in`.
 
     Args:
         path: the name, such as "mypackage.losses:huber"
         what: the setting that names it, for error messages
     """
     module_name, _, function_name = path.partition(":")
-    if os.getcwd() not in sys.path:  # it stays: the function may import more when it is called
-        sys.path.insert(0, os.getcwd())
+    find_modules_in(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

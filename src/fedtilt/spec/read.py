@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from fedtilt.checks import is_nested_too_deeply
 from fedtilt.errors import InputError, NoEffect
+from fedtilt.imports import find_modules_in
 from fedtilt.methods import PRESETS, check_rates_used
 from fedtilt.spec.error_messages import check_tables, first_error, method_label, unknown_key
 from fedtilt.spec.fields import TABLES, Spec
@@ -69,6 +70,7 @@ def load(
     raw, folder = _read_toml(source)
     check_tables(raw)
     _make_paths_absolute(raw, folder)
+    find_modules_in(folder)
     if methods:
         raw["methods"] = _select_methods(raw.get("methods", []), methods)
     for text in overrides:
