@@ -15,11 +15,13 @@ from pathlib import Path
 import torch
 
 import fedtilt as ft
+from fedtilt.engine.client import ClientUpdate
+from fedtilt.engine.server import server_update
 from fedtilt.flower import ServerRunFolder, Task
 from fedtilt.flower.model_arrays import from_arrays, to_arrays
 from fedtilt.flower.site.states import SiteStates
 from fedtilt.flower.training_history import TrainingHistory
-from fedtilt.rounds.round import ClientUpdate, invalid_updates, server_update
+from fedtilt.rounds.validity import invalid_updates
 
 
 def milliseconds(function: Callable[[], object], repeats: int = 5) -> float:
