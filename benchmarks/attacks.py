@@ -23,12 +23,14 @@ from benchmarks.options import result_file
 from benchmarks.page import DOCS, add_page_options, machine_text, markdown_table, record_and_write
 from fedtilt.errors import Diverged
 from fedtilt.evaluation.metrics import measure
+from fedtilt.methods.aggregators import Bulyan, Krum, MultiKrum, TrimmedMean
+from fedtilt.methods.before import NNM
 from fedtilt.rounds.attack import KINDS
 
 RECORD = DOCS / "attacks" / "attacks.json"
 PAGE = DOCS / "attacks.md"
 TEMPLATE = Path(__file__).parent / "attacks.template.md"
-SHARE, BAD = 0.2, {"bad_share": 0.2}
+SHARE = 0.2
 LARGEST_LOSS = 2.0  # points that a rule may lose and still withstands an attack
 LARGEST_SUCCESS = 10.0  # % of a backdoor that a rule withstands
 HIDDEN = (50,)  # of the network
@@ -56,14 +58,14 @@ def rules() -> list[ft.Method]:
         ft.fedavg(name="centered_clipping", aggregator="centered_clipping"),
         ft.fedavg(name="median", aggregator="median"),
         ft.fedavg(name="geometric_median", aggregator="geometric_median"),
-        ft.fedavg(name="trimmed_mean", aggregator="trimmed_mean", **BAD),
-        ft.fedavg(name="krum", aggregator="krum", **BAD),
-        ft.fedavg(name="multi_krum", aggregator="multi_krum", **BAD),
-        ft.fedavg(name="bulyan", aggregator="bulyan", **BAD),
+        ft.fedavg(name="trimmed_mean", aggregator=TrimmedMean(SHARE)),
+        ft.fedavg(name="krum", aggregator=Krum(SHARE)),
+        ft.fedavg(name="multi_krum", aggregator=MultiKrum(SHARE)),
+        ft.fedavg(name="bulyan", aggregator=Bulyan(SHARE)),
         ft.fedavg(name="fltrust", aggregator="fltrust"),
-        ft.fedavg(name="nnm + trimmed_mean", aggregator="trimmed_mean", pre_aggregators=["nnm"], **BAD),
-        ft.fedavg(name="nnm + geometric_median", aggregator="geometric_median", pre_aggregators=["nnm"], **BAD),
-        ft.fedavg(name="bucketing + geometric_median", aggregator="geometric_median", pre_aggregators=["bucketing"]),
+        ft.fedavg(name="nnm + trimmed_mean", before=[NNM(SHARE)], aggregator=TrimmedMean(SHARE)),
+        ft.fedavg(name="nnm + geometric_median", before=[NNM(SHARE)], aggregator="geometric_median"),
+        ft.fedavg(name="bucketing + geometric_median", before=["bucketing"], aggregator="geometric_median"),
     ]
 
 

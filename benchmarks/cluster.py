@@ -122,8 +122,8 @@ def gpu(rounds: int) -> dict[str, Any]:
 RULES = {
     "mean": ft.fedavg(),
     "q = 1": ft.fedtilt(tau=0, lam=0, q=1.0, mu=math.inf),
-    "median": ft.Method(name="median", aggregator="median", mu=math.inf),
-    **{name: ft.Method(name=name, aggregator=name, bad_share=0.2, mu=math.inf) for name in ("trimmed_mean", "krum")},
+    "median": ft.Method(name="median", aggregator="median"),
+    **{rule: ft.Method(name=rule, aggregator={"rule": rule, "bad_share": 0.2}) for rule in ("trimmed_mean", "krum")},
 }
 
 

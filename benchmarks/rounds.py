@@ -51,7 +51,8 @@ class Task:
     @property
     def mu(self) -> float | None:
         """The personal model's proximal term, or None without a personal model."""
-        return self.methods[0].mu if self.methods[0].personal else None
+        personal = self.methods[0].personal
+        return None if personal is None else personal.mu
 
     @property
     def steps(self) -> int:
@@ -135,7 +136,8 @@ def write_workload(task: Task, method: ft.Method, rounds: int, folder: Path, nam
     settings = TrainSettings(rounds=rounds, participation=task.selected / task.clients)
     content = {
         "folder": str(folder), "output": str(folder / f"{name}.npz"), "model": task.model, "clients": task.clients,
-        "tau": method.tau, "lam": method.lam, "mu": task.mu, "epochs": task.epochs, "batch_size": task.batch_size,
+        "tau": method.objective.tau, "lam": method.objective.lam, "mu": task.mu, "epochs": task.epochs,
+        "batch_size": task.batch_size,
         "lr": task.lr, "optimizer": task.optimizer, "momentum": task.momentum, "weight_decay": task.weight_decay,
         "cores": available_cores(),
         "schedule": [settings.selected(number, task.clients) for number in range(1, rounds + 1)],

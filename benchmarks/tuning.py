@@ -40,7 +40,7 @@ class Start(NamedTuple):
 
     @property
     def name(self) -> str:
-        default = f"tau {self.default.tau:g}, lam {self.default.lam:g}"
+        default = f"tau {self.default.objective.tau:g}, lam {self.default.objective.lam:g}"
         return f"{self.data}, {self.outliers}, by {self.by}, from {default}"
 
 

@@ -13,13 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from fedtilt.rounds.round import ClientUpdate, invalid_updates, server_update
 
 import fedtilt as ft
+from fedtilt.engine.client import ClientUpdate
+from fedtilt.engine.server import server_update
 from fedtilt.flower import ServerRunFolder, Task
 from fedtilt.flower.model_arrays import from_arrays, to_arrays
 from fedtilt.flower.site.states import SiteStates
 from fedtilt.flower.training_history import TrainingHistory
+from fedtilt.rounds.validity import invalid_updates
 
 
 def milliseconds(function: Callable[[], object], repeats: int = 5) -> float:

@@ -38,7 +38,7 @@ def main() -> None:
     net = {"mlp": ft.models.mlp, "cnn": ft.models.cnn}[workload.model]()
     net.load_state_dict({name: torch.from_numpy(value) for name, value in workload.initial_weights().items()})
     mu = math.inf if workload.mu is None else workload.mu
-    method = ft.Method(name="bench", tau=workload.tau, lam=workload.lam, mu=mu)
+    method = ft.fedtilt(workload.tau, workload.lam, mu=mu, name="bench")
     requests = RoundRequests(workload)
     total_rounds = len(workload.schedule) + 1
     settings = TrainSettings(
@@ -54,10 +54,10 @@ def main() -> None:
         last = next(rounds)
         if sorted(last.selected) != sorted(clients):
             raise SystemExit(f"the simulator selected {last.selected}, the workload schedules {clients}")
-        requests.steps = int(steps_per_client[last.selected].sum()) * (2 if method.personal else 1)
+        requests.steps = int(steps_per_client[last.selected].sum()) * (2 if method.has_personal else 1)
 
     personal = {}
-    for client in range(federation.clients) if method.personal else ():
+    for client in range(federation.clients) if method.has_personal else ():
         state = last.state.client_states.get(("bench", client))
         if "personal" in state:
             personal[client] = vector_to_parameters(net, state["personal"])

@@ -1,4 +1,3 @@
-import math
 from functools import partial
 
 import pytest
@@ -56,9 +55,9 @@ def test_the_comparison_detects_a_wrong_setting() -> None:
     assert exact["personal"] < 1e-6
     assert compare(ditto(0.0), by_hand, federation, training, net)["personal"] > 1e-3
     assert compare(fedtilt(tau=5, lam=5, mu=0.5), by_hand, federation, training, net)["shared"] > 1e-3
-    with_prox = Method(name="fedtilt", mu=0.5, prox=0.5)
+    with_prox = Method(name="fedtilt", personal={"mu": 0.5}, prox=0.5)
     assert compare(with_prox, by_hand, federation, training, net)["shared"] > 1e-4
-    no_personal = Method(name="fedtilt", mu=math.inf)
+    no_personal = Method(name="fedtilt")
     assert compare(no_personal, by_hand, federation, training, net)["missing"] == sorted(by_hand.personal)
 
 

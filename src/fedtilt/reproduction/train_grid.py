@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from fedtilt.errors import Diverged
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.summary import Summary, summarise_all
 from fedtilt.files import read_json, write_json
-from fedtilt.methods import PRESETS, Method
+from fedtilt.methods import COMPONENTS, PRESETS, Method
 from fedtilt.reproduction.experiment import Case, OnProgress, Options
 from fedtilt.reproduction.results_folder import round_floats
 from fedtilt.rounds.attack import Attack
@@ -31,7 +31,8 @@ from fedtilt.storage.run_folder import RunFolder
 MAX_CURVE_POINTS = 13
 _MEMORY_LIMIT = 8 * 2**30  # bytes: personal models of thirty settings fit; beyond that they go to files
 
-Setting = dict[str, Any]  # preset and its arguments, as JSON
+Setting = dict[str, Any]  # preset and its arguments, as JSON; the settings of rules stand beside the rule
+_OF_RULES = {"bad_share": "bad_share", "clip_radius": "radius", "root_samples": "root_samples"}
 
 PARTS = ("rounds", "methods", "settings", "diverged")  # keys that every result has
 
@@ -167,10 +168,24 @@ def trial_name(setting: Setting) -> str:
 
 
 def method_of(name: str, setting: Setting) -> Method:
-    """The method of a setting under this name."""
-    arguments = {key: value for key, value in setting.items() if key != "preset"}
-    preset = PRESETS[setting["preset"]]
-    return preset(name=name, **arguments)
+    """The method of a setting under this name.
+
+    >>> setting = {"preset": "fedavg", "aggregator": "krum", "pre_aggregators": ["clipping"], "bad_share": 0.2}
+    >>> method_of("a", setting).to_table()
+    {'before': [{'rule': 'clipping'}], 'aggregator': {'rule': 'krum', 'bad_share': 0.2}}
+    """
+    flat = {key: value for key, value in setting.items() if key in _OF_RULES}
+    arguments = {key: value for key, value in setting.items() if key not in ("preset", "pre_aggregators", *flat)}
+    if "aggregator" in arguments:
+        arguments["aggregator"] = _component("aggregator", arguments["aggregator"], flat)
+    if "pre_aggregators" in setting:
+        arguments["before"] = [_component("before", rule, flat) for rule in setting["pre_aggregators"]]
+    return PRESETS[setting["preset"]](name=name, **arguments)
+
+
+def _component(kind: str, rule: str, flat: Setting) -> dict[str, Any]:
+    names = [field.name for field in fields(COMPONENTS[kind][rule])]
+    return {"rule": rule} | {_OF_RULES[key]: value for key, value in flat.items() if _OF_RULES[key] in names}
 
 
 def _train(
