@@ -319,8 +319,8 @@ class TrainSettings:
             rule = method.weighting
             if rule.claims:
                 raise InputError(
-                    f"weighting = {rule.label!r} of method {method.name!r} counts the {rule.claims} that clients claim, "
-                    "and attackers can claim any number; use weighting = 'equal'"
+                    f"weighting = {rule.label!r} of method {method.name!r} counts the {rule.claims} that clients "
+                    "claim, and attackers can claim any number; use weighting = 'equal'"
                 )
         return methods
 
