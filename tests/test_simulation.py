@@ -111,7 +111,7 @@ def test_ditto_without_proximal_term_is_local_training(federation: ft.Federation
     """With mu = 0, the personal models depend on the shared one only through their start."""
     full = {"participation": 1.0}
     alone = train([ft.ditto(0.0)], federation, **full)
-    other_server = train([ft.ditto(0.0, q=-math.inf)], federation, **full)
+    other_server = train([ft.ditto(0.0, aggregator={"rule": "tilted", "q": -math.inf})], federation, **full)
     assert not torch.equal(alone.shared["ditto"], other_server.shared["ditto"])
     for client in range(6):
         assert torch.equal(personal_of(alone, "ditto", client), personal_of(other_server, "ditto", client))
@@ -342,7 +342,7 @@ def test_numbers_may_be_numpy_scalars_and_methods_any_iterable(federation: ft.Fe
     methods = (ft.fedtilt(tau=tau, lam=np.float32(1), name=f"tau {tau}") for tau in np.arange(2))
     result = ft.run(methods, federation, small, epochs=1, workers=0, **settings)
     assert list(result) == ["tau 0", "tau 1"]
-    assert [r.method.tau for r in result.values()] == [0.0, 1.0]
+    assert [r.method.objective.tau for r in result.values()] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -474,6 +474,6 @@ def test_stacked_and_single_evaluation_of_personal_models_agree(federation: ft.F
 
 def test_equal_tensors_of_servers_become_one_object_on_each_device() -> None:
     a, b, other = torch.ones(3), torch.ones(3), torch.empty(3, device="meta")
-    merged = merge_equal({"fedavg": {"parameters": a, "update_distances": other}, "ditto": {"parameters": b}})
+    merged = merge_equal({"fedavg": {"parameters": a, "audit.distances": other}, "ditto": {"parameters": b}})
     assert merged["ditto"]["parameters"] is a
-    assert merged["fedavg"]["update_distances"] is other
+    assert merged["fedavg"]["audit.distances"] is other

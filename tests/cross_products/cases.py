@@ -11,6 +11,10 @@ import torch
 from torch import Tensor
 
 import fedtilt as ft
+from fedtilt.methods import Aggregator, Before, aggregators
+from fedtilt.methods.aggregators import Tilted
+from fedtilt.methods.before import NNM, Bucketing, Clip
+from fedtilt.methods.server_optimizers import Adagrad, Adam, Sgd, Yogi
 
 ROUNDS = 3
 MODEL = functools.partial(ft.models.mlp, hidden=(6,))
@@ -33,9 +37,9 @@ def with_weights(data: ft.data.Dataset, weights: Tensor) -> ft.data.Dataset:
     return dataclasses.replace(data, weight_train=weights, weight_test=torch.ones(len(data.y_test)))
 
 
-def method(name: str = "m", **settings: object) -> ft.Method:
-    """A method without personal models."""
-    return ft.Method(name=name, **({"mu": math.inf} | settings))  # type: ignore[arg-type]
+def rule(aggregator: Aggregator, *before: Before) -> ft.Method:
+    """FedAvg with another rule, and steps before it."""
+    return ft.fedavg(aggregator=aggregator, before=before, name="m")
 
 
 METHODS: dict[str, ft.Method] = {
@@ -56,26 +60,30 @@ METHODS: dict[str, ft.Method] = {
     "fedper": ft.fedper(name="m"),
     "fedrep": ft.fedrep(1, name="m"),
     "pfedme": ft.pfedme(2.0, 2, name="m"),
-    "q > 0": method(q=5.0),
-    "q < 0": method(q=-5.0),
-    "q = inf": method(q=math.inf),
-    "q = -inf": method(q=-math.inf),
-    "l1": method(distance="l1"),
-    "steps": method(q=2.0, steps=(3, 0.2)),
-    "median": method(aggregator="median"),
-    "geometric_median": method(aggregator="geometric_median"),
-    "trimmed_mean": method(aggregator="trimmed_mean", bad_share=0.2),
-    "krum": method(aggregator="krum", bad_share=0.2),
-    "multi_krum": method(aggregator="multi_krum", bad_share=0.2),
-    "norm_clipped": method(aggregator="norm_clipped"),
-    "centered_clipping": method(aggregator="centered_clipping"),
-    "fltrust": method(aggregator="fltrust", root_samples=20),
-    "nnm, median": method(aggregator="median", pre_aggregators=["nnm"], bad_share=0.2),
-    "clipping, trimmed_mean": method(aggregator="trimmed_mean", pre_aggregators=["clipping"], bad_share=0.2),
-    "client momentum": method(client_momentum=0.5),
-    "samples": method(weighting="samples"),
-    "scaffold, personal": ft.Method(name="m", correction="scaffold", mu=0.2),
-    "afl, personal, momentum": ft.Method(name="m", weighting="afl", mu=0.2, client_momentum=0.3),
+    "q > 0": rule(Tilted(q=5.0)),
+    "q < 0": rule(Tilted(q=-5.0)),
+    "q = inf": rule(Tilted(q=math.inf)),
+    "q = -inf": rule(Tilted(q=-math.inf)),
+    "l1": rule(Tilted(distance="l1")),
+    "steps": rule(Tilted(q=2.0, steps=(3, 0.2))),
+    "median": rule(aggregators.Median()),
+    "geometric_median": rule(aggregators.GeometricMedian()),
+    "trimmed_mean": rule(aggregators.TrimmedMean(0.2)),
+    "krum": rule(aggregators.Krum(0.2)),
+    "multi_krum": rule(aggregators.MultiKrum(0.2)),
+    "norm_clipped": rule(aggregators.NormClipped()),
+    "centered_clipping": rule(aggregators.CenteredClipping()),
+    "fltrust": rule(aggregators.FLTrust(20)),
+    "nnm, median": rule(aggregators.Median(), NNM(0.2)),
+    "clipping, trimmed_mean": rule(aggregators.TrimmedMean(0.2), Clip()),
+    "client momentum": ft.fedavg(client_momentum=0.5, name="m"),
+    "samples": ft.fedavg(weighting="samples", name="m"),
+    "scaffold, personal": ft.Method(name="m", correction="scaffold", personal={"mu": 0.2}),
+    "afl, personal, momentum": ft.Method(name="m", weighting="afl", personal={"mu": 0.2}, client_momentum=0.3),
+    "own sgd": ft.fedavg(optimizer=Sgd(lr=0.7, momentum=0.5), name="m"),
+    "own adam, scaffold": ft.scaffold(optimizer=Adam(lr=0.02), name="m"),
+    "own yogi, feddyn": ft.feddyn(0.5, optimizer=Yogi(lr=0.02), name="m"),
+    "own adagrad, local": ft.fedper(optimizer=Adagrad(lr=0.05), name="m"),
 }
 
 
@@ -90,7 +98,7 @@ class Option(NamedTuple):
 
 
 def in_buckets_of_one(m: ft.Method) -> ft.Method:
-    return dataclasses.replace(m, pre_aggregators=[*m.pre_aggregators, "bucketing"], bucket_size=1)
+    return dataclasses.replace(m, before=[*m.before, Bucketing(1)])
 
 
 NEUTRAL: dict[str, Option] = {

@@ -11,6 +11,10 @@ from torch import Tensor
 
 import fedtilt as ft
 from fedtilt.errors import InputError
+from fedtilt.methods import COMPONENTS, PRESETS, Before
+from fedtilt.methods.aggregators import QFfl, Tilted
+from fedtilt.methods.before import NNM, Bucketing
+from fedtilt.methods.weightings import BySamples
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.storage.run_folder import RunFolder
 from tests.cross_products.cases import (
@@ -22,7 +26,6 @@ from tests.cross_products.cases import (
     Case,
     all_cases,
     federation,
-    method,
     pairwise_cases,
     with_weights,
 )
@@ -109,14 +112,16 @@ def test_every_method_with_every_pair_of_options(name: str, tmp_path: Path) -> N
     assert sum(held) > len(cases) / 4  # most are products that can be written
 
 
-def test_the_table_has_every_preset_and_every_rule() -> None:
-    from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS
-    from fedtilt.methods import PRESETS
-
+def test_the_table_has_every_preset_and_every_component() -> None:
     assert {*PRESETS} <= {*METHODS}
-    rules = {m.aggregator for m in METHODS.values()}
-    assert {*AGGREGATORS} - rules == {"mean", "bulyan"}  # the mean is q = 0; Bulyan needs more clients
-    assert {*PRE_AGGREGATORS} - {step for m in METHODS.values() for step in m.pre_aggregators} == {"bucketing"}
+    missing = {
+        kind: {*known} - {part.rule for m in METHODS.values() for part in m.components().values() if part.kind == kind}
+        for kind, known in COMPONENTS.items()
+    }
+    assert {kind: rules for kind, rules in missing.items() if rules} == {
+        "aggregator": {"mean", "bulyan"},  # the mean is q = 0; Bulyan needs more clients
+        "before": {"bucketing"},  # it is an option
+    }
 
 
 def test_a_row_of_weight_two_is_two_rows(tmp_path: Path) -> None:
@@ -132,25 +137,22 @@ def test_a_row_of_weight_two_is_two_rows(tmp_path: Path) -> None:
     settings = RECIPE | BASE | {"batch_size": 1000}  # all rows in one batch: the order of rows is no matter
     names = [*METHODS]
     methods = [dataclasses.replace(METHODS[n], name=f"m{i}") for i, n in enumerate(names) if n != "fltrust"]
-    methods.append(method("samples, tilted", weighting="samples", q=2.0))
+    methods.append(ft.fedavg(name="samples, tilted", weighting="samples", aggregator=Tilted(q=2.0)))
     *_, a = ft.simulate(methods, twice, MODEL, **settings)
     *_, b = ft.simulate(methods, weighted, MODEL, **settings)
     for m in methods:
         torch.testing.assert_close(a.state.shared[m.name], b.state.shared[m.name], rtol=1e-4, atol=1e-5)
-    samples = [m for m in methods if m.weighting == "samples"]
+    samples = [m for m in methods if isinstance(m.weighting, BySamples)]
     assert samples
     assert not torch.allclose(a.state.shared[samples[0].name], a.state.shared["m1"], atol=1e-4)  # it does matter
 
 
-@pytest.mark.parametrize("step", ["bucketing", "nnm"])
-def test_losses_are_mixed_as_the_models_are(step: str) -> None:
+@pytest.mark.parametrize("step", [Bucketing(4), NNM(0.3)], ids=lambda step: step.rule)
+def test_losses_are_mixed_as_the_models_are(step: Before) -> None:
     """q-FFL's power law on mixed models has the mixed losses: q = 0 is the mean of the mixed models."""
-    common = {"pre_aggregators": [step], **({"bucket_size": 4} if step == "bucketing" else {"bad_share": 0.3})}
-    methods = [
-        method("tilted", q=1e-9, **common),  # of six models, the buckets have four and two
-        method("q_ffl", aggregator="q_ffl", q=0.0, **common),
-        method("power", aggregator="q_ffl", q=1.0, **common),
-    ]
+    rules = {"tilted": Tilted(q=1e-9), "q_ffl": QFfl(0.0), "power": QFfl(1.0)}
+    # of six models, the buckets have four and two
+    methods = [ft.fedavg(name=name, aggregator=rule, before=[step]) for name, rule in rules.items()]
     *_, last = ft.simulate(methods, federation(), MODEL, **(RECIPE | BASE))
     torch.testing.assert_close(last.state.shared["q_ffl"], last.state.shared["tilted"], rtol=1e-4, atol=1e-5)
     assert last.state.shared["power"].isfinite().all()

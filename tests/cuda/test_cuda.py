@@ -20,6 +20,8 @@ from fedtilt import models, seeds
 from fedtilt.math import aggregate
 from fedtilt.math.losses import cross_entropy, sample_loss
 from fedtilt.math.tilt import nested_tilt
+from fedtilt.methods.aggregators import GeometricMedian, TrimmedMean
+from fedtilt.methods.before import NNM, Clip
 from fedtilt.parts import buffers_to_vector, changing_buffers
 from fedtilt.runs.export import state_dict
 from fedtilt.training import BACKENDS, Batches, LocalJob, Optimizer, choose_backend, make_batches, stacked
@@ -431,10 +433,9 @@ def test_rivals_screening_and_the_audit_agree_with_the_cpu(federation: ft.Federa
 @pytest.mark.parametrize("kind", ["ipm", "alie"])
 def test_attackers_that_search_their_strength_agree_with_the_cpu(kind: str, federation: ft.Federation) -> None:
     rules = [
-        ft.Method(name=rule, aggregator=rule, pre_aggregators=("clipping", "nnm"), bad_share=0.2, client_momentum=0.9,
-                  mu=INF, clip_radius=0.2)
-        for rule in ("geometric_median", "trimmed_mean")
-    ]  # fmt: skip
+        ft.fedavg(name=aggregator.rule, aggregator=aggregator, before=[Clip(0.2), NNM(0.2)], client_momentum=0.9)
+        for aggregator in (GeometricMedian(), TrimmedMean(0.2))
+    ]
     attack = ft.Attack(kind=kind, search=True, clients=(federation.client_names[-1],))
     settings = TRAIN | {"participation": 1.0, "attack": attack}
     on_cpu, on_gpu = (ft.run(rules, federation, ft.models.mlp, device=d, **settings) for d in ("cpu", "cuda"))

@@ -46,7 +46,8 @@ def method(**settings: Any) -> Keys:
     return names | {f"methods.{key}": value for key, value in settings.items()}
 
 
-CUSTOM = method(preset="custom", mu=0.1)
+CUSTOM = method(preset="custom", personal={"mu": 0.1})
+FEDAVG = method(preset="fedavg")
 CASES: dict[str, Case] = {
     "seed": Case(1),
     "seeds": Case(2),
@@ -142,6 +143,9 @@ CASES: dict[str, Case] = {
     "methods.levels": Case([["class", 5.0]], also={"methods.tau": None}),
     "methods.t": Case(2.0, method(preset="term", t=1.0)),
     "methods.mu": Case(0.5),
+    "methods.objective": Case({"rule": "propfair", "utility": 9.0}, CUSTOM),
+    "methods.personal": Case({"mu": 0.5}, FEDAVG),
+    "methods.training": Case("tests.effects.components:OneStep", FEDAVG),
     "methods.prox": Case(0.5, CUSTOM),
     "methods.alpha": Case(0.5, method(preset="feddyn")),
     "methods.correction": Case("scaffold", CUSTOM),
@@ -150,24 +154,70 @@ CASES: dict[str, Case] = {
     "methods.head_epochs": Case(2, method(preset="fedrep", head_epochs=1)),
     "methods.inner_steps": Case(2, method(preset="pfedme", mu=1.0)),
     "methods.q": Case(5.0),
-    "methods.distance": Case("l2"),
-    "methods.steps": Case([2, 0.1]),
     "methods.aggregator": Case("median"),
-    "methods.bad_share": Case(0.4, {"methods.aggregator": "trimmed_mean", "methods.bad_share": 0.2}),
-    "methods.pre_aggregators": Case(["clipping"]),
-    "methods.clip_radius": Case(0.01, {"methods.pre_aggregators": ["clipping"]}),
-    "methods.bucket_size": Case(3, {"methods.aggregator": "median", "methods.pre_aggregators": ["bucketing"]}),
-    "methods.root_samples": Case(20, {"methods.aggregator": "fltrust"}),
+    "methods.before": Case(["clipping"]),
+    "methods.optimizer": Case("adam"),
     "methods.client_momentum": Case(0.5),
     "methods.lr": Case(0.05),
     "methods.lr_personal": Case(0.05),
     "methods.epochs_personal": Case(2),
     "methods.personal_start": Case("initial"),
     "methods.weighting": Case("samples"),
-    "methods.client_tilt": Case(2.0, {"methods.weighting": "loss"}),
-    "methods.weights_lr": Case(0.5, {"methods.weighting": "afl"}),
-    "methods.weights_bound": Case(0.5, {"methods.aggregator": "fedmgda"}),
-    "methods.update_length": Case(2.0, {"methods.aggregator": "fedmgda"}),
+    "methods.weights_lr": Case(0.5, method(preset="afl")),
+    "methods.weights_bound": Case(0.5, method(preset="fedmgda")),
+    "methods.update_length": Case(2.0, method(preset="fedmgda")),
+}
+
+
+@dataclass(frozen=True)
+class ComponentCase:
+    """Another value of a setting of a component, beside other settings of it and other keys of the run."""
+
+    value: Any
+    beside: Keys = field(default_factory=dict)
+    base: Keys = field(default_factory=dict)
+
+
+TWELVE: Keys = {"train.participation": 0.4}  # clients in a round
+BUCKETS: Keys = {"methods.aggregator": "median"}
+OPTIMIZER = {"lr": ComponentCase(0.5), "momentum": ComponentCase(0.5), "epsilon": ComponentCase(0.5)}
+COMPONENT_CASES: dict[str, ComponentCase] = {  # component.rule.setting
+    "objective.tilted.tau": ComponentCase(3.0),
+    "objective.tilted.lam": ComponentCase(3.0),
+    "objective.tilted.levels": ComponentCase([["class", 5.0]]),
+    "objective.propfair.utility": ComponentCase(9.0, {"utility": 5.0}),
+    "personal.proximal.mu": ComponentCase(0.5),
+    "personal.proximal.start": ComponentCase("initial"),
+    "personal.proximal.lr": ComponentCase(0.05),
+    "personal.proximal.epochs": ComponentCase(2),
+    "personal.moreau.mu": ComponentCase(2.0),
+    "personal.moreau.inner_steps": ComponentCase(2),
+    "personal.moreau.lr": ComponentCase(0.05),
+    "local.local.names": ComponentCase(["1.*"]),
+    "local.local.first_epochs": ComponentCase(2),
+    "local.local.trains": ComponentCase(False),
+    "correction.feddyn.alpha": ComponentCase(0.5),
+    "weighting.loss.tilt": ComponentCase(2.0),
+    "weighting.afl.lr": ComponentCase(0.5),
+    "before.clipping.radius": ComponentCase(0.01),
+    "before.nnm.bad_share": ComponentCase(0.4, {"bad_share": 0.2}),
+    "before.bucketing.size": ComponentCase(3, base=BUCKETS),
+    "aggregator.tilted.q": ComponentCase(5.0),
+    "aggregator.tilted.distance": ComponentCase("l2"),
+    "aggregator.tilted.steps": ComponentCase([2, 0.1]),
+    "aggregator.trimmed_mean.bad_share": ComponentCase(0.4, {"bad_share": 0.2}),
+    "aggregator.krum.bad_share": ComponentCase(0.35, base=TWELVE),
+    "aggregator.multi_krum.bad_share": ComponentCase(0.4, {"bad_share": 0.2}),
+    "aggregator.bulyan.bad_share": ComponentCase(0.2, base=TWELVE),
+    "aggregator.norm_clipped.radius": ComponentCase(0.01),
+    "aggregator.centered_clipping.radius": ComponentCase(0.01),
+    "aggregator.fltrust.root_samples": ComponentCase(20),
+    "aggregator.q_ffl.exponent": ComponentCase(2.0),
+    "aggregator.fedmgda.bound": ComponentCase(0.5),
+    "aggregator.fedmgda.length": ComponentCase(2.0),
+    "optimizer.sgd.lr": ComponentCase(0.5),
+    "optimizer.sgd.momentum": ComponentCase(0.5),
+    **{f"optimizer.{rule}.{key}": case for rule in ("adam", "yogi", "adagrad") for key, case in OPTIMIZER.items()},
 }
 
 # what changes where or how fast a run is computed, not its results; a test of its own sees where each value arrives

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 import fedtilt as ft
 from fedtilt.errors import InputError
-from fedtilt.methods import Method, check_rates_used
+from fedtilt.methods import COMPONENTS, PRESETS, Method, check_rates_used
 from fedtilt.rounds.executors import InProcessExecutor
 from fedtilt.rounds.forked import can_fork
 from fedtilt.rounds.make_executor import make_executor
@@ -28,14 +28,14 @@ from fedtilt.rounds.settings import TrainSettings
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import MethodSpec, Spec, build, dataset_of, federation_of, model_of, train_settings_of
 from fedtilt.spec.fields import TABLES
-from fedtilt.spec.method import METHOD_FACTORIES, preset_settings, required_settings
+from fedtilt.spec.method import METHOD_FACTORIES, method_keys, preset_settings, required_settings
 from fedtilt.training import native
-from tests.effects.cases import CASES, NOT_IN_RESULTS, PLAIN, Keys, method
+from tests.effects.cases import CASES, COMPONENT_CASES, NOT_IN_RESULTS, PLAIN, Keys, method
 from tests.effects.outcome import digest, outcome, prepared_of, spec_of
 
 KEYS = [key for key in Spec.model_fields if key not in (*TABLES, "methods")]
 KEYS += [f"{name}.{key}" for name, table in TABLES.items() for key in table.model_fields]
-KEYS += [f"methods.{key}" for key in MethodSpec.model_fields]
+KEYS += [f"methods.{key}" for key in (*MethodSpec.model_fields, *method_keys())]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -312,7 +312,7 @@ def test_every_setting_of_a_method_changes_it_or_is_refused_by_name(preset: str)
     methods = [make(name="base", **own)]
     for key in preset_settings(preset):
         try:
-            changed = make(name=key, **(own | {key: _other(methods[0], own, key)}))
+            changed = make(name=key, **(own | {key: _other(methods[0], key)}))
             check_effects(prepare([changed], federation, model, TrainSettings(**SETTINGS)))
         except InputError as error:
             if not is_named(f"methods.{key}", CASES[f"methods.{key}"].value, error):
@@ -324,7 +324,63 @@ def test_every_setting_of_a_method_changes_it_or_is_refused_by_name(preset: str)
     assert [name for name in alone if name != "base" and alone[name] == alone["base"]] == []
 
 
-def _other(method: Method, own: Keys, key: str) -> Any:
+def _other(method: Method, key: str) -> Any:
     """The value of the case, or another one if the method has it already."""
     value = CASES[f"methods.{key}"].value
-    return value if getattr(method, key, own.get(key)) != value else {"personal_start": "last"}.get(key, value)
+    return value if method.settings().get(key) != value else {"personal_start": "last"}.get(key, value)
+
+
+def test_every_parameter_of_a_preset_is_a_key_of_a_spec() -> None:
+    parameters = {key for preset in PRESETS for key in preset_settings(preset)}
+    assert parameters == {*method_keys()}
+
+
+# Settings of components
+
+
+def test_every_setting_of_every_component_has_a_case() -> None:
+    settings = [
+        f"{kind}.{rule}.{field.name}"
+        for kind, known in COMPONENTS.items()
+        for rule, cls in known.items()
+        for field in dataclasses.fields(cls)
+    ]
+    assert sorted(COMPONENT_CASES) == sorted(settings)
+
+
+@pytest.mark.parametrize("key", COMPONENT_CASES)
+def test_a_setting_of_a_component_changes_the_run(key: str) -> None:
+    kind, rule, setting = key.split(".")
+    case = COMPONENT_CASES[key]
+
+    def with_settings(**settings: Any) -> str:
+        table = {"rule": rule, **case.beside, **settings}
+        return outcome_of(PLAIN | method(preset="fedavg") | case.base | {f"methods.{kind}": _listed(kind, table)})
+
+    assert with_settings(**{setting: case.value}) != with_settings()
+
+
+@pytest.mark.parametrize("kind", COMPONENTS)
+def test_every_built_in_component_changes_the_run(kind: str) -> None:
+    """Each gives another run than no component of its kind, and than each other."""
+    found = {}
+    for rule, cls in COMPONENTS[kind].items():
+        names = [field.name for field in dataclasses.fields(cls)]
+        settings = {"bad_share": 0.1} if "bad_share" in names else {}
+        table = {"rule": rule, **settings, **NOT_DEFAULT.get(rule, {})}
+        base = PLAIN | method(preset="fedavg") | {"train.participation": 0.4} | BESIDE.get(rule, {})
+        found[rule] = outcome_of(base | {f"methods.{kind}": _listed(kind, table)})
+        assert found[rule] != outcome_of(base) or rule in DEFAULTS[kind]
+    assert len(set(found.values())) == len(found) - (kind == "aggregator")  # the mean is that of a tilt of 0
+
+
+NOT_DEFAULT = {"propfair": {"utility": 5.0}}
+BESIDE = {"bucketing": {"methods.aggregator": "median"}}
+DEFAULTS = dict.fromkeys(COMPONENTS, ()) | {
+    "objective": ("tilted",), "weighting": ("equal",), "aggregator": ("tilted", "mean"),
+}  # fmt: skip
+
+
+def _listed(kind: str, table: Keys) -> Any:
+    """The value of the key of a component: steps before the rule are a list."""
+    return [table] if kind == "before" else table

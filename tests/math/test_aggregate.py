@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.math import aggregate, distances, fair
+from fedtilt.methods import COMPONENTS
 
 INF = math.inf
 PARAMETERS, OFFSET = 100_000, 100.0
@@ -40,7 +41,7 @@ AGGREGATORS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
 
 
 def test_the_table_has_every_aggregator() -> None:
-    robust = {"tilted", *(name for name in aggregate.AGGREGATORS if not hasattr(fair, name))}  # others: test_fair.py
+    robust = {name for name in COMPONENTS["aggregator"] if not hasattr(fair, name)}  # others: test_fair.py
     assert {name.split()[0] for name in AGGREGATORS} == robust
 
 

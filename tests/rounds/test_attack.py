@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 import fedtilt as ft
+from fedtilt.engine.client import ClientUpdate
+from fedtilt.engine.server import RoundRule
 from fedtilt.errors import InputError
-from fedtilt.math.aggregate import AGGREGATORS, PRE_AGGREGATORS
-from fedtilt.methods import PRESETS
-from fedtilt.rounds.aggregation import RoundRule
+from fedtilt.methods import COMPONENTS, PRESETS
+from fedtilt.methods.aggregators import Bulyan, FLTrust, Krum, TrimmedMean
+from fedtilt.methods.before import NNM
 from fedtilt.rounds.attack import KINDS, AttackedFederation, with_trigger
-from fedtilt.rounds.client_update import ClientUpdate
 from fedtilt.rounds.forged_updates import forge, forged_update
+from fedtilt.rounds.settings import TrainSettings
 
 MODEL = functools.partial(ft.models.mlp, hidden=(8,))
 SHORT = {"epochs": 1, "batch_size": 20, "lr": 0.1, "participation": 1.0, "workers": 0, "device": "cpu"}
@@ -74,7 +76,8 @@ def test_forged_updates_by_hand() -> None:
     updates = {client: ClientUpdate(received + torch.tensor(step), 1) for client, step in steps.items()}
 
     def sent(**settings: object) -> Tensor:
-        mean = RoundRule.of(ft.fedavg(), 3, received, selected=3, seed=0, round=3)
+        server = {"parameters": received}
+        mean, _ = RoundRule.of(ft.fedavg(), server, updates, TrainSettings(), selected=3, population=3, round=3)
         forged = forge(ft.Attack(**settings), mean, updates, [2], seed=0, round=3)
         assert all(forged[client] is updates[client] for client in (0, 1))
         return forged[2].parameters - received
@@ -95,15 +98,18 @@ def test_forged_updates_by_hand() -> None:
 
 def rules() -> list[ft.Method]:
     """Every rule and every step before a rule, with as many bad clients as it tolerates of ten."""
-    settings = {"trimmed_mean": 0.2, "krum": 0.2, "multi_krum": 0.2, "bulyan": 0.1}
-    methods = [
-        ft.fedavg(name=name, aggregator=name, **({"bad_share": settings[name]} if name in settings else {}))
-        for name in AGGREGATORS
-    ]
-    of_steps = {"nnm": {"bad_share": 0.2}, "bucketing": {"aggregator": "median"}}
+    shares = {"trimmed_mean": 0.2, "krum": 0.2, "multi_krum": 0.2, "bulyan": 0.1, "nnm": 0.2}
+
+    def table(rule: str) -> dict[str, object]:
+        return {"rule": rule} | ({"bad_share": shares[rule]} if rule in shares else {})
+
+    beside = {"bucketing": {"aggregator": "median"}}
     return [
-        *methods,
-        *[ft.ditto(name=f"ditto {step}", pre_aggregators=[step], **of_steps.get(step, {})) for step in PRE_AGGREGATORS],
+        *[ft.fedavg(name=rule, aggregator=table(rule)) for rule in COMPONENTS["aggregator"]],
+        *[
+            ft.ditto(name=f"ditto {step}", before=[table(step)], **beside.get(step, {}))
+            for step in COMPONENTS["before"]
+        ],
         ft.fedtilt(tau=1, lam=-1, q=-1.0),
     ]
 
@@ -164,7 +170,7 @@ def test_robust_rules_withstand_what_breaks_the_mean() -> None:
     methods = [
         ft.fedavg(),
         *[ft.fedavg(name=name, aggregator=name) for name in ("median", "geometric_median", "fltrust")],
-        ft.fedavg(name="nnm", aggregator="trimmed_mean", pre_aggregators=["nnm"], bad_share=0.2),
+        ft.fedavg(name="nnm", aggregator=TrimmedMean(0.2), before=[NNM(0.2)]),
     ]
     attack = ft.Attack(kind="same_value", share=0.2)
     result = ft.run(methods, federation(), MODEL, rounds=15, attack=attack, **SHORT | {"epochs": 3})
@@ -180,12 +186,12 @@ def test_robust_rules_withstand_what_breaks_the_mean() -> None:
         ({"clients": ("x",)}, ft.fedavg(), "client x does not exist; the clients are 0 to 9"),
         (
             {"share": 0.3},
-            ft.fedavg(aggregator="krum", bad_share=0.2),
+            ft.fedavg(aggregator=Krum(0.2)),
             "bad_share = 0.2 of method 'fedavg' is less than the 3 of 10 clients that attack; use bad_share ≥ 0.3",
         ),
         (
             {"share": 0.1},
-            ft.fedavg(aggregator="bulyan", bad_share=0.2),
+            ft.fedavg(aggregator=Bulyan(0.2)),
             "bad_share = 0.2 of method 'fedavg' is 2 of the 10 clients in a round, for which bulyan needs 11",
         ),
         (
@@ -195,7 +201,7 @@ def test_robust_rules_withstand_what_breaks_the_mean() -> None:
         ),
         ({"from_round": 4}, ft.fedavg(), "attack.from_round = 4 is after the last round, 3"),
         ({"kind": "backdoor", "target": "x"}, ft.fedavg(), "attack.target = 'x' is no class of the data"),
-        ({}, ft.fedavg(aggregator="fltrust", root_samples=401), "is more than the 400 training samples of all clients"),
+        ({}, ft.fedavg(aggregator=FLTrust(401)), "is more than the 400 training samples of all clients"),
     ],
 )
 def test_a_run_that_cannot_be_is_one_line(settings: dict, method: ft.Method, message: str) -> None:
@@ -229,7 +235,7 @@ def test_rounds_with_more_attackers_than_tolerated_are_named() -> None:
     from fedtilt.rounds.prepare import prepare
     from fedtilt.rounds.setting_arguments import train_settings
 
-    method = ft.fedavg(aggregator="trimmed_mean", bad_share=0.2)
+    method = ft.fedavg(aggregator=TrimmedMean(0.2))
     settings = {**SHORT, "participation": 0.5, "rounds": 30, "attack": ft.Attack(kind="alie", share=0.2)}
     prepared = prepare([method], federation(), MODEL, train_settings(settings))
     attackers = set(prepared.federation.attackers)

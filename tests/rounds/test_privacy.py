@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedtilt as ft
+from fedtilt.engine.client import ClientUpdate
+from fedtilt.engine.server import server_update
 from fedtilt.math.aggregate import tilted
+from fedtilt.methods.aggregators import Mean, Tilted
+from fedtilt.methods.weightings import Equal
 from fedtilt.parts import Parts
-from fedtilt.rounds.client_update import ClientUpdate
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism, sensitivity
-from fedtilt.rounds.round import server_update
 from fedtilt.rounds.settings import TrainSettings
 
 SIZE = 200_000
@@ -68,11 +70,14 @@ def test_settings_that_say_too_little_or_too_much(given: dict[str, object], mess
             "aggregator = 'median' of method 'fedavg' has no known sensitivity; use 'mean'",
         ),
         (ft.fedavg(aggregator="krum"), "aggregator = 'krum' of method 'fedavg' has no known sensitivity"),
-        (ft.fedavg(distance="l1"), "distance = 'l1' of method 'fedavg' has no known sensitivity; use 'squared_l2'"),
+        (
+            ft.fedavg(aggregator=Tilted(distance="l1")),
+            "distance = 'l1' of method 'fedavg' has no known sensitivity; use 'squared_l2'",
+        ),
         (ft.fedtilt(tau=1, lam=1, q=-1), "q = -1 of method 'fedtilt' has no known sensitivity; use 0 ≤ q < inf"),
         (ft.fedtilt(tau=1, lam=1, q=math.inf), "q = inf of method 'fedtilt' has no known sensitivity"),
         (
-            ft.fedtilt(tau=1, lam=1, q=1, steps=(5, 0.1)),
+            ft.fedtilt(tau=1, lam=1, aggregator=Tilted(q=1, steps=(5, 0.1))),
             "steps = (5, 0.1) of method 'fedtilt' do not reach the optimum",
         ),
     ],
@@ -95,8 +100,47 @@ def test_a_setting_of_a_method_that_privacy_does_not_know_is_refused() -> None:
         PRIVACY.check_method(Newer(name="newer", new_rule=1.0))
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        ft.scaffold(),
+        ft.feddyn(),
+        ft.fedper(),
+        ft.fedavg(before=["clipping"]),
+        ft.fedavg(client_momentum=0.5),
+        ft.qffl(),
+        ft.afl(),
+        ft.term_clients(),
+        ft.fedmgda(),
+    ],
+    ids=lambda m: m.name,
+)
+def test_parts_that_send_more_or_aggregate_otherwise_are_refused(method: ft.Method) -> None:
+    with pytest.raises(ft.InputError, match=f"^privacy: .* of method '{method.name}' ") as error:
+        PRIVACY.check_method(method)
+    assert "\n" not in str(error.value)
+
+
+def test_a_users_subclass_of_a_known_rule_is_refused() -> None:
+    """It may do anything else, and the mechanism would not do it."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Own(Mean):
+        pass
+
+    @dataclasses.dataclass(frozen=True)
+    class OwnEqual(Equal):
+        pass
+
+    with pytest.raises(ft.InputError, match="aggregator = '.*Own' of method 'fedavg' has no known sensitivity"):
+        PRIVACY.check_method(ft.fedavg(aggregator=Own()))
+    with pytest.raises(ft.InputError, match="weighting = '.*OwnEqual' of method 'fedavg' counts private samples"):
+        PRIVACY.check_method(ft.fedavg(weighting=OwnEqual()))
+
+
 def test_means_and_tilted_means_are_allowed_with_any_work_of_the_clients() -> None:
     methods = [ft.fedavg(), ft.fedavg(name="mean", aggregator="mean"), ft.ditto(), ft.fedtilt(tau=5, lam=-2, q=0.1)]
+    methods += [ft.pfedme(), ft.propfair(), ft.fedprox(), ft.fedavg(name="own optimizer", optimizer="adam")]
     assert TrainSettings(privacy=PRIVACY, server_optimizer="adam").check_methods(methods) == methods
 
 

@@ -31,7 +31,7 @@ FED = ft.Federation.build(ft.data.load("digits"), clients=8, partition="dirichle
 METHODS = [
     ft.fedtilt(tau=2, lam=1, mu=0.1),
     ft.fedtilt(tau=-1, lam=0, q=0.5, name="tilted server"),
-    ft.Method(name="krum", aggregator="krum", bad_share=0.2),
+    ft.ditto(name="krum", aggregator={"rule": "krum", "bad_share": 0.2}),
 ]
 Results = dict[int, list[Trained]]
 SETTINGS = {"rounds": 2, "participation": 0.8, "epochs": 1, "momentum": 0.9, "seed": 3}

@@ -240,7 +240,7 @@ def test_settings_without_effect_and_unknown_words_are_refused(settings: dict, m
 
 
 def test_epochs_of_a_method_are_refused_with_local_steps() -> None:
-    with pytest.raises(ft.InputError, match="epochs_personal = 3 of method 'ditto' has no effect with local_steps"):
+    with pytest.raises(ft.InputError, match="epochs of the personal model = 3 of method 'ditto' has no effect with"):
         last_round([ft.ditto(epochs_personal=3)], ONE, small, local_steps=5)
 
 

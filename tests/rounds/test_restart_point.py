@@ -28,8 +28,8 @@ FED = plain_loop.federation()
 METHODS = [
     ft.fedtilt(tau=2, lam=1, mu=0.1),
     ft.fedavg(),
-    ft.Method(name="krum", aggregator="krum", bad_share=0.0),
-    ft.Method(name="median", aggregator="median", mu=0.5),
+    ft.ditto(name="krum", aggregator={"rule": "krum", "bad_share": 0.0}),
+    ft.ditto(0.5, name="median", aggregator="median"),
 ]
 SETTINGS = {"rounds": 4, "participation": 0.8, "epochs": 1, "seed": 3}
 

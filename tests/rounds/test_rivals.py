@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import fedtilt as ft
 from fedtilt.errors import InputError
-from fedtilt.methods.corrections import FEDDYN, SCAFFOLD, ClientStep, ServerStep
+from fedtilt.methods import Moreau
+from fedtilt.methods.corrections import ClientStep, Correction, FedDyn, Scaffold, ServerStep
 from fedtilt.models import parameters_to_vector, with_weights
 from tests.helpers import plain_loop
 from tests.helpers.plain_loop import last_round
@@ -71,9 +72,9 @@ def test_scaffold() -> None:
         w, c = torch.stack(models).mean(0), c + torch.stack(changes).sum(0) / CLIENTS
     last = simulated(ft.scaffold())
     close(last.state.shared["scaffold"], w)
-    close(last.state.server["scaffold"]["control"], c)
+    close(last.state.server["scaffold"]["correction.control"], c)
     for n in last.selected:
-        close(last.state.client_states.get(("scaffold", n))["control"], own[n])
+        close(last.state.client_states.get(("scaffold", n))["correction.control"], own[n])
 
 
 def test_feddyn() -> None:
@@ -89,31 +90,29 @@ def test_feddyn() -> None:
     close(simulated(ft.feddyn(alpha)).state.shared["feddyn"], w)
 
 
-@pytest.mark.parametrize("correction", [SCAFFOLD, FEDDYN])
-def test_a_corrected_optimum_of_quadratics_is_a_fixed_point(correction: object) -> None:
+@pytest.mark.parametrize("correction", [Scaffold(), FedDyn(0.5)])
+def test_a_corrected_optimum_of_quadratics_is_a_fixed_point(correction: Correction) -> None:
     """Clients with losses ½(θ − a_n)²: with the right vectors, nobody leaves the optimum of all, mean of a_n."""
-    a, lr, steps, prox = torch.tensor([1.0, 4.0]), 0.1, 5, 0.5 if correction is FEDDYN else 0.0
+    a, lr, steps = torch.tensor([1.0, 4.0]), 0.1, 5
     w = a.mean(0, keepdim=True)
-    name = correction.client_keeps[0]
-    kept = [{name: (w - a_n) * (1 if correction is SCAFFOLD else -1)} for a_n in a]  # their gradients at w, or minus
-    if correction is FEDDYN:
-        kept = [{name: w - a_n} for a_n in a]
-    server = {key: torch.zeros(1) for key in correction.server_keeps}
+    (name,), (of_server,) = correction.client_vectors, correction.server_vectors
+    slots = [{name: w - a_n} for a_n in a]  # their gradients at w
+    server = {of_server: torch.zeros(1)}
     models, sent = [], []
     for n, a_n in enumerate(a):
-        drift, theta = correction.drift(server, kept[n]), w.clone()
+        drift, theta = correction.drift(server, slots[n]), w.clone()
         for _ in range(steps):
-            theta = theta - lr * (theta - a_n + prox * (theta - w) + drift)
-        step = ClientStep(w, theta, drift, kept[n], steps, lr, prox)
-        update, after = correction.client_step(step)
-        close(after[name], kept[n][name])
+            theta = theta - lr * (theta - a_n + correction.prox * (theta - w) + drift)
+        update, after = correction.client_step(ClientStep(w, theta, drift, slots[n], steps, lr))
+        close(after[name], slots[n][name])
+        assert set(update) == set(correction.sends)
         models.append(theta)
         sent.append(update)
     aggregated = torch.stack(models).mean(0)
-    step = ServerStep(aggregated, w, torch.stack(models), sent, server, 2, prox)
-    new, vectors = correction.server_step(step)
+    new, after = correction.server_step(ServerStep(aggregated, w, torch.stack(models), sent, server, 2))
     close(new, w)
-    close(vectors[correction.server_keeps[0]], torch.zeros(1))
+    assert after.keys() == server.keys()
+    close(after[of_server], torch.zeros(1))
 
 
 @pytest.mark.parametrize("q", [0.5, 2.0])
@@ -146,7 +145,7 @@ def test_afl() -> None:
         share = weights[selected] / weights[selected].sum()
         w = (share[:, None] * torch.stack([descend(w, n, number) for n in selected])).sum(0)
     last = simulated(ft.afl(0.1))
-    close(last.state.server["afl"]["client_weights"], weights)
+    close(last.state.server["afl"]["weighting.weights"], weights)
     close(last.state.shared["afl"], w)
 
 
@@ -241,20 +240,21 @@ def test_a_method_with_its_own_local_parts_beside_one_without() -> None:
     ("method", "settings", "message"),
     [
         (lambda: ft.scaffold(), {"momentum": 0.9}, "needs plain SGD on the clients"),
-        (lambda: ft.fedrep(2), {"local_steps": 3, "epochs": 10}, "head_epochs = 2 of method 'fedrep' has no effect"),
+        (lambda: ft.fedrep(2), {"local_steps": 3, "epochs": 10}, "first_epochs of the local parameters = 2 of"),
         (lambda: ft.pfedme(50.0), {}, "moves the shared model past the personal one: lr · mu must be ≤ 1, got 2.5"),
         (lambda: ft.fedper(["nothing"]), {}, "local = 'nothing' matches no trained parameter"),
-        (lambda: ft.qffl(-1.0), {}, "q of method 'qffl' must be ≥ 0 and finite with q_ffl, got -1"),
-        (lambda: ft.feddyn(0.0), {}, "correction = 'feddyn' of method 'feddyn' needs prox > 0"),
+        (lambda: ft.qffl(-1.0), {}, "method 'qffl': q_ffl: exponent must be a number ≥ 0, got -1.0"),
+        (lambda: ft.feddyn(0.0), {}, "method 'feddyn': feddyn: alpha must be a number > 0, got 0.0"),
+        (lambda: ft.feddyn(prox=0.1), {}, "prox = 0.1 of method 'feddyn' has no effect beside correction 'feddyn'"),
         (lambda: ft.scaffold(tau=1), {}, "tau is not a setting of scaffold"),
-        (lambda: ft.fedavg(client_tilt=1), {}, "client_tilt of method 'fedavg' has no effect with weighting = 'equal'"),
-        (lambda: ft.fedavg(weights_bound=0.5), {}, "weights_bound of method 'fedavg' is not used by"),
+        (lambda: ft.fedavg(weighting={"rule": "equal", "tilt": 1}), {}, "is not a setting of 'equal', which has none"),
+        (lambda: ft.fedavg(aggregator={"rule": "mean", "bound": 1}), {}, "is not a setting of 'mean', which has none"),
         (lambda: ft.afl(aggregator="krum"), {}, "aggregator 'krum' of method 'afl' takes no weights"),
-        (lambda: ft.fedmgda(2.0), {}, "weights_bound of method 'fedmgda' must be in [0, 1], got 2"),
-        (lambda: ft.Method(name="a", correction="scafold"), {}, "correction of method 'a' must be one of none"),
-        (lambda: ft.Method(name="a", local="last"), {}, "local of method 'a' is a list of patterns"),
-        (lambda: ft.Method(name="a", head_epochs=2), {}, "is for a method with local parameters"),
-        (lambda: ft.Method(name="a", mu=1, inner_steps=2, prox=1), {}, "prox of method 'a' has no effect beside"),
+        (lambda: ft.fedmgda(2.0), {}, "method 'fedmgda': fedmgda: bound must be a number ≥ 0 and ≤ 1, got 2.0"),
+        (lambda: ft.Method(name="a", correction="scafold"), {}, "unknown correction 'scafold' of method 'a'; choose"),
+        (lambda: ft.Method(name="a", local={"names": "last"}), {}, "local of method 'a': local is a list of patterns"),
+        (lambda: ft.fedrep(2, correction="scaffold"), {}, "first_epochs = 2 of method 'fedrep' is for a method"),
+        (lambda: ft.Method(name="a", personal=Moreau(1), prox=1), {}, "prox of method 'a' has no effect beside"),
         (lambda: ft.scaffold(), {"privacy": ft.Privacy(clip=1, noise=1, delta=1e-3)}, "has no known sensitivity"),
     ],
 )  # fmt: skip
@@ -269,11 +269,11 @@ def test_settings_that_cannot_work_are_refused(
 
 def test_a_state_without_what_the_method_keeps_is_refused() -> None:
     last = simulated(ft.scaffold(), rounds=1)
-    del last.state.server["scaffold"]["control"]
-    with pytest.raises(InputError, match="what the server keeps for method 'scaffold' has no 'control'"):
+    del last.state.server["scaffold"]["correction.control"]
+    with pytest.raises(InputError, match="the state of the server for method 'scaffold' has no 'correction.control'"):
         next(iter(ft.simulate([ft.scaffold()], FED, MODEL, state=last.state, workers=0, **RECIPE)))
     last = simulated(ft.scaffold(), rounds=1, participation=1.0)
     for client in range(CLIENTS):
         last.state.client_states.put(("scaffold", client), 1, {"buffers": torch.zeros(1)})
-    with pytest.raises(InputError, match="what a client keeps for method 'scaffold' has no 'control'"):
+    with pytest.raises(InputError, match="the state of a client for method 'scaffold' has no 'correction.control'"):
         next(iter(ft.simulate([ft.scaffold()], FED, MODEL, state=last.state, workers=0, **RECIPE)))

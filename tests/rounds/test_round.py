@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedtilt.engine.client import ClientUpdate, plan
+from fedtilt.engine.server import ServerUpdate, server_update
 from fedtilt.errors import Diverged, InputError
 from fedtilt.methods import Method, ditto, fedavg, fedavg_finetuned, fedprox, fedtilt, local, term
+from fedtilt.methods.aggregators import Tilted
 from fedtilt.parts import Parts
-from fedtilt.rounds.round import ClientUpdate, ServerUpdate, plan, server_update
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.training import LocalJob
 
@@ -49,7 +51,7 @@ def test_the_local_jobs_of_every_method() -> None:
         fedtilt(5.0, -2.0, mu=0.5): (False, True, 0.5, 5.0, -2.0, 0.2),
     }
     for method, expected in shared.items():
-        planned = jobs_of(method, V if method.personal else None)
+        planned = jobs_of(method, V if method.has_personal else None)
         assert settings_of(planned["shared"]) == expected
         if method in personal:
             assert settings_of(planned["personal"]) == personal[method]
@@ -112,7 +114,10 @@ def test_a_method_may_use_any_aggregator(aggregator: str) -> None:
 @pytest.mark.parametrize("aggregator", ["trimmed_mean", "multi_krum"])
 def test_a_rule_leaves_out_as_many_models_if_some_are_missing(aggregator: str) -> None:
     """One of five may be bad, and the bad one replies: 0.2 of four replies would be nobody, and the rule a mean."""
-    method, good = fedavg(aggregator=aggregator, bad_share=0.2), [torch.tensor([x]) for x in (1.0, 1.1, 1.2)]
+    method, good = (
+        fedavg(aggregator={"rule": aggregator, "bad_share": 0.2}),
+        [torch.tensor([x]) for x in (1.0, 1.1, 1.2)],
+    )
 
     def shared(*models: Tensor, selected: int) -> float:
         updates = {n: ClientUpdate(model, 1) for n, model in enumerate(models)}
@@ -137,7 +142,7 @@ def test_an_aggregate_that_is_not_finite_is_refused() -> None:
     ):
         aggregate(fedavg(), W[:3], far)
     with pytest.raises(Diverged, match=r"lower the size in steps = \(300, 10.0\)"):
-        aggregate(fedavg(steps=(300, 10)), W[:3], {0: torch.ones(3), 1: 3 * torch.ones(3)})
+        aggregate(fedavg(aggregator=Tilted(steps=(300, 10))), W[:3], {0: torch.ones(3), 1: 3 * torch.ones(3)})
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 import fedtilt as ft
-from fedtilt.rounds.client_update import ClientUpdate
-from fedtilt.rounds.round import server_update
+from fedtilt.engine.client import ClientUpdate
+from fedtilt.engine.server import server_update
 from fedtilt.rounds.screening import screen
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.simulation import loop
@@ -23,15 +23,15 @@ HONEST = [[1.0, 0.1, 0.0, 0.0], [1.0, -0.1, 0.0, 0.0], [1.0, 0.0, 0.1, 0.0]]
 
 def test_updates_of_one_kind_pass_unchanged() -> None:
     before = updates(*HONEST)
-    screened = screen({"parameters": W}, before, 3.0)
+    screened = screen({"parameters": W}, before, 3.0, {})
     assert screened.refused == screened.bounded == {}
     assert all(screened.updates[n].parameters is before[n].parameters for n in before)
-    assert screened.lengths.tolist() == pytest.approx([1.01**0.5])
+    assert screened.slot["lengths"].tolist() == pytest.approx([1.01**0.5])
 
 
 def test_a_long_update_is_clipped_and_a_longer_one_refused() -> None:
     before = updates(*HONEST, [0.0, 4.0, 0.0, 0.0], [700.0, 0.0, 0.0, 0.0])
-    screened = screen({"parameters": W}, before, 3.0)
+    screened = screen({"parameters": W}, before, 3.0, {})
     reference = 1.01**0.5  # the median of five lengths
     assert (screened.updates[3].parameters - W).norm() == pytest.approx(3 * reference)
     assert screened.bounded == {3: "sent an update 3.98 times as long as the median: it was clipped"}
@@ -41,25 +41,25 @@ def test_a_long_update_is_clipped_and_a_longer_one_refused() -> None:
 
 def test_earlier_rounds_are_a_reference_where_a_round_has_two_updates() -> None:
     pair = updates(HONEST[0], [1e30, 0.0, 0.0, 0.0])
-    assert screen({"parameters": W}, pair, 3.0).refused == {}  # which of the two is right?
-    server = {"parameters": W, "update_lengths": torch.tensor([1.0, 1.1, 0.9])}
-    screened = screen(server, pair, 3.0)
+    assert screen({"parameters": W}, pair, 3.0, {}).refused == {}  # which of the two is right?
+    earlier = {"lengths": torch.tensor([1.0, 1.1, 0.9])}
+    screened = screen({"parameters": W}, pair, 3.0, earlier)
     assert list(screened.refused) == [1]
-    assert screened.lengths.tolist() == pytest.approx([1.0, 1.1, 0.9, 1.01**0.5])
+    assert screened.slot["lengths"].tolist() == pytest.approx([1.0, 1.1, 0.9, 1.01**0.5])
 
 
 def test_an_update_against_all_others_is_refused_if_these_agree() -> None:
     opposed = [-1.0, 0.0, 0.0, 0.0]
-    screened = screen({"parameters": W}, updates(*HONEST, opposed), 3.0)
+    screened = screen({"parameters": W}, updates(*HONEST, opposed), 3.0, {})
     assert screened.refused == {3: "sent an update that points away from the others (cosine -1.00)"}
     different = updates([1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], opposed)
-    assert screen({"parameters": W}, different, 3.0).refused == {}
+    assert screen({"parameters": W}, different, 3.0, {}).refused == {}
 
 
 def test_a_model_sent_back_and_a_claim_of_samples() -> None:
     before = updates(*HONEST, [0.0] * 4)
     before[0] = before[0]._replace(samples=10_000_000)
-    screened = screen({"parameters": W}, before, 3.0)
+    screened = screen({"parameters": W}, before, 3.0, {})
     assert screened.refused == {3: "sent the model back as it received it"}
     assert screened.bounded == {0: "claimed 10000000 samples, of which 30 count"}
     assert screened.updates[0].samples == 30
@@ -78,14 +78,14 @@ def test_averaged_buffers_are_compared_too() -> None:
         }
 
     before = sent(*honest)
-    screened = screen(server, before, 3.0)
+    screened = screen(server, before, 3.0, {})
     assert screened.refused == screened.bounded == {}
     assert all(screened.updates[n].buffers is before[n].buffers for n in before)
     for poison in ([1e30, 0.1, 5.0], [0.3, 30.0, 5.0], [0.3, 0.1, 1e9]):
-        screened = screen(server, sent(*honest, poison), 3.0)
+        screened = screen(server, sent(*honest, poison), 3.0, {})
         assert list(screened.refused) == [4]
         assert "sent buffers that changed" in screened.refused[4]
-    screened = screen(server, sent(*honest, [0.3, 1.5, 5.0]), 3.0)  # the median of the lengths is 0.316
+    screened = screen(server, sent(*honest, [0.3, 1.5, 5.0]), 3.0, {})  # the median of the lengths is 0.316
     assert screened.bounded == {4: "sent buffers that changed 4.84 times as much as the median: clipped"}
     step = screened.updates[4].buffers - buffers
     assert step[:2].norm() == pytest.approx(3 * 0.1**0.5)
@@ -97,7 +97,7 @@ def test_the_server_keeps_the_lengths_and_reports_what_it_did() -> None:
     update = server_update(method, {"parameters": W}, updates(*HONEST, [1e30] * 4), settings)
     assert list(update.rejected) == [3]
     torch.testing.assert_close(update.state["parameters"], W + torch.tensor(HONEST).mean(0))
-    assert len(update.state["update_lengths"]) == 1
+    assert len(update.state["screening.lengths"]) == 1
     plain = server_update(method, {"parameters": W}, updates(*HONEST), TrainSettings())
     screened = server_update(method, {"parameters": W}, updates(*HONEST), settings)
     assert torch.equal(plain.state["parameters"], screened.state["parameters"])
@@ -183,7 +183,7 @@ def test_what_each_rule_protects_from(monkeypatch: pytest.MonkeyPatch) -> None:
         federation = ft.Federation.build(ft.data.load("digits"), clients=10, **partition)
         for rule in ("mean, screen = 3", *RULES):
             aggregator, screen = rule.split(",")[0], 3.0 if "screen" in rule else 0.0
-            method = ft.fedavg(aggregator=aggregator, **RULES[aggregator])
+            method = ft.fedavg(aggregator={"rule": aggregator, **RULES[aggregator]})
             for kind in columns:
                 last, _ = _train(monkeypatch, federation, method, bad, kind, screen)
                 found[data, rule, kind] = _accuracy(last, "fedavg", "shared", bad)

@@ -6,7 +6,11 @@ import pytest
 import torch
 
 import fedtilt as ft
-from fedtilt.rounds.round import ClientUpdate, server_update
+from fedtilt.engine.client import ClientUpdate, plan
+from fedtilt.engine.server import server_update
+from fedtilt.engine.state import initial_server
+from fedtilt.methods.server_optimizers import SERVER_OPTIMIZERS
+from fedtilt.parts import Parts
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.training import LocalJob
 from tests.helpers import plain_loop
@@ -58,7 +62,26 @@ def test_steps_computed_by_hand(name: str, momentum: float | None, beta: float) 
         values.append(server["parameters"].tolist())
     expected = by_hand(name, beta)
     torch.testing.assert_close(torch.tensor(values), torch.tensor([[w, w] for w in expected]))
-    assert set(server) == {"parameters", "momentum"} | ({"second_moment"} if name != "sgd" else set())
+    kept = {"optimizer.momentum"} | ({"optimizer.second_moment"} if name != "sgd" else set())
+    assert server.keys() == {"parameters"} | kept
+
+
+@pytest.mark.parametrize("name", SERVER_OPTIMIZERS)
+def test_an_optimizer_of_the_method_is_that_of_the_run(name: str) -> None:
+    settings = {"lr": LR, "momentum": 0.5} | ({} if name == "sgd" else {"epsilon": EPSILON})
+    method = ft.fedavg(optimizer={"rule": name, **settings})
+    of_run = TrainSettings(server_optimizer=name, **{f"server_{key}": value for key, value in settings.items()})
+    start = torch.ones(2)
+    servers = [initial_server(method, Parts.plain(start), 2), {"parameters": start}]
+    for delta in DELTAS:
+        updates = {n: ClientUpdate(servers[0]["parameters"] + delta, 10) for n in range(2)}
+        servers[0] = server_update(method, servers[0], updates, TrainSettings()).state
+        servers[1] = server_update(ft.fedavg(), servers[1], updates, of_run).state
+    assert servers[0].keys() == servers[1].keys()
+    assert all(torch.equal(servers[0][key], servers[1][key]) for key in servers[0])
+    both = server_update(method, servers[0], updates, TrainSettings(server_optimizer="sgd", server_lr=3.0)).state
+    alone = server_update(method, servers[0], updates, TrainSettings()).state
+    assert torch.equal(both["parameters"], alone["parameters"])  # the method's own comes first
 
 
 def test_a_first_step_of_size_one_without_momentum_is_the_aggregate() -> None:
@@ -80,15 +103,21 @@ def test_server_optimisers_follow_any_aggregation_rule_and_are_kept_by_method() 
         [ft.fedavg(), ft.fedavg(aggregator="median", name="median")], plain_loop.federation(), ft.models.logistic,
         rounds=2, epochs=1, lr=0.05, server_optimizer="adam", server_lr=0.01,
     )  # fmt: skip
-    for name in ("momentum", "second_moment"):
+    for name in ("optimizer.momentum", "optimizer.second_moment"):
         assert not torch.equal(last.state.server["fedavg"][name], last.state.server["median"][name])
 
 
-def test_what_the_server_keeps_does_not_reach_the_clients_jobs() -> None:
-    from fedtilt.parts import Parts
-    from fedtilt.rounds.round import plan
+def test_an_optimizer_of_the_run_that_no_method_takes_is_refused() -> None:
+    fed, recipe = plain_loop.federation(), {"rounds": 1, "epochs": 1, "server_optimizer": "adam", "workers": 0}
+    own = ft.fedavg(optimizer="sgd")
+    with pytest.raises(ft.InputError, match="server_optimizer = 'adam' has no effect: every method has an optimizer"):
+        ft.run([own], fed, ft.models.logistic, **recipe)
+    result = ft.run([own, ft.fedprox()], fed, ft.models.logistic, **recipe)
+    assert list(result) == ["fedavg", "fedprox"]
 
-    server = {"parameters": torch.zeros(3), "momentum": torch.ones(3), "second_moment": torch.ones(3)}
+
+def test_what_the_server_keeps_does_not_reach_the_clients_jobs() -> None:
+    server = {"parameters": torch.zeros(3), "optimizer.momentum": torch.ones(3), "audit.distances": torch.ones(3)}
     jobs = plan(ft.fedavg(), server, {}, parts=Parts.plain(torch.zeros(3)), settings=TrainSettings(), round=1)
     assert isinstance(jobs["shared"], LocalJob)
     tensors = [value for value in vars(jobs["shared"]).values() if isinstance(value, torch.Tensor)]

@@ -150,7 +150,7 @@ def test_a_run_without_an_intact_checkpoint_is_refused(federation: ft.Federation
         ({"rounds": 3}, "has 4 rounds, and rounds = 3 is fewer; choose more than 4"),
         (
             {"methods": [ft.ditto(0.1), ft.fedtilt(tau=1, lam=-3, mu=0.1)]},
-            "methods.fedtilt.lam = -2.0, and now it is -3.0",
+            "methods.fedtilt.objective.lam = -2.0, and now it is -3.0",
         ),
         ({"methods": METHODS[:1]}, "methods.fedtilt"),
     ],

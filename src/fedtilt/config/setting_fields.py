@@ -42,12 +42,12 @@ def setting(
 
 def check_value(field: Field[Any], value: Any) -> Any:
     """The value as a plain int, float, bool, text or tuple within the limits of its field, or an InputError."""
-    name, limits, choices = field.name, field.metadata["limits"], field.metadata["choices"]
+    name, limits, choices = field.name, field.metadata.get("limits", {}), field.metadata.get("choices", ())
+    inf = field.metadata.get("inf", True)  # a plain field, of a user's component, has no limits
     types = {field.type, *get_args(field.type)}
     if get_origin(field.type) is tuple:
         if isinstance(value, str) or not isinstance(value, Iterable):
             raise InputError(f"{name} must be a list, got {value!r}")
-        inf = field.metadata["inf"]
         return tuple(_check_number(part, name, limits, inf) if float in types else str(part) for part in value)
     if bool in types:
         if not isinstance(value, bool):
@@ -56,7 +56,7 @@ def check_value(field: Field[Any], value: Any) -> Any:
     if int in types:
         return whole(value, name, limits.get("ge"))
     if float in types:
-        return _check_number(value, name, limits, field.metadata["inf"])
+        return _check_number(value, name, limits, inf)
     if choices and value not in choices:
         raise InputError(f"unknown {name} {value!r}; choose one of {', '.join(choices)}")
     return value

@@ -28,6 +28,7 @@ from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.rounds.validity import invalid_updates
+from fedtilt.toml_text import format_toml
 
 _log = logging.getLogger("flwr")
 
@@ -154,7 +155,7 @@ class FedTiltStrategy(Strategy):
 
     def summary(self) -> None:
         """Log the settings."""
-        _log.info("\t├── method: %s", self.method)
+        _log.info("\t├── method: %s %s", self.method.name, format_toml(self.method.to_table()))
         _log.info("\t├── sites: %d, of which %d have joined", self._info.sites, len(self.membership.nodes()))
         _log.info("\t└── rounds done before: %d of %d", self._rounds_before, self.settings.rounds)
 

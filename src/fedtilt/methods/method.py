@@ -30,6 +30,7 @@ from fedtilt.methods.personal import Moreau, PersonalModel
 from fedtilt.methods.server_optimizers import ServerOptimizer
 from fedtilt.methods.training import Training
 from fedtilt.methods.weightings import Weighting
+from fedtilt.toml_text import format_toml
 
 # component of a method → the built-in ones by name
 COMPONENTS: dict[str, Mapping[str, type[Component]]] = {
@@ -46,18 +47,20 @@ COMPONENTS: dict[str, Mapping[str, type[Component]]] = {
 _DEFAULT_RULE = {"personal": "proximal", "local": "local", "objective": "tilted"}  # where a table need not name it
 
 
-def component_of(kind: str, value: Any, what: str = "") -> Any:
+def component_of(kind: str, value: Any, owner: str = "") -> Any:
     """The component that a value stands for: itself, a name, "module:Class", or a table of `rule` and settings.
+
+    Errors say what the value is, and its `owner`, such as " of method 'mine'".
 
     >>> component_of("aggregator", {"rule": "krum", "bad_share": 0.2})
     Krum(bad_share=0.2)
     >>> component_of("weighting", "samples")
     BySamples()
     """
-    what, known = what or kind, COMPONENTS[kind]
+    what, known = f"{kind}{owner}", COMPONENTS[kind]
     if is_component(value):
         if value.kind != kind:
-            raise InputError(f"{what} is {value.label!r}, which is not a component of that kind but {value.kind!r}")
+            raise InputError(f"{what} is {value.label!r}, which is of kind {value.kind!r}; give it as {value.kind}")
         return value
     if isinstance(value, str) and (kind != "local" or value in known or is_function_path(value)):
         value = {"rule": value}
@@ -70,9 +73,12 @@ def component_of(kind: str, value: Any, what: str = "") -> Any:
     cls = known.get(rule) if isinstance(rule, str) else None
     if cls is None:
         if not isinstance(rule, str) or not is_function_path(rule):
-            choices = f"choose one of {', '.join(known)}, or name your own" if known else "name your own"
-            problem = f"{what} needs a rule" if rule is None else f"{what} is {rule!r:.60}, which is unknown"
-            raise InputError(f"{problem}; {choices} as module:Class")
+            names = f"choose one of {', '.join(known)}, or name" if known else "none is built in; name"
+            raise InputError(
+                f"unknown {kind} {rule!r}{owner}; {names} your own as module:Class"
+                if rule is not None
+                else f"{what} needs rule; {names} your own as module:Class"
+            )
         found = import_function(rule, what)
         if not isinstance(found, type) or not issubclass(found, Component) or found.kind != kind:
             raise InputError(f"{what} = {rule!r} is not a class of {_BASES[kind].__name__}; make it a subclass of that")
@@ -81,7 +87,7 @@ def component_of(kind: str, value: Any, what: str = "") -> Any:
     for key in settings:
         if key not in allowed:
             raise InputError(
-                f"{key} = {settings[key]!r:.60} in {what} is not a setting of {rule!r}, which has "
+                f"{key} = {settings[key]!r} of {what} is not a setting of {rule!r}, which has "
                 f"{', '.join(allowed) or 'none'}; leave it out"
             )
     try:
@@ -98,10 +104,11 @@ _BASES: dict[str, Any] = {
 
 
 class Made(NamedTuple):
-    """How a method was made: by this preset with these arguments, or by `Method` itself."""
+    """How a method was made: by this preset with these arguments."""
 
     preset: Callable[..., "Method"]
     arguments: Mapping[str, Any]
+    parts: Mapping[str, Any]  # what it made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,20 +158,22 @@ class Method:
                 f"got {self.name!r:.60}"
             )
         for kind in COMPONENTS:
-            value, what = getattr(self, kind), f"{kind} of method {self.name!r}"
+            value, owner = getattr(self, kind), f" of method {self.name!r}"
             if kind == "before":
                 steps = [value] if is_component(value) or isinstance(value, str | Mapping) else value
                 if not isinstance(steps, Sequence):
-                    raise InputError(f"{what} must be a list, such as ['nnm'], got {value!r:.60}")
-                made: Any = tuple(component_of(kind, step, what) for step in steps)
+                    raise InputError(f"{kind}{owner} must be a list, such as ['nnm'], got {value!r:.60}")
+                made: Any = tuple(component_of(kind, step, owner) for step in steps)
             else:
-                made = None if value is None else component_of(kind, value, what)
+                made = None if value is None else component_of(kind, value, owner)
                 if value is None and kind in ("objective", "weighting", "aggregator"):
-                    raise InputError(f"{what} is missing; leave it out for the default")
+                    raise InputError(f"{kind}{owner} is missing; leave it out for the default")
             object.__setattr__(self, kind, made)
         self._check_numbers()
         self._check_clients()
         self._check_server()
+        if self.made is not None and self.made.parts != self.parts():
+            object.__setattr__(self, "made", None)  # changed since: the preset would not make it again
 
     def _check_numbers(self) -> None:
         for key, high in (("prox", math.inf), ("client_momentum", 1.0)):
@@ -264,31 +273,51 @@ class Method:
 
     # -- how it is written -------------------------------------------------------------------------------------------
 
+    def parts(self) -> dict[str, Any]:
+        """Everything but its name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("name", "made")}
+
     def to_table(self) -> dict[str, Any]:
         """Everything that differs from the default, as a table of a spec without the name."""
         table: dict[str, Any] = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name in ("name", "made") or value == each.default:
+        defaults = {each.name: each.default for each in fields(self)}
+        for name, value in self.parts().items():
+            if value == defaults[name]:
                 continue
-            if each.name == "before":
+            if name == "before":
                 table["before"] = [step.to_table() for step in value]
             else:
-                table[each.name] = value.to_table() if is_component(value) else value
+                table[name] = value.to_table() if is_component(value) else value
         return table
 
     def settings(self) -> dict[str, Any]:
-        """What a search may vary, by name: the arguments of its preset, then `component.setting` of its components."""
+        """What a search may vary, by name: the arguments of its preset, components, and `component.setting`."""
         found = dict(self.made.arguments) if self.made is not None else {}
         found |= {"lr": self.lr, "client_momentum": self.client_momentum, "prox": self.prox}
-        for slot, part in self.components().items():
+        parts = self.components()
+        found |= {
+            slot: part.label for slot, part in parts.items() if slot not in ("local", "optimizer") and "." not in slot
+        }
+        for slot, part in parts.items():
             found |= {f"{slot}.{key}": value for key, value in part.settings(all=True).items()}
         return found
 
+    def changed_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Those that name another component, and all that are no components: the same rule keeps its settings."""
+        return {k: v for k, v in settings.items() if k not in COMPONENTS or v != self.settings().get(k)}
+
     def with_settings(self, settings: Mapping[str, Any]) -> Self:
-        """The same method with other values of `settings`."""
+        """The same method with other values of `settings`, or with other components."""
         method: Any = self
-        own = {} if self.made is None else {k: v for k, v in settings.items() if k in self.made.arguments}
+        known = self.settings()
+        for key, value in settings.items():
+            if key not in known and key not in self.parts():
+                raise InputError(
+                    f"{key} = {value!r} is not a setting of method {self.name!r}, which has {', '.join(known)}; leave "
+                    "it out"
+                )
+        settings = self.changed_settings(settings)
+        own = {} if self.made is None else {k: v for k, v in settings.items() if "." not in k}
         if own:
             assert self.made is not None
             method = self.made.preset(**{**self.made.arguments, **own}, name=self.name)
@@ -308,5 +337,5 @@ class Method:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what differs from the defaults."""
-        rows = [(key, str(value)) for key, value in self.to_table().items()]
+        rows = [(key, format_toml(value)) for key, value in self.to_table().items()]
         return html_table(f"Method {self.name!r}", ["part", "value"], rows, "All others have their defaults.")

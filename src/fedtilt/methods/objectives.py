@@ -53,8 +53,9 @@ class Tilted(Objective):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        given = self.levels if isinstance(self.levels, Sequence) and not isinstance(self.levels, str) else [self.levels]
-        levels = tuple(map(self._level, given))
+        if isinstance(self.levels, str) or not isinstance(self.levels, Sequence):
+            raise InputError(f"levels must be a list of pairs, such as [('class', 5.0)], got {self.levels!r:.60}")
+        levels = tuple(self._level(level) for level in self.levels)
         for key in ("tau", "lam"):
             object.__setattr__(self, key, number(getattr(self, key), key))
         names = [name for name, _ in levels]

@@ -17,7 +17,6 @@ from fedtilt.models import trained_parameters
 from fedtilt.rounds.settings import TrainSettings
 
 _OPTIMIZER_TENSORS = {"adam": 2, "adamw": 2}  # besides sgd, which has one with momentum
-_SERVER_TENSORS = {"sgd": 1, "adam": 2, "yogi": 2, "adagrad": 2}
 
 
 def check_memory(
@@ -50,11 +49,12 @@ def models_kept(methods: Sequence[Method], settings: TrainSettings, *, clients: 
     """How many trained models a round has in memory besides the network itself."""
     # of a client: its models, the vector of a correction, and which parameters train first
     jobs = sum(1 + m.has_personal + (m.correction is not None) + _trains_apart(m) for m in methods)
-    server = 1 if settings.server_optimizer is None else 1 + _SERVER_TENSORS[settings.server_optimizer]
+    optimizers = [m.optimizer or settings.server_optimizer_component for m in methods]
+    server = sum(1 if o is None else 1 + len(o.init(torch.zeros(0))) for o in optimizers)  # w, and the optimiser's slot
     optimizer = _OPTIMIZER_TENSORS.get(settings.optimizer, int(settings.momentum > 0))
     in_training = 2 + optimizer  # parameters, gradients, state of the optimiser
     initial = 1
-    return initial + len(methods) * server + clients * jobs + max(1, workers) * (in_training + jobs * (workers > 0))
+    return initial + server + clients * jobs + max(1, workers) * (in_training + jobs * (workers > 0))
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -97,6 +97,12 @@ def check_effects(prepared: PreparedRun) -> None:
             f"buffers = {settings.buffers!r} has no effect here: the model has no buffers that change; leave it out",
             key="buffers",
         )
+    if settings.server_optimizer is not None and all(m.optimizer is not None for m in prepared.methods):
+        raise NoEffect(
+            f"server_optimizer = {settings.server_optimizer!r} has no effect: every method has an optimizer of "
+            "its own; leave it out",
+            key="server_optimizer",
+        )
     check_steps_used(prepared.methods, settings.clients_per_round(prepared.federation.clients))
 
 

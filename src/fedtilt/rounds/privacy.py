@@ -7,7 +7,7 @@ mechanism, `privacy_accounting` the epsilon). What is covered, and what is not, 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from fedtilt.config.setting_fields import check_table, setting
 from fedtilt.errors import InputError
@@ -16,6 +16,9 @@ from fedtilt.methods.aggregators import Mean, Tilted
 from fedtilt.methods.weightings import Equal
 
 RANDOMNESS = ("seed", "secret")
+# parts of a method that change what a client trains, or what follows the noise; the others change the sensitivity
+_COVERED = ("name", "made", "objective", "personal", "prox", "lr", "optimizer")
+_WITH_REASON = ("weighting", "aggregator")  # see `check_method`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +74,9 @@ class Privacy:
     def check_method(self, method: Method) -> None:
         """Refuse a method if the sensitivity of its aggregation is not known; see `sensitivity`."""
         name, reason, rule = method.name, None, method.aggregator
-        if not isinstance(method.weighting, Equal):
+        if type(method.weighting) is not Equal:
             reason = f"weighting = {method.weighting.label!r} of method {name!r} counts private samples; use 'equal'"
-        elif not isinstance(rule, Tilted | Mean):
+        elif type(rule) not in (Tilted, Mean):
             reason = f"aggregator = {rule.label!r} of method {name!r} has no known sensitivity; use 'mean'"
         elif isinstance(rule, Tilted) and rule.distance != "squared_l2":
             reason = f"distance = {rule.distance!r} of method {name!r} has no known sensitivity; use 'squared_l2'"
@@ -81,8 +84,10 @@ class Privacy:
             reason = f"steps = {rule.steps} of method {name!r} do not reach the optimum; leave them out"
         elif isinstance(rule, Tilted) and not 0 <= rule.q < math.inf:
             reason = f"q = {rule.q:g} of method {name!r} has no known sensitivity; use 0 ≤ q < inf"
-        for key in ("correction", "training", "local", "before", "client_momentum"):
-            if reason is None and getattr(method, key):
-                reason = f"{key} of method {name!r} has no known sensitivity"
+        for each in fields(method):
+            value = getattr(method, each.name)
+            if reason is None and each.name not in (*_COVERED, *_WITH_REASON) and value != each.default:
+                shown = getattr(value, "label", value)
+                reason = f"{each.name} = {shown!r} of method {name!r} has no known sensitivity; leave it out"
         if reason is not None:
             raise InputError(f"privacy: {reason}")
