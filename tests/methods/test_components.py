@@ -134,7 +134,7 @@ def test_a_component_of_the_user_is_named_by_its_module(own: str) -> None:
         ("aggregator", "best", "unknown aggregator 'best'; choose one of tilted, mean, median, geometric_median"),
         ("aggregator", {"rule": 3}, "unknown aggregator 3; choose one of tilted"),
         ("aggregator", {"bad_share": 0.1}, "aggregator needs rule; choose one of tilted"),
-        ("training", "moon", "unknown training 'moon'; none is built in; name your own as module:Class"),
+        ("training", "mon", "unknown training 'mon'; choose one of"),
         ("aggregator", 3, "aggregator must be a name, a table or a component, got 3"),
         ("aggregator", Krum, "aggregator must be a name, a table or a component, got <class"),
         ("aggregator", max, "aggregator must be a name, a table or a component, got <built-in function max>"),
@@ -213,6 +213,8 @@ def other_value(field: dataclasses.Field[Any]) -> Any:
     }
     if field.name in by_name:
         return by_name[field.name]
+    if field.metadata["choices"]:
+        return field.metadata["choices"][-1]
     if isinstance(field.default, bool):
         return not field.default
     if field.default is None:
