@@ -134,7 +134,7 @@ def test_a_component_of_the_user_is_named_by_its_module(own: str) -> None:
         ("aggregator", "best", "unknown aggregator 'best'; choose one of tilted, mean, median, geometric_median"),
         ("aggregator", {"rule": 3}, "unknown aggregator 3; choose one of tilted"),
         ("aggregator", {"bad_share": 0.1}, "aggregator needs rule; choose one of tilted"),
-        ("training", "mon", "unknown training 'mon'; choose one of"),
+        ("training", "mooon", "unknown training 'mooon'; choose one of apfl, fedala"),
         ("aggregator", 3, "aggregator must be a name, a table or a component, got 3"),
         ("aggregator", Krum, "aggregator must be a name, a table or a component, got <class"),
         ("aggregator", max, "aggregator must be a name, a table or a component, got <built-in function max>"),
@@ -204,17 +204,11 @@ def test_a_wrong_setting_of_the_users_component_is_one_line(own: str) -> None:
 
 def other_value(field: dataclasses.Field[Any]) -> Any:
     """A value of a setting that is not its default."""
-    by_name = {
-        "levels": (("class", 2.0),),
-        "names": ("head.*",),
-        "steps": (3, 0.5),
-        "distance": "l2",
-        "start": "initial",
-    }
+    by_name = {"levels": (("class", 2.0),), "names": ("head.*",), "steps": (3, 0.5), "distance": "l2"}
     if field.name in by_name:
         return by_name[field.name]
     if field.metadata["choices"]:
-        return field.metadata["choices"][-1]
+        return field.metadata["choices"][1]
     if isinstance(field.default, bool):
         return not field.default
     if field.default is None:

@@ -88,16 +88,16 @@ WRONG_VALUES = [
     (["methods.ditto.mu=1e9"], r"mu = 1e\+09 of method 'ditto' with learning rate 0.002 diverges"),
     (["methods.ditto.personal={mu=1}"], r"personal of method 'ditto' is what its preset decides; leave it out"),
     (["methods.ditto.prox=x"], r"prox of method 'ditto' must be a number, got 'x'"),
-    (["methods.ditto.aggregator=krumm"], r"aggregator of method 'ditto' is 'krumm', which is unknown; choose one of"),
+    (["methods.ditto.aggregator=krumm"], r"unknown aggregator 'krumm' of method 'ditto'; choose one of"),
     (["methods.ditto.aggregator=5"], r"aggregator of method 'ditto' must be a name, a table or a component, got 5"),
-    (["methods.ditto.aggregator.q=1"], r"aggregator of method 'ditto' needs a rule; choose one of tilted, mean"),
+    (["methods.ditto.aggregator.q=1"], r"aggregator of method 'ditto' needs rule; choose one of tilted, mean"),
     (
         ["methods.ditto.aggregator=krum", "methods.ditto.aggregator.bad_share=0.5"],
         r"aggregator of method 'ditto': krum: bad_share must be a number ≥ 0 and < 0.5, got 0.5",
     ),
     (
         ["methods.ditto.aggregator=krum", "methods.ditto.aggregator.radius=1"],
-        r"radius = 1 in aggregator of method 'ditto' is not a setting of 'krum', which has bad_share; leave it out",
+        r"radius = 1 of aggregator of method 'ditto' is not a setting of 'krum', which has bad_share; leave it out",
     ),
     (
         ["methods.ditto.aggregator=tilted", "methods.ditto.aggregator.distance=l3"],
@@ -115,27 +115,30 @@ WRONG_VALUES = [
         ["methods.ditto.aggregator={rule='tilted', q=nan}"],
         r"aggregator of method 'ditto': tilted: q must be a number, got nan",
     ),
-    (["methods.ditto.before=['nmn']"], r"before of method 'ditto' is 'nmn', which is unknown; choose one of clipping"),
+    (["methods.ditto.before=['nmn']"], r"unknown before 'nmn' of method 'ditto'; choose one of clipping"),
     (["methods.ditto.before.0.size=3"], r"before.0.size is no setting of a step before the rule; there are 0 steps"),
     (["methods.ditto.local=last"], r"local of method 'ditto': local is a list of patterns, such as \['last'\]"),
     (
         ["methods.ditto.training=x"],
-        r"training of method 'ditto' is 'x', which is unknown; choose one of .*moon, or name your own as module:Class",
+        r"unknown training 'x' of method 'ditto'; choose one of",
     ),
     (["methods.ditto.weighting=no:such"], r"weighting of method 'ditto' = 'no:such': there is no module 'no'; install"),
     (
         ["methods.ditto.weighting=fedtilt.methods.aggregators:Krum"],
         r"weighting of method 'ditto' = 'fedtilt.methods.aggregators:Krum' is not a class of Weighting; make it a sub",
     ),
-    (["methods.ditto.objective={levels=5}"], r"objective of method 'ditto': levels are pairs of groups and a tilt"),
-    (["methods.fedtilt.levels=5"], r"method 'fedtilt': levels are pairs of groups and a tilt"),
+    (["methods.ditto.objective={levels=5}"], r"objective of method 'ditto': levels must be a list of pairs"),
+    (["methods.fedtilt.levels=5"], r"method 'fedtilt': levels must be a list of pairs"),
     (["methods.ditto.name=fedavg"], r"two methods are named 'fedavg'"),
     (
         ["methods.fedavg.alpha=1"],
         r"methods.fedavg.alpha = 1 is not a setting of preset 'fedavg', which takes objective, personal",
     ),
     (["methods.fedtilt.lam="], r"methods.fedtilt.lam is missing; preset 'fedtilt' needs tau and lam"),
-    (["methods.fedtilt.preset=fedtlt"], r"methods.fedtilt.preset = 'fedtlt' is not possible; give one of fedtilt"),
+    (
+        ["methods.fedtilt.preset=fedtlt"],
+        r"methods.fedtilt.preset = 'fedtlt' is not possible; give a method of `fedtilt methods`",
+    ),
     (["train.round=5"], r"train.round = 5 is not a key of a spec; did you mean train.rounds\?"),
     (["rounds=5"], r"rounds = 5 is not a key of a spec; did you mean train.rounds\?"),
     (["train.tau=5"], r"train.tau = 5 is not a key of a spec; did you mean methods.NAME.tau\?"),
@@ -169,7 +172,7 @@ def error_message(make):
     text = str(caught.value)
     assert "\n" not in text
     assert "pydantic" not in text.lower()
-    assert len(text) < 350
+    assert len(text) < 250
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
     return text
 
@@ -190,7 +193,7 @@ def test_a_wrong_value_is_one_error_message(overrides, message):
         ('[methods]\npreset = "fedavg"\n', "is not a list of tables; write [[methods]]"),
         ("methods = [1]\n", "methods = [1] is not a list of tables"),
         ("[[methods]]\ntau = 1\n", 'a method needs preset or name, such as preset = "fedavg"'),
-        ("[[methods]]\npreset = 5\n", "methods.5.preset = 5 is not possible; give one of"),
+        ("[[methods]]\npreset = 5\n", "methods.5.preset = 5 is not possible; give a method of"),
         (
             ONE + "tua = 1\n",
             "methods.fedavg.tua = 1 is not a setting of preset 'fedavg'; did you mean methods.fedavg.tau?",

@@ -70,8 +70,8 @@ class RoundRule:
 
     @property
     def is_by_coordinate(self) -> bool:
-        """Whether the rule, after the steps before it, depends on more than lengths and angles."""
-        return self.method.aggregator.by_coordinate
+        """Whether the rule, or a step before it, depends on more than lengths and angles."""
+        return any(part.by_coordinate for part in (*self.method.before, self.method.aggregator))
 
     def relative_to(self, start: Tensor, root: Tensor | None = None) -> Self:
         """The same rule for models in other coordinates, in which these are the received and the root model."""

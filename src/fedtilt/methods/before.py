@@ -27,6 +27,7 @@ class Before(Component):
 
     kind: ClassVar[str] = "before"
     takes_weights: ClassVar[bool] = False  # whether the weights of clients still belong to its models
+    by_coordinate: ClassVar[bool] = True  # whether a rotation of the models changes its result
 
     def needed_models(self, models: int) -> int:
         """How many clients it needs to give this many models of which no more are bad."""
@@ -46,6 +47,7 @@ class Clip(Before):
     """Every update clipped to a length."""
 
     rule: ClassVar[str] = "clipping"
+    by_coordinate: ClassVar[bool] = False
     takes_weights: ClassVar[bool] = True
     radius: float | None = setting(
         None, "largest length of an update; left out: the median length of the round", gt=0, example=1.0
@@ -65,6 +67,7 @@ class NNM(Before):
     """
 
     rule: ClassVar[str] = "nnm"
+    by_coordinate: ClassVar[bool] = False
     bad_share: float = setting(0.1, "share of bad clients that it tolerates", ge=0, lt=0.5)
 
     def apply(self, models: Tensor, round: ServerRound, slot: Slot) -> Prepared:
@@ -82,6 +85,7 @@ class Bucketing(Before):
     """
 
     rule: ClassVar[str] = "bucketing"
+    by_coordinate: ClassVar[bool] = False
     size: int = setting(2, "models in a bucket", ge=1)
 
     def needed_models(self, models: int) -> int:

@@ -65,10 +65,15 @@ def damage_of(
         models[~bad] = honest
     honest_mean = honest.mean(0)
     rule = rule.relative_to(origin, root_at)
-    by_coordinate = rule.relative_to(basis.expand((origin - honest_mean)[None])[0]) if rule.is_by_coordinate else None
+    centred = [None if point is None else basis.expand((point - honest_mean)[None])[0] for point in (origin, root_at)]
+    by_coordinate = rule.relative_to(*centred) if rule.is_by_coordinate else None  # type: ignore[arg-type]
+    steps_by_coordinate = any(step.by_coordinate for step in rule.method.before)
 
     def damage(strength: float) -> float:
         models[bad] = base_at + strength * (direction_at - origin)
+        if steps_by_coordinate:
+            assert by_coordinate is not None
+            return float(by_coordinate.aggregate(basis.expand(models - honest_mean).all())[0].norm())
         mixed, mixed_rule = rule.prepare(models)
         if by_coordinate is None:
             return float((mixed_rule.apply(mixed)[0] - honest_mean).norm())

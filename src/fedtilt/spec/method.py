@@ -112,7 +112,9 @@ class MethodSpec(SpecTable):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     preset: Annotated[str, one_of(METHOD_FACTORIES)] = Field(
-        default="custom", description="the method to start from; custom: a composition of your own"
+        default="custom",
+        description="the method to start from; custom: a composition of your own",
+        json_schema_extra=allowed_text("a method of `fedtilt methods`, such as fedavg, or custom"),
     )
     name: str = Field(
         default="", description="the name in the run, which is unique", json_schema_extra=allowed_text("a plain name")
