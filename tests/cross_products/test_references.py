@@ -85,7 +85,7 @@ def check(name: str, optimizer: str, client_momentum: float, decay: float) -> No
 
 
 def test_the_table_has_every_preset() -> None:
-    assert {*METHODS} == {*PRESETS}
+    assert {*METHODS} == {name for name, preset in PRESETS.items() if ".published." not in preset.__module__}
 
 
 @pytest.mark.parametrize("number", range(len(METHODS)))

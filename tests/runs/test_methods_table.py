@@ -17,6 +17,7 @@ FED = ft.Federation.build(
 )
 MODEL = partial(ft.models.mlp, hidden=(6,))
 REQUIRED = {"fedtilt": {"tau": 2.0, "lam": -1.0}, "term": {"t": 2.0}, "fedrep": {"head_epochs": 1}}
+REQUIRED |= {"fedminmax": {"weighting": "equal"}, "fedas": {"weighting": "equal"}}  # attackers claim any weight
 METHODS = {name: preset(**REQUIRED.get(name, {})) for name, preset in PRESETS.items()}
 RECIPE = {"rounds": 3, "participation": 0.5, "epochs": 1, "lr": 0.05, "workers": 0}
 

@@ -17,6 +17,7 @@ class Weighting(Component):
 
     kind: ClassVar[str] = "weighting"
     needs_losses: ClassVar[bool] = False  # whether clients declare the loss of the model that they receive
+    claims: ClassVar[str] = ""  # what it counts that clients say of themselves, so that attackers may say anything
 
     def init(self, population: int) -> Slot:
         """The slot of the server before the first round."""
@@ -39,6 +40,7 @@ class BySamples(Weighting):
     """Their numbers of samples, or the sums of their weights."""
 
     rule: ClassVar[str] = "samples"
+    claims: ClassVar[str] = "samples"
 
     def weights(self, round: ServerRound, slot: Slot) -> tuple[Tensor | None, Slot]:
         """The numbers of samples."""

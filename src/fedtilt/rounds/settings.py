@@ -18,7 +18,6 @@ from fedtilt.math import losses
 from fedtilt.math.losses import SampleLoss
 from fedtilt.methods import Method, ServerOptimizer, check_methods
 from fedtilt.methods.server_optimizers import SERVER_OPTIMIZERS
-from fedtilt.methods.weightings import BySamples
 from fedtilt.parts import BUFFER_MODES
 from fedtilt.rounds.attack import Attack
 from fedtilt.rounds.privacy import Privacy
@@ -317,10 +316,11 @@ class TrainSettings:
             for method in methods:
                 self.privacy.check_method(method)
         for method in methods if self.attack is not None else ():
-            if isinstance(method.weighting, BySamples):
+            rule = method.weighting
+            if rule.claims:
                 raise InputError(
-                    f"weighting = 'samples' of method {method.name!r} counts the samples that clients claim, and "
-                    "attackers can claim any number; use weighting = 'equal'"
+                    f"weighting = {rule.label!r} of method {method.name!r} counts the {rule.claims} that clients "
+                    "claim, and attackers can claim any number; use weighting = 'equal'"
                 )
         return methods
 

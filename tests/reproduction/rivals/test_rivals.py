@@ -24,7 +24,8 @@ def test_every_method_has_the_same_number_of_trials_and_all_presets_take_part() 
     trials = rivals.trials(EXPERIMENT.settings)
     assert {len(of_method) for of_method in trials.values()} == {4}
     settings = [setting for of_method in trials.values() for setting in of_method.values()]
-    assert {setting["preset"] for setting in settings} == set(PRESETS)
+    compared = {name for name, preset in PRESETS.items() if ".published." not in preset.__module__}
+    assert {setting["preset"] for setting in settings} == compared
     for of_method in trials.values():
         assert len({str(sorted(setting.items(), key=str)) for setting in of_method.values()}) == 4
         for name, setting in of_method.items():

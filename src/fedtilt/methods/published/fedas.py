@@ -104,6 +104,7 @@ class Fisher(Weighting):
     """
 
     rule: ClassVar[str] = "fisher"
+    claims: ClassVar[str] = "Fisher information"
 
     def weights(self, round: ServerRound, slot: Slot) -> tuple[Tensor | None, Slot]:
         """The traces; equal weights where all are 0."""
