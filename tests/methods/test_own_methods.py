@@ -234,7 +234,7 @@ def test_what_a_component_returns_wrongly_is_one_line(component: Any, problem: s
         ("aggregator", "nowhere:Rule", "there is no module 'nowhere'"),
         ("aggregator", "fedtilt.methods:Missing", "has no function 'Missing'"),
         ("aggregator", "fedtilt.methods:Objective", "is not a class of Aggregator"),
-        ("aggregator", {"rule": "krum", "share": 0.2}, "share = 0.2 of aggregator is not a setting of 'krum', which has"),
+        ("aggregator", {"rule": "krum", "share": 0.2}, "share = 0.2 of aggregator is not a setting of 'krum'"),
         ("aggregator", {"rule": "krum", "bad_share": 0.9}, "bad_share must be a number ≥ 0 and < 0.5, got 0.9"),
         ("weighting", "sampels", "unknown weighting 'sampels'; choose one of equal, samples, loss, afl"),
         ("training", {"share": 1}, "training needs rule; choose one of"),
