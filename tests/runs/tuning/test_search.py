@@ -1,5 +1,6 @@
 """`ft.tune`: grids and samples, stages, kills, budgets and what it refuses."""
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from fedtilt.runs.callback import SearchProgress
 from fedtilt.runs.tuning.search import Search
 from fedtilt.runs.tuning.subject import SpecSubject
 from fedtilt.runs.tuning.tune import parse_duration
-from fedtilt.spec import load
+from fedtilt.spec import MethodSpec, load
 from tests.helpers.callbacks import Calls
 
 MLP = functools.partial(ft.models.mlp, hidden=(8,))
@@ -232,8 +233,8 @@ def test_a_setting_missing_from_a_spec_is_that_of_the_preset_or_of_the_run() -> 
     assert SpecSubject(load("digits"), None, ["lam"]).name == "fedtilt"  # the first that has it
     with pytest.raises(InputError, match="over tau: there is no such setting to tune"):
         SpecSubject(spec, None, ["tau"])
-    term = {"preset": "term", "t": 1.0}
-    both = load("digits").model_copy(update={"methods": (type(spec.methods[0])(**term), *spec.methods)})
+    term = MethodSpec(preset="term", name="term", settings={"t": 1.0})
+    both = dataclasses.replace(load("digits"), methods=(term, *spec.methods))
     with pytest.raises(InputError, match="no method has all of t and mu; term has t"):
         SpecSubject(both, None, ["t", "mu"])
     recipe = SpecSubject(both, None, ["t"]).recipe({"t": 3.0})
