@@ -33,11 +33,9 @@ class Memory(Training):
         if slot["rounds"] > 0:
             start = torch.lerp(parameters_to_vector(model.parameters()), slot["last"], self.share)
             vector_to_parameters(start.detach(), model.parameters())
-        optimizer = torch.optim.SGD(model.parameters(), batches.lr)
-        for x, y in batches:
-            optimizer.zero_grad()
-            batches.loss(model(x), y).mean().backward()
-            optimizer.step()
+        step = batches.stepper(model.parameters())  # with the optimiser and the learning rate of the run
+        for batch in batches.steps:
+            step(batch.mean(batches.loss(model(batch.x), batch.y)))
         last = parameters_to_vector(model.parameters()).detach()
         return ClientResult(model, personal=model, slot={"last": last, "rounds": slot["rounds"] + 1})
 

@@ -37,6 +37,16 @@ METHODS = {
     "fedper": "",
     "fedrep": "head_epochs = 1",
     "pfedme": "mu = 2.0",
+    "aaggff": "",
+    "apfl": "",
+    "fedala": "layers = 2",
+    "fedas": "",
+    "fedbabu": "",
+    "feddbe": "kappa = 1.0",
+    "fedminmax": "",
+    "fedrod": "",
+    "foundationfl": "share = 1.0",
+    "moon": "",
 }
 SETTINGS = "train.rounds=3\ntrain.lr=0.05"
 OPTIONS = {  # that keep state, or must change nothing
@@ -44,7 +54,7 @@ OPTIONS = {  # that keep state, or must change nothing
     "server sgd, audit": "train.server_optimizer=sgd train.audit=true",
     "server adam, client momentum": "train.server_optimizer=adam train.server_lr=0.02 {m}.client_momentum=0.5",
     "yogi, decay": "train.server_optimizer=yogi train.server_lr=0.02 train.schedule=exponential train.decay=0.8",
-    "buckets of one": '{m}.pre_aggregators=["bucketing"] {m}.bucket_size=1',
+    "buckets of one": '{m}.before=["bucketing"] {m}.before.0.size=1',
 }
 
 
@@ -103,14 +113,14 @@ def test_a_deployment_with_options_gives_the_simulators_states(method_spec: Path
 
 @pytest.mark.parametrize(
     ("method_spec", "reason"),
-    [("scaffold", "has no vector 'control'"), ("qffl", "declares no loss ≥ 0 of the received model")],
+    [("scaffold", "has no tensor 'correction.control'"), ("qffl", "declares no loss ≥ 0 of the received model")],
     indirect=["method_spec"],
 )
 def test_a_reply_without_what_the_method_needs_is_rejected(method_spec: Path, reason: str, tmp_path: Path) -> None:
     def without(reply: Message, site: int, round: int) -> list[Message]:
         content = reply.content
-        if site == 1 and "vector-control" in content:
-            del content["vector-control"]
+        if site == 1 and "tensor-correction.control" in content:
+            del content["tensor-correction.control"]
         if site == 1 and "declared-loss" in content.get("metrics", {}):
             content["metrics"]["declared-loss"] = -1.0
         return [reply]
@@ -121,11 +131,11 @@ def test_a_reply_without_what_the_method_needs_is_rejected(method_spec: Path, re
 
 
 @pytest.mark.parametrize("method_spec", ["scaffold"], indirect=True)
-def test_no_local_vector_leaves_a_site(method_spec: Path, tmp_path: Path) -> None:
+def test_no_local_tensor_leaves_a_site(method_spec: Path, tmp_path: Path) -> None:
     """What travels is the model, and the change of the control variate: never the variate itself."""
     grid = Deployment(Task(spec=method_spec), tmp_path).run(set=SETTINGS)
     records = {
         key for message, reply in grid.sent if not reply.has_error()
         for key, record in reply.content.items() if isinstance(record, ArrayRecord)
     }  # fmt: skip
-    assert records == {"arrays", "vector-control"}
+    assert records == {"arrays", "tensor-correction.control"}

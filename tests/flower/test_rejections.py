@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from torch import Tensor
 
 import fedtilt as ft
+from fedtilt.engine.client import ClientUpdate
 from fedtilt.errors import Diverged
 from fedtilt.files import read_json
 from fedtilt.flower import FedTiltStrategy, RoundPolicy
@@ -22,7 +23,6 @@ from fedtilt.flower.messages import encode_failure, encode_join_reply, encode_tr
 from fedtilt.flower.model_arrays import from_arrays, to_arrays
 from fedtilt.flower.task import FederationInfo
 from fedtilt.parts import Parts
-from fedtilt.rounds.round import ClientUpdate
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.loopback import Deployment
@@ -203,7 +203,7 @@ def equal(a: ArrayRecord, b: ArrayRecord) -> bool:
 
 
 def test_a_robust_rule_stays_robust_if_replies_are_missing() -> None:
-    rule = ft.fedavg(aggregator="trimmed_mean", bad_share=0.34)  # one of the three sites
+    rule = ft.fedavg(aggregator={"rule": "trimmed_mean", "bad_share": 0.34})  # one of the three sites
     strategy, _, replies = round_one(rule)
     with pytest.raises(ft.InputError, match="2 of 3 models can be aggregated, and trimmed_mean .* needs 3"):
         strategy.aggregate_train(1, [replies[0], replies[1]])
@@ -369,7 +369,7 @@ def test_below_quorum_the_run_stops_with_a_checkpoint_and_can_resume(deployment:
 
 def test_a_server_that_diverges_stops_and_does_not_save_the_model(deployment: Deployment, tmp_path: Path) -> None:
     with pytest.raises(Diverged) as error:
-        deployment.run(set="methods.fedtilt.steps=[3, 1e30]")
+        deployment.run(set='methods.fedtilt.aggregator={rule="tilted", steps=[3, 1e30]}')
     message = str(error.value)
     assert message == (
         "method 'fedtilt' diverged on the server: the aggregated model is not finite; "

@@ -75,9 +75,9 @@ def test_steps_before_a_rule_by_hand() -> None:
     torch.testing.assert_close(aggregate.nearest_neighbor_mixing(FIVE, 0.0), FIVE.mean(0).expand(5, 1))
     with pytest.raises(InputError, match="order must be a permutation of 5 clients"):
         aggregate.bucketing(FIVE, 2, [0, 1])
-    with pytest.raises(InputError, match="bucket_size must be ≥ 1, got 0"):
+    with pytest.raises(InputError, match="^size must be ≥ 1, got 0"):
         aggregate.bucketing(FIVE, 0)
-    with pytest.raises(InputError, match="clip_radius must be a number > 0, got 0"):
+    with pytest.raises(InputError, match="^radius must be a number > 0, got 0"):
         aggregate.clipping(FIVE, torch.zeros(1), 0.0)
 
 

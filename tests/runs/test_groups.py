@@ -132,7 +132,7 @@ def test_a_spec_with_levels_writes_the_figures_by_group(tmp_path: Path) -> None:
     patients().to_csv(tmp_path / "patients.csv", index=False)
     (tmp_path / "patients.toml").write_text(SPEC)
     spec = load(tmp_path / "patients.toml")
-    assert spec.methods[1].to_method().levels == (("class", 2.0), ("ward", float("inf")))
+    assert spec.methods[1].to_method().objective.levels == (("class", 2.0), ("ward", float("inf")))
     (result,) = run_spec(spec, tmp_path / "run").values()
     stored = read_json(tmp_path / "run/results.json")["methods"]["fedtilt"]["groups"]["ward"]
     assert stored["worst"]["mean"] == result["fedtilt"].groups["ward"].worst[1]
@@ -149,8 +149,8 @@ def test_a_spec_with_levels_writes_the_figures_by_group(tmp_path: Path) -> None:
             'levels = [["class", 2.0], ["wadr", 1]]',
             "levels of method 'fedtilt' have 'wadr', but the data has the groups",
         ),
-        ('levels = ["class", "ward"]', "methods.fedtilt.levels = "),
-        ('levels = [["ward", 2.0]]\ntau = 1.0', "tau = 1 of method 'fedtilt' has no effect beside levels"),
+        ('levels = ["class", "ward"]', "method 'fedtilt': levels are pairs of groups and a tilt, from inner to outer"),
+        ('levels = [["ward", 2.0]]\ntau = 1.0', "method 'fedtilt': tau = 1 has no effect beside levels; leave it out"),
         ("q = 1.0", "methods.fedtilt.tau is missing; preset 'fedtilt' needs tau and lam"),
     ],
 )

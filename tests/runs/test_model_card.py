@@ -60,8 +60,10 @@ def test_the_card_of_a_shared_model_has_clients_classes_and_groups(run: tuple[Pa
             assert row(name, int(sums[:, k].sum()), int(total[:, k].sum())) in text
     statement = str(found.certificate(by="sex"))
     assert statement[1:] in text
-    assert "method.mu | inf" in text
-    assert "method.tau" not in text  # the default
+    assert "method." not in text  # FedAvg has all defaults
+    personal = card(folder, "fedtilt")
+    assert '| method.objective | { rule = "tilted", tau = 1.0, lam = -2.0 } |' in personal
+    assert '| method.personal | { rule = "proximal", mu = 0.1 } |' in personal
 
 
 def test_the_card_has_the_schema_and_no_values(run: tuple[Path, ft.Result]) -> None:

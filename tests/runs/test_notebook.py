@@ -83,6 +83,6 @@ def test_a_federation_of_many_clients_shows_the_first() -> None:
 def test_a_method_shows_the_settings_that_are_not_the_defaults() -> None:
     shown = ft.fedtilt(tau=2, lam=-1, name="a<b")._repr_html_()
     assert "a&lt;b" in shown
-    assert "tau</td><td>2.0<" in shown
-    assert "lam</td><td>-1.0<" in shown
+    assert "objective</td><td>{ rule = &quot;tilted&quot;, tau = 2.0, lam = -1.0 }<" in shown
+    assert "personal</td><td>{ rule = &quot;proximal&quot; }<" in shown
     assert "aggregator" not in shown

@@ -54,7 +54,7 @@ def test_mlflow(federation: ft.Federation, tmp_path: Path) -> None:
     (run,) = client.search_runs([client.get_experiment_by_name("trial").experiment_id])  # resumed, not a second one
     assert run.info.status == "FINISHED"
     assert run.data.params["train.rounds"] == "4"
-    assert run.data.params["methods.tilted lam:-2.lam"] == "-2.0"
+    assert run.data.params["methods.tilted lam:-2.objective.lam"] == "-2.0"
     logged = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "tilted lam:-2/accuracy")]
     assert logged == accuracies(result, "tilted lam=-2")
 

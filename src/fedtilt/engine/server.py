@@ -58,12 +58,11 @@ class RoundRule:
             samples=torch.tensor([update.samples for update in updates.values()], dtype=torch.float64), root=root,
             sent=sent_by_training(method, updates),
         )  # fmt: skip
-        before = slot_of(server, "weighting")
+        before = {name: tensor.cpu() for name, tensor in slot_of(server, "weighting").items()}  # as the losses are
         weights, slot = method.weighting.weights(given, before)
         if weights is not None:
-            weights = check_tensor(
-                method.weighting, "weights", weights, torch.zeros(len(updates), dtype=weights.dtype).to(weights)
-            )
+            dtype = weights.dtype if isinstance(weights, Tensor) else torch.float64
+            weights = check_tensor(method.weighting, "weights", weights, torch.zeros(len(updates), dtype=dtype))
         slot = check_slot(method.weighting, "the slot of the server", slot, before)
         names = [f"before.{i}" for i in range(len(method.before))] + ["aggregator"]
         slots = {name: slot_of(server, name) for name in names}

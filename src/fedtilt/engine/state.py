@@ -65,8 +65,8 @@ def initial_server(method: Method, parts: Parts, clients: int, net: nn.Module | 
         slots["optimizer"] = method.optimizer.init(parameters)
     if method.training is not None and net is not None:
         slots["training"] = method.training.init_server(net, clients)
-    for slot, tensors in slots.items():
-        server |= in_slot(slot, tensors)
+    for slot, tensors in slots.items():  # copies: a checkpoint takes no two tensors with the same memory
+        server |= in_slot(slot, {name: tensor.clone() for name, tensor in tensors.items()})
     return server
 
 

@@ -28,6 +28,7 @@ from fedtilt.parts import Parts, Tensors
 from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.rounds.validity import invalid_updates
+from fedtilt.toml_text import format_toml
 
 _log = logging.getLogger("flwr")
 
@@ -64,7 +65,7 @@ class FedTiltStrategy(Strategy):
         settings.check_methods([method])
         check_bad_share([method], settings.clients_per_round(info.sites))
         self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
-        self._parts, self._info = parts, info
+        self._parts, self._info, self._net = parts, info, net
         self._messages = messages_of(method, parts, info.sites, net)
         self._history = TrainingHistory.new()
         self._rounds_before = 0  # rounds done before this run
@@ -93,7 +94,7 @@ class FedTiltStrategy(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Train to the last round, from the model's weights or from the last checkpoint of the run folder."""
-        server: Tensors = initial_server(self.method, self._parts, self._info.sites)
+        server: Tensors = initial_server(self.method, self._parts, self._info.sites, self._net)
         if initial_arrays is not None:
             server = {**server, **from_arrays(initial_arrays, self._parts)}
         waits_first = True  # before the folder is changed: if too few sites join, it stays as it is
@@ -154,7 +155,7 @@ class FedTiltStrategy(Strategy):
 
     def summary(self) -> None:
         """Log the settings."""
-        _log.info("\t├── method: %s", self.method)
+        _log.info("\t├── method: %s %s", self.method.name, format_toml(self.method.to_table()))
         _log.info("\t├── sites: %d, of which %d have joined", self._info.sites, len(self.membership.nodes()))
         _log.info("\t└── rounds done before: %d of %d", self._rounds_before, self.settings.rounds)
 

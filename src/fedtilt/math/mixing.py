@@ -74,7 +74,7 @@ def bucketing(models: Tensor, size: int = 2, order: Sequence[int] | None = None)
 def bucket_weights(count: int, size: int = 2, order: Sequence[int] | None = None) -> Tensor:
     """The weights (B, C) with which `bucketing` mixes clients."""
     if size < 1:
-        raise InputError(f"bucket_size must be ≥ 1, got {size}")
+        raise InputError(f"size must be ≥ 1, got {size}")
     clients = list(range(count)) if order is None else list(order)
     if sorted(clients) != list(range(count)):
         raise InputError(f"order must be a permutation of {count} clients, got {clients}")

@@ -132,7 +132,7 @@ def clip_factors(models: Tensor, origin: Tensor, radius: float | None) -> Tensor
         radius: the largest L2 norm of an update; None: the median norm
     """
     if radius is not None and not 0 < radius < math.inf:
-        raise InputError(f"clip_radius must be a number > 0, got {radius}")
+        raise InputError(f"radius must be a number > 0, got {radius}")
     length = distances_to(models, get_distance("l2"), origin)
     bound = length.median() if radius is None else torch.as_tensor(radius, dtype=length.dtype, device=length.device)
     return (bound / length.where(length > 0, 1.0)).clamp(max=1.0)

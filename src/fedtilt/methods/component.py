@@ -67,7 +67,7 @@ class ServerRound:
     round: int = 1
     seed: int = 0
     lr: float = 1.0  # the clients' learning rate
-    samples: Tensor | None = None  # (C,) how much their samples count
+    samples: Tensor | None = None  # (C,) how much their samples count, on the CPU as all (C,)
     losses: Tensor | None = None  # (C,) of the model that they received, if a component needs them
     weights: Tensor | None = None  # (C,) of the clients; None: equal
     root: Tensor | None = None  # (P,) the model that the server trained on its root set

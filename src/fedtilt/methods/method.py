@@ -30,6 +30,7 @@ from fedtilt.methods.personal import Moreau, PersonalModel
 from fedtilt.methods.server_optimizers import ServerOptimizer
 from fedtilt.methods.training import Training
 from fedtilt.methods.weightings import Weighting
+from fedtilt.toml_text import format_toml
 
 # component of a method → the built-in ones by name
 COMPONENTS: dict[str, Mapping[str, type[Component]]] = {
@@ -290,12 +291,20 @@ class Method:
         return table
 
     def settings(self) -> dict[str, Any]:
-        """What a search may vary, by name: the arguments of its preset, then `component.setting` of its components."""
+        """What a search may vary, by name: the arguments of its preset, components, and `component.setting`."""
         found = dict(self.made.arguments) if self.made is not None else {}
         found |= {"lr": self.lr, "client_momentum": self.client_momentum, "prox": self.prox}
-        for slot, part in self.components().items():
+        parts = self.components()
+        found |= {
+            slot: part.label for slot, part in parts.items() if slot not in ("local", "optimizer") and "." not in slot
+        }
+        for slot, part in parts.items():
             found |= {f"{slot}.{key}": value for key, value in part.settings(all=True).items()}
         return found
+
+    def changed_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Those that name another component, and all that are no components: the same rule keeps its settings."""
+        return {k: v for k, v in settings.items() if k not in COMPONENTS or v != self.settings().get(k)}
 
     def with_settings(self, settings: Mapping[str, Any]) -> Self:
         """The same method with other values of `settings`, or with other components."""
@@ -307,7 +316,8 @@ class Method:
                     f"{key} = {value!r} is not a setting of method {self.name!r}, which has {', '.join(known)}; leave "
                     "it out"
                 )
-        own = {} if self.made is None else {k: v for k, v in settings.items() if k in self.made.arguments}
+        settings = self.changed_settings(settings)
+        own = {} if self.made is None else {k: v for k, v in settings.items() if "." not in k}
         if own:
             assert self.made is not None
             method = self.made.preset(**{**self.made.arguments, **own}, name=self.name)
@@ -327,5 +337,5 @@ class Method:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what differs from the defaults."""
-        rows = [(key, str(value)) for key, value in self.to_table().items()]
+        rows = [(key, format_toml(value)) for key, value in self.to_table().items()]
         return html_table(f"Method {self.name!r}", ["part", "value"], rows, "All others have their defaults.")

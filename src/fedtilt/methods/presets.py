@@ -110,7 +110,8 @@ def fedtilt(
         raise InputError(
             f"method {name!r} needs {'lam' if lam is None else 'tau, or levels'}, such as fedtilt(tau=5, lam=-1)"
         )
-    objective = _named(name, lambda: TiltedLosses(0.0 if tau is None else tau, lam, levels))  # type: ignore[arg-type]
+    tilt = 0.0 if tau is None else tau
+    objective = _named(name, lambda: TiltedLosses(tilt, lam, levels))  # type: ignore[arg-type]
     return compose(
         name, _with_q(name, q, components), objective=objective,
         personal=proximal(name, mu, lr_personal, epochs_personal, personal_start),

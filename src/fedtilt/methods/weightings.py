@@ -13,7 +13,7 @@ from fedtilt.methods.component import Component, ServerRound, Slot
 
 @dataclass(frozen=True)
 class Weighting(Component):
-    """The weights of a round's clients."""
+    """The weights of a round's clients; numbers of clients and its slot are on the CPU, wherever models train."""
 
     kind: ClassVar[str] = "weighting"
     needs_losses: ClassVar[bool] = False  # whether clients declare the loss of the model that they receive

@@ -21,6 +21,7 @@ from fedtilt.runs.export import Export
 from fedtilt.runs.seed_run import open_seed
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.provenance import read_record
+from fedtilt.toml_text import format_toml
 from fedtilt.version import __version__
 
 _CONFIDENCE = 0.95
@@ -102,7 +103,8 @@ def _data(fingerprint: Mapping[str, Any], description: Mapping[str, Any]) -> str
 
 
 def _training(fingerprint: Mapping[str, Any], method: str) -> str:
-    rows = [[f"method.{key}", value] for key, value in fingerprint["methods"][method].items() if key != "name"]
+    of_method = {k: v for k, v in fingerprint["methods"][method].items() if k != "name" and v is not None}
+    rows = [[f"method.{k}", format_toml(v) if isinstance(v, dict | list) else v] for k, v in of_method.items()]
     train = fingerprint["train"]
     rows += [[key, train[key]] for key in _SETTINGS if train.get(key) is not None]
     note = "Settings of the method that are not listed have their defaults."

@@ -24,15 +24,14 @@ class FedAla(Reference):
             while True:
                 for p, a, b, w in zip(net[-1].parameters(), last, received, weights, strict=True):
                     p.data = a + (b - a) * w
-                if len(losses) > (10 if is_first else 0) and (
-                    not is_first or statistics.pstdev(losses[-10:]) < 0.1
-                ):
+                if len(losses) > (10 if is_first else 0) and (not is_first or statistics.pstdev(losses[-10:]) < 0.1):
                     break
                 loss = F.cross_entropy(net(x), y)
                 losses.append(loss.item())
                 grads = torch.autograd.grad(loss, [*net[-1].parameters()])
                 weights = [
-                    (w - 2.0 * g * (b - a)).clamp(0, 1) for w, g, a, b in zip(weights, grads, last, received, strict=True)
+                    (w - 2.0 * g * (b - a)).clamp(0, 1)
+                    for w, g, a, b in zip(weights, grads, last, received, strict=True)
                 ]
         else:
             weights = [torch.ones_like(p) for p in net[-1].parameters()]

@@ -1,5 +1,8 @@
 """FedMinMax: weights of groups over all clients."""
 
+import dataclasses
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +11,7 @@ from torch import Tensor, nn
 import fedtilt as ft
 from fedtilt.errors import InputError
 from fedtilt.methods import fedminmax
-from tests.methods.published.reference import CLIENTS, FED, MODEL, RECIPE, STEPS, Reference, check, close, descend, shared
+from tests.methods.published.reference import FED, MODEL, RECIPE, STEPS, Reference, check, close, descend, shared
 
 
 def projection(values: Tensor) -> Tensor:
@@ -57,13 +60,27 @@ def test_it_is_the_papers_update() -> None:
     assert not torch.allclose(last.state.shared["fedminmax"], shared(ft.fedavg(weighting="samples")), atol=1e-4)
 
 
-def test_one_group_is_fedavg() -> None:
-    """Every sample is of the only group that the data names."""
-    data = ft.data.load("digits")
-    one = ft.data.from_arrays(
-        data.x_train, data.y_train, data.x_test, data.y_test, groups=torch.zeros(len(data.y_train), dtype=torch.long)
-    ) if False else None  # fmt: skip
-    assert one is None
+def federation(groups: Callable[[Tensor], Tensor], names: tuple[str, ...]) -> ft.Federation:
+    data = FED.dataset
+    columns = {"group_train": {"parity": groups(data.y_train)}, "group_test": {"parity": groups(data.y_test)}}
+    grouped = dataclasses.replace(data, **columns, group_names={"parity": names})
+    return dataclasses.replace(FED, dataset=grouped)
+
+
+def test_one_group_is_fedavg_by_samples() -> None:
+    fed = federation(torch.zeros_like, ("all", "none"))
+    methods = [fedminmax(1.0, groups=2), ft.fedavg(weighting="samples")]
+    *_, last = ft.simulate(methods, fed, MODEL, **RECIPE)
+    close(last.state.shared["fedminmax"], last.state.shared["fedavg"])
+
+
+def test_groups_are_those_that_the_data_names() -> None:
+    fed = federation(lambda y: y % 2, ("even", "odd"))
+    *_, last = ft.simulate([fedminmax(0.1, groups=2)], fed, MODEL, **RECIPE)
+    mu, samples = (last.state.server["fedminmax"][f"training.{name}"] for name in ("mu", "samples"))
+    assert mu.shape == (2,)
+    assert float(mu.sum()) == pytest.approx(1)
+    assert not torch.allclose(mu, samples / samples.sum())
 
 
 def test_the_first_round_is_fedavg_by_samples() -> None:
@@ -73,4 +90,3 @@ def test_the_first_round_is_fedavg_by_samples() -> None:
 def test_more_groups_than_it_knows_are_refused() -> None:
     with pytest.raises(InputError, match="'fedminmax' knows 2 groups, and the data has more; set groups"):
         list(ft.simulate([fedminmax(groups=2)], FED, MODEL, **RECIPE))
-    assert CLIENTS == 3

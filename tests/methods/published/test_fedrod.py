@@ -11,7 +11,7 @@ import fedtilt as ft
 from fedtilt.errors import InputError
 from fedtilt.methods import fedrod
 from fedtilt.models import parameters_to_vector
-from tests.methods.published.reference import RECIPE, STEPS, Reference, check, close, descend, shared
+from tests.methods.published.reference import MODEL, RECIPE, STEPS, Reference, check, close, descend, shared
 
 
 class FedRod(Reference):
@@ -47,7 +47,8 @@ def test_without_balance_the_shared_model_is_fedavgs() -> None:
 
 
 def test_numbers_are_refused() -> None:
-    data = ft.data.from_arrays(torch.randn(60, 4), torch.randn(60))
+    x, y = torch.randn(60, 4), torch.randn(60)
+    data = ft.data.Dataset(name="numbers", x_train=x, y_train=y, x_test=x, y_test=y, task="regression")
     federation = ft.Federation.build(data, clients=3, partition="iid", seed=1)
     with pytest.raises(InputError, match="'fedrod' is for classes; the targets are numbers"):
-        list(ft.simulate([fedrod()], federation, "mlp", **RECIPE))
+        list(ft.simulate([fedrod()], federation, MODEL, **RECIPE))

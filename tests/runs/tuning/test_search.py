@@ -9,6 +9,9 @@ import torch
 
 import fedtilt as ft
 from fedtilt.errors import InputError
+from fedtilt.methods.aggregators import Krum
+from fedtilt.methods.before import Clip
+from fedtilt.methods.objectives import Tilted
 from fedtilt.runs.callback import SearchProgress
 from fedtilt.runs.tuning.search import Search
 from fedtilt.runs.tuning.subject import SpecSubject
@@ -190,7 +193,7 @@ def test_impossible_combinations_are_named_and_impossible_values_refused() -> No
         "1 setting, 'fedtilt aggregator=median q=1', is not possible and left out: "
         + tuning.impossible["fedtilt aggregator=median q=1"]
     ]
-    with pytest.raises(InputError, match="mu of method 'fedtilt' must be ≥ 0, got -1"):
+    with pytest.raises(InputError, match="method 'fedtilt': proximal: mu must be a number ≥ 0, got -1"):
         tune(over={"mu": [0.1, -1], "lam": [0, 1]})
 
 
@@ -222,7 +225,7 @@ def test_a_federation_without_validation_data_and_several_methods_are_refused() 
         ft.tune([METHOD], bare, MLP, **TRAIN)
     with pytest.raises(InputError, match="there are 2 methods; name the one to tune, such as method='fedtilt'"):
         ft.tune([METHOD, ft.ditto()], federation(), MLP, **TRAIN)
-    with pytest.raises(InputError, match="mu of method 'fedavg' is inf: it has no personal models"):
+    with pytest.raises(InputError, match="over mu: there is no such setting to tune; choose from lr, client_mom"):
         ft.tune([ft.fedavg()], federation(), MLP, over={"mu": [1]}, **TRAIN)
 
 
@@ -238,7 +241,24 @@ def test_a_setting_missing_from_a_spec_is_that_of_the_preset_or_of_the_run() -> 
     with pytest.raises(InputError, match="no method has all of t and mu; term has t"):
         SpecSubject(both, None, ["t", "mu"])
     recipe = SpecSubject(both, None, ["t"]).recipe({"t": 3.0})
-    assert (recipe.method.tau, recipe.method.lam) == (3.0, 3.0)
+    assert recipe.method.objective == Tilted(3.0, 3.0)
+
+
+def test_components_and_their_settings_are_axes() -> None:
+    raw = {"preset": "ditto", "aggregator": {"rule": "krum", "bad_share": 0.2}, "before": ["clipping"]}
+    base = load("digits")
+    subject = SpecSubject(
+        base.model_copy(update={"methods": (type(base.methods[0])(**raw),)}), None,
+        ["aggregator", "aggregator.bad_share", "before.0.radius", "personal.mu"],
+    )  # fmt: skip
+    assert subject.yours == {
+        "aggregator": "krum",
+        "aggregator.bad_share": 0.2,
+        "before.0.radius": None,
+        "personal.mu": 0.01,
+    }
+    krum = subject.recipe({"aggregator": "krum", "aggregator.bad_share": 0.3, "before.0.radius": 2.0}).method
+    assert krum == ft.ditto(aggregator=Krum(0.3), before=Clip(2.0))
 
 
 def test_numbers_as_targets_are_compared_by_their_error() -> None:

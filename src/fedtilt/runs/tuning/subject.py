@@ -227,7 +227,8 @@ class SpecSubject:
         of_method = {key: value for key, value in setting.items() if key in self._method_settings(self.index)}
         of_training = {key: value for key, value in setting.items() if key not in of_method}
         methods = [copy.deepcopy(dict(method)) for method in raw["methods"]]
-        for key, value in of_method.items():
+        method = self.spec.methods[self.index].to_method()
+        for key, value in method.changed_settings(of_method).items():
             table, name = component_table(methods[self.index], key)
             table[name] = value
         return parse({**raw, "methods": methods, "train": {**raw.get("train", {}), **of_training}})
@@ -265,7 +266,7 @@ def _current(method: Method, settings: TrainSettings, axis: str) -> Any:
         "personal.epochs": settings.epochs,
     }  # fmt: skip
     own = method.settings().get(axis)
-    if own is not None:
+    if own is not None or ("." in axis and axis not in of_run):
         return own
     return of_run[axis] if axis in of_run else getattr(settings, axis)
 
@@ -278,7 +279,7 @@ def _index(names: Sequence[str], method: str | None) -> int:
 
 def _unknown_axis(axis: str, known: Sequence[str]) -> InputError:
     close = difflib.get_close_matches(axis, known, n=1)
-    remedy = f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+    remedy = f"did you mean {close[0]}?" if close else f"choose from {', '.join(dict.fromkeys(known))}"
     return InputError(f"over {axis}: there is no such setting to tune; {remedy}")
 
 
