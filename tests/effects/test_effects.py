@@ -203,7 +203,17 @@ def test_a_key_that_is_not_in_the_results_arrives_where_it_is_used(key: str, tmp
 
 # Parameters in Python
 
-OTHERS = ("methods", "federation", "model", "out", "callbacks", "progress", "checkpoint_seconds", "memory_limit")
+OTHERS = (
+    "methods",
+    "federation",
+    "model",
+    "out",
+    "callbacks",
+    "progress",
+    "checkpoint_seconds",
+    "memory_limit",
+    "settings",
+)
 
 
 def test_every_parameter_of_run_is_a_training_setting_or_has_a_test_here() -> None:

@@ -35,7 +35,7 @@ def setting(
         inf: whether a number may be infinite
         heading: stands above this and the following settings in the annotated spec
         only_with: another setting → the values with which this one has an effect; empty: all but its default
-        check: raises a ValueError if a value of the right type in a file is not possible
+        check: whether a value of the right type is possible, in a file
         in_table: whether it is a key of its table in a file
     """
     limits = {key: value for key, value in {"ge": ge, "gt": gt, "le": le, "lt": lt}.items() if value is not None}

@@ -59,10 +59,9 @@ def convert(value: Any, field: Field[Any]) -> Any:
     if value is None and field.default is None:
         return None
     value = _to_type(value, field.type, field.metadata)
-    if field.metadata["choices"] and value not in field.metadata["choices"]:
+    choices, check = field.metadata["choices"], field.metadata["check"]
+    if (choices and value not in choices) or (check is not None and not check(value)):
         raise ValueError("not one of the choices")
-    if field.metadata["check"] is not None:
-        field.metadata["check"](value)
     return value
 
 

@@ -11,12 +11,6 @@ _OF_FILE = ("target", "client", "group", "weight", "drop", "schema", "split", "s
 _OF_IMAGES = ("image_size", "image_channels")
 
 
-def not_empty(value: object) -> None:
-    """Refuse an empty list."""
-    if value == ():
-        raise ValueError("an empty list")
-
-
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
     """`[data]`."""
@@ -46,7 +40,7 @@ class DataSpec:
         "metrics are given for them; not an input of the model",
         example="sex",
         allowed="a column of file, or a list of columns",
-        check=not_empty,
+        check=lambda columns: columns != (),
     )
     weight: Name | None = setting(
         None,

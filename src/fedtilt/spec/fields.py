@@ -23,10 +23,8 @@ from fedtilt.models import MODELS
 from fedtilt.rounds.attack import Attack
 from fedtilt.rounds.privacy import Privacy
 from fedtilt.rounds.settings import TrainSettings
-from fedtilt.spec.data_fields import DataSpec, not_empty
+from fedtilt.spec.data_fields import DataSpec
 from fedtilt.spec.method import MethodSpec
-
-DEVICE = r"auto|cpu|cuda(:\d+|:all)?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,17 +109,10 @@ def _spec_words(error: InputError) -> str:
     return str(error).replace("outlier_", "outliers.").replace("set outliers =", "set outliers.kind =")
 
 
-def _check_model_name(name: str) -> None:
-    if name not in MODELS and not is_function_path(name):
-        raise ValueError("neither a built-in model nor a function")
-
-
-def _check_arguments(value: Any) -> None:
-    """Refuse values other than numbers, text, true and false, lists and tables of them."""
-    if not isinstance(value, bool | int | float | str | list | dict):
-        raise ValueError("not an argument")
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _check_arguments(part)
+def _is_argument(value: Any) -> bool:
+    """Whether this is a number, text, true or false, or a list or table of them."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return isinstance(value, bool | int | float | str | list | dict) and all(map(_is_argument, parts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,13 +124,13 @@ class ModelSpec:
         "the model every client trains; your own is a function, found from the current folder, that returns an "
         "nn.Module and may take input_shape and classes",
         allowed=f"one of {', '.join(MODELS)}, or package.module:function",
-        check=_check_model_name,
+        check=lambda name: name in MODELS or is_function_path(name),
     )
     arguments: dict[str, Any] = setting(
         {},
         "further arguments of your own function; it may be a table [model.arguments] too",
         allowed="a table, such as {width = 64}",
-        check=_check_arguments,
+        check=_is_argument,
     )
     hidden: tuple[int, ...] = setting(
         (200, 200),
@@ -154,7 +145,7 @@ class ModelSpec:
         ge=1,
         allowed="a list of one or more whole numbers ≥ 1",
         only_with={"name": ["cnn"]},
-        check=not_empty,
+        check=bool,
     )
 
     def __post_init__(self) -> None:
@@ -177,21 +168,11 @@ class StorageSpec:
     )
 
 
-def _check_device(value: str) -> None:
-    if not re.fullmatch(DEVICE, value):
-        raise ValueError("not a device")
-
-
-def _check_name(value: str) -> None:
-    if not is_plain_name(value):
-        raise ValueError("not a plain name")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Spec:
     """A spec: federation, model, training and the methods to compare."""
 
-    name: str = setting(REQUIRED, "the name of the run", allowed="a plain name without slashes", check=_check_name)
+    name: str = setting(REQUIRED, "the name of the run", allowed="a plain name without slashes", check=is_plain_name)
     seed: int = setting(0, "the first seed; all random numbers depend on it", ge=0)
     seeds: int = setting(1, "the number of seeds, counted up from the first; results are mean ± std", ge=1)
     task: str = setting(
@@ -203,7 +184,7 @@ class Spec:
         "auto",
         "the device to train on; auto: CUDA if available; cuda:all: all GPUs of this machine",
         allowed="auto, cpu, cuda, cuda:N or cuda:all",
-        check=_check_device,
+        check=re.compile(r"auto|cpu|cuda(:\d+|:all)?").fullmatch,
     )
     data: DataSpec = setting(DataSpec(), "the data set")
     clients: ClientsSpec = setting(ClientsSpec(), "how the data is divided among clients")

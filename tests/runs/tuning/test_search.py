@@ -245,12 +245,10 @@ def test_a_setting_missing_from_a_spec_is_that_of_the_preset_or_of_the_run() -> 
 
 
 def test_components_and_their_settings_are_axes() -> None:
-    raw = {"preset": "ditto", "aggregator": {"rule": "krum", "bad_share": 0.2}, "before": ["clipping"]}
-    base = load("digits")
-    subject = SpecSubject(
-        base.model_copy(update={"methods": (type(base.methods[0])(**raw),)}), None,
-        ["aggregator", "aggregator.bad_share", "before.0.radius", "personal.mu"],
-    )  # fmt: skip
+    settings = {"aggregator": {"rule": "krum", "bad_share": 0.2}, "before": ["clipping"]}
+    method = MethodSpec(preset="ditto", name="ditto", settings=settings)
+    base = dataclasses.replace(load("digits"), methods=(method,))
+    subject = SpecSubject(base, None, ["aggregator", "aggregator.bad_share", "before.0.radius", "personal.mu"])
     assert subject.yours == {
         "aggregator": "krum",
         "aggregator.bad_share": 0.2,
