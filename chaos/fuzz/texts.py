@@ -17,6 +17,7 @@ from chaos.fuzz.mutate import ODD_TEXTS, ODD_VALUES, dump_json, mutated_bytes, m
 from chaos.fuzz.runner import Read
 from chaos.small_run import SPEC, TABLE
 from fedtilt import spec
+from fedtilt.config.setting_fields import settings_of
 from fedtilt.data.tables.schema import read_schema
 from fedtilt.spec.fields import TABLES
 from fedtilt.spec.method import MethodSpec
@@ -58,8 +59,8 @@ def _without_none(value: Any) -> Any:
 
 def overrides(folder: Path) -> Read:
     """Texts after --set, names after --method, and seeds."""
-    keys = [f"{table}.{key}" for table, fields in TABLES.items() for key in fields.model_fields]
-    keys += [f"methods.fedtilt.{key}" for key in MethodSpec.model_fields] + ["seed", "seeds", "device", "name"]
+    keys = [f"{table}.{key}" for table, settings in TABLES.items() for key in settings_of(settings)]
+    keys += [f"methods.fedtilt.{key}" for key in settings_of(MethodSpec)] + ["seed", "seeds", "device", "name"]
 
     def read(rng: random.Random) -> None:
         value = rng.choice(ODD_VALUES)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from fedtilt.rounds.attack import Attack
     from fedtilt.rounds.privacy import Privacy
+    from fedtilt.rounds.settings import TrainSettings
     from fedtilt.runs import trackers
     from fedtilt.runs.callback import Callback
     from fedtilt.runs.run import run
@@ -59,6 +60,7 @@ else:
             "Result": "fedtilt.evaluation.results:Result",
             "Round": "fedtilt.simulation:Round",
             "TiltedLoss": "fedtilt.math.losses:TiltedLoss",
+            "TrainSettings": "fedtilt.rounds.settings:TrainSettings",
             "Tuning": "fedtilt.runs.tuning.result:Tuning",
             "afl": "fedtilt.methods:afl",
             "aggregate": "fedtilt.math.aggregate",
@@ -105,6 +107,7 @@ __all__ = [
     "Result",
     "Round",
     "TiltedLoss",
+    "TrainSettings",
     "Tuning",
     "__version__",
     "afl",

@@ -58,3 +58,7 @@ def test_a_spec_for_a_table(fedtilt, tmp_path: Path) -> None:
         assert result.code == 2
         assert message in result.err.replace("\n", " ")
         assert not Path("other.toml").exists()
+
+
+def test_the_json_schema_is_printed(fedtilt) -> None:
+    assert fedtilt("init", "--json-schema").out == spec.json_schema()

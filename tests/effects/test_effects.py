@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 import fedtilt as ft
+from fedtilt.config.setting_fields import settings_of
 from fedtilt.errors import InputError
 from fedtilt.methods import COMPONENTS, PRESETS, Method, check_rates_used
 from fedtilt.rounds.executors import InProcessExecutor
@@ -33,9 +34,9 @@ from fedtilt.training import native
 from tests.effects.cases import CASES, COMPONENT_CASES, NOT_IN_RESULTS, PLAIN, Keys, method
 from tests.effects.outcome import digest, outcome, prepared_of, spec_of
 
-KEYS = [key for key in Spec.model_fields if key not in (*TABLES, "methods")]
-KEYS += [f"{name}.{key}" for name, table in TABLES.items() for key in table.model_fields]
-KEYS += [f"methods.{key}" for key in (*MethodSpec.model_fields, *method_keys())]
+KEYS = [key for key in settings_of(Spec) if key not in (*TABLES, "methods")]
+KEYS += [f"{name}.{key}" for name, table in TABLES.items() for key in settings_of(table)]
+KEYS += [f"methods.{key}" for key in (*settings_of(MethodSpec), *method_keys())]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -202,7 +203,17 @@ def test_a_key_that_is_not_in_the_results_arrives_where_it_is_used(key: str, tmp
 
 # Parameters in Python
 
-OTHERS = ("methods", "federation", "model", "out", "callbacks", "progress", "checkpoint_seconds", "memory_limit")
+OTHERS = (
+    "methods",
+    "federation",
+    "model",
+    "out",
+    "callbacks",
+    "progress",
+    "checkpoint_seconds",
+    "memory_limit",
+    "settings",
+)
 
 
 def test_every_parameter_of_run_is_a_training_setting_or_has_a_test_here() -> None:

@@ -138,13 +138,13 @@ def test_the_privacy_table_of_a_spec(tmp_path: Path) -> None:
     overrides = ["privacy.clip=1", "privacy.epsilon=20", "privacy.delta=1e-5", "train.rounds=2"]
     overrides += ["train.participation=1"]  # with sampled clients, choosing the noise takes seconds
     spec = load("digits", methods=["fedavg"], overrides=overrides)
-    assert spec.privacy.to_privacy() == ft.Privacy(clip=1.0, epsilon=20.0, delta=1e-5)
+    assert spec.privacy == ft.Privacy(clip=1.0, epsilon=20.0, delta=1e-5)
     (tmp_path / "spec.toml").write_text(dump(spec))
     assert load(tmp_path / "spec.toml") == spec
     run_spec(spec, tmp_path / "run")
     last = read_json(tmp_path / "run/results.json")["methods"]["fedavg"]["last"][0]
     assert 19.9 < last["privacy"]["epsilon"] <= 20
-    assert load("digits").privacy.to_privacy() is None
+    assert load("digits").privacy is None
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ WRONG_VALUES = [
     (["methods.ditto.local=last"], r"local of method 'ditto': local is a list of patterns, such as \['last'\]"),
     (
         ["methods.ditto.training=x"],
-        r"unknown training 'x' of method 'ditto'; choose one of",
+        r"unknown training 'x' of method 'ditto'; choose one of .*, or name your own as module:Class",
     ),
     (["methods.ditto.weighting=no:such"], r"weighting of method 'ditto' = 'no:such': there is no module 'no'; install"),
     (
@@ -171,7 +171,6 @@ def error_message(make):
         make()
     text = str(caught.value)
     assert "\n" not in text
-    assert "pydantic" not in text.lower()
     assert len(text) < 250
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
     return text

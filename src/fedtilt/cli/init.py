@@ -28,10 +28,16 @@ def init(
     reference: Annotated[
         bool, typer.Option("--reference", hidden=True, help="Print the text of docs/spec.md.")
     ] = False,
+    json_schema: Annotated[
+        bool, typer.Option("--json-schema", help="Print a JSON schema of specs, for editors, in place of a spec.")
+    ] = False,
 ) -> None:
     """Write an annotated spec to start from: the built-in spec digits, or one for your own table."""
     if reference:
         echo(spec.reference().rstrip("\n"))
+        return
+    if json_schema:
+        echo(spec.json_schema().rstrip("\n"))
         return
     if path.is_dir():
         raise InputError(f"{path} is a folder; name a file in it, as in {path / 'fedtilt.toml'}")

@@ -1,19 +1,24 @@
-"""Fields of a settings dataclass that carry their meaning and limits, from which specs, docs and errors are written."""
+"""Fields of a settings dataclass: type, default, limits and meaning; specs, docs and errors are written from them."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import Field, field, fields
-from typing import Any, get_args, get_origin
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, field, fields
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from fedtilt import checks
 from fedtilt.checks import number, whole
 from fedtilt.errors import InputError
 
+REQUIRED: Any = MISSING  # a setting without a default
+Name = Annotated[str, "a file may have a whole number"]  # a column may be called 1
+
 
 def setting(
     default: Any, meaning: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None,
-    lt: float | None = None, choices: Iterable[str] = (), example: Any = None, allowed: str = "", heading: str = "",
+    lt: float | None = None, choices: Iterable[Any] = (), example: Any = None, allowed: str = "", heading: str = "",
     inf: bool = False, only_with: Mapping[str, Iterable[Any]] | None = None,
+    check: Callable[[Any], object] | None = None, in_table: bool = True,
 ) -> Any:  # fmt: skip
     """A field; with a default of None it is optional.
 
@@ -24,20 +29,83 @@ def setting(
         gt: > this
         le: ≤ this
         lt: < this
-        choices: the words it may be
+        choices: the values it may have
         example: a value for the annotated spec, if the default is None
         allowed: the allowed values in words, if its type and limits are not enough
         inf: whether a number may be infinite
         heading: stands above this and the following settings in the annotated spec
         only_with: another setting → the values with which this one has an effect; empty: all but its default
+        check: whether a value of the right type is possible, in a file
+        in_table: whether it is a key of its table in a file
     """
     limits = {key: value for key, value in {"ge": ge, "gt": gt, "le": le, "lt": lt}.items() if value is not None}
     metadata = {
         "meaning": meaning, "limits": limits, "choices": tuple(choices), "example": example, "allowed": allowed,
-        "heading": heading, "inf": inf,
+        "heading": heading, "inf": inf, "check": check, "in_table": in_table,
         "only_with": {name: tuple(values) for name, values in (only_with or {}).items()},
     }  # fmt: skip
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def settings_of(table: Any) -> dict[str, Field[Any]]:
+    """The settings of a dataclass that are keys of its table in a file."""
+    return {each.name: each for each in fields(table) if each.metadata.get("in_table")}
+
+
+def default_of(field: Field[Any]) -> Any:
+    """The value of a setting that is left out; REQUIRED: it has none."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def alternatives(kind: Any) -> list[Any]:
+    """The types of a union, without None.
+
+    >>> alternatives(str | tuple[str, ...] | None)
+    [<class 'str'>, tuple[str, ...]]
+    """
+    is_union = get_origin(kind) in (Union, UnionType)
+    return [each for each in get_args(kind) if each is not NoneType] if is_union else [kind]
+
+
+def allowed_values(field: Field[Any]) -> str:
+    """The allowed values of a setting, in words.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Sampling:
+    ...     participation: float = setting(0.1, "the share of clients that take part in a round", gt=0, le=1)
+    >>> allowed_values(settings_of(Sampling)["participation"])
+    'a number in (0, 1]'
+    """
+    if field.metadata["allowed"]:
+        return str(field.metadata["allowed"])
+    if field.metadata["choices"]:
+        return f"one of {', '.join(map(str, field.metadata['choices']))}"
+    kinds, limits = alternatives(field.type), _limits_text(field.metadata["limits"])
+    if bool in kinds:
+        return "true or false"
+    if float not in kinds:
+        return f"a whole number{limits}" if int in kinds else "text"
+    if field.metadata["inf"]:
+        return f"a number{limits}, inf too" if limits else "a number, inf and -inf too"
+    return f"a number{limits}" if limits.startswith(" in") else f"a finite number{limits}"
+
+
+def _limits_text(limits: Mapping[str, float]) -> str:
+    low = f"≥ {limits['ge']}" if "ge" in limits else f"> {limits['gt']}" if "gt" in limits else ""
+    high = f"{limits['le']}]" if "le" in limits else f"{limits['lt']})" if "lt" in limits else ""
+    if low and high:
+        return f" in {'[' if low[0] == '≥' else '('}{low[2:]}, {high}"
+    return f" {low}" if low else ""
+
+
+def is_within(value: float, limits: Mapping[str, float], inf: bool) -> bool:
+    """Whether a number is within these limits, and finite unless it may be infinite; NaN never is."""
+    below = value < limits.get("ge", -math.inf) or ("gt" in limits and value <= limits["gt"])
+    above = value > limits.get("le", math.inf) or ("lt" in limits and value >= limits["lt"])
+    return not (below or above or value != value or (not inf and value in (math.inf, -math.inf)))
 
 
 def check_value(field: Field[Any], value: Any) -> Any:
@@ -65,9 +133,7 @@ def check_value(field: Field[Any], value: Any) -> Any:
 def _check_number(value: Any, name: str, limits: Mapping[str, float], inf: bool) -> float:
     """A number within the limits, or an InputError."""
     value = number(value, name)
-    below = value < limits.get("ge", -math.inf) or ("gt" in limits and value <= limits["gt"])
-    above = value > limits.get("le", math.inf) or ("lt" in limits and value >= limits["lt"])
-    if below or above or (math.isinf(value) and not inf):
+    if not is_within(value, limits, inf):
         low = f" ≥ {limits['ge']:g}" if "ge" in limits else f" > {limits['gt']:g}" if "gt" in limits else ""
         high = f" ≤ {limits['le']:g}" if "le" in limits else f" < {limits['lt']:g}" if "lt" in limits else ""
         wanted = f"{low} and{high}" if low and high else low or high

@@ -6,7 +6,7 @@ Two kinds poison what an attacker trains on (`label_flip`, `backdoor`); the othe
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -63,13 +63,13 @@ class Attack:
         False,
         "whether alie and ipm choose, in every round, the strength that moves the aggregated model furthest from the "
         "honest mean; attackers then know the aggregation rule",
-        allowed="true or false",
     )
     target: str | None = setting(None, "the class that backdoor makes models predict; left out: the first", example="0")
     poisoned: float | None = setting(
         None, "the share of an attacker's samples with backdoor's trigger; left out: 0.5", gt=0, le=1, example=0.5
     )
     from_round: int = setting(1, "the first round of the attack", ge=1)
+    left_out: ClassVar[tuple[str, ...]] = ()  # of an attack: the settings that its kind has decided
 
     def __post_init__(self) -> None:
         if self.kind is None:
@@ -90,9 +90,10 @@ class Attack:
                     "leave it out"
                 )
         defaults = {"share": 0.2, "strength": STRENGTH.get(self.kind), "poisoned": _POISONED}
-        for key, default in defaults.items():
-            if getattr(self, key) is None and uses[key]:
-                object.__setattr__(self, key, default)
+        left_out = tuple(key for key in defaults if getattr(self, key) is None and uses[key])
+        for key in left_out:
+            object.__setattr__(self, key, defaults[key])
+        object.__setattr__(self, "left_out", left_out)
 
     def check_rounds(self, rounds: int) -> None:
         """Refuse an attack that starts after the last round."""

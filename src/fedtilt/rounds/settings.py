@@ -56,9 +56,7 @@ class TrainSettings:
         heading="The optimiser on the clients",
     )
     momentum: float = setting(0.0, "momentum of sgd", ge=0, lt=1, only_with={"optimizer": ["sgd"]})
-    nesterov: bool = setting(
-        False, "whether the momentum is Nesterov's", allowed="true or false", only_with={"momentum": []}
-    )
+    nesterov: bool = setting(False, "whether the momentum is Nesterov's", only_with={"momentum": []})
     weight_decay: float = setting(0.0, "weight decay of the optimiser; decoupled with adamw", ge=0)
     clip_norm: float | None = setting(
         None, "the largest L2 norm of a gradient; longer ones are scaled down; left out: any", gt=0, example=1.0
@@ -84,7 +82,7 @@ class TrainSettings:
     warmup_rounds: int = setting(
         0, "rounds before the schedule starts, over which the learning rates rise in equal steps", ge=0
     )
-    loss: str | SampleLoss | None = setting(  # noqa: RUF009
+    loss: str | SampleLoss | None = setting(
         None,
         "the loss of a sample, which the tilts act on; your own is a function of outputs and targets that returns one "
         "value per sample; left out: cross_entropy, or squared with numbers as targets",
@@ -138,7 +136,7 @@ class TrainSettings:
         "(average), or they never change (frozen)",
         choices=BUFFER_MODES,
     )
-    init: str | nn.Module | None = setting(  # noqa: RUF009
+    init: str | nn.Module | None = setting(
         None,
         "the weights that every model starts from; left out: those that the model is built with",
         example="weights.safetensors",
@@ -174,19 +172,18 @@ class TrainSettings:
         ge=0,
         example=3.0,
     )
-    privacy: Privacy | None = setting(  # noqa: RUF009
+    privacy: Privacy | None = setting(
         None,
         "client-level differential privacy, such as ft.Privacy(clip=1.0, epsilon=8, delta=1e-5); left out: none",
+        in_table=False,
     )
-    attack: Attack | None = setting(  # noqa: RUF009
-        None, "clients that work against the others, such as ft.Attack(kind='alie', share=0.2); left out: none"
+    attack: Attack | None = setting(
+        None,
+        "clients that work against the others, such as ft.Attack(kind='alie', share=0.2); left out: none",
+        in_table=False,
     )
-    audit: bool = setting(
-        False,
-        "whether to collect, for every sample, what fedtilt audit needs to find wrong labels",
-        allowed="true or false",
-    )
-    seed: int = setting(0, "the random seed", ge=0)
+    audit: bool = setting(False, "whether to collect, for every sample, what fedtilt audit needs to find wrong labels")
+    seed: int = setting(0, "the random seed", ge=0, in_table=False)
     eval_every: int | None = setting(
         None,
         "rounds between two evaluations; left out: about fifty evaluations a run",
@@ -194,7 +191,9 @@ class TrainSettings:
         example=5,
         heading="Evaluation and speed",
     )
-    device: str = setting("auto", "where to train; auto: cuda if there is one; cuda:all: on all GPUs of this machine")
+    device: str = setting(
+        "auto", "where to train; auto: cuda if there is one; cuda:all: on all GPUs of this machine", in_table=False
+    )
     backend: str = setting(
         "auto",
         "what trains the models; autograd supports any model, the others are faster; native needs a C compiler",

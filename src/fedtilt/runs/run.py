@@ -29,7 +29,7 @@ from fedtilt.parts import constants_of, tied_parameters
 from fedtilt.rounds.attack import AttackedFederation
 from fedtilt.rounds.client_states import FederationState
 from fedtilt.rounds.prepare import PreparedRun, check_effects, prepare
-from fedtilt.rounds.setting_arguments import takes_train_settings, train_settings
+from fedtilt.rounds.setting_arguments import given_settings, takes_train_settings, train_settings
 from fedtilt.rounds.settings import TrainSettings
 from fedtilt.runs.callback import Callback, Callbacks, RunStart, started
 from fedtilt.runs.notebook import with_notebook_progress
@@ -62,7 +62,8 @@ def run(
     progress: bool = True,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     memory_limit: int = 2 * 2**30,
-    **settings: Any,
+    settings: TrainSettings | None = None,
+    **keywords: Any,
 ) -> Result:
     """Train every method to the last round; the defaults are the setting of the paper.
 
@@ -80,9 +81,10 @@ def run(
         progress: whether a notebook shows the progress; elsewhere nothing is shown
         checkpoint_seconds: the least time between two checkpoints; 0: a checkpoint every round
         memory_limit: bytes of personal models in memory, beyond which they are stored in files
-        **settings: the training settings:
+        settings: training settings as an object, such as `ft.TrainSettings(rounds=5)`; keywords beside it override it
+        **keywords: the training settings:
     """
-    train = train_settings(settings)
+    train = train_settings(keywords, settings)
     if out is None and checkpoint_seconds != CHECKPOINT_SECONDS:
         raise NoEffect(
             f"checkpoint_seconds = {checkpoint_seconds} has no effect here; set out, or leave it out",
@@ -92,7 +94,7 @@ def run(
         check_out_folder(Path(out), may_resume=True)
         train = continued(seed_folder(Path(out), train.seed), train)
     prepared = prepare(methods, federation, model, train)
-    check_rates_used(prepared.methods, settings)
+    check_rates_used(prepared.methods, given_settings(keywords, settings))
     if out is None or not is_started(Path(out)):
         check_effects(prepared)
     fingerprint = fingerprint_of(prepared)

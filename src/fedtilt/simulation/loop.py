@@ -33,7 +33,8 @@ from fedtilt.rounds.prepare import PreparedRun, check_effects, prepare
 from fedtilt.rounds.received_updates import received_updates
 from fedtilt.rounds.restart_point import RestartPoint
 from fedtilt.rounds.root_set import train_on_root_sets
-from fedtilt.rounds.setting_arguments import takes_train_settings, train_settings
+from fedtilt.rounds.setting_arguments import given_settings, takes_train_settings, train_settings
+from fedtilt.rounds.settings import TrainSettings
 from fedtilt.rounds.validity import check_finite
 from fedtilt.simulation.client_training import merge_equal, plan_client, store_kept, train_clients
 from fedtilt.simulation.round import Round
@@ -48,7 +49,8 @@ def simulate(
     *,
     state: FederationState | None = None,
     client_states: ClientStates | None = None,
-    **settings: Any,
+    settings: TrainSettings | None = None,
+    **keywords: Any,
 ) -> Iterator[Round]:
     """Train every method on one federation, and yield after every round; the defaults are the setting of the paper.
 
@@ -60,10 +62,11 @@ def simulate(
         model: an `nn.Module`, or a function of `input_shape` and `classes` that returns one
         state: continue from this state
         client_states: where personal models are stored; in memory by default
-        **settings: the training settings:
+        settings: training settings as an object, such as `ft.TrainSettings(rounds=5)`; keywords beside it override it
+        **keywords: the training settings:
     """
-    prepared = prepare(methods, federation, model, train_settings(settings))
-    check_rates_used(prepared.methods, settings)
+    prepared = prepare(methods, federation, model, train_settings(keywords, settings))
+    check_rates_used(prepared.methods, given_settings(keywords, settings))
     check_effects(prepared)
     return simulate_prepared(prepared, state=state, client_states=client_states)
 

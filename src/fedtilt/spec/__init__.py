@@ -10,7 +10,8 @@ from fedtilt.spec.build import (
     train_settings_of,
 )
 from fedtilt.spec.data_fields import DataSpec
-from fedtilt.spec.fields import ClientsSpec, ModelSpec, OutliersSpec, Spec, StorageSpec, TrainSpec
+from fedtilt.spec.fields import ClientsSpec, ModelSpec, OutliersSpec, Spec, StorageSpec
+from fedtilt.spec.json_schema import json_schema
 from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.read import builtin_names, load, parse
 from fedtilt.spec.write import annotated, dump, reference
@@ -23,13 +24,13 @@ __all__ = [
     "OutliersSpec",
     "Spec",
     "StorageSpec",
-    "TrainSpec",
     "annotated",
     "builtin_names",
     "check_clients_used",
     "dataset_of",
     "dump",
     "federation_of",
+    "json_schema",
     "known_schema_of",
     "load",
     "model_of",

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import import_function
 from fedtilt.models import MODELS, ModelSource
 from fedtilt.rounds.settings import TrainSettings
-from fedtilt.spec.fields import TABLES, Spec
+from fedtilt.spec.fields import Spec
 
 
 def federation_of(spec: Spec, seed: int) -> Federation:
@@ -48,8 +49,8 @@ def check_clients_used(spec: Spec, federation: Federation) -> None:
     """Refuse keys of `[clients]` that have no effect on this federation; runs of earlier versions may have them."""
     c, dataset = spec.clients, federation.dataset
     partition, own = resolve_clients(dataset, c.partition, None)
-    defaults = {f"clients.{key}": field.default for key, field in type(c).model_fields.items()}
-    values = {f"clients.{key}": value for key, value in dict(c).items()} | {"clients.partition": partition}
+    defaults = {f"clients.{field.name}": field.default for field in fields(c)}
+    values = {f"clients.{key}": value for key, value in vars(c).items()} | {"clients.partition": partition}
     only_with: OnlyWith = {
         "clients.classes_per_client": {"clients.partition": ("classes",)},
         "clients.validation_outliers": {"clients.validation": ()},
@@ -128,7 +129,5 @@ def _own_model(path: str, arguments: dict[str, Any]) -> ModelSource:
 
 def train_settings_of(spec: Spec, seed: int) -> TrainSettings:
     """The training settings of a spec, with one of its seeds and the loss of its task."""
-    settings = {key: getattr(spec.train, key) for key in TABLES["train"].model_fields}
-    return TrainSettings(
-        **settings, seed=seed, device=spec.device, privacy=spec.privacy.to_privacy(), attack=spec.attack.to_attack()
-    ).for_task(spec.task)
+    settings = replace(spec.train, seed=seed, device=spec.device, privacy=spec.privacy, attack=spec.attack)
+    return settings.for_task(spec.task)

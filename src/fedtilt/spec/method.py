@@ -6,18 +6,16 @@ import inspect
 import math
 import re
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Annotated, Any, Self
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from pydantic import ConfigDict, Field, model_validator
-
+from fedtilt.config.setting_fields import setting
 from fedtilt.errors import InputError
 from fedtilt.methods import PRESETS, Method
-from fedtilt.spec.table import SpecTable, allowed_text, one_of
 from fedtilt.toml_text import format_toml
 
 METHOD_FACTORIES: dict[str, Callable[..., Method]] = {**PRESETS, "custom": Method}
-COMPONENT_KEYS = tuple(field.name for field in fields(Method) if field.name not in ("name", "made"))
+COMPONENT_KEYS = tuple(each.name for each in fields(Method) if each.name not in ("name", "made"))
 
 # key of earlier versions → how it is written now; RULE is the aggregator that the method names
 MOVED = {
@@ -106,34 +104,19 @@ def argument_meanings(function: Callable[..., Any]) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in entries}
 
 
-class MethodSpec(SpecTable):
+@dataclass(frozen=True, kw_only=True)
+class MethodSpec:
     """One `[[methods]]`; a setting that is not given has the preset's default."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+    preset: str = setting(
+        "custom", "the method to start from; custom: a composition of your own", choices=METHOD_FACTORIES,
+        allowed="a method of `fedtilt methods`, such as fedavg, or custom",
+    )  # fmt: skip
+    name: str = setting("", "the name in the run, which is unique", allowed="a plain name")
+    settings: dict[str, Any] = field(default_factory=dict)  # what the table has besides its preset and name
 
-    preset: Annotated[str, one_of(METHOD_FACTORIES)] = Field(
-        default="custom",
-        description="the method to start from; custom: a composition of your own",
-        json_schema_extra=allowed_text("a method of `fedtilt methods`, such as fedavg, or custom"),
-    )
-    name: str = Field(
-        default="", description="the name in the run, which is unique", json_schema_extra=allowed_text("a plain name")
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_name(cls, raw: Any) -> Any:
-        return {"name": raw["preset"], **raw} if isinstance(raw, dict) and "preset" in raw else raw
-
-    @model_validator(mode="after")
-    def _check_settings(self) -> Self:
+    def __post_init__(self) -> None:
         self.to_method()
-        return self
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the table has besides its preset and name."""
-        return dict(self.__pydantic_extra__ or {})
 
     def to_method(self) -> Method:
         """The method that this table describes."""

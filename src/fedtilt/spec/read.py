@@ -9,18 +9,17 @@ from functools import partial
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, get_args, get_origin
-
-from pydantic import ValidationError
+from typing import Any, get_origin
 
 from fedtilt.checks import is_nested_too_deeply
+from fedtilt.config.setting_fields import Name, alternatives, settings_of
+from fedtilt.config.tables import read_values
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import find_modules_in
 from fedtilt.methods import PRESETS, check_rates_used
-from fedtilt.spec.error_messages import check_tables, first_error, method_label, unknown_key
+from fedtilt.spec.error_messages import check_tables, method_label, unknown_key
 from fedtilt.spec.fields import TABLES, Spec
 from fedtilt.spec.method import COMPONENT_KEYS, MOVED, MethodSpec, method_keys
-from fedtilt.spec.table import SpecTable
 
 Raw = dict[str, Any]
 _LONG_DOTTED_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){50}""")
@@ -100,10 +99,18 @@ def _parse_without_unused(raw: Raw, given: Collection[str]) -> Spec:
 def parse(raw: Raw) -> Spec:
     """A spec from parsed TOML; the first error is raised as one sentence."""
     check_tables(raw)
-    try:
-        return Spec.model_validate(raw)
-    except ValidationError as error:
-        raise first_error(error, raw) from None
+    values = read_values(Spec, {key: value for key, value in raw.items() if key != "methods"}, [], unknown_key)
+    methods = tuple(_read_method(method, position) for position, method in enumerate(raw.get("methods", [])))
+    return Spec(**values, methods=methods)
+
+
+def _read_method(raw: Raw, position: int) -> MethodSpec:
+    own = {key: value for key, value in raw.items() if key in settings_of(MethodSpec)}
+    settings = {key: value for key, value in raw.items() if key not in own}
+    if "preset" in own:
+        own.setdefault("name", own["preset"])
+    values = read_values(MethodSpec, own, ["methods", method_label(raw, position)], unknown_key)
+    return MethodSpec(**values, settings=settings)
 
 
 def _builtin_folder() -> Traversable:
@@ -187,7 +194,7 @@ def _override(raw: Raw, text: str) -> None:
     if not equals or not key:
         raise InputError(f"--set {text!r} is not KEY=VALUE; write for example --set train.rounds=5")
     head, _, rest = key.partition(".")
-    table: type[SpecTable] = Spec
+    table: type = Spec
     kind: Any
     target, path, last = raw, [head] if rest else [], rest or head  # the raw table to change
     if head in TABLES and rest:
@@ -199,17 +206,18 @@ def _override(raw: Raw, text: str) -> None:
         table, target, path = MethodSpec, _method_table(raw, name or last, text), [head, name]
         target, last = component_table(target, last)
     elif head in TABLES or head == "methods":
-        example = "methods.fedtilt.lam=-2" if head == "methods" else f"{head}.{next(iter(TABLES[head].model_fields))}=…"
+        example = "methods.fedtilt.lam=-2" if head == "methods" else f"{head}.{next(iter(settings_of(TABLES[head])))}=…"
         raise InputError(f"--set {text!r} sets a whole table; set one of its keys, as in {example}")
     elif rest:
         raise InputError(f"--set {text!r} names an unknown table; the tables are {', '.join([*TABLES, 'methods'])}")
     key, _, entry = last.partition(".")
-    if entry and key in table.model_fields and get_origin(table.model_fields[key].annotation) is dict:
+    known = settings_of(table)
+    if entry and key in known and get_origin(known[key].type) is dict:
         kind, target, last = Any, target.setdefault(key, {}), entry  # model.arguments.width
     elif table is MethodSpec and (target not in raw["methods"] or last in (*method_keys(), *MOVED)):
         kind = Any
-    elif last in table.model_fields:
-        kind = table.model_fields[last].annotation
+    elif last in known:
+        kind = known[last].type
     else:
         raise unknown_key(path, last, _parse_value(value_text), table)
     if not value_text:
@@ -262,14 +270,11 @@ def _method_table(raw: Raw, name: str, text: str) -> Raw:
 
 
 def _takes_text(kind: Any) -> bool:
-    if get_origin(kind) in (tuple, dict):
-        return False
-    kinds = {kind, *get_args(kind)}
-    return str in kinds or any(str in get_args(part)[:1] for part in kinds)
+    return any(each in (str, Name) for each in alternatives(kind))
 
 
 def _takes_list(kind: Any) -> bool:
-    return any(get_origin(part) is tuple for option in get_args(kind) for part in (option, *get_args(option)[:1]))
+    return any(get_origin(each) is tuple for each in alternatives(kind))
 
 
 def _parse_value(text: str) -> Any:

@@ -2,14 +2,13 @@
 
 import inspect
 import textwrap
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field, replace
 from pathlib import Path
+from typing import Any
 
-from pydantic.fields import FieldInfo
-
+from fedtilt.config.setting_fields import REQUIRED, allowed_values, default_of, settings_of
 from fedtilt.methods import COMPONENTS, PRESETS
-from fedtilt.spec.error_messages import allowed_values
 from fedtilt.spec.fields import TABLES, Spec
 from fedtilt.spec.method import (
     COMPONENT_KEYS,
@@ -20,18 +19,17 @@ from fedtilt.spec.method import (
     required_settings,
 )
 from fedtilt.spec.read import builtin_names, load
-from fedtilt.spec.setting_tables import key_field
-from fedtilt.spec.table import SpecTable
 from fedtilt.toml_text import format_toml
 
-_TOP = [key for key in Spec.model_fields if key not in (*TABLES, "methods")]
+_KEYS = settings_of(Spec)
+_TOP = [key for key in _KEYS if key not in (*TABLES, "methods")]
 
 
 def dump(spec: Spec) -> str:
     """The spec as TOML, with every key that has a value; `load` reads the same spec back."""
-    blocks = [_pairs(spec, _TOP)]
-    blocks += [[f"[{key}]", *_pairs(getattr(spec, key))] for key in TABLES]
-    blocks += [["[[methods]]", *_pairs(method)] for method in spec.methods]
+    blocks = [_pairs(_top(spec))]
+    blocks += [[f"[{key}]", *_pairs(spec.table(key))] for key in TABLES]
+    blocks += [_method_pairs(method) for method in spec.methods]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 
@@ -43,14 +41,13 @@ def annotated(file: str = "fedtilt.toml", spec: Spec | None = None) -> str:
         spec: the spec; left out: the digits spec
     """
     about = "20 clients with 30 % wrong labels" if spec is None else str(spec.data.file)
-    spec = spec or load("digits").model_copy(update={"name": Path(file).stem})
+    spec = spec or replace(load("digits"), name=Path(file).stem)
     example = "methods.fedtilt.lam=-3" if about.startswith("20") else "methods.fedtilt.tau=5"
-    blocks = [_ANNOTATED.format(file=file, about=about, example=example), *_commented_pairs(spec, _TOP)]
+    blocks = [_ANNOTATED.format(file=file, about=about, example=example), *_commented_pairs(Spec, _top(spec))]
     for key, table in TABLES.items():
-        blocks += [f"# {_sentence(Spec.model_fields[key])}\n[{key}]"]
-        blocks += _commented_pairs(getattr(spec, key), table.model_fields)
+        blocks += [f"# {_sentence(_KEYS[key])}\n[{key}]", *_commented_pairs(table, spec.table(key))]
     blocks.append(_method_comments())
-    blocks += ["\n".join(["[[methods]]", *_pairs(method)]) for method in spec.methods]
+    blocks += ["\n".join(_method_pairs(method)) for method in spec.methods]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -59,31 +56,37 @@ def reference() -> str:
     blocks = [_INTRODUCTION.format(builtins=", ".join(f"`{name}`" for name in builtin_names()))]
     blocks += ["## The run", _rows(Spec, _TOP)]
     for key, table in TABLES.items():
-        blocks += [f"## `[{key}]`", _sentence(Spec.model_fields[key]), *_sections(table)]
-    blocks += ["## `[[methods]]`", _sentence(Spec.model_fields["methods"]), _METHODS, _presets()]
+        blocks += [f"## `[{key}]`", _sentence(_KEYS[key]), *_sections(table)]
+    blocks += ["## `[[methods]]`", _sentence(_KEYS["methods"]), _METHODS, _presets()]
     blocks += ["The parameters of the presets:", _table([("key", "of", "meaning"), *_parameter_rows()])]
     blocks += ["All other keys of a method:", _table([("key", "meaning", "allowed values"), *_method_rows()])]
     blocks += [_COMPONENTS, *_component_tables()]
     return "\n\n".join(blocks) + "\n"
 
 
-def _pairs(table: SpecTable, keys: Iterable[str] = ()) -> list[str]:
-    values = {key: getattr(table, key) for key in keys or type(table).model_fields}
-    values |= table.settings if isinstance(table, MethodSpec) else {}
+def _top(spec: Spec) -> dict[str, Any]:
+    return {key: getattr(spec, key) for key in _TOP}
+
+
+def _pairs(values: Mapping[str, Any]) -> list[str]:
     return [f"{key} = {format_toml(value)}" for key, value in values.items() if value is not None]
 
 
-def _sentence(field: FieldInfo) -> str:
-    text = str(field.description)
+def _method_pairs(method: MethodSpec) -> list[str]:
+    return ["[[methods]]", *_pairs({"preset": method.preset, "name": method.name, **method.settings})]
+
+
+def _sentence(field: Field[Any]) -> str:
+    text: str = field.metadata["meaning"]
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _default(table: type[SpecTable], key: str) -> str:
+def _default(field: Field[Any]) -> str:
     """A key's default: a value in backquotes, or a description."""
-    field = table.model_fields[key]
-    if field.is_required():
-        return "the name of the file" if table is Spec else "required"
-    return "left out" if field.default is None else f"`{format_toml(field.default)}`"
+    default = default_of(field)
+    if default is REQUIRED:
+        return "the name of the file"  # the only one is the name of a spec
+    return "left out" if default is None else f"`{format_toml(default)}`"
 
 
 def _parameter_rows() -> list[tuple[str, str, str]]:
@@ -94,7 +97,7 @@ def _parameter_rows() -> list[tuple[str, str, str]]:
 
 
 def _method_rows() -> list[tuple[str, str, str]]:
-    own = {key: (str(field.description), allowed_values(field)) for key, field in MethodSpec.model_fields.items()}
+    own = {key: (each.metadata["meaning"], allowed_values(each)) for key, each in settings_of(MethodSpec).items()}
     own |= {key: (method_keys()[key], _ALLOWED.get(key) or _rules_text(key)) for key in COMPONENT_KEYS}
     return [(f"`{key}`", *texts) for key, texts in own.items()]
 
@@ -115,10 +118,8 @@ def _component_tables() -> list[str]:
         blocks += [f"### `{kind}`", _table([("rule", "description"), *rules])]
         settings: dict[tuple[str, ...], list[str]] = {}
         for rule, cls in known.items():
-            for field in fields(cls):
-                default = "left out" if field.default is None else f"`{format_toml(field.default)}`"
-                allowed = field.metadata["allowed"] or allowed_values(key_field(cls, field.name))
-                settings.setdefault((f"`{field.name}`", field.metadata["meaning"], allowed, default), []).append(rule)
+            for key, field in settings_of(cls).items():
+                settings.setdefault(_row(key, field), []).append(rule)
         rows = [(key, ", ".join(f"`{rule}`" for rule in of), *texts) for (key, *texts), of in settings.items()]
         if rows:
             blocks.append(_table([("setting", "of", "meaning", "allowed values", "default"), *rows]))
@@ -129,32 +130,27 @@ def _comment(text: str, indent: str = "") -> str:
     return textwrap.fill(text, 120, initial_indent="# ", subsequent_indent=f"# {indent}", break_on_hyphens=False)
 
 
-def _meaning(table: type[SpecTable], key: str) -> str:
+def _meaning(field: Field[Any]) -> str:
     """A key in one line: 'samples per step (a whole number ≥ 1; default: 10)'."""
-    field, default = table.model_fields[key], _default(table, key).replace("`", "")
-    return (
-        f"{field.description} ({allowed_values(field)}; {default if default == 'required' else f'default: {default}'})"
-    )
+    default = _default(field).replace("`", "")
+    return f"{field.metadata['meaning']} ({allowed_values(field)}; default: {default})"
 
 
-def _commented_pairs(table: SpecTable, keys: Iterable[str]) -> list[str]:
+def _commented_pairs(table: type, values: Mapping[str, Any]) -> list[str]:
     """A comment and the pair for every key; a key without a value is a comment with an example."""
     blocks = []
-    for key in keys:
-        field, value = type(table).model_fields[key], getattr(table, key)
-        if heading := _heading(field):
+    for key, value in values.items():
+        field = settings_of(table)[key]
+        if heading := field.metadata["heading"]:
             blocks.append(f"# --- {heading} ---")
-        pair = (
-            f"# {key} = {format_toml((field.examples or [''])[0])}"
-            if value is None
-            else f"{key} = {format_toml(value)}"
-        )
-        blocks.append(f"{_comment(_meaning(type(table), key))}\n{pair}")
+        example = format_toml(field.metadata["example"])
+        pair = f"# {key} = {example}" if value is None else f"{key} = {format_toml(value)}"
+        blocks.append(f"{_comment(_meaning(field))}\n{pair}")
     return blocks
 
 
 def _method_comments() -> str:
-    lines = [f"# {_sentence(Spec.model_fields['methods'])} The presets and their parameters:", "#"]
+    lines = [f"# {_sentence(_KEYS['methods'])} The presets and their parameters:", "#"]
     lines += [_comment(f"{preset:<16} {_parameters_text(preset)}", " " * 17) for preset in PRESETS]
     lines += ["#", "# A parameter without a value is required. What they mean:", "#"]
     for (key, meaning), presets in preset_parameters().items():
@@ -182,29 +178,23 @@ def _parameters_text(preset: str) -> str:
     return "; ".join([*texts, f"optional: {', '.join(optional)}"] if optional else texts) or "none"
 
 
-def _heading(field: FieldInfo) -> str:
-    """What stands above this key and the following ones, if anything."""
-    extra = field.json_schema_extra
-    return str(extra.get("heading", "")) if isinstance(extra, dict) else ""
-
-
-def _sections(table: type[SpecTable]) -> list[str]:
+def _sections(table: type) -> list[str]:
     """The rows of all keys, a table under every heading."""
     sections: dict[str, list[str]] = {}
     heading = ""
-    for key, field in table.model_fields.items():
-        heading = _heading(field) or heading
+    for key, field in settings_of(table).items():
+        heading = field.metadata["heading"] or heading
         sections.setdefault(heading, []).append(key)
     return [block for title, keys in sections.items() for block in (f"### {title}" if title else "", _rows(table, keys))
             if block]  # fmt: skip
 
 
-def _rows(table: type[SpecTable], keys: Iterable[str]) -> str:
-    rows = [("key", "meaning", "allowed values", "default")]
-    for key in keys:
-        field = table.model_fields[key]
-        rows.append((f"`{key}`", str(field.description), allowed_values(field), _default(table, key)))
-    return _table(rows)
+def _rows(table: type, keys: Iterable[str]) -> str:
+    return _table([("key", "meaning", "allowed values", "default"), *(_row(k, settings_of(table)[k]) for k in keys)])
+
+
+def _row(key: str, field: Field[Any]) -> tuple[str, ...]:
+    return f"`{key}`", field.metadata["meaning"], allowed_values(field), _default(field)
 
 
 def _presets() -> str:
@@ -247,6 +237,10 @@ fedtilt run digits --set clients.max_train= --set train.rounds=5
 A number may be `inf` or `-inf` where the tables below say so. Paths in a spec are relative to the spec, paths after
 `--set` to the working folder. `--method NAME` selects methods by name, in the order given, and adds those of
 `fedtilt methods` that the spec has not. `--seed`, `--seeds` and `--device` set the keys of the same name.
+
+`fedtilt init --json-schema > fedtilt.schema.json` writes a JSON schema of specs. Editors with Taplo, such as VS Code
+with the extension Even Better TOML, complete, explain and check the keys of a spec whose first line is
+`#:schema ./fedtilt.schema.json`.
 
 What the columns of your own table are, is inferred from the training rows: `fedtilt data show FILE` shows it, and
 [tables.md](tables.md) has the rules. The schema is stored in the run folder (`model.json`) and in the files of `fedtilt

@@ -1,5 +1,6 @@
 """`ft.tune`: grids and samples, stages, kills, budgets and what it refuses."""
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from fedtilt.runs.callback import SearchProgress
 from fedtilt.runs.tuning.search import Search
 from fedtilt.runs.tuning.subject import SpecSubject
 from fedtilt.runs.tuning.tune import parse_duration
-from fedtilt.spec import load
+from fedtilt.spec import MethodSpec, load
 from tests.helpers.callbacks import Calls
 
 MLP = functools.partial(ft.models.mlp, hidden=(8,))
@@ -235,8 +236,8 @@ def test_a_setting_missing_from_a_spec_is_that_of_the_preset_or_of_the_run() -> 
     assert SpecSubject(load("digits"), None, ["lam"]).name == "fedtilt"  # the first that has it
     with pytest.raises(InputError, match="over tau: there is no such setting to tune"):
         SpecSubject(spec, None, ["tau"])
-    term = {"preset": "term", "t": 1.0}
-    both = load("digits").model_copy(update={"methods": (type(spec.methods[0])(**term), *spec.methods)})
+    term = MethodSpec(preset="term", name="term", settings={"t": 1.0})
+    both = dataclasses.replace(load("digits"), methods=(term, *spec.methods))
     with pytest.raises(InputError, match="no method has all of t and mu; term has t"):
         SpecSubject(both, None, ["t", "mu"])
     recipe = SpecSubject(both, None, ["t"]).recipe({"t": 3.0})
@@ -244,12 +245,10 @@ def test_a_setting_missing_from_a_spec_is_that_of_the_preset_or_of_the_run() -> 
 
 
 def test_components_and_their_settings_are_axes() -> None:
-    raw = {"preset": "ditto", "aggregator": {"rule": "krum", "bad_share": 0.2}, "before": ["clipping"]}
-    base = load("digits")
-    subject = SpecSubject(
-        base.model_copy(update={"methods": (type(base.methods[0])(**raw),)}), None,
-        ["aggregator", "aggregator.bad_share", "before.0.radius", "personal.mu"],
-    )  # fmt: skip
+    settings = {"aggregator": {"rule": "krum", "bad_share": 0.2}, "before": ["clipping"]}
+    method = MethodSpec(preset="ditto", name="ditto", settings=settings)
+    base = dataclasses.replace(load("digits"), methods=(method,))
+    subject = SpecSubject(base, None, ["aggregator", "aggregator.bad_share", "before.0.radius", "personal.mu"])
     assert subject.yours == {
         "aggregator": "krum",
         "aggregator.bad_share": 0.2,
