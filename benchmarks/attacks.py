@@ -21,11 +21,11 @@ import fedtilt as ft
 from benchmarks.cases import Case, make_case_parser, run_cases
 from benchmarks.options import result_file
 from benchmarks.page import DOCS, add_page_options, machine_text, markdown_table, record_and_write
+from fedtilt.attacks.attack import KINDS
 from fedtilt.errors import Diverged
 from fedtilt.evaluation.metrics import measure
 from fedtilt.methods.aggregators import Bulyan, Krum, MultiKrum, TrimmedMean
 from fedtilt.methods.before import NNM
-from fedtilt.rounds.attack import KINDS
 
 RECORD = DOCS / "attacks" / "attacks.json"
 PAGE = DOCS / "attacks.md"

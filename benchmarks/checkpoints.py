@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.memory import resident_mib
 from benchmarks.options import make_result_parser, save_result
-from fedtilt.rounds.client_states import FederationState
+from fedtilt.engine.client_states import FederationState
 from fedtilt.storage.run_folder import RunFolder
 
 

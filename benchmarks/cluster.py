@@ -24,11 +24,11 @@ from benchmarks.measure import available_cores
 from benchmarks.memory import resident_mib
 from benchmarks.options import make_result_parser, require_cuda, save_result
 from fedtilt.cluster.connection import connected
+from fedtilt.engine.client_states import ClientStates
 from fedtilt.errors import InputWarning
-from fedtilt.rounds import sharded_models
-from fedtilt.rounds.client_states import ClientStates
-from fedtilt.rounds.executors import BatchSettings, ClientTraining, InProcessExecutor
-from fedtilt.rounds.ray_executor import RayExecutor
+from fedtilt.executors import sharded_models
+from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
+from fedtilt.executors.ray_executor import RayExecutor
 from fedtilt.training import LocalJob
 
 SHAPES = {"mlp": (1, 28, 28), "cnn": (3, 32, 32)}

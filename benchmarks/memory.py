@@ -7,7 +7,7 @@ import torch
 
 import fedtilt as ft
 from benchmarks.options import make_result_parser, save_result
-from fedtilt.rounds.client_states import ClientStates
+from fedtilt.engine.client_states import ClientStates
 
 
 def resident_mib() -> float:

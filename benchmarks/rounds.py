@@ -21,7 +21,7 @@ import fedtilt as ft
 from benchmarks.measure import available_cores, matmul_peak, step_operations
 from benchmarks.options import make_result_parser, save_result
 from benchmarks.processes import CACHE, Implementation, ImplementationError, ImplementationProcess
-from fedtilt.rounds.settings import TrainSettings
+from fedtilt.engine.settings import TrainSettings
 
 SHAPES = {"mlp": (1, 28, 28), "cnn": (3, 32, 32)}
 PATTERN_STD = {"mlp": 12, "cnn": 48}  # of 255; the noise has 48

@@ -10,7 +10,7 @@ from chaos.processes import ROOT, missing
 from chaos.report import Report
 
 REPLIES = ("tests/flower/test_rejections.py", "tests/flower/test_reply_size.py", "tests/flower/test_membership.py")
-POISONS = ("tests/rounds/test_screening.py",)
+POISONS = ("tests/attacks/test_screening.py",)
 SITES = ("tests/flower/test_damage.py", "tests/flower/site/test_states.py")
 PORT = ("tests/flower/deploy/test_proxy.py",)
 

@@ -17,11 +17,11 @@ import torch
 import fedtilt as ft
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import server_update
+from fedtilt.engine.validity import invalid_updates
 from fedtilt.flower import ServerRunFolder, Task
 from fedtilt.flower.model_arrays import from_arrays, to_arrays
 from fedtilt.flower.site.states import SiteStates
 from fedtilt.flower.training_history import TrainingHistory
-from fedtilt.rounds.validity import invalid_updates
 
 
 def milliseconds(function: Callable[[], object], repeats: int = 5) -> float:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import fedtilt as ft
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.models import copy_with_parameters, parameters_to_vector, trained_parameters
 from fedtilt.parts import Parts, buffers_to_vector, changing_buffers, match_names
-from fedtilt.rounds.settings import TrainSettings
 from tests.helpers import plain_loop
 from tests.helpers.plain_loop import last_round
 

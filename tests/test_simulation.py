@@ -15,14 +15,14 @@ from torch import nn
 
 import fedtilt as ft
 from fedtilt import seeds
+from fedtilt.engine.client_states import FederationState
+from fedtilt.engine.initial_model import initial_model
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import measure
+from fedtilt.executors import forked
 from fedtilt.models import parameters_to_vector, vector_to_parameters
 from fedtilt.parts import Tensors
-from fedtilt.rounds import forked
-from fedtilt.rounds.client_states import FederationState
-from fedtilt.rounds.initial_model import initial_model
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.simulation.client_training import merge_equal
 from fedtilt.training.stacked import stackable_copy
 

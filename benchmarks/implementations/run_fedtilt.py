@@ -9,9 +9,9 @@ import torch
 from protocol import RoundRequests, Workload
 
 import fedtilt as ft
+from fedtilt.engine.prepare import prepare
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.models import vector_to_parameters
-from fedtilt.rounds.prepare import prepare
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.simulation import simulate_prepared
 
 

@@ -8,9 +8,11 @@ from fedtilt.version import __version__
 
 if TYPE_CHECKING:
     from fedtilt import data, methods, models, testing
+    from fedtilt.attacks.attack import Attack
     from fedtilt.auditing.labels import audit
     from fedtilt.auditing.samples import Audit
     from fedtilt.data import Federation
+    from fedtilt.engine.settings import TrainSettings
     from fedtilt.evaluation.results import Result
     from fedtilt.math import aggregate
     from fedtilt.math.losses import TiltedLoss
@@ -35,9 +37,7 @@ if TYPE_CHECKING:
         term,
         term_clients,
     )
-    from fedtilt.rounds.attack import Attack
-    from fedtilt.rounds.privacy import Privacy
-    from fedtilt.rounds.settings import TrainSettings
+    from fedtilt.privacy.privacy import Privacy
     from fedtilt.runs import trackers
     from fedtilt.runs.callback import Callback
     from fedtilt.runs.run import run
@@ -50,17 +50,17 @@ else:
     __getattr__, __dir__ = lazy_names(
         globals(),
         {
-            "Attack": "fedtilt.rounds.attack:Attack",
+            "Attack": "fedtilt.attacks.attack:Attack",
             "Audit": "fedtilt.auditing.samples:Audit",
             "Callback": "fedtilt.runs.callback:Callback",
             "Federation": "fedtilt.data:Federation",
             "Method": "fedtilt.methods:Method",
-            "Privacy": "fedtilt.rounds.privacy:Privacy",
+            "Privacy": "fedtilt.privacy.privacy:Privacy",
             "Range": "fedtilt.runs.tuning.axes:Range",
             "Result": "fedtilt.evaluation.results:Result",
             "Round": "fedtilt.simulation:Round",
             "TiltedLoss": "fedtilt.math.losses:TiltedLoss",
-            "TrainSettings": "fedtilt.rounds.settings:TrainSettings",
+            "TrainSettings": "fedtilt.engine.settings:TrainSettings",
             "Tuning": "fedtilt.runs.tuning.result:Tuning",
             "afl": "fedtilt.methods:afl",
             "aggregate": "fedtilt.math.aggregate",

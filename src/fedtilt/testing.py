@@ -14,15 +14,15 @@ from torch import Tensor
 
 from fedtilt.data import Federation, load
 from fedtilt.engine.client import finish, plan
+from fedtilt.engine.client_states import FederationState
+from fedtilt.engine.prepare import PreparedRun, prepare
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import client_state_like, initial_server, messages_of
 from fedtilt.errors import InputError
+from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.methods import Method, ditto, fedavg
 from fedtilt.methods.method import COMPONENTS
 from fedtilt.models import mlp
-from fedtilt.rounds.client_states import FederationState
-from fedtilt.rounds.executors import BatchSettings, ClientTraining, InProcessExecutor
-from fedtilt.rounds.prepare import PreparedRun, prepare
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.simulation.loop import simulate_prepared
 from fedtilt.storage.run_folder import RunFolder
 from fedtilt.toml_text import format_toml

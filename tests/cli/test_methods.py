@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fedtilt.attacks.attack import KINDS
 from fedtilt.math.losses import NAMES
 from fedtilt.methods import COMPONENTS, PRESETS
-from fedtilt.rounds.attack import KINDS
 from fedtilt.spec import load
 from fedtilt.spec.catalog import catalog
 from fedtilt.spec.method import required_settings

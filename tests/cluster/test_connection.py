@@ -11,7 +11,7 @@ import pytest
 
 import fedtilt as ft
 from fedtilt.cluster.connection import check_address, import_ray
-from fedtilt.rounds.settings import TrainSettings
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.runs.seed_run import cluster_overrides
 from fedtilt.spec import load
 from tests.helpers import plain_loop

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 import fedtilt as ft
+from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
 from fedtilt.methods import COMPONENTS, PRESETS, Before
 from fedtilt.methods.aggregators import QFfl, Tilted
 from fedtilt.methods.before import NNM, Bucketing
 from fedtilt.methods.weightings import BySamples
-from fedtilt.rounds.client_states import FederationState
 from fedtilt.storage.run_folder import RunFolder
 from tests.cross_products.cases import (
     METHODS,

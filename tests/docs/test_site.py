@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 import fedtilt as ft
+from fedtilt.methods import COMPONENTS
 from tests.helpers.chromium import CHROMIUM, DRIVER, browser
 
 ROOT = Path(__file__).parent.parent.parent
@@ -97,9 +98,12 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
 
 def test_the_reference_has_every_public_name_and_command(site: Path) -> None:
     names = set().union(*(_Page(path).names for path in (site / "api").glob("*.html")))
-    modules = {"aggregate", "data", "models", "trackers"}
+    modules = {"aggregate", "data", "methods", "models", "testing", "trackers"}
     assert not [name for name in ft.__all__ if f"fedtilt.{name}" not in names and name not in {*modules, "__version__"}]
     assert not [name for name in ft.data.__all__ if f"fedtilt.data.{name}" not in names and name != "Federation"]
+    assert not [f"{kind} {rule}" for kind, known in COMPONENTS.items() for rule, cls in known.items()
+                if not any(name.endswith(f".{cls.__name__}") for name in names)]  # fmt: skip
+    assert "fedtilt.testing.check_method" in names
     commands = (site / "commands.html").read_text()
     for command in ("run", "tune", "resume", "audit", "deploy up", "data schema"):
         assert f"fedtilt {command}" in commands

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import fedtilt as ft
-from fedtilt.rounds.prepare import PreparedRun, check_effects
+from fedtilt.engine.prepare import PreparedRun, check_effects
 from fedtilt.runs.callback import Callbacks
 from fedtilt.runs.run import train_to_end
 from fedtilt.runs.seed_run import prepare_seed

@@ -19,13 +19,13 @@ from safetensors.torch import save_file
 
 import fedtilt as ft
 from fedtilt.config.setting_fields import settings_of
+from fedtilt.engine.make_executor import make_executor
+from fedtilt.engine.prepare import check_effects, prepare
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
+from fedtilt.executors.forked import can_fork
+from fedtilt.executors.in_process import InProcessExecutor
 from fedtilt.methods import COMPONENTS, PRESETS, Method, check_rates_used
-from fedtilt.rounds.executors import InProcessExecutor
-from fedtilt.rounds.forked import can_fork
-from fedtilt.rounds.make_executor import make_executor
-from fedtilt.rounds.prepare import check_effects, prepare
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import MethodSpec, Spec, build, dataset_of, federation_of, model_of, train_settings_of
 from fedtilt.spec.fields import TABLES

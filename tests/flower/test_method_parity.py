@@ -9,11 +9,11 @@ import torch
 from flwr.app import ArrayRecord, Message
 from safetensors.torch import load_file
 
+from fedtilt.engine.prepare import prepare
 from fedtilt.errors import InputError
 from fedtilt.files import read_json
 from fedtilt.flower import Task
 from fedtilt.methods import PRESETS
-from fedtilt.rounds.prepare import prepare
 from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.spec import federation_of, load, model_of, train_settings_of
 from fedtilt.storage.run_folder import RunFolder

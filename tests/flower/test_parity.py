@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 import fedtilt as ft
+from fedtilt.engine.prepare import prepare
 from fedtilt.files import read_json
 from fedtilt.flower import Task
 from fedtilt.flower.deploy.local_cluster import LocalCluster
-from fedtilt.rounds.prepare import prepare
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.spec import federation_of, load, train_settings_of

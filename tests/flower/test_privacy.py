@@ -10,7 +10,7 @@ import fedtilt as ft
 from fedtilt.files import read_json
 from fedtilt.flower import Task
 from fedtilt.parts import Parts
-from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
+from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
 from fedtilt.storage.run_folder import RunFolder

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import fedtilt as ft
 from fedtilt.engine.client import ClientUpdate
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import Diverged
 from fedtilt.files import read_json
 from fedtilt.flower import FedTiltStrategy, RoundPolicy
@@ -23,7 +24,6 @@ from fedtilt.flower.messages import encode_failure, encode_join_reply, encode_tr
 from fedtilt.flower.model_arrays import from_arrays, to_arrays
 from fedtilt.flower.task import FederationInfo
 from fedtilt.parts import Parts
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.loopback import Deployment
 

@@ -6,8 +6,8 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedtilt.attacks.forged_updates import forged_update
 from fedtilt.flower import Task, client_app
-from fedtilt.rounds.forged_updates import forged_update
 
 
 def attacking_app(task: Task, kind: str, strength: float, sites: Collection[int]) -> ClientApp:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.cluster.remote_tensor import LostTensorError, RemoteTensor
-from fedtilt.rounds.executors import InProcessExecutor
+from fedtilt.executors.in_process import InProcessExecutor
 from fedtilt.training import LocalJob, Trained
 
 

@@ -15,6 +15,7 @@ import fedtilt as ft
 from fedtilt.config.setting_fields import setting
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import server_update
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import in_slot, initial_server, slot_of, with_slot
 from fedtilt.errors import InputError
 from fedtilt.methods import (
@@ -44,7 +45,6 @@ from fedtilt.methods.objectives import Tilted as TiltedLosses
 from fedtilt.methods.server_optimizers import Adam, Sgd
 from fedtilt.methods.weightings import Afl, ByLoss, BySamples
 from fedtilt.parts import Parts
-from fedtilt.rounds.settings import TrainSettings
 
 BUILT_IN = [(kind, rule) for kind, known in COMPONENTS.items() for rule in known]
 MODULE = '''

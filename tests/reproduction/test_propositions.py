@@ -3,13 +3,13 @@ from functools import partial
 import pytest
 
 from fedtilt.data import Federation, load
+from fedtilt.engine.initial_model import initial_model
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.methods import Method, ditto, fedtilt
 from fedtilt.models import mlp
 from fedtilt.reproduction import Options
 from fedtilt.reproduction import load as load_experiment
 from fedtilt.reproduction.propositions import cases, chapter, compare, measure, train_by_hand
-from fedtilt.rounds.initial_model import initial_model
-from fedtilt.rounds.settings import TrainSettings
 
 EXPERIMENT = load_experiment("propositions").quick_version()
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import fedtilt as ft
+from fedtilt.attacks.attack import KINDS
+from fedtilt.engine.client_states import FederationState
 from fedtilt.methods import PRESETS
-from fedtilt.rounds.attack import KINDS
-from fedtilt.rounds.client_states import FederationState
 from fedtilt.runs.export import export_model
 
 FED = ft.Federation.build(

@@ -16,9 +16,9 @@ from fedtilt.cli.console import Console
 from fedtilt.cli.tables import legend
 from fedtilt.evaluation.summary import Summary
 from fedtilt.files import read_json
+from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
 from fedtilt.report.run_reader import read_run
 from fedtilt.report.summary import cautions
-from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import dump, load
 from fedtilt.storage.run_folder import RunFolder

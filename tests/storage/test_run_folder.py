@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import fedtilt as ft
+from fedtilt.engine.client_states import FederationState, Owner, StoredState, file_name
 from fedtilt.files import read_json, write_json
 from fedtilt.locks import locked
-from fedtilt.rounds.client_states import FederationState, Owner, StoredState, file_name
 from fedtilt.runs.export import state_dict
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.callbacks import Calls

@@ -17,9 +17,9 @@ from fedtilt.auditing.scores import (
 )
 from fedtilt.data import Federation
 from fedtilt.data.naming import client_number
+from fedtilt.engine.client_states import ClientStates
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
-from fedtilt.rounds.client_states import ClientStates
 
 CUTS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 

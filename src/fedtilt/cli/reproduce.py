@@ -15,6 +15,7 @@ from fedtilt.cli.console import Console, echo, escape
 from fedtilt.cli.options import AsJson, Quiet
 from fedtilt.cli.reproduction_progress import print_overview, show_progress
 from fedtilt.errors import InputError
+from fedtilt.executors.devices import pick_device
 from fedtilt.files import write_bytes
 from fedtilt.reproduction import NAMES, Options, ReproductionResult
 from fedtilt.reproduction import reproduce as run_experiments
@@ -26,7 +27,6 @@ from fedtilt.reproduction.page.markdown import as_markdown
 from fedtilt.reproduction.page.svg import write_svgs
 from fedtilt.reproduction.results_folder import ResultsFolder
 from fedtilt.reproduction.runner import case_statuses, damaged_results, experiment_names
-from fedtilt.rounds.devices import pick_device
 
 
 def reproduce(

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt.data.groups import CLASS
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import client_slot, in_slot, slot_of
 from fedtilt.methods import ClientStep, Method, Moreau
 from fedtilt.methods.component import check_slot
 from fedtilt.methods.objectives import PropFair, Tilted
 from fedtilt.models import with_weights
 from fedtilt.parts import Parts, Tensors, vector_to_buffers
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.training import LocalJob, Trained
 from fedtilt.training.local_job import pack, step_count, unpack
 

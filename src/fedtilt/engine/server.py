@@ -7,21 +7,21 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from fedtilt.attacks.screening import screen
 from fedtilt.engine.client import ClientUpdate
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import slot_of, with_slot
+from fedtilt.engine.update_distances import add_distances
+from fedtilt.engine.validity import invalid_reason, invalid_updates
 from fedtilt.errors import Diverged, InputError
+from fedtilt.executors.sharded_models import stack_models
 from fedtilt.math.aggregate import tilted
 from fedtilt.math.client_models import ClientModels
 from fedtilt.methods import Method, ServerRound, ServerStep
 from fedtilt.methods.component import Slot, check_slot, check_tensor
 from fedtilt.methods.run_checks import check_models
 from fedtilt.parts import Tensors
-from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
-from fedtilt.rounds.screening import screen
-from fedtilt.rounds.settings import TrainSettings
-from fedtilt.rounds.sharded_models import stack_models
-from fedtilt.rounds.update_distances import add_distances
-from fedtilt.rounds.validity import invalid_reason, invalid_updates
+from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
 
 
 @dataclass(frozen=True, kw_only=True)

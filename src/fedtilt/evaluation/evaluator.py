@@ -10,12 +10,12 @@ from torch.func import vmap
 from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, take, to_device
 from fedtilt.engine.client import client_model
+from fedtilt.engine.client_states import ClientStates, FederationState, Owner
 from fedtilt.evaluation.groups import Cells, group_names, groupings
 from fedtilt.evaluation.metrics import Counts, GroupCounts
 from fedtilt.methods import Method
 from fedtilt.models import copy_with_parameters, functional_logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import Parts, vector_to_buffers
-from fedtilt.rounds.client_states import ClientStates, FederationState, Owner
 from fedtilt.training import stacked
 from fedtilt.training.precision import fp32_deterministic
 

@@ -10,6 +10,7 @@ from fedtilt.data.groups import CLASS
 from fedtilt.data.naming import client_number
 from fedtilt.data.targets import NumericTarget
 from fedtilt.engine.client import build_client_model
+from fedtilt.engine.client_states import ClientStates
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.groups import GroupMetrics
@@ -21,8 +22,7 @@ from fedtilt.evaluation.summary import Summary
 from fedtilt.methods import Method
 from fedtilt.models import in_target_unit
 from fedtilt.parts import Parts, Tensors
-from fedtilt.rounds.client_states import ClientStates
-from fedtilt.rounds.gaussian_mechanism import PrivacyLoss
+from fedtilt.privacy.gaussian_mechanism import PrivacyLoss
 
 
 @dataclass(frozen=True, kw_only=True)

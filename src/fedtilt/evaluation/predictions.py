@@ -7,13 +7,13 @@ from torch import Tensor
 
 from fedtilt.data.groups import CLASS
 from fedtilt.data.targets import RANGE
+from fedtilt.engine.client_states import FederationState
+from fedtilt.engine.prepare import PreparedRun
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import Grouping, groupings
+from fedtilt.executors.in_process import one_thread
 from fedtilt.methods import Method
-from fedtilt.rounds.client_states import FederationState
-from fedtilt.rounds.executors import one_thread
-from fedtilt.rounds.prepare import PreparedRun
 
 CLIENT = "client"
 

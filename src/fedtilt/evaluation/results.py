@@ -6,17 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtilt.attacks.attack import Attack, AttackedFederation
 from fedtilt.auditing.clients import ClientAudit, audit_clients
 from fedtilt.auditing.samples import Audit, audit_samples, most_robust
 from fedtilt.data import Federation
+from fedtilt.engine.update_distances import distances_by_round
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.method_result import MethodResult
 from fedtilt.evaluation.metrics import Metrics
 from fedtilt.evaluation.scores import ACCURACY, SCORES, scores_of
 from fedtilt.html_table import html_table
-from fedtilt.rounds.attack import Attack, AttackedFederation
-from fedtilt.rounds.update_distances import distances_by_round
 
 
 class Result(Mapping[str, MethodResult]):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedtilt.evaluation.groups import GroupMetrics, measure_groups
 from fedtilt.evaluation.metrics import Counts, GroupCounts, Metrics, measure
-from fedtilt.rounds.gaussian_mechanism import PrivacyLoss
+from fedtilt.privacy.gaussian_mechanism import PrivacyLoss
 
 
 class Summary(NamedTuple):

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedtilt.data.groups import in_words
+from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
 from fedtilt.evaluation.method_result import MethodResult
 from fedtilt.evaluation.metrics import Counts
@@ -32,7 +33,6 @@ from fedtilt.flower.task import FederationInfo, ResolvedTask
 from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors, constants_of, tied_parameters
-from fedtilt.rounds.client_states import FederationState
 from fedtilt.spec import dump
 from fedtilt.storage.provenance import record_environment, seed_folder, settings_of
 from fedtilt.storage.run_folder import RunFolder

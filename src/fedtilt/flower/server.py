@@ -19,7 +19,7 @@ from fedtilt.flower.schema.exchange import agree_on_schema, stored_schema
 from fedtilt.flower.site_keys import site_keys
 from fedtilt.flower.strategy import FedTiltStrategy
 from fedtilt.flower.task import ResolvedTask, Task
-from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
+from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
 from fedtilt.spec import known_schema_of
 from fedtilt.storage.provenance import seed_folder
 from fedtilt.storage.run_length import continued

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from fedtilt.data import Dataset, Federation, Outliers
 from fedtilt.data.division import split_validation
+from fedtilt.engine.initial_model import initial_model
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.models import ModelSource
 from fedtilt.parts import Parts
-from fedtilt.rounds.initial_model import initial_model
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec import Spec
 
 

@@ -10,7 +10,9 @@ from torch import nn
 
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import ServerUpdate, server_update
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import check_state, initial_server, messages_of
+from fedtilt.engine.validity import invalid_updates
 from fedtilt.evaluation.summary import Summary
 from fedtilt.flower.combine_metrics import combine_replies
 from fedtilt.flower.membership import Membership, MissingSitesError, list_reasons
@@ -25,9 +27,7 @@ from fedtilt.flower.task import FederationInfo
 from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.methods import Method, check_bad_share
 from fedtilt.parts import Parts, Tensors
-from fedtilt.rounds.gaussian_mechanism import GaussianMechanism
-from fedtilt.rounds.settings import TrainSettings
-from fedtilt.rounds.validity import invalid_updates
+from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
 from fedtilt.toml_text import format_toml
 
 _log = logging.getLogger("flwr")

@@ -15,6 +15,8 @@ from fedtilt.data.inputs import Shape
 from fedtilt.data.tables.columns import Source
 from fedtilt.data.tables.summary import Summary
 from fedtilt.data.targets import RANGE, NumericTarget
+from fedtilt.engine.initial_model import build_initial_model
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.flower.schema.site_table import site_dataset, site_summary
 from fedtilt.flower.site_federation import check_site_number, only_site, single_site_federation, with_class_order
@@ -23,11 +25,9 @@ from fedtilt.methods.aggregators import FLTrust
 from fedtilt.methods.weightings import BySamples
 from fedtilt.models import ModelSource, recipe
 from fedtilt.parts import Parts
-from fedtilt.rounds.initial_model import build_initial_model
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec import Spec, federation_of, load, model_of, train_settings_of
 
-SCREEN = 3.0  # of updates, in a deployment whose spec does not say: see `fedtilt.rounds.screening`
+SCREEN = 3.0  # of updates, in a deployment whose spec does not say: see `fedtilt.attacks.screening`
 NodeConfig = Mapping[str, bool | float | int | str]
 
 

@@ -44,7 +44,7 @@ COMPONENTS: dict[str, Mapping[str, type[Component]]] = {
     "aggregator": aggregators.AGGREGATORS,
     "optimizer": server_optimizers.SERVER_OPTIMIZERS,
 }
-_DEFAULT_RULE = {"personal": "proximal", "local": "local", "objective": "tilted"}  # where a table need not name it
+DEFAULT_RULE = {"personal": "proximal", "local": "local", "objective": "tilted"}  # where a table need not name it
 
 
 def component_of(kind: str, value: Any, owner: str = "") -> Any:
@@ -69,7 +69,7 @@ def component_of(kind: str, value: Any, owner: str = "") -> Any:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise InputError(f"{what} must be a name, a table or a component, got {value!r:.60}")
     settings = {key: tuple(v) if isinstance(v, list) else v for key, v in value.items() if key != "rule"}
-    rule = value.get("rule", _DEFAULT_RULE.get(kind))
+    rule = value.get("rule", DEFAULT_RULE.get(kind))
     cls = known.get(rule) if isinstance(rule, str) else None
     if cls is None:
         if not isinstance(rule, str) or not is_function_path(rule):

@@ -10,11 +10,11 @@ from fedtilt.cluster.tasks import OnProgress as OnTasks
 from fedtilt.cluster.tasks import check_shared, run_tasks
 from fedtilt.data.published import catalog
 from fedtilt.data.published.entry import data_folder
+from fedtilt.executors.devices import pick_device
 from fedtilt.locks import locked
 from fedtilt.reproduction.case_run import CaseStatus, run_case
 from fedtilt.reproduction.experiment import OnProgress, Options, no_notice
 from fedtilt.reproduction.results_folder import ResultsFolder
-from fedtilt.rounds.devices import pick_device
 
 
 def run_cases_on_cluster(

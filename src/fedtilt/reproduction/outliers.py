@@ -8,10 +8,10 @@ from torch import Tensor
 
 from fedtilt import data
 from fedtilt.data.outliers import Outliers, apply
+from fedtilt.executors.devices import pick_device
 from fedtilt.reproduction import plots
 from fedtilt.reproduction.chapter import CaptionedFigure, Chapter, Text
 from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options
-from fedtilt.rounds.devices import pick_device
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:

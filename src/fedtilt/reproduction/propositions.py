@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from fedtilt.data import Federation, load
 from fedtilt.data.inputs import Inputs
+from fedtilt.engine.initial_model import initial_model
+from fedtilt.engine.prepare import prepare
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.evaluation.metrics import client_scores
 from fedtilt.evaluation.summary import evaluated_counts
+from fedtilt.executors.in_process import one_thread
 from fedtilt.methods import Method, fedtilt
 from fedtilt.models import mlp, parameters_to_vector
 from fedtilt.reproduction.chapter import Chapter, Holds, Table, Verdict, verdict_on
 from fedtilt.reproduction.experiment import Case, Claim, Experiment, OnProgress, Options, Results
-from fedtilt.rounds.executors import one_thread
-from fedtilt.rounds.initial_model import initial_model
-from fedtilt.rounds.prepare import prepare
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.training import make_batches
 

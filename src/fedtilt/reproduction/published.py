@@ -4,13 +4,13 @@ from os import PathLike
 from pathlib import Path
 
 from fedtilt.data.outliers import Outliers
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.report import Published
 from fedtilt.report.run_reader import Run, read_run
 from fedtilt.report.tuning_page import is_search
 from fedtilt.reproduction.comparison.dataset_comparison import PAPER_METRICS
 from fedtilt.reproduction.experiment import NAMES, Experiment, load
 from fedtilt.reproduction.train_grid import ditto, fedavg, federation_settings, fedtilt, method_of
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.storage.provenance import settings_of
 
 _LAYER_OUTPUTS = {"mlp": [200, 200, 10], "cnn": [32, 64, 128, 10]}

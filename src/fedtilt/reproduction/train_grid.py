@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from fedtilt import data, models
+from fedtilt.attacks.attack import Attack
+from fedtilt.engine.client_states import FederationState
+from fedtilt.engine.prepare import prepare
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import Diverged
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.summary import Summary, summarise_all
+from fedtilt.executors.devices import pick_device
 from fedtilt.files import read_json, write_json
 from fedtilt.methods import COMPONENTS, PRESETS, Method
 from fedtilt.reproduction.experiment import Case, OnProgress, Options
 from fedtilt.reproduction.results_folder import round_floats
-from fedtilt.rounds.attack import Attack
-from fedtilt.rounds.client_states import FederationState
-from fedtilt.rounds.devices import pick_device
-from fedtilt.rounds.prepare import prepare
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.simulation import simulate_prepared
 from fedtilt.storage.run_folder import RunFolder
 

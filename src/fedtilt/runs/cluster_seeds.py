@@ -11,7 +11,7 @@ from fedtilt.data.published import catalog
 from fedtilt.data.published.entry import data_folder
 from fedtilt.evaluation.scores import SCORES
 from fedtilt.evaluation.summary import Summary
-from fedtilt.rounds.devices import pick_device
+from fedtilt.executors.devices import pick_device
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.seed_run import spec_of, train_seed
 from fedtilt.simulation import Round

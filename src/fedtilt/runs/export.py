@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from fedtilt.data.naming import client_number
+from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
 from fedtilt.files import interpreting
 from fedtilt.parts import LAST_LAYER, Tensors, match_names, named_pieces
-from fedtilt.rounds.client_states import FederationState
 from fedtilt.runs.seed_run import open_seed
 from fedtilt.storage.fingerprint import read_fingerprint
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from functools import partial
 
+from fedtilt.engine.client_states import FederationState
+from fedtilt.engine.prepare import PreparedRun
 from fedtilt.evaluation.predictions import Predictions, predict
 from fedtilt.methods import Method
-from fedtilt.rounds.client_states import FederationState
-from fedtilt.rounds.prepare import PreparedRun
 from fedtilt.storage.in_memory_run import InMemoryRun
 from fedtilt.storage.predictions import has_predictions, is_small, read_prediction, write_predictions
 from fedtilt.storage.run_folder import RunFolder

@@ -12,11 +12,16 @@ from typing import Any
 
 import torch
 
+from fedtilt.attacks.attack import AttackedFederation
 from fedtilt.cluster.connection import check_cluster
 from fedtilt.cluster.remote_tensor import LostTensorError
 from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, named_tensors
 from fedtilt.data.targets import NumericTarget
+from fedtilt.engine.client_states import FederationState
+from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
+from fedtilt.engine.setting_arguments import given_settings, takes_train_settings, train_settings
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.method_result import MethodResult
@@ -26,11 +31,6 @@ from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import constants_of, tied_parameters
-from fedtilt.rounds.attack import AttackedFederation
-from fedtilt.rounds.client_states import FederationState
-from fedtilt.rounds.prepare import PreparedRun, check_effects, prepare
-from fedtilt.rounds.setting_arguments import given_settings, takes_train_settings, train_settings
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.runs.callback import Callback, Callbacks, RunStart, started
 from fedtilt.runs.notebook import with_notebook_progress
 from fedtilt.runs.predictions import predictions_of, store_predictions

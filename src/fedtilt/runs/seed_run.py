@@ -4,10 +4,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedtilt.engine.prepare import PreparedRun, prepare
 from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
 from fedtilt.files import read_toml
-from fedtilt.rounds.prepare import PreparedRun, prepare
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.run import fingerprint_of, train_to_end
 from fedtilt.storage.fingerprint import earlier_version

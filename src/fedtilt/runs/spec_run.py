@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedtilt.engine.prepare import check_effects
 from fedtilt.errors import InputError
 from fedtilt.evaluation.over_seeds import over_seeds
 from fedtilt.evaluation.results import Result
 from fedtilt.files import write_json, write_toml
 from fedtilt.locks import locked
-from fedtilt.rounds.prepare import check_effects
 from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.cluster_seeds import train_seeds_on_cluster
 from fedtilt.runs.notebook import with_notebook_progress

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from fedtilt.auditing.collect import ClientRound, Collector
 from fedtilt.engine.client import ClientUpdate, finish, plan
+from fedtilt.engine.client_states import ClientStates, FederationState
+from fedtilt.engine.prepare import PreparedRun
+from fedtilt.executors.in_process import Executor
 from fedtilt.parts import Tensors
-from fedtilt.rounds.client_states import ClientStates, FederationState
-from fedtilt.rounds.executors import Executor
-from fedtilt.rounds.prepare import PreparedRun
 from fedtilt.training import LocalJob, Trained, distinct_jobs
 
 KeptTensors = dict[str, dict[int, dict[str, Tensor]]]  # method → client → what it keeps

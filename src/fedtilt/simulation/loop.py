@@ -1,7 +1,7 @@
 """Simulate a federation on one machine, round by round: every method on the same clients, batches and outliers.
 
 The loop of a round: select clients, plan their jobs, train, update the server, evaluate. All inputs are checked before
-anything is trained or written (`fedtilt.rounds.prepare`). Jobs are trained by an executor, in this process (on a GPU,
+anything is trained or written (`fedtilt.engine.prepare`). Jobs are trained by an executor, in this process (on a GPU,
 or without workers) or in one worker process per core, with one of the `BACKENDS` of `fedtilt.training`.
 """
 
@@ -12,30 +12,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtilt.attacks.attack import AttackedFederation
 from fedtilt.auditing.collect import Collector
 from fedtilt.cluster.remote_tensor import LostTensorError
 from fedtilt.data import Federation
 from fedtilt.data.data_warnings import warn
+from fedtilt.engine.client_states import ClientStates, FederationState
+from fedtilt.engine.make_executor import make_executor
+from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
+from fedtilt.engine.received_updates import received_updates
+from fedtilt.engine.restart_point import RestartPoint
+from fedtilt.engine.root_set import train_on_root_sets
 from fedtilt.engine.server import server_update
+from fedtilt.engine.setting_arguments import given_settings, takes_train_settings, train_settings
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import check_state, initial_server
+from fedtilt.engine.validity import check_finite
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import measure
 from fedtilt.evaluation.summary import evaluated_counts
+from fedtilt.executors.in_process import Executor, one_thread
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import Tensors
-from fedtilt.rounds.attack import AttackedFederation
-from fedtilt.rounds.client_states import ClientStates, FederationState
-from fedtilt.rounds.executors import Executor, one_thread
-from fedtilt.rounds.make_executor import make_executor
-from fedtilt.rounds.prepare import PreparedRun, check_effects, prepare
-from fedtilt.rounds.received_updates import received_updates
-from fedtilt.rounds.restart_point import RestartPoint
-from fedtilt.rounds.root_set import train_on_root_sets
-from fedtilt.rounds.setting_arguments import given_settings, takes_train_settings, train_settings
-from fedtilt.rounds.settings import TrainSettings
-from fedtilt.rounds.validity import check_finite
 from fedtilt.simulation.client_training import merge_equal, plan_client, store_kept, train_clients
 from fedtilt.simulation.round import Round
 from fedtilt.training.precision import fp32_deterministic

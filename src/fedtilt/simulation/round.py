@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from fedtilt.data.naming import client_number
 from fedtilt.data.targets import NumericTarget
 from fedtilt.engine.client import build_client_model
+from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts, Metrics, measure
 from fedtilt.evaluation.summary import evaluated_counts
 from fedtilt.models import in_target_unit
 from fedtilt.parts import Parts, Tensors
-from fedtilt.rounds.client_states import FederationState
-from fedtilt.rounds.gaussian_mechanism import PrivacyLoss
+from fedtilt.privacy.gaussian_mechanism import PrivacyLoss
 from fedtilt.training import BackendChoice
 
 

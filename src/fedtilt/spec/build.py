@@ -15,10 +15,10 @@ from fedtilt.data.division import resolve_clients
 from fedtilt.data.tables.columns import Source
 from fedtilt.data.tables.roles import Roles, known_schema
 from fedtilt.data.tables.table import Table, open_table
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import import_function
 from fedtilt.models import MODELS, ModelSource
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.spec.fields import Spec
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from fedtilt.attacks.attack import KINDS
 from fedtilt.math.losses import LOSSES
 from fedtilt.methods import COMPONENTS, PRESETS
-from fedtilt.rounds.attack import KINDS
 from fedtilt.spec.method import preset_settings
 
 # "Li et al., Title, arXiv 1234.56789", or with the names of all authors; without arXiv it ends with the venue

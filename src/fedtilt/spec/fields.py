@@ -1,13 +1,14 @@
 """The keys of a spec: the type, limits, default and meaning of each.
 
 Error messages, the annotated spec of `fedtilt init`, docs/spec.md and the JSON schema are all written from these
-fields; those of `[train]`, `[privacy]` and `[attack]` are in `fedtilt.rounds`.
+fields; those of `[train]`, `[privacy]` and `[attack]` are in `engine.settings`, `privacy` and `attacks`.
 """
 
 import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedtilt.attacks.attack import Attack
 from fedtilt.checks import check_used, is_plain_name
 from fedtilt.config.setting_fields import REQUIRED, Name, default_of, setting, settings_of
 from fedtilt.config.tables import table_of
@@ -16,13 +17,12 @@ from fedtilt.data.division import PARTITIONS
 from fedtilt.data.groups import CLASS, combined_names
 from fedtilt.data.outliers import FLIP_TARGETS, KINDS, REDRAWS
 from fedtilt.data.targets import RANGE, TASKS
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import is_function_path
 from fedtilt.methods import check_levels
 from fedtilt.models import MODELS
-from fedtilt.rounds.attack import Attack
-from fedtilt.rounds.privacy import Privacy
-from fedtilt.rounds.settings import TrainSettings
+from fedtilt.privacy.privacy import Privacy
 from fedtilt.spec.data_fields import DataSpec
 from fedtilt.spec.method import MethodSpec
 

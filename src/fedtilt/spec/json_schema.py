@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_origin
 from fedtilt.config.setting_fields import REQUIRED, allowed_values, alternatives, default_of, settings_of
 from fedtilt.config.tables import table_of
 from fedtilt.methods import COMPONENTS
-from fedtilt.methods.method import _DEFAULT_RULE as DEFAULT_RULES
+from fedtilt.methods.method import DEFAULT_RULE as DEFAULT_RULES
 from fedtilt.spec.fields import Spec
 from fedtilt.spec.method import (
     COMPONENT_KEYS,

@@ -3,7 +3,7 @@
 checkpoints/round-00040/manifest.json          the round, and the hashes of the other two files
 checkpoints/round-00040/server.safetensors     what the server keeps, by method
 checkpoints/round-00040/clients.safetensors    where the states of the clients are, by method
-clients/states-000012                          what clients keep (`fedtilt.rounds.client_states`)
+clients/states-000012                          what clients keep (`fedtilt.engine.client_states`)
 """
 
 import shutil
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtilt.engine.client_states import ClientStates, FederationState, Owner, StoredState
 from fedtilt.errors import InputError
 from fedtilt.files import interpreting, read_json, read_tensors, sync_folder, write_json, write_tensors, writing
-from fedtilt.rounds.client_states import ClientStates, FederationState, Owner, StoredState
 from fedtilt.storage.evaluations import rounds_in
 
 _CHECKPOINTS = 2  # how many are kept

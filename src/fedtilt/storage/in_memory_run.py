@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.summary import Summary
-from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.storage.evaluations import History
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
+from fedtilt.executors.devices import pick_device
 from fedtilt.files import read_json, write_json
 from fedtilt.methods import Method
-from fedtilt.rounds.devices import pick_device
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.training import native
 from fedtilt.version import __version__
 

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from fedtilt.data.groups import CLASS
+from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.summary import Summary
 from fedtilt.files import read_json, read_tensors, write_json, write_tensors
-from fedtilt.rounds.client_states import ClientStates, FederationState
 from fedtilt.storage import run_length
 from fedtilt.storage.checkpoints import Checkpoints
 from fedtilt.storage.evaluations import Evaluations, History

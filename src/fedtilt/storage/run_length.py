@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedtilt.engine.settings import TrainSettings, default_eval_every
 from fedtilt.errors import InputError
 from fedtilt.files import read_json
-from fedtilt.rounds.settings import TrainSettings, default_eval_every
 
 
 def continued(folder: Path, settings: TrainSettings) -> TrainSettings:

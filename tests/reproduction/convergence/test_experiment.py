@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedtilt.executors.in_process import one_thread
 from fedtilt.math.losses import cross_entropy
 from fedtilt.math.tilt import nested_tilt
 from fedtilt.reproduction import Options, load
@@ -20,7 +21,6 @@ from fedtilt.reproduction.convergence.problem import (
     shared_optimum,
 )
 from fedtilt.reproduction.convergence.rates import over_rounds, with_w_fixed
-from fedtilt.rounds.executors import one_thread
 
 SETTINGS = {"seed": 0, "clients": {"count": 3, "classes_per_client": 2, "max_train": 30}, "rho": 0.1, "mu": 0.1}
 TILTS = [(0.0, 0.0), (1.0, 1.0), (0.0, 3.0), (3.0, 0.0), (10.0, 1.0), (2.0, 10.0)]

@@ -12,12 +12,16 @@ from fedtilt.auditing.collect import ClientRound, Collector
 from fedtilt.data import Federation, Schema
 from fedtilt.data.inputs import take
 from fedtilt.engine.client import ClientUpdate, finish, plan
+from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.state import Messages, client_state_like, messages_of
+from fedtilt.engine.validity import invalid_reason
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import Grouping, group_names, groupings
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.executors.devices import pick_device
+from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.flower.declared import Declared, group_sums, own_metrics
 from fedtilt.flower.messages import EvaluationReply, class_spreads
 from fedtilt.flower.private_files import private_files, private_folder
@@ -28,10 +32,6 @@ from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, site_number, yes
 from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors
-from fedtilt.rounds.client_states import ClientStates, FederationState
-from fedtilt.rounds.devices import pick_device
-from fedtilt.rounds.executors import BatchSettings, ClientTraining, InProcessExecutor
-from fedtilt.rounds.validity import invalid_reason
 from fedtilt.training import LocalJob, Trained, choose_backend
 
 _log = logging.getLogger("flwr")

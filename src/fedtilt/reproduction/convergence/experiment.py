@@ -6,6 +6,8 @@ from typing import Any
 import torch
 
 from fedtilt.data import Federation, load
+from fedtilt.executors.devices import pick_device
+from fedtilt.executors.in_process import one_thread
 from fedtilt.report.style import styles
 from fedtilt.reproduction.chapter import CaptionedFigure, Chapter, Table, Text
 from fedtilt.reproduction.convergence.claims import verdict, violation_text
@@ -13,8 +15,6 @@ from fedtilt.reproduction.convergence.figures import bound_figure, fixed_figure,
 from fedtilt.reproduction.convergence.problem import Problem
 from fedtilt.reproduction.convergence.rates import ROUND_PARTS, over_rounds, with_w_fixed
 from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options
-from fedtilt.rounds.devices import pick_device
-from fedtilt.rounds.executors import one_thread
 
 _PROOF = """
 **What holds instead.** Let rho be the strong convexity of R, eta ≤ 1 / (B_1 + tau B_2 + lam B_3) the step of \

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtilt import seeds
 from fedtilt.engine.client import finish, plan
 from fedtilt.engine.server import server_update
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.methods import fedtilt
 from fedtilt.parts import Parts
 from fedtilt.reproduction.convergence.problem import (
@@ -22,7 +23,6 @@ from fedtilt.reproduction.convergence.problem import (
     shared_optimum,
 )
 from fedtilt.reproduction.experiment import OnProgress
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.training import Trained
 
 FLOOR = 1e-11  # smaller gaps are rounding errors

@@ -7,17 +7,17 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from fedtilt import data
+from fedtilt.attacks.attack import Attack
+from fedtilt.engine.prepare import prepare
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.evaluation.summary import evaluated_counts
+from fedtilt.executors.devices import pick_device
 from fedtilt.reproduction.chapter import Chapter, Table, Text
 from fedtilt.reproduction.experiment import Case, Experiment, OnProgress, Options, Results
 from fedtilt.reproduction.others.federations import federation_of
 from fedtilt.reproduction.others.models import MODELS
 from fedtilt.reproduction.results_folder import round_floats
 from fedtilt.reproduction.train_grid import CaseCheckpoint, method_of
-from fedtilt.rounds.attack import Attack
-from fedtilt.rounds.devices import pick_device
-from fedtilt.rounds.prepare import prepare
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.simulation import simulate_prepared
 
 PARTS = ("best", "last", "rounds", "curve")

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any, get_args, get_origin
 
 from fedtilt.checks import number
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.methods import COMPONENTS, PRESETS, Method
-from fedtilt.rounds.settings import TrainSettings
 
 Setting = Mapping[str, Any]  # axis → value
 _LOG_RATIO = 10.0  # a range over more than this factor is searched on a logarithmic scale

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from fedtilt.cluster.connection import connected, tensors_as_arrays
 from fedtilt.cluster.tasks import Report, TaskProgress, check_shared, describe_tasks, run_tasks
-from fedtilt.rounds.devices import pick_device
-from fedtilt.rounds.settings import TrainSettings
+from fedtilt.engine.settings import TrainSettings
+from fedtilt.executors.devices import pick_device
 from fedtilt.simulation import Round
 
 _NOTICE_SECONDS = 30.0

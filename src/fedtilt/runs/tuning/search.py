@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedtilt.errors import InputError
-from fedtilt.rounds.devices import pick_device
+from fedtilt.executors.devices import pick_device
 from fedtilt.runs.callback import Callback, RunStart, SearchProgress, started
 from fedtilt.runs.tuning.axes import Setting, format_setting, grid, texts_of
 from fedtilt.runs.tuning.decision import ranked

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fedtilt.data import Federation
+from fedtilt.engine.prepare import PreparedRun, prepare
+from fedtilt.engine.setting_arguments import train_settings
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource
-from fedtilt.rounds.prepare import PreparedRun, prepare
-from fedtilt.rounds.setting_arguments import train_settings
-from fedtilt.rounds.settings import TrainSettings
 from fedtilt.runs.tuning.axes import Axis, Setting, format_setting, method_axes, training_axes
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedtilt.engine.client_states import FederationState
+from fedtilt.engine.memory import models_kept
 from fedtilt.errors import Diverged
 from fedtilt.files import read_json, write_json
 from fedtilt.models import trained_parameters
-from fedtilt.rounds.client_states import FederationState
-from fedtilt.rounds.memory import models_kept
 from fedtilt.runs.run import Notice
 from fedtilt.runs.tuning.cluster_trials import Trial, settings_in_task, train_trials_on_cluster
 from fedtilt.runs.tuning.objectives import Scores

@@ -10,14 +10,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedtilt.data import Federation
+from fedtilt.engine.client_states import ClientStates, FederationState
+from fedtilt.engine.prepare import PreparedRun
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.metrics import Counts, GroupCounts
 from fedtilt.evaluation.summary import evaluated_counts, group_counts
+from fedtilt.executors.in_process import one_thread
 from fedtilt.files import interpreting, read_tensors, write_tensors
-from fedtilt.rounds.client_states import ClientStates, FederationState
-from fedtilt.rounds.executors import one_thread
-from fedtilt.rounds.prepare import PreparedRun
 from fedtilt.runs.run import Notice, fingerprint_of
 from fedtilt.runs.tuning.objectives import Scores
 from fedtilt.simulation import Round, simulate_prepared

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedtilt.checks import number, whole
 from fedtilt.data import Federation
+from fedtilt.engine.prepare import check_effects
+from fedtilt.engine.setting_arguments import takes_train_settings
 from fedtilt.errors import InputError
 from fedtilt.files import first_difference, write_json, write_toml
 from fedtilt.locks import locked
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource
-from fedtilt.rounds.prepare import check_effects
-from fedtilt.rounds.setting_arguments import takes_train_settings
 from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.run import Notice, check_cluster_of_new_run, check_out_folder, compare_environment
 from fedtilt.runs.tuning.axes import Axis, axes_of, texts_of

@@ -1,0 +1,1 @@
+"""Attacks: clients that work against the others, and screening, which bounds what one of them can do."""

@@ -1,0 +1,1 @@
+"""Client-level differential privacy: its settings, the mechanism and the accountant."""

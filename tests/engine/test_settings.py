@@ -1,0 +1,47 @@
+"""The training settings: one list for Python, specs and docs."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+import fedtilt as ft
+from fedtilt.config.setting_fields import settings_of
+from fedtilt.engine.setting_arguments import train_settings
+from fedtilt.engine.settings import TrainSettings
+
+NAMES = [setting.name for setting in dataclasses.fields(TrainSettings)]
+
+
+@pytest.mark.parametrize("function", [ft.run, ft.simulate])
+def test_functions_list_every_setting_with_its_default_and_meaning(function) -> None:
+    parameters = inspect.signature(function).parameters
+    for setting in dataclasses.fields(TrainSettings):
+        assert parameters[setting.name].default == setting.default
+        assert f"        {setting.name}: {setting.metadata['meaning']}" in function.__doc__
+
+
+OF_OTHERS = ("seed", "device", "privacy", "attack")  # tables, or keys of the spec itself
+
+
+def test_the_train_table_of_a_spec_has_every_setting_but_those_of_other_tables() -> None:
+    assert list(settings_of(TrainSettings)) == [name for name in NAMES if name not in OF_OTHERS]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"round": 3}, "round is not a training setting; did you mean rounds?"),
+        ({"optimiser": "adam"}, "optimiser is not a training setting; did you mean optimizer?"),
+        ({"zzz": 1}, "zzz is not a training setting; choose from rounds, participation, "),
+        ({"rounds": 0}, "rounds must be a whole number ≥ 1, got 0"),
+        ({"lr": 0}, "lr must be a number > 0, got 0"),
+        ({"lr_personal": float("inf")}, "lr_personal must be a number > 0, got inf"),
+        ({"participation": 1.5}, "participation must be a number > 0 and ≤ 1, got 1.5"),
+        ({"lr": None}, "lr must be a number, got None"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'; choose one of float32, tf32, bfloat16"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ft.InputError, match=message):
+        train_settings(settings)
