@@ -159,6 +159,18 @@ def test_patients(output_of: Callable[..., str]) -> None:
     assert lines[0] == "patient,age,sex,ward,pressure,admitted,diagnosis,hospital"
 
 
+def test_own_methods(output_of: Callable[..., str]) -> None:
+    outputs = [output_of("own_objective"), output_of("own_server_rule"), output_of("own_client_update")]
+    figures = [re.findall(r"(\w+) +accuracy ([\d.]+) %, worst 10 % of clients ([\d.]+) %", text) for text in outputs]
+    assert [[name for name, *_ in rows] for rows in figures] == [
+        ["fedavg", own] for own in ("cvar", "online", "memory")
+    ]
+    assert len({rows[0] for rows in figures}) == 1  # the same FedAvg
+    (fedavg, cvar), _, (_, memory) = figures
+    assert float(cvar[2]) > float(fedavg[2])  # fairer
+    assert float(memory[1]) > float(fedavg[1])  # personal
+
+
 def test_every_example_is_tested() -> None:
     tested = set(re.findall(r'output_of\("(\w+)"', Path(__file__).read_text()))
     scripts = {path.stem for path in EXAMPLES.glob("*.py")}
