@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fedtilt as ft
-from fedtilt.methods import Aggregator, Before, aggregators
+from fedtilt.methods import PRESETS, Aggregator, Before, aggregators
 from fedtilt.methods.aggregators import Tilted
 from fedtilt.methods.before import NNM, Bucketing, Clip
 from fedtilt.methods.server_optimizers import Adagrad, Adam, Sgd, Yogi
@@ -60,6 +60,9 @@ METHODS: dict[str, ft.Method] = {
     "fedper": ft.fedper(name="m"),
     "fedrep": ft.fedrep(1, name="m"),
     "pfedme": ft.pfedme(2.0, 2, name="m"),
+    **{name: PRESETS[name](name="m") for name in ("aaggff", "apfl", "fedala", "fedas", "fedbabu")},
+    **{name: PRESETS[name](name="m") for name in ("fedminmax", "fedrod", "foundationfl", "moon")},
+    "feddbe": PRESETS["feddbe"](kappa=1.0, name="m"),  # with more, its updates differ so much that some are screened
     "q > 0": rule(Tilted(q=5.0)),
     "q < 0": rule(Tilted(q=-5.0)),
     "q = inf": rule(Tilted(q=math.inf)),

@@ -46,6 +46,7 @@ def method(**settings: Any) -> Keys:
     return names | {f"methods.{key}": value for key, value in settings.items()}
 
 
+AGAIN: Keys = {"clients.count": 6, "train.participation": 1.0, "train.rounds": 3}  # all clients take part every time
 CUSTOM = method(preset="custom", personal={"mu": 0.1})
 FEDAVG = method(preset="fedavg")
 CASES: dict[str, Case] = {
@@ -166,6 +167,18 @@ CASES: dict[str, Case] = {
     "methods.weights_lr": Case(0.5, method(preset="afl")),
     "methods.weights_bound": Case(0.5, method(preset="fedmgda")),
     "methods.update_length": Case(2.0, method(preset="fedmgda")),
+    "methods.scale": Case("silo", method(preset="aaggff")),
+    "methods.response": Case("normal", method(preset="aaggff")),
+    "methods.adaptive": Case(False, method(preset="apfl") | AGAIN),
+    "methods.layers": Case(2, method(preset="fedala") | AGAIN),
+    "methods.share": Case(0.25, method(preset="fedala") | AGAIN),
+    "methods.rate": Case(0.1, method(preset="fedala") | AGAIN),
+    "methods.align_lr": Case(0.5, method(preset="fedas") | AGAIN),
+    "methods.kappa": Case(5.0, method(preset="feddbe") | AGAIN),
+    "methods.momentum": Case(0.5, method(preset="feddbe") | AGAIN),
+    "methods.groups": Case(20, method(preset="fedminmax") | AGAIN),
+    "methods.gamma": Case(0.0, method(preset="fedrod")),
+    "methods.temperature": Case(0.2, method(preset="moon") | AGAIN),
 }
 
 
@@ -198,6 +211,23 @@ COMPONENT_CASES: dict[str, ComponentCase] = {  # component.rule.setting
     "local.local.trains": ComponentCase(False),
     "correction.feddyn.alpha": ComponentCase(0.5),
     "weighting.loss.tilt": ComponentCase(2.0),
+    "weighting.aaggff.scale": ComponentCase("silo"),
+    "weighting.aaggff.response": ComponentCase("normal"),
+    "training.apfl.alpha": ComponentCase(0.25, base=AGAIN),
+    "training.apfl.adaptive": ComponentCase(False, base=AGAIN),
+    "training.fedala.layers": ComponentCase(2, base=AGAIN),
+    "training.fedala.share": ComponentCase(0.25, base=AGAIN),
+    "training.fedala.rate": ComponentCase(0.1, base=AGAIN),
+    "training.fedala.steady": ComponentCase(1e-6, base=AGAIN),
+    "training.fedas.align_lr": ComponentCase(0.5, base=AGAIN),
+    "training.feddbe.kappa": ComponentCase(5.0, base=AGAIN),
+    "training.feddbe.momentum": ComponentCase(0.5, base=AGAIN),
+    "training.fedminmax.lr": ComponentCase(0.5, base=AGAIN),
+    "training.fedminmax.groups": ComponentCase(20, base=AGAIN),
+    "training.fedrod.gamma": ComponentCase(0.0, base=AGAIN),
+    "training.moon.mu": ComponentCase(0.5, base=AGAIN),
+    "training.moon.temperature": ComponentCase(0.2, base=AGAIN),
+    "before.foundation.share": ComponentCase(0.25, base=TWELVE | BUCKETS),
     "weighting.afl.lr": ComponentCase(0.5),
     "before.clipping.radius": ComponentCase(0.01),
     "before.nnm.bad_share": ComponentCase(0.4, {"bad_share": 0.2}),

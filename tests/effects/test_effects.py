@@ -31,7 +31,7 @@ from fedtilt.spec import MethodSpec, Spec, build, dataset_of, federation_of, mod
 from fedtilt.spec.fields import TABLES
 from fedtilt.spec.method import METHOD_FACTORIES, method_keys, preset_settings, required_settings
 from fedtilt.training import native
-from tests.effects.cases import CASES, COMPONENT_CASES, NOT_IN_RESULTS, PLAIN, Keys, method
+from tests.effects.cases import AGAIN, CASES, COMPONENT_CASES, NOT_IN_RESULTS, PLAIN, Keys, method
 from tests.effects.outcome import digest, outcome, prepared_of, spec_of
 
 KEYS = [key for key in settings_of(Spec) if key not in (*TABLES, "methods")]
@@ -311,12 +311,16 @@ def test_a_parameter_of_build_changes_the_federation_or_is_refused_by_name(name:
 
 # Settings of methods
 
+REMEMBERING = ("apfl", "fedala", "fedas", "feddbe", "fedminmax", "moon")  # methods whose clients must take part twice
 REQUIRED = {"tau": 1.0, "lam": 1.0, "t": 1.0}
 
 
 @pytest.mark.parametrize("preset", METHOD_FACTORIES)
 def test_every_setting_of_a_method_changes_it_or_is_refused_by_name(preset: str) -> None:
-    spec = spec_of(PLAIN)
+    keys = PLAIN | (AGAIN if preset in REMEMBERING else {})
+    spec = spec_of(keys)
+    settings = {key.partition(".")[2]: value for key, value in keys.items() if key.startswith("train.")}
+    settings["device"] = "cpu"
     federation, model = federation_of(spec, 0), model_of(spec)
     own = {key: REQUIRED[key] for key in required_settings(preset)} | ({"mu": 1.0} if preset == "pfedme" else {})
     make = METHOD_FACTORIES[preset]
@@ -324,13 +328,13 @@ def test_every_setting_of_a_method_changes_it_or_is_refused_by_name(preset: str)
     for key in preset_settings(preset):
         try:
             changed = make(name=key, **(own | {key: _other(methods[0], key)}))
-            check_effects(prepare([changed], federation, model, TrainSettings(**SETTINGS)))
+            check_effects(prepare([changed], federation, model, TrainSettings(**settings)))
         except InputError as error:
             if not is_named(f"methods.{key}", CASES[f"methods.{key}"].value, error):
                 raise
             continue
         methods.append(changed)
-    result = ft.run(methods, federation, model, **SETTINGS)
+    result = ft.run(methods, federation, model, **settings)
     alone = {name: digest({name: r}) for name, r in result.items()}  # type: ignore[arg-type]
     assert [name for name in alone if name != "base" and alone[name] == alone["base"]] == []
 
@@ -338,7 +342,8 @@ def test_every_setting_of_a_method_changes_it_or_is_refused_by_name(preset: str)
 def _other(method: Method, key: str) -> Any:
     """The value of the case, or another one if the method has it already."""
     value = CASES[f"methods.{key}"].value
-    return value if method.settings().get(key) != value else {"personal_start": "last"}.get(key, value)
+    others = {"personal_start": "last", "alpha": 0.25, "mu": 0.2}
+    return value if method.settings().get(key) != value else others.get(key, value)
 
 
 def test_every_parameter_of_a_preset_is_a_key_of_a_spec() -> None:
@@ -386,7 +391,10 @@ def test_every_built_in_component_changes_the_run(kind: str) -> None:
 
 
 NOT_DEFAULT = {"propfair": {"utility": 5.0}}
-BESIDE = {"bucketing": {"methods.aggregator": "median"}}
+BESIDE = {
+    "bucketing": {"methods.aggregator": "median"}, "foundation": {"methods.aggregator": "median"},
+    "fisher": {"methods.training": "fedas"},
+}  # fmt: skip
 DEFAULTS = dict.fromkeys(COMPONENTS, ()) | {
     "objective": ("tilted",), "weighting": ("equal",), "aggregator": ("tilted", "mean"),
 }  # fmt: skip

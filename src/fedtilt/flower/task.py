@@ -91,8 +91,8 @@ class Task:
         input_shape: the shape of one sample; required with `data`, because the server builds the model without data
         class_names: the names of all classes; required with `data`
 
-    >>> Task(spec="digits").resolve({"method": "ditto"}).method.personal
-    True
+    >>> Task(spec="digits").resolve({"method": "ditto"}).method.name
+    'ditto'
     """
 
     spec: str | Path

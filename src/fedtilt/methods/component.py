@@ -47,9 +47,9 @@ class Component:
         defaults = {field.name: field.default for field in fields(self)}
         return values if all else {key: value for key, value in values.items() if value != defaults[key]}
 
-    def to_table(self) -> dict[str, Any]:
-        """The component as a table of a spec."""
-        return {"rule": self.label, **self.settings()}
+    def to_table(self, *, all: bool = False) -> dict[str, Any]:
+        """The component as a table of a spec: the settings that differ from their defaults, or all."""
+        return {"rule": self.label, **self.settings(all=all)}
 
     def with_settings(self, **settings: Any) -> Self:
         """The same with other values of these settings."""

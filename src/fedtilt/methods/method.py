@@ -277,17 +277,17 @@ class Method:
         """Everything but its name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("name", "made")}
 
-    def to_table(self) -> dict[str, Any]:
-        """Everything that differs from the default, as a table of a spec without the name."""
+    def to_table(self, *, all: bool = False) -> dict[str, Any]:
+        """Everything that differs from the default, as a table of a spec without the name; or all settings."""
         table: dict[str, Any] = {}
         defaults = {each.name: each.default for each in fields(self)}
         for name, value in self.parts().items():
-            if value == defaults[name]:
+            if value == defaults[name] and not (all and is_component(value)):
                 continue
             if name == "before":
-                table["before"] = [step.to_table() for step in value]
+                table["before"] = [step.to_table(all=all) for step in value]
             else:
-                table[name] = value.to_table() if is_component(value) else value
+                table[name] = value.to_table(all=all) if is_component(value) else value
         return table
 
     def settings(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from fedtilt.evaluation.intervals import exact_interval
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.summary import Summary
 from fedtilt.markdown_text import markdown_table, markdown_text
+from fedtilt.methods import COMPONENTS, Method
 from fedtilt.runs.export import Export
 from fedtilt.runs.seed_run import open_seed
 from fedtilt.storage.fingerprint import read_fingerprint
@@ -103,12 +104,32 @@ def _data(fingerprint: Mapping[str, Any], description: Mapping[str, Any]) -> str
 
 
 def _training(fingerprint: Mapping[str, Any], method: str) -> str:
-    of_method = {k: v for k, v in fingerprint["methods"][method].items() if k != "name" and v is not None}
-    rows = [[f"method.{k}", format_toml(v) if isinstance(v, dict | list) else v] for k, v in of_method.items()]
+    of_method = {k: _without_defaults(k, v) for k, v in fingerprint["methods"][method].items() if k != "name"}
+    rows = [[f"method.{k}", format_toml(v) if isinstance(v, dict | list) else v] for k, v in of_method.items() if v]
     train = fingerprint["train"]
     rows += [[key, train[key]] for key in _SETTINGS if train.get(key) is not None]
     note = "Settings of the method that are not listed have their defaults."
     return f"## Training\n\n{_table(['setting', 'value'], rows)}\n\n{note}"
+
+
+def _as_json(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _without_defaults(kind: str, value: Any) -> Any:
+    """A component of a fingerprint without the settings that have their defaults; None: it is the default itself."""
+    if not isinstance(value, dict) or kind not in COMPONENTS:
+        return value
+    cls, plain = COMPONENTS[kind].get(value.get("rule", "")), getattr(Method(name="plain"), kind)
+    if cls is None:  # the user's own, which need not be installed here
+        return value
+    defaults = cls().settings(all=True)
+    given = {
+        key: v
+        for key, v in value.items()
+        if key != "rule" and v is not None and v != defaults[key] and v != _as_json(defaults[key])
+    }
+    return None if not given and isinstance(plain, cls) else {"rule": cls.rule, **given}
 
 
 def _figures(

@@ -40,7 +40,7 @@ def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str,
 
 
 def _method_settings(method: Method) -> dict[str, Any]:
-    found: dict[str, Any] = _to_json(method.to_table())
+    found: dict[str, Any] = _to_json(method.to_table(all=True))  # defaults too: a later version may have others
     return {"name": method.name, **found}
 
 
