@@ -82,3 +82,7 @@ def test_a_bad_argument_is_one_line(fedtilt, arguments: list[str], sentence: str
     assert output.code == 2
     assert sentence in output.err
     assert "Traceback" not in output.err
+
+
+def test_outliers_of_every_kind_are_drawn(fedtilt) -> None:
+    assert fedtilt("reproduce", "outliers", "--quick", "--device", "cpu").code == 0

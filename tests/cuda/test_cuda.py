@@ -368,9 +368,9 @@ def test_a_simulation_agrees_with_the_cpu(name: str, federation: ft.Federation) 
 
 
 def test_resume_export_and_pickle(federation: ft.Federation, tmp_path: Path) -> None:
-    settings = TRAIN | {"device": "cuda", "checkpoint_seconds": 0}
+    settings = TRAIN | {"device": "cuda"}
     whole = ft.run(METHODS, federation, ft.models.mlp, **settings)
-
+    settings["checkpoint_seconds"] = 0
     with pytest.raises(KeyboardInterrupt):
         ft.run(METHODS, federation, ft.models.mlp, out=tmp_path, callbacks=[stop_after(2)], **settings)
     calls = Calls()

@@ -39,9 +39,8 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
     x = x.float() / 255 if x.dtype == torch.uint8 else x
     pixels = {}
     for i, kind in enumerate(case.settings["outliers"]):
-        noisy, _ = apply(
-            Outliers(kind=kind, rate=1.0), x, y, y.unique(), seed=case.settings["seed"], round=1, client=0,
-        )  # fmt: skip
+        outliers = Outliers() if kind == "none" else Outliers(kind=kind, rate=1.0)
+        noisy, _ = apply(outliers, x, y, y.unique(), seed=case.settings["seed"], round=1, client=0)
         assert isinstance(noisy, Tensor)
         levels = (noisy.clamp(0, 1) * 255).round().to(torch.uint8)
         pixels[kind] = base64.b64encode(levels.contiguous().cpu().numpy().tobytes()).decode()
