@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,8 +116,9 @@ def rules() -> list[ft.Method]:
 
 
 def presets() -> list[ft.Method]:
-    """Every method with its defaults."""
-    needed = {"fedtilt": {"tau": 1, "lam": 1}, "term": {"t": 1}}
+    """Every method with its defaults; weights that clients claim are refused beside attackers."""
+    needed: dict[str, Any] = {"fedtilt": {"tau": 1, "lam": 1}, "term": {"t": 1}}
+    needed |= {key: {"weighting": "equal"} for key in ("fedas", "fedminmax")}
     return [preset(name=f"preset {name}", **needed.get(name, {})) for name, preset in PRESETS.items()]
 
 
