@@ -28,7 +28,7 @@ test: $(DEV) browser nginx  ## all tests except the slow ones, one process of on
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 test-all: $(DEV) browser nginx  ## the slow tests too
-	$(BIN)/python -m pytest -m "not cuda"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not cuda" -n auto --dist worksteal
 
 test-pages: $(DEV)  ## every code block of the README and the guides, the notebook, and every example
 	$(BIN)/python -m pytest -m "not cuda" tests/docs tests/test_examples.py
