@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from fedtilt.runs.callback import Callback
     from fedtilt.runs.run import run
     from fedtilt.runs.spec_run import resume
-    from fedtilt.runs.tuning.axes import Range
-    from fedtilt.runs.tuning.result import Tuning
-    from fedtilt.runs.tuning.tune import tune
     from fedtilt.simulation import Round, simulate
+    from fedtilt.tuning.axes import Range
+    from fedtilt.tuning.result import Tuning
+    from fedtilt.tuning.tune import tune
 else:
     __getattr__, __dir__ = lazy_names(
         globals(),
@@ -56,12 +56,12 @@ else:
             "Federation": "fedtilt.data:Federation",
             "Method": "fedtilt.methods:Method",
             "Privacy": "fedtilt.privacy.privacy:Privacy",
-            "Range": "fedtilt.runs.tuning.axes:Range",
+            "Range": "fedtilt.tuning.axes:Range",
             "Result": "fedtilt.evaluation.results:Result",
             "Round": "fedtilt.simulation:Round",
             "TiltedLoss": "fedtilt.math.losses:TiltedLoss",
             "TrainSettings": "fedtilt.engine.settings:TrainSettings",
-            "Tuning": "fedtilt.runs.tuning.result:Tuning",
+            "Tuning": "fedtilt.tuning.result:Tuning",
             "afl": "fedtilt.methods:afl",
             "aggregate": "fedtilt.math.aggregate",
             "audit": "fedtilt.auditing.labels:audit",
@@ -91,7 +91,7 @@ else:
             "testing": "fedtilt.testing",
             "tilted_mean": "fedtilt.math.tilt:tilted_mean",
             "trackers": "fedtilt.runs.trackers",
-            "tune": "fedtilt.runs.tuning.tune:tune",
+            "tune": "fedtilt.tuning.tune:tune",
         },
     )
 

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from fedtilt.data.image_folders.folder import images
     from fedtilt.data.outliers import Outliers
     from fedtilt.data.published.catalog import find_folder, load, names
-    from fedtilt.data.published.download import check, get
+    from fedtilt.data.published.download import download, verify
     from fedtilt.data.published.entry import data_folder
     from fedtilt.data.sources.huggingface import from_huggingface
     from fedtilt.data.sources.leaf_json import leaf
     from fedtilt.data.sources.torch_dataset import from_torch
     from fedtilt.data.tables.column import Column
     from fedtilt.data.tables.schema import Schema
-    from fedtilt.data.tables.table import rows, table
+    from fedtilt.data.tables.table import table, transform
 else:
     __getattr__, __dir__ = lazy_names(
         globals(),
@@ -27,18 +27,18 @@ else:
             "Federation": "fedtilt.data.federation:Federation",
             "Outliers": "fedtilt.data.outliers:Outliers",
             "Schema": "fedtilt.data.tables.schema:Schema",
-            "check": "fedtilt.data.published.download:check",
             "data_folder": "fedtilt.data.published.entry:data_folder",
+            "download": "fedtilt.data.published.download:download",
             "find_folder": "fedtilt.data.published.catalog:find_folder",
             "from_huggingface": "fedtilt.data.sources.huggingface:from_huggingface",
             "from_torch": "fedtilt.data.sources.torch_dataset:from_torch",
-            "get": "fedtilt.data.published.download:get",
             "images": "fedtilt.data.image_folders.folder:images",
             "leaf": "fedtilt.data.sources.leaf_json:leaf",
             "load": "fedtilt.data.published.catalog:load",
             "names": "fedtilt.data.published.catalog:names",
-            "rows": "fedtilt.data.tables.table:rows",
             "table": "fedtilt.data.tables.table:table",
+            "transform": "fedtilt.data.tables.table:transform",
+            "verify": "fedtilt.data.published.download:verify",
         },
     )
 
@@ -48,16 +48,16 @@ __all__ = [
     "Federation",
     "Outliers",
     "Schema",
-    "check",
     "data_folder",
+    "download",
     "find_folder",
     "from_huggingface",
     "from_torch",
-    "get",
     "images",
     "leaf",
     "load",
     "names",
-    "rows",
     "table",
+    "transform",
+    "verify",
 ]
