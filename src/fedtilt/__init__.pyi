@@ -26,9 +26,9 @@ from fedtilt.runs import trackers as trackers
 from fedtilt.runs.callback import Callback as Callback
 from fedtilt.runs.run import run as run
 from fedtilt.runs.spec_run import resume as resume
-from fedtilt.runs.tuning.axes import Range as Range
-from fedtilt.runs.tuning.result import Tuning as Tuning
-from fedtilt.runs.tuning.tune import tune as tune
 from fedtilt.simulation import Round as Round
 from fedtilt.simulation import simulate as simulate
+from fedtilt.tuning.axes import Range as Range
+from fedtilt.tuning.result import Tuning as Tuning
+from fedtilt.tuning.tune import tune as tune
 from fedtilt.version import __version__ as __version__

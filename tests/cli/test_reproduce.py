@@ -17,7 +17,7 @@ def test_a_quick_comparison_from_start_to_page(fedtilt, tmp_path: Path) -> None:
     assert output.code == 0, output.err
     assert "flips: Persistent label flips, 2 cases (1 to run, 1 without data)" in output.err
     assert "FedTilt mu 0.01, tau 0, 10 × lam -2, 10" in output.err
-    assert "data set 'mnist' is missing, flips/mnist-seed-0 skipped; run fedtilt data get mnist" in output.err
+    assert "data set 'mnist' is missing, flips/mnist-seed-0 skipped; run fedtilt data download mnist" in output.err
     folder = tmp_path / "runs" / "reproduction-quick"
     entry = json.loads((folder / "flips" / "digits-seed-0.json").read_text())
     accuracy = entry["result"]["methods"]["ditto mu=0.01"]["test"]["personal"]["accuracy"]
@@ -64,7 +64,7 @@ def test_cases_are_listed_and_a_damaged_result_is_named(fedtilt, tmp_path: Path)
 def test_nothing_to_run_is_an_error(fedtilt) -> None:
     output = fedtilt("reproduce", "flips", "--quick", "--only", "mnist")
     assert output.code == 2
-    assert "fedtilt data get mnist" in output.err
+    assert "fedtilt data download mnist" in output.err
 
 
 @pytest.mark.parametrize(

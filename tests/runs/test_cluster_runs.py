@@ -10,8 +10,8 @@ import pytest
 import fedtilt as ft
 from fedtilt.cluster.connection import connected
 from fedtilt.cluster.tasks import check_shared
-from fedtilt.runs.tuning.search import Search
-from fedtilt.runs.tuning.trainer import OutOfTime
+from fedtilt.tuning.search import Search
+from fedtilt.tuning.trainer import OutOfTime
 from tests.helpers.ray_cluster import LoopbackCluster, loopback_cluster
 
 pytest.importorskip("ray")

@@ -104,7 +104,8 @@ def reproduce(
     for data, labels in result.missing.items():
         skipped = labels[0] if len(labels) == 1 else f"{len(labels)} cases"
         progress.print(
-            f"note: data set {data!r} is missing, {skipped} skipped; run fedtilt data get {data}, then this command",
+            f"note: data set {data!r} is missing, {skipped} skipped; "
+            f"run fedtilt data download {data}, then this command",
             markup=False,
         )
     for problem in damaged_results(ResultsFolder(folder)):

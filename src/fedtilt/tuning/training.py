@@ -19,11 +19,11 @@ from fedtilt.evaluation.summary import evaluated_counts, group_counts
 from fedtilt.executors.in_process import one_thread
 from fedtilt.files import interpreting, read_tensors, write_tensors
 from fedtilt.runs.run import Notice, fingerprint_of
-from fedtilt.runs.tuning.objectives import Scores
 from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.storage.in_memory_run import InMemoryRun
 from fedtilt.storage.run_folder import RunFolder
 from fedtilt.training.precision import fp32_deterministic
+from fedtilt.tuning.objectives import Scores
 
 
 class Storage(NamedTuple):

@@ -16,7 +16,7 @@ from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
 from fedtilt.models import ModelSource
-from fedtilt.runs.tuning.axes import Axis, Setting, format_setting, method_axes, training_axes
+from fedtilt.tuning.axes import Axis, Setting, format_setting, method_axes, training_axes
 
 if TYPE_CHECKING:
     from fedtilt.spec import Spec

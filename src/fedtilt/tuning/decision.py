@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from fedtilt import seeds
-from fedtilt.runs.tuning.objectives import Constraint, Objective, Scores
+from fedtilt.tuning.objectives import Constraint, Objective, Scores
 
 BySeed = Mapping[int, Scores]  # seed → the scores of one setting
 Values = Mapping[str, float]  # objective → value
@@ -63,7 +63,7 @@ def ranked(
 
     Among equals, the better ones by the main objective are first: after few rounds, the worst clients may be equal.
 
-    >>> from fedtilt.runs.tuning.objectives import OBJECTIVES
+    >>> from fedtilt.tuning.objectives import OBJECTIVES
     >>> by_name = OBJECTIVES["classification"]
     >>> settings = {
     ...     "accurate": {"accuracy": 97.0, "client_fairness": 3.0},
@@ -106,7 +106,7 @@ def pareto_front(
 
     Settings that miss a constraint, or are much worse than the best by the main objective, are left out.
 
-    >>> from fedtilt.runs.tuning.objectives import OBJECTIVES
+    >>> from fedtilt.tuning.objectives import OBJECTIVES
     >>> by_name = OBJECTIVES["classification"]
     >>> pareto_front({
     ...     "fair": {"accuracy": 96.0, "client_fairness": 1.0},

@@ -20,10 +20,12 @@ from fedtilt.errors import Diverged
 from fedtilt.files import read_json, write_json
 from fedtilt.models import trained_parameters
 from fedtilt.runs.run import Notice
-from fedtilt.runs.tuning.cluster_trials import Trial, settings_in_task, train_trials_on_cluster
-from fedtilt.runs.tuning.objectives import Scores
-from fedtilt.runs.tuning.subject import Recipe, Subject
-from fedtilt.runs.tuning.training import (
+from fedtilt.simulation import Round
+from fedtilt.storage.run_folder import RunFolder
+from fedtilt.tuning.cluster_trials import Trial, settings_in_task, train_trials_on_cluster
+from fedtilt.tuning.objectives import Scores
+from fedtilt.tuning.subject import Recipe, Subject
+from fedtilt.tuning.training import (
     SettingScores,
     Storage,
     groupings_of,
@@ -32,8 +34,6 @@ from fedtilt.runs.tuning.training import (
     train_until,
     write_scores,
 )
-from fedtilt.simulation import Round
-from fedtilt.storage.run_folder import RunFolder
 
 SeedScores = Mapping[int, Scores]  # seed → scores of one setting
 

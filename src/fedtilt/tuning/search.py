@@ -8,17 +8,17 @@ from typing import Any
 from fedtilt.errors import InputError
 from fedtilt.executors.devices import pick_device
 from fedtilt.runs.callback import Callback, RunStart, SearchProgress, started
-from fedtilt.runs.tuning.axes import Setting, format_setting, grid, texts_of
-from fedtilt.runs.tuning.decision import ranked
-from fedtilt.runs.tuning.halving import Rung, rungs
-from fedtilt.runs.tuning.objectives import values_of
-from fedtilt.runs.tuning.plan import Plan
-from fedtilt.runs.tuning.sampler import Sampler, distributions
-from fedtilt.runs.tuning.subject import Recipe, Subject, candidate_name
-from fedtilt.runs.tuning.trainer import OutOfTime, SeedScores, Stage, Trainer
-from fedtilt.runs.tuning.training import Storage
 from fedtilt.simulation import Round
 from fedtilt.storage.provenance import settings_of
+from fedtilt.tuning.axes import Setting, format_setting, grid, texts_of
+from fedtilt.tuning.decision import ranked
+from fedtilt.tuning.halving import Rung, rungs
+from fedtilt.tuning.objectives import values_of
+from fedtilt.tuning.plan import Plan
+from fedtilt.tuning.sampler import Sampler, distributions
+from fedtilt.tuning.subject import Recipe, Subject, candidate_name
+from fedtilt.tuning.trainer import OutOfTime, SeedScores, Stage, Trainer
+from fedtilt.tuning.training import Storage
 
 _TOGETHER = 16  # settings that are sampled at a time, and that train together with the user's own
 _TOGETHER_ON_GPU = 64  # a GPU trains many models in nearly the time of few

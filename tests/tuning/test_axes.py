@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedtilt.errors import InputError
-from fedtilt.runs.tuning.axes import DEFAULT_AXES, Range, axes_of, grid, grid_size, parse_axes, training_axes
+from fedtilt.tuning.axes import DEFAULT_AXES, Range, axes_of, grid, grid_size, parse_axes, training_axes
 
 
 def test_axes_are_lists_or_ranges() -> None:

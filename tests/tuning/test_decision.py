@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from fedtilt import seeds
-from fedtilt.runs.tuning.decision import decide, difference, pareto_front, ranked
-from fedtilt.runs.tuning.objectives import CLASSIFICATION, Constraint, Scores, values_of
-from fedtilt.runs.tuning.objectives import OBJECTIVES as ALL_OBJECTIVES
+from fedtilt.tuning.decision import decide, difference, pareto_front, ranked
+from fedtilt.tuning.objectives import CLASSIFICATION, Constraint, Scores, values_of
+from fedtilt.tuning.objectives import OBJECTIVES as ALL_OBJECTIVES
 
 OBJECTIVES = ALL_OBJECTIVES[CLASSIFICATION]
 ACCURACY, WORST = OBJECTIVES["accuracy"], OBJECTIVES["worst"]

@@ -13,10 +13,10 @@ from fedtilt.methods.aggregators import Krum
 from fedtilt.methods.before import Clip
 from fedtilt.methods.objectives import Tilted
 from fedtilt.runs.callback import SearchProgress
-from fedtilt.runs.tuning.search import Search
-from fedtilt.runs.tuning.subject import SpecSubject
-from fedtilt.runs.tuning.tune import parse_duration
 from fedtilt.spec import MethodSpec, load
+from fedtilt.tuning.search import Search
+from fedtilt.tuning.subject import SpecSubject
+from fedtilt.tuning.tune import parse_duration
 from tests.helpers.callbacks import Calls
 
 MLP = functools.partial(ft.models.mlp, hidden=(8,))

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedtilt import seeds
 from fedtilt.errors import InputError
-from fedtilt.runs.tuning.axes import Axis, Range, is_whole
+from fedtilt.tuning.axes import Axis, Range, is_whole
 
 
 class Sampler:

@@ -9,7 +9,7 @@ import torch
 import fedtilt as ft
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import GroupCounts
-from fedtilt.runs.tuning.objectives import (
+from fedtilt.tuning.objectives import (
     CLASSIFICATION,
     OBJECTIVES,
     REGRESSION,

@@ -18,14 +18,14 @@ from fedtilt.methods import Method
 from fedtilt.models import ModelSource
 from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.run import Notice, check_cluster_of_new_run, check_out_folder, compare_environment
-from fedtilt.runs.tuning.axes import Axis, axes_of, texts_of
-from fedtilt.runs.tuning.objectives import Objective, constraints_of, find_objective, main_objective, task_of
-from fedtilt.runs.tuning.plan import Plan
-from fedtilt.runs.tuning.result import Tuning, result_of
-from fedtilt.runs.tuning.search import Search
-from fedtilt.runs.tuning.subject import VALIDATION_SHARE, PythonSubject, SpecSubject, Subject, check_validation
-from fedtilt.runs.tuning.training import Storage
 from fedtilt.storage.provenance import is_started, read_record, record_environment
+from fedtilt.tuning.axes import Axis, axes_of, texts_of
+from fedtilt.tuning.objectives import Objective, constraints_of, find_objective, main_objective, task_of
+from fedtilt.tuning.plan import Plan
+from fedtilt.tuning.result import Tuning, result_of
+from fedtilt.tuning.search import Search
+from fedtilt.tuning.subject import VALIDATION_SHARE, PythonSubject, SpecSubject, Subject, check_validation
+from fedtilt.tuning.training import Storage
 
 if TYPE_CHECKING:
     from fedtilt.spec import Spec

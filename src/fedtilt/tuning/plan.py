@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fedtilt.runs.tuning.axes import Axis, grid_size
-from fedtilt.runs.tuning.objectives import Constraint, Objective, front_objectives, main_objective
+from fedtilt.tuning.axes import Axis, grid_size
+from fedtilt.tuning.objectives import Constraint, Objective, front_objectives, main_objective
 
 
 class Plan(NamedTuple):

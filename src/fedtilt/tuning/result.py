@@ -7,10 +7,10 @@ from typing import Any
 
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
-from fedtilt.runs.tuning.axes import Setting, format_setting, format_value
-from fedtilt.runs.tuning.decision import Decision, decide, pareto_front
-from fedtilt.runs.tuning.objectives import Objective
-from fedtilt.runs.tuning.search import Search
+from fedtilt.tuning.axes import Setting, format_setting, format_value
+from fedtilt.tuning.decision import Decision, decide, pareto_front
+from fedtilt.tuning.objectives import Objective
+from fedtilt.tuning.search import Search
 
 
 @dataclass(frozen=True, kw_only=True)
