@@ -414,7 +414,16 @@ def test_several_methods_in_one_run_equal_single_runs(federation: ft.Federation)
             torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
 
 
-RIVALS = [ft.afl(), ft.qffl(q=1.0), ft.fedmgda(), ft.propfair(), ft.scaffold(), ft.feddyn(), ft.pfedme(), ft.fedrep()]
+RIVALS = [
+    ft.methods.afl(),
+    ft.methods.qffl(q=1.0),
+    ft.methods.fedmgda(),
+    ft.methods.propfair(),
+    ft.methods.scaffold(),
+    ft.methods.feddyn(),
+    ft.methods.pfedme(),
+    ft.methods.fedrep(),
+]
 
 
 def test_rivals_screening_and_the_audit_agree_with_the_cpu(federation: ft.Federation) -> None:

@@ -353,7 +353,7 @@ class Remembers(Aggregator):
 
 
 def test_a_component_sees_its_own_slot_alone() -> None:
-    method = ft.scaffold(aggregator=Remembers(), optimizer="adam", name="own")
+    method = ft.methods.scaffold(aggregator=Remembers(), optimizer="adam", name="own")
     *_, last = ft.simulate([method], FED, MODEL, rounds=3, participation=1.0, epochs=1, workers=0)
     server = last.state.server["own"]
     assert float(server["aggregator.rounds"]) == 3.0
