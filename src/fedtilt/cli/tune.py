@@ -28,11 +28,11 @@ from fedtilt.cli.spec_argument import SpecArgument
 from fedtilt.cli.tuning_tables import print_tuning
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.trackers import trackers_of
-from fedtilt.runs.tuning.axes import parse_axes
-from fedtilt.runs.tuning.objectives import parse_bounds
-from fedtilt.runs.tuning.result import Tuning
-from fedtilt.runs.tuning.tune import TRIALS, tune_spec
 from fedtilt.spec import load
+from fedtilt.tuning.axes import parse_axes
+from fedtilt.tuning.objectives import parse_bounds
+from fedtilt.tuning.result import Tuning
+from fedtilt.tuning.tune import TRIALS, tune_spec
 
 
 def tune(
