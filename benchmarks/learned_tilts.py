@@ -31,7 +31,7 @@ from torch.nn import functional as F
 import fedtilt as ft
 from benchmarks.cases import Case, make_case_parser, run_cases
 from benchmarks.options import result_file
-from fedtilt.evaluation.metrics import Metrics, measure
+from fedtilt.evaluation.metrics import Metrics, compute_metrics
 from fedtilt.models import parameters_to_vector, vector_to_parameters
 from fedtilt.seeds import choose, key
 from fedtilt.training import BACKENDS, Batches, LocalJob, choose_backend, make_batches
@@ -127,7 +127,7 @@ class LearnedTilts:
     def _logits(self, theta: Tensor, x: Tensor) -> Tensor:
         return functional_call(self._net, vector_to_parameters(self._net, theta), (x,))
 
-    def measure(self) -> Metrics:
+    def compute_metrics(self) -> Metrics:
         """The personal models on test data; a client that never took part has the shared model."""
         clients, classes = self._federation.clients, self._federation.classes
         correct, total = torch.zeros(clients, classes, dtype=torch.long), self._federation.class_counts("test")
@@ -136,7 +136,7 @@ class LearnedTilts:
             with torch.no_grad():
                 right = self._logits(self.personal.get(client, self.shared), x).argmax(1) == y
             correct[client] = torch.bincount(y[right], minlength=classes)
-        return measure(correct, total)
+        return compute_metrics(correct, total)
 
 
 @functools.cache

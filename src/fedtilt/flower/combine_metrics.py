@@ -8,14 +8,14 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts, Metrics
-from fedtilt.evaluation.summary import Summary, summarise
+from fedtilt.evaluation.round_metrics import RoundMetrics, round_metrics
 from fedtilt.flower.declared import measure_declared
 from fedtilt.flower.messages import EvaluationReply
 
 
 def combine_replies(
     replies: Mapping[int, EvaluationReply], has_outliers: Tensor, personal: bool, classes: int
-) -> tuple[Counts, Tensor, Summary]:
+) -> tuple[Counts, Tensor, RoundMetrics]:
     """Sums (N, K, …), samples (N, K) and the summary; a site without a reply has no samples and is left out.
 
     If any site withholds its counts by class, all counts become totals (N, 1), and the spread over classes is the one
@@ -43,7 +43,7 @@ def combine_replies(
         )
         never_selected[site] = personal and reply.personal is None
     counts = Counts(shared, of_personal if personal else None, never_selected)
-    summary = summarise(counts, total, has_outliers)
+    summary = round_metrics(counts, total, has_outliers)
     if totals_only:
         summary = _with_class_spreads(summary, replies, total, never_selected, has_outliers, personal)
     declared = {site: reply.declared for site, reply in replies.items()}
@@ -52,13 +52,13 @@ def combine_replies(
 
 
 def _with_class_spreads(
-    summary: Summary,
+    summary: RoundMetrics,
     replies: Mapping[int, EvaluationReply],
     total: Tensor,
     never_selected: Tensor,
     has_outliers: Tensor,
     personal: bool,
-) -> Summary:
+) -> RoundMetrics:
     """The summary with client data fairness from the sites' spreads, which totals cannot show."""
     scores = next(iter(replies.values())).class_spreads.shape[1]
     spread = torch.zeros(2, len(total), scores, dtype=torch.float64)  # of the shared and of the evaluated models
@@ -76,7 +76,7 @@ def _with_class_spreads(
 
     shared = with_spread(summary.shared, spread[0, has_samples])
     assert shared is not None
-    return Summary(
+    return RoundMetrics(
         shared=shared,
         personal=with_spread(summary.personal, spread[1, has_samples]),
         ever_selected=with_spread(summary.ever_selected, spread[1, has_samples & ~never_selected]),

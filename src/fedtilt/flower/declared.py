@@ -15,8 +15,7 @@ from torch import Tensor
 
 from fedtilt.data.tables.schema import MIN_COUNT
 from fedtilt.evaluation.decision_metrics import METRICS
-from fedtilt.evaluation.groups import GroupMetrics, measure_groups
-from fedtilt.evaluation.metrics import GroupCounts
+from fedtilt.evaluation.metrics import GroupCounts, GroupMetrics, compute_group_metrics
 from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.flower.model_arrays import RejectedReply, shorten
@@ -122,7 +121,7 @@ def measure_declared(by_site: Mapping[int, Declared], sites: int, sums: int) -> 
         tables = {site: declared.groups.get(column, {}) for site, declared in by_site.items()}
         names = tuple(sorted({group for table in tables.values() for group in table}))
         if names:
-            found[column] = measure_groups(_counts(tables, names, sites, sums), names)
+            found[column] = compute_group_metrics(_counts(tables, names, sites, sums), names)
     return found
 
 

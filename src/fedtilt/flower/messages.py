@@ -25,8 +25,7 @@ from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Error, Messa
 from torch import Tensor
 
 from fedtilt.engine.client import ClientUpdate
-from fedtilt.evaluation.metrics import spread_in_clients
-from fedtilt.evaluation.scores import scores_of
+from fedtilt.evaluation.metrics import scores_of, spread_in_clients
 from fedtilt.flower.declared import Declared, declared_record, decode_declared
 from fedtilt.flower.model_arrays import (
     RejectedReply,

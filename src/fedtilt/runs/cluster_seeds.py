@@ -9,8 +9,8 @@ from fedtilt.cluster.connection import connected
 from fedtilt.cluster.tasks import Report, check_shared, run_tasks
 from fedtilt.data.published import catalog
 from fedtilt.data.published.entry import data_folder
-from fedtilt.evaluation.scores import SCORES
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.metrics import SCORES
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.executors.devices import pick_device
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.seed_run import spec_of, train_seed
@@ -73,7 +73,7 @@ class _Reporting(Callback):
         """Send it."""
         self._notice(text)
 
-    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+    def on_round(self, round: Round, metrics: Mapping[str, RoundMetrics] | None) -> None:
         """Send the round, and the best method."""
         latest = ""
         if metrics:

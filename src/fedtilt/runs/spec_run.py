@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedtilt.engine.prepare import check_effects
 from fedtilt.errors import InputError
-from fedtilt.evaluation.over_seeds import over_seeds
-from fedtilt.evaluation.results import Result
+from fedtilt.evaluation.results import Result, over_seeds
 from fedtilt.files import write_json, write_toml
 from fedtilt.locks import locked
 from fedtilt.runs.callback import Callback, Callbacks

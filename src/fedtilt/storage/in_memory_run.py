@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.storage.evaluations import History
 
 
@@ -17,7 +17,7 @@ class InMemoryRun:
     def __init__(self, memory_limit: int) -> None:
         self.client_states = ClientStates(None, memory_limit)
         self.history: History = {}
-        self.validation: dict[str, Summary] = {}
+        self.validation: dict[str, RoundMetrics] = {}
         self._last: tuple[dict[str, Counts], Tensor] | None = None
 
     def begin(self, fingerprint: Mapping[str, Any], notice: Callable[[str], None]) -> None:
@@ -27,8 +27,8 @@ class InMemoryRun:
         """No-op."""
 
     def record(
-        self, round: int, summaries: Mapping[str, Summary], counts: Mapping[str, Counts], total: Tensor,
-        validation: Mapping[str, Summary] | None = None,
+        self, round: int, summaries: Mapping[str, RoundMetrics], counts: Mapping[str, Counts], total: Tensor,
+        validation: Mapping[str, RoundMetrics] | None = None,
     ) -> None:  # fmt: skip
         """Add an evaluated round."""
         self.validation = dict(validation or {})

@@ -25,7 +25,7 @@ from fedtilt.data.groups import CLASS
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import read_json, read_tensors, write_json, write_tensors
 from fedtilt.storage import run_length
 from fedtilt.storage.checkpoints import Checkpoints
@@ -176,13 +176,13 @@ class RunFolder:
         return self.evaluations.history
 
     @property
-    def validation(self) -> dict[str, Summary]:
+    def validation(self) -> dict[str, RoundMetrics]:
         """Method → metrics of the last evaluated round on validation data."""
         return self.evaluations.validation
 
     def record(
-        self, round: int, summaries: Mapping[str, Summary], counts: Mapping[str, Counts], total: Tensor,
-        validation: Mapping[str, Summary] | None = None,
+        self, round: int, summaries: Mapping[str, RoundMetrics], counts: Mapping[str, Counts], total: Tensor,
+        validation: Mapping[str, RoundMetrics] | None = None,
     ) -> None:  # fmt: skip
         """Add an evaluated round."""
         self.evaluations.record(round, summaries, counts, total, validation)

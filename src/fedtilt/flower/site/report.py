@@ -11,7 +11,7 @@ from fedtilt.auditing.suspects_file import suspects_csv
 from fedtilt.data import Federation
 from fedtilt.data.groups import in_words
 from fedtilt.engine.client_states import ClientStates
-from fedtilt.evaluation.scores import ACCURACY, Score, scores_of
+from fedtilt.evaluation.metrics import ACCURACY, Score, scores_of
 from fedtilt.files import write_bytes, write_json
 from fedtilt.parts import Tensors
 

@@ -1,4 +1,4 @@
-"""Samples with predicted probabilities and weights: the counts and rankings that metrics are functions of."""
+"""Predictions with weights: the counts and rankings that metrics are functions of, and the reliability curve."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ BINS = 10  # of equal width, of the calibration error and the reliability curve
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
-    """Labels (S,) and predicted probabilities (S, K); `positive` is the class that metrics are about, if any."""
+class PredictedClasses:
+    """Labels (S,) and predicted probabilities (S, K) of samples; `positive` is the class that metrics are about."""
 
     labels: Array
     probabilities: Array
@@ -55,12 +55,31 @@ class Samples:
         ordered = score[order]
         return order, np.searchsorted(ordered, ordered), np.searchsorted(ordered, ordered, "right") - 1
 
-    def take(self, rows: Array, positive: int | None = None) -> "Samples":
+    def take(self, rows: Array) -> "PredictedClasses":
         """The samples of these rows."""
-        return Samples(self.labels[rows], self.probabilities[rows], self.positive if positive is None else positive)
+        return PredictedClasses(self.labels[rows], self.probabilities[rows], self.positive)
 
 
-class Counts(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class PredictedNumbers:
+    """Targets and predictions, both (S,), in the unit of the target."""
+
+    targets: Array
+    predictions: Array
+
+    positive = None  # numbers have no class that metrics are about
+
+    @cached_property
+    def errors(self) -> Array:
+        """Prediction − target, (S,)."""
+        return self.predictions - self.targets
+
+    def take(self, rows: Array) -> "PredictedNumbers":
+        """The samples of these rows."""
+        return PredictedNumbers(self.targets[rows], self.predictions[rows])
+
+
+class _ClassCounts(NamedTuple):
     """Weights of samples of one class against all others, each (B,)."""
 
     positive: Array
@@ -68,7 +87,7 @@ class Counts(NamedTuple):
     hits: Array  # positive and predicted
 
 
-class Ranking(NamedTuple):
+class _Ranking(NamedTuple):
     """How well the probability of one class ranks its samples above all others, each (B,)."""
 
     auroc: Array  # the probability that a positive sample has a higher score than a negative one; ties count half
@@ -77,9 +96,9 @@ class Ranking(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Weighted:
-    """Samples with weights (B, S)."""
+    """Samples with weights (B, S); what is computed of them has one value per row of weights, (B,)."""
 
-    samples: Any  # Samples, or NumberSamples
+    samples: Any  # PredictedClasses or PredictedNumbers
     weights: Array
 
     @cached_property
@@ -88,24 +107,24 @@ class Weighted:
         return self.weights.sum(1)
 
     @cached_property
-    def counts(self) -> dict[int, Counts]:
+    def counts(self) -> dict[int, _ClassCounts]:
         """The counts of each class."""
         positive = self.samples.labels[:, None] == self.samples.classes  # (S, classes)
         predicted = self.samples.predicted[:, None] == self.samples.classes
         columns = np.concatenate([positive, predicted, positive & predicted], 1).astype(self.weights.dtype)
         sums = (self.weights @ columns).reshape(len(self.weights), 3, -1)
-        return {label: Counts(*sums[:, :, i].T) for i, label in enumerate(self.samples.classes)}
+        return {label: _ClassCounts(*sums[:, :, i].T) for i, label in enumerate(self.samples.classes)}
 
     @cached_property
-    def ranking(self) -> dict[int, Ranking]:
+    def ranking(self) -> dict[int, _Ranking]:
         """The ranking of each class."""
         return {label: self._rank(label) for label in self.samples.classes}
 
-    def _rank(self, label: int) -> Ranking:
+    def _rank(self, label: int) -> _Ranking:
         order, first, last = self.samples.order(label)
         positive = np.flatnonzero(self.samples.labels[order] == label)  # (P,) their places in the order
         if not len(positive):
-            return Ranking(*np.full((2, len(self.weights)), np.nan))
+            return _Ranking(*np.full((2, len(self.weights)), np.nan))
         ordered = self.weights[:, order]
         above = np.cumsum(ordered, 1)  # (B, S) weight at this place and above
         hits = ordered[:, positive]  # (B, P)
@@ -119,7 +138,9 @@ class Weighted:
         negatives = above[:, -1] - positives
         below = negatives[:, None] - (misses_to_last + misses_to_first) / 2  # ties count half
         precision = ratio(hits_to_last, to_last, empty=0.0)
-        return Ranking(ratio((hits * below).sum(1), positives * negatives), ratio((hits * precision).sum(1), positives))
+        return _Ranking(
+            ratio((hits * below).sum(1), positives * negatives), ratio((hits * precision).sum(1), positives)
+        )
 
     def mean_over_classes(self, values: Callable[[int], Array]) -> Array:
         """The mean over the classes that have samples, of those where the value is defined."""
@@ -134,3 +155,43 @@ class Weighted:
 def ratio(a: Array, b: Array, empty: float = np.nan) -> Array:
     """A / b, and `empty` where b is 0."""
     return np.divide(a, b, out=np.full(a.shape, empty, dtype=a.dtype), where=b > 0)
+
+
+class ReliabilityBin(NamedTuple):
+    """One bin of a reliability curve."""
+
+    confidence: float  # mean predicted probability
+    accuracy: float  # share of the samples where the prediction is right, or that are of the positive class
+    low: float  # of the exact 95 % interval of the accuracy
+    high: float
+    samples: int
+
+
+def reliability_curve(samples: PredictedClasses) -> list[ReliabilityBin]:
+    """The bins with samples; predictions are calibrated where accuracy equals confidence.
+
+    (A. Niculescu-Mizil and R. Caruana, Predicting good probabilities with supervised learning, ICML 2005; the
+    calibration error is that of C. Guo et al., On calibration of modern neural networks, ICML 2017.)
+    """
+    confidence, is_true = samples.confidence
+    curve = []
+    for number in np.unique(samples.bins):
+        inside = samples.bins == number
+        x, n = int(is_true[inside].sum()), int(inside.sum())
+        low, high = clopper_pearson(x, n, 0.95)
+        curve.append(ReliabilityBin(float(confidence[inside].mean()), x / n, low, high, n))
+    return curve
+
+
+def clopper_pearson(x: int, n: int, confidence: float) -> tuple[float, float]:
+    """The exact interval of a proportion x / n by Clopper and Pearson.
+
+    >>> clopper_pearson(12, 12, 0.95)
+    (0.735..., 1.0)
+    """
+    from scipy.special import betaincinv
+
+    tail = (1 - confidence) / 2
+    low = float(betaincinv(x, n - x + 1, tail)) if x else 0.0
+    high = float(betaincinv(x + 1, n - x, 1 - tail)) if x < n else 1.0
+    return low, high
