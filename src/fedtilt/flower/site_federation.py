@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt.data import Dataset, Federation, Outliers
-from fedtilt.data.division import split_validation
+from fedtilt.data.partition import split_validation
 from fedtilt.engine.initial_model import initial_model
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError

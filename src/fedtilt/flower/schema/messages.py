@@ -14,7 +14,7 @@ from typing import Any
 from flwr.app import ConfigRecord, ConfigRecordValues, Message, MetricRecord, RecordDict
 
 from fedtilt.data import Schema
-from fedtilt.data.tables.summary import Summary
+from fedtilt.data.tables.summary import SiteSummary
 from fedtilt.errors import InputError
 from fedtilt.flower.messages import CONFIG_RECORD
 from fedtilt.flower.model_arrays import RejectedReply
@@ -42,7 +42,7 @@ def decode_schema(message: Message) -> Schema | None:
         raise InputError(f"the server sent a schema that cannot be used: {error}") from error
 
 
-def encode_summary_reply(site: int, summary: Summary) -> RecordDict:
+def encode_summary_reply(site: int, summary: SiteSummary) -> RecordDict:
     """A site's reply to `summary`."""
     config = ConfigRecord({"summary": _dump(summary.to_json())})
     return RecordDict({METRICS_RECORD: MetricRecord({"site": site}), CONFIG_RECORD: config})
@@ -62,7 +62,7 @@ def reject_problem(reply: Message) -> None:
         raise RejectedReply(re.sub(r"[^ -~À-ſ]", "?", problem[:_MAX_PROBLEM]))
 
 
-def decode_summary_reply(reply: Message, *, sites: int, max_samples: int) -> tuple[int, Summary]:
+def decode_summary_reply(reply: Message, *, sites: int, max_samples: int) -> tuple[int, SiteSummary]:
     """Decode a reply to `summary` into the site number and the summary."""
     site = int_in(reply_metrics(reply), "site", 0, sites - 1)
     reject_problem(reply)
@@ -71,7 +71,7 @@ def decode_summary_reply(reply: Message, *, sites: int, max_samples: int) -> tup
     try:
         values = _load(text)
         values = {**values, "site": str(site)} if isinstance(values, dict) and "site" in values else values
-        return site, Summary.from_json(values, max_samples)
+        return site, SiteSummary.from_json(values, max_samples)
     except (InputError, TypeError, ValueError) as error:
         raise RejectedReply(f"sent a summary that cannot be used: {error}") from None
 
