@@ -1,14 +1,15 @@
 """The same rounds on a real Flower federation: `plan` and `train` on the sites, `server_update` on the server.
 
 task      what the federation learns: a spec and, optionally, a model and a function that reads a site's data
-site      one client: trains, evaluates, stores its personal model and its report
+site      one client: trains, evaluates, stores its state and its report (`site_files`), reads its table (`site_table`)
 client    a Flower ClientApp around a site
-strategy  a Flower Strategy: selects sites, checks every reply (`replies`, `membership`), aggregates, counts rejections
-server    a Flower ServerApp around the strategy: run folder, checkpoints, resume (`run_folder`), and going back to a
-          good round (`model_jumps`, `training_history`)
-schema    sites with tables agree on one schema before the first round
+strategy  a Flower Strategy: selects sites, checks every reply (`membership`), aggregates, counts rejections
+server    a Flower ServerApp around the strategy: sites with tables agree on one schema before the first round
+          (`schema_exchange`), run folder, checkpoints, resume (`run_folder`), going back to a good round
+          (`training_history`)
 
-`messages`, `model_arrays` and `schema.messages` define everything that is sent.
+`messages` and `evaluation` define everything that is sent, `message_fields` how it is encoded and checked.
+`flwr_internals` is the only file that uses more of Flower than its public API.
 """
 
 from importlib.util import find_spec
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from fedtilt.flower.client import client_app
     from fedtilt.flower.policy import RoundPolicy
     from fedtilt.flower.run_folder import ServerRunFolder
-    from fedtilt.flower.schema.exchange import agree_on_schema
+    from fedtilt.flower.schema_exchange import agree_on_schema
     from fedtilt.flower.server import server_app
     from fedtilt.flower.strategy import FedTiltStrategy
     from fedtilt.flower.task import Task
@@ -36,7 +37,7 @@ else:  # a site does not import what the server needs
             "RoundPolicy": "fedtilt.flower.policy:RoundPolicy",
             "ServerRunFolder": "fedtilt.flower.run_folder:ServerRunFolder",
             "Task": "fedtilt.flower.task:Task",
-            "agree_on_schema": "fedtilt.flower.schema.exchange:agree_on_schema",
+            "agree_on_schema": "fedtilt.flower.schema_exchange:agree_on_schema",
             "client_app": "fedtilt.flower.client:client_app",
             "server_app": "fedtilt.flower.server:server_app",
         },
