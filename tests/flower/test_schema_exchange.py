@@ -139,7 +139,7 @@ def test_the_schema_is_the_simulators_and_is_kept_everywhere(hospitals: Deployme
     model = ft.models.mlp((len(schema.inputs),), 3, hidden=(8,))
     model.load_state_dict(state_dict(tmp_path / "run", "fedtilt"))
     new = patients(5, 2).assign(ward="never seen", age=np.nan)
-    assert model(ft.data.rows(new, like=tmp_path / "run")).shape == (5, 3)
+    assert model(ft.data.transform(new, like=tmp_path / "run")).shape == (5, 3)
     assert len(requests(grid, "query.summary")) == 2
 
 

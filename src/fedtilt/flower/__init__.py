@@ -13,7 +13,6 @@ server    a Flower ServerApp around the strategy: sites with tables agree on one
 """
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from fedtilt.errors import InputError
 from fedtilt.lazy_imports import lazy_names
@@ -21,26 +20,4 @@ from fedtilt.lazy_imports import lazy_names
 if find_spec("flwr") is None:
     raise InputError('fedtilt.flower needs Flower, which is not installed; pip install "fedtilt[flower]"')
 
-if TYPE_CHECKING:
-    from fedtilt.flower.client import client_app
-    from fedtilt.flower.policy import RoundPolicy
-    from fedtilt.flower.run_folder import ServerRunFolder
-    from fedtilt.flower.schema_exchange import agree_on_schema
-    from fedtilt.flower.server import server_app
-    from fedtilt.flower.strategy import FedTiltStrategy
-    from fedtilt.flower.task import Task
-else:  # a site does not import what the server needs
-    __getattr__, __dir__ = lazy_names(
-        globals(),
-        {
-            "FedTiltStrategy": "fedtilt.flower.strategy:FedTiltStrategy",
-            "RoundPolicy": "fedtilt.flower.policy:RoundPolicy",
-            "ServerRunFolder": "fedtilt.flower.run_folder:ServerRunFolder",
-            "Task": "fedtilt.flower.task:Task",
-            "agree_on_schema": "fedtilt.flower.schema_exchange:agree_on_schema",
-            "client_app": "fedtilt.flower.client:client_app",
-            "server_app": "fedtilt.flower.server:server_app",
-        },
-    )
-
-__all__ = ["FedTiltStrategy", "RoundPolicy", "ServerRunFolder", "Task", "agree_on_schema", "client_app", "server_app"]
+__getattr__, __dir__, __all__ = lazy_names(globals())  # a site does not import what the server needs

@@ -94,7 +94,7 @@ class Site:
         """The states of the site, locked for this process; only the owner can read what is written."""
         with private_files(), locked(private_folder(self.folder)):
             if self.schema is not None:
-                self.schema.write(self.folder / "schema.json")  # to use the personal model: ft.data.rows(like=…)
+                self.schema.write(self.folder / "schema.json")  # to use the personal model: ft.data.transform(like=…)
             yield SiteStates(self.folder, history)
 
     def _read(self, stored: SiteState | None) -> tuple[dict[str, Tensor], str | None]:
