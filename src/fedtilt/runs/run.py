@@ -236,7 +236,11 @@ def _predictions_of(
         return partial(read_prediction, recorder.folder, state.round, method.name)
     server = {method.name: {name: tensor.cpu() for name, tensor in state.server[method.name].items()}}
     last = FederationState(state.round, {**server}, state.client_states)
-    return lambda: predict(prepared, [method], last)[method.name]
+    return partial(_predict, method, prepared, last)  # no lambda: results can be pickled
+
+
+def _predict(method: Method, prepared: PreparedRun, state: FederationState) -> Predictions:
+    return predict(prepared, [method], state)[method.name]
 
 
 def _plot(result: Result) -> Any:
