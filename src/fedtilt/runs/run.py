@@ -236,7 +236,7 @@ def _predictions_of(
         return partial(read_prediction, recorder.folder, state.round, method.name)
     server = {method.name: {name: tensor.cpu() for name, tensor in state.server[method.name].items()}}
     last = FederationState(state.round, {**server}, state.client_states)
-    return partial(_predict, method, prepared, last)  # no lambda: results can be pickled
+    return partial(_predict, method, prepared, last)
 
 
 def _predict(method: Method, prepared: PreparedRun, state: FederationState) -> Predictions:
