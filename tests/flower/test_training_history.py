@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import fedtilt as ft
 from fedtilt.files import read_json
-from fedtilt.flower.model_jumps import JumpCheck
+from fedtilt.flower.training_history import JumpCheck
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.loopback import Deployment, Tamper
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_gone_back_to_is_refused_and_nothing_is_deleted(deploymen
 
     go_back(1, "back-to = 1 is no round that .*run keeps; choose one of 2, 3, 4")
     go_back(9, "back-to = 9 is no round that .*run keeps")
-    go_back(-2, "back-to must be the number of a round, or -1 to go on from the last, got -2")
+    go_back(-2, "back-to must be the number of a round, or -1 to continue from the last, got -2")
     nobody = {n: {"partition-id": 17} for n in (0, 1)}
     go_back(2, "0 of 2 sites joined and all must", node_config=nobody, **{"join-quorum": 1.0})
     file = tmp_path / "run/seed-0/checkpoints/round-00002/server.safetensors"
@@ -203,7 +203,7 @@ def test_a_damaged_personal_model_starts_again_from_the_shared_one_and_the_site_
 
     deployment.run(damage, set=rounds(3, eval_every=1))
     damaged = 2 if phase == "train" else 3
-    message = f"what this site kept of round {damaged} starts again from the shared model: "
+    message = f"the state of this site after round {damaged} starts again from the shared model: "
     assert message in caplog.text
     (path,) = (tmp_path / "state/1").rglob("report.json")
     report = json.loads(path.read_text())

@@ -1,13 +1,18 @@
-"""The command lines of Flower's programs, the same in a local cluster and in the systemd units of real machines.
+"""Flower's programs: their command lines, the same in a local cluster and in the systemd units, and running `flwr`.
 
 SuperLink and SuperNode do not run a project's code: a separate SuperExec does. It proves with a secret that it may take
 tasks; without the secret, everyone who can reach the port may take the server's task or a site's.
 """
 
+import json
+import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from fedtilt.errors import InputError
 from fedtilt.toml_text import format_toml
 
 HOST = "127.0.0.1"  # every program listens on loopback alone; sites reach the server through a proxy
@@ -66,3 +71,36 @@ def _executor(secret: Path) -> list[str]:
 def toml_value(value: object) -> str:
     """A value of a node's or a run's configuration as TOML."""
     return str(value).lower() if isinstance(value, bool) else format_toml(value)
+
+
+def run_flwr(env: Mapping[str, str], *arguments: str, timeout: float = 120) -> str:
+    """Run `flwr`; returns its output."""
+    program = Path(sys.executable).parent / "flwr"
+    command = [str(program), *arguments]
+    try:
+        done = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise InputError(f"flwr {arguments[0]} has no answer after {timeout:.0f} s; is the SuperLink up?") from None
+    if done.returncode:
+        message = " ".join(re.sub("[╭╮╰╯─│]", " ", done.stderr or done.stdout).split())
+        raise InputError(f"flwr {arguments[0]} failed: {message[-400:]}")
+    return done.stdout
+
+
+def run_flwr_json(env: Mapping[str, str], *arguments: str) -> dict[str, Any]:
+    """Run `flwr`; returns its JSON output."""
+    output = run_flwr(env, *arguments, "--format", "json")
+    try:
+        return dict(json.loads(output[output.index("{") :]))
+    except ValueError:
+        raise InputError(f"flwr {arguments[0]} did not print JSON: {output[-200:]!r}") from None
+
+
+def status_text(status: str) -> str:
+    """Flower's status of a run in plain words."""
+    words = {
+        "finished:completed": "finished",
+        "finished:failed": "stopped",
+        "finished:stopped": "stopped with flwr stop",
+    }
+    return words.get(status, status)

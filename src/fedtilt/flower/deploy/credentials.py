@@ -1,21 +1,25 @@
-"""Certificates and keys of a federation: a certificate authority, a SuperLink certificate, a key pair per SuperNode.
+"""Certificates and keys: a certificate authority, a SuperLink certificate, a key pair per SuperNode.
 
-They are made with the `cryptography` package, a dependency of Flower.
+They are made with the `cryptography` package, a dependency of Flower. The server knows a site by its key, not by the
+number it claims: Flower checks that a node has the private key of a registered public key, and the files
+FEDTILT_SITE_KEYS/site-0.pub, site-1.pub, … say which site that key belongs to.
 """
 
 import datetime
 import ipaddress
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedtilt.errors import InputError
-from fedtilt.files import read_bytes, write_bytes
-from fedtilt.flower.private_files import private_files
+from fedtilt.files import private_files, read_bytes, write_bytes
 
 _DAY = datetime.timedelta(days=1)
 _PEM, _NO_PASSWORD = serialization.Encoding.PEM, serialization.NoEncryption()
@@ -115,3 +119,36 @@ def _host(text: str) -> x509.GeneralName:
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, _NO_PASSWORD)
+
+
+KEYS_VARIABLE = "FEDTILT_SITE_KEYS"
+
+
+def site_keys() -> dict[bytes, int] | None:
+    """The site of each public key, in the form Flower reports it; None if the server binds no keys."""
+    folder = os.environ.get(KEYS_VARIABLE, "")
+    return read_site_keys(Path(folder)) if folder else None
+
+
+def read_site_keys(folder: Path) -> dict[bytes, int]:
+    """The site of each public key in a folder."""
+    sites: dict[bytes, int] = {}
+    for path in sorted(folder.glob("site-*.pub")):
+        if not (match := re.fullmatch(r"site-(\d{1,9})\.pub", path.name)):
+            continue
+        key = _read_key(path)
+        if key in sites:
+            raise InputError(f"{path} is also the key of site {sites[key]}; give every site its own")
+        sites[key] = int(match[1])
+    if not sites:
+        raise InputError(f"{folder} has no site-N.pub; register the sites' keys with fedtilt deploy register")
+    return sites
+
+
+def _read_key(path: Path) -> bytes:
+    content = read_bytes(path)
+    try:
+        key = serialization.load_ssh_public_key(content)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InputError(f"{path} is not a public key ({error}); fedtilt deploy site writes one") from None
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)

@@ -1,4 +1,4 @@
-"""One schema for all sites' tables: the server asks for summaries, merges them, and keeps the result with the run."""
+"""One schema for all sites' tables: the server asks for summaries, merges them, and stores the schema with the run."""
 
 import logging
 from collections.abc import Mapping
@@ -14,19 +14,11 @@ from fedtilt.data.tables.merge import merge
 from fedtilt.data.tables.summary import Summary
 from fedtilt.errors import InputError
 from fedtilt.files import first_difference, read_json
-from fedtilt.flower.membership import (
-    MissingSitesError,
-    SiteKeys,
-    check_key,
-    connected_nodes,
-    list_reasons,
-    wait_for_nodes,
-)
-from fedtilt.flower.messages import claimed_site
-from fedtilt.flower.model_arrays import RejectedReply
+from fedtilt.flower.flwr_internals import limit_reply_size
+from fedtilt.flower.membership import MissingSitesError, SiteKeys, check_key, connected_nodes, wait_for_nodes
+from fedtilt.flower.message_fields import MAX_TEXT, RejectedReply
+from fedtilt.flower.messages import SUMMARY_REQUEST, claimed_site, decode_summary_reply
 from fedtilt.flower.policy import RoundPolicy
-from fedtilt.flower.reply_size import limit_reply_size
-from fedtilt.flower.schema.messages import MAX_SIZE, SUMMARY_REQUEST, decode_summary_reply
 
 _log = logging.getLogger("flwr")
 
@@ -34,17 +26,10 @@ _log = logging.getLogger("flwr")
 def agree_on_schema(
     known: Schema, sites: int, grid: Grid, policy: RoundPolicy, site_keys: SiteKeys | None = None
 ) -> Schema:
-    """The schema of all sites: the project's if it is complete, else with what the sites' summaries add.
+    """The schema of all sites: the `known` one of the project if it is complete, else with what their summaries add.
 
-    A site that sends no summary, or one that fits neither the project's schema nor the other sites, is refused by name.
-    The run stops if fewer sites are left than the policy requires to join.
-
-    Args:
-        known: what the project says of the columns
-        sites: the number of sites
-        grid: the connection to the nodes
-        policy: quorum, deadlines and limits
-        site_keys: the site of each public key; None: not checked
+    A site that sends no summary, or one that fits neither the project's schema nor the other sites, is named in the
+    log and skipped. Raises if fewer sites remain than the policy requires to join.
     """
     if known.is_complete:
         return known
@@ -57,11 +42,9 @@ def agree_on_schema(
         _log.warning("no summary of site %d is used: it %s", site, reason)
     required = max(1, policy.required_to_join(sites))
     if len(summaries) < required:
-        reasons_by_site = {site: refused[site] for site in range(sites) if site not in summaries}
         raise MissingSitesError(
-            f"{len(summaries)} of {sites} sites agree on a schema and {'all' if required == sites else required} must "
-            f"({list_reasons(reasons_by_site)}); nothing was trained: fix the sites and run it again",
-            sites=reasons_by_site,
+            f"{len(summaries)} of {sites} sites agree on a schema and {'all' if required == sites else required} must",
+            {site: refused[site] for site in range(sites) if site not in summaries},
         )
     schema = merge([summaries[site] for site in sorted(summaries)], known)
     _check(schema)
@@ -80,7 +63,7 @@ def _ask(
     wait_for_nodes(grid, sites, policy.wait)
     connected = connected_nodes(grid)
     too_large: list[int] = []
-    limit_reply_size(grid, 4 * MAX_SIZE, too_large.append)  # UTF-8 has at most four bytes per character
+    limit_reply_size(grid, 4 * MAX_TEXT, too_large.append)  # UTF-8 has at most four bytes per character
     requests = [Message(RecordDict(), dst_node_id=node, message_type=SUMMARY_REQUEST) for node in sorted(connected)]
     replies = grid.send_and_receive(requests, timeout=policy.deadline)
     summaries: dict[int, Summary] = {}
@@ -125,12 +108,7 @@ def _check(schema: Schema) -> None:
 
 
 def stored_schema(seed_folder: Path, known: Schema) -> Schema | None:
-    """The schema of the run in a folder, to resume it; None: there is no run.
-
-    Args:
-        seed_folder: the folder of one seed of a run
-        known: what the project says now; it is refused if it differs
-    """
+    """The schema of the run in a folder, to resume it; None: there is no run. Raises if the project's now differs."""
     path = seed_folder / "fingerprint.json"
     values = read_json(path).get("schema") if path.exists() else None
     if values is None:

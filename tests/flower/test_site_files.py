@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedtilt as ft
-from fedtilt.flower.site.states import DamagedState, SiteStates
+from fedtilt.flower.site_files import DamagedState, SiteStates
 from fedtilt.flower.training_history import TrainingHistory
 
 HISTORY = TrainingHistory("0123456789abcdef")
@@ -113,7 +113,7 @@ def test_a_damaged_file_is_named(states: SiteStates) -> None:
     states.path(1).write_bytes(b"rubbish")
     state = states.current(1)
     assert state is not None
-    message = "what this site kept of round 1 starts again from the shared model: .*round-00001.safetensors is"
+    message = "the state of this site after round 1 starts again from the shared model: .*round-00001.safetensors is"
     with pytest.raises(DamagedState, match=message):
         state.read(model(0))
 
