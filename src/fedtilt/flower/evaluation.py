@@ -22,7 +22,7 @@ from fedtilt.evaluation.decision_metrics import METRICS
 from fedtilt.evaluation.groups import GroupMetrics, measure_groups
 from fedtilt.evaluation.metrics import Counts, GroupCounts, Metrics, spread_in_clients
 from fedtilt.evaluation.scores import scores_of
-from fedtilt.evaluation.summary import SiteSummary, summarise
+from fedtilt.evaluation.summary import Summary, summarise
 from fedtilt.flower.message_fields import (
     METRICS_RECORD,
     RejectedReply,
@@ -166,7 +166,7 @@ def _check_metrics(metrics: Any, *, of_numbers: bool) -> None:
 
 def combine_replies(
     replies: Mapping[int, EvaluationReply], has_outliers: Tensor, personal: bool, classes: int
-) -> tuple[Counts, Tensor, SiteSummary]:
+) -> tuple[Counts, Tensor, Summary]:
     """Sums (N, K, …), samples (N, K) and the summary; a site without a reply has no samples and is not counted.
 
     If any site withholds its counts by class, all counts become totals (N, 1), and the spread over classes is the one
@@ -203,9 +203,9 @@ def combine_replies(
 
 
 def _with_class_spreads(
-    summary: SiteSummary, replies: Mapping[int, EvaluationReply], total: Tensor, never_selected: Tensor,
+    summary: Summary, replies: Mapping[int, EvaluationReply], total: Tensor, never_selected: Tensor,
     has_outliers: Tensor, personal: bool,
-) -> SiteSummary:  # fmt: skip
+) -> Summary:  # fmt: skip
     """The summary with client data fairness from the sites' spreads, which totals cannot show."""
     scores = next(iter(replies.values())).class_spreads.shape[1]
     spread = torch.zeros(2, len(total), scores, dtype=torch.float64)  # of the shared and of the evaluated models
@@ -221,7 +221,7 @@ def _with_class_spreads(
         other = with_spread(metrics.other, spreads, score + 1)
         return dataclasses.replace(metrics, client_data_fairness=mean_and_std, other=other)
 
-    return SiteSummary(
+    return Summary(
         shared=with_spread(summary.shared, spread[0, has_samples]),
         personal=with_spread(summary.personal, spread[1, has_samples]),
         ever_selected=with_spread(summary.ever_selected, spread[1, has_samples & ~never_selected]),
