@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from fedtilt.data.tables.columns import read_columns
-from fedtilt.data.tables.summarise import summarise, summarise_sites
+from fedtilt.data import Schema
+from fedtilt.data.tables.reader import open_reader
+from fedtilt.data.tables.summary import summarise_sites
+from tests.data.tables.summaries import summarise
 
 pandas = pytest.importorskip("pandas")
 
@@ -25,8 +27,8 @@ SITES = {"north": np.arange(0, ROWS, 2), "south": np.arange(1, 120, 2), "east": 
 
 
 def test_a_column_has_the_same_summary_whatever_is_summarised_with_it() -> None:
-    columns, classes = read_columns(FRAME), dict.fromkeys(SITES, ())
-    for summary in summarise_sites(columns, list(FRAME), SITES, classes):
+    columns, classes = open_reader(FRAME), dict.fromkeys(SITES, ())
+    for summary in summarise_sites(columns, list(FRAME), SITES, classes, Schema(columns=())):
         alone = [summarise(columns, [name], rows=SITES[summary.site]).columns[0] for name in FRAME]
         assert list(summary.columns) == alone
 
@@ -34,7 +36,7 @@ def test_a_column_has_the_same_summary_whatever_is_summarised_with_it() -> None:
 @pytest.mark.parametrize("name", ["x3", "gaps", "more gaps"])
 def test_numbers(name: str) -> None:
     values = FRAME[name].dropna()
-    (column,) = summarise(read_columns(FRAME), [name]).columns
+    (column,) = summarise(open_reader(FRAME), [name]).columns
     assert (column.kind, column.rows, column.missing) == ("number", len(values), ROWS - len(values))
     assert column.mean == pytest.approx(values.mean(), rel=1e-12)
     assert column.squares == pytest.approx(values.var(ddof=0) * len(values), rel=1e-12)
@@ -42,7 +44,7 @@ def test_numbers(name: str) -> None:
 
 
 def test_columns_without_deviation() -> None:
-    constant, too_large, empty = summarise(read_columns(FRAME), ["constant", "too large", "empty"]).columns
+    constant, too_large, empty = summarise(open_reader(FRAME), ["constant", "too large", "empty"]).columns
     assert (constant.mean, constant.squares) == (0.1, 0.0)
     assert (too_large.mean, too_large.squares) == (0.0, 0.0)
     assert (empty.kind, empty.rows, empty.missing, empty.mean) == (None, 0, ROWS, None)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedtilt.data import Federation, table, transform
-from fedtilt.data.tables.columns import is_table, read_columns
+from fedtilt.data.tables.reader import is_table, open_reader
 from fedtilt.errors import InputError
 
 pandas = pytest.importorskip("pandas")
@@ -82,7 +82,7 @@ def test_row_numbers_with_empty_lines_and_quoted_newlines(tmp_path):
     path = tmp_path / "t.csv"
     lines = [f'{n},"two\nlines",{n % 2}\n' + "\n" * (n == 3) for n in range(40)]
     path.write_text("a,b,y\n" + "".join(lines))
-    names = read_columns(path).rows
+    names = open_reader(path).rows
     assert [names[n] for n in (0, 3, 4, -1)] == ["row 3", "row 9", "row 12", "row 82"]
     assert names[1:3] == ["row 5", "row 7"]
     unread = table(path, target="y").row_names
@@ -101,7 +101,7 @@ def test_the_type_of_a_column_comes_from_all_rows(tmp_path, last, kind, extra):
     lines = [f"{n},{n}.5,{n},a{n % 3}{extra}" for n in range(9_000)]
     header = "late,dose,count,ward" + ",day" * bool(extra)
     (tmp_path / "long.csv").write_text("\n".join([header, *lines, f"0.25,{last},{last},-{extra}"]))
-    columns = read_columns(tmp_path / "long.csv")
+    columns = open_reader(tmp_path / "long.csv")
     late = columns.read("late")
     assert str(late.type) == "double"
     assert late[-1].as_py() == 0.25

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from fedtilt.data import Federation, images
-from fedtilt.data.image_folders.folder import describe_images
+from fedtilt.data.sources.images import describe_images
 from fedtilt.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedtilt.errors.InputWarning")  # these data sets are small

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedtilt.data import table
-from fedtilt.data.tables.splits import by_group, by_time
+from fedtilt.data.tables.rows import by_group, by_time
 from fedtilt.errors import InputError
 
 pandas = pytest.importorskip("pandas")
