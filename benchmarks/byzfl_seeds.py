@@ -27,9 +27,9 @@ from benchmarks.cases import Case, make_case_parser, run_cases
 from benchmarks.options import require_package, result_file
 from benchmarks.page import DOCS, add_page_options, machine_text, markdown_table, record_and_write
 from reproduction import experiment
+from reproduction.results import RESULTS, ResultsFolder
 
 RECORD = DOCS / "byzfl-seeds" / "byzfl_seeds.json"
-OUR_RUNS = DOCS / "reproduction" / "results" / "others"
 PAGE = DOCS / "byzfl-seeds.md"
 TEMPLATE = Path(__file__).parent / "byzfl_seeds.template.md"
 KIND = "byzfl_seeds"
@@ -98,10 +98,11 @@ def _curves(
     return [case["curve"] for case in cases if wanted.items() <= case.items()]
 
 
-def our_runs(attackers: int, method: str, attack: str, folder: Path = OUR_RUNS) -> list[float]:
+def our_runs(attackers: int, method: str, attack: str, folder: Path = RESULTS) -> list[float]:
     """The best evaluation of each of our runs."""
-    files = sorted(folder.glob(f"byzfl-mnist-gamma-0-f-{attackers}-{attack}-seed-*.json"))
-    return [json.loads(file.read_text())["result"]["best"][method] for file in files]
+    prefix = f"byzfl-mnist-gamma-0-f-{attackers}-{attack}-seed-"
+    records = ResultsFolder(folder).records("others").items()
+    return [record.result["best"][method] for case, record in records if case.startswith(prefix)]
 
 
 def render(record: Mapping[str, Any], template: str) -> str:

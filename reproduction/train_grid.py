@@ -26,7 +26,7 @@ from fedtilt.methods import COMPONENTS, PRESETS, Method
 from fedtilt.simulation import simulate_prepared
 from fedtilt.storage.run_folder import RunFolder
 from reproduction.experiment import Case, OnProgress, Options
-from reproduction.results_folder import round_floats
+from reproduction.results import round_floats
 
 MAX_CURVE_POINTS = 13
 _MEMORY_LIMIT = 8 * 2**30  # bytes: personal models of thirty settings fit; beyond that they go to files

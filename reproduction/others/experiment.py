@@ -16,7 +16,7 @@ from reproduction.chapter import Chapter, Table, Text
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
 from reproduction.others.federations import federation_of
 from reproduction.others.models import MODELS
-from reproduction.results_folder import round_floats
+from reproduction.results import round_floats
 from reproduction.train_grid import CaseCheckpoint, method_of
 
 PARTS = ("best", "last", "rounds", "curve")

@@ -15,7 +15,7 @@ from fedtilt.data.published.toy import SETUPS, toy
 from fedtilt.methods import Method, ditto, fedavg, fedtilt
 from fedtilt.models import logistic
 from fedtilt.simulation import simulate
-from reproduction.chapter import CaptionedFigure, Chapter, Table, Text
+from reproduction.chapter import CaptionedFigure, Chapter, Part, Table
 from reproduction.experiment import Case, Experiment, OnProgress, Options
 from reproduction.plots import axis_suffix, panels
 from reproduction.toy.claims import verdict
@@ -122,7 +122,7 @@ def _points(federation: Federation) -> list[list[list[float]]]:
 
 def chapter(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> Chapter:
     """Per data set a table of accuracy over all seeds and a figure of the boundaries of seed 0; verdicts."""
-    settings, parts = experiment.settings, list[Text | Table | CaptionedFigure]()
+    settings, parts = experiment.settings, list[Part]()
     measured: dict[str, dict[str, Any]] = {}
     for name in settings["data"]:
         by_seed = [results[key] for key in sorted(results) if key.startswith(f"{name}-seed-")]

@@ -16,6 +16,7 @@ from benchmarks.byzfl_seeds import (
     our_runs,
     page,
 )
+from reproduction.results import CaseResult, ResultsFolder
 
 DEFAULT = {
     "benchmark_config": {"nb_steps": 800, "f": [1, 2, 3, 4], "nb_training_seeds": 3},
@@ -69,6 +70,9 @@ def test_the_difference_of_two_groups_of_runs() -> None:
 
 def test_our_runs_are_those_of_the_attack(tmp_path: Path) -> None:
     for name, best in {"f-3-ipm-seed-0": 20.0, "f-3-ipm-seed-1": 30.0, "f-3-alie-seed-0": 80.0}.items():
-        result = {"result": {"best": {"trimmed-mean": best}}}
-        (tmp_path / f"byzfl-mnist-gamma-0-{name}.json").write_text(json.dumps(result))
+        record = CaseResult(
+            case=f"byzfl-mnist-gamma-0-{name}", what="", quick=False, seeds=None, settings={}, environment={},
+            seconds=0.0, result={"best": {"trimmed-mean": best}},
+        )  # fmt: skip
+        ResultsFolder(tmp_path).append("others", record)
     assert our_runs(3, "trimmed-mean", "ipm", tmp_path) == [20.0, 30.0]
