@@ -203,7 +203,7 @@ def test_the_optimizers_of_native_are_those_of_torch(name: str, optimizer: Optim
 LOSSES = {
     "label smoothing": {"loss": "cross_entropy", "label_smoothing": 0.2},
     "class weights": {"loss": "cross_entropy", "class_weights": (1.0, 3.0, 0.5, 0.0)},
-    "focal": {"loss": "focal", "gamma": 0.5, "class_weights": (1.0, 3.0, 0.5, 2.0)},
+    "focal": {"loss": "focal", "focal_gamma": 0.5, "class_weights": (1.0, 3.0, 0.5, 2.0)},
     "gce": {"loss": "gce", "gce_q": 0.7, "class_weights": (1.0, 3.0, 0.5, 2.0)},
     "sce": {"loss": "sce", "sce_alpha": 0.5, "sce_beta": 2.0},
 }
@@ -250,7 +250,9 @@ def test_focal_loss_of_a_certain_prediction_has_no_gradient() -> None:
     start[-CLASSES] = 200.0  # the bias of class 0
     x, y = torch.zeros(5, *SHAPE), torch.zeros(5, dtype=torch.long)
     data = make_batches(x, y, seed=3, round=1, client=0, epochs=1, batch_size=5)
-    job = LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=1.0, loss=sample_loss("focal", gamma=0.5))
+    job = LocalJob(
+        start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=1.0, loss=sample_loss("focal", focal_gamma=0.5)
+    )
     (trained,) = native.train(model, [job], [data])
     assert torch.equal(trained.parameters, start)
 

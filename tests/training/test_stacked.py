@@ -92,7 +92,7 @@ def hinge(outputs: Tensor, labels: Tensor) -> Tensor:
     "loss",
     [
         sample_loss("cross_entropy", label_smoothing=0.1),
-        sample_loss("focal", gamma=1.5),
+        sample_loss("focal", focal_gamma=1.5),
         sample_loss("cross_entropy", class_weights=(1.0, 2.0, 0.5, 3.0)),
         hinge,
     ],

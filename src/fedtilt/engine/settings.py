@@ -279,7 +279,7 @@ class TrainSettings:
     def sample_loss(self) -> SampleLoss:
         """The loss of every local job."""
         return losses.sample_loss(
-            self.loss or "cross_entropy", label_smoothing=self.label_smoothing, gamma=self.focal_gamma,
+            self.loss or "cross_entropy", label_smoothing=self.label_smoothing, focal_gamma=self.focal_gamma,
             class_weights=self.class_weights, huber_delta=self.huber_delta, gce_q=self.gce_q,
             sce_alpha=self.sce_alpha, sce_beta=self.sce_beta,
         )  # fmt: skip

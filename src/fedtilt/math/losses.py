@@ -27,7 +27,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 class ClassLoss:
     """The losses of classes that have a name, as functions of the cross-entropy and of p = exp(−it), of the label:
 
-        focal       (1 − p)^gamma · cross-entropy
+        focal       (1 − p)^focal_gamma · cross-entropy
         gce         (1 − p^q) / q
         sce         alpha · cross-entropy + beta · 4 · (1 − p)
 
@@ -35,7 +35,7 @@ class ClassLoss:
     """
 
     label_smoothing: float = 0.0
-    gamma: float = 0.0  # of focal; 0: the cross-entropy
+    focal_gamma: float = 0.0  # 0: the cross-entropy
     class_weights: tuple[float, ...] = ()  # empty: 1 each
     gce_q: float = 0.0  # 0: the cross-entropy
     sce_alpha: float = 1.0
@@ -44,10 +44,10 @@ class ClassLoss:
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of every sample, shape (n,)."""
         losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
-        if self.gamma:
-            # the clamp: at p = 1 and gamma < 1 the derivative of the power is infinite, and times 0 not a number
+        if self.focal_gamma:
+            # the clamp: at p = 1 and focal_gamma < 1 the derivative of the power is infinite, and times 0 not a number
             error = (-torch.expm1(-losses)).clamp_min(torch.finfo(losses.dtype).tiny)
-            losses = error**self.gamma * losses
+            losses = error**self.focal_gamma * losses
         elif self.gce_q:
             losses = -torch.expm1(-self.gce_q * losses) / self.gce_q
         elif self.sce_beta or self.sce_alpha != 1:
@@ -106,39 +106,25 @@ CLASS_LOSSES = tuple(name for name in LOSSES if name not in NUMBER_LOSSES)
 NAMES = (*CLASS_LOSSES, *NUMBER_LOSSES)
 
 
-def sample_loss(
-    loss: str | SampleLoss, *, label_smoothing: float = 0.0, gamma: float | None = None,
-    class_weights: Sequence[float] = (), huber_delta: float | None = None, gce_q: float | None = None,
-    sce_alpha: float | None = None, sce_beta: float | None = None,
-) -> SampleLoss:  # fmt: skip
+def sample_loss(loss: str | SampleLoss, *, class_weights: Sequence[float] = (), **settings: float | None) -> SampleLoss:
     """The loss of every sample, (outputs, targets) → (n,).
 
     Args:
         loss: a name of `NAMES`, a function, or `package.module:function`
-        label_smoothing: of cross_entropy (Szegedy et al., CVPR 2016, arXiv 1512.00567)
-        gamma: of focal: (1 − p)^gamma · cross-entropy (Lin et al., ICCV 2017, arXiv 1708.02002); None: 2
         class_weights: a factor for every class; empty: 1 each
-        huber_delta: of huber: the error from which on it is linear; None: 1
-        gce_q: of gce: between the cross-entropy (0) and 1 − p (1); None: 0.7
-        sce_alpha: of sce: the weight of the cross-entropy; None: 0.1
-        sce_beta: of sce: the weight of the reverse cross-entropy; None: 1
+        **settings: those of `LOSSES`; None: the default
     """
     if loss not in NAMES:
         return import_function(loss, "loss") if isinstance(loss, str) else loss
     if loss == "squared":
         return squared
+    given = {name: value for name, value in settings.items() if name in LOSSES[loss].settings and value is not None}
+    values = {**LOSSES[loss].settings, **given}
     if loss == "huber":
-        return HuberLoss(delta=1.0 if huber_delta is None else huber_delta)
-    if loss == "cross_entropy" and not label_smoothing and not class_weights:
+        return HuberLoss(delta=values["huber_delta"])
+    if loss == "cross_entropy" and not values["label_smoothing"] and not class_weights:
         return cross_entropy
-    weights = tuple(class_weights)
-    if loss == "gce":
-        return ClassLoss(gce_q=0.7 if gce_q is None else gce_q, class_weights=weights)
-    if loss == "sce":
-        alpha, beta = 0.1 if sce_alpha is None else sce_alpha, 1.0 if sce_beta is None else sce_beta
-        return ClassLoss(sce_alpha=alpha, sce_beta=beta, class_weights=weights)
-    focal_gamma = 0.0 if loss == "cross_entropy" else 2.0 if gamma is None else gamma
-    return ClassLoss(label_smoothing=label_smoothing, gamma=focal_gamma, class_weights=weights)
+    return ClassLoss(class_weights=tuple(class_weights), **values)
 
 
 def _check_tilt(tilt: float | Tensor, name: str) -> float | Tensor:
