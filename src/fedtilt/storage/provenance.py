@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedtilt.config.named import NamedSettings
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.executors.devices import pick_device
@@ -20,7 +21,7 @@ from fedtilt.training import native
 from fedtilt.version import __version__
 
 # of a method, in the first version; others have no key if they have their default, so that its folders can be resumed
-_ADDED_SETTINGS = ("privacy", "attack", "huber_delta", "gce_q", "sce_alpha", "sce_beta")  # of training, likewise
+_ADDED_SETTINGS = ("privacy", "attack")  # of training, likewise
 
 
 def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str, Any]:
@@ -50,6 +51,8 @@ def _to_json(value: Any) -> Any:
         return str(value)
     if isinstance(value, dict):
         return {key: _to_json(part) for key, part in value.items()}
+    if isinstance(value, NamedSettings):
+        return _to_json(value.to_table(all=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if callable(value):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from fedtilt.config.setting_fields import settings_of
 from fedtilt.data import Federation
 from fedtilt.engine.prepare import PreparedRun, prepare
 from fedtilt.engine.setting_arguments import train_settings
@@ -141,7 +142,7 @@ class PythonSubject:
 
     def _of_training(self, setting: Setting) -> dict[str, Any]:
         of_method = method_axes(self.methods[self.index])
-        return {key: value for key, value in setting.items() if key not in of_method}
+        return self.settings.keywords_of({key: value for key, value in setting.items() if key not in of_method})
 
     def prepare(self, seed: int, methods: Sequence[Method], settings: TrainSettings) -> PreparedRun:
         """The inputs of a run."""
@@ -222,7 +223,7 @@ class SpecSubject:
 
     def _parsed(self, raw: Mapping[str, Any], setting: Setting) -> "Spec":
         from fedtilt.spec import parse
-        from fedtilt.spec.read import component_table
+        from fedtilt.spec.read import component_table, settings_table
 
         of_method = {key: value for key, value in setting.items() if key in self._method_settings(self.index)}
         of_training = {key: value for key, value in setting.items() if key not in of_method}
@@ -231,7 +232,12 @@ class SpecSubject:
         for key, value in method.changed_settings(of_method).items():
             table, name = component_table(methods[self.index], key)
             table[name] = value
-        return parse({**raw, "methods": methods, "train": {**raw.get("train", {}), **of_training}})
+        train = copy.deepcopy(dict(raw.get("train", {})))
+        for key, value in of_training.items():
+            name, _, part = key.partition(".")
+            table = settings_table(train, settings_of(TrainSettings)[name]) if part else train
+            table[part or name] = value
+        return parse({**raw, "methods": methods, "train": train})
 
     def _method_settings(self, index: int) -> list[str]:
         return method_axes(self.spec.methods[index].to_method())
@@ -266,8 +272,11 @@ def _current(method: Method, settings: TrainSettings, axis: str) -> Any:
         "personal.epochs": settings.epochs,
     }  # fmt: skip
     own = method.settings().get(axis)
-    if own is not None or ("." in axis and axis not in of_run):
+    if own is not None or ("." in axis and axis not in (*of_run, *training_axes())):
         return own
+    name, _, setting = axis.partition(".")
+    if setting and axis not in of_run:
+        return getattr(getattr(settings, name), setting, None)
     return of_run[axis] if axis in of_run else getattr(settings, axis)
 
 
