@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 import fedtilt as ft
 import fedtilt.flower
-from fedtilt.flower.deploy.commands import environment
+from fedtilt.flower.deploy.programs import environment
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
@@ -61,6 +61,7 @@ def test_the_wheel_runs_the_demo_without_extras_and_compilers(installed: tuple[s
     output = run(python, "-m", "fedtilt", "run", *quick, "--out", str(tmp_path / "run"), **nothing)
     assert "fedtilt" in output
     assert (tmp_path / "run/report.html").exists()
+    assert not Path(site, "reproduction").exists()  # it runs from a clone, and nothing of the package needs it
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,7 @@ def test_the_source_distribution_has_what_the_tests_and_the_image_need(tmp_path:
         "LICENSE",
     }
     assert needed <= names
+    assert {"reproduction/__main__.py", "benchmarks/rounds.py"} <= names
     here = {str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("*") if path.is_file()}
     assert {name for name in here if "__pycache__" not in name} <= names
 

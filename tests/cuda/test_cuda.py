@@ -480,9 +480,9 @@ def test_run_and_tune(fedtilt, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["propositions", "toy", "convergence", "signs", "outliers", "flips", "tilts"])
-def test_reproduce(what: str, fedtilt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_reproduce(what: str, reproduce, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDTILT_DATA", str(tmp_path / "empty"))
-    result = fedtilt("reproduce", what, "--quick", "--device", "cuda", "--out", "r")
+    result = reproduce(what, "--quick", "--device", "cuda", "--out", "r")
     assert result.code == 0, result.err
     results = [json.loads(path.read_text()) for path in (tmp_path / "r" / what).glob("*.json")]
     assert {result["environment"]["device"] for result in results} == {torch.cuda.get_device_name()}

@@ -22,9 +22,9 @@ from fedtilt.cli.options import (
     Verbose,
     overrides_of,
 )
+from fedtilt.cli.progress import show_progress
 from fedtilt.cli.run_folders import new_folder, print_folder, resumable, write_report
 from fedtilt.cli.spec_argument import SpecArgument
-from fedtilt.cli.tuning_progress import show_tuning_progress
 from fedtilt.cli.tuning_tables import print_tuning
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.trackers import trackers_of
@@ -114,7 +114,7 @@ def search_and_print(
     progress = Console(stderr=True)
     with (
         resumable(folder, progress),
-        show_tuning_progress(progress, quiet=quiet or as_json, verbose=verbose) as display,
+        show_progress(progress, quiet=quiet or as_json, verbose=verbose) as display,
     ):
         tuning = search([display])
     page = write_report(folder)

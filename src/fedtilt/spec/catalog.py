@@ -17,7 +17,8 @@ from fedtilt.spec.method import preset_settings
 # "Li et al., Title, arXiv 1234.56789", or with the names of all authors; without arXiv it ends with the venue or year
 _AUTHORS = r"(?:[A-Z]\. )?[A-Z][\w-]+(?:(?: \w+)? et al\.|(?:, [A-Z][\w-]+)+)"
 _PAPER = re.compile(
-    _AUTHORS + r",.*?(?:arXiv \d{4}\.\d{4,5}|, [A-Z]{3,} \d{4}(?=\.(?: |$)))|(?:[A-Z]\. ){2}[A-Z]\w+, [^.]*\b\d{4}"
+    rf"{_AUTHORS},.*?(?:arXiv \d{{4}}\.\d{{4,5}}|, [A-Z]{{3,}} \d{{4}}(?=\.(?: |$)))"
+    r"|(?:[A-Z]\. ){2}[A-Z]\w+, [^.]*\b\d{4}"
 )
 
 
