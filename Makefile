@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: docs linkcheck browser nginx test test-all test-pages test-cuda fresh lint format demo bench chaos lock sbom clean
+.PHONY: docs linkcheck browser nginx test test-all test-pages test-cuda fresh lint format demo bench reproduce chaos lock sbom clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -64,6 +64,9 @@ bench: $(DEV)  ## compare with the plain loop and other simulators; see docs/per
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.aggregation
 	$(BIN)/python -m benchmarks.memory
+
+reproduce: $(DEV)  ## a table or figure of the paper or of others: make reproduce ARGS="toy --quick"
+	$(BIN)/python -m reproduction $(ARGS)
 
 chaos: $(DEV) nginx  ## kills, failing disks, bit flips, bad replies and odd input; one part: make chaos ARGS="--only fuzz"
 	$(BIN)/python -m chaos $(ARGS)

@@ -154,7 +154,7 @@ def cross_validated(samples: Samples, classes: int, setting: Setting, seed: int)
         federation = ft.Federation.from_clients(parts, class_names=[str(k) for k in range(classes)])
     best, probabilities = -1.0, np.zeros((len(samples.y), classes))
     for r in ft.simulate(
-        [ft.local()], federation, ft.models.mlp, rounds=setting.pooled_epochs, participation=1.0, epochs=1,
+        [ft.methods.local()], federation, ft.models.mlp, rounds=setting.pooled_epochs, participation=1.0, epochs=1,
         lr=setting.lr, seed=seed, eval_every=1, workers=0,
     ):  # fmt: skip
         accuracy = r.metrics("local").accuracy

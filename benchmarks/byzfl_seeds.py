@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.cases import Case, make_case_parser, run_cases
 from benchmarks.options import require_package, result_file
 from benchmarks.page import DOCS, add_page_options, machine_text, markdown_table, record_and_write
-from fedtilt.reproduction import experiment
+from reproduction import experiment
 
 RECORD = DOCS / "byzfl-seeds" / "byzfl_seeds.json"
 OUR_RUNS = DOCS / "reproduction" / "results" / "others"

@@ -33,10 +33,10 @@ from benchmarks.cases import Case, make_case_parser, run_cases
 from benchmarks.options import result_file
 from fedtilt.evaluation.metrics import Metrics, measure
 from fedtilt.models import parameters_to_vector, vector_to_parameters
-from fedtilt.runs.tuning.decision import pareto_front
-from fedtilt.runs.tuning.objectives import CLASSIFICATION, OBJECTIVES
 from fedtilt.seeds import choose, key
 from fedtilt.training import BACKENDS, Batches, LocalJob, choose_backend, make_batches
+from fedtilt.tuning.decision import pareto_front
+from fedtilt.tuning.objectives import CLASSIFICATION, OBJECTIVES
 
 DATA, OUTLIERS = ("mnist", "fashion-mnist"), ("none", "corruptions", "gaussian", "flips")
 CLIENTS = {"digits": 10}  # of --quick; the others have the paper's 100

@@ -42,13 +42,29 @@ def fedtilt(
     """Run the command line in an empty folder, with 100 columns."""
     from fedtilt import cli
 
-    monkeypatch.chdir(tmp_path)
+    return _command(cli.main, monkeypatch, capsys, tmp_path)
+
+
+@pytest.fixture
+def reproduce(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., CommandResult]:
+    """Run `python -m reproduction` in an empty folder, with 100 columns."""
+    from reproduction import command
+
+    return _command(command.main, monkeypatch, capsys, tmp_path)
+
+
+def _command(
+    main: Callable[[], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> Callable[..., CommandResult]:
+    monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "100")
 
     def call(*arguments: str) -> CommandResult:
-        monkeypatch.setattr(sys, "argv", ["fedtilt", *arguments])
+        monkeypatch.setattr(sys, "argv", ["program", *arguments])
         with pytest.raises(SystemExit) as exit_:
-            cli.main()
+            main()
         printed = capsys.readouterr()
         return CommandResult(int(exit_.value.code or 0), printed.out, printed.err)
 

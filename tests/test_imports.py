@@ -1,4 +1,4 @@
-"""Benchmarks, chaos and examples import nothing that is gone."""
+"""Benchmarks, chaos, the reproduction and examples import nothing that is gone."""
 
 import ast
 import importlib
@@ -12,9 +12,9 @@ from benchmarks.processes import SCRIPTS
 ROOT = Path(__file__).parent.parent
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for folder in ("benchmarks", "chaos")
+    for folder in ("benchmarks", "chaos", "reproduction")
     for path in sorted((ROOT / folder).rglob("*.py"))
-    if path.parent != SCRIPTS
+    if path.parent != SCRIPTS and path.stem != "__main__"
 ]
 PROGRAMS = sorted(SCRIPTS.glob("run_*.py"))  # they train when they are imported, some in environments of their own
 FILES = sorted({*SCRIPTS.glob("*.py"), *(ROOT / "examples").glob("*.py")} - set(PROGRAMS))

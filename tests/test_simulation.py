@@ -136,14 +136,14 @@ def test_rates_epochs_and_starts_of_a_method_reach_every_executor(federation: ft
     methods = [
         ft.fedavg(),
         ft.ditto(lr_personal=0.01, epochs_personal=5),
-        ft.fedavg_finetuned(lr_personal=0.02, epochs_personal=1),
-        ft.local(),
+        ft.methods.fedavg_finetuned(lr_personal=0.02, epochs_personal=1),
+        ft.methods.local(),
     ]
     in_process, forked = (train(methods, federation, workers=n) for n in (0, 2))
     for method in methods:
         assert same(in_process, forked, method.name)
         assert torch.equal(in_process.shared[method.name], in_process.shared["fedavg"])  # w is FedAvg's in all of them
-    alone = train([ft.local(lr=0.5, lr_personal=0.1), ft.fedavg()], federation, workers=0)
+    alone = train([ft.methods.local(lr=0.5, lr_personal=0.1), ft.fedavg()], federation, workers=0)
     for owner in in_process.client_states.owners():  # what w does is nothing to local training
         if owner[0] == "local":
             assert torch.equal(personal_of(in_process, *owner), personal_of(alone, *owner))

@@ -124,7 +124,7 @@ def _write_sites() -> None:
 
 
 def test_an_exported_model_predicts_on_rows_of_a_table(fedtilt) -> None:
-    """As in the README: with ft.data.rows, and in plain torch with the metadata of the file."""
+    """As in the README: with ft.data.transform, and in plain torch with the metadata of the file."""
     _write_sites()
     assert fedtilt("run", "mine.toml", "--quiet", "--out", "run").code == 0
     exported = fedtilt("export", "run", "--method", "ditto", "--client", "B", "--to", "b.safetensors")
@@ -147,14 +147,14 @@ def test_an_exported_model_predicts_on_rows_of_a_table(fedtilt) -> None:
     x = torch.tensor([[float(row[name]) for name in columns] for row in table], dtype=torch.float64)
     mean, deviation = (torch.tensor([c[key] for c in columns.values()], dtype=x.dtype) for key in ("mean", "deviation"))
     plain = model(((x - mean) / torch.where(deviation == 0, torch.inf, deviation)).float())
-    assert torch.equal(plain, model(ft.data.rows("table.csv", like="b.safetensors")))
+    assert torch.equal(plain, model(ft.data.transform("table.csv", like="b.safetensors")))
 
     trained = ft.resume("run")[0]["ditto"]
     data = ft.data.table("table.csv", target="well", client="site")
     assert torch.equal(trained.personal("B")(data.x_test), model(data.x_test))
     of_client_b = data.client_test == 1
     test_rows = [[round(v, 3) for v in row] for row in data.x_test[of_client_b].tolist()]
-    all_rows = [[round(v, 3) for v in row] for row in ft.data.rows("table.csv", like=data).tolist()]
+    all_rows = [[round(v, 3) for v in row] for row in ft.data.transform("table.csv", like=data).tolist()]
     correct = [
         parsed["classes"][plain[n].argmax()] == row["well"]
         for n, row in enumerate(table)
@@ -172,12 +172,12 @@ def test_a_run_without_model_json_exports_and_resume_writes_it(fedtilt) -> None:
     arguments = ["export", "run", "--method", "ditto", "--to", "w.safetensors", "--force"]
     assert fedtilt(*arguments).code == 0
     with pytest.raises(ft.InputError, match="has no schema in its metadata; give a file that fedtilt export wrote"):
-        ft.data.rows("table.csv", like="w.safetensors")
+        ft.data.transform("table.csv", like="w.safetensors")
     with pytest.raises(ft.InputError, match="does not say how to build its model"):
         ft.models.load("w.safetensors")
     fedtilt("resume", "run", "--quiet")
     fedtilt(*arguments)
-    assert ft.data.rows("table.csv", like="w.safetensors").shape == (160, 3)
+    assert ft.data.transform("table.csv", like="w.safetensors").shape == (160, 3)
     Path("run/seed-0/federation.json").unlink()
     assert fedtilt(*arguments).code == 0
 
@@ -215,7 +215,7 @@ INVALID = [
     (["run", "--set", "train.rond=5"], "train.rounds"),
     (["run", "--set", "train.rounds=0"], "train.rounds"),
     (["run", "--set", "data.name=imagenet"], "imagenet"),
-    (["run", "mnist", "--data-dir", "nowhere"], "fedtilt data get mnist"),
+    (["run", "mnist", "--data-dir", "nowhere"], "fedtilt data download mnist"),
     (["run", "--device", "cuda:9"], "use device 'cpu'"),
     (["run", "--method", "fedbest"], "fedbest"),
     (["run", "--set", "clients.count=5000"], "5000"),
@@ -229,7 +229,7 @@ INVALID = [
     (["resume", "x" * 300], "xxx cannot be used: File name too long; check the path, its permissions and the disk"),
     (["export", "nosuch", "--method", "ditto", "--to", "x.safetensors"], "nosuch does not exist; check the path"),
     (["export", "run", "--method", "ditto", "--to", "y.pt"], "--to y.pt ends neither in .safetensors nor in .onnx"),
-    (["data", "get", "nosuch"], "nosuch"),
+    (["data", "download", "nosuch"], "nosuch"),
     (["run", "--bogus"], "no such option: --bogus; see fedtilt run --help"),
     (["run", "--rounds", "3"], "no such option: --rounds; did you mean --set train.rounds=…? See fedtilt run --help"),
     (["run", "--batch-size", "3"], "no such option: --batch-size; did you mean --set train.batch_size=…?"),

@@ -33,37 +33,43 @@ def chart_lines(federation, width=80):
 
 def test_list_shows_every_data_set_and_how_to_download_it(cli, tmp_path):
     out = cli("list").output
-    for word in ("digits", "built in", "not downloaded", "fedtilt data get mnist fashion-mnist cifar10", str(tmp_path)):
+    for word in (
+        "digits",
+        "built in",
+        "not downloaded",
+        "fedtilt data download mnist fashion-mnist cifar10",
+        str(tmp_path),
+    ):
         assert word in out
     assert max(len(line) for line in out.splitlines()[:12] if str(tmp_path) not in line) <= 80
 
 
-def test_get_of_built_in_and_unknown_names(cli):
-    assert "nothing to download" in cli("get", "digits").output
-    result = cli("get", "digits", "imagenet")
+def test_download_of_built_in_and_unknown_names(cli):
+    assert "nothing to download" in cli("download", "digits").output
+    result = cli("download", "digits", "imagenet")
     assert isinstance(result.exception, InputError)
-    assert "nothing to download" not in result.output  # refused before the first download
+    assert "nothing to download" not in result.output  # raised before the first download
 
 
-def test_get_shows_what_was_downloaded(cli, tmp_path, monkeypatch):
-    def fake_get(name, folder, *, force, progress):
+def test_download_shows_what_was_downloaded(cli, tmp_path, monkeypatch):
+    def fake_download(name, folder, *, force, progress):
         progress("cifar-10-binary.tar.gz", 170052171, 170052171)
         assert force
         return [tmp_path / "cifar10" / "cifar-10-binary.tar.gz"]
 
-    monkeypatch.setattr("fedtilt.cli.data.get", fake_get)
-    assert "cifar10: checked, in" in cli("get", "cifar10", "--force").output
+    monkeypatch.setattr("fedtilt.cli.data.download", fake_download)
+    assert "cifar10: verified, in" in cli("download", "cifar10", "--force").output
 
 
-def test_check(cli, tmp_path):
-    assert "no data set is downloaded in" in cli("check").output
-    assert "nothing to check" in cli("check", "digits").output
+def test_verify(cli, tmp_path):
+    assert "no data set is downloaded in" in cli("verify").output
+    assert "nothing to verify" in cli("verify", "digits").output
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "cifar-10-binary.tar.gz").write_bytes(b"half")
-    result = cli("check")
+    result = cli("verify")
     assert "damaged" in result.output
     assert isinstance(result.exception, InputError)
-    assert "fedtilt data get cifar10 --force" in str(result.exception)
+    assert "fedtilt data download cifar10 --force" in str(result.exception)
 
 
 def test_the_chart_shows_every_class_of_every_client():

@@ -54,10 +54,10 @@ def test_categories_dates_gaps_and_identifiers_in_two_commands(fedtilt, tmp_path
     new.loc[0, ["age", "pressure", "ward", "smokes", "admitted"]] = None  # nothing but gaps
     new.loc[1, "ward"] = "a new ward"
     new.to_csv("new.csv", index=False)
-    model, x = ft.models.load("m.safetensors"), ft.data.rows("new.csv", like="m.safetensors")
+    model, x = ft.models.load("m.safetensors"), ft.data.transform("new.csv", like="m.safetensors")
     assert torch.isfinite(model(x)).all()
-    assert torch.equal(x, ft.data.rows("new.csv", like="run"))  # the run folder has the schema too
-    probable = model(ft.data.rows("patients.csv", like="m.safetensors")).argmax(1)
+    assert torch.equal(x, ft.data.transform("new.csv", like="run"))  # the run folder has the schema too
+    probable = model(ft.data.transform("patients.csv", like="m.safetensors")).argmax(1)
     labels = pandas.read_csv("patients.csv")["diagnosis"].map({"ill": 0, "well": 1})
     assert (probable.numpy() == labels).mean() > 0.8
 

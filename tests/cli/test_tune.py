@@ -76,7 +76,7 @@ def test_validation_data_is_taken_from_the_training_data_if_there_is_none(fedtil
     assert "clients.validation is 0; 10% of every client's training data is used for validation" in result.err
 
 
-@pytest.mark.slow  # kills of each stage are in tests/runs/tuning/test_search.py
+@pytest.mark.slow  # kills of each stage are in tests/tuning/test_search.py
 def test_a_killed_search_is_resumed(fedtilt, tmp_path: Path) -> None:
     over = ["--over", "lam=-3..1", "--trials", "5"]
     command = [sys.executable, "-m", "fedtilt", "tune", "digits", *QUICK, *over, "--verbose", "--out", "first"]

@@ -414,7 +414,16 @@ def test_several_methods_in_one_run_equal_single_runs(federation: ft.Federation)
             torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
 
 
-RIVALS = [ft.afl(), ft.qffl(q=1.0), ft.fedmgda(), ft.propfair(), ft.scaffold(), ft.feddyn(), ft.pfedme(), ft.fedrep()]
+RIVALS = [
+    ft.methods.afl(),
+    ft.methods.qffl(q=1.0),
+    ft.methods.fedmgda(),
+    ft.methods.propfair(),
+    ft.methods.scaffold(),
+    ft.methods.feddyn(),
+    ft.methods.pfedme(),
+    ft.methods.fedrep(),
+]
 
 
 def test_rivals_screening_and_the_audit_agree_with_the_cpu(federation: ft.Federation) -> None:
@@ -469,9 +478,9 @@ def test_run_and_tune(fedtilt, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["propositions", "toy", "convergence", "signs", "outliers", "flips", "tilts"])
-def test_reproduce(what: str, fedtilt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_reproduce(what: str, reproduce, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDTILT_DATA", str(tmp_path / "empty"))
-    result = fedtilt("reproduce", what, "--quick", "--device", "cuda", "--out", "r")
+    result = reproduce(what, "--quick", "--device", "cuda", "--out", "r")
     assert result.code == 0, result.err
     results = [json.loads(path.read_text()) for path in (tmp_path / "r" / what).glob("*.json")]
     assert {result["environment"]["device"] for result in results} == {torch.cuda.get_device_name()}

@@ -22,7 +22,13 @@ from tests.helpers import plain_loop
         ([ft.fedavg()], {"momentum": 0.9}, 1, 0, 1 + 1 + 1 + 3),
         ([ft.fedavg()], {"optimizer": "adam"}, 1, 0, 1 + 1 + 1 + 4),
         ([ft.fedavg()], {"server_optimizer": "adam"}, 1, 0, 1 + 3 + 1 + 2),
-        ([ft.fedavg(optimizer="adam"), ft.fedprox(optimizer="sgd"), ft.scaffold()], {}, 1, 0, 1 + 3 + 2 + 1 + 4 + 2),
+        (
+            [ft.fedavg(optimizer="adam"), ft.fedprox(optimizer="sgd"), ft.methods.scaffold()],
+            {},
+            1,
+            0,
+            1 + 3 + 2 + 1 + 4 + 2,
+        ),
         # every worker has the jobs of a client in shared memory, too
         ([ft.ditto()], {}, 4, 2, 1 + 1 + 8 + 2 * (2 + 2)),
     ],

@@ -70,7 +70,7 @@ def test_scaffold() -> None:
             changes.append(control - own[n])
             own[n] = control
         w, c = torch.stack(models).mean(0), c + torch.stack(changes).sum(0) / CLIENTS
-    last = simulated(ft.scaffold())
+    last = simulated(ft.methods.scaffold())
     close(last.state.shared["scaffold"], w)
     close(last.state.server["scaffold"]["correction.control"], c)
     for n in last.selected:
@@ -87,7 +87,7 @@ def test_feddyn() -> None:
             own[n] = own[n] - alpha * (models[-1] - w)
         h = h - alpha * (torch.stack(models) - w).sum(0) / CLIENTS
         w = torch.stack(models).mean(0) - h / alpha
-    close(simulated(ft.feddyn(alpha)).state.shared["feddyn"], w)
+    close(simulated(ft.methods.feddyn(alpha)).state.shared["feddyn"], w)
 
 
 @pytest.mark.parametrize("correction", [Scaffold(), FedDyn(0.5)])
@@ -125,7 +125,7 @@ def test_qffl(q: float) -> None:
             steps.append(loss**q * grad)
             weights.append(q * loss ** (q - 1) * grad.square().sum() + loss**q / LR)
         w = w - torch.stack(steps).sum(0) / torch.stack(weights).sum()
-    close(simulated(ft.qffl(q)).state.shared["qffl"], w)
+    close(simulated(ft.methods.qffl(q)).state.shared["qffl"], w)
 
 
 def test_term_over_clients() -> None:
@@ -133,7 +133,7 @@ def test_term_over_clients() -> None:
     for number, selected in rounds():
         share = torch.softmax(3.0 * torch.stack([loss_of(w, n, number) for n in selected]), 0)
         w = (share[:, None] * torch.stack([descend(w, n, number) for n in selected])).sum(0)
-    close(simulated(ft.term_clients(3.0)).state.shared["term_clients"], w)
+    close(simulated(ft.methods.term_clients(3.0)).state.shared["term_clients"], w)
 
 
 def test_afl() -> None:
@@ -144,7 +144,7 @@ def test_afl() -> None:
         assert weights.min() > 0  # so there is nothing to project
         share = weights[selected] / weights[selected].sum()
         w = (share[:, None] * torch.stack([descend(w, n, number) for n in selected])).sum(0)
-    last = simulated(ft.afl(0.1))
+    last = simulated(ft.methods.afl(0.1))
     close(last.state.server["afl"]["weighting.weights"], weights)
     close(last.state.shared["afl"], w)
 
@@ -163,7 +163,7 @@ def test_pfedme() -> None:
             personal[n] = theta
             models.append(own)
         w = torch.stack(models).mean(0)
-    last = simulated(ft.pfedme(mu, inner), lr_personal=lr_personal)
+    last = simulated(ft.methods.pfedme(mu, inner), lr_personal=lr_personal)
     close(last.state.shared["pfedme"], w)
     for n, theta in personal.items():
         close(last.state.client_states.get(("pfedme", n))["personal"], theta)
@@ -182,7 +182,7 @@ def test_propfair() -> None:
                 theta = theta - LR * torch.cat([g.flatten() for g in grads])
             models.append(theta)
         w = torch.stack(models).mean(0)
-    close(simulated(ft.propfair(4.0)).state.shared["propfair"], w)
+    close(simulated(ft.methods.propfair(4.0)).state.shared["propfair"], w)
 
 
 @pytest.mark.parametrize("head_epochs", [None, 2])
@@ -203,7 +203,7 @@ def test_fedper_and_fedrep(head_epochs: int | None) -> None:
             heads[n] = theta[-head:]
             bodies.append(theta[:-head])
         body = torch.stack(bodies).mean(0)
-    method = ft.fedper(name="m") if head_epochs is None else ft.fedrep(head_epochs, name="m")
+    method = ft.methods.fedper(name="m") if head_epochs is None else ft.methods.fedrep(head_epochs, name="m")
     last = simulated(method)
     close(last.state.shared["m"], body)
     for n in last.selected:
@@ -216,46 +216,52 @@ def test_fedper_and_fedrep(head_epochs: int | None) -> None:
 
 def test_identities() -> None:
     """Settings for which a method is FedAvg, or Ditto's relatives; and one client alone."""
-    same = {"q": ft.qffl(0.0, name="q"), "t": ft.term_clients(0.0, name="t"), "w": ft.afl(1e-12, name="w")}
-    last = last_round([ft.fedavg(), *same.values(), ft.propfair(1e6, lr=LR * 1e6, name="p")], FED, MODEL, **RECIPE)
+    same = {
+        "q": ft.methods.qffl(0.0, name="q"),
+        "t": ft.methods.term_clients(0.0, name="t"),
+        "w": ft.methods.afl(1e-12, name="w"),
+    }
+    last = last_round(
+        [ft.fedavg(), *same.values(), ft.methods.propfair(1e6, lr=LR * 1e6, name="p")], FED, MODEL, **RECIPE
+    )
     for name in (*same, "p"):
         torch.testing.assert_close(last.state.shared[name], last.state.shared["fedavg"], rtol=1e-4, atol=1e-5)
     one = plain_loop.federation(clients=1)
-    methods = [ft.fedavg(), ft.afl(), ft.term_clients(5.0), ft.scaffold()]
+    methods = [ft.fedavg(), ft.methods.afl(), ft.methods.term_clients(5.0), ft.methods.scaffold()]
     last = last_round(methods, one, MODEL, **RECIPE)
     for m in methods:  # one client: all weights are 1, and its control variate is that of the server
         torch.testing.assert_close(last.state.shared[m.name], last.state.shared["fedavg"], rtol=1e-4, atol=1e-5)
 
 
 def test_a_method_with_its_own_local_parts_beside_one_without() -> None:
-    last = last_round([ft.fedavg(), ft.fedper()], FED, MODEL, **RECIPE)
-    alone = last_round([ft.fedper()], FED, MODEL, **RECIPE)
+    last = last_round([ft.fedavg(), ft.methods.fedper()], FED, MODEL, **RECIPE)
+    alone = last_round([ft.methods.fedper()], FED, MODEL, **RECIPE)
     assert torch.equal(last.state.shared["fedper"], alone.state.shared["fedper"])
     assert len(last.state.shared["fedavg"]) == len(last.state.shared["fedper"]) + 90
-    result = ft.run([ft.fedavg(), ft.fedper()], FED, MODEL, workers=0, **RECIPE)
+    result = ft.run([ft.fedavg(), ft.methods.fedper()], FED, MODEL, workers=0, **RECIPE)
     assert isinstance(result["fedper"].model(0), nn.Module)
 
 
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        (lambda: ft.scaffold(), {"momentum": 0.9}, "needs plain SGD on the clients"),
-        (lambda: ft.fedrep(2), {"local_steps": 3, "epochs": 10}, "first_epochs of the local parameters = 2 of"),
-        (lambda: ft.pfedme(50.0), {}, "moves the shared model past the personal one: lr · mu must be ≤ 1, got 2.5"),
-        (lambda: ft.fedper(["nothing"]), {}, "local = 'nothing' matches no trained parameter"),
-        (lambda: ft.qffl(-1.0), {}, "method 'qffl': q_ffl: exponent must be a number ≥ 0, got -1.0"),
-        (lambda: ft.feddyn(0.0), {}, "method 'feddyn': feddyn: alpha must be a number > 0, got 0.0"),
-        (lambda: ft.feddyn(prox=0.1), {}, "prox = 0.1 of method 'feddyn' has no effect beside correction 'feddyn'"),
-        (lambda: ft.scaffold(tau=1), {}, "tau is not a setting of scaffold"),
+        (lambda: ft.methods.scaffold(), {"momentum": 0.9}, "needs plain SGD on the clients"),
+        (lambda: ft.methods.fedrep(2), {"local_steps": 3, "epochs": 10}, "first_epochs of the local parameters = 2 of"),
+        (lambda: ft.methods.pfedme(50.0), {}, "past the personal one: lr · mu must be ≤ 1, got 2.5"),
+        (lambda: ft.methods.fedper(["nothing"]), {}, "local = 'nothing' matches no trained parameter"),
+        (lambda: ft.methods.qffl(-1.0), {}, "method 'qffl': q_ffl: exponent must be a number ≥ 0, got -1.0"),
+        (lambda: ft.methods.feddyn(0.0), {}, "method 'feddyn': feddyn: alpha must be a number > 0, got 0.0"),
+        (lambda: ft.methods.feddyn(prox=0.1), {}, "prox = 0.1 of method 'feddyn' has no effect beside correction"),
+        (lambda: ft.methods.scaffold(tau=1), {}, "tau is not a setting of scaffold"),
         (lambda: ft.fedavg(weighting={"rule": "equal", "tilt": 1}), {}, "is not a setting of 'equal', which has none"),
         (lambda: ft.fedavg(aggregator={"rule": "mean", "bound": 1}), {}, "is not a setting of 'mean', which has none"),
-        (lambda: ft.afl(aggregator="krum"), {}, "aggregator 'krum' of method 'afl' takes no weights"),
-        (lambda: ft.fedmgda(2.0), {}, "method 'fedmgda': fedmgda: bound must be a number ≥ 0 and ≤ 1, got 2.0"),
+        (lambda: ft.methods.afl(aggregator="krum"), {}, "aggregator 'krum' of method 'afl' takes no weights"),
+        (lambda: ft.methods.fedmgda(2.0), {}, "method 'fedmgda': fedmgda: bound must be a number ≥ 0 and ≤ 1, got 2.0"),
         (lambda: ft.Method(name="a", correction="scafold"), {}, "unknown correction 'scafold' of method 'a'; choose"),
         (lambda: ft.Method(name="a", local={"names": "last"}), {}, "local of method 'a': local is a list of patterns"),
-        (lambda: ft.fedrep(2, correction="scaffold"), {}, "first_epochs = 2 of method 'fedrep' is for a method"),
+        (lambda: ft.methods.fedrep(2, correction="scaffold"), {}, "first_epochs = 2 of method 'fedrep' is for a"),
         (lambda: ft.Method(name="a", personal=Moreau(1), prox=1), {}, "prox of method 'a' has no effect beside"),
-        (lambda: ft.scaffold(), {"privacy": ft.Privacy(clip=1, noise=1, delta=1e-3)}, "has no known sensitivity"),
+        (lambda: ft.methods.scaffold(), {"privacy": ft.Privacy(clip=1, noise=1, delta=1e-3)}, "no known sensitivity"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_work_are_refused(
@@ -268,12 +274,12 @@ def test_settings_that_cannot_work_are_refused(
 
 
 def test_a_state_without_what_the_method_keeps_is_refused() -> None:
-    last = simulated(ft.scaffold(), rounds=1)
+    last = simulated(ft.methods.scaffold(), rounds=1)
     del last.state.server["scaffold"]["correction.control"]
     with pytest.raises(InputError, match="the state of the server for method 'scaffold' has no 'correction.control'"):
-        next(iter(ft.simulate([ft.scaffold()], FED, MODEL, state=last.state, workers=0, **RECIPE)))
-    last = simulated(ft.scaffold(), rounds=1, participation=1.0)
+        next(iter(ft.simulate([ft.methods.scaffold()], FED, MODEL, state=last.state, workers=0, **RECIPE)))
+    last = simulated(ft.methods.scaffold(), rounds=1, participation=1.0)
     for client in range(CLIENTS):
         last.state.client_states.put(("scaffold", client), 1, {"buffers": torch.zeros(1)})
     with pytest.raises(InputError, match="the state of a client for method 'scaffold' has no 'correction.control'"):
-        next(iter(ft.simulate([ft.scaffold()], FED, MODEL, state=last.state, workers=0, **RECIPE)))
+        next(iter(ft.simulate([ft.methods.scaffold()], FED, MODEL, state=last.state, workers=0, **RECIPE)))

@@ -32,7 +32,7 @@ def squared(logits: Tensor, labels: Tensor) -> Tensor:
 def test_workers_train_everything_as_this_process_does() -> None:
     model = net()
     model[1].requires_grad_(False)
-    methods = [ft.fedavg(), ft.ditto(0.1), ft.fedtilt(5, -2, mu=0.5, personal_start="initial"), ft.local()]
+    methods = [ft.fedavg(), ft.ditto(0.1), ft.fedtilt(5, -2, mu=0.5, personal_start="initial"), ft.methods.local()]
     recipe = {
         "rounds": 3, "local_steps": 4, "lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01,
         "clip_norm": 1.0, "schedule": "cosine", "warmup_rounds": 1, "loss": squared, "local": ["4.bias"],

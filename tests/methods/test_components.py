@@ -65,6 +65,10 @@ class First(Aggregator):
         return models[self.place], slot
 
 
+def shrunk(models):
+    return 0.9 * models.mean(0)
+
+
 def function():
     pass
 '''
@@ -135,10 +139,14 @@ def test_a_component_of_the_user_is_named_by_its_module(own: str) -> None:
         ("aggregator", {"rule": 3}, "unknown aggregator 3; choose one of tilted"),
         ("aggregator", {"bad_share": 0.1}, "aggregator needs rule; choose one of tilted"),
         ("training", "mooon", "unknown training 'mooon'; choose one of apfl, fedala"),
-        ("aggregator", 3, "aggregator must be a name, a table or a component, got 3"),
-        ("aggregator", Krum, "aggregator must be a name, a table or a component, got <class"),
-        ("aggregator", max, "aggregator must be a name, a table or a component, got <built-in function max>"),
-        ("aggregator", {1: 2}, "aggregator must be a name, a table or a component, got {1: 2}"),
+        ("aggregator", 3, "aggregator must be a name, a table, a component or a function, got 3"),
+        ("aggregator", Krum, "aggregator must be a name, a table, a component or a function, got <class"),
+        (
+            "aggregator",
+            max,
+            "aggregator must be a name, a table, a component or a function, got <built-in",
+        ),
+        ("aggregator", {1: 2}, "aggregator must be a name, a table, a component or a function, got {1: 2}"),
         ("aggregator", BySamples(), "aggregator is 'samples', which is of kind 'weighting'; give it as weighting"),
         (
             "weighting",
@@ -195,8 +203,19 @@ def test_a_wrong_setting_of_the_users_component_is_one_line(own: str) -> None:
     assert f"{own}:First" in str(error.value)
     with pytest.raises(InputError, match=f"size = 1 of aggregator is not a setting of '{own}:First', which has place"):
         component_of("aggregator", {"rule": f"{own}:First", "size": 1})
-    with pytest.raises(InputError, match="is not a class of Aggregator"):
+    with pytest.raises(InputError, match=rf"the function function\(\) \(.*{own}.py\), which must take \(models\) or"):
         component_of("aggregator", f"{own}:function")
+    with pytest.raises(InputError, match="is not a class of Aggregator.*, or give a function without settings"):
+        component_of("aggregator", {"rule": f"{own}:shrunk", "share": 0.1})
+
+
+def test_a_function_of_the_user_is_a_component(own: str) -> None:
+    made = component_of("aggregator", f"{own}:shrunk")
+    assert made.to_table() == {"rule": f"{own}:shrunk"}
+    assert component_of("aggregator", made.function) == component_of("aggregator", made.to_table()) == made
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert not made.takes_weights
+    assert component_of("aggregator", lambda models, round: models[0]).takes_weights
 
 
 # -- how they are written --------------------------------------------------------------------------------------------

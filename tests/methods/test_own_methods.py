@@ -259,6 +259,85 @@ def test_an_own_objective_is_stacked_and_agrees_with_the_loop(own_files: Path) -
     assert not torch.allclose(ends[0], mean, atol=1e-4)
 
 
+def plain_mean(losses: Tensor, groups: Tensor, weights: Tensor) -> Tensor:
+    return (weights * losses).sum() / weights.sum()
+
+
+def mean_model(models: Tensor) -> Tensor:
+    return models.mean(0)
+
+
+def unchanged(models: Tensor, round: ServerRound) -> Tensor:
+    return models
+
+
+def full_step(received: Tensor, aggregated: Tensor) -> Tensor:
+    return aggregated
+
+
+def own_loop(model: nn.Module, batches: ClientBatches) -> nn.Module:
+    step = batches.stepper(model.parameters())
+    for batch in batches.steps:
+        step(batch.mean(batches.loss(model(batch.x), batch.y)))
+    return model
+
+
+def by_samples(round: ServerRound) -> Tensor | None:
+    return round.samples
+
+
+FUNCTIONS: dict[str, Any] = {
+    "aggregator": mean_model, "objective": plain_mean, "before": [unchanged], "optimizer": full_step,
+    "training": own_loop, "weighting": by_samples,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+@pytest.mark.parametrize("backend", ["autograd", "stacked"])
+def test_a_plain_function_trains_as_the_built_in_component_does(kind: str, backend: str) -> None:
+    if (kind, backend) == ("training", "stacked"):
+        pytest.skip("the user's code trains one client at a time")
+    built_in = ft.fedavg(weighting="samples" if kind == "weighting" else "equal")
+    methods = [built_in, ft.Method(name="own", **{kind: FUNCTIONS[kind]})]
+    settings = {"rounds": 2, "participation": 1.0, "epochs": 1, "batch_size": 7, "workers": 0, "backend": backend}
+    *_, last = ft.simulate(methods, FED, MODEL, **settings)
+    torch.testing.assert_close(last.state.shared["own"], last.state.shared["fedavg"], rtol=1e-4, atol=1e-6)
+
+
+def test_plain_functions_keep_the_contract() -> None:
+    """Resumed, with workers and deployed, as "module:function" of a spec."""
+    ft.testing.check_method(ft.Method(name="own", objective=plain_mean, aggregator=mean_model))
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "problem"),
+    [
+        ("aggregator", lambda models: models.mean(), "returned shape () as the aggregated model"),
+        ("weighting", lambda round: torch.ones(1), "returned shape (1,) as weights"),
+        ("before", lambda models: models[:2], "returned 2 models for 4; a function gives one for each"),
+        ("training", lambda model, batches: None, "returned NoneType as model; expected an nn.Module"),
+    ],
+)
+def test_what_a_function_returns_wrongly_is_one_line(kind: str, function: Any, problem: str) -> None:
+    method = ft.Method(name="own", **{kind: function})
+    with pytest.raises(InputError) as error:
+        list(ft.simulate([method], FED, MODEL, rounds=1, participation=1.0, epochs=1, workers=0))
+    assert problem in str(error.value)
+    assert "test_own_methods" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_training_that_ignores_the_optimiser_of_the_run_is_rejected() -> None:
+    def loop(model: nn.Module, batches: ClientBatches) -> nn.Module:
+        return model
+
+    settings = {"rounds": 1, "participation": 1.0, "epochs": 1, "workers": 0}
+    method = ft.Method(name="own", training=loop)
+    list(ft.simulate([method], FED, MODEL, **settings))
+    with pytest.raises(InputError, match=r"never calls batches.stepper, so the optimiser .* \(adam\)"):
+        list(ft.simulate([method], FED, MODEL, **settings, optimizer="adam"))
+
+
 @dataclass(frozen=True)
 class Remembers(Aggregator):
     """The mean, and the number of rounds that it has seen."""
@@ -274,7 +353,7 @@ class Remembers(Aggregator):
 
 
 def test_a_component_sees_its_own_slot_alone() -> None:
-    method = ft.scaffold(aggregator=Remembers(), optimizer="adam", name="own")
+    method = ft.methods.scaffold(aggregator=Remembers(), optimizer="adam", name="own")
     *_, last = ft.simulate([method], FED, MODEL, rounds=3, participation=1.0, epochs=1, workers=0)
     server = last.state.server["own"]
     assert float(server["aggregator.rounds"]) == 3.0

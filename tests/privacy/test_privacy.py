@@ -103,15 +103,15 @@ def test_a_setting_of_a_method_that_privacy_does_not_know_is_refused() -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        ft.scaffold(),
-        ft.feddyn(),
-        ft.fedper(),
+        ft.methods.scaffold(),
+        ft.methods.feddyn(),
+        ft.methods.fedper(),
         ft.fedavg(before=["clipping"]),
         ft.fedavg(client_momentum=0.5),
-        ft.qffl(),
-        ft.afl(),
-        ft.term_clients(),
-        ft.fedmgda(),
+        ft.methods.qffl(),
+        ft.methods.afl(),
+        ft.methods.term_clients(),
+        ft.methods.fedmgda(),
     ],
     ids=lambda m: m.name,
 )
@@ -140,7 +140,12 @@ def test_a_users_subclass_of_a_known_rule_is_refused() -> None:
 
 def test_means_and_tilted_means_are_allowed_with_any_work_of_the_clients() -> None:
     methods = [ft.fedavg(), ft.fedavg(name="mean", aggregator="mean"), ft.ditto(), ft.fedtilt(tau=5, lam=-2, q=0.1)]
-    methods += [ft.pfedme(), ft.propfair(), ft.fedprox(), ft.fedavg(name="own optimizer", optimizer="adam")]
+    methods += [
+        ft.methods.pfedme(),
+        ft.methods.propfair(),
+        ft.fedprox(),
+        ft.fedavg(name="own optimizer", optimizer="adam"),
+    ]
     assert TrainSettings(privacy=PRIVACY, server_optimizer="adam").check_methods(methods) == methods
 
 

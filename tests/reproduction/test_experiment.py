@@ -4,9 +4,9 @@ import re
 import pytest
 
 import fedtilt as ft
-from fedtilt.reproduction import NAMES, Options, load
-from fedtilt.reproduction.experiment import parse
-from fedtilt.reproduction.kinds import kind_of
+from reproduction import NAMES, Options, load
+from reproduction.experiment import parse
+from reproduction.kinds import kind_of
 
 COMPARISONS = ("clean", "corruptions", "gaussian", "flips")
 DATA = ("mnist", "fashion-mnist", "cifar10")

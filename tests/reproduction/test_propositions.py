@@ -7,9 +7,9 @@ from fedtilt.engine.initial_model import initial_model
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.methods import Method, ditto, fedtilt
 from fedtilt.models import mlp
-from fedtilt.reproduction import Options
-from fedtilt.reproduction import load as load_experiment
-from fedtilt.reproduction.propositions import cases, chapter, compare, measure, train_by_hand
+from reproduction import Options
+from reproduction import load as load_experiment
+from reproduction.propositions import cases, chapter, compare, measure, train_by_hand
 
 EXPERIMENT = load_experiment("propositions").quick_version()
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import fedtilt as ft
-from fedtilt.reproduction import Case, Options, reproduce
-from fedtilt.reproduction.comparison import experiment
-from fedtilt.reproduction.results_folder import ResultsFolder
-from fedtilt.reproduction.runner import case_statuses, damaged_results
+from reproduction import Case, Options, reproduce
+from reproduction.comparison import experiment
+from reproduction.results_folder import ResultsFolder
+from reproduction.runner import case_statuses, damaged_results
 from tests.helpers.handmade_results import comparison_result, metrics
 
 QUICK = Options(quick=True, device="cpu")
@@ -116,7 +116,7 @@ def test_a_damaged_result_is_run_again(measured: list[str], tmp_path: Path, dama
     assert reproduce("flips", tmp_path, options=QUICK, only=["digits"]).measured  # other experiments still run
     (problem,) = damaged_results(ResultsFolder(tmp_path))
     assert problem.startswith(f"{path} cannot be read, {reason}")
-    assert problem.endswith(f"; fedtilt reproduce clean --quick --out {tmp_path} runs it again")
+    assert problem.endswith(f"; python -m reproduction clean --quick --out {tmp_path} runs it again")
     reproduce("clean", tmp_path, options=Options(quick=True, device="cpu", notice=notices.append), only=["digits"])
     assert [line.startswith(f"clean/digits-seed-0 is run again: {reason}") for line in notices] == [True]
     assert json.loads(path.read_text())["result"] == json.loads(whole)["result"]

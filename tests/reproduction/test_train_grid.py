@@ -8,7 +8,7 @@ import pytest
 
 import fedtilt as ft
 from fedtilt.evaluation.summary import summarise
-from fedtilt.reproduction import Options, load, train_grid
+from reproduction import Options, load, train_grid
 
 SETTINGS: dict[str, Any] = {
     "data": "digits",

@@ -10,8 +10,8 @@ import pytest
 import fedtilt as ft
 from fedtilt.cluster.connection import connected
 from fedtilt.cluster.tasks import check_shared
-from fedtilt.runs.tuning.search import Search
-from fedtilt.runs.tuning.trainer import OutOfTime
+from fedtilt.tuning.search import Search
+from fedtilt.tuning.trainer import OutOfTime
 from tests.helpers.ray_cluster import LoopbackCluster, loopback_cluster
 
 pytest.importorskip("ray")
@@ -42,10 +42,10 @@ def test_seeds(fedtilt: Callable[..., Any], tmp_path: Path, cluster: LoopbackClu
     assert contents(tmp_path / "cluster", *files) == alone
 
 
-def test_cases(fedtilt: Callable[..., Any], tmp_path: Path, cluster: LoopbackCluster) -> None:
+def test_cases(reproduce: Callable[..., Any], tmp_path: Path, cluster: LoopbackCluster) -> None:
     results = []
     for name, options in {"alone": [], "cluster": ["--cluster", cluster.address]}.items():
-        done = fedtilt("reproduce", "toy", "--quick", "--only", "toy-1", "--only", "toy-3", "--out", name, *options)
+        done = reproduce("toy", "--quick", "--only", "toy-1", "--only", "toy-3", "--out", name, *options)
         assert done.code == 0, done.err
         read = {path.name: json.loads(path.read_text()) for path in (tmp_path / name).glob("toy/*.json")}
         for result in read.values():

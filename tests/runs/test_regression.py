@@ -167,9 +167,9 @@ def test_a_table_from_file_to_prediction(tmp_path: Path) -> None:
     model = ft.models.load(tmp_path / "south.safetensors")
     new = diabetes().query("clinic == 'south'").drop(columns=["progression", "clinic"])
     with torch.no_grad():
-        predicted = model(ft.data.rows(new, like=tmp_path / "south.safetensors"))[:, 0]
+        predicted = model(ft.data.transform(new, like=tmp_path / "south.safetensors"))[:, 0]
         assert torch.equal(
-            predicted, result["fedtilt"].personal("south")(ft.data.rows(new, like=tmp_path / "run"))[:, 0]
+            predicted, result["fedtilt"].personal("south")(ft.data.transform(new, like=tmp_path / "run"))[:, 0]
         )
     assert 100 < predicted.mean() < 200
     assert load(tmp_path / "run/spec.toml").task == "regression"
@@ -193,7 +193,7 @@ def test_an_onnx_file_predicts_in_the_unit_of_the_target(fedtilt, tmp_path: Path
     (tmp_path / "diabetes.toml").write_text(SPEC)
     (result,) = run_spec(load("diabetes.toml", overrides=["train.rounds=2"]), tmp_path / "run").values()
     new = diabetes().query("clinic == 'south'").drop(columns=["progression", "clinic"])
-    x = ft.data.rows(new, like=tmp_path / "run")
+    x = ft.data.transform(new, like=tmp_path / "run")
     models = {(): result["fedtilt"].shared, ("--client", "south"): result["fedtilt"].personal("south")}
     for number, (client, model) in enumerate(models.items()):
         written = fedtilt("export", "run", "--method", "fedtilt", *client, "--to", f"{number}.onnx")

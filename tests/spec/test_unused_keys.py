@@ -10,7 +10,7 @@ from fedtilt import spec
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, write_json, write_toml
 from fedtilt.runs.spec_run import run_spec
-from fedtilt.runs.tuning.tune import tune_spec
+from fedtilt.tuning.tune import tune_spec
 
 TINY = [
     "train.rounds=1", "train.epochs=1", "train.workers=0", "clients.count=4", "clients.max_train=8", "device=cpu",

@@ -18,8 +18,7 @@ from fedtilt.errors import InputError, InputWarning
 from fedtilt.version import __version__
 
 _COMMANDS = (
-    "run", "tune", "init", "resume", "report", "audit", "metrics", "methods", "export", "check", "reproduce", "data",
-    "deploy",
+    "run", "tune", "init", "resume", "report", "audit", "metrics", "methods", "export", "check", "data", "deploy",
 )  # fmt: skip
 
 
@@ -79,8 +78,8 @@ def _top(
     pass
 
 
-def main() -> None:
-    """Run the command line.
+def main(commands: typer.Typer = app, name: str = "fedtilt") -> None:
+    """Run the command line, or that of another program.
 
     Bad input and a file that cannot be read or written print one line and exit with code 2; other errors keep their
     traceback.
@@ -89,7 +88,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name
     try:
-        sys.exit(app(prog_name="fedtilt", standalone_mode=False))
+        sys.exit(commands(prog_name=name, standalone_mode=False))
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2; its message is the help text
             error.show()

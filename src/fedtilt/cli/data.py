@@ -1,4 +1,4 @@
-"""`fedtilt data`: list, download and check data sets, describe tables, and draw the classes of every client."""
+"""`fedtilt data`: list, download and verify data sets, describe tables, and draw the classes of every client."""
 
 import warnings
 from pathlib import Path
@@ -16,7 +16,7 @@ from fedtilt.cli.options import DataDir, Settings
 from fedtilt.cli.show_folder import describe_folder
 from fedtilt.cli.show_table import print_warnings, show_table, table_messages
 from fedtilt.cli.table_options import Client, Drop, Group, Schema, Target, Task, first_given
-from fedtilt.data import check, data_folder, find_folder, get, names
+from fedtilt.data import data_folder, download, find_folder, names, verify
 from fedtilt.data.image_folders.listing import is_manifest
 from fedtilt.data.published import catalog
 from fedtilt.data.published.entry import Entry
@@ -26,7 +26,7 @@ from fedtilt.errors import InputError, InputWarning
 from fedtilt.spec.build import table_of
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="List, download, check and show data sets; describe tables."
+    no_args_is_help=True, add_completion=False, help="List, download, verify and show data sets; describe tables."
 )
 
 
@@ -48,7 +48,7 @@ def list_(data_dir: DataDir = None) -> None:
     console.print(Text(f"data folder: {root}"), soft_wrap=True)
     missing = [name for name in names() if catalog.entry(name).files and not find_folder(name, root)]
     if missing:
-        console.print(Text(f"to download: fedtilt data get {' '.join(missing)}", style="yellow"), soft_wrap=True)
+        console.print(Text(f"to download: fedtilt data download {' '.join(missing)}", style="yellow"), soft_wrap=True)
 
 
 def _location(entry: Entry, root: Path) -> Text:
@@ -58,28 +58,28 @@ def _location(entry: Entry, root: Path) -> Text:
     return Text(str(folder.relative_to(root)), style="green") if folder else Text("not downloaded", style="yellow")
 
 
-@app.command("get")
-def get_(
+@app.command("download")
+def download_(
     requested: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets to download.")],
     data_dir: DataDir = None,
     force: Annotated[bool, typer.Option("--force", help="Download intact files again.")] = False,
 ) -> None:
     """Download data sets; an interrupted download is resumed."""
     console = Console()
-    entries = [catalog.entry(name) for name in requested]  # refuse a wrong name before the first download
+    entries = [catalog.entry(name) for name in requested]  # a wrong name raises before the first download
     for entry in entries:
         if not entry.files:
             console.print(Text(f"{entry.name}: built in, nothing to download"))
             continue
         with _download_bars(console) as bars:
             tasks = {Path(f.path).name: bars.add_task(Path(f.path).name, total=f.size) for f in entry.files}
-            paths = get(
+            paths = download(
                 entry.name,
                 data_dir,
                 force=force,
                 progress=lambda file, done, total, bars=bars, tasks=tasks: bars.update(tasks[file], completed=done),  # type: ignore[misc]
             )
-        console.print(Text(f"{entry.name}: checked, in {paths[0].parent}", style="green"), soft_wrap=True)
+        console.print(Text(f"{entry.name}: verified, in {paths[0].parent}", style="green"), soft_wrap=True)
 
 
 def _download_bars(console: Console) -> Progress:
@@ -93,9 +93,9 @@ def _download_bars(console: Console) -> Progress:
     )
 
 
-@app.command("check")
-def check_(
-    name: Annotated[str | None, typer.Argument(help="One data set; left out: all that are downloaded.")] = None,
+@app.command("verify")
+def verify_(
+    name: Annotated[str | None, typer.Argument(help="One data set (default: all that are downloaded).")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Compare the files with the published md5 sums."""
@@ -105,9 +105,9 @@ def check_(
         console.print(Text(f"no data set is downloaded in {data_folder(data_dir)}"), soft_wrap=True)
     incomplete = []
     for known in checked:
-        statuses = check(known, data_dir)
+        statuses = verify(known, data_dir)
         if not statuses:
-            console.print(Text(f"{known}: built in, nothing to check"))
+            console.print(Text(f"{known}: built in, nothing to verify"))
         for status in statuses:
             colour = {"ok": "green", "missing": "yellow"}.get(status.state, "red")
             line = Text.assemble((f"{status.state:8}", colour), str(status.path))
@@ -117,7 +117,7 @@ def check_(
     if incomplete:
         raise InputError(
             f"data set {', '.join(incomplete)} has missing or damaged files in {data_folder(data_dir)}; "
-            f"run `fedtilt data get {' '.join(incomplete)} --force`"
+            f"run `fedtilt data download {' '.join(incomplete)} --force`"
         )
 
 

@@ -89,7 +89,7 @@ class RunProgress:
             run: the number of the run
             status: Flower's status of it
         """
-        from fedtilt.flower.deploy.flwr_cli import status_text
+        from fedtilt.flower.deploy.programs import status_text
 
         stopped = read_if_written(self._folder / "stopped.json") if self._is_new("stopped.json") else {}
         if "reason" not in stopped:

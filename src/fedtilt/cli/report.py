@@ -8,7 +8,7 @@ import typer
 from fedtilt import report as pages
 from fedtilt.cli.console import Console
 from fedtilt.files import write_bytes
-from fedtilt.reproduction.published import published_for
+from fedtilt.report.published import published_for
 
 
 def report(

@@ -17,7 +17,7 @@ from fedtilt.runs.callback import Callback
 from fedtilt.runs.seed_run import cluster_overrides, spec_of
 from fedtilt.runs.spec_run import resume as resume_run
 from fedtilt.runs.trackers import trackers_of
-from fedtilt.runs.tuning.tune import resume_tuning
+from fedtilt.tuning.tune import resume_tuning
 
 
 def resume(

@@ -35,7 +35,7 @@ def resumable(folder: Path, console: Console) -> Iterator[None]:
 def write_report(folder: Path) -> str:
     """Write the report of a run and return its path."""
     from fedtilt.report import write
-    from fedtilt.reproduction.published import published_for
+    from fedtilt.report.published import published_for
 
     return str(write([folder], folder / "report.html", published=published_for(folder)))
 

@@ -22,17 +22,17 @@ from fedtilt.cli.options import (
     Verbose,
     overrides_of,
 )
+from fedtilt.cli.progress import show_progress
 from fedtilt.cli.run_folders import new_folder, print_folder, resumable, write_report
 from fedtilt.cli.spec_argument import SpecArgument
-from fedtilt.cli.tuning_progress import show_tuning_progress
 from fedtilt.cli.tuning_tables import print_tuning
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.trackers import trackers_of
-from fedtilt.runs.tuning.axes import parse_axes
-from fedtilt.runs.tuning.objectives import parse_bounds
-from fedtilt.runs.tuning.result import Tuning
-from fedtilt.runs.tuning.tune import TRIALS, tune_spec
 from fedtilt.spec import load
+from fedtilt.tuning.axes import parse_axes
+from fedtilt.tuning.objectives import parse_bounds
+from fedtilt.tuning.result import Tuning
+from fedtilt.tuning.tune import TRIALS, tune_spec
 
 
 def tune(
@@ -114,7 +114,7 @@ def search_and_print(
     progress = Console(stderr=True)
     with (
         resumable(folder, progress),
-        show_tuning_progress(progress, quiet=quiet or as_json, verbose=verbose) as display,
+        show_progress(progress, quiet=quiet or as_json, verbose=verbose) as display,
     ):
         tuning = search([display])
     page = write_report(folder)

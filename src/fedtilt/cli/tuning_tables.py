@@ -10,10 +10,10 @@ from rich.table import Table
 
 from fedtilt.cli.console import Console, escape
 from fedtilt.cli.tables import fits
-from fedtilt.runs.tuning.axes import format_setting, format_value
-from fedtilt.runs.tuning.objectives import Objective
-from fedtilt.runs.tuning.result import TunedSetting, Tuning
-from fedtilt.runs.tuning.tune import RECOMMENDED
+from fedtilt.tuning.axes import format_setting, format_value
+from fedtilt.tuning.objectives import Objective
+from fedtilt.tuning.result import TunedSetting, Tuning
+from fedtilt.tuning.tune import RECOMMENDED
 
 _MAX_ROWS = 12
 

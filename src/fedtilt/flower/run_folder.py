@@ -24,13 +24,11 @@ from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.over_seeds import over_seeds
 from fedtilt.evaluation.results import Result
 from fedtilt.evaluation.summary import Summary, evaluated_counts
-from fedtilt.files import read_json, write_json, write_toml
-from fedtilt.flower.declared import Declared
+from fedtilt.files import private_files, private_folder, read_json, write_json, write_toml
+from fedtilt.flower.evaluation import Declared
 from fedtilt.flower.membership import MissingSitesError
-from fedtilt.flower.model_jumps import Change, JumpCheck
-from fedtilt.flower.private_files import private_files, private_folder
 from fedtilt.flower.task import FederationInfo, ResolvedTask
-from fedtilt.flower.training_history import TrainingHistory
+from fedtilt.flower.training_history import Change, JumpCheck, TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors, constants_of, tied_parameters
 from fedtilt.spec import dump

@@ -36,10 +36,15 @@ class Component:
         check_table(self, self.label)
 
     @property
+    def source(self) -> Any:
+        """Where it is written: its class, or the user's function."""
+        return type(self)
+
+    @property
     def label(self) -> str:
-        """Its name in messages and records: the rule, or module:Class."""
-        cls = type(self)
-        return cls.rule if cls.__dict__.get("rule") else f"{cls.__module__}:{cls.__qualname__}"
+        """Its name in messages and records: the rule, or module:name."""
+        written = self.source
+        return vars(written).get("rule") or f"{written.__module__}:{written.__qualname__}"
 
     def settings(self, *, all: bool = False) -> dict[str, Any]:
         """Its settings by name: those that differ from their defaults, or all."""
@@ -82,7 +87,7 @@ class ServerRound:
 def describe(component: Component) -> str:
     """The component and where it is written, for an error about it."""
     try:
-        file = inspect.getfile(type(component))
+        file = inspect.getfile(component.source)
     except (TypeError, OSError):
         return f"{component.kind} {component.label!r}"
     return f"{component.kind} {component.label!r}" + ("" if is_built_in(component) else f" ({file})")
@@ -90,7 +95,7 @@ def describe(component: Component) -> str:
 
 def is_built_in(component: Component) -> bool:
     """Whether this is one of ours."""
-    return type(component).__module__.startswith("fedtilt.")
+    return component.source.__module__.startswith("fedtilt.")
 
 
 def check_tensor(component: Component, what: str, value: object, like: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from fedtilt.methods.aggregators import Aggregator
 from fedtilt.methods.before import Before
 from fedtilt.methods.component import Component, is_component
 from fedtilt.methods.corrections import Correction
+from fedtilt.methods.functions import FUNCTIONS, function_component
 from fedtilt.methods.local_parts import Local
 from fedtilt.methods.objectives import Objective
 from fedtilt.methods.personal import Moreau, PersonalModel
@@ -48,7 +49,7 @@ DEFAULT_RULE = {"personal": "proximal", "local": "local", "objective": "tilted"}
 
 
 def component_of(kind: str, value: Any, owner: str = "") -> Any:
-    """The component that a value stands for: itself, a name, "module:Class", or a table of `rule` and settings.
+    """The component that a value stands for: itself, a name, "module:name", a function, or a table with settings.
 
     Errors say what the value is, and its `owner`, such as " of method 'mine'".
 
@@ -62,12 +63,15 @@ def component_of(kind: str, value: Any, owner: str = "") -> Any:
         if value.kind != kind:
             raise InputError(f"{what} is {value.label!r}, which is of kind {value.kind!r}; give it as {value.kind}")
         return value
+    if (component := function_component(kind, value, what)) is not None:
+        return component
     if isinstance(value, str) and (kind != "local" or value in known or is_function_path(value)):
         value = {"rule": value}
     if kind == "local" and isinstance(value, Sequence):  # patterns of names
         value = {"names": value if isinstance(value, str) else tuple(value)}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise InputError(f"{what} must be a name, a table or a component, got {value!r:.60}")
+        forms = "a table, a component or a function" if kind in FUNCTIONS else "a table or a component"
+        raise InputError(f"{what} must be a name, {forms}, got {value!r:.60}")
     settings = {key: tuple(v) if isinstance(v, list) else v for key, v in value.items() if key != "rule"}
     rule = value.get("rule", DEFAULT_RULE.get(kind))
     cls = known.get(rule) if isinstance(rule, str) else None
@@ -80,8 +84,13 @@ def component_of(kind: str, value: Any, owner: str = "") -> Any:
                 else f"{what} needs rule; {names} your own as module:Class"
             )
         found = import_function(rule, what)
+        if not settings and (component := function_component(kind, found, what)) is not None:
+            return component
         if not isinstance(found, type) or not issubclass(found, Component) or found.kind != kind:
-            raise InputError(f"{what} = {rule!r} is not a class of {_BASES[kind].__name__}; make it a subclass of that")
+            raise InputError(
+                f"{what} = {rule!r} is not a class of {_BASES[kind].__name__}; make it a subclass of that"
+                + (", or give a function without settings" if kind in FUNCTIONS else "")
+            )
         cls = found
     allowed = [f.name for f in fields(cls)]
     for key in settings:
@@ -115,7 +124,8 @@ class Made(NamedTuple):
 class Method:
     """How clients train and how the server aggregates: a name, and components.
 
-    Every component may be one of `fedtilt.methods`, your own, a built-in one's name, or a table of `rule` and settings.
+    Every component may be one of `fedtilt.methods`, your own, a built-in one's name, a table of `rule` and settings, or
+    a plain function where one suffices: `aggregator=lambda models: models.mean(0)`.
 
     Args:
         name: unique in a run
@@ -160,7 +170,7 @@ class Method:
         for kind in COMPONENTS:
             value, owner = getattr(self, kind), f" of method {self.name!r}"
             if kind == "before":
-                steps = [value] if is_component(value) or isinstance(value, str | Mapping) else value
+                steps = [value] if callable(value) or is_component(value) or isinstance(value, str | Mapping) else value
                 if not isinstance(steps, Sequence):
                     raise InputError(f"{kind}{owner} must be a list, such as ['nnm'], got {value!r:.60}")
                 made: Any = tuple(component_of(kind, step, owner) for step in steps)

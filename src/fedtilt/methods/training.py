@@ -64,6 +64,7 @@ class ClientBatches(Sequence[tuple[Any, Tensor]]):
         self.epochs = epochs
         self.classes = classes  # outputs of the model
         self.steps = [ClientBatch(x, y, y, None) for x, y in batches] if steps is None else steps
+        self.made_stepper = False
         self._batches = batches
         self._new_step = new_step
 
@@ -74,6 +75,7 @@ class ClientBatches(Sequence[tuple[Any, Tensor]]):
             parameters: what it trains; those with requires_grad = False stay as they are
             lr: the learning rate, if it is not that of the run
         """
+        self.made_stepper = True
         return self._new_step([p for p in parameters if p.requires_grad], self.lr if lr is None else lr)
 
     def __len__(self) -> int:

@@ -1,1 +1,1 @@
-"""Runs from start to end: run, resume, tune, export."""
+"""Runs from start to end: run, resume, export, audit."""

@@ -244,7 +244,7 @@ with the extension Even Better TOML, complete, explain and check the keys of a s
 
 What the columns of your own table are, is inferred from the training rows: `fedtilt data show FILE` shows it, and
 [tables.md](tables.md) has the rules. The schema is stored in the run folder (`model.json`) and in the files of `fedtilt
-export`, and `ft.data.rows("new.csv", like="exported.safetensors")` applies it to new rows.
+export`, and `ft.data.transform("new.csv", like="exported.safetensors")` applies it to new rows.
 
 This page is generated: `fedtilt init --reference > docs/spec.md`."""
 

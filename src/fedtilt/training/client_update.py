@@ -36,6 +36,11 @@ def train(model: nn.Module, job: LocalJob, batches: Batches, precision: str) -> 
     )  # fmt: skip
     with seeds.seeded_global_rng(batches.key, device), fp32_deterministic(device, precision == "tf32"):
         result = training.train(net, data, received, slot)
+    if not job.optimizer.is_plain and not data.made_stepper:
+        raise InputError(
+            f"{describe(training)} never calls batches.stepper, so the optimiser of the run has no effect "
+            f"({job.optimizer.describe()}); take its steps with batches.stepper, or train with plain SGD"
+        )
     return _checked(training, model, job, result)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtilt.data import Dataset, Federation, check, data_folder, get, load, names
+from fedtilt.data import Dataset, Federation, data_folder, download, load, names, verify
 from fedtilt.data.published import catalog
 from fedtilt.data.published.entry import Entry
 from fedtilt.data.published.images import read_cifar10
@@ -79,7 +79,7 @@ def test_folder_from_the_environment(tmp_path, monkeypatch):
 def test_missing_files_name_the_folder_and_the_remedy(tmp_path, name):
     with pytest.raises(InputError) as caught:
         load(name, tmp_path)
-    for part in (name, str(tmp_path), f"fedtilt data get {name}", "FEDTILT_DATA"):
+    for part in (name, str(tmp_path), f"fedtilt data download {name}", "FEDTILT_DATA"):
         assert part in str(caught.value)
 
 
@@ -113,7 +113,7 @@ def test_damaged_idx_files_are_reported(tmp_path, blob, message):
         load("mnist", tmp_path)
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
-    assert "fedtilt data get mnist --force" in str(caught.value)
+    assert "fedtilt data download mnist --force" in str(caught.value)
 
 
 def peak_memory(function):
@@ -135,7 +135,7 @@ def test_a_file_that_decompresses_to_more_than_published_is_not_decompressed_to_
             load("mnist", tmp_path)
 
     assert peak_memory(read) < 60 << 20  # the published images have 45 MiB
-    assert [s.note for s in check("mnist", tmp_path)][1] == "its content has more than 60008 bytes"
+    assert [s.note for s in verify("mnist", tmp_path)][1] == "its content has more than 60008 bytes"
 
 
 def test_images_of_another_size_are_refused(tmp_path):
@@ -284,7 +284,7 @@ def test_a_new_entry_is_loaded_with_its_reader(tmp_path, monkeypatch):
 
 
 def test_unknown_names_are_refused_with_the_list_of_names():
-    for use in (load, catalog.entry, catalog.find_folder, get, check):
+    for use in (load, catalog.entry, catalog.find_folder, download, verify):
         with pytest.raises(InputError) as caught:
             use("imagenet")
         assert str(caught.value) == f"unknown data set 'imagenet'; choose one of {', '.join(names())}"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtilt.data import Federation, rows, table
+from fedtilt.data import Federation, table, transform
 from fedtilt.data.tables.columns import is_table, read_columns
 from fedtilt.errors import InputError
 
@@ -120,7 +120,7 @@ def test_a_frame_of_mixed_types_and_categories():
     data = table(frame, target="ill")
     assert [column.kind for column in data.schema.columns] == ["number", "category", "category", "yes/no"]
     assert data.schema.column("mixed").categories == ("1", "one")
-    assert torch.equal(rows(frame, like=data), rows(frame.astype({"ward": str}), like=data))
+    assert torch.equal(transform(frame, like=data), transform(frame.astype({"ward": str}), like=data))
     with pytest.raises(
         InputError, match=r"column 'list' of DataFrame has values of type list.*; leave it out: drop = "
     ):

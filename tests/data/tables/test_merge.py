@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtilt.data import Column, Schema, rows, table
+from fedtilt.data import Column, Schema, table, transform
 from fedtilt.data.tables.columns import read_columns
 from fedtilt.data.tables.merge import merge
 from fedtilt.data.tables.summarise import summarise
@@ -73,8 +73,8 @@ def test_a_table_with_clients_is_merged_from_its_clients():
     files = table(frames, target="diagnosis", drop=["patient"])
     assert files.schema == replace(data.schema, client=None)
     assert torch.equal(files.x_train, data.x_train)
-    assert torch.equal(rows(together, like=replace(deployed, columns=tuple(map(deployed.column, NAMES)))),
-                       rows(together, like=data))  # fmt: skip
+    assert torch.equal(transform(together, like=replace(deployed, columns=tuple(map(deployed.column, NAMES)))),
+                       transform(together, like=data))  # fmt: skip
 
 
 def test_the_order_of_rows_and_columns_does_not_matter():

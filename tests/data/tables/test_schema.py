@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtilt.data import Column, Schema, rows, table
+from fedtilt.data import Column, Schema, table, transform
 from fedtilt.data.tables.schema import read_schema
 from fedtilt.errors import InputError
 
@@ -78,7 +78,7 @@ def test_inputs_equal_those_of_scikit_learn():
     both = ColumnTransformer([("number", number, ["age"]), ("ward", encoder, ["ward"])]).fit(train)
     imputed = both.transform(frame)
     expected = StandardScaler().fit(train[["age"]].dropna().to_numpy()).transform(imputed[:, :1])
-    got = rows(frame, like=data).numpy()
+    got = transform(frame, like=data).numpy()
     assert np.allclose(got[:, :1], expected, atol=1e-6)
     assert got[:, 1].tolist() == frame["age"].isna().astype(float).tolist()
     names = [str(name).removeprefix("ward__ward_") for name in both.get_feature_names_out()[1:]]
@@ -92,7 +92,7 @@ def test_dates_are_days_months_and_weekdays():
     start = data.schema.inputs.index("admitted")
     days = pandas.to_datetime(["2026-01-05", "2026-07-09"])  # a Monday in January, a Thursday in July
     new = patients().head(2).assign(admitted=days)
-    date, got = data.schema.column("admitted"), rows(new, like=data)[:, start : start + 5]
+    date, got = data.schema.column("admitted"), transform(new, like=data)[:, start : start + 5]
     elapsed = [(d.timestamp() / 86400 - date.mean) / date.deviation for d in days]
     assert got[:, 0].tolist() == pytest.approx(elapsed, rel=1e-6)
     assert got[0, 1:].tolist() == pytest.approx([0, 1, 0, 1], abs=1e-6)
@@ -120,7 +120,7 @@ def test_dates_are_read_as_people_write_them(tmp_path, texts, first):
     column = data.schema.column("when")
     assert column.kind == "date"
     start = np.datetime64(first, "s").astype(np.int64) / 86400
-    assert (rows(path, like=data)[0, 0] * column.deviation + column.mean).item() == pytest.approx(start, abs=1e-2)
+    assert (transform(path, like=data)[0, 0] * column.deviation + column.mean).item() == pytest.approx(start, abs=1e-2)
 
 
 def test_new_rows_may_have_gaps_and_unseen_categories():
@@ -130,7 +130,7 @@ def test_new_rows_may_have_gaps_and_unseen_categories():
     new["age"] = [40.0, None, 50.0, 60.0]
     new.loc[2, "smokes"] = None  # training rows have no gaps here
     new.loc[3, "admitted"] = pandas.NaT
-    got = rows(new.drop(columns=["patient", "note", "diagnosis"]), like=data)
+    got = transform(new.drop(columns=["patient", "note", "diagnosis"]), like=data)
     assert got[:, 2:7].tolist() == [[1, 0, 0, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1], [0, 0, 0, 1, 0]]
     assert got[:, 1].tolist() == [0, 1, 0, 0]
     age, smokes = data.schema.column("age"), data.schema.column("smokes")
@@ -146,7 +146,7 @@ def test_a_schema_file_is_read_back_and_edited(tmp_path):
     assert read_schema(path) == data.schema
     assert all(len(line) < 200 for line in path.read_text().splitlines())  # a line per column
     assert torch.equal(table(frame, schema=path).x_train, data.x_train)
-    assert torch.equal(rows(frame, like=path), rows(frame, like=data))
+    assert torch.equal(transform(frame, like=path), transform(frame, like=data))
     edited = json.loads(path.read_text())
     edited["columns"]["age"] = {"kind": "ignore"}
     edited["columns"]["ward"] = {"kind": "category", "categories": ["c"]}  # whether others exist is inferred
@@ -222,7 +222,7 @@ def test_whole_numbers_can_be_categories(tmp_path):
     assert data.schema.inputs == ("zip = 0", "zip = 1", "zip = 2", "zip = 3")
     frame["zip"] = frame["zip"].astype(float)
     frame.loc[0, "zip"] = np.nan  # now 1.0, 2.0, …
-    assert rows(frame, like=data)[:2].tolist() == [[0, 0, 0, 0], [0, 1, 0, 0]]
+    assert transform(frame, like=data)[:2].tolist() == [[0, 0, 0, 0], [0, 1, 0, 0]]
 
 
 def test_categories_are_read_as_they_are_written(tmp_path):
@@ -231,7 +231,7 @@ def test_categories_are_read_as_they_are_written(tmp_path):
     new.write_text("code\n01\n1\n2\n")  # only numbers
     data = table(old, target="y")
     assert data.schema.inputs == ("code = 01", "code = 1", "code = A1")
-    assert rows(new, like=data).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert transform(new, like=data).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
     old.write_text("zip,y\n" + "".join(f"{['01067', '1067'][n % 3 % 2]},{n % 2}\n" for n in range(60)))
     given = Schema(columns=(Column(name="zip", kind="category"),))
     assert table(old, target="y", schema=given).schema.inputs == ("zip = 01067", "zip = 1067")
@@ -273,4 +273,4 @@ def test_a_category_without_inputs(tmp_path):
     assert data.schema.inputs == ("age",)
     assert torch.equal(data.x_train, table(frame, target="ill", drop=["ward"]).x_train)
     alone = replace(data.schema, columns=data.schema.columns[:1])
-    assert rows(frame, like=alone).shape == (40, 0)
+    assert transform(frame, like=alone).shape == (40, 0)

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from fedtilt.data import Column, Dataset, Schema, rows, table
+from fedtilt.data import Column, Dataset, Schema, table, transform
 from fedtilt.data.naming import sort_names
 from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError
@@ -90,8 +90,8 @@ def test_new_rows_are_standardised_like_the_training_rows(tmp_path):
     new = write(tmp_path, "dose,note,age\n0.5,hello,21\n100,,20\n", "new.csv")  # another order, another column
     expected = [[(x - c.mean) / c.deviation for x, c in zip(row, (age, dose), strict=True)]
                 for row in ([21, 0.5], [20, 100])]  # fmt: skip
-    assert torch.allclose(rows(new, like=data), torch.tensor(expected))
-    all_rows = rows(tmp_path / "sites.csv", like=data)
+    assert torch.allclose(transform(new, like=data), torch.tensor(expected))
+    all_rows = transform(tmp_path / "sites.csv", like=data)
     assert {tuple(row.tolist()) for row in all_rows} == {
         tuple(r.tolist()) for r in torch.cat([data.x_train, data.x_test])
     }
@@ -105,22 +105,22 @@ def _ages(data):
 def test_rows_that_do_not_match_the_features_are_refused(tmp_path):
     data = table(write(tmp_path, CSV), target="well", client="site")
     with pytest.raises(InputError, match=r"has no column 'dose', which the model was trained on; its columns are age$"):
-        rows(write(tmp_path, "age\n5\n", "new.csv"), like=data)
+        transform(write(tmp_path, "age\n5\n", "new.csv"), like=data)
     bare = Dataset(
         name="bare", x_train=data.x_train, y_train=data.y_train, x_test=data.x_test, y_test=data.y_test, classes=2
     )
     with pytest.raises(InputError, match=r"'bare' has no schema; give a data set that ft.data.table returned"):
-        rows(tmp_path / "sites.csv", like=bare)
+        transform(tmp_path / "sites.csv", like=bare)
     with pytest.raises(InputError, match=r"like is a list; give a data set, a schema, or the path of an exported"):
-        rows(tmp_path / "sites.csv", like=[])
+        transform(tmp_path / "sites.csv", like=[])
     with pytest.raises(InputError, match=r"new.csv is not a safetensors file"):
-        rows(tmp_path / "sites.csv", like=tmp_path / "new.csv")
+        transform(tmp_path / "sites.csv", like=tmp_path / "new.csv")
     with pytest.raises(InputError, match=r"no.safetensors cannot be read"):
-        rows(tmp_path / "sites.csv", like=tmp_path / "no.safetensors")
+        transform(tmp_path / "sites.csv", like=tmp_path / "no.safetensors")
     with pytest.raises(InputError, match=r"has a schema of 1 inputs for samples of shape \(2,\); give the schema"):
         replace(data, schema=Schema(columns=(Column(name="a", kind="number"),)))
     with pytest.raises(InputError, match=r"has no statistics of column 'age'; write it with fedtilt data schema"):
-        rows(tmp_path / "sites.csv", like=Schema(columns=(Column(name="age", kind="number"),)))
+        transform(tmp_path / "sites.csv", like=Schema(columns=(Column(name="age", kind="number"),)))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_an_infinite_number_is_refused_in_every_row_and_column(tmp_path, value, 
             open_table(path, {}).infer()
         good = write(tmp_path, path.read_text().replace(value, "3"), "good.csv")
         with pytest.raises(InputError, match=message):
-            rows(path, like=table(good, target="well", **split))
+            transform(path, like=table(good, target="well", **split))
 
 
 def _labelled(labels):
@@ -280,7 +280,7 @@ def test_a_data_frame_reads_like_its_file(tmp_path):
     assert data.name == "DataFrame"
     for part in ("x_train", "y_train", "x_test", "y_test", "client_train", "client_test"):
         assert torch.equal(getattr(data, part), getattr(same, part))
-    assert torch.equal(rows(frame[["dose", "age"]], like=data), rows(tmp_path / "sites.csv", like=same))
+    assert torch.equal(transform(frame[["dose", "age"]], like=data), transform(tmp_path / "sites.csv", like=same))
     coded = pandas.get_dummies(frame, columns=["site"])  # columns of True and False
     coded.to_csv(tmp_path / "coded.csv", index=False)
     assert torch.equal(table(coded, target="well").x_train, table(tmp_path / "coded.csv", target="well").x_train)
@@ -303,7 +303,7 @@ def test_true_and_false_are_1_and_0(tmp_path):
     share = [n % 3 == 0 for n in range(16)]
     column = data.schema.column("smokes")
     assert column.kind == "yes/no"
-    smokes = rows(tmp_path / "sites.csv", like=data)[:, 1] * column.deviation + column.mean
+    smokes = transform(tmp_path / "sites.csv", like=data)[:, 1] * column.deviation + column.mean
     assert smokes.round().tolist() == share
 
 

@@ -45,7 +45,7 @@ def test_the_shared_model_is_fedavgs() -> None:
 
 
 def test_none_of_the_own_model_is_the_clients_shared_one() -> None:
-    none, tuned = simulated(apfl(0.0, adaptive=False)), simulated(ft.fedavg_finetuned())
+    none, tuned = simulated(apfl(0.0, adaptive=False)), simulated(ft.methods.fedavg_finetuned())
     for n in range(3):
         close(parameters_to_vector(none.model("apfl", n)), parameters_to_vector(tuned.model("fedavg_finetuned", n)))
 

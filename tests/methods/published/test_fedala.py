@@ -52,7 +52,7 @@ def test_it_is_the_papers_update() -> None:
 
 
 def test_without_mixing_the_shared_model_is_fedavgs_and_the_personal_one_is_the_clients() -> None:
-    mixed, tuned = simulated(fedala(layers=0)), simulated(ft.fedavg_finetuned())
+    mixed, tuned = simulated(fedala(layers=0)), simulated(ft.methods.fedavg_finetuned())
     close(mixed.state.shared["fedala"], tuned.state.shared["fedavg_finetuned"])
     for n in range(3):
         close(parameters_to_vector(mixed.model("fedala", n)), parameters_to_vector(tuned.model("fedavg_finetuned", n)))

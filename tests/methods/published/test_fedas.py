@@ -56,7 +56,7 @@ class FedPerLike(FedAs):
 def test_without_alignment_and_weights_it_is_fedper() -> None:
     check(fedas(0.0, weighting="equal"), FedPerLike())
     body = shared(fedas(0.0, weighting="equal"))[:-70]
-    close(body, shared(ft.fedper()))
+    close(body, shared(ft.methods.fedper()))
 
 
 def test_the_head_that_a_client_sends_is_the_one_that_it_received() -> None:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from fedtilt.reproduction import load
-from fedtilt.reproduction.chapter import Verdict
-from fedtilt.reproduction.comparison.claims import verdicts
-from fedtilt.reproduction.comparison.dataset_comparison import TITLES, compare_datasets
-from fedtilt.reproduction.experiment import Claim
-from fedtilt.reproduction.train_grid import ditto, fedavg, fedtilt
+from reproduction import load
+from reproduction.chapter import Verdict
+from reproduction.comparison.claims import verdicts
+from reproduction.comparison.dataset_comparison import TITLES, compare_datasets
+from reproduction.experiment import Claim
+from reproduction.train_grid import ditto, fedavg, fedtilt
 from tests.helpers.handmade_results import case_result, comparison_result, metrics, part
 
 DATA = ("mnist", "fashion-mnist", "cifar10")

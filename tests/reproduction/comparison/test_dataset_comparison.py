@@ -4,13 +4,13 @@ from collections import Counter
 
 import pytest
 
-from fedtilt.reproduction import load
-from fedtilt.reproduction.comparison.dataset_comparison import (
+from reproduction import load
+from reproduction.comparison.dataset_comparison import (
     COMPARED_METRICS,
     compare_datasets,
     compare_paired,
 )
-from fedtilt.reproduction.train_grid import ditto, fedavg, fedtilt
+from reproduction.train_grid import ditto, fedavg, fedtilt
 from tests.helpers.handmade_results import case_result, comparison_result, metrics, part
 
 ACCURACY, CLIENT = COMPARED_METRICS[:2]

@@ -8,11 +8,11 @@ import torch
 from fedtilt.executors.in_process import one_thread
 from fedtilt.math.losses import cross_entropy
 from fedtilt.math.tilt import nested_tilt
-from fedtilt.reproduction import Options, load
-from fedtilt.reproduction.chapter import CaptionedFigure
-from fedtilt.reproduction.convergence.claims import violation_text
-from fedtilt.reproduction.convergence.experiment import cases, chapter, federation, measure
-from fedtilt.reproduction.convergence.problem import (
+from reproduction import Options, load
+from reproduction.chapter import CaptionedFigure
+from reproduction.convergence.claims import violation_text
+from reproduction.convergence.experiment import cases, chapter, federation, measure
+from reproduction.convergence.problem import (
     Problem,
     constants,
     fixed_point,
@@ -20,7 +20,7 @@ from fedtilt.reproduction.convergence.problem import (
     personal_optimum,
     shared_optimum,
 )
-from fedtilt.reproduction.convergence.rates import over_rounds, with_w_fixed
+from reproduction.convergence.rates import over_rounds, with_w_fixed
 
 SETTINGS = {"seed": 0, "clients": {"count": 3, "classes_per_client": 2, "max_train": 30}, "rho": 0.1, "mu": 0.1}
 TILTS = [(0.0, 0.0), (1.0, 1.0), (0.0, 3.0), (3.0, 0.0), (10.0, 1.0), (2.0, 10.0)]

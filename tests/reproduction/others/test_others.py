@@ -8,11 +8,11 @@ import torch
 
 from fedtilt import data
 from fedtilt.attacks.attack import Attack
-from fedtilt.reproduction.experiment import Options, load
-from fedtilt.reproduction.others import experiment as others
-from fedtilt.reproduction.others.federations import capped_dirichlet, federation_of, random_classes, uneven_classes
-from fedtilt.reproduction.others.models import MODELS
-from fedtilt.reproduction.train_grid import method_of
+from reproduction.experiment import Options, load
+from reproduction.others import experiment as others
+from reproduction.others.federations import capped_dirichlet, federation_of, random_classes, uneven_classes
+from reproduction.others.models import MODELS
+from reproduction.train_grid import method_of
 
 EXPERIMENT = load("others")
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from fedtilt.reproduction import Options, load
-from fedtilt.reproduction.chapter import CaptionedFigure, Table, Text, leading_number
-from fedtilt.reproduction.kinds import kind_of
-from fedtilt.reproduction.page.build import build_page, digest
-from fedtilt.reproduction.page.html import as_html, prose
-from fedtilt.reproduction.page.markdown import as_markdown
-from fedtilt.reproduction.page.svg import up_to_date, write_svgs
-from fedtilt.reproduction.results_folder import CaseResult, ResultsFolder
+from reproduction import Options, load
+from reproduction.chapter import CaptionedFigure, Table, Text, leading_number
+from reproduction.kinds import kind_of
+from reproduction.page.build import build_page, digest
+from reproduction.page.html import as_html, prose
+from reproduction.page.markdown import as_markdown
+from reproduction.page.svg import up_to_date, write_svgs
+from reproduction.results_folder import CaseResult, ResultsFolder
 from tests.helpers.handmade_results import comparison_result, metrics, write_tuned_results
 
 DOCS = Path(__file__).parents[3] / "docs" / "reproduction"
@@ -132,7 +132,7 @@ def test_the_page_in_docs_is_up_to_date() -> None:
     page = build_page(ResultsFolder(DOCS / "results"))
     assert (DOCS / "README.md").read_text("utf-8") == as_markdown(page)
     outdated = [figure.name for figure in page.figures if not up_to_date(figure, DOCS / "figures")]
-    assert not outdated, "run: fedtilt reproduce page --out docs/reproduction/results --to docs/reproduction"
+    assert not outdated, "run: python -m reproduction page --out docs/reproduction/results --to docs/reproduction"
     drawn = {path.stem for path in (DOCS / "figures").glob("*.svg")}
     assert drawn == {figure.name for figure in page.figures}
 

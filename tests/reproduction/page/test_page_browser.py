@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedtilt.reproduction.page.build import build_page
-from fedtilt.reproduction.page.html import as_html
-from fedtilt.reproduction.results_folder import ResultsFolder
+from reproduction.page.build import build_page
+from reproduction.page.html import as_html
+from reproduction.results_folder import ResultsFolder
 from tests.helpers.chromium import Browser
 from tests.helpers.handmade_results import write_tuned_results
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtilt.reproduction import load
-from fedtilt.reproduction.page.impossible import impossible_table
+from reproduction import load
+from reproduction.page.impossible import impossible_table
 
 DOCS = Path(__file__).parents[3] / "docs" / "reproduction"
 CONDITIONS = {"clean": "clean data", "corruptions": "random corruptions", "gaussian": "Gaussian noise",

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import fedtilt.reproduction
-from fedtilt.reproduction.page.build import build_page
-from fedtilt.reproduction.page.markdown import as_markdown
-from fedtilt.reproduction.results_folder import ResultsFolder
+import reproduction
+from reproduction.page.build import build_page
+from reproduction.page.markdown import as_markdown
+from reproduction.results_folder import ResultsFolder
 from tests.helpers.handmade_results import write_tuned_results
 from tests.reproduction.page.test_recomputed import CONDITIONS, METRICS, RIVALS, interval, values
 
@@ -36,7 +36,7 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def cells(source: tuple[Path, str]) -> Cells:
     """The results of every method with the settings of chosen.toml."""
-    folder = Path(fedtilt.reproduction.__file__).parent / "data"
+    folder = Path(reproduction.__file__).parent / "data"
     chosen, cells = tomllib.loads((folder / "chosen.toml").read_text("utf-8")), {}
     for condition in CONDITIONS:
         for data in ("mnist", "fashion-mnist", "cifar10"):

@@ -4,10 +4,10 @@ from statistics import fmean
 
 from fedtilt.evaluation.statistics import holm, paired_difference
 from fedtilt.methods import PRESETS
-from fedtilt.reproduction.experiment import Options, Results, load
-from fedtilt.reproduction.rivals import experiment as rivals
-from fedtilt.reproduction.rivals.ranking import Cell, cells_of, choose, losing_sentence, mean_ranks, score_all
-from fedtilt.reproduction.train_grid import method_of
+from reproduction.experiment import Options, Results, load
+from reproduction.rivals import experiment as rivals
+from reproduction.rivals.ranking import Cell, cells_of, choose, losing_sentence, mean_ranks, score_all
+from reproduction.train_grid import method_of
 
 EXPERIMENT = load("rivals")
 

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from fedtilt.reproduction import Options, load
-from fedtilt.reproduction.chapter import CaptionedFigure, Table
-from fedtilt.reproduction.signs.experiment import cases, chapter, measure
-from fedtilt.reproduction.signs.settings import NO_TILT, Tilts, grid
+from reproduction import Options, load
+from reproduction.chapter import CaptionedFigure, Table
+from reproduction.signs.experiment import cases, chapter, measure
+from reproduction.signs.settings import NO_TILT, Tilts, grid
 
 EXPERIMENT = load("signs")
 

@@ -1,9 +1,9 @@
 """Verdicts on claims about the tilts."""
 
-from fedtilt.reproduction.chapter import Verdict
-from fedtilt.reproduction.experiment import Claim
-from fedtilt.reproduction.sweep.claims import panels, verdicts
-from fedtilt.reproduction.train_grid import fedtilt
+from reproduction.chapter import Verdict
+from reproduction.experiment import Claim
+from reproduction.sweep.claims import panels, verdicts
+from reproduction.train_grid import fedtilt
 from tests.helpers.handmade_results import case_result, metrics, part
 
 

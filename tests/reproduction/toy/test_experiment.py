@@ -9,10 +9,10 @@ import torch
 
 from fedtilt.data import Federation
 from fedtilt.data.published.toy import SETUPS, Group, toy
-from fedtilt.reproduction import Options, load
-from fedtilt.reproduction.chapter import CaptionedFigure, Table
-from fedtilt.reproduction.toy.experiment import cases, chapter, dataset, measure
-from fedtilt.reproduction.toy.geometry import best_worst_class, expected_accuracy
+from reproduction import Options, load
+from reproduction.chapter import CaptionedFigure, Table
+from reproduction.toy.experiment import cases, chapter, dataset, measure
+from reproduction.toy.geometry import best_worst_class, expected_accuracy
 
 GROUPS = [groups for setup in SETUPS.values() for groups in setup.groups]
 
@@ -106,7 +106,7 @@ def test_verdicts_follow_the_numbers() -> None:
 
 
 def test_line_ends_are_on_the_line() -> None:
-    from fedtilt.reproduction.toy.experiment import _line_ends
+    from reproduction.toy.experiment import _line_ends
 
     x, y = _line_ends([3.0, -4.0], 2.0)
     for a, b in zip(x, y, strict=True):

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from fedtilt.errors import InputError
-from fedtilt.reproduction import Options, load
-from fedtilt.reproduction.results_folder import CaseResult, ResultsFolder
-from fedtilt.reproduction.runner import load_results
-from fedtilt.reproduction.tuned.choose import write_chosen
-from fedtilt.reproduction.tuned.chosen import as_toml, choose_settings, chosen_settings
-from fedtilt.reproduction.tuning.experiment import VALIDATION, cases
+from reproduction import Options, load
+from reproduction.results_folder import CaseResult, ResultsFolder
+from reproduction.runner import load_results
+from reproduction.tuned.choose import write_chosen
+from reproduction.tuned.chosen import as_toml, choose_settings, chosen_settings
+from reproduction.tuning.experiment import VALIDATION, cases
 
 DOCS = Path(__file__).parents[3] / "docs" / "reproduction" / "results"
 
@@ -22,7 +22,7 @@ def test_the_table_is_that_of_the_committed_results() -> None:
     found, table = choose_settings(tuning, results), chosen_settings()
     assert {"mnist", "fashion-mnist"} <= set(found)
     measured = {data: {condition: table[data].get(condition) for condition in found[data]} for data in found}
-    run = "python -m fedtilt.reproduction.tuned.choose docs/reproduction/results"
+    run = "python -m reproduction.tuned.choose docs/reproduction/results"
     assert measured == found, f"the right table, which `{run}` writes:\n{as_toml(found)}"
     assert set(table) - set(found) == {"digits"}, "settings without results"
 

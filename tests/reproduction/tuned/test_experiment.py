@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from fedtilt.reproduction import Options, load
-from fedtilt.reproduction.chapter import Table, Text
-from fedtilt.reproduction.comparison.dataset_comparison import COMPARED_METRICS, DatasetComparison
-from fedtilt.reproduction.results_folder import ResultsFolder
-from fedtilt.reproduction.runner import load_results
-from fedtilt.reproduction.train_grid import evaluated, method_of, trial_name
-from fedtilt.reproduction.tuned.chosen import chosen_settings
-from fedtilt.reproduction.tuned.experiment import cases, chapter, measure
-from fedtilt.reproduction.tuned.rows import METHOD_TITLES, ROW_TITLES, compare_cells, row_settings
-from fedtilt.reproduction.tuned.scores import count_tests, score_all
-from fedtilt.reproduction.tuning.experiment import cases as tuning_cases
+from reproduction import Options, load
+from reproduction.chapter import Table, Text
+from reproduction.comparison.dataset_comparison import COMPARED_METRICS, DatasetComparison
+from reproduction.results_folder import ResultsFolder
+from reproduction.runner import load_results
+from reproduction.train_grid import evaluated, method_of, trial_name
+from reproduction.tuned.chosen import chosen_settings
+from reproduction.tuned.experiment import cases, chapter, measure
+from reproduction.tuned.rows import METHOD_TITLES, ROW_TITLES, compare_cells, row_settings
+from reproduction.tuned.scores import count_tests, score_all
+from reproduction.tuning.experiment import cases as tuning_cases
 from tests.helpers.handmade_results import metrics, part, write_tuned_results
 
 METHODS = {"fedavg", "fedprox", "term", "local", "fedavg_finetuned", "ditto", "fedtilt"}

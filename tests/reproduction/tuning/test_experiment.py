@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from fedtilt.errors import InputError
-from fedtilt.reproduction import Options, load
-from fedtilt.reproduction.results_folder import ResultsFolder
-from fedtilt.reproduction.runner import load_results
-from fedtilt.reproduction.train_grid import method_of
-from fedtilt.reproduction.tuning.experiment import (
+from reproduction import Options, load
+from reproduction.results_folder import ResultsFolder
+from reproduction.runner import load_results
+from reproduction.train_grid import method_of
+from reproduction.tuning.experiment import (
     STAGES,
     VALIDATION,
     cases,
@@ -53,7 +53,7 @@ def test_tuning_seeds_are_not_those_of_the_comparisons() -> None:
 
 
 def _comparison_cases() -> list:
-    from fedtilt.reproduction.comparison.experiment import cases as comparison_cases
+    from reproduction.comparison.experiment import cases as comparison_cases
 
     return [
         c for name in ("clean", "corruptions", "gaussian", "flips") for c in comparison_cases(load(name), Options())

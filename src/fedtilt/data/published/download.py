@@ -38,7 +38,7 @@ class FileStatus:
     note: str = ""
 
 
-def get(
+def download(
     name: str,
     folder: str | os.PathLike[str] | None = None,
     *,
@@ -62,7 +62,7 @@ def get(
     return [_get_file(file, root / file.path, force, progress, timeout) for file in published]
 
 
-def check(name: str, folder: str | os.PathLike[str] | None = None) -> list[FileStatus]:
+def verify(name: str, folder: str | os.PathLike[str] | None = None) -> list[FileStatus]:
     """Compare the md5 sums of a data set's files with the published ones; empty for a built-in data set."""
     entry, root = catalog.entry(name), data_folder(folder)
     archive = find_archive(entry, root)
@@ -150,7 +150,7 @@ def _download(file: PublishedFile, path: Path, part: Path, report: Progress, tim
         for _ in range(2 if resumed else 1):
             try:
                 _download_from(url, part, file.size, report, timeout)
-                _verify(part, file)
+                _check_md5(part, file)
                 return
             except MirrorError as failure:
                 failures.append(f"{url}: {failure}")
@@ -162,7 +162,7 @@ def _download(file: PublishedFile, path: Path, part: Path, report: Progress, tim
     )
 
 
-def _verify(part: Path, file: PublishedFile) -> None:
+def _check_md5(part: Path, file: PublishedFile) -> None:
     actual = _md5(part, file.size)
     if actual != file.md5:
         part.unlink()

@@ -66,7 +66,7 @@ def _image_dataset(entry: Entry, x_train: Tensor, y_train: Tensor, x_test: Tenso
 
 def _damaged(path: Path, problem: str, name: str) -> InputError:
     """The error about a file whose content is wrong."""
-    return InputError(f"{path} is damaged: {problem}; download it again with `fedtilt data get {name} --force`")
+    return InputError(f"{path} is damaged: {problem}; download it again with `fedtilt data download {name} --force`")
 
 
 def _unreadable(path: Path, error: OSError) -> InputError:
@@ -79,7 +79,7 @@ def _require_file(entry: Entry, file: str, folder: Path) -> Path:
         expected = folder if "." in entry.folders else folder / entry.folders[0]
         raise InputError(
             f"data set {entry.name!r} is not downloaded: {expected} has no {file}; "
-            f"run `fedtilt data get {entry.name}`, or set FEDTILT_DATA to the folder that contains it"
+            f"run `fedtilt data download {entry.name}`, or set FEDTILT_DATA to the folder that contains it"
         )
     return path
 

@@ -38,7 +38,7 @@ def table(
     What each column is, is inferred: numbers, yes/no, categories, dates, free text and identifiers; the last two are
     left out. Numbers are standardised with the training rows' mean and standard deviation, gaps become the median with
     an indicator beside it, and categories and dates become several inputs. All of this is in the data set's `schema`,
-    which `rows` applies to new rows. `schema.Column` documents the rules.
+    which `transform` applies to new rows. `schema.Column` documents the rules.
 
     Args:
         source: a CSV, TSV or Parquet file or a pandas DataFrame; or one per client: a folder or a list of files, named
@@ -64,7 +64,7 @@ def table(
     return opened.to_dataset(test_share, seed)
 
 
-def rows(source: Source, *, like: Dataset | Schema | str | os.PathLike[str]) -> Tensor:
+def transform(source: Source, *, like: Dataset | Schema | str | os.PathLike[str]) -> Tensor:
     """New rows as a model's input: the columns it was trained on, treated as in training.
 
     Gaps become the median, and categories that training rows did not have count as other.

@@ -1,0 +1,5 @@
+"""`python -m reproduction WHAT`."""
+
+from reproduction.command import main
+
+main()

@@ -1,0 +1,146 @@
+"""The reproduction page as one HTML file that opens offline."""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markupsafe import Markup
+
+from fedtilt.csv_text import csv_text
+from fedtilt.report import html
+from fedtilt.version import __version__
+from reproduction.chapter import (
+    CaptionedFigure,
+    Table,
+    Text,
+    format_cell,
+    is_numeric,
+    leading_number,
+    verdicts_by_author,
+)
+from reproduction.page.build import FoldedText, Page, source
+
+_DENSE_COLUMNS = 6  # a table with more columns is set closer
+
+_templates = Environment(loader=PackageLoader("reproduction.page", "."), autoescape=True, trim_blocks=True)
+_markdown = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False})
+
+
+def _render_text(_: RendererHTML, tokens: Sequence[Token], index: int, *__: Any) -> str:
+    return str(html.text(tokens[index].content))  # escapes, and keeps numbers and units on one line
+
+
+_markdown.add_render_rule("text", _render_text)
+
+
+def as_html(page: Page, *, plots: bool) -> str:
+    """The page as one HTML file; without `plots` it has no figures and plotly is not needed."""
+    main = _templates.get_template("page.html").render(
+        page=page,
+        plots=plots,
+        part=partial(_part, plots=plots),
+        figure_groups=_figure_groups,
+        verdicts_by_author=verdicts_by_author,
+        source=source,
+        prose=prose,
+        inline=_inline,
+    )
+    return html.document(
+        title="fedtilt: the paper, reproduced",
+        what="reproduction",
+        main=Markup(main),
+        footer=f"Written by fedtilt {__version__} from the results of python -m reproduction, without training.",
+        plots=plots,
+    )
+
+
+def _figure_groups(parts: Sequence[Text | Table | CaptionedFigure]) -> list[tuple[str, list[Any]]]:
+    """Parts in order, adjacent figures together, each group with the CSS class of its grid ("" without figures).
+
+    Figures are in two columns, unless one of them has several panels.
+    """
+    groups = []
+    for is_figure, group in groupby(parts, key=lambda part: isinstance(part, CaptionedFigure)):
+        members = list(group)
+        wide = any(isinstance(part, CaptionedFigure) and "xaxis2" in part.figure["layout"] for part in members)
+        css_class = "grid" if wide or len(members) == 1 else "grid two"
+        groups.append((css_class if is_figure else "", members))
+    return groups
+
+
+def _part(part: Text | FoldedText | Table | CaptionedFigure, plots: bool) -> Markup:
+    if isinstance(part, Text):
+        return prose(part.markdown)
+    if isinstance(part, FoldedText):
+        body = prose(part.markdown)
+        return Markup("<details><summary>{}</summary>{}</details>").format(_inline(part.title), body)
+    if isinstance(part, CaptionedFigure):
+        return _figure(part) if plots else Markup()
+    return _table(part)
+
+
+def _table(table: Table) -> Markup:
+    rows = [[format_cell(cell) for cell in row] for row in table.rows]
+    numeric = [is_numeric([row[i] for row in rows]) for i in range(len(table.columns))]
+    head = Markup().join(
+        Markup(html.head(title, not right)) for title, right in zip(table.columns, numeric, strict=True)
+    )
+    body = [
+        Markup("<tr>{}</tr>").format(
+            Markup().join(_cell(cell, right) for cell, right in zip(row, numeric, strict=True))
+        )
+        for row in rows
+    ]
+    template = _templates.get_template("table.html")
+    content = Markup(html.table(head, body, table.caption))
+    return Markup(
+        template.render(table=table, content=content, dense=len(table.columns) > _DENSE_COLUMNS, inline=_inline)
+    )
+
+
+def _cell(cell: str, right: bool) -> Markup:
+    if right and cell:
+        return Markup('<td class="number" data-value="{}">{}</td>').format(leading_number(cell), _inline(cell))
+    return Markup('<td><span class="label">{}</span></td>').format(_inline(cell))
+
+
+def _figure(part: CaptionedFigure) -> Markup:
+    csv_rows: list[tuple[Any, ...]] = [("line", "x", "y")]
+    for trace in part.figure["data"]:
+        if "fill" in trace:  # the outline of a band is not data
+            continue
+        x_values = trace.get("text") if isinstance(trace.get("text"), list) else trace.get("x") or []
+        csv_rows += [(trace.get("name", ""), x, y) for x, y in zip(x_values, trace.get("y") or [], strict=False)]
+    return Markup(
+        html.figure(
+            part.name,
+            title=part.caption,
+            note="",
+            data=part.figure["data"],
+            layout={"height": 360} | part.figure["layout"],
+            csv=csv_text(csv_rows),
+        )
+    )
+
+
+def prose(markdown: str) -> Markup:
+    """Markdown paragraphs and lists as HTML.
+
+    >>> prose("One **two**.")
+    Markup('<p>One <strong>two</strong>.</p>\\n')
+    """
+    return Markup(_markdown.render(markdown))
+
+
+def _inline(markdown: str) -> Markup:
+    """One line of Markdown as HTML; <br> is the only tag that is not escaped.
+
+    >>> _inline("a < `b` [c](d)<br>e")
+    Markup('a &lt; <code>b</code> <a href="d">c</a><br>\\ne')
+    """
+    return Markup(_markdown.renderInline(markdown.strip().replace("<br>", "\\\n")))

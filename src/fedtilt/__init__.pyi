@@ -1,0 +1,34 @@
+"""The public names of fedtilt; `__init__.py` imports each of them when it is first used."""
+
+from fedtilt import data as data
+from fedtilt import methods as methods
+from fedtilt import models as models
+from fedtilt import testing as testing
+from fedtilt.attacks.attack import Attack as Attack
+from fedtilt.auditing.labels import audit as audit
+from fedtilt.auditing.samples import Audit as Audit
+from fedtilt.data import Federation as Federation
+from fedtilt.engine.settings import TrainSettings as TrainSettings
+from fedtilt.errors import InputError as InputError
+from fedtilt.evaluation.results import Result as Result
+from fedtilt.math import aggregate as aggregate
+from fedtilt.math.losses import TiltedLoss as TiltedLoss
+from fedtilt.math.tilt import nested_tilt as nested_tilt
+from fedtilt.math.tilt import tilted_mean as tilted_mean
+from fedtilt.methods import Method as Method
+from fedtilt.methods import ditto as ditto
+from fedtilt.methods import fedavg as fedavg
+from fedtilt.methods import fedprox as fedprox
+from fedtilt.methods import fedtilt as fedtilt
+from fedtilt.methods import term as term
+from fedtilt.privacy.privacy import Privacy as Privacy
+from fedtilt.runs import trackers as trackers
+from fedtilt.runs.callback import Callback as Callback
+from fedtilt.runs.run import run as run
+from fedtilt.runs.spec_run import resume as resume
+from fedtilt.simulation import Round as Round
+from fedtilt.simulation import simulate as simulate
+from fedtilt.tuning.axes import Range as Range
+from fedtilt.tuning.result import Tuning as Tuning
+from fedtilt.tuning.tune import tune as tune
+from fedtilt.version import __version__ as __version__

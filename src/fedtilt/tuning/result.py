@@ -1,0 +1,173 @@
+"""The result of a search: the recommended setting, why, and all settings with their values on validation data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from fedtilt.errors import InputError
+from fedtilt.methods import Method
+from fedtilt.tuning.axes import Setting, format_setting, format_value
+from fedtilt.tuning.decision import Decision, decide, pareto_front
+from fedtilt.tuning.objectives import Objective
+from fedtilt.tuning.search import Search
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedSetting:
+    """One setting of a search."""
+
+    setting: Setting
+    rounds: int  # after which it was stopped, or compared
+    validation: Mapping[str, float]  # objective → value after these rounds
+    gain: float | None  # how much better than the user's own, by the objective; None: not compared with it
+    error: float | None  # standard error of the gain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What a search found; `print` shows the recommendation.
+
+    `setting` is the recommended one. It is the user's own where no other is better by more than one standard error.
+    `ft.run(tuning.methods, federation, model, **tuning.train)` uses it.
+    """
+
+    method: str  # the name of the method
+    by: Objective
+    constraints: tuple[str, ...]
+    setting: Setting
+    reason: str
+    is_possible: bool  # whether a setting keeps the constraints
+    methods: tuple[Method, ...]  # all methods that were given, the tuned one with the recommended setting
+    train: Mapping[str, Any]  # the training settings that were given, with the recommended setting
+    settings: Mapping[str, TunedSetting]  # by name; the user's own has the name of the method
+    chosen: str
+    pareto_front: tuple[str, ...]  # names, among the settings that were compared at the end
+    objectives: tuple[Objective, ...]
+    rounds: int  # of a full run
+    compared_rounds: int  # after which settings were compared
+    seeds: tuple[int, ...]
+    test: Mapping[str, Mapping[str, tuple[float, ...]]]  # user's own and chosen → objective → value by seed
+    diverged: tuple[str, ...]
+    impossible: Mapping[str, str]  # name → why
+    trained_rounds: int  # of single settings, per seed
+    seconds: float
+    out_of_time: bool
+
+    @property
+    def keep_yours(self) -> bool:
+        """Whether the recommendation is the setting that the user has."""
+        return self.chosen == self.method
+
+    @property
+    def saving(self) -> float:
+        """The share of the rounds that was saved, compared with training every setting to the end."""
+        every = len(self.settings) * self.rounds
+        return 1 - self.trained_rounds / every if every else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.method}: {format_setting(self.setting)} ({self.reason})"
+
+    def to_pandas(self) -> Any:
+        """A table with one row per setting: its values, its rounds, its objectives, its gain and standard error."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError('to_pandas() needs pandas; pip install "fedtilt[report]"') from None
+        rows = [
+            {**row.setting, "rounds": row.rounds, **row.validation, "gain": row.gain, "standard_error": row.error}
+            for row in self.settings.values()
+        ]
+        return pandas.DataFrame(rows, index=list(self.settings))
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values; those of settings as text, since JSON has no infinities."""
+        return {
+            "method": self.method,
+            "by": self.by.name,
+            "constraints": list(self.constraints),
+            "chosen": self.chosen,
+            "reason": self.reason,
+            "is_possible": self.is_possible,
+            "pareto_front": list(self.pareto_front),
+            "objectives": [
+                {"name": o.name, "title": o.title, "unit": o.unit, "higher_is_better": o.higher_is_better}
+                for o in self.objectives
+            ],
+            "settings": {
+                name: {
+                    "setting": {axis: format_value(value) for axis, value in row.setting.items()},
+                    "rounds": row.rounds,
+                    "validation": dict(row.validation),
+                    "gain": row.gain,
+                    "standard_error": row.error,
+                }
+                for name, row in self.settings.items()
+            },
+            "test": {name: {key: _over_seeds(v) for key, v in values.items()} for name, values in self.test.items()},
+            "diverged": list(self.diverged),
+            "impossible": dict(self.impossible),
+            "rounds": self.rounds,
+            "compared_rounds": self.compared_rounds,
+            "trained_rounds": self.trained_rounds,
+            "seeds": list(self.seeds),
+            "seconds": self.seconds,
+            "out_of_time": self.out_of_time,
+        }
+
+
+def _over_seeds(values: tuple[float, ...]) -> dict[str, Any]:
+    return {"mean": fmean(values), "std": stdev(values) if len(values) > 1 else None, "seeds": list(values)}
+
+
+def result_of(search: Search) -> Tuning:
+    """The result of a search whose stages are over."""
+    plan, stage = search.plan, search.compared
+    values = {name: search.values(by_seed) for name, by_seed in stage.scores.items()}
+    if stage.scores:
+        decision = decide(stage.scores, values, search.yours, plan.by, plan.main, plan.constraints)
+    else:
+        decision = Decision(search.yours, "keep yours: the budget ended before any setting was compared", {})
+    chosen = decision.chosen or search.yours
+    methods, train = search.subject.arguments(search.settings[chosen])
+    return Tuning(
+        method=search.yours,
+        by=plan.by,
+        constraints=tuple(map(str, plan.constraints)),
+        setting=search.settings[chosen],
+        reason=decision.reason,
+        is_possible=decision.chosen is not None,
+        methods=methods,
+        train=train,
+        settings=_rows(search, decision),
+        chosen=chosen,
+        pareto_front=tuple(pareto_front(values, plan.front, plan.main, plan.constraints)),
+        objectives=tuple(search.objectives),
+        rounds=search.rounds,
+        compared_rounds=stage.rounds,
+        seeds=tuple(search.subject.seeds),
+        test={
+            name: {o.name: tuple(o.value(table) for table in by_seed.values()) for o in search.objectives}
+            for name, by_seed in search.test(list(dict.fromkeys([search.yours, chosen]))).items()
+        },
+        diverged=tuple(search.diverged),
+        impossible=search.impossible,
+        trained_rounds=search.trained_rounds,
+        seconds=search.seconds,
+        out_of_time=search.out_of_time,
+    )
+
+
+def _rows(search: Search, decision: Decision) -> dict[str, TunedSetting]:
+    rows = {}
+    for stage in search.stages:  # a later stage replaces an earlier one
+        for name, by_seed in stage.scores.items():
+            found = decision.differences.get(name) if stage is search.compared else None
+            rows[name] = TunedSetting(
+                setting=search.settings[name],
+                rounds=stage.rounds,
+                validation=search.values(by_seed),
+                gain=None if found is None else found.gain,
+                error=None if found is None else found.error,
+            )
+    return {name: rows[name] for name in search.settings if name in rows}
