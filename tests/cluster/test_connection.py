@@ -12,7 +12,7 @@ import pytest
 import fedtilt as ft
 from fedtilt.cluster.connection import check_address, import_ray
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.runs.seed_run import cluster_overrides
+from fedtilt.runs.spec_run import cluster_overrides
 from fedtilt.spec import load
 from tests.helpers import plain_loop
 

@@ -88,7 +88,7 @@ def test_every_part_of_a_recipe_gives_the_simulators_states(
         assert bool(files) == bool(kept)
         if files:
             torch.testing.assert_close(load_file(files[0]), dict(kept))
-    counts, _ = RunFolder(tmp_path / "run/seed-0").counts(3)
+    counts, _ = RunFolder(tmp_path / "run/seed-0").evaluations.counts(3)
     assert torch.equal(counts[preset].shared, last.counts[preset].shared)
 
 

@@ -104,7 +104,7 @@ def _random_run(folder: Path, clients: int, methods: list[str]) -> Path:
         correct = torch.randint(i // 3, 11, (clients, 10), generator=generator)
         counts[name] = Counts(correct, None, nobody.clone())
     summaries = {name: summarise(count, total, nobody) for name, count in counts.items()}
-    RunFolder(folder / "seed-0").record(1, summaries, counts, total)
+    RunFolder(folder / "seed-0").evaluations.record(1, summaries, counts, total)
     settings = {"methods": {name: {} for name in methods}, "train": {"rounds": 1}, "data": "x", "clients": clients,
                 "outliers": {"kind": "none", "rate": 0.3, "clients": 1.0}}  # fmt: skip
     (folder / "seed-0" / "fingerprint.json").write_text(json.dumps(settings))

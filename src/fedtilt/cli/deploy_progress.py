@@ -11,7 +11,7 @@ from fedtilt.cli.deploy_project import plural
 
 if TYPE_CHECKING:
     from fedtilt.flower.deploy.local_cluster import LocalCluster
-    from fedtilt.runs.folder_log import FolderLog
+    from fedtilt.runs.trackers import FolderLog
 
 _LOG_LINES = 12  # of a run that failed without a reason in its folder
 

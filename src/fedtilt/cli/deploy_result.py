@@ -67,7 +67,7 @@ def _last_evaluation(folder: Path, task: "ResolvedTask") -> tuple[int, MethodRes
     run_folder = RunFolder(folder)
     state = run_folder.latest()
     assert state is not None
-    counts, total = run_folder.counts(state.round)
+    counts, total = run_folder.evaluations.counts(state.round)
     result = MethodResult(
         method=task.method,
         history=[],

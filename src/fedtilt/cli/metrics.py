@@ -21,7 +21,7 @@ from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame
 from fedtilt.evaluation.predictions import CLIENT
 from fedtilt.files import write_bytes
 from fedtilt.report.tables import csv_text
-from fedtilt.runs.metrics import read_or_predict
+from fedtilt.runs.predictions import read_or_predict
 
 _MAX_ROWS = 40  # groups in a table
 

@@ -19,7 +19,7 @@ from fedtilt.evaluation.summary import Summary
 from fedtilt.markdown_text import markdown_table, markdown_text
 from fedtilt.methods import COMPONENTS, Method
 from fedtilt.runs.export import Export
-from fedtilt.runs.seed_run import open_seed
+from fedtilt.runs.spec_run import open_seed
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.provenance import read_record
 from fedtilt.toml_text import format_toml
@@ -61,7 +61,7 @@ def model_card(
     sections += [_data(fingerprint, description), _training(fingerprint, method)]
     evaluated = run_folder.evaluations.read_lines().rounds.get(export.round, {})
     if method in evaluated:
-        counts, total = run_folder.counts(export.round)
+        counts, total = run_folder.evaluations.counts(export.round)
         summary = evaluated[method].summary
         main = str(description.get("group", CLASS))
         by_group = _figures(counts[method], total, main, description.get("classes"), number, summary)

@@ -28,7 +28,7 @@ def unknown_key(path: Iterable[str], key: str, value: object, table: type) -> In
     elif elsewhere := key_named(key):
         remedy = f"did you mean {elsewhere}?"
     else:
-        more = ", … (`fedtilt init` explains all)" if len(keys) > _MOST_KEYS else ""
+        more = ", … (`fedtilt init --all` explains all)" if len(keys) > _MOST_KEYS else ""
         remedy = f"choose one of {', '.join(keys[:_MOST_KEYS])}{more}"
     return InputError(f"{'.'.join([*path, key])} = {format_value(value)} is not a key of a spec; {remedy}")
 

@@ -1,6 +1,7 @@
 """Write a spec: as TOML, as the annotated file of `fedtilt init`, and as the reference page docs/spec.md."""
 
 import inspect
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, replace
@@ -38,17 +39,30 @@ def annotated(file: str = "fedtilt.toml", spec: Spec | None = None) -> str:
 
     Args:
         file: where it is written
-        spec: the spec; left out: the digits spec
+        spec: the spec (default: the digits spec)
     """
-    about = "20 clients with 30 % wrong labels" if spec is None else str(spec.data.file)
+    heading = _heading(file, spec, _EVERY_KEY)
     spec = spec or replace(load("digits"), name=Path(file).stem)
-    example = "methods.fedtilt.lam=-3" if about.startswith("20") else "methods.fedtilt.tau=5"
-    blocks = [_ANNOTATED.format(file=file, about=about, example=example), *_commented_pairs(Spec, _top(spec))]
+    blocks = [heading, *_commented_pairs(Spec, _top(spec))]
     for key, table in TABLES.items():
         blocks += [f"# {_sentence(_KEYS[key])}\n[{key}]", *_commented_pairs(table, spec.table(key))]
     blocks.append(_method_comments())
     blocks += ["\n".join(_method_pairs(method)) for method in spec.methods]
     return "\n\n".join(blocks) + "\n"
+
+
+def starter(file: str = "fedtilt.toml", spec: Spec | None = None) -> str:
+    """The same spec as `annotated` in at most 40 lines: keys that are changed most, and values that are no default."""
+    heading = _heading(file, spec, _FEW_KEYS)
+    spec = spec or replace(load("digits"), name=Path(file).stem)
+    top = {key: value for key, value in _top(spec).items() if key != "name" or value != Path(file).stem}
+    methods = [f"  {format_toml({'preset': method.preset, **method.settings})}," for method in spec.methods]
+    lines = ["\n".join(_short_pairs(Spec, top, ("seeds", "device"))), "\n".join([*_METHOD_LIST, *methods, "]"])]
+    changed = _CHANGED_OFTEN if spec.data.path is None else _CHANGED_OFTEN | _CHANGED_OFTEN_OF_OWN_DATA
+    for key, table in TABLES.items():
+        if pairs := _short_pairs(table, spec.table(key), changed.get(key, ())):
+            lines.append("\n".join([f"[{key}]", *pairs]))
+    return "\n\n".join([heading, *lines]) + "\n"
 
 
 def reference() -> str:
@@ -70,6 +84,31 @@ def _top(spec: Spec) -> dict[str, Any]:
 
 def _pairs(values: Mapping[str, Any]) -> list[str]:
     return [f"{key} = {format_toml(value)}" for key, value in values.items() if value is not None]
+
+
+def _heading(file: str, spec: Spec | None, keys: str) -> str:
+    about = "20 clients with 30 % wrong labels" if spec is None else str(spec.data.file)
+    example = "methods.fedtilt.lam=-3" if spec is None else "methods.fedtilt.tau=5"
+    return _HEADING.format(file=file, about=about, example=example, keys=keys)
+
+
+def _short_pairs(table: type, values: Mapping[str, Any], often: Sequence[str]) -> list[str]:
+    """The pairs of the keys that are changed often or whose value is not the default, each with a short comment."""
+    fields = settings_of(table)
+    shown = {
+        key: f"{key} = {format_toml(value)}"
+        for key, value in values.items()
+        if value is not None and (key in often or value != default_of(fields[key]))
+    }
+    width = min(30, max(map(len, shown.values()), default=0))
+    lines = []
+    for key, pair in shown.items():
+        comment = re.split("[;:]", fields[key].metadata["meaning"])[0]
+        line = f"{pair:<{width}}  # {comment}"
+        allowed = f" ({allowed_values(fields[key])})"
+        is_listed = fields[key].metadata["choices"] or fields[key].metadata["allowed"]
+        lines.append(line + allowed if is_listed and len(line + allowed) <= 120 else line)
+    return lines
 
 
 def _method_pairs(method: MethodSpec) -> list[str]:
@@ -210,18 +249,37 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head, "|" + " --- |" * len(rows[0]), *body])
 
 
-_ANNOTATED = """\
+_HEADING = """\
 # A spec for `fedtilt run`: FedAvg, Ditto and FedTilt on {about}.
-#
-# It lists every key with its meaning, its allowed values and its default. A key that you leave out has its default.
+# {keys}
 # Change a key here, or for one run:  fedtilt run {file} --set train.rounds=5 --set {example}"""
+
+_EVERY_KEY = (
+    "It lists every key with its meaning, its allowed values and its default. A key that is missing has its default."
+)
+_FEW_KEYS = "It has the keys that are changed most; all others have their defaults, which `fedtilt init --all` lists."
+
+_METHOD_LIST = (
+    "# The methods to compare; `fedtilt methods` lists all of them. tau > 0: fair to the worst classes or groups;",
+    "# lam < 0: robust to wrong labels; mu: how close a personal model stays to the shared one.",
+    "methods = [",
+)
+
+_CHANGED_OFTEN: dict[str, tuple[str, ...]] = {
+    "data": ("name",),
+    "clients": ("count", "classes_per_client"),
+    "outliers": ("kind", "rate"),
+    "model": ("name", "hidden"),
+    "train": ("rounds", "participation", "epochs", "batch_size", "lr"),
+}
+_CHANGED_OFTEN_OF_OWN_DATA: dict[str, tuple[str, ...]] = {"data": (), "clients": (), "outliers": ("kind",)}
 
 _INTRODUCTION = """\
 # The spec
 
 A spec is one TOML file that describes a run: the data, how it is divided among clients, its outliers, the model, the
-training and the methods to compare. `fedtilt run SPEC` runs it; `fedtilt init` writes an example that explains every
-key. Only `methods` is required; every other key has a default.
+training and the methods to compare. `fedtilt run SPEC` runs it; `fedtilt init` writes an example, and `fedtilt init
+--all` one that explains every key. Only `methods` is required; every other key has a default.
 
 The built-in specs are {builtins}; use the name in place of a file.
 `digits` and `toy` need no download.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fedtilt.data import Federation
 from fedtilt.engine.prepare import PreparedRun, prepare
-from fedtilt.engine.setting_arguments import train_settings
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
@@ -88,10 +87,9 @@ class PythonSubject:
     @classmethod
     def of(
         cls, methods: Iterable[Method], method: str | None, data: Federation, model: ModelSource,
-        given: Mapping[str, Any], axes: Iterable[str], seeds: int,
+        settings: TrainSettings, given: Mapping[str, Any], axes: Iterable[str], seeds: int,
     ) -> "PythonSubject":  # fmt: skip
         """The subject, if there is a method of this name (None: the only one), and if it has these settings."""
-        settings = train_settings(given)
         found, axes = tuple(settings.check_methods(methods)), tuple(axes)
         if method is None and len(found) > 1:
             raise InputError(f"there are {len(found)} methods; name the one to tune, such as method={found[0].name!r}")

@@ -19,9 +19,8 @@ from fedtilt.engine.memory import models_kept
 from fedtilt.errors import Diverged
 from fedtilt.files import read_json, write_json
 from fedtilt.models import trained_parameters
-from fedtilt.runs.run import Notice
 from fedtilt.simulation import Round
-from fedtilt.storage.run_folder import RunFolder
+from fedtilt.storage.run_folder import Notice, RunFolder
 from fedtilt.tuning.cluster_trials import Trial, settings_in_task, train_trials_on_cluster
 from fedtilt.tuning.objectives import Scores
 from fedtilt.tuning.subject import Recipe, Subject

@@ -1,8 +1,6 @@
 """Train settings together up to some round, from where each stopped, and score them on validation or test data."""
 
-import contextlib
 import dataclasses
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -18,10 +16,10 @@ from fedtilt.evaluation.metrics import Counts, GroupCounts
 from fedtilt.evaluation.summary import evaluated_counts, group_counts
 from fedtilt.executors.in_process import one_thread
 from fedtilt.files import interpreting, read_tensors, write_tensors
-from fedtilt.runs.run import Notice, fingerprint_of
-from fedtilt.simulation import Round, simulate_prepared
-from fedtilt.storage.in_memory_run import InMemoryRun
-from fedtilt.storage.run_folder import RunFolder
+from fedtilt.runs.checkpointing import train_rounds
+from fedtilt.simulation import Round
+from fedtilt.storage.fingerprint import fingerprint_of
+from fedtilt.storage.run_folder import InMemoryRun, Notice, Recorder, RunFolder
 from fedtilt.training.precision import fp32_deterministic
 from fedtilt.tuning.objectives import Scores
 
@@ -63,30 +61,20 @@ def train_until(
     recorder = _recorder(storage)
     state = recorder.begin(fingerprint, notice)
     if isinstance(recorder, RunFolder) and state is not None and state.round >= until:  # stopped before it was scored
-        recorder.delete_checkpoints_after(until - 1)
+        recorder.checkpoints.delete_after(until - 1)
         recorder = _recorder(storage)
         state = recorder.begin(fingerprint, notice)
     if state is None and starts:
         state = _copied(starts, recorder.client_states)
-    saved_at, saved_round = time.monotonic(), 0
-    rounds = simulate_prepared(prepared, state=state, client_states=recorder.client_states, on_test=False)
-    with contextlib.closing(rounds):  # type: ignore[type-var]
-        for r in rounds:
-            if r.number == until or time.monotonic() - saved_at >= storage.checkpoint_seconds:
-                recorder.checkpoint(r.state)
-                saved_at, saved_round = time.monotonic(), r.number
-            try:
-                on_round(r)
-            except BaseException:
-                if saved_round < r.number:
-                    recorder.checkpoint(r.state)
-                raise
-            if r.number == until:
-                return r.state, _scores(r, groupings_of(prepared.federation))
-    raise AssertionError(f"round {until} is beyond the end")
+    last = train_rounds(
+        prepared, recorder, state, until=until, on_round=lambda r, _: on_round(r), notice=notice,
+        checkpoint_seconds=storage.checkpoint_seconds, on_test=False,
+    )  # fmt: skip
+    assert last is not None
+    return last.state, _scores(last, groupings_of(prepared.federation))
 
 
-def _recorder(storage: Storage) -> RunFolder | InMemoryRun:
+def _recorder(storage: Storage) -> Recorder:
     if storage.folder is None:
         return InMemoryRun(storage.memory_limit)
     return RunFolder(storage.folder, storage.memory_limit)

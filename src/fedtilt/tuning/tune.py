@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 from fedtilt.checks import number, whole
 from fedtilt.data import Federation
 from fedtilt.engine.prepare import check_effects
-from fedtilt.engine.setting_arguments import takes_train_settings
+from fedtilt.engine.setting_arguments import given_settings, takes_train_settings, train_settings
+from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.files import first_difference, write_json, write_toml
 from fedtilt.locks import locked
-from fedtilt.methods import Method
+from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.runs.callback import Callback, Callbacks
-from fedtilt.runs.run import Notice, check_cluster_of_new_run, check_out_folder, compare_environment
+from fedtilt.runs.run import check_cluster_of_new_run, check_out_folder, compare_environment
 from fedtilt.storage.provenance import is_started, read_record, record_environment
+from fedtilt.storage.run_folder import Notice
 from fedtilt.tuning.axes import Axis, axes_of, texts_of
 from fedtilt.tuning.objectives import Objective, constraints_of, find_objective, main_objective, task_of
 from fedtilt.tuning.plan import Plan
@@ -53,7 +55,8 @@ def tune(
     budget: float | str | None = None,
     out: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),
-    **settings: Any,
+    settings: TrainSettings | None = None,
+    **keywords: Any,
 ) -> Tuning:
     """Search the settings of a method on validation data, and recommend one, or to keep the one it has.
 
@@ -79,10 +82,14 @@ def tune(
         budget: seconds, or text such as "5m", after which the search stops with what it has
         out: a folder for checkpoints and results, in which a search with the same arguments goes on; None: none
         callbacks: called after every round and every stage: see `Callback`; trackers are in `fedtilt.trackers`
-        **settings: the training settings:
+        settings: training settings as an object, such as `ft.TrainSettings(rounds=5)`; keywords beside it override it
+        **keywords: the training settings:
     """
     axes = axes_of(over)
-    subject = PythonSubject.of(methods, method, federation, model, settings, axes, whole(seeds, "seeds", 1))
+    train = train_settings(keywords, settings)
+    given = {name: getattr(train, name) for name in given_settings(keywords, settings)}
+    subject = PythonSubject.of(methods, method, federation, model, train, given, axes, whole(seeds, "seeds", 1))
+    check_rates_used(subject.methods, given)
     wishes = _wishes(axes, by, at_least or {}, at_most or {}, trials, halving, budget)
     folder, callback = None if out is None else Path(out), Callbacks(callbacks)
     search = Search(subject, _plan(subject, axes, wishes), Storage(folder), callback)
