@@ -22,7 +22,7 @@ from benchmarks.markdown import machine_text, markdown_table
 from benchmarks.options import result_file
 from fedtilt.attacks.attack import KINDS
 from fedtilt.errors import Diverged
-from fedtilt.evaluation.metrics import measure
+from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.methods.aggregators import Bulyan, Krum, MultiKrum, TrimmedMean
 from fedtilt.methods.before import NNM
 
@@ -87,7 +87,7 @@ def measure_rules(data: str, train: Mapping[str, Any], case: Case) -> Case:
     honest = [n for n in range(federation.clients) if n not in attackers]
     found = {name: {"accuracy": None} for name in diverged} | {
         name: {
-            "accuracy": round(measure(r.sums[honest], r.total[honest]).accuracy, 2),
+            "accuracy": round(compute_metrics(r.sums[honest], r.total[honest]).accuracy, 2),
             **({} if r.attack_success is None else {"success": round(r.attack_success, 2)}),
         }
         for name, r in result.items()

@@ -13,7 +13,6 @@ from fedtilt.engine.prepare import PreparedRun
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.metrics import Counts, GroupCounts
-from fedtilt.evaluation.summary import evaluated_counts, group_counts
 from fedtilt.executors.in_process import one_thread
 from fedtilt.files import interpreting, read_tensors, write_tensors
 from fedtilt.runs.checkpointing import train_rounds
@@ -117,7 +116,7 @@ def groupings_of(federation: Federation) -> tuple[str, ...]:
 
 
 def _table(counts: Counts, total: Tensor, columns: tuple[str, ...]) -> Scores:
-    return Scores(evaluated_counts(counts), total, group_counts(counts, total, columns) if columns else {})
+    return Scores(counts.evaluated, total, counts.by_grouping(total, columns) if columns else {})
 
 
 def _of_participants(counts: Counts, scores: Scores) -> Scores:
