@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 import fedtilt as ft
 from fedtilt.attacks.attack import AttackedFederation
-from fedtilt.executors.forked import ForkedExecutor
+from fedtilt.executors.forked import ForkedExecutor, SharedBlock
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
-from fedtilt.executors.shared_block import SharedBlock
 from fedtilt.models import parameters_to_vector
 from fedtilt.training import LocalJob, Optimizer, Trained
 from tests.helpers import plain_loop
@@ -75,7 +74,7 @@ def test_a_few_steps_have_the_first_batches_of_all(outliers: str, steps: int) ->
     job = LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=0.1, steps=steps)
     for client in (0, 1):
         x, y = attacked.train(client, seed=3, round=2)
-        whole = BATCHES.batches_of(x, y, {}, 2, client, [job])
+        whole = BATCHES.batches_of_samples(x, y, 2, client, [job])
         batches = BATCHES.batches(attacked, 2, client, [job], torch.device("cpu"))
         assert len(batches.y) == min(10 * steps, 30)
         expected, found = list(whole.of(job)), list(batches.of(job))

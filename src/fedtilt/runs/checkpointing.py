@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from fedtilt.cluster.remote_tensor import LostTensorError
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.storage.run_folder import Notice, Recorder
 
 CHECKPOINT_SECONDS = 10.0  # the least time between two checkpoints
 MEMORY_LIMIT = 2 * 2**30  # bytes of client states in memory, beyond which they are stored in files
 
-Summaries = Mapping[str, Summary]  # method → metrics
+Summaries = Mapping[str, RoundMetrics]  # method → metrics
 
 
 def train_rounds(

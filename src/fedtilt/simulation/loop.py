@@ -30,8 +30,7 @@ from fedtilt.engine.state import check_state, initial_server
 from fedtilt.engine.validity import check_finite
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
-from fedtilt.evaluation.metrics import measure
-from fedtilt.evaluation.summary import evaluated_counts
+from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.executors.in_process import Executor, one_thread
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
@@ -219,4 +218,4 @@ def _run_round(
 
 def _attack_success(methods: Sequence[Method], state: FederationState, triggered: Evaluator) -> dict[str, float]:
     counts = triggered.all_counts(methods, state)
-    return {name: measure(evaluated_counts(found), triggered.total).accuracy for name, found in counts.items()}
+    return {name: compute_metrics(found.evaluated, triggered.total).accuracy for name, found in counts.items()}

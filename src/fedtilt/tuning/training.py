@@ -25,7 +25,6 @@ from fedtilt.errors import Diverged, InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.metrics import GroupCounts
-from fedtilt.evaluation.summary import evaluated_counts, group_counts
 from fedtilt.executors.devices import pick_device
 from fedtilt.executors.in_process import one_thread
 from fedtilt.files import interpreting, read_tensors, write_tensors
@@ -337,8 +336,7 @@ def score(prepared: PreparedRun, state: FederationState, split: str) -> SettingS
         found = evaluator.all_counts(prepared.methods, state)
     total, columns, scores = evaluator.total, _groupings(federation), {}
     for name, counts in found.items():
-        groups = group_counts(counts, total, columns) if columns else {}
-        scores[name] = Scores(evaluated_counts(counts), total, groups)
+        scores[name] = Scores(counts.evaluated, total, counts.by_grouping(total, columns) if columns else {})
         trained = ~counts.never_selected
         if split == "validation" and counts.personal is not None and total[trained].any():
             scores[name] = scores[name].of_clients(trained.nonzero()[:, 0])
