@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fedtilt as ft
 from fedtilt import report, seeds
 from fedtilt.errors import InputError
-from fedtilt.evaluation.scores import scores_of
+from fedtilt.evaluation.metrics import scores_of
 from fedtilt.files import read_json, write_tensors
 from fedtilt.runs.audit import audit_run
 from fedtilt.runs.export import export_model

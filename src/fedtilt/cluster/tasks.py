@@ -108,7 +108,10 @@ def _run(name: str, task: Task, board: Any) -> Any:
         board.report.remote(name, TaskProgress(node, done, total, latest))
 
     report(0, 0)
-    return task(report, lambda text: board.notice.remote(name, text))
+    try:
+        return task(report, lambda text: board.notice.remote(name, text))
+    except InputError as error:
+        raise InputError(str(error)) from None  # a plain one: others cannot be sent
 
 
 def check_shared(ray: Any, folder: Path, paths: Sequence[str | os.PathLike[str]] = ()) -> None:
