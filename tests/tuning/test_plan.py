@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from fedtilt.tuning.halving import FINALISTS, rungs
+from fedtilt.tuning.plan import FINALISTS, rungs
 
 
 @pytest.mark.parametrize("settings", [1, 2, 3, 5, 16, 17, 64, 200])
