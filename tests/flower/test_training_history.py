@@ -75,7 +75,7 @@ def rounds(count: int, eval_every: int = 9) -> str:
 
 
 def checkpoints(home: Path) -> list[int]:
-    return RunFolder(home / "run/seed-0").checkpoint_rounds()
+    return RunFolder(home / "run/seed-0").checkpoints.rounds()
 
 
 def participation(home: Path) -> dict:
@@ -160,7 +160,7 @@ def test_a_server_killed_while_it_goes_back_can_go_back_again(deployment: Deploy
     deployment.run(set=rounds(4))
     shutil.copytree(tmp_path / "run", tmp_path / "whole/run")
     shutil.copytree(tmp_path / "state", tmp_path / "whole/state")
-    RunFolder(tmp_path / "run/seed-0").delete_checkpoints_after(2)  # killed after the first step
+    RunFolder(tmp_path / "run/seed-0").checkpoints.delete_after(2)  # killed after the first step
     with pytest.raises(ft.InputError, match="round 3 has 0 valid models of 2"):  # each site says: --back-to 2
         deployment.run(set=rounds(4))
     deployment.run(set=rounds(4), **{"back-to": 2})

@@ -24,10 +24,10 @@ from fedtilt.cli.options import (
 )
 from fedtilt.cli.show_data import show_folder, show_table, warnings_of
 from fedtilt.data import Federation, data_folder, download, find_folder, names, verify
-from fedtilt.data.image_folders.listing import is_manifest
 from fedtilt.data.published import catalog
 from fedtilt.data.published.entry import Entry
-from fedtilt.data.tables.columns import is_table
+from fedtilt.data.sources.images import is_manifest
+from fedtilt.data.tables.reader import is_table
 from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.spec import federation_of, load, table_of

@@ -16,7 +16,7 @@ from fedtilt.locks import locked
 if TYPE_CHECKING:
     from fedtilt.cli.progress import ProgressDisplay
     from fedtilt.flower.deploy.local_cluster import LocalCluster
-    from fedtilt.runs.folder_log import FolderLog
+    from fedtilt.runs.trackers import FolderLog
 
 _LOG_LINES = 12  # of a run that failed without a reason in its folder
 Project = Annotated[Path, typer.Argument(metavar="[DIR]", help="The project's folder.")]
@@ -51,8 +51,7 @@ def run(
     from fedtilt.flower import RoundPolicy, Task
     from fedtilt.flower.deploy.local_cluster import LocalCluster
     from fedtilt.flower.deploy.project import check_project, default_run_config
-    from fedtilt.runs.folder_log import FolderLog
-    from fedtilt.runs.trackers import trackers_of
+    from fedtilt.runs.trackers import FolderLog, trackers_of
 
     check_project(project)
     trackers = trackers_of(log or [])

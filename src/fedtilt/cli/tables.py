@@ -7,8 +7,8 @@ from rich.table import Table
 
 from fedtilt.cli.console import escape, fits, plural, text_table
 from fedtilt.data.groups import in_words
-from fedtilt.evaluation.scores import ACCURACY, SCORES
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.metrics import ACCURACY, SCORES
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.report import compare
 from fedtilt.report.compare import Cell, GroupTable, Metric, Worst, comparison_cells, overview_metrics
 from fedtilt.report.run_reader import Run
@@ -159,7 +159,7 @@ def _clients_without_test_data(run: Run) -> str:
     return f"clients without test data: {'; '.join(names[:_MAX_NAMES])}{more}" if names else ""
 
 
-def best_methods(summaries: Mapping[str, Summary], count: int) -> dict[str, Summary]:
+def best_methods(summaries: Mapping[str, RoundMetrics], count: int) -> dict[str, RoundMetrics]:
     """All methods, or the `count` with the best score if there are more."""
     if len(summaries) <= count:
         return dict(summaries)
@@ -168,7 +168,7 @@ def best_methods(summaries: Mapping[str, Summary], count: int) -> dict[str, Summ
     return dict(ranked[:count])
 
 
-def progress_table(summaries: Mapping[str, Summary]) -> Table:
+def progress_table(summaries: Mapping[str, RoundMetrics]) -> Table:
     """The table below the progress bar."""
     out = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2))
     shown = best_methods(summaries, 8)

@@ -7,13 +7,12 @@ from functools import cached_property
 from typing import Any, Self
 
 from fedtilt import checks
-from fedtilt.data.client_data import ClientData
+from fedtilt.data.client_data import ClientData, classes_by_client, client_sizes
 from fedtilt.data.data_warnings import client_warnings, dataset_warnings, group_warnings, warn
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.division import ONLY_WITH, choose_clients_with_outliers, divide, resolve_clients, split_validation
 from fedtilt.data.groups import check_two_values
-from fedtilt.data.index import classes_by_client, client_sizes
 from fedtilt.data.outliers import Outliers, check_outliers, resolve_flip_map, resolve_outliers
+from fedtilt.data.partition import ONLY_WITH, choose_clients_with_outliers, divide, resolve_clients, split_validation
 from fedtilt.errors import InputError
 from fedtilt.html_table import html_table
 

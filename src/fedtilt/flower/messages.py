@@ -24,7 +24,7 @@ from flwr.app import ConfigRecord, ConfigRecordValues, Error, Message, MetricRec
 from torch import Tensor
 
 from fedtilt.data import Schema
-from fedtilt.data.tables.summary import Summary
+from fedtilt.data.tables.summary import SiteSummary
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.errors import InputError
 from fedtilt.flower.message_fields import (
@@ -130,7 +130,7 @@ def _text(message: Message, key: str) -> object:
 # -- site → server: encode -------------------------------------------------------------------------------------------
 
 
-def encode_summary_reply(site: int, summary: Summary) -> RecordDict:
+def encode_summary_reply(site: int, summary: SiteSummary) -> RecordDict:
     """A site's reply to `summary`."""
     config = ConfigRecord({"summary": encode_json(summary.to_json())})
     return RecordDict({METRICS_RECORD: MetricRecord({"site": site}), _CONFIG_RECORD: config})
@@ -188,14 +188,14 @@ def _check_problem(reply: Message) -> None:
         raise RejectedReply(re.sub(r"[^ -~À-ſ]", "?", problem[:_MAX_PROBLEM]))
 
 
-def decode_summary_reply(reply: Message, *, sites: int, max_samples: int) -> tuple[int, Summary]:
+def decode_summary_reply(reply: Message, *, sites: int, max_samples: int) -> tuple[int, SiteSummary]:
     """Decode a reply to `summary` into the site number and the summary."""
     site = read_int(reply_metrics(reply), "site", 0, sites - 1)
     _check_problem(reply)
     try:
         values = decode_json(_text(reply, "summary"))
         values = {**values, "site": str(site)} if isinstance(values, dict) and "site" in values else values
-        return site, Summary.from_json(values, max_samples)
+        return site, SiteSummary.from_json(values, max_samples)
     except (InputError, TypeError, ValueError) as error:
         raise RejectedReply(f"sent a summary that cannot be used: {error}") from None
 

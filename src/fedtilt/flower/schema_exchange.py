@@ -9,9 +9,8 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedtilt.data import Schema
-from fedtilt.data.tables.alignment import misfits
-from fedtilt.data.tables.merge import merge
-from fedtilt.data.tables.summary import Summary
+from fedtilt.data.tables.merge import merge, misfits
+from fedtilt.data.tables.summary import SiteSummary
 from fedtilt.errors import InputError
 from fedtilt.files import first_difference, read_json
 from fedtilt.flower.flwr_internals import limit_reply_size
@@ -58,7 +57,7 @@ def agree_on_schema(
 
 def _ask(
     sites: int, grid: Grid, policy: RoundPolicy, site_keys: SiteKeys | None
-) -> tuple[dict[int, Summary], dict[int, str]]:
+) -> tuple[dict[int, SiteSummary], dict[int, str]]:
     """The sites' summaries, and for each other site why there is none."""
     wait_for_nodes(grid, sites, policy.wait)
     connected = connected_nodes(grid)
@@ -66,7 +65,7 @@ def _ask(
     limit_reply_size(grid, 4 * MAX_TEXT, too_large.append)  # UTF-8 has at most four bytes per character
     requests = [Message(RecordDict(), dst_node_id=node, message_type=SUMMARY_REQUEST) for node in sorted(connected)]
     replies = grid.send_and_receive(requests, timeout=policy.deadline)
-    summaries: dict[int, Summary] = {}
+    summaries: dict[int, SiteSummary] = {}
     refused: dict[int, str] = {}
     for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
         node = reply.metadata.src_node_id

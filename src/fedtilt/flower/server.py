@@ -18,8 +18,8 @@ from fedtilt.flower.strategy import FedTiltStrategy
 from fedtilt.flower.task import ResolvedTask, Task
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
 from fedtilt.spec import known_schema_of
+from fedtilt.storage.fingerprint import continued
 from fedtilt.storage.provenance import seed_folder
-from fedtilt.storage.run_length import continued
 
 
 def server_app(task: Task) -> ServerApp:

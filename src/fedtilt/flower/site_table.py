@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedtilt.data import Dataset, Schema
-from fedtilt.data.tables.cells import read_cells, read_names
-from fedtilt.data.tables.columns import Columns, Source, read_columns
-from fedtilt.data.tables.summary import Summary
+from fedtilt.data.tables.reader import Source, TableReader, open_reader
+from fedtilt.data.tables.summary import SiteSummary
+from fedtilt.data.tables.values import read_names, read_values
 from fedtilt.errors import InputError
 from fedtilt.spec import Spec, known_schema_of, table_of
 
@@ -19,7 +19,7 @@ class SchemaMismatch(InputError):
         self.difference = difference
 
 
-def site_summary(spec: Spec, source: Source, number: int, *, shared: bool) -> Summary:
+def site_summary(spec: Spec, source: Source, number: int, *, shared: bool) -> SiteSummary:
     """What a site sends of its table, so that all sites agree on one schema.
 
     Args:
@@ -37,7 +37,7 @@ def site_summary(spec: Spec, source: Source, number: int, *, shared: bool) -> Su
     return summary
 
 
-def _check_few_values(summary: Summary, min_count: int) -> None:
+def _check_few_values(summary: SiteSummary, min_count: int) -> None:
     """Refuse to send the mean of so few values that it reveals them."""
     for column in (*summary.columns, *([] if summary.numbers is None else [summary.numbers])):
         if column.mean is not None and column.rows < min_count:
@@ -84,35 +84,35 @@ def _difference(spec: Spec, source: Source, schema: Schema | None, *, shared: bo
     """The first difference between a table and the schema; without `shared`, in the names of the schema alone."""
     known = known_schema_of(spec)
     as_text = [] if known.target is None or known.is_regression else [known.target]
-    columns = read_columns(source, text=as_text)
+    reader = open_reader(source, text=as_text)
     for role, name in known.roles:
-        if role != "client" and name not in columns.header:
+        if role != "client" and name not in reader.header:
             return f"has no column {name!r}, which is the {role}"
     optional = [column.name for column in known.columns if column.gaps]
     expected = (schema or known).columns
     for column in expected:
-        if column.is_feature and column.name not in (*columns.header, *optional):
+        if column.is_feature and column.name not in (*reader.header, *optional):
             return f"has no column {column.name!r}, which the schema has"
     taken = {*(name for _, name in known.roles), *spec.data.drop, *(column.name for column in expected)}
-    for name in columns.header:
+    for name in reader.header:
         if expected and name not in taken:
             return f"has {f'the column {name!r}' if shared else 'a column'}, which the schema lacks"
     for column in expected:
-        if column.name in columns.header and not _can_read(columns, column.name, column.kind, column.format):
+        if column.name in reader.header and not _can_read(reader, column.name, column.kind, column.format):
             return f"has cells in column {column.name!r} that are no {column.kind}"
-    if known.is_regression and known.target is not None and not _can_read(columns, known.target, "number", None):
+    if known.is_regression and known.target is not None and not _can_read(reader, known.target, "number", None):
         return f"has cells in column {known.target!r} that are no number"
     classes = (schema or known).classes
     if classes is not None and known.target is not None:
-        unknown = [name for name in read_names(columns, known.target)[1] if name not in classes]
+        unknown = [name for name in read_names(reader, known.target)[1] if name not in classes]
         if unknown:
             return f"has {f'the class {unknown[0]!r}' if shared else 'a class'}, which the schema lacks"
     return None
 
 
-def _can_read(columns: Columns, name: str, kind: str, date_format: str | None) -> bool:
+def _can_read(reader: TableReader, name: str, kind: str, date_format: str | None) -> bool:
     try:
-        read_cells(columns, name, kind, date_format)
+        read_values(reader, name, kind, date_format)
     except InputError:
         return False
     return True

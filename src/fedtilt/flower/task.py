@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt.data import Dataset, Federation, Outliers, Schema
-from fedtilt.data.division import split_validation
 from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Shape
-from fedtilt.data.tables.columns import Source
-from fedtilt.data.tables.summary import Summary
+from fedtilt.data.partition import split_validation
+from fedtilt.data.tables.reader import Source
+from fedtilt.data.tables.summary import SiteSummary
 from fedtilt.data.targets import RANGE, NumericTarget
 from fedtilt.engine.initial_model import build_initial_model
 from fedtilt.engine.settings import TrainSettings
@@ -206,7 +206,7 @@ class Task:
         net, parts = build_initial_model(self.model_source(resolved), info.input_shape, info.outputs, resolved.settings)
         return net, parts.keeping(resolved.method.local_names)
 
-    def site_summary(self, resolved: ResolvedTask, number: int, node_config: NodeConfig) -> Summary:
+    def site_summary(self, resolved: ResolvedTask, number: int, node_config: NodeConfig) -> SiteSummary:
         """What a site sends of its table before the sites agree on a schema."""
         if self.table is None:
             raise InputError("the server asks for the summary of a table, and this site's task has no table function")

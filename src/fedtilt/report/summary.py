@@ -7,7 +7,7 @@ from statistics import fmean
 import torch
 
 from fedtilt.evaluation.certificate import Certificate, describe
-from fedtilt.evaluation.scores import ACCURACY, Score
+from fedtilt.evaluation.metrics import ACCURACY, Score
 from fedtilt.report.compare import (
     VIEWS,
     Metric,

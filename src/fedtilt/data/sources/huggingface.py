@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.sources.join import make_dataset
-from fedtilt.data.sources.samples import ClientSamples, Samples, from_arrays
+from fedtilt.data.sources.samples import ClientSamples, LabelledSamples, from_arrays, make_dataset
 from fedtilt.data.sources.torch_dataset import LABEL_NAMES, read_torch
 from fedtilt.data.targets import check_task
 from fedtilt.errors import InputError
@@ -95,7 +94,7 @@ def read_huggingface(
     class_names: Sequence[str] | None = None,
     task: str = "classification",
     drop: Sequence[str] = (),
-) -> Samples:
+) -> LabelledSamples:
     """All rows of a `datasets.Dataset`; `drop` has the columns that are neither input nor label."""
     if not len(data):
         raise InputError(f"{origin} has 0 rows; give at least one")

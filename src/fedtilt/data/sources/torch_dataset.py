@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.sources.join import make_dataset
-from fedtilt.data.sources.samples import ClientSamples, Samples, from_arrays
+from fedtilt.data.sources.samples import ClientSamples, LabelledSamples, from_arrays, make_dataset
 from fedtilt.data.targets import check_task
 from fedtilt.errors import InputError
 
@@ -70,7 +69,7 @@ def read_torch(
     target: str | None = None,
     class_names: Sequence[str] | None = None,
     task: str = "classification",
-) -> Samples:
+) -> LabelledSamples:
     """All samples of a map-style dataset, stacked."""
     if isinstance(dataset, IterableDataset) or not is_map_style(dataset):
         raise InputError(
