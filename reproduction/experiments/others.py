@@ -11,13 +11,12 @@ from fedtilt.attacks.attack import Attack
 from fedtilt.engine.prepare import prepare
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.executors.devices import pick_device
-from fedtilt.simulation import simulate_prepared
+from fedtilt.simulation import Round
 from reproduction.chapter import Chapter, Table, Text
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
-from reproduction.others.federations import federation_of
-from reproduction.others.models import MODELS
+from reproduction.experiments.others_data import MODELS, federation_of
 from reproduction.results import round_floats
-from reproduction.train_grid import CaseCheckpoint, method_of
+from reproduction.training import CaseRecorder, method_of, train_case
 
 PARTS = ("best", "last", "rounds", "curve")
 MARGIN = 1.5  # points; a larger difference is bold
@@ -93,21 +92,20 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
         precision=settings["precision_on_cuda"] if on_cuda else "float32",
     )  # fmt: skip
     prepared = prepare(methods, federation, MODELS[settings["table"]], training)
-    checkpoint = CaseCheckpoint(options, dict(settings))
-    for r in simulate_prepared(prepared, state=checkpoint.state, client_states=checkpoint.client_states):
-        message = ""
-        if r.counts is not None:
-            accuracy = {name: 100 * float(counts.evaluated.sum() / r.total.sum()) for name, counts in r.counts.items()}
-            checkpoint.add_point(r.number, accuracy)
-            message = ", ".join(f"{name} {value:.1f}" for name, value in accuracy.items())
-        checkpoint.save(r.state, final=r.number == training.rounds)
-        on_progress(r.number, training.rounds, message)
-    curve = {m.name: [accuracy[m.name] for _, accuracy in checkpoint.curve] for m in methods}
+    recorder = CaseRecorder(options, dict(settings))
+
+    def evaluate(r: Round) -> tuple[dict[str, float], str]:
+        counts = r.counts or {}
+        accuracy = {name: 100 * float(found.evaluated.sum() / r.total.sum()) for name, found in counts.items()}
+        return accuracy, ", ".join(f"{name} {value:.1f}" for name, value in accuracy.items())
+
+    train_case(prepared, recorder, options, on_progress, evaluate)
+    curve = {m.name: [accuracy[m.name] for _, accuracy in recorder.curve] for m in methods}
     return round_floats(
         {
             "best": {name: max(values) for name, values in curve.items()},
             "last": {name: values[-1] for name, values in curve.items()},
-            "rounds": [number for number, _ in checkpoint.curve],
+            "rounds": [number for number, _ in recorder.curve],
             "curve": curve,
         }
     )

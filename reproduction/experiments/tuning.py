@@ -9,16 +9,9 @@ from typing import Any, NamedTuple
 from fedtilt.errors import InputError
 from fedtilt.methods import PRESETS
 from reproduction.chapter import Chapter, Table, Text
-from reproduction.comparison.dataset_comparison import condition_name
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
-from reproduction.train_grid import (
-    Setting,
-    evaluated,
-    federation_settings,
-    grid_case,
-    train_grid,
-    trial_name,
-)
+from reproduction.experiments.paired import condition_name
+from reproduction.training import Setting, evaluated, federation_settings, grid_case, train_grid, trial_name
 
 VALIDATION = {"validation": "clean", "noisy_validation": "with outliers"}  # part of a result → kind of validation data
 STAGES = {"trials": "", "extended_trials": "-extended"}  # table of settings → what marks its cases

@@ -9,8 +9,9 @@ from fedtilt.report.compare import SeedValues, best_and_tied
 from fedtilt.report.tables import format_difference, format_effect_size, format_interval, format_mean_std
 from reproduction import plots
 from reproduction.chapter import CaptionedFigure, Chapter, Part, Table, Text
-from reproduction.comparison.claims import verdicts
-from reproduction.comparison.dataset_comparison import (
+from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
+from reproduction.experiments.comparison_claims import verdicts
+from reproduction.experiments.paired import (
     COMPARED_METRICS,
     ROWS,
     TITLES,
@@ -18,8 +19,7 @@ from reproduction.comparison.dataset_comparison import (
     compare_datasets,
     condition_name,
 )
-from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
-from reproduction.train_grid import Setting, ditto, fedavg, federation_settings, fedtilt, grid_case, train_grid
+from reproduction.training import Setting, ditto, fedavg, federation_settings, fedtilt, grid_case, train_grid
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:

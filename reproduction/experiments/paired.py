@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fedtilt.evaluation.statistics import PairedDifference, mean_difference
 from fedtilt.report.compare import METRICS, Metric, SeedValues
 from reproduction.experiment import Experiment
-from reproduction.train_grid import ditto, evaluated, fedtilt
+from reproduction.training import ditto, evaluated, fedtilt
 
 PAPER_METRICS = METRICS[:4]
 COMPARED_METRICS = METRICS[:5]  # the fifth, the accuracy of the worst tenth of the clients, is ours

@@ -6,16 +6,15 @@ All settings of a case go through one simulation, so equal local jobs are traine
 import math
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 from fedtilt import data, models
 from fedtilt.attacks.attack import Attack
 from fedtilt.engine.client_states import FederationState
-from fedtilt.engine.prepare import prepare
+from fedtilt.engine.prepare import PreparedRun, prepare
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import Diverged
 from fedtilt.evaluation.evaluator import Evaluator
@@ -23,8 +22,9 @@ from fedtilt.evaluation.round_metrics import RoundMetrics, metrics_by_method
 from fedtilt.executors.devices import pick_device
 from fedtilt.files import read_json, write_json
 from fedtilt.methods import COMPONENTS, PRESETS, Method
-from fedtilt.simulation import simulate_prepared
-from fedtilt.storage.run_folder import RunFolder
+from fedtilt.runs.checkpointing import train_rounds
+from fedtilt.simulation import Round
+from fedtilt.storage.run_folder import InMemoryRun, RunFolder
 from reproduction.experiment import Case, OnProgress, Options
 from reproduction.results import round_floats
 
@@ -137,12 +137,12 @@ def train_grid(
         seed=settings["seed"],
     )
     methods = {name: method_of(name, setting) for name, setting in settings["methods"].items()}
-    checkpoint = CaseCheckpoint(options, dict(settings))
-    diverged = checkpoint.diverged
+    recorder = CaseRecorder(options, dict(settings))
+    diverged = recorder.diverged
     result: dict[str, Any] = {"rounds": [], "methods": {}, "train_seconds": 0.0}
     while remaining := [method for name, method in methods.items() if name not in diverged]:
         try:
-            result = _train(remaining, federation, settings, options, on_progress, checkpoint, curves, noisy_validation)
+            result = _train(remaining, federation, settings, options, on_progress, recorder, curves, noisy_validation)
             break
         except Diverged as error:  # methods are independent: the others continue where they are
             diverged |= dict.fromkeys(error.methods, str(error))
@@ -190,7 +190,7 @@ def _component(kind: str, rule: str, flat: Setting) -> dict[str, Any]:
 
 def _train(
     methods: Sequence[Method], federation: data.Federation, settings: Mapping[str, Any], options: Options,
-    on_progress: OnProgress, checkpoint: "CaseCheckpoint", curves: bool, noisy_validation: bool,
+    on_progress: OnProgress, recorder: "CaseRecorder", curves: bool, noisy_validation: bool,
 ) -> dict[str, Any]:  # fmt: skip
     rounds = settings["train"]["rounds"]
     train = settings["train"]
@@ -204,37 +204,38 @@ def _train(
     model = models.MODELS[settings["model"]]
     if "hidden" in settings:
         model = partial(model, hidden=settings["hidden"])
-    last: dict[str, dict[str, RoundMetrics]] = {}
     prepared = prepare(methods, federation, model, training)
-    for r in simulate_prepared(prepared, state=checkpoint.state, client_states=checkpoint.client_states):
-        message = ""
-        if r.counts is not None:
-            tests = metrics_by_method(r.counts, r.total, federation.has_outliers, attack_success=r.attack_success)
-            last = {name: {"test": summary} for name, summary in tests.items()}
-            for name, summary in metrics_by_method(r.validation, r.validation_total, federation.has_outliers).items():
-                last[name]["validation"] = summary
-            checkpoint.add_point(r.number, {name: summary.evaluated.accuracy for name, summary in tests.items()})
-            best = max(tests, key=lambda name: tests[name].evaluated.accuracy)
-            message = f"best so far: {best}, {tests[best].evaluated.accuracy:.1f} %"
-            if noisy_validation and r.number == rounds:
-                noisy = Evaluator(
-                    replace(federation, validation_outliers=True), prepared.net, prepared.parts, prepared.device,
-                    "validation",
-                )  # fmt: skip
-                counts = noisy.all_counts(methods, r.state)
-                for name, summary in metrics_by_method(counts, noisy.total, federation.has_outliers).items():
-                    last[name]["noisy_validation"] = summary
-        checkpoint.save(r.state, final=r.number == rounds)
-        on_progress(r.number, rounds, message)
+    last: dict[str, dict[str, RoundMetrics]] = {}
+
+    def evaluate(r: Round) -> tuple[dict[str, float], str]:
+        tests = metrics_by_method(r.counts, r.total, federation.has_outliers, attack_success=r.attack_success)
+        validation = metrics_by_method(r.validation, r.validation_total, federation.has_outliers)
+        noisy = _on_noisy_validation(prepared, r) if noisy_validation and r.number == rounds else {}
+        for name, summary in tests.items():
+            splits = {"test": summary, "validation": validation.get(name), "noisy_validation": noisy.get(name)}
+            last[name] = {split: found for split, found in splits.items() if found is not None}
+        accuracy = {name: summary.evaluated.accuracy for name, summary in tests.items()}
+        best = max(accuracy, key=lambda name: accuracy[name])
+        return accuracy, f"best so far: {best}, {accuracy[best]:.1f} %"
+
+    train_case(prepared, recorder, options, on_progress, evaluate)
     return {
-        "rounds": [number for number, _ in checkpoint.curve],
+        "rounds": [number for number, _ in recorder.curve],
         "methods": {
             m.name: {split: _to_json(summary) for split, summary in last[m.name].items()}
-            | {"curve": [accuracy[m.name] for _, accuracy in checkpoint.curve]}
+            | {"curve": [accuracy[m.name] for _, accuracy in recorder.curve]}
             for m in methods
         },
-        "train_seconds": checkpoint.seconds(),
+        "train_seconds": recorder.seconds(),
     }
+
+
+def _on_noisy_validation(prepared: PreparedRun, r: Round) -> dict[str, RoundMetrics]:
+    """The metrics on validation data with the outliers of the training data."""
+    federation = replace(prepared.federation, validation_outliers=True)
+    evaluator = Evaluator(federation, prepared.net, prepared.parts, prepared.device, "validation")
+    counts = evaluator.all_counts(prepared.methods, r.state)
+    return metrics_by_method(counts, evaluator.total, federation.has_outliers)
 
 
 def _to_json(summary: RoundMetrics) -> dict[str, Any]:
@@ -250,54 +251,66 @@ def evaluated(method: Mapping[str, Any], split: str = "test") -> dict[str, float
     return method[split]["personal"] or method[split]["shared"]
 
 
-class CaseCheckpoint:
+class CaseRecorder(InMemoryRun):
     """Checkpoints and learning curves of a case; a short case writes no files."""
 
     def __init__(self, options: Options, settings: dict[str, Any]) -> None:
-        self._folder: Path | None = options.work
-        self._interval = options.checkpoint_seconds
+        super().__init__(_MEMORY_LIMIT)
         self._settings = settings
-        self._run_folder = RunFolder(options.work, _MEMORY_LIMIT) if options.work else None
-        self.client_states = self._run_folder.client_states if self._run_folder else None
         self.state: FederationState | None = None
         self.curve: list[tuple[int, dict[str, float]]] = []
         self.diverged: dict[str, str] = {}  # method → why
-        self._earlier_seconds = 0.0
-        self._started = self._last_save = time.monotonic()
-        if self._folder is not None and self._folder.exists():
-            self._resume(options)
+        self._earlier_seconds, self._started = 0.0, time.monotonic()
+        self._run_folder = RunFolder(options.work, _MEMORY_LIMIT) if options.work else None
+        if self._run_folder is not None:
+            self.client_states = self._run_folder.client_states
+            self._resume(self._run_folder, options)
 
-    def _resume(self, options: Options) -> None:
-        assert self._folder is not None
-        assert self._run_folder is not None
-        progress_file = self._folder / "progress.json"
-        if not progress_file.exists() or read_json(progress_file)["settings"] != self._settings:
-            shutil.rmtree(self._folder)
+    def _resume(self, run_folder: RunFolder, options: Options) -> None:
+        progress_file = run_folder.folder / "progress.json"
+        progress = read_json(progress_file) if progress_file.exists() else {}
+        if progress.get("settings") != self._settings:
+            shutil.rmtree(run_folder.folder, ignore_errors=True)
             return
-        self.state = self._run_folder.resume(options.notice)
+        self.state = run_folder.resume(options.notice)
         if self.state is not None:
-            progress = read_json(progress_file)
             self.curve = [(number, values) for number, values in progress["curve"] if number <= self.state.round]
             self.diverged, self._earlier_seconds = progress["diverged"], progress["seconds"]
             options.notice(f"resumes after round {self.state.round}")
-
-    def add_point(self, number: int, accuracy: dict[str, float]) -> None:
-        """Add a round to the learning curves."""
-        self.curve.append((number, accuracy))
 
     def seconds(self) -> float:
         """Running time of the case, without interruptions."""
         return self._earlier_seconds + time.monotonic() - self._started
 
-    def save(self, state: FederationState, *, final: bool) -> None:
-        """Write a checkpoint if the last one is old enough; not after the final round, whose result is written next."""
-        self.state = state
-        if self._run_folder is None or final or time.monotonic() - self._last_save < self._interval:
+    def checkpoint(self, state: FederationState) -> None:
+        """Write a checkpoint; not after the final round, whose result is written next."""
+        if self._run_folder is None or state.round == self._settings["train"]["rounds"]:
             return
-        assert self._folder is not None
         progress = {
             "settings": self._settings, "curve": self.curve, "diverged": self.diverged, "seconds": self.seconds(),
         }  # fmt: skip
-        write_json(self._folder / "progress.json", progress, sync=False)
+        write_json(self._run_folder.folder / "progress.json", progress, sync=False)
         self._run_folder.checkpoint(state)
-        self._last_save = time.monotonic()
+
+
+def train_case(
+    prepared: PreparedRun,
+    recorder: CaseRecorder,
+    options: Options,
+    on_progress: OnProgress,
+    evaluate: Callable[[Round], tuple[dict[str, float], str]],
+) -> None:
+    """Train to the last round, from where the case stopped; `evaluate` returns accuracies by method, and a message."""
+    messages: dict[int, str] = {}
+
+    def record(r: Round) -> None:
+        recorder.state = r.state  # where the others continue if a method diverges
+        if r.counts is not None:
+            accuracy, messages[r.number] = evaluate(r)
+            recorder.curve.append((r.number, accuracy))
+
+    train_rounds(
+        prepared, recorder, recorder.state, record=record, checkpoint_seconds=options.checkpoint_seconds,
+        on_round=lambda r, _: on_progress(r.number, prepared.settings.rounds, messages.get(r.number, "")),
+        notice=options.notice,
+    )  # fmt: skip

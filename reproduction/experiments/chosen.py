@@ -1,20 +1,25 @@
 """The chosen settings of every method: the table data/chosen.toml, which the results of tuning determine."""
 
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedtilt.errors import InputError
+from fedtilt.files import write_bytes
 from reproduction.experiment import Experiment, Results
-from reproduction.train_grid import Setting
-from reproduction.tuning.experiment import choices, stage_grids, trials
+from reproduction.experiments.tuning import choices, stage_grids, trials
+from reproduction.results import ResultsFolder
+from reproduction.runner import load_results, quick_only
+from reproduction.training import Setting
 
 Chosen = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Setting]]]]  # data → condition → validation → method
 
 FILE = Path(__file__).parents[1] / "data" / "chosen.toml"
 _HEADER = """\
 # The settings of every method with the highest accuracy on validation data, clean and with the outliers of the
-# training data. Written by `python -m reproduction.tuned.choose RESULTS` from the results of
+# training data. Written by `python -m reproduction.experiments.chosen RESULTS` from the results of
 # `python -m reproduction tuning` and `static-tuning`.
 """
 
@@ -56,3 +61,21 @@ def _inline(setting: Setting) -> str:
 
 def _value(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def write_chosen(results: Path, file: Path) -> None:
+    """Write the table that the results in a folder determine."""
+    folder = ResultsFolder(results)
+    table, quick, found = dict(chosen_settings()), quick_only(folder), False
+    for name in ("tuning", "static-tuning"):
+        for data, conditions in choose_settings(*load_results(folder, name, quick=quick)).items():
+            table[data], found = {**table.get(data, {}), **conditions}, True
+    if not found:
+        raise InputError(f"{results} has no results of tuning with all seeds; run python -m reproduction tuning")
+    write_bytes(file, as_toml(table).encode())
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m reproduction.experiments.chosen RESULTS")
+    write_chosen(Path(sys.argv[1]), FILE)

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from reproduction.chapter import CaptionedFigure, Chapter, Part, Table, Text
-from reproduction.comparison.dataset_comparison import condition_name
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
-from reproduction.signs.claims import verdict
-from reproduction.signs.settings import (
+from reproduction.experiments.paired import condition_name
+from reproduction.experiments.signs_claims import (
     COLLAPSE,
     NO_TILT,
     SIGN_METRICS,
@@ -20,8 +19,9 @@ from reproduction.signs.settings import (
     grid,
     paper_words,
     sign,
+    verdict,
 )
-from reproduction.train_grid import Setting, federation_settings, grid_case, train_grid
+from reproduction.training import Setting, federation_settings, grid_case, train_grid
 
 _SYMBOLS = {(True, True): "x", (False, True): "diamond", (True, False): "square", (False, False): "circle"}
 _LOG_AXIS = {"type": "log", "range": [-0.6, 1.95], "tickvals": [0.3, 1, 3, 10, 30]}

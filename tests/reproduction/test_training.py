@@ -8,7 +8,7 @@ import pytest
 
 import fedtilt as ft
 from fedtilt.evaluation.round_metrics import round_metrics
-from reproduction import Options, load, train_grid
+from reproduction import Options, load, training
 
 SETTINGS: dict[str, Any] = {
     "data": "digits",
@@ -17,7 +17,7 @@ SETTINGS: dict[str, Any] = {
     "model": "mlp",
     "train": {"rounds": 4, "participation": 0.5, "epochs": 1, "batch_size": 10, "lr": 0.1},
     "seed": 3,
-    "methods": dict([train_grid.fedavg(), train_grid.ditto(0.1), train_grid.fedtilt(0.0, -2.0, 0.01)]),
+    "methods": dict([training.fedavg(), training.ditto(0.1), training.fedtilt(0.0, -2.0, 0.01)]),
 }
 CPU = Options(device="cpu")
 
@@ -28,7 +28,7 @@ def _silent(*_: object) -> None:
 
 @pytest.fixture(scope="module")
 def case_result() -> dict[str, Any]:
-    return train_grid.train_grid(SETTINGS, CPU, _silent)
+    return training.train_grid(SETTINGS, CPU, _silent)
 
 
 def _without_time(result: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def test_a_case_has_the_metrics_of_the_simulation(case_result: dict[str, Any]) -
             assert measured["client_fairness"] == pytest.approx(expected.client_fairness, abs=1e-4)
             assert measured["client_data_fairness_mean"] == pytest.approx(expected.client_data_fairness[0], abs=1e-4)
             assert measured["minimum"] == pytest.approx(expected.worst_client, abs=1e-4)
-    assert train_grid.evaluated(part)["accuracy"] == part["curve"][-1]
+    assert training.evaluated(part)["accuracy"] == part["curve"][-1]
 
 
 def test_a_case_has_curves_and_both_models(case_result: dict[str, Any]) -> None:
@@ -71,11 +71,11 @@ def test_a_case_has_curves_and_both_models(case_result: dict[str, Any]) -> None:
 
 
 def test_long_curves_are_thinned() -> None:
-    rounds = 2 * train_grid.MAX_CURVE_POINTS - 1  # evaluated in every other round, and in the last
+    rounds = 2 * training.MAX_CURVE_POINTS - 1  # evaluated in every other round, and in the last
     train = SETTINGS["train"] | {"rounds": rounds}
-    result = train_grid.train_grid(SETTINGS | {"train": train, "methods": dict([train_grid.fedavg()])}, CPU, _silent)
+    result = training.train_grid(SETTINGS | {"train": train, "methods": dict([training.fedavg()])}, CPU, _silent)
     assert result["rounds"] == [*range(2, rounds, 2), rounds]
-    assert len(result["rounds"]) == train_grid.MAX_CURVE_POINTS
+    assert len(result["rounds"]) == training.MAX_CURVE_POINTS
 
 
 def test_a_setting_that_diverges_is_listed_and_the_others_continue(case_result: dict[str, Any]) -> None:
@@ -84,7 +84,7 @@ def test_a_setting_that_diverges_is_listed_and_the_others_continue(case_result: 
     notices: list[str] = []
     rounds: list[int] = []
     options = dataclasses.replace(CPU, notice=notices.append)
-    result = train_grid.train_grid(SETTINGS | {"methods": methods}, options, lambda done, *_: rounds.append(done))
+    result = training.train_grid(SETTINGS | {"methods": methods}, options, lambda done, *_: rounds.append(done))
     assert list(result["diverged"]) == ["too large"]
     assert result["methods"] == case_result["methods"]
     assert rounds == [1, 2, 3, 4]
@@ -92,7 +92,7 @@ def test_a_setting_that_diverges_is_listed_and_the_others_continue(case_result: 
 
 
 def test_without_curves_only_the_last_round_is_evaluated(case_result: dict[str, Any]) -> None:
-    result = train_grid.train_grid(SETTINGS, CPU, _silent, curves=False)
+    result = training.train_grid(SETTINGS, CPU, _silent, curves=False)
     assert result["rounds"] == [4]
     for name, part in result["methods"].items():
         assert part["test"] == case_result["methods"][name]["test"]
@@ -108,17 +108,17 @@ def test_a_case_skips_a_damaged_checkpoint(case_result: dict[str, Any], tmp_path
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_grid.train_grid(SETTINGS, options, interrupt)
+        training.train_grid(SETTINGS, options, interrupt)
     (tmp_path / "work/checkpoints/round-00002/manifest.json").write_text("{")
-    assert train_grid.train_grid(SETTINGS, options, _silent)["methods"] == case_result["methods"]
+    assert training.train_grid(SETTINGS, options, _silent)["methods"] == case_result["methods"]
     assert "going back to the one before" in notices[0]
     assert notices[1:] == ["resumes after round 1"]
 
 
 def test_if_every_setting_diverges_all_are_listed() -> None:
     settings = SETTINGS | {"train": SETTINGS["train"] | {"lr": 1e30}}
-    settings["methods"] = dict([train_grid.fedavg(), train_grid.fedtilt(0.0, -2.0, 0.0)])
-    result = train_grid.train_grid(settings, CPU, _silent)
+    settings["methods"] = dict([training.fedavg(), training.fedtilt(0.0, -2.0, 0.0)])
+    result = training.train_grid(settings, CPU, _silent)
     assert result["methods"] == {}
     assert set(result["diverged"]) == set(settings["methods"])
 
@@ -133,9 +133,9 @@ def test_an_interrupted_case_resumes_to_the_same_metrics(case_result: dict[str, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_grid.train_grid(SETTINGS, options, interrupt)
+        training.train_grid(SETTINGS, options, interrupt)
     rounds: list[int] = []
-    result = train_grid.train_grid(SETTINGS, options, lambda done, *_: rounds.append(done))
+    result = training.train_grid(SETTINGS, options, lambda done, *_: rounds.append(done))
     assert rounds == [3, 4]
     assert notices == ["resumes after round 2"]
     assert _without_time(result) == _without_time(case_result)
@@ -143,29 +143,29 @@ def test_an_interrupted_case_resumes_to_the_same_metrics(case_result: dict[str, 
 
 def test_checkpoints_of_other_settings_are_not_used(case_result: dict[str, Any], tmp_path: Path) -> None:
     options = dataclasses.replace(CPU, work=tmp_path / "work", checkpoint_seconds=0.0)
-    train_grid.train_grid(SETTINGS | {"seed": 4}, options, _silent)
+    training.train_grid(SETTINGS | {"seed": 4}, options, _silent)
     assert (tmp_path / "work").exists()
     rounds: list[int] = []
-    result = train_grid.train_grid(SETTINGS, options, lambda done, *_: rounds.append(done))
+    result = training.train_grid(SETTINGS, options, lambda done, *_: rounds.append(done))
     assert rounds == [1, 2, 3, 4]
     assert _without_time(result) == _without_time(case_result)
 
 
 def test_a_short_case_writes_no_checkpoint(tmp_path: Path) -> None:
     options = dataclasses.replace(CPU, work=tmp_path / "work")
-    train_grid.train_grid(SETTINGS | {"methods": dict([train_grid.fedavg()])}, options, _silent)
+    training.train_grid(SETTINGS | {"methods": dict([training.fedavg()])}, options, _silent)
     assert not (tmp_path / "work").exists()
 
 
 def test_a_condition_names_outliers_of_its_own() -> None:
     experiment = load("static-tuning").quick_version()
-    settings = train_grid.federation_settings(experiment.settings, "digits", "bad-clients")
+    settings = training.federation_settings(experiment.settings, "digits", "bad-clients")
     assert settings["outliers"] == {"kind": "flips", "rate": 0.6, "redraw": "once", "flip_to": "any", "clients": 0.25}
-    assert train_grid.federation_settings(experiment.settings, "digits", "none")["outliers"] == "none"
+    assert training.federation_settings(experiment.settings, "digits", "none")["outliers"] == "none"
     assert load("static").settings["conditions"] == load("static-tuning").settings["conditions"]
-    case = SETTINGS | {"methods": dict([train_grid.fedavg()]), "train": SETTINGS["train"] | {"rounds": 1}}
+    case = SETTINGS | {"methods": dict([training.fedavg()]), "train": SETTINGS["train"] | {"rounds": 1}}
     flipped, clean = (
-        train_grid.train_grid(case | {"outliers": outliers}, CPU, _silent)["methods"]
+        training.train_grid(case | {"outliers": outliers}, CPU, _silent)["methods"]
         for outliers in (settings["outliers"] | {"clients": 1.0}, "none")
     )
     assert flipped != clean

@@ -8,7 +8,8 @@ from fedtilt.evaluation.statistics import CONFIDENCE, mean_difference
 from fedtilt.report.compare import Metric, SeedValues
 from fedtilt.report.tables import format_interval
 from reproduction.chapter import Holds, Verdict, verdict_on
-from reproduction.comparison.dataset_comparison import (
+from reproduction.experiment import Claim
+from reproduction.experiments.paired import (
     COMPARED_METRICS,
     PAPER_METRICS,
     TITLES,
@@ -18,8 +19,7 @@ from reproduction.comparison.dataset_comparison import (
     outcome,
     paired_differences,
 )
-from reproduction.experiment import Claim
-from reproduction.train_grid import fedtilt
+from reproduction.training import fedtilt
 
 Comparisons = Mapping[str, DatasetComparison]  # by data set, or by data set and condition
 OutcomeNames = Mapping[Outcome, str]  # names that replace the outcome's own
