@@ -35,7 +35,7 @@ def load(name: str, folder: str | os.PathLike[str] | None = None, *, seed: int =
 
     Args:
         name: one of `names()`; `digits` and the toys need no files
-        folder: the data folder; left out: FEDTILT_DATA, else ~/.cache/fedtilt
+        folder: the data folder; default: FEDTILT_DATA, else ~/.cache/fedtilt
         seed: the seed that generates a toy; the other data sets ignore it
 
     >>> load("toy-1").input_shape
