@@ -2,15 +2,14 @@
 
 python -m benchmarks.attacks                       # MNIST, 20 clients, 20 % of them attack; bench-results/attacks.json
 python -m benchmarks.attacks --quick               # digits, one attack, two rounds: seconds
-python -m benchmarks.attacks --page                # write docs/attacks.md again
-python -m benchmarks.attacks --record bench-results/attacks.json   # record this result, then write the page
+python -m benchmarks.page --record bench-results/attacks.json   # record the result and write docs/attacks.md
 
 Every run is saved when it ends; the same command continues after an interruption.
 """
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -19,16 +18,14 @@ from typing import Any
 
 import fedtilt as ft
 from benchmarks.cases import Case, make_case_parser, run_cases
+from benchmarks.markdown import machine_text, markdown_table
 from benchmarks.options import result_file
-from benchmarks.page import DOCS, add_page_options, machine_text, markdown_table, record_and_write
 from fedtilt.attacks.attack import KINDS
 from fedtilt.errors import Diverged
 from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.methods.aggregators import Bulyan, Krum, MultiKrum, TrimmedMean
 from fedtilt.methods.before import NNM
 
-RECORD = DOCS / "attacks" / "attacks.json"
-PAGE = DOCS / "attacks.md"
 TEMPLATE = Path(__file__).parent / "attacks.template.md"
 SHARE = 0.2
 LARGEST_LOSS = 2.0  # points that a rule may lose and still withstands an attack
@@ -120,10 +117,10 @@ def successes(cases: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {rule: fmean(values) for rule, values in found.items()}
 
 
-def render(record: Mapping[str, Any] | None, template: str) -> str:
-    """The page: the template with its tables and the sentence on ALIE and IPM."""
+def render(record: dict[str, Any] | None) -> str:
+    """docs/attacks.md: the template with its tables and the sentences on them."""
     attacks = [["kind", "attackers"], *([f"`{kind}`", text] for kind, text in KINDS.items())]
-    template = template.replace("{ATTACKS}", markdown_table(attacks, text_columns=2).strip())
+    template = TEMPLATE.read_text().replace("{ATTACKS}", markdown_table(attacks, text_columns=2).strip())
     if record is None:
         return template.replace("{TABLES}", "Not recorded yet.").replace("{MACHINE}\n\n", "")
     parts = []
@@ -134,7 +131,7 @@ def render(record: Mapping[str, Any] | None, template: str) -> str:
         clean = [case["rules"] for case in cases if case["attack"] == NONE]
         for rule in clean[0]:
             without = fmean(found[rule]["accuracy"] for found in clean)
-            of_backdoor = [f"{success[rule]:.0f} %" if rule in success else "—"] if "backdoor" in lost else []
+            of_backdoor = [_success_cell(success.get(rule))] if "backdoor" in lost else []
             rows.append([rule, f"{without:.1f}", *(_cell(by_rule[rule]) for by_rule in lost.values()), *of_backdoor])
         seeds = sorted({len(values) for by_rule in lost.values() for values in by_rule.values()})
         network = {"hidden units": ", ".join(map(str, record["hidden"]))}
@@ -144,14 +141,9 @@ def render(record: Mapping[str, Any] | None, template: str) -> str:
             f"### {division}",
             f"{record['data']}: {setting}.",
             markdown_table(rows).strip(),
-            "\n".join([*_sentences(lost, success), *_not_measured(lost)]),
+            _summary(lost, success),
         ]
     return template.replace("{TABLES}", "\n\n".join(parts)).replace("{MACHINE}", machine_text(record))
-
-
-def page() -> str:
-    """docs/attacks.md from the recorded result."""
-    return render(json.loads(RECORD.read_text()) if RECORD.exists() else None, TEMPLATE.read_text())
 
 
 def _cell(lost: list[float]) -> str:
@@ -162,22 +154,27 @@ def _cell(lost: list[float]) -> str:
     return text if fmean(lost) <= LARGEST_LOSS else f"**{text}**"
 
 
-def _sentences(lost: Mapping[str, Mapping[str, list[float]]], success: Mapping[str, float]) -> Iterator[str]:
-    best = list(next(iter(lost.values()), {}))
+def _success_cell(success: float | None) -> str:
+    if success is None:
+        return "—"
+    return f"{success:.0f} %" if success <= LARGEST_SUCCESS else f"**{success:.0f} %**"
+
+
+def _summary(lost: Mapping[str, Mapping[str, list[float]]], success: Mapping[str, float]) -> str:
+    """How many rules withstand each attack, and which withstand all of them."""
+    best, counts = list(next(iter(lost.values()), {})), []
     for attack, by_rule in lost.items():
-        broken = [rule for rule, values in by_rule.items() if fmean(values) > LARGEST_LOSS]
+        withstand = [rule for rule, values in by_rule.items() if fmean(values) <= LARGEST_LOSS]
         if attack == "backdoor":
-            broken = [rule for rule in by_rule if rule in broken or success[rule] > LARGEST_SUCCESS]
-        best = [rule for rule in best if rule not in broken]
-        withstand = f"{len(by_rule) - len(broken)} of {len(by_rule)}" if broken else f"all {len(by_rule)}"
-        names = f"; these do not: {', '.join(broken)}" if broken else ""
-        yield f"- {attack}: {withstand} rules withstand it{names}."
-    yield f"- All of these attacks: {', '.join(best) if best else 'no rule'}."
-
-
-def _not_measured(lost: Mapping[str, Any]) -> list[str]:
+            withstand = [rule for rule in withstand if success[rule] <= LARGEST_SUCCESS]
+        best = [rule for rule in best if rule in withstand]
+        counts.append(f"{attack} {len(withstand)}")
     missing = [attack for attack in ATTACKS if attack not in (NONE, *lost)]
-    return [f"- Not measured yet: {'; '.join(missing)}."] if missing else []
+    return (
+        f"Of {len(next(iter(lost.values()), {}))} rules, these numbers withstand: {'; '.join(counts)}. "
+        f"**All of these attacks: {', '.join(best) if best else 'no rule'}.**"
+        + (f" Not measured yet: {'; '.join(missing)}." if missing else "")
+    )
 
 
 def main() -> None:
@@ -185,10 +182,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--attacks", nargs="+", choices=[name for name in ATTACKS if name != NONE])
     parser.add_argument("--divisions", nargs="+", choices=DIVISIONS)
-    add_page_options(parser, PAGE)
     options = parser.parse_args()
-    if record_and_write(options, RECORD, PAGE, page):
-        return
     data, train, seeds = "mnist", TRAIN, options.seeds
     attacks, divisions = options.attacks or list(ATTACKS)[1:], options.divisions or list(DIVISIONS)
     if options.quick:
@@ -206,7 +200,7 @@ def main() -> None:
         measured = json.loads(path.read_text())["cases"]
     for division in divisions:
         of_division = [case for case in measured if case["division"] == division]
-        print(division, *_sentences(losses(of_division), successes(of_division)), sep="\n")
+        print(division, _summary(losses(of_division), successes(of_division)), sep="\n")
 
 
 if __name__ == "__main__":

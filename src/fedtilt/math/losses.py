@@ -1,8 +1,7 @@
 """The losses of samples by name, and the tilted loss of a batch as a PyTorch criterion."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 
 from fedtilt import checks
 from fedtilt.errors import InputError
-from fedtilt.imports import import_function
 from fedtilt.math.tilt import nested_tilt
 
 REVERSE = 4.0  # −log 0 of the reverse cross-entropy, as in the paper of sce
@@ -27,7 +25,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 class ClassLoss:
     """The losses of classes that have a name, as functions of the cross-entropy and of p = exp(−it), of the label:
 
-        focal       (1 − p)^focal_gamma · cross-entropy
+        focal       (1 − p)^gamma · cross-entropy
         gce         (1 − p^q) / q
         sce         alpha · cross-entropy + beta · 4 · (1 − p)
 
@@ -35,7 +33,7 @@ class ClassLoss:
     """
 
     label_smoothing: float = 0.0
-    focal_gamma: float = 0.0  # 0: the cross-entropy
+    gamma: float = 0.0  # of focal; 0: the cross-entropy
     class_weights: tuple[float, ...] = ()  # empty: 1 each
     gce_q: float = 0.0  # 0: the cross-entropy
     sce_alpha: float = 1.0
@@ -44,10 +42,10 @@ class ClassLoss:
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of every sample, shape (n,)."""
         losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
-        if self.focal_gamma:
-            # the clamp: at p = 1 and focal_gamma < 1 the derivative of the power is infinite, and times 0 not a number
+        if self.gamma:
+            # the clamp: at p = 1 and gamma < 1 the derivative of the power is infinite, and times 0 not a number
             error = (-torch.expm1(-losses)).clamp_min(torch.finfo(losses.dtype).tiny)
-            losses = error**self.focal_gamma * losses
+            losses = error**self.gamma * losses
         elif self.gce_q:
             losses = -torch.expm1(-self.gce_q * losses) / self.gce_q
         elif self.sce_beta or self.sce_alpha != 1:
@@ -69,62 +67,6 @@ class HuberLoss:
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of every number, shape (n,)."""
         return F.huber_loss(outputs[:, 0], targets, reduction="none", delta=self.delta)
-
-
-class NamedLoss(NamedTuple):
-    """A loss that has a name in a spec."""
-
-    meaning: str
-    settings: Mapping[str, float]  # training settings that it takes, with their defaults
-    reference: str = ""
-
-
-LOSSES = {
-    "cross_entropy": NamedLoss("−log p of the label", {"label_smoothing": 0.0}),
-    "focal": NamedLoss(
-        "(1 − p)^focal_gamma · cross-entropy, which weights hard samples", {"focal_gamma": 2.0},
-        "Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, arXiv 1708.02002",
-    ),
-    "gce": NamedLoss(
-        "(1 − p^gce_q) / gce_q, which bounds the loss of wrong labels; 0 is the cross-entropy", {"gce_q": 0.7},
-        "Zhang et al., Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels, NeurIPS "
-        "2018, arXiv 1805.07836",
-    ),
-    "sce": NamedLoss(
-        "sce_alpha · cross-entropy + sce_beta · reverse cross-entropy, 4 · (1 − p), which wrong labels cannot dominate",
-        {"sce_alpha": 0.1, "sce_beta": 1.0},
-        "Wang et al., Symmetric Cross Entropy for Robust Learning with Noisy Labels, ICCV 2019, arXiv 1908.06112",
-    ),
-    "squared": NamedLoss("the squared error of a number", {}),
-    "huber": NamedLoss(
-        "½ · error² up to huber_delta, linear beyond", {"huber_delta": 1.0},
-        "P. J. Huber, Robust Estimation of a Location Parameter, Annals of Mathematical Statistics 35, 1964",
-    ),
-}  # fmt: skip
-NUMBER_LOSSES = ("squared", "huber")
-CLASS_LOSSES = tuple(name for name in LOSSES if name not in NUMBER_LOSSES)
-NAMES = (*CLASS_LOSSES, *NUMBER_LOSSES)
-
-
-def sample_loss(loss: str | SampleLoss, *, class_weights: Sequence[float] = (), **settings: float | None) -> SampleLoss:
-    """The loss of every sample, (outputs, targets) → (n,).
-
-    Args:
-        loss: a name of `NAMES`, a function, or `package.module:function`
-        class_weights: a factor for every class; empty: 1 each
-        **settings: those of `LOSSES`; None: the default
-    """
-    if loss not in NAMES:
-        return import_function(loss, "loss") if isinstance(loss, str) else loss
-    if loss == "squared":
-        return squared
-    given = {name: value for name, value in settings.items() if name in LOSSES[loss].settings and value is not None}
-    values = {**LOSSES[loss].settings, **given}
-    if loss == "huber":
-        return HuberLoss(delta=values["huber_delta"])
-    if loss == "cross_entropy" and not values["label_smoothing"] and not class_weights:
-        return cross_entropy
-    return ClassLoss(class_weights=tuple(class_weights), **values)
 
 
 def _check_tilt(tilt: float | Tensor, name: str) -> float | Tensor:

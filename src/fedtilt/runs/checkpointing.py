@@ -27,7 +27,6 @@ def train_rounds(
     record: Callable[[Round], Summaries | None] = lambda _: None,
     until: int | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    on_test: bool = True,
 ) -> Round | None:
     """Train from a state to the end of a round, which it returns; None if nothing was left to train.
 
@@ -40,13 +39,10 @@ def train_rounds(
         record: called before the checkpoint of a round
         until: the round; None: the last
         checkpoint_seconds: the least time between two checkpoints
-        on_test: whether models are evaluated on test data; otherwise on validation data alone
     """
     last = prepared.settings.rounds if until is None else until
     saved_at, saved_round = time.monotonic(), 0
-    rounds = simulate_prepared(
-        prepared, state=state, client_states=recorder.client_states, notice=notice, on_test=on_test
-    )
+    rounds = simulate_prepared(prepared, state=state, client_states=recorder.client_states, notice=notice)
     with contextlib.closing(rounds):  # type: ignore[type-var]
         for r in rounds:
             summaries = record(r)

@@ -124,13 +124,13 @@ class Constraint:
 
 
 def constraints_of(
-    at_least: Mapping[str, float], at_most: Mapping[str, float], find: Callable[[str], Objective]
+    at_least: Mapping[str, float], at_most: Mapping[str, float], federation: Federation
 ) -> tuple[Constraint, ...]:
     """Checked constraints; a bound of an accuracy up to 1 is a share: 0.9 is 90 %."""
     found = []
     for bounds, is_least in ((at_least, True), (at_most, False)):
         for name, value in bounds.items():
-            objective, bound = find(name), number(value, f"the bound of {name}")
+            objective, bound = find_objective(name, federation), number(value, f"the bound of {name}")
             if objective.unit == "%" and 0 <= bound <= 1:
                 bound *= 100
             if not 0 <= bound <= (100 if objective.unit else math.inf):

@@ -242,7 +242,7 @@ def _loss(job: LocalJob, classes: int) -> _Loss:
         weights = job.loss.class_weights
         if len(weights) not in (0, classes):
             raise InputError(f"class_weights has {len(weights)} values for {classes} classes; give one each")
-        loss.label_smoothing, loss.gamma = job.loss.label_smoothing, job.loss.focal_gamma
+        loss.label_smoothing, loss.gamma = job.loss.label_smoothing, job.loss.gamma
         loss.gce_q, loss.alpha, loss.reverse = job.loss.gce_q, job.loss.sce_alpha, REVERSE * job.loss.sce_beta
         loss.class_weights = (ctypes.c_double * classes)(*weights) if weights else None
     return loss
