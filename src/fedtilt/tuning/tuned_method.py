@@ -7,6 +7,8 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedtilt.config.named import NamedSettings
+from fedtilt.config.setting_fields import settings_of
 from fedtilt.data import Federation
 from fedtilt.engine.prepare import PreparedRun, prepare
 from fedtilt.engine.settings import TrainSettings
@@ -61,9 +63,13 @@ class TunedMethod:
             "personal.epochs": settings.epochs,
         }  # fmt: skip
         own = self.method.settings().get(axis)
-        if own is not None or ("." in axis and axis not in of_run):
+        if own is not None or ("." in axis and axis not in (*of_run, *training_axes())):
             return own
-        return of_run[axis] if axis in of_run else getattr(settings, axis)
+        name, _, part = axis.partition(".")
+        if axis in of_run or part:
+            return of_run[axis] if axis in of_run else getattr(getattr(settings, name), part, None)
+        value = getattr(settings, axis)
+        return value.to_value() if isinstance(value, NamedSettings) else value
 
     def candidate_name(self, setting: Setting) -> str:
         """The name of a setting among the methods of a run; the current one has the name of the method."""
@@ -72,7 +78,7 @@ class TunedMethod:
     def candidate(self, setting: Setting) -> Candidate:
         """The method and the training settings of a setting; InputError if they are not possible."""
         of_method, of_training = self._split(setting)
-        settings = dataclasses.replace(self._settings, **of_training)
+        settings = dataclasses.replace(self._settings, **self._settings.keywords_of(of_training))
         method = self.method.with_settings(of_method)
         settings.check_methods([method])
         return Candidate(method, settings)
@@ -93,7 +99,7 @@ class TunedMethod:
         unused = {"lr": all(m.lr is not None for m in methods)}
         unused["lr_personal"] = all(m.personal is None or m.personal.lr is not None for m in methods)
         given = {key: value for key, value in self._given.items() if not unused.get(key)}
-        return tuple(methods), given | self._split(setting)[1]
+        return tuple(methods), given | self._settings.keywords_of(self._split(setting)[1])
 
     def federation(self, seed: int) -> Federation:
         """The federation of a seed."""
@@ -146,14 +152,19 @@ class SpecMethod(TunedMethod):
 
     def _parsed(self, raw: Mapping[str, Any], setting: Setting) -> "Spec":
         from fedtilt.spec import parse
-        from fedtilt.spec.read import component_table
+        from fedtilt.spec.read import component_table, settings_table
 
         of_method, of_training = self._split(setting)
         methods = [copy.deepcopy(dict(method)) for method in raw["methods"]]
         for key, value in self.method.changed_settings(of_method).items():
             table, name = component_table(methods[self.index], key)
             table[name] = value
-        return parse({**raw, "methods": methods, "train": {**raw.get("train", {}), **of_training}})
+        train = copy.deepcopy(dict(raw.get("train", {})))
+        for key, value in of_training.items():
+            name, _, part = key.partition(".")
+            table = settings_table(train, settings_of(TrainSettings)[name]) if part else train
+            table[part or name] = value
+        return parse({**raw, "methods": methods, "train": train})
 
     def federation(self, seed: int) -> Federation:
         """The federation of a seed, which is read once."""
