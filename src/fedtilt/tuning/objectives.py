@@ -11,7 +11,7 @@ from fedtilt.checks import number
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.evaluation.groups import group_names
-from fedtilt.evaluation.metrics import GroupCounts, compute_group_metrics, compute_metrics
+from fedtilt.evaluation.metrics import GroupCounts, Metrics, compute_group_metrics, compute_metrics
 
 GROUP = "group:"  # before the name of a grouping
 CLASSIFICATION, REGRESSION = "classification", "regression"
