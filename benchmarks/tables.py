@@ -15,7 +15,7 @@ import pyarrow.parquet
 import fedtilt as ft
 from benchmarks.measure import ROOT, best_times
 from benchmarks.options import make_result_parser, save_result
-from fedtilt.data.tables.columns import read_columns
+from fedtilt.data.tables.reader import open_reader
 
 
 def csv_times(folder: Path, rows: int, columns: int, repeats: int) -> dict[str, float]:
@@ -31,15 +31,15 @@ def csv_times(folder: Path, rows: int, columns: int, repeats: int) -> dict[str, 
             pandas.read_csv(path)
 
     def read_every_column() -> None:
-        columns = read_columns(path, ["y", "site"])
-        for name in columns.header:
-            columns.read(name)
+        reader = open_reader(path, ["y", "site"])
+        for name in reader.header:
+            reader.read(name)
 
     return best_times(
         {
             "pandas.read_csv": lambda: pandas.read_csv(path),
             "on one thread": read_on_one_thread,
-            "read_columns": read_every_column,
+            "open_reader": read_every_column,
             "ft.data.table": lambda: ft.data.table(path, target="y", client="site"),
         },
         repeats,

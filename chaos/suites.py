@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 from chaos.processes import ROOT, missing
 from chaos.report import Report
 
-REPLIES = ("tests/flower/test_rejections.py", "tests/flower/test_reply_size.py", "tests/flower/test_membership.py")
+REPLIES = ("tests/flower/test_rejections.py", "tests/flower/test_flwr_internals.py", "tests/flower/test_membership.py")
 POISONS = ("tests/attacks/test_screening.py",)
-SITES = ("tests/flower/test_damage.py", "tests/flower/site/test_states.py")
+SITES = ("tests/flower/test_damage.py", "tests/flower/test_site_files.py")
 PORT = ("tests/flower/deploy/test_proxy.py",)
 
 

@@ -19,9 +19,10 @@ extensions = [
     "docstrings",
     "external_types",
     "mathml",
+    "reproduction_chapters",
     "unlisted_pages",
 ]
-exclude_patterns = ["_build", "_extensions", "**/.ipynb_checkpoints", "reproduction/results"]
+exclude_patterns = ["_build", "_extensions", "**/.ipynb_checkpoints"]
 nitpicky = True
 nitpick_ignore_regex = [("py:class", r"fedtilt\..*")]  # types of the engine that the reference does not cover
 
@@ -49,7 +50,7 @@ html_theme = "furo"
 html_math_renderer = "mathml"
 html_title = f"fedtilt {release}"
 html_favicon = "_static/favicon.svg"
-html_static_path = ["_static"]
+html_static_path = ["_static", "../src/fedtilt/report/plotly-cartesian.min.js"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False

@@ -19,8 +19,8 @@ from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import server_update
 from fedtilt.engine.validity import invalid_updates
 from fedtilt.flower import ServerRunFolder, Task
-from fedtilt.flower.model_arrays import from_arrays, to_arrays
-from fedtilt.flower.site.states import SiteStates
+from fedtilt.flower.message_fields import decode_model, encode_model
+from fedtilt.flower.site_files import SiteStates
 from fedtilt.flower.training_history import TrainingHistory
 
 
@@ -42,7 +42,7 @@ def main(hidden: int) -> None:
     updates = {n: ClientUpdate(w + 0.01 * torch.randn_like(w), samples=100) for n in range(10)}
 
     def read_reply() -> dict[int, str]:
-        update = ClientUpdate(from_arrays(arrays, parts)["parameters"], samples=100)
+        update = ClientUpdate(decode_model(arrays, parts)["parameters"], samples=100)
         return invalid_updates(resolved.method, {0: update}, server)
 
     def aggregate() -> object:
@@ -52,11 +52,11 @@ def main(hidden: int) -> None:
         states = SiteStates(Path(folder), TrainingHistory.new())
         run_folder = ServerRunFolder(Path(folder) / "run", resolved, info, model, parts)
         run_folder.begin(server, lambda _: None)
-        arrays = to_arrays(parts, w, None)
+        arrays = encode_model(parts, {"parameters": w})
         times = {
-            "site: read and check w": milliseconds(lambda: from_arrays(arrays, parts)),
+            "site: read and check w": milliseconds(lambda: decode_model(arrays, parts)),
             "site: save the personal model": milliseconds(lambda: states.save(1, 0, {"personal": w})),
-            "site: encode w_n": milliseconds(lambda: to_arrays(parts, w, None)),
+            "site: encode w_n": milliseconds(lambda: encode_model(parts, {"parameters": w})),
             "server: read and check a reply": milliseconds(read_reply),
             "server: aggregate 10 models": milliseconds(aggregate),
             "server: checkpoint": milliseconds(lambda: run_folder.save_checkpoint(1, server)),

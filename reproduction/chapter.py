@@ -18,6 +18,14 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FoldedText:
+    """Markdown under a heading that opens it."""
+
+    title: str
+    markdown: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """A table; floats are shown with two decimals, strings are Markdown."""
 
@@ -39,6 +47,9 @@ class CaptionedFigure:
     name: str  # of its file, unique on the page
     caption: str
     figure: dict[str, Any]
+
+
+Part = Text | FoldedText | Table | CaptionedFigure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +83,7 @@ class Chapter:
 
     title: str
     lead: str  # a Markdown paragraph
-    parts: Sequence[Text | Table | CaptionedFigure] = ()
+    parts: Sequence[Part] = ()
     verdicts: Sequence[Verdict] = field(default_factory=tuple)
 
 

@@ -19,15 +19,14 @@ from fedtilt.executors.devices import pick_device
 from fedtilt.files import write_bytes
 from reproduction import NAMES, Options, ReproductionResult
 from reproduction import reproduce as run_experiments
-from reproduction.case_run import CaseStatus
 from reproduction.chapter import Chapter, Table, format_cell, is_numeric
 from reproduction.page.build import QUICK_RUN, build_page
 from reproduction.page.html import as_html
-from reproduction.page.markdown import as_markdown
+from reproduction.page.markdown import front_page, site_pages
 from reproduction.page.svg import write_svgs
 from reproduction.progress import print_overview, show_progress
-from reproduction.results_folder import ResultsFolder
-from reproduction.runner import case_statuses, damaged_results, experiment_names
+from reproduction.results import RESULTS, ResultsFolder
+from reproduction.runner import CaseStatus, case_statuses, damaged_results, experiment_names
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -50,7 +49,11 @@ def reproduce(
         typer.Option(metavar="auto|HOST:PORT", help="Run the cases in parallel on a Ray cluster."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The results folder; runs/reproduction[-quick] by default.")
+        Path | None,
+        typer.Option(
+            "--out",
+            help="The results folder (default: runs/reproduction[-quick]; page: that of this clone).",
+        ),
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", metavar="DIR", help="Folder of the data sets (else FEDTILT_DATA).")
@@ -64,7 +67,8 @@ def reproduce(
         float, typer.Option("--checkpoint-seconds", min=0, help="Write checkpoints of cases that take longer.")
     ] = 600.0,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="With page: write README.md and its figures there.")
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="With page: write README.md, its figures, and chapters there."),
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -74,12 +78,12 @@ def reproduce(
     Cases whose data set is missing are skipped. After Ctrl-C, the same command continues. index.html in the results
     folder shows all results.
     """
+    if what == "page":
+        _write_page(out or RESULTS, to)
+        return
     folder = out or Path("runs/reproduction-quick" if quick else "runs/reproduction")
     progress = Console(stderr=True, highlight=False, soft_wrap=True)
     silent = quiet or as_json
-    if what == "page":
-        _write_page(folder, to)
-        return
     if to is not None:
         raise InputError("--to needs page: python -m reproduction page --to DIR")
     pick_device(device)  # an unknown device is an error before anything runs
@@ -117,8 +121,6 @@ def reproduce(
             f"run fedtilt data download {data}, then this command",
             markup=False,
         )
-    for problem in damaged_results(ResultsFolder(folder)):
-        progress.print(f"note: {problem}", markup=False)
     page = _write_html(folder)
     if as_json:
         echo(json.dumps(_as_json(result) | {"folder": str(folder), "page": str(page)}, indent=2))
@@ -162,9 +164,12 @@ def _write_page(folder: Path, to: Path | None) -> None:
         _print(f"page: {_write_html(folder)}")
         return
     page = build_page(ResultsFolder(folder))
-    drawn = write_svgs(page.figures, to / "figures")
-    write_bytes(to / "README.md", as_markdown(page).encode())
-    _print(f"page: {to / 'README.md'} ({len(page.figures)} figures, {len(drawn)} of them redrawn)")
+    text, figures = front_page(page)
+    drawn = write_svgs(figures, to / "figures")
+    write_bytes(to / "README.md", text.encode())
+    for name, chapter in site_pages(page).items():
+        write_bytes(to / "chapters" / f"{name}.md", chapter.encode())
+    _print(f"page: {to / 'README.md'} ({len(figures)} figures, {len(drawn)} of them redrawn), {to / 'chapters'}")
 
 
 def _write_html(folder: Path) -> Path:

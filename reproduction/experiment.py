@@ -87,8 +87,8 @@ class Case:
     grid: str = ""  # the searched settings in one line, if there are many
 
 
-def load(name: str) -> Experiment:
-    """The experiment of that name.
+def load(name: str, *, quick: bool = False) -> Experiment:
+    """The experiment of that name, or its quick version.
 
     >>> load("clean").kind
     'comparison'
@@ -99,7 +99,7 @@ def load(name: str) -> Experiment:
     if experiment.kind == "comparison":
         tables = published_tables().get(experiment.settings["outliers"], {})
         experiment = replace(experiment, published={data: table["metrics"] for data, table in tables.items()})
-    return experiment
+    return experiment.quick_version() if quick else experiment
 
 
 def parse(name: str, text: str) -> Experiment:

@@ -12,8 +12,8 @@ from fedtilt.cli.console import Console, escape
 from fedtilt.cli.progress import TASKS_SECONDS
 from fedtilt.cluster.tasks import OnProgress as OnTasks
 from fedtilt.cluster.tasks import TaskProgress, describe_tasks
-from reproduction.case_run import CaseStatus
 from reproduction.experiment import OnProgress
+from reproduction.runner import CaseStatus
 
 
 class ReproductionCallbacks(NamedTuple):

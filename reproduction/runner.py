@@ -1,22 +1,50 @@
 """Run experiments case by case into a results folder; finished cases are not run again."""
 
+import contextlib
 import re
+import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
+from fedtilt.cluster.connection import connected
 from fedtilt.cluster.tasks import OnProgress as OnTasks
+from fedtilt.cluster.tasks import Task, check_shared, run_tasks
 from fedtilt.data.published import catalog
+from fedtilt.data.published.entry import data_folder
 from fedtilt.errors import InputError
+from fedtilt.executors.devices import pick_device
 from fedtilt.locks import locked
-from reproduction.case_run import CaseStatus, run_case
+from fedtilt.storage.provenance import environment
 from reproduction.chapter import Chapter
-from reproduction.cluster_cases import run_cases_on_cluster
 from reproduction.experiment import NAMES, Case, Experiment, OnProgress, Options, Results, load
 from reproduction.kinds import kind_of
-from reproduction.results_folder import CaseResult, DamagedResultError, ResultsFolder, stale_reason
+from reproduction.results import CaseResult, ResultsFolder, stale_reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseStatus:
+    """A case and its stored result."""
+
+    experiment: Experiment
+    case: Case
+    stored: CaseResult | None
+    stale: str | None = None  # why the stored result cannot be used
+    missing_data: bool = False  # its data set is not on this machine
+
+    @property
+    def label(self) -> str:
+        """NAME/CASE."""
+        return f"{self.experiment.name}/{self.case.name}"
+
+    @property
+    def done(self) -> bool:
+        """Whether the stored result can be used."""
+        return self.stored is not None and self.stale is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,35 +73,29 @@ def case_statuses(
     statuses = []
     every_case: dict[str, Case] = {}
     for name in names:
-        experiment = _load(name, quick=options.quick)
+        experiment, records = load(name, quick=options.quick), folder.records(name)
         for case in kind_of(experiment).cases(experiment, options):
             every_case[f"{name}/{case.name}"] = case
             if only and not any(_matches(word, f"{name}/{case.name}") for word in only):
                 continue
-            stored, damage = None, None
-            try:
-                stored = folder.read(name, case)
-            except DamagedResultError as error:
-                damage = str(error)
+            stored = records.get(case.name)
             if stored is not None and options.quick and not stored.quick:
-                path = folder.path(name, case.name)
-                raise InputError(f"{path} is a full result, which --quick would replace; choose another --out")
+                raise InputError(
+                    f"{folder.path(name)} has a full result of {case.name}, which --quick would replace; choose "
+                    "another --out"
+                )
             statuses.append(
                 CaseStatus(
                     experiment=experiment,
                     case=case,
                     stored=stored,
-                    stale=damage if stored is None else stale_reason(stored, case),
+                    stale=None if stored is None else stale_reason(stored, case),
                     missing_data=not _available(case.needs, options.data_dir),
                 )
             )
     if not statuses:
         raise InputError(f"no case matches {' or '.join(only)}; {_suggestion(only, every_case)}")
     return statuses
-
-
-def _load(name: str, *, quick: bool) -> Experiment:
-    return load(name).quick_version() if quick else load(name)
 
 
 def _matches(word: str, label: str) -> bool:
@@ -137,77 +159,137 @@ def reproduce(
             missing.setdefault(str(status.case.needs), []).append(status.label)
         elif not status.done:
             to_run.append(status)
+    for problem in damaged_results(folder, names):
+        options.notice(problem)
+    for status in to_run:
+        if status.stale:
+            options.notice(f"{status.label} is run again: {status.stale}")
     if cluster is not None and to_run:
-        for status in to_run:
-            _notice_stale(status, options)
-        run_cases_on_cluster(to_run, folder, options, cluster, on_tasks)
+        _run_on_cluster(to_run, folder, options, cluster, on_tasks)
     else:
         for status in to_run:
             on_case(status)
-            _notice_stale(status, options)
-            with locked(folder.folder / status.experiment.name):
-                run_case(status, folder, options, on_progress)
-    by_name = {experiment.name: chapter for experiment, chapter in chapters(folder, names)}
+            with locked(folder.work(status.experiment.name)):
+                _run_case(status.experiment, status.case, folder, options, on_progress)
     return ReproductionResult(
-        chapters=by_name,
+        chapters={name: chapter_of(folder, name, quick=quick_only(folder)) for name in names},
         measured=[status.label for status in to_run],
         reused=[status.label for status in statuses if status.done],
         missing=missing,
     )
 
 
-def _notice_stale(status: CaseStatus, options: Options) -> None:
-    if status.stale:
-        options.notice(f"{status.label} is run again: {status.stale}")
+def _run_case(
+    experiment: Experiment, case: Case, folder: ResultsFolder, options: Options, on_progress: OnProgress
+) -> None:
+    """Run one case and append its record; its checkpoints are deleted then."""
+    work = folder.work(experiment.name, case.name)
+    start = time.monotonic()
+    result = kind_of(experiment).measure(case, replace(options, work=work), on_progress)
+    folder.append(
+        experiment.name,
+        CaseResult(
+            case=case.name,
+            what=case.what,
+            quick=options.quick,
+            seeds=options.seeds,
+            settings=case.settings,
+            environment=environment(options.device),
+            seconds=round(time.monotonic() - start, 2),
+            result=result,
+        ),
+    )
+    shutil.rmtree(work, ignore_errors=True)
 
 
-def chapters(folder: ResultsFolder, names: Sequence[str]) -> Iterator[tuple[Experiment, Chapter]]:
-    """The chapter of every experiment, from the stored results that match today's settings."""
-    quick = quick_only(folder)
-    for name in names:
-        experiment, results = load_results(folder, name, quick=quick)
-        yield experiment, chapter_of(folder, experiment, results, quick=quick)
+# -- on a cluster ------------------------------------------------------------------------------------------------------
 
 
-def chapter_of(folder: ResultsFolder, experiment: Experiment, results: Results, *, quick: bool) -> Chapter:
-    """The chapter of an experiment, with its reference experiment if it has one."""
+def _run_on_cluster(
+    statuses: Sequence[CaseStatus], folder: ResultsFolder, options: Options, cluster: str, on_tasks: OnTasks
+) -> None:
+    """Run cases in parallel on a Ray cluster whose nodes share the results folder, the data folder and this code."""
+    folder = ResultsFolder(folder.folder.absolute())
+    device = pick_device(options.device).type
+    data_dir = str(data_folder(options.data_dir).absolute())
+    in_task = replace(options, device=device, data_dir=data_dir)
+    data = {catalog.find_folder(status.case.needs, data_dir) for status in statuses if status.case.needs}
+    with contextlib.ExitStack() as stack:
+        ray = stack.enter_context(connected(cluster))
+        for name in dict.fromkeys(status.experiment.name for status in statuses):
+            stack.enter_context(locked(folder.work(name)))
+        check_shared(ray, folder.folder, [*sorted(path for path in data if path is not None), Path(__file__).parent])
+        tasks = {status.label: _task(status, folder, in_task) for status in statuses}
+        run_tasks(ray, tasks, gpu=device == "cuda", notice=options.notice, on_progress=on_tasks)
+
+
+def _task(status: CaseStatus, folder: ResultsFolder, options: Options) -> Task:
+    """The work of a node: a nested function travels by value, because this package is not installed there."""
+    root, out, name, case = str(Path(__file__).parents[1]), str(folder.folder), status.experiment.name, status.case.name
+    settings = {key: getattr(options, key) for key in ("seeds", "quick", "device", "data_dir", "checkpoint_seconds")}
+
+    def run(report: OnProgress, notice: Callable[[str], None]) -> None:
+        import sys
+
+        if root not in sys.path:
+            sys.path.append(root)
+        from reproduction.runner import run_named_case
+
+        run_named_case(name, case, out, settings, report, notice)
+
+    return run
+
+
+def run_named_case(
+    name: str, case: str, out: str, settings: dict[str, Any], on_progress: OnProgress, notice: Callable[[str], None]
+) -> None:
+    """Run the case of this name of an experiment."""
+    options = Options(**settings, notice=notice)
+    experiment = load(name, quick=options.quick)
+    (found,) = [each for each in kind_of(experiment).cases(experiment, options) if each.name == case]
+    _run_case(experiment, found, ResultsFolder(Path(out)), options, on_progress)
+
+
+# -- stored results ----------------------------------------------------------------------------------------------------
+
+
+def chapter_of(folder: ResultsFolder, name: str, *, quick: bool) -> Chapter:
+    """The chapter of an experiment, from the stored results that match today's settings."""
+    experiment, results = load_results(folder, name, quick=quick)
     reference = [load_results(folder, experiment.reference, quick=quick)] if experiment.reference else []
     return kind_of(experiment).chapter(experiment, results, *reference)
 
 
 def quick_only(folder: ResultsFolder) -> bool:
     """Whether all results in a folder are quick ones; next to a full result, quick ones are ignored."""
-    stored = [result for name in NAMES for result in folder.results(name)]
-    return bool(stored) and all(result.quick for result in stored)
+    stored = [record for name in NAMES for record in folder.records(name).values()]
+    return bool(stored) and all(record.quick for record in stored)
 
 
 def load_results(folder: ResultsFolder, name: str, *, quick: bool) -> tuple[Experiment, Results]:
     """An experiment, full or quick, and its stored results that match its settings."""
-    experiment = _load(name, quick=quick)
+    experiment = load(name, quick=quick)
     pairs = _stored_cases(folder, experiment, quick)
     return experiment, {stored.case: stored.result for stored, case in pairs if stale_reason(stored, case) is None}
 
 
-def damaged_results(folder: ResultsFolder) -> list[str]:
-    """One sentence, with the remedy, per result file that is truncated or lacks a part."""
-    quick = quick_only(folder)
-    damage: dict[Path, tuple[str, str]] = {}
-    for name in NAMES:
-        damage.update({path: (name, reason) for path, reason in folder.damaged_files(name).items()})
-        for stored, case in _stored_cases(folder, _load(name, quick=quick), quick):
+def damaged_results(folder: ResultsFolder, names: Sequence[str] = NAMES) -> list[str]:
+    """One sentence, with the remedy, per record that is damaged or lacks a part."""
+    quick, problems = quick_only(folder), []
+    for name in names:
+        reasons = folder.damage(name)
+        for stored, case in _stored_cases(folder, load(name, quick=quick), quick):
             if any(part not in stored.result for part in case.parts):
-                damage[folder.path(name, stored.case)] = name, str(stale_reason(stored, case))
-    return [
-        f"{path} cannot be read, {reason}; python -m reproduction {name}{' --quick' * quick} --out {folder.folder} "
-        "runs it again"
-        for path, (name, reason) in damage.items()
-    ]
+                reasons.append(f"has {stored.case}, but {stale_reason(stored, case)}")
+        command = f"python -m reproduction {name}{' --quick' * quick} --out {folder.folder}"
+        problems += [f"{folder.path(name)} {reason}; {command} runs the case again" for reason in reasons]
+    return problems
 
 
 def _stored_cases(folder: ResultsFolder, experiment: Experiment, quick: bool) -> Iterator[tuple[CaseResult, Case]]:
     """The stored results of cases that the experiment still has."""
     cases_by_seeds: dict[int | None, dict[str, Case]] = {}
-    for stored in folder.results(experiment.name):
+    for stored in folder.records(experiment.name).values():
         if stored.quick != quick:
             continue
         if stored.seeds not in cases_by_seeds:

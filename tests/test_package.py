@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 import fedtilt as ft
 import fedtilt.flower
-from fedtilt.flower.deploy.commands import environment
+from fedtilt.flower.deploy.programs import environment
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]

@@ -22,8 +22,7 @@ from fedtilt.errors import InputError
 from fedtilt.files import read_json, read_metadata, read_tensors
 from fedtilt.report.run_reader import read_run
 from fedtilt.runs.export import export_model
-from fedtilt.runs.seed_run import spec_of
-from fedtilt.runs.spec_run import resume, run_spec
+from fedtilt.runs.spec_run import resume, run_spec, spec_of
 from fedtilt.storage.integrity import check_run
 
 

@@ -8,7 +8,7 @@ from fedtilt.evaluation.statistics import PairedDifference, mean_difference
 from fedtilt.report.compare import SeedValues, best_and_tied
 from fedtilt.report.tables import format_difference, format_effect_size, format_interval, format_mean_std
 from reproduction import plots
-from reproduction.chapter import CaptionedFigure, Chapter, Table, Text
+from reproduction.chapter import CaptionedFigure, Chapter, Part, Table, Text
 from reproduction.comparison.claims import verdicts
 from reproduction.comparison.dataset_comparison import (
     COMPARED_METRICS,
@@ -90,7 +90,7 @@ def chapter(experiment: Experiment, results: Results, reference: tuple[Experimen
     clean = compare_datasets(*reference) if reference else {}
     comparisons = compare_datasets(experiment, results)
     measured = {data: comparison for data, comparison in comparisons.items() if comparison.seeds}
-    parts: list[Text | Table | CaptionedFigure] = []
+    parts: list[Part] = []
     if measured:
         parts += [_main_table(experiment, measured), _difference_table(measured)]
         parts += [_model_table(measured), _choice_table(experiment, measured)]

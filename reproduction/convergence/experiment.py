@@ -9,7 +9,7 @@ from fedtilt.data import Federation, load
 from fedtilt.executors.devices import pick_device
 from fedtilt.executors.in_process import one_thread
 from fedtilt.report.style import styles
-from reproduction.chapter import CaptionedFigure, Chapter, Table, Text
+from reproduction.chapter import Chapter, Part, Table, Text
 from reproduction.convergence.claims import verdict, violation_text
 from reproduction.convergence.figures import bound_figure, fixed_figure, rounds_figure, special_figure
 from reproduction.convergence.problem import Problem
@@ -126,7 +126,7 @@ def chapter(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> Ch
     rounds = {_tilts_title(t): results[f"rounds-{t}"] for t in tilts if f"rounds-{t}" in results}
     special = {s["name"]: results[s["name"]] for s in experiment.settings["special"] if s["name"] in results}
     line_styles = styles([_tilts_title(t) for t in tilts])
-    parts: list[Text | Table | CaptionedFigure] = []
+    parts: list[Part] = []
     if fixed:
         parts += [_fixed_table(fixed), fixed_figure(fixed, line_styles)]
     parts.append(Text(markdown=_PROOF.strip()))

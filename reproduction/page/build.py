@@ -6,36 +6,55 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from reproduction.chapter import CaptionedFigure, Chapter, Holds, Table, Text, Verdict
+from fedtilt.version import __version__
+from reproduction.chapter import CaptionedFigure, Chapter, FoldedText, Holds, Part, Table, Text, Verdict
 from reproduction.comparison.dataset_comparison import DatasetComparison
 from reproduction.experiment import NAMES, Experiment
 from reproduction.page.impossible import impossible_table
 from reproduction.page.opening import opening
-from reproduction.results_folder import CaseResult, ResultsFolder
+from reproduction.results import CaseResult, ResultsFolder
 from reproduction.runner import chapter_of, load_results, quick_only
 from reproduction.tuned.rows import compare_cells
 
+_AXIS = {"gridcolor": "#eceef1", "linecolor": "#e2e5e9", "zerolinecolor": "#e2e5e9", "automargin": True}
+# the page's light theme; the background is opaque, because a repository may be shown on black
+_TEMPLATE = {
+    "layout": {
+        "paper_bgcolor": "#ffffff",
+        "plot_bgcolor": "#ffffff",
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#1d2127"},
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
+        "coloraxis": {"colorscale": [[0, "#8c2d04"], [0.25, "#d9731f"], [0.5, "#f3b67a"], [1, "#8fbbdd"]]},
+    }
+}
 QUICK_RUN = "A quick run: few rounds, one seed, small grids. Nothing here is a result."
 VERDICTS: tuple[Holds, ...] = ("holds", "holds partly", "does not hold", "one seed", "not measured")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoldedText:
-    """Markdown under a heading that opens it."""
-
-    title: str
-    markdown: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
     """The content of the page."""
 
-    opening: list[Text | Table | CaptionedFigure]  # open; everything else is folded or below a line
-    preamble: list[Text | FoldedText | Table]  # comes before the chapters
+    opening: list[Part]
+    preamble: list[Part]  # how it was measured
     chapters: list[tuple[Experiment, Chapter]]
     not_measured: list[Experiment]  # experiments without any result
+    records: dict[str, list[CaseResult]]  # of every chapter
+
+    def versions(self, name: str) -> str:
+        """The versions of fedtilt that measured a chapter; older ones are marked."""
+        counts = Counter(record.environment["fedtilt"] for record in self.records[name])
+        cases = {version: f" ({count} cases)" if len(counts) > 1 else "" for version, count in counts.items()}
+        return "; ".join(
+            version + ("" if version == __version__ else ", older") + cases[version] for version in sorted(counts)
+        )
+
+    def measured_with(self, name: str) -> str:
+        """A sentence on the versions that measured a chapter."""
+        return f"Measured with fedtilt {self.versions(name)}; this is {__version__}."
 
     @property
     def figures(self) -> list[CaptionedFigure]:
@@ -58,10 +77,10 @@ def build_page(folder: ResultsFolder) -> Page:
         if not results:
             not_measured.append(experiment)
             continue
-        chapters.append((experiment, chapter_of(folder, experiment, results, quick=quick)))
-        results_of[name] = [stored for stored in folder.results(name) if stored.case in results]
-    first: list[Text | Table | CaptionedFigure] = []
-    preamble: list[Text | FoldedText | Table] = []
+        chapters.append((experiment, chapter_of(folder, name, quick=quick)))
+        results_of[name] = [stored for stored in folder.records(name).values() if stored.case in results]
+    first: list[Part] = []
+    preamble: list[Part] = []
     if quick:
         first.append(Text(markdown=f"**{QUICK_RUN}** The settings described below are those of full runs."))
     if any(comparison.seeds for comparison in comparisons):
@@ -77,7 +96,7 @@ def build_page(folder: ResultsFolder) -> Page:
         preamble.append(FoldedText(title="Notes on these runs", markdown=folder.notes))
     if results_of:
         preamble.append(_environment_table(results_of))
-    return Page(opening=first, preamble=preamble, chapters=chapters, not_measured=not_measured)
+    return Page(opening=first, preamble=preamble, chapters=chapters, not_measured=not_measured, records=results_of)
 
 
 def _preface() -> str:
@@ -128,6 +147,14 @@ def _environment_table(results_of: dict[str, list[CaseResult]]) -> Table:
         rows=rows,
         folded=True,
     )
+
+
+def themed(figure: CaptionedFigure) -> dict[str, Any]:
+    """The figure in colours for a page that has none of its own."""
+    return {
+        "data": figure.figure["data"],
+        "layout": {"height": 360} | figure.figure["layout"] | {"template": _TEMPLATE},
+    }
 
 
 def digest(figure: CaptionedFigure) -> str:

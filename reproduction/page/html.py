@@ -16,6 +16,8 @@ from fedtilt.report import html
 from fedtilt.version import __version__
 from reproduction.chapter import (
     CaptionedFigure,
+    FoldedText,
+    Part,
     Table,
     Text,
     format_cell,
@@ -23,7 +25,7 @@ from reproduction.chapter import (
     leading_number,
     verdicts_by_author,
 )
-from reproduction.page.build import FoldedText, Page, source
+from reproduction.page.build import Page, source
 
 _DENSE_COLUMNS = 6  # a table with more columns is set closer
 
@@ -59,7 +61,7 @@ def as_html(page: Page, *, plots: bool) -> str:
     )
 
 
-def _figure_groups(parts: Sequence[Text | Table | CaptionedFigure]) -> list[tuple[str, list[Any]]]:
+def _figure_groups(parts: Sequence[Part]) -> list[tuple[str, list[Any]]]:
     """Parts in order, adjacent figures together, each group with the CSS class of its grid ("" without figures).
 
     Figures are in two columns, unless one of them has several panels.
@@ -73,7 +75,7 @@ def _figure_groups(parts: Sequence[Text | Table | CaptionedFigure]) -> list[tupl
     return groups
 
 
-def _part(part: Text | FoldedText | Table | CaptionedFigure, plots: bool) -> Markup:
+def _part(part: Part, plots: bool) -> Markup:
     if isinstance(part, Text):
         return prose(part.markdown)
     if isinstance(part, FoldedText):

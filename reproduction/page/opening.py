@@ -10,7 +10,7 @@ from fedtilt.report.compare import best_and_tied
 from fedtilt.report.summary import join_words
 from fedtilt.report.tables import format_interval
 from reproduction import plots
-from reproduction.chapter import CaptionedFigure, Table, Text
+from reproduction.chapter import CaptionedFigure, Part, Table, Text
 from reproduction.comparison.dataset_comparison import COMPARED_METRICS, DatasetComparison
 from reproduction.comparison.experiment import difference_cell
 from reproduction.tuned.rows import METHOD_TITLES, NOISY
@@ -32,7 +32,7 @@ _MARKERS = {
 _TICKS = (-50, -20, -10, -5, -2, -0.5, 0, 0.5, 2, 5, 10, 20, 50)
 
 
-def opening(comparisons: Sequence[DatasetComparison]) -> list[Text | Table | CaptionedFigure]:
+def opening(comparisons: Sequence[DatasetComparison]) -> list[Part]:
     """Table, figure and sentences on FedTilt against its two strongest rivals, all tuned on noisy validation data.
 
     Args:
@@ -46,7 +46,7 @@ def opening(comparisons: Sequence[DatasetComparison]) -> list[Text | Table | Cap
     }
     cells = _by_condition_order((condition, data) for condition, data, _, _ in shown)
     missing = [f"{c.data} {c.condition}" for c in comparisons if not c.seeds]
-    parts: list[Text | Table | CaptionedFigure] = [
+    parts: list[Part] = [
         _table(cells, shown, missing),
         CaptionedFigure(
             name="opening",

@@ -6,28 +6,17 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
 from fedtilt.report import html
 from reproduction.chapter import CaptionedFigure
-from reproduction.page.build import digest
+from reproduction.page.build import digest, themed
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _WIDTHS = (560, 1000)  # of a figure with one panel, and with several
-_AXIS = {"gridcolor": "#eceef1", "linecolor": "#e2e5e9", "zerolinecolor": "#e2e5e9", "automargin": True}
-# the page's light theme; the background is opaque, because a repository may be shown on black
-_TEMPLATE = {
-    "layout": {
-        "paper_bgcolor": "#ffffff",
-        "plot_bgcolor": "#ffffff",
-        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#1d2127"},
-        "xaxis": _AXIS,
-        "yaxis": _AXIS,
-        "coloraxis": {"colorscale": [[0, "#8c2d04"], [0.25, "#d9731f"], [0.5, "#f3b67a"], [1, "#8fbbdd"]]},
-    }
-}
 _SCRIPT = """
 (async () => {
   for (const [name, figure] of Object.entries(JSON.parse(document.getElementById("figures").textContent))) {
@@ -66,7 +55,7 @@ def _draw(figures: Sequence[CaptionedFigure]) -> list[str]:
     browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if browser is None:
         raise InputError("SVG figures are drawn by a browser, and none is installed; install chromium")
-    content = {figure.name: _with_template(figure) for figure in figures}
+    content = {figure.name: _with_width(figure) for figure in figures}
     with tempfile.TemporaryDirectory(prefix="fedtilt-") as folder:
         page = Path(folder, "figures.html")
         page.write_text(
@@ -91,10 +80,9 @@ def _draw(figures: Sequence[CaptionedFigure]) -> list[str]:
     return svgs
 
 
-def _with_template(figure: CaptionedFigure) -> dict[str, object]:
-    layout = {"height": 360} | figure.figure["layout"]
-    width = _WIDTHS["xaxis2" in layout]
-    return {"data": figure.figure["data"], "layout": layout | {"width": width, "template": _TEMPLATE}}
+def _with_width(figure: CaptionedFigure) -> dict[str, Any]:
+    content = themed(figure)
+    return content | {"layout": content["layout"] | {"width": _WIDTHS["xaxis2" in content["layout"]]}}
 
 
 def _replace_random_id(svg: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from reproduction.chapter import CaptionedFigure, Chapter, Table, Text
+from reproduction.chapter import CaptionedFigure, Chapter, Part, Table, Text
 from reproduction.comparison.dataset_comparison import condition_name
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
 from reproduction.signs.claims import verdict
@@ -63,7 +63,7 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
 
 def chapter(experiment: Experiment, results: Results) -> Chapter:
     """Per data set tables with the paper's words and a figure; a verdict on every line of the paper's table."""
-    by_data, parts = collect(experiment, results), list[Text | Table | CaptionedFigure]()
+    by_data, parts = collect(experiment, results), list[Part]()
     for data, metrics in by_data.items():
         parts += [_tilts_table(experiment, data, condition, metrics) for condition in metrics.conditions]
         parts += [_figure(experiment, data, metrics), _server_table(experiment, data, metrics)]

@@ -5,7 +5,7 @@ from itertools import product
 from typing import Any
 
 from reproduction import plots
-from reproduction.chapter import CaptionedFigure, Chapter, Table, Text
+from reproduction.chapter import CaptionedFigure, Chapter, Part, Table, Text
 from reproduction.comparison.dataset_comparison import COMPARED_METRICS, TITLES, condition_name
 from reproduction.comparison.experiment import join_numbers
 from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
@@ -46,7 +46,7 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
     """The best tilts of every panel, metrics against lam for every tau and against tau for every lam, verdicts."""
     settings = experiment.settings
     measured = panels(results)
-    parts: list[Text | Table | CaptionedFigure] = []
+    parts: list[Part] = []
     if measured:
         parts.append(_best_tilts_table(measured))
     missing = []

@@ -12,11 +12,10 @@ import torch
 from fedtilt import seeds
 from fedtilt.data import Dataset, Federation
 from fedtilt.data.published.toy import SETUPS, toy
-from fedtilt.evaluation.summary import evaluated_counts
 from fedtilt.methods import Method, ditto, fedavg, fedtilt
 from fedtilt.models import logistic
 from fedtilt.simulation import simulate
-from reproduction.chapter import CaptionedFigure, Chapter, Table, Text
+from reproduction.chapter import CaptionedFigure, Chapter, Part, Table
 from reproduction.experiment import Case, Experiment, OnProgress, Options
 from reproduction.plots import axis_suffix, panels
 from reproduction.toy.claims import verdict
@@ -68,7 +67,7 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
     assert r.counts is not None  # the last round is always evaluated
     boundaries: dict[str, Any] = {}
     for m in methods:
-        correct = evaluated_counts(r.counts[m.name])
+        correct = r.counts[m.name].evaluated
         boundaries[m.name] = []
         for client, groups in enumerate(SETUPS[settings["data"]].groups):
             kept = r.state.client_states.get((m.name, client))  # every client takes part in every round
@@ -123,7 +122,7 @@ def _points(federation: Federation) -> list[list[list[float]]]:
 
 def chapter(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> Chapter:
     """Per data set a table of accuracy over all seeds and a figure of the boundaries of seed 0; verdicts."""
-    settings, parts = experiment.settings, list[Text | Table | CaptionedFigure]()
+    settings, parts = experiment.settings, list[Part]()
     measured: dict[str, dict[str, Any]] = {}
     for name in settings["data"]:
         by_seed = [results[key] for key in sorted(results) if key.startswith(f"{name}-seed-")]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
-from reproduction.results_folder import ResultsFolder
+from reproduction.results import ResultsFolder
 from reproduction.runner import load_results, quick_only
 from reproduction.tuned.chosen import FILE, as_toml, choose_settings, chosen_settings
 

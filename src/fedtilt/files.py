@@ -272,3 +272,21 @@ def first_difference(a: Any, b: Any, key: str = "") -> tuple[str, Any, Any] | No
                 return difference
         return None
     return None if a == b else (key, a, b)
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """Create files as 0600 and folders as 0700 for the length of a `with` block, whatever the umask of the process."""
+    umask = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(umask)
+
+
+def private_folder(path: Path) -> Path:
+    """A folder that only its owner can read, made if it is missing."""
+    with private_files():
+        path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o700)
+    return path

@@ -43,6 +43,18 @@ def test_run_prints_a_table_and_writes_the_run_folder(fedtilt, tmp_path: Path) -
     assert "rounds = 3" in (folder / "spec.toml").read_text()
 
 
+def test_run_reads_and_prepares_the_data_of_a_seed_once(fedtilt, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, prepared = [], []
+    from fedtilt.runs import spec_run
+    from fedtilt.spec import build
+
+    dataset_of, prepare = build.dataset_of, spec_run.prepare
+    monkeypatch.setattr(build, "dataset_of", lambda spec, seed: read.append(seed) or dataset_of(spec, seed))
+    monkeypatch.setattr(spec_run, "prepare", lambda *inputs: prepared.append(1) or prepare(*inputs))
+    assert fedtilt("run", *QUICK, "--seeds", "2").code == 0
+    assert (read, len(prepared)) == ([0, 1], 2)
+
+
 def test_json_seeds_and_methods(fedtilt) -> None:
     result = fedtilt("run", *QUICK, "--json", "--seeds", "2", "--seed", "4", "--method", "ditto", "--method", "fedprox")
     table = json.loads(result.out)

@@ -14,12 +14,12 @@ pytest.importorskip("flwr")
 
 import fedtilt as ft
 from fedtilt.cli.deploy import app
+from fedtilt.files import private_folder
 from fedtilt.flower.deploy import processes
-from fedtilt.flower.deploy.certificates import make_site_key
+from fedtilt.flower.deploy.credentials import make_site_key
 from fedtilt.flower.deploy.local_cluster import LocalCluster, free_port
 from fedtilt.flower.deploy.processes import Process
 from fedtilt.flower.deploy.project import site_tables
-from fedtilt.flower.private_files import private_folder
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
 

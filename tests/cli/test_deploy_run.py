@@ -247,7 +247,7 @@ def test_a_server_that_fails_before_it_can_record_why_shows_the_end_of_its_log(
     cluster.log = "fedtilt.errors.InputError: not in a traceback\n"
     with pytest.raises(ft.InputError, match=r"out is stopped; see"):
         run("--out", "out")
-    cluster.log = "\n".join([trace[0], "fedtilt.flower.schema.site_table.SchemaMismatch: a column is missing"])
+    cluster.log = "\n".join([trace[0], "fedtilt.flower.site_table.SchemaMismatch: a column is missing"])
     with pytest.raises(ft.InputError, match=r"out is stopped: a column is missing; see"):
         run("--out", "out")
 

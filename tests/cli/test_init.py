@@ -3,6 +3,8 @@
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from fedtilt import spec
 
 
@@ -24,7 +26,7 @@ def test_a_file_is_overwritten_only_with_force(fedtilt, tmp_path: Path) -> None:
     assert "already exists" in result.err
     assert path.read_text() == "seed = 1\n"
     assert fedtilt("init", str(path), "--force").code == 0
-    assert tomllib.loads(path.read_text())["name"] == "mine"
+    assert tomllib.loads(path.read_text())["train"]["rounds"] == 40
     for invalid in (tmp_path, path / "below.toml"):
         assert fedtilt("init", str(invalid)).code == 2
 
@@ -33,8 +35,9 @@ def test_the_reference_is_printed(fedtilt) -> None:
     assert fedtilt("init", "--reference").out == spec.reference()
 
 
-TABLE = "age,ward,hospital,well\n" + "".join(
-    f"{20 + n % 37},{'abc'[n % 3]},{'north' if n % 5 else 'south'},{'yes' if n % 4 < 2 else 'no'}\n" for n in range(200)
+TABLE = "age,pulse,ward,hospital,well\n" + "".join(
+    f"{20 + n % 37},{60 + n % 41},{'abc'[n % 3]},{'north' if n % 5 else 'south'},{'yes' if n % 4 < 2 else 'no'}\n"
+    for n in range(200)
 )
 
 
@@ -58,6 +61,34 @@ def test_a_spec_for_a_table(fedtilt, tmp_path: Path) -> None:
         assert result.code == 2
         assert message in result.err.replace("\n", " ")
         assert not Path("other.toml").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--table", "patients.csv", "--target", "well"],
+        ["--table", "patients.csv", "--target", "well", "--client", "hospital", "--group", "ward"],
+        ["--table", "patients.csv", "--target", "age", "--task", "regression", "--drop", "well", "--group", "ward"]
+        + ["--group", "hospital", "--schema", "kinds.json"],
+    ],
+    ids=["digits", "simulated clients", "own clients", "regression"],
+)
+def test_the_short_spec_has_at_most_40_lines_and_describes_the_same_run(fedtilt, options: list[str]) -> None:
+    Path("patients.csv").write_text(TABLE)
+    if "kinds.json" in options:
+        schema = fedtilt("data", "schema", "patients.csv", "--kinds", *options[2 : options.index("--schema")])
+        Path("kinds.json").write_text(schema.out)
+    assert fedtilt("init", "short.toml", *options).code == 0
+    assert fedtilt("init", "every.toml", "--all", *options).code == 0
+    short, every = Path("short.toml").read_text().splitlines(), Path("every.toml").read_text().splitlines()
+    assert len(short) <= 40 < 400 < len(every)
+    assert max(map(len, [*short, *every])) <= 120
+    assert spec.load("short.toml") == spec.load("every.toml", overrides=["name=short"])
+    keys = [line for line in short if " = " in line and line[0] not in "# "]
+    assert all("  # " in line for line in keys if not line.startswith("methods"))  # each is explained
+    run = ["run", "short.toml", "--set", "train.rounds=1", "--set", "train.workers=0", "--out", "run", "--quiet"]
+    assert fedtilt(*run).code == 0
 
 
 def test_the_json_schema_is_printed(fedtilt) -> None:

@@ -10,7 +10,7 @@ import torch
 from sklearn import metrics as sk
 
 import fedtilt as ft
-from fedtilt.runs.metrics import read_or_predict
+from fedtilt.runs.predictions import read_or_predict
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
 from fedtilt.storage.predictions import read_predictions
@@ -33,7 +33,7 @@ def run_folder(trained: Path, tmp_path: Path) -> Path:
 
 def test_predictions_agree_with_the_counts_and_are_computed_again(run_folder: Path) -> None:
     stored = read_or_predict(run_folder)
-    counts, total = RunFolder(run_folder / "seed-0").counts(3)
+    counts, total = RunFolder(run_folder / "seed-0").evaluations.counts(3)
     for name, correct in (("fedavg", counts["fedavg"].shared), ("fedtilt", counts["fedtilt"].personal)):
         found = stored.by_method[name].counts()
         assert torch.equal(found[0], correct)

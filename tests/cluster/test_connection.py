@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import fedtilt as ft
-from fedtilt.cluster.connection import check_address, import_ray
+from fedtilt.cluster.connection import check_cluster, import_ray
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.runs.seed_run import cluster_overrides
+from fedtilt.runs.spec_run import cluster_overrides
 from fedtilt.spec import load
 from tests.helpers import plain_loop
 
@@ -57,10 +57,10 @@ def test_another_service_at_the_address_is_refused(answer: bytes, accepted: bool
         thread.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         if accepted:
-            check_address(address)
+            check_cluster(address)
         else:
             with pytest.raises(ft.InputError, match=f"^cluster '{address}' is not Ray: another service answers; corr"):
-                check_address(address)
+                check_cluster(address)
         thread.join()
 
 
@@ -90,7 +90,7 @@ def test_a_run_goes_on_without_its_cluster() -> None:
 )
 def test_what_is_not_an_address_is_refused(address: str, message: str) -> None:
     with pytest.raises(ft.InputError, match=message):
-        check_address(address)
+        check_cluster(address)
 
 
 def test_settings_that_have_no_effect_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Columns of groups: their combination, their way through a federation, and bad ones."""
+"""TableReader of groups: their combination, their way through a federation, and bad ones."""
 
 import pytest
 import torch

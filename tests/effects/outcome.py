@@ -8,10 +8,10 @@ import fedtilt as ft
 from fedtilt.engine.prepare import PreparedRun, check_effects
 from fedtilt.runs.callback import Callbacks
 from fedtilt.runs.run import train_to_end
-from fedtilt.runs.seed_run import prepare_seed
+from fedtilt.runs.spec_run import prepare_seed
 from fedtilt.spec import Spec, check_clients_used, parse
 from fedtilt.spec.read import _make_paths_absolute
-from fedtilt.storage.in_memory_run import InMemoryRun
+from fedtilt.storage.run_folder import InMemoryRun
 from tests.effects.cases import Keys
 
 

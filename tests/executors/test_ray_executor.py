@@ -6,16 +6,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import fedtilt as ft
+from fedtilt.cluster.connection import connected
 from fedtilt.cluster.remote_tensor import RemoteTensor
+from fedtilt.cluster.tasks import Report, run_tasks
 from fedtilt.engine.prepare import prepare
 from fedtilt.engine.settings import TrainSettings
+from fedtilt.errors import Diverged
 from fedtilt.executors import ray_executor, sharded_models
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.executors.ray_executor import RayExecutor, _split
@@ -101,6 +104,14 @@ def test_what_clients_have_in_common_is_sent_once() -> None:
     assert shared[0] is jobs[0][0].start
     assert own[3][0].start == own[3][1].anchor  # both stand for the shared tensor
     assert own[3][1].start is jobs[3][1].start
+
+
+def test_an_error_of_a_task_names_the_task(cluster: LoopbackCluster) -> None:
+    def diverges(report: Report, notice: Callable[[str], None]) -> None:
+        raise Diverged("w is not finite; lower lr", methods=["a"])
+
+    with connected(cluster.address) as ray, pytest.raises(ft.InputError, match="^seed 3: w is not finite; lower lr$"):
+        run_tasks(ray, {"seed 3": diverges}, gpu=False, notice=print)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from fedtilt.errors import InputError
 from fedtilt.flower import Task
 from fedtilt.flower.deploy.local_cluster import LocalCluster
 from fedtilt.flower.server import serve
-from fedtilt.runs.seed_run import open_seed
+from fedtilt.runs.spec_run import open_seed
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers import attacking_site
 from tests.helpers.attacking_site import attacking_app
@@ -48,7 +48,7 @@ def accuracy(spec: Path, home: Path, kind: str | None, strength: float, settings
         grid._apps[4] = attacking_app(task, kind, strength, {4})
     serve(task, grid, config)
     _, folder = open_seed(home / "run")
-    counts, total = folder.counts(6)
+    counts, total = folder.evaluations.counts(6)
     return 100 * float(counts["fedavg"].shared[:4].sum() / total[:4].sum())
 
 
@@ -109,7 +109,7 @@ def test_a_site_that_attacks_over_a_superlink(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("attack.kind=alie", "attack.kind = 'alie' is for simulations, and real sites are not told to attack"),
+        ("attack.kind=alie", "attack.kind = 'alie' is for simulations, not for real sites"),
         ("methods.fedavg.aggregator=fltrust", "'fltrust' of method 'fedavg' needs data on the server"),
         ("methods.fedavg.weighting=samples", "train.screen = 0 bounds no claim; use weighting = 'equal'"),
     ],

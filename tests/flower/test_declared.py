@@ -8,11 +8,11 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from fedtilt.files import read_json
-from fedtilt.flower.declared import RECORD, Declared, decode_declared, measure_declared
-from fedtilt.flower.model_arrays import RejectedReply
+from fedtilt.flower.evaluation import DECLARED_RECORD, Declared, decode_declared, measure_declared
+from fedtilt.flower.message_fields import RejectedReply
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load
-from tests.flower.schema.test_exchange import NUMBERS_SPEC, SPEC, north_and_south, stays, write
+from tests.flower.test_schema_exchange import NUMBERS_SPEC, SPEC, north_and_south, stays, write
 from tests.helpers.loopback import Deployment
 
 AGREE = {"declare-groups": True, "declare-metrics": True}
@@ -37,13 +37,15 @@ def test_groups_and_metrics_of_sites_that_agree(task: str, tmp_path: Path) -> No
     name = "accuracy" if task == "classes" else "mae"
     frame = result.metrics_frame(name, by="client", resamples=0)
     assert declared["0"]["metrics"][name] == pytest.approx(frame.by_group[name]["north"], rel=1e-5)
-    assert all(RECORD in reply.content for message, reply in grid.sent if message.metadata.message_type == "evaluate")
+    assert all(
+        DECLARED_RECORD in reply.content for message, reply in grid.sent if message.metadata.message_type == "evaluate"
+    )
 
 
 def test_nothing_is_declared_unless_a_site_agrees(tmp_path: Path) -> None:
     spec = SPEC.replace('drop = ["patient"]', 'drop = ["patient"]\ngroup = ["smokes"]')
     grid = Deployment(write(tmp_path / "data", north_and_south(), spec), tmp_path).run(set="train.rounds=1")
-    assert not any(RECORD in reply.content for _, reply in grid.sent)
+    assert not any(DECLARED_RECORD in reply.content for _, reply in grid.sent)
     assert not (tmp_path / "run/seed-0/declared.json").exists()
     assert "groups" not in read_json(tmp_path / "run/results.json")["methods"]["fedtilt"]
 
@@ -63,7 +65,7 @@ def test_nothing_is_declared_unless_a_site_agrees(tmp_path: Path) -> None:
     ],
 )
 def test_an_impossible_declaration_is_rejected(values: object) -> None:
-    reply = SimpleNamespace(content=RecordDict({RECORD: ConfigRecord({"json": json.dumps(values)})}))
+    reply = SimpleNamespace(content=RecordDict({DECLARED_RECORD: ConfigRecord({"json": json.dumps(values)})}))
     with pytest.raises(RejectedReply, match="declares what cannot be used"):
         decode_declared(reply, 20, 1)  # type: ignore[arg-type]
 
@@ -71,7 +73,7 @@ def test_an_impossible_declaration_is_rejected(values: object) -> None:
 def test_a_site_with_an_impossible_declaration_is_left_out_and_named(tmp_path: Path) -> None:
     def tamper(reply, site, round):  # type: ignore[no-untyped-def]
         if site == 0 and "by-class" in reply.content.get("metrics", {}):
-            reply.content[RECORD] = ConfigRecord({"json": "[]"})
+            reply.content[DECLARED_RECORD] = ConfigRecord({"json": "[]"})
         return [reply]
 
     deployment = Deployment(write(tmp_path / "data", north_and_south()), tmp_path)

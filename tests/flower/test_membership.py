@@ -10,11 +10,10 @@ from flwr.proto.node_pb2 import NodeInfo
 
 import fedtilt as ft
 from fedtilt.files import read_json
-from fedtilt.flower.deploy.certificates import make_site_key
+from fedtilt.flower.deploy.credentials import KEYS_VARIABLE, make_site_key, read_site_keys, site_keys
 from fedtilt.flower.membership import Membership
 from fedtilt.flower.messages import encode_join_reply
 from fedtilt.flower.policy import RoundPolicy
-from fedtilt.flower.site_keys import KEYS_VARIABLE, read_site_keys, site_keys
 from fedtilt.parts import Parts
 from tests.helpers.loopback import Deployment, LoopbackGrid
 
@@ -99,7 +98,7 @@ def test_a_silent_site_is_left_out_and_costs_no_more_time_until_it_replies() -> 
     for _ in range(3):
         membership.refresh(grid)
         assert membership.nodes() == {0: 100}
-        assert membership.absence_reason(1) == "is left out until it replies: it was silent in 2 rounds"
+        assert membership.absence_reason(1) == "is skipped until it replies: it was silent in 2 rounds"
     assert len(grid.waited) == 1  # asked again, and not waited for
     grid.hung = set()
     membership.refresh(grid)
@@ -210,6 +209,6 @@ def test_a_run_leaves_a_silent_site_out_and_takes_it_back(
     assert [entry["missing"] for entry in rounds.values()] == [
         {"1": "did not reply in time"},
         {"1": "did not reply in time"},
-        {"1": "is left out until it replies: it was silent in 2 rounds"},
+        {"1": "is skipped until it replies: it was silent in 2 rounds"},
         {},
     ]

@@ -52,8 +52,10 @@ SETTINGS = "train.rounds=3\ntrain.lr=0.05"
 OPTIONS = {  # that keep state, or must change nothing
     "plain": "",
     "server sgd, audit": "train.server_optimizer=sgd train.audit=true",
-    "server adam, client momentum": "train.server_optimizer=adam train.server_lr=0.02 {m}.client_momentum=0.5",
-    "yogi, decay": "train.server_optimizer=yogi train.server_lr=0.02 train.schedule=exponential train.decay=0.8",
+    "server adam, client momentum": "train.server_optimizer=adam train.server_optimizer.lr=0.02 "
+    "{m}.client_momentum=0.5",
+    "yogi, decay": "train.server_optimizer=yogi train.server_optimizer.lr=0.02 "
+    "train.schedule=exponential train.schedule.decay=0.8",
     "buckets of one": '{m}.before=["bucketing"] {m}.before.0.size=1',
 }
 
@@ -113,14 +115,17 @@ def test_a_deployment_with_options_gives_the_simulators_states(method_spec: Path
 
 @pytest.mark.parametrize(
     ("method_spec", "reason"),
-    [("scaffold", "has no tensor 'correction.control'"), ("qffl", "declares no loss ≥ 0 of the received model")],
+    [
+        ("scaffold", "has other tensors: 1 are missing and 0 are unknown"),
+        ("qffl", "declares no loss ≥ 0 of the received model"),
+    ],
     indirect=["method_spec"],
 )
 def test_a_reply_without_what_the_method_needs_is_rejected(method_spec: Path, reason: str, tmp_path: Path) -> None:
     def without(reply: Message, site: int, round: int) -> list[Message]:
         content = reply.content
-        if site == 1 and "tensor-correction.control" in content:
-            del content["tensor-correction.control"]
+        if site == 1 and "tensors" in content:
+            del content["tensors"]["correction.control"]
         if site == 1 and "declared-loss" in content.get("metrics", {}):
             content["metrics"]["declared-loss"] = -1.0
         return [reply]
@@ -138,4 +143,4 @@ def test_no_local_tensor_leaves_a_site(method_spec: Path, tmp_path: Path) -> Non
         key for message, reply in grid.sent if not reply.has_error()
         for key, record in reply.content.items() if isinstance(record, ArrayRecord)
     }  # fmt: skip
-    assert records == {"arrays", "tensor-correction.control"}
+    assert records == {"arrays", "tensors"}

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fedtilt.cli.deploy_progress import last_error
 from fedtilt.files import read_json
 from fedtilt.flower.deploy import processes
-from fedtilt.flower.deploy.certificates import make_authority, make_site_key
+from fedtilt.flower.deploy.credentials import make_authority, make_site_key
 from fedtilt.flower.deploy.local_cluster import LocalCluster, free_port
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.spec import load

@@ -52,8 +52,8 @@ RECIPES = {
     "averaged buffers": f"{MOMENTUM}\ntrain.buffers=average\nmethods.fedtilt.weighting=samples",
     "frozen buffers": f"{MOMENTUM}\ntrain.buffers=frozen",
     "local head": f'{MOMENTUM}\ntrain.local=["head.*"]',
-    "all of it": 'train.optimizer=adamw\ntrain.schedule=exponential\ntrain.decay=0.5\ntrain.clip_norm=1.0\n'
-    'train.local=["head.*"]\ntrain.buffers=average\ntrain.server_optimizer=adam\ntrain.server_lr=0.05',
+    "all of it": 'train.optimizer=adamw\ntrain.optimizer.clip_norm=1.0\ntrain.schedule={name="exponential",decay=0.5}\n'
+    'train.local=["head.*"]\ntrain.buffers=average\ntrain.server_optimizer=adam\ntrain.server_optimizer.lr=0.05',
 }  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def test_every_part_of_a_recipe_gives_the_simulators_states(
         assert bool(files) == bool(kept)
         if files:
             torch.testing.assert_close(load_file(files[0]), dict(kept))
-    counts, _ = RunFolder(tmp_path / "run/seed-0").counts(3)
+    counts, _ = RunFolder(tmp_path / "run/seed-0").evaluations.counts(3)
     assert torch.equal(counts[preset].shared, last.counts[preset].shared)
 
 

@@ -34,7 +34,13 @@ def spent(folder: Path) -> dict[int, float]:
 
 
 @pytest.mark.parametrize(
-    "more", ["", "methods.fedtilt.q=0.2", "train.participation=0.5", "train.server_optimizer=adam\ntrain.server_lr=0.1"]
+    "more",
+    [
+        "",
+        "methods.fedtilt.q=0.2",
+        "train.participation=0.5",
+        "train.server_optimizer=adam\ntrain.server_optimizer.lr=0.1",
+    ],
 )
 def test_a_deployment_gives_the_simulators_models_with_the_noise_of_the_seed(
     more: str, deployment: Deployment, spec: Path, tmp_path: Path
@@ -70,7 +76,7 @@ def test_a_site_that_is_missing_counts_as_an_update_of_zero(deployment: Deployme
 
     one_round = f"{SEED.replace('rounds=3', 'rounds=1').replace('noise=0.5', 'noise=1e-6')}\ntrain.lr=1.0"
     deployment.run(tamper=lose_site_1, set=one_round, quorum=0.5)
-    start = RunFolder(tmp_path / "run/seed-0").checkpoint_of(0)
+    start = RunFolder(tmp_path / "run/seed-0").checkpoints.read(0)
     update = shared(tmp_path / "run") - start.server["fedtilt"]["parameters"]
     assert float(update.norm()) == pytest.approx(0.5, abs=1e-4)  # a clipped update of one of two sites
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from torch import Tensor
 
 import fedtilt as ft
@@ -20,8 +21,8 @@ from fedtilt.errors import Diverged
 from fedtilt.files import read_json
 from fedtilt.flower import FedTiltStrategy, RoundPolicy
 from fedtilt.flower.membership import Membership
+from fedtilt.flower.message_fields import decode_model, encode_model
 from fedtilt.flower.messages import encode_failure, encode_join_reply, encode_train_reply
-from fedtilt.flower.model_arrays import from_arrays, to_arrays
 from fedtilt.flower.task import FederationInfo
 from fedtilt.parts import Parts
 from fedtilt.storage.run_folder import RunFolder
@@ -38,6 +39,9 @@ class ThreeNodes:
 
     def get_node_ids(self) -> list[int]:
         return [100, 101, 102]
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node) for node in self.get_node_ids()]
 
     def send_and_receive(self, messages: Iterable[Message], timeout: float | None = None) -> list[Message]:
         return [Message(encode_join_reply(m.metadata.dst_node_id - 100, 3, PARTS), reply_to=m) for m in messages]
@@ -63,7 +67,7 @@ def round_one(
     strategy = FedTiltStrategy(method, PARTS, INFO, settings=settings, policy=policy)
     grid = ThreeNodes()
     strategy.membership.wait_and_join(grid)
-    arrays = to_arrays(PARTS, PARTS.initial, None)
+    arrays = encode_model(PARTS, {"parameters": PARTS.initial})
     messages = {m.metadata.dst_node_id - 100: m for m in strategy.configure_train(1, arrays, ConfigRecord(), grid)}
     replies = {site: train_reply(site, 10 + site, message) for site, message in messages.items()}
     return strategy, messages, replies
@@ -95,7 +99,7 @@ def set_array(value: object) -> Callable[[RecordDict], None]:
 
 
 def set_model(w: Tensor) -> Callable[[RecordDict], None]:
-    return lambda content: content.update(arrays=to_arrays(PARTS, w, None))
+    return lambda content: content.update(arrays=encode_model(PARTS, {"parameters": w}))
 
 
 def npy_bytes(value: np.ndarray, version: tuple[int, int] = (1, 0)) -> bytes:
@@ -177,7 +181,7 @@ def test_arrays_that_flower_sends_are_read() -> None:
     tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
     vector = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
     parts = dataclasses.replace(Parts.plain(vector), trained=shapes)
-    assert torch.equal(from_arrays(ArrayRecord(tensors), parts)["parameters"], vector)
+    assert torch.equal(decode_model(ArrayRecord(tensors), parts)["parameters"], vector)
 
 
 @pytest.mark.parametrize("reason", INVALID)
@@ -210,7 +214,7 @@ def test_a_robust_rule_stays_robust_if_replies_are_missing() -> None:
     strategy, _, replies = round_one(rule)
     set_model(torch.full((P,), 1e30))(replies[1].content)
     arrays, _ = strategy.aggregate_train(1, replies.values())
-    assert equal(arrays, to_arrays(PARTS, trained_model(2), None))  # the median of sites 0, 2 and 1
+    assert equal(arrays, encode_model(PARTS, {"parameters": trained_model(2)}))  # the median of sites 0, 2 and 1
 
 
 def test_errors_duplicates_unknown_nodes_and_missing_replies() -> None:

@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 from reproduction import Options, load
-from reproduction.results_folder import CaseResult, ResultsFolder, round_floats
+from reproduction.results import CaseResult, ResultsFolder, round_floats
 from reproduction.train_grid import Setting, ditto, fedavg, fedtilt
 
 KEYS = ("accuracy", "client_fairness", "client_data_fairness_mean", "client_data_fairness_std")
@@ -64,7 +64,7 @@ def write_tuned_results(folder: ResultsFolder, seeds: int, *, quick: bool = Fals
             test = part(round_floats(metrics(*values)), personal=setting["preset"] not in ("fedavg", "fedprox", "term"))
             methods[name] = {"test": test["test"]}
         result = {"methods": methods, "settings": case.settings["methods"], "diverged": {}}
-        folder.write(
+        folder.append(
             "tuned",
             CaseResult(
                 case=case.name, what=case.what, quick=quick, seeds=seeds, settings=case.settings, seconds=1.0,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedtilt as ft
-from fedtilt.data.raw_rows import raw_rows
+from fedtilt.data.tables.reader import original_rows
 from fedtilt.report.audit_page import build_audit_page, png_address
 
 
@@ -59,7 +59,7 @@ def test_rows_of_a_table_are_found_by_their_sample(tmp_path: Path, kind: str) ->
     fed = ft.Federation.build(data)
     for client in range(2):
         samples = fed.train_index[client].tolist()
-        found = raw_rows(data, samples)
+        found = original_rows(data, samples)
         assert set(found) == set(samples)
         for sample in samples:
             assert float(found[sample]["v"]) == rows[int(data.rows_train[sample])]["v"]

@@ -21,7 +21,7 @@ def test_a_quick_comparison_from_start_to_page(reproduce, tmp_path: Path) -> Non
     assert "FedTilt mu 0.01, tau 0, 10 × lam -2, 10" in output.err
     assert "data set 'mnist' is missing, flips/mnist-seed-0 skipped; run fedtilt data download mnist" in output.err
     folder = tmp_path / "runs" / "reproduction-quick"
-    entry = json.loads((folder / "flips" / "digits-seed-0.json").read_text())
+    entry = json.loads((folder / "flips.jsonl").read_text())
     accuracy = entry["result"]["methods"]["ditto mu=0.01"]["test"]["personal"]["accuracy"]
     (row,) = [line for line in output.out.splitlines() if "Ditto (mu 0.01)" in line]
     assert f" {accuracy:.2f} " in row
@@ -50,13 +50,13 @@ def test_cases_are_listed_and_a_damaged_result_is_named(reproduce, tmp_path: Pat
     assert status["propositions/large-mu-seed-0"] == "done"
     assert status["propositions/ditto-seed-0"] == "to run"
     assert status["clean/mnist-seed-0"] == "to run, data set mnist missing"
-    path = tmp_path / "runs" / "reproduction-quick" / "propositions" / "large-mu-seed-0.json"
+    path = tmp_path / "runs" / "reproduction-quick" / "propositions.jsonl"
     path.write_text(path.read_text()[:100])
     again = reproduce("propositions", "--quick", "--only", "large-mu", "--list")
-    assert "propositions/large-mu-seed-0  to run again: its file is damaged (" in again.out
+    assert "propositions/large-mu-seed-0  to run" in again.out
     page = reproduce("page", "--out", "runs/reproduction-quick")
     assert page.code == 2
-    assert "large-mu-seed-0.json cannot be read, its file is damaged" in page.err
+    assert "propositions.jsonl line 1 is incomplete: a process was killed while it wrote it" in page.err
     assert "python -m reproduction propositions" in page.err
     assert "Traceback" not in page.err
 
@@ -71,7 +71,7 @@ def test_nothing_to_run_is_an_error(reproduce) -> None:
     ("arguments", "sentence"),
     [
         (["cleam"], "unknown experiment 'cleam'"),
-        (["page"], "runs/reproduction has no results"),
+        (["page", "--out", "runs/none"], "runs/none has no results"),
         (["clean", "--to", "docs"], "--to needs page"),
         (["clean", "--quick", "--seeds", "0"], "seeds = 0 runs nothing"),
         (["clean", "--quick", "--only", "x"], "no case matches x"),

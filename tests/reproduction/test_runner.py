@@ -9,7 +9,7 @@ import pytest
 import fedtilt as ft
 from reproduction import Case, Options, reproduce
 from reproduction.comparison import experiment
-from reproduction.results_folder import ResultsFolder
+from reproduction.results import RESULTS, ResultsFolder
 from reproduction.runner import case_statuses, damaged_results
 from tests.helpers.handmade_results import comparison_result, metrics
 
@@ -55,7 +55,7 @@ def test_an_interrupted_run_continues(measured: list[str], tmp_path: Path) -> No
 
     with pytest.raises(KeyboardInterrupt):
         reproduce("clean", tmp_path, options=options, only=["digits"], on_case=stop)
-    assert [path.name for path in (tmp_path / "clean").glob("*.json")] == ["digits-seed-0.json"]
+    assert list(ResultsFolder(tmp_path).records("clean")) == ["digits-seed-0"]
     result = reproduce("clean", tmp_path, options=options, only=["digits"])
     assert measured == ["digits-seed-0", "digits-seed-1", "digits-seed-2"]
     assert result.measured == ["clean/digits-seed-1", "clean/digits-seed-2"]
@@ -64,10 +64,10 @@ def test_an_interrupted_run_continues(measured: list[str], tmp_path: Path) -> No
 def test_a_changed_setting_makes_a_result_stale(measured: list[str], tmp_path: Path) -> None:
     notices: list[str] = []
     reproduce("clean", tmp_path, options=QUICK, only=["digits"])
-    path = tmp_path / "clean" / "digits-seed-0.json"
+    path = tmp_path / "clean.jsonl"
     content = json.loads(path.read_text())
     content["settings"]["train"]["lr"] = 0.5
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content) + "\n")
     assert not reproduce("clean", tmp_path, options=QUICK, only=["mnist"]).chapters["clean"].parts[:-1]  # left out
     reproduce(
         "clean", tmp_path, options=Options(quick=True, device="cpu", notice=notices.append), only=["digits"]
@@ -85,46 +85,49 @@ def test_a_missing_data_set_is_listed_and_the_rest_runs(measured: list[str], tmp
 
 def test_a_quick_run_never_replaces_a_full_result(measured: list[str], tmp_path: Path) -> None:
     reproduce("clean", tmp_path, options=QUICK, only=["digits"])
-    path = tmp_path / "clean" / "digits-seed-0.json"
-    path.write_text(path.read_text().replace('"quick": true', '"quick": false'))
-    with pytest.raises(ft.InputError, match="full result, which --quick would replace"):
+    path = tmp_path / "clean.jsonl"
+    path.write_text(path.read_text().replace('"quick":true', '"quick":false'))
+    with pytest.raises(ft.InputError, match="full result of digits-seed-0, which --quick would replace"):
         reproduce("clean", tmp_path, options=QUICK, only=["digits"])
 
 
 def test_a_file_of_another_program_is_an_error(measured: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "clean" / "digits-seed-0.json"
-    path.parent.mkdir()
-    path.write_text('{"a": 1}')
-    with pytest.raises(ft.InputError, match="is not a result of this command"):
+    path = tmp_path / "clean.jsonl"
+    path.write_text('{"a": 1}\n')
+    with pytest.raises(ft.InputError, match="is not a file of results; move it"):
         reproduce("clean", tmp_path, options=QUICK, only=["digits"])
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda text: text[: len(text) // 2], "its file is damaged ("),
-        (lambda text: text.replace('"methods"', '"mathods"'), "its file lacks methods"),
-        (lambda text: text.replace('"quick": true,\n', ""), "its file is incomplete"),
+        (lambda text: text[: len(text) // 2], "line 2 is incomplete: a process was killed while it wrote it"),
+        (lambda text: text[: len(text) // 2] + "\n", "line 2 is damaged ("),
+        (lambda text: text.replace('"methods"', '"mathods"'), "has digits-seed-1, but its record lacks methods"),
+        (lambda text: text.replace('"quick":true,', ""), "line 2 lacks quick"),
     ],
 )
-def test_a_damaged_result_is_run_again(measured: list[str], tmp_path: Path, damage: Any, reason: str) -> None:
+def test_a_damaged_record_is_named_and_run_again(measured: list[str], tmp_path: Path, damage: Any, reason: str) -> None:
     notices: list[str] = []
-    reproduce("clean", tmp_path, options=QUICK, only=["digits"])
-    path = tmp_path / "clean" / "digits-seed-0.json"
-    whole = path.read_text()
-    path.write_text(damage(whole))
+    options = Options(quick=True, device="cpu", seeds=2, notice=notices.append)
+    reproduce("clean", tmp_path, options=options, only=["digits"])
+    path = tmp_path / "clean.jsonl"
+    first, second = path.read_text().splitlines(keepends=True)
+    path.write_text(first + damage(second))
     assert reproduce("flips", tmp_path, options=QUICK, only=["digits"]).measured  # other experiments still run
     (problem,) = damaged_results(ResultsFolder(tmp_path))
-    assert problem.startswith(f"{path} cannot be read, {reason}")
-    assert problem.endswith(f"; python -m reproduction clean --quick --out {tmp_path} runs it again")
-    reproduce("clean", tmp_path, options=Options(quick=True, device="cpu", notice=notices.append), only=["digits"])
-    assert [line.startswith(f"clean/digits-seed-0 is run again: {reason}") for line in notices] == [True]
-    assert json.loads(path.read_text())["result"] == json.loads(whole)["result"]
+    assert problem.startswith(f"{path} {reason}")
+    assert problem.endswith(f"; python -m reproduction clean --quick --out {tmp_path} runs the case again")
+    again = reproduce("clean", tmp_path, options=options, only=["digits"])
+    assert (again.measured, again.reused) == (["clean/digits-seed-1"], ["clean/digits-seed-0"])
+    assert notices[0] == problem
     assert damaged_results(ResultsFolder(tmp_path)) == []
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record["result"] for record in records] == [json.loads(line)["result"] for line in (first, second)]
 
 
-def test_the_results_in_docs_are_complete() -> None:
-    assert damaged_results(ResultsFolder(Path(__file__).parents[2] / "docs" / "reproduction" / "results")) == []
+def test_the_results_of_this_repository_are_complete() -> None:
+    assert damaged_results(ResultsFolder(RESULTS)) == []
 
 
 def test_only_matches_whole_words_of_a_name(tmp_path: Path) -> None:
@@ -155,9 +158,9 @@ def test_only_and_several_experiments(measured: list[str], tmp_path: Path) -> No
 
 def test_results_record_settings_and_environment(measured: list[str], tmp_path: Path) -> None:
     reproduce("clean", tmp_path, options=QUICK, only=["digits"])
-    (stored,) = ResultsFolder(tmp_path).results("clean")
+    (stored,) = ResultsFolder(tmp_path).records("clean").values()
     assert stored.quick
     assert stored.environment["device"].startswith("cpu")
     assert {"fedtilt", "torch", "python"} <= set(stored.environment)
     assert stored.settings["outliers"] == "none"
-    assert not (tmp_path / "clean" / "unfinished").exists()
+    assert not (tmp_path / "unfinished" / "clean" / "digits-seed-0").exists()

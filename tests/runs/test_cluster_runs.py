@@ -11,7 +11,7 @@ import fedtilt as ft
 from fedtilt.cluster.connection import connected
 from fedtilt.cluster.tasks import check_shared
 from fedtilt.tuning.search import Search
-from fedtilt.tuning.trainer import OutOfTime
+from fedtilt.tuning.training import OutOfTime
 from tests.helpers.ray_cluster import LoopbackCluster, loopback_cluster
 
 pytest.importorskip("ray")
@@ -47,7 +47,8 @@ def test_cases(reproduce: Callable[..., Any], tmp_path: Path, cluster: LoopbackC
     for name, options in {"alone": [], "cluster": ["--cluster", cluster.address]}.items():
         done = reproduce("toy", "--quick", "--only", "toy-1", "--only", "toy-3", "--out", name, *options)
         assert done.code == 0, done.err
-        read = {path.name: json.loads(path.read_text()) for path in (tmp_path / name).glob("toy/*.json")}
+        lines = (tmp_path / name / "toy.jsonl").read_text().splitlines()
+        read = {record["case"]: record for record in map(json.loads, lines)}
         for result in read.values():
             del result["seconds"], result["environment"]["threads"]  # a task has one thread
         results.append(read)

@@ -9,7 +9,7 @@ import torch
 import fedtilt as ft
 from fedtilt import spec
 from fedtilt.files import read_json
-from fedtilt.runs import seed_run, spec_run
+from fedtilt.runs import spec_run
 from fedtilt.storage import provenance
 
 SETTINGS = ["clients.count=3", "clients.max_train=10", "train.rounds=1", "train.epochs=1", "train.workers=0"]
@@ -44,7 +44,7 @@ def test_before_the_first_and_the_second_file(monkeypatch: pytest.MonkeyPatch, t
 
 def test_after_the_second_file_it_is_resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert killed_at(monkeypatch, seed_run, "train_to_end", folder) == [".lock", "run.json", "spec.toml"]
+    assert killed_at(monkeypatch, spec_run, "train_to_end", folder) == [".lock", "run.json", "spec.toml"]
     assert list(spec_run.resume(folder)) == [0, 1, 2]
 
 

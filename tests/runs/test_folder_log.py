@@ -8,8 +8,7 @@ import pytest
 
 import fedtilt as ft
 from fedtilt.runs.callback import RunStart
-from fedtilt.runs.folder_log import FolderLog
-from fedtilt.runs.trackers import Tracker
+from fedtilt.runs.trackers import FolderLog, Tracker
 
 SETTINGS: dict[str, Any] = {"rounds": 2, "epochs": 1, "eval_every": 1, "workers": 0, "seed": 3}
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedtilt as ft
-from fedtilt.evaluation.intervals import exact_interval
+from fedtilt.evaluation.weighted_predictions import clopper_pearson
 from fedtilt.runs.export import export_model
 from fedtilt.runs.model_card import model_card
 
@@ -45,7 +45,7 @@ def card(folder: Path, method: str, client: str | None = None) -> str:
 
 
 def row(name: str, correct: int, total: int) -> str:
-    low, high, *_ = exact_interval(correct, total, 0.95)
+    low, high = clopper_pearson(correct, total, 0.95)
     return f"| {name} | {100 * correct / total:.1f} % ({100 * low:.1f} to {100 * high:.1f}) | {total} |"
 
 
@@ -125,7 +125,7 @@ def test_the_command_writes_card_and_onnx(run: tuple[Path, ft.Result], fedtilt, 
 def test_a_model_that_onnx_changes_is_not_written(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     from fedtilt.errors import InputError
-    from fedtilt.runs.onnx_export import write_onnx
+    from fedtilt.runs.export import write_onnx
 
     class Stateful(torch.nn.Module):  # its answers change between calls, so an export cannot agree with it
         def __init__(self) -> None:

@@ -28,7 +28,7 @@ def keywords(settings: ft.TrainSettings) -> dict[str, Any]:
     }
 
 
-def test_an_object_trains_the_same_bits_as_keywords() -> None:
+def test_an_object_trains_bit_identical_models_to_keywords() -> None:
     assert torch.equal(trained(settings=SETTINGS), trained(**keywords(SETTINGS)))
 
 
@@ -47,6 +47,19 @@ def test_run_takes_it_and_its_result_is_that_of_keywords() -> None:
     ]
     assert results[0]["fedavg"].accuracy == results[1]["fedavg"].accuracy
     assert "rounds=2, participation=0.5" in repr(SETTINGS)
+
+
+def test_tune_takes_it_and_recommends_it_with_its_setting() -> None:
+    data = ft.Federation.build(ft.data.load("digits"), clients=4, max_train=20, validation=0.3)
+    tuned, expected = (
+        ft.tune([ft.fedavg()], data, ft.models.mlp, over={"batch_size": [5]}, **settings)
+        for settings in ({"settings": SETTINGS, "rounds": 1}, keywords(SETTINGS) | {"rounds": 1})
+    )
+    assert tuned.settings == expected.settings
+    assert tuned.train == expected.train
+    assert {"rounds": 1, "lr": 0.05, "workers": 0}.items() <= tuned.train.items()
+    with pytest.raises(ft.InputError, match="lr has no effect: no method of this run takes it"):
+        ft.tune([ft.fedavg(lr=0.1)], data, ft.models.mlp, over={"batch_size": [5]}, settings=SETTINGS)
 
 
 def test_what_is_no_such_object_and_what_has_no_effect_is_refused() -> None:

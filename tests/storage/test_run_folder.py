@@ -334,7 +334,7 @@ def test_frozen_parameters_are_stored_once(federation: ft.Federation, tmp_path: 
 def stored(folder: Path, round: int) -> dict[Owner, StoredState]:
     """Where a checkpoint says that the states of the clients are."""
     run_folder = RunFolder(folder / "seed-0")
-    run_folder.checkpoint_of(round)
+    run_folder.checkpoints.read(round)
     return run_folder.client_states.save_all()
 
 
@@ -395,7 +395,7 @@ def test_a_damaged_line_of_metrics_costs_its_round_alone(federation: ft.Federati
     result, notes = run_again(federation, copy)
     assert [note.partition(" (")[0] for note in notes] == [
         f"{metrics} is damaged in line 1",
-        f"{metrics} has no metrics of ditto after round 1; this evaluation is left out of the curves",
+        f"{metrics} has no metrics of ditto after round 1; this evaluation is missing from the curves",
     ]
     whole, _ = run_again(federation, finished)
     for name in result:

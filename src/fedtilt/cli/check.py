@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fedtilt.cli.console import Console, echo
 from fedtilt.locks import locked
-from fedtilt.runs.seed_run import check_run_folder
+from fedtilt.runs.spec_run import check_run_folder
 from fedtilt.storage.integrity import check_run
 
 

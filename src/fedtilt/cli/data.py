@@ -17,10 +17,10 @@ from fedtilt.cli.show_folder import describe_folder
 from fedtilt.cli.show_table import print_warnings, show_table, table_messages
 from fedtilt.cli.table_options import Client, Drop, Group, Schema, Target, Task, first_given
 from fedtilt.data import data_folder, download, find_folder, names, verify
-from fedtilt.data.image_folders.listing import is_manifest
 from fedtilt.data.published import catalog
 from fedtilt.data.published.entry import Entry
-from fedtilt.data.tables.columns import is_table
+from fedtilt.data.sources.images import is_manifest
+from fedtilt.data.tables.reader import is_table
 from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.spec.build import table_of

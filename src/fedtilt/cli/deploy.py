@@ -96,7 +96,7 @@ def status(project: Project = Path(".")) -> None:
 
 
 def _print_processes(cluster: "LocalCluster") -> None:
-    from fedtilt.flower.deploy.flwr_cli import status_text
+    from fedtilt.flower.deploy.programs import status_text
 
     pids = cluster.running()
     if not pids:

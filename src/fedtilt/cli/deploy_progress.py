@@ -11,7 +11,7 @@ from fedtilt.cli.deploy_project import plural
 
 if TYPE_CHECKING:
     from fedtilt.flower.deploy.local_cluster import LocalCluster
-    from fedtilt.runs.folder_log import FolderLog
+    from fedtilt.runs.trackers import FolderLog
 
 _LOG_LINES = 12  # of a run that failed without a reason in its folder
 
@@ -89,7 +89,7 @@ class RunProgress:
             run: the number of the run
             status: Flower's status of it
         """
-        from fedtilt.flower.deploy.flwr_cli import status_text
+        from fedtilt.flower.deploy.programs import status_text
 
         stopped = read_if_written(self._folder / "stopped.json") if self._is_new("stopped.json") else {}
         if "reason" not in stopped:

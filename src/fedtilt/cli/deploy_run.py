@@ -37,8 +37,7 @@ def run(
     from fedtilt.flower import RoundPolicy, Task
     from fedtilt.flower.deploy.local_cluster import LocalCluster
     from fedtilt.flower.deploy.project import check_project, default_run_config
-    from fedtilt.runs.folder_log import FolderLog
-    from fedtilt.runs.trackers import trackers_of
+    from fedtilt.runs.trackers import FolderLog, trackers_of
 
     check_project(project)
     trackers = trackers_of(log or [])

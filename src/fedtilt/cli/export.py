@@ -11,9 +11,8 @@ from fedtilt.cli.console import echo
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes, write_tensors
 from fedtilt.models import build_exported
-from fedtilt.runs.export import export_model
+from fedtilt.runs.export import export_model, write_onnx
 from fedtilt.runs.model_card import model_card
-from fedtilt.runs.onnx_export import write_onnx
 
 
 def export(

@@ -1,4 +1,4 @@
-"""`fedtilt init`: write an annotated spec."""
+"""`fedtilt init`: write a spec to start from."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +24,7 @@ def init(
     group: Group = None,
     drop: Drop = None,
     schema: Schema = None,
+    every_key: Annotated[bool, typer.Option("--all", help="Write and explain every key.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     reference: Annotated[
         bool, typer.Option("--reference", hidden=True, help="Print the text of docs/spec.md.")
@@ -32,7 +33,7 @@ def init(
         bool, typer.Option("--json-schema", help="Print a JSON schema of specs, for editors, in place of a spec.")
     ] = False,
 ) -> None:
-    """Write an annotated spec to start from: the built-in spec digits, or one for your own table."""
+    """Write a spec to start from: the built-in spec digits, or one for your own table."""
     if reference:
         echo(spec.reference().rstrip("\n"))
         return
@@ -52,9 +53,11 @@ def init(
             path, table, target=target, client=client, group=group or [], drop=drop or [], schema=schema, task=task
         )
     try:
-        write_bytes(path, spec.annotated(str(path), content).encode())
+        text = (spec.annotated if every_key else spec.starter)(str(path), content)
+        write_bytes(path, text.encode())
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; choose another folder") from error
     what = "the built-in spec digits" if table is None else f"FedAvg, Ditto and FedTilt on {table}"
-    echo(f"wrote {path}: {what}, with every key explained")
+    keys = "with every key explained" if every_key else "with the keys that are changed most; --all writes every key"
+    echo(f"wrote {path}: {what}, {keys}")
     echo(f"next: fedtilt run {path}")

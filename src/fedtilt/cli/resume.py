@@ -14,7 +14,7 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
 from fedtilt.files import read_json
 from fedtilt.runs.callback import Callback
-from fedtilt.runs.seed_run import cluster_overrides, spec_of
+from fedtilt.runs.spec_run import cluster_overrides, spec_of
 from fedtilt.runs.spec_run import resume as resume_run
 from fedtilt.runs.trackers import trackers_of
 from fedtilt.tuning.tune import resume_tuning

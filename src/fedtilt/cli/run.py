@@ -28,13 +28,11 @@ from fedtilt.cli.progress import show_progress
 from fedtilt.cli.run_folders import new_folder, print_folder, resumable, write_report
 from fedtilt.cli.spec_argument import SpecArgument
 from fedtilt.cli.tables import clients_without_test_data, comparison_table, legend
-from fedtilt.evaluation.groups import group_names
-from fedtilt.evaluation.over_seeds import over_seeds
-from fedtilt.evaluation.results import Result
+from fedtilt.evaluation.results import Result, over_seeds
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.runs.trackers import trackers_of
-from fedtilt.spec import Spec, federation_of, load
+from fedtilt.spec import Spec, load
 
 
 def run(
@@ -107,18 +105,18 @@ def run_and_print(
         return
     console = Console()
     if not quiet:
-        federation = federation_of(spec, spec.seed)
         console.print()
-        rounds = next(iter(next(iter(results.values())).values())).history[-1][0]  # fewer than planned with a budget
-        console.print(_headline(spec, federation.clients, rounds, time.monotonic() - start_time))
-        names = group_names(federation)[federation.group]
-        console.print(comparison_table(table, results, federation.client_names, names, console.width))
+        first = next(iter(results[spec.seed].values()))
+        rounds = first.history[-1][0]  # fewer than planned with a budget
+        console.print(_headline(spec, len(first.client_names), rounds, time.monotonic() - start_time))
+        names = first.group_names[first.group]
+        console.print(comparison_table(table, results, first.client_names, names, console.width))
         console.print(legend(results))
         for rows in group_tables(table, console.width):
             console.print(rows)
         if text := group_legend(table):
             console.print(text)
-        if line := clients_without_test_data(results, federation.client_names):
+        if line := clients_without_test_data(results, first.client_names):
             console.print(line)
         console.print()
     print_folder(console, folder, None if quiet else page)

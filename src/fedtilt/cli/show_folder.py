@@ -6,7 +6,7 @@ from rich.text import Text
 
 from fedtilt.cli.console import Console
 from fedtilt.data import Dataset, Federation, images, leaf
-from fedtilt.data.image_folders.folder import describe_images
+from fedtilt.data.sources.images import describe_images
 from fedtilt.data.sources.leaf_json import is_leaf
 
 

@@ -11,19 +11,19 @@ from fedtilt.cli.console import Console
 from fedtilt.data import Dataset, Federation
 from fedtilt.data.data_warnings import dataset_warnings
 from fedtilt.data.tables.describe import ColumnDescription, describe_columns
-from fedtilt.data.tables.splits import describe_split
+from fedtilt.data.tables.rows import describe_split
 from fedtilt.data.tables.table import Table
 from fedtilt.data.targets import RANGE
 
 
 def show_table(console: Console, opened: Table, *, test_share: float | None = None, seed: int = 0) -> Dataset | None:
     """Print a table's classes, clients, split and columns; return its data set, or None if it has no target."""
-    columns = opened.columns
+    reader = opened.reader
     dataset = None if opened.schema.target is None else opened.to_dataset(test_share, seed)
     schema = opened.infer() if dataset is None else dataset.schema
     assert schema is not None
-    rows = Text.assemble((columns.title, "bold"), f"  {len(columns):,} rows, {len(columns.header)} columns")
-    console.print(rows if len(columns.parts) == 1 else rows.append(f", {len(columns.parts)} files"))
+    rows = Text.assemble((reader.title, "bold"), f"  {len(reader):,} rows, {len(reader.header)} columns")
+    console.print(rows if len(reader.tables) == 1 else rows.append(f", {len(reader.tables)} files"))
     if dataset is None:
         console.print(
             "target    none: name the column of the labels with --target to see classes, clients, groups, split and "
@@ -48,7 +48,7 @@ def show_table(console: Console, opened: Table, *, test_share: float | None = No
             soft_wrap=True,
         )
     console.print()
-    console.print(_column_table(describe_columns(columns, schema)))
+    console.print(_column_table(describe_columns(reader, schema)))
     return dataset
 
 

@@ -58,7 +58,7 @@ def connected(address: str) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    check_address(address)
+    check_cluster(address)
     where: dict[str, Any] = {"address": None if address == "auto" else address}
     if address in ("auto", "local"):
         where["include_dashboard"] = False
@@ -77,13 +77,8 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def check_cluster(address: str) -> None:
-    """Refuse a cluster without Ray, or with a wrong address, before anything is written."""
+    """Raise InputError if Ray is not installed, or if an address is not one or does not answer."""
     import_ray()
-    check_address(address)
-
-
-def check_address(address: str) -> None:
-    """Refuse an address that is not one, or that does not answer."""
     if address in ("auto", "local"):
         return
     if address.startswith("ray://"):
@@ -125,7 +120,7 @@ def nodes(ray: Any) -> dict[str, str]:
 
 
 def on_nodes(ray: Any, function: Any, node_ids: list[str]) -> dict[str, Any]:
-    """What a function returns on each node; a node that dies meanwhile is left out."""
+    """What a function returns on each node; a node that dies meanwhile is skipped."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     remote = ray.remote(num_cpus=0, max_retries=0)(function)
@@ -142,17 +137,16 @@ def on_nodes(ray: Any, function: Any, node_ids: list[str]) -> dict[str, Any]:
             raise InputError(
                 f"node {address} does not answer within {_CHECK_SECONDS:.0f} s; remove it from the cluster"
             ) from None
-        except ray.exceptions.RayTaskError:
-            raise
-        except ray.exceptions.RayError:
-            continue
+        except ray.exceptions.RayError as error:
+            if isinstance(error, ray.exceptions.RayTaskError):
+                raise
     return results
 
 
 def check_nodes(ray: Any, known: set[str]) -> None:
-    """Refuse nodes with another fedtilt or torch than this process; checked ones are added to `known`."""
-    new = [node for node in nodes(ray) if node not in known]
-    if not new:
+    """Raise InputError for nodes with another fedtilt or torch than this process; checked ones are added to `known`."""
+    addresses = nodes(ray)
+    if not (new := [node for node in addresses if node not in known]):
         return
 
     def versions() -> dict[str, str | None]:  # a nested function travels by value: the node may not have fedtilt
@@ -167,14 +161,13 @@ def check_nodes(ray: Any, known: set[str]) -> None:
         return found
 
     here = versions()
-    addresses = nodes(ray)
     for node, there in on_nodes(ray, versions, new).items():
         for package, version in here.items():
             if there[package] != version:
                 has = f"has {package} {there[package]}" if there[package] else f"has no {package}"
                 raise InputError(
-                    f"node {addresses.get(node, node)} {has}, and this process has {version}; install the same version "
-                    "on every node"
+                    f"node {addresses[node]} {has}, and this process has {version}; install the same version on every "
+                    "node"
                 )
         known.add(node)
 
@@ -186,7 +179,13 @@ def send_tensors_as_arrays() -> None:
     """
     from ray.util import register_serializer
 
-    register_serializer(Tensor, serializer=_to_array, deserializer=_from_array)
+    register_serializer(Tensor, serializer=lambda tensor: tensor.detach().cpu().numpy(), deserializer=_from_array)
+
+
+def _from_array(array: Any) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the array cannot be written
+        return torch.from_numpy(array)
 
 
 @contextlib.contextmanager
@@ -199,13 +198,3 @@ def tensors_as_arrays() -> Iterator[None]:
         yield
     finally:
         deregister_serializer(Tensor)
-
-
-def _to_array(tensor: Tensor) -> Any:
-    return tensor.detach().cpu().numpy()
-
-
-def _from_array(array: Any) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the array cannot be written
-        return torch.from_numpy(array)

@@ -12,7 +12,7 @@ from fedtilt.errors import InputError
 _MAX_FAILURES = 3  # of one piece of work, or of starting a worker, before the run stops
 _QUEUED = 2  # pieces of work per worker: one in progress, and one whose data is on its way
 _LOOK_AHEAD = 1000  # pieces of work among which one is chosen for a node
-_MESSAGE_SECONDS = 30.0  # without a worker, before the user is told
+_MESSAGE_SECONDS = 30.0  # without a worker, before the user gets a message
 _POLL_SECONDS = 1.0
 
 Work = TypeVar("Work")
@@ -40,7 +40,7 @@ class WorkerPool:
         self._checked_nodes: set[str] = set()
         self._failed_starts = 0  # one after the other
         self._empty_since: float | None = None  # when it was first seen that there is no worker
-        self._told = False  # the user, since then
+        self._noticed = False  # whether the user has a message, since then
         self._ready: dict[Any, str] = {}  # workers that take work → their nodes
         self._starting: dict[Any, Any] = {}  # reply of `ready` → worker
 
@@ -48,7 +48,7 @@ class WorkerPool:
         return len(self._ready)
 
     def size(self, useful: int) -> int:
-        """How many workers there should be, at least one, if so many are useful."""
+        """How many workers there should be, at least one, if this number is useful."""
         limit = self._total() if self._limit is None else self._limit
         return max(1, min(useful, limit))
 
@@ -75,7 +75,7 @@ class WorkerPool:
             for _ in range(_QUEUED):  # in turns, so that no worker has two pieces while another has none
                 for worker, node in self._ready.items():
                     if work and load[worker] < _QUEUED:
-                        piece = take_piece(work, node, node_of or {})
+                        piece = take_work(work, node, node_of or {})
                         running[submit(worker, piece)] = worker, piece
                         load[worker] += 1
             done, _ = self._ray.wait([*running, *self._starting], num_returns=1, timeout=_POLL_SECONDS)
@@ -145,10 +145,10 @@ class WorkerPool:
             self._ray.kill(worker)  # it may live on where its node is cut off
 
     def _check_empty(self) -> None:
-        """While there is no worker, tell the user; raise after the limit."""
+        """While there is no worker, give the user a message; raise after the limit."""
         now = time.monotonic()
         if self._ready:
-            self._empty_since, self._told = None, False
+            self._empty_since, self._noticed = None, False
             return
         self._empty_since = now if self._empty_since is None else self._empty_since
         waited = now - self._empty_since
@@ -157,18 +157,18 @@ class WorkerPool:
                 f"no worker of the cluster started within {self._timeout:g} s; add a node with a free "
                 f"{self._resource}, or set a larger cluster_timeout"
             )
-        if waited > _MESSAGE_SECONDS and not self._told:
-            self._told = True
+        if waited > _MESSAGE_SECONDS and not self._noticed:
+            self._noticed = True
             self._notice(
                 f"no worker of the cluster is ready yet; waits up to {self._timeout:g} s for a node with a free "
                 f"{self._resource}"
             )
 
 
-def take_piece(work: deque[Work], node: str, node_of: Mapping[Work, str]) -> Work:
+def take_work(work: deque[Work], node: str, node_of: Mapping[Work, str]) -> Work:
     """Take a piece for a worker on this node: the first one of this node, else of no node, else of any.
 
-    >>> take_piece(deque(["a1", "b1", "b2"]), "b", {"a1": "a", "b1": "b", "b2": "b"})
+    >>> take_work(deque(["a1", "b1", "b2"]), "b", {"a1": "a", "b1": "b", "b2": "b"})
     'b1'
     """
     index = 0

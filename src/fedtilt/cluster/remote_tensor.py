@@ -1,6 +1,6 @@
 """Vectors that stay in the object store of a cluster until their values are needed in this process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,10 +16,16 @@ class LostTensorError(RuntimeError):
 
 
 class ObjectStore(Protocol):
-    """Where the blocks of vectors are."""
+    """Where the blocks of vectors are, on nodes with workers."""
 
     def get(self, references: Sequence[Any]) -> list[Tensor]:
         """The blocks with these references; raises `LostTensorError`."""
+        ...
+
+    def map_blocks(
+        self, function: Callable[..., Tensor], blocks: Sequence[Sequence[Any]], arguments: Sequence[Sequence[Any]]
+    ) -> Iterator[Tensor]:
+        """function(block (C, columns), *its arguments) for the references to every block's rows, in order."""
         ...
 
 
@@ -27,7 +33,7 @@ class RemoteTensor(Tensor):
     """A vector (P,) whose blocks are in an object store.
 
     It can be stored, passed on and copied without its values. Any other operation fetches them, and works on a copy in
-    this process; one that would write into the vector is refused.
+    this process; one that would write into the vector raises.
 
     Args:
         store: where the blocks are

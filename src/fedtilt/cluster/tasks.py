@@ -3,10 +3,9 @@
 A task resumes from its own checkpoint when its node dies. Its files are on a file system that all nodes share.
 """
 
-import contextlib
 import os
-import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,14 +49,8 @@ def run_tasks(
 ) -> dict[str, Any]:  # fmt: skip
     """Run tasks in parallel on the cluster, and return their results by name.
 
-    Each has one GPU or CPU. An `InputError` of a task is raised when it comes.
-
-    Args:
-        ray: the connected module
-        tasks: by name
-        gpu: whether a task needs a GPU
-        notice: called with messages of the tasks, which begin with the name of the task
-        on_progress: called about every second
+    Each has one GPU or CPU. An `InputError` of a task is raised when it comes. `notice` is called with messages of the
+    tasks, which begin with the name of the task, and `on_progress` about every second.
     """
     check_nodes(ray, set())
     board = ray.remote(num_cpus=0)(_Board).remote()
@@ -73,10 +66,10 @@ def run_tasks(
                 notice(message)
             for reference in done:
                 name = running.pop(reference)
-                result = ray.get(reference)
-                if isinstance(result, _Refused):
-                    raise InputError(f"{name}: {result.message}")
-                results[name] = result
+                try:
+                    results[name] = ray.get(reference)
+                except InputError as error:  # in an error of Ray's
+                    raise InputError(f"{name}: {error.cause}") from None  # type: ignore[attr-defined]
             on_progress(
                 {name: progress[name] for name in running.values() if name in progress}, len(results), len(tasks)
             )
@@ -85,12 +78,6 @@ def run_tasks(
             ray.cancel(reference, force=True)
         ray.kill(board)
     return results
-
-
-class _Refused(NamedTuple):
-    """An `InputError` of a task: Ray would wrap it in an error of its own."""
-
-    message: str
 
 
 class _Board:
@@ -124,30 +111,13 @@ def _run(name: str, task: Task, board: Any) -> Any:
     try:
         return task(report, lambda text: board.notice.remote(name, text))
     except InputError as error:
-        return _Refused(str(error))
-
-
-@contextlib.contextmanager
-def _marked(folder: Path) -> Iterator[Path]:
-    """A file in a folder, with a name that no other machine has."""
-    path = folder / f".cluster-{secrets.token_hex(8)}"
-    path.touch()
-    try:
-        yield path
-    finally:
-        path.unlink()
+        raise InputError(str(error)) from None  # a plain one: others cannot be sent
 
 
 def check_shared(ray: Any, folder: Path, paths: Sequence[str | os.PathLike[str]] = ()) -> None:
-    """Refuse a node that does not share a folder with this machine, or does not see other paths.
-
-    Args:
-        ray: the connected module
-        folder: where tasks write; it exists
-        paths: files and folders that tasks read
-    """
-    with _marked(folder) as mark:
-        wanted = {os.fspath(mark): os.fspath(folder), **{os.path.abspath(path): os.fspath(path) for path in paths}}
+    """Raise InputError for a node that does not share a folder with this machine, or does not see other paths."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".cluster-") as mark:  # a name that no other machine has
+        wanted = {mark.name: os.fspath(folder), **{os.path.abspath(path): os.fspath(path) for path in paths}}
 
         def missing() -> list[str]:
             import os
@@ -158,6 +128,5 @@ def check_shared(ray: Any, folder: Path, paths: Sequence[str | os.PathLike[str]]
         for node, not_seen in on_nodes(ray, missing, list(addresses)).items():
             if not_seen:
                 raise InputError(
-                    f"node {addresses.get(node, node)} cannot see {not_seen[0]}; put it on a file system that "
-                    "all nodes share"
+                    f"node {addresses[node]} cannot see {not_seen[0]}; put it on a file system that all nodes share"
                 )

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.groups import CLASS, GroupColumn
-from fedtilt.data.index import client_sizes, owners
 from fedtilt.data.inputs import Inputs, Shape, concatenate, take, to_device
 from fedtilt.data.naming import client_number
 from fedtilt.data.outliers import Outliers, apply
@@ -248,3 +247,20 @@ class ClientData:
 def _to_unit(x: Inputs) -> Inputs:
     """Pixels 0..255 scaled to [0, 1]; all else unchanged."""
     return x.float() / 255 if isinstance(x, Tensor) and x.dtype == torch.uint8 else x
+
+
+def client_sizes(index: Sequence[Tensor]) -> Tensor:
+    """The number of samples of each client, int64."""
+    return torch.tensor([len(rows) for rows in index], dtype=torch.int64)
+
+
+def owners(index: Sequence[Tensor]) -> Tensor:
+    """The client of each sample, where samples are ordered by client."""
+    return torch.repeat_interleave(torch.arange(len(index)), client_sizes(index))
+
+
+def classes_by_client(y: Tensor, index: Sequence[Tensor], classes: int) -> list[Tensor]:
+    """The classes of each client's samples, ascending."""
+    present = torch.zeros(len(index), classes, dtype=torch.bool)
+    present[owners(index), y[torch.cat(list(index))]] = True
+    return list(present.nonzero()[:, 1].split(present.sum(1).tolist()))

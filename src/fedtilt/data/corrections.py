@@ -13,12 +13,10 @@ from typing import NamedTuple
 import torch
 
 from fedtilt.csv_text import original_text
+from fedtilt.data.client_data import classes_by_client
 from fedtilt.data.federation import Federation
-from fedtilt.data.index import classes_by_client
 from fedtilt.data.outliers import Outliers
 from fedtilt.errors import InputError
-
-_COLUMNS = ("row", "label", "looks_like")
 
 _COLUMNS = ("row", "label", "looks_like")
 
@@ -152,7 +150,7 @@ def _class_number(federation: Federation, path: str, correction: Correction) -> 
 
 
 def read_corrections(path: Path) -> list[Correction]:
-    """The lines of a file of samples; one that is damaged, or names a sample twice, is refused."""
+    """The lines of a file of samples; raise InputError if it is damaged, or names a sample twice."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

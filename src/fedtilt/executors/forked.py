@@ -15,8 +15,8 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -25,10 +25,10 @@ from torch import Tensor
 from fedtilt.cluster.connection import is_ray_worker
 from fedtilt.errors import InputError
 from fedtilt.executors.in_process import ClientTraining
-from fedtilt.executors.shared_block import TENSORS_PER_JOB, SharedBlock, is_constant
 from fedtilt.training import BACKENDS, LocalJob, Trained
 
 _STOP = b"stop"  # to a worker, in place of a task
+_TENSORS_PER_JOB = len([field for field in fields(LocalJob) if "Tensor" in str(field.type)])
 
 
 def can_fork(backend: str) -> bool:
@@ -83,17 +83,18 @@ class ForkedExecutor:
     def __init__(self, training: ClientTraining, workers: int, jobs: Sequence[LocalJob]) -> None:
         self._slots = 2 * workers  # a slot has the block of one client; per worker, one in training and one queued
         largest = max(tensor.numel() for job in jobs for tensor in vars(job).values() if isinstance(tensor, Tensor))
-        size = 4 * largest * TENSORS_PER_JOB * len(jobs)  # of a block; the system gives pages when they are written
+        size = 4 * largest * _TENSORS_PER_JOB * len(jobs)  # of a block; the system gives pages when they are written
         memory = memoryview(mmap.mmap(-1, max(1, self._slots * size)))
-        constants = list(dict.fromkeys(value for job in jobs for value in vars(job).values() if is_constant(value)))
+        sent = Tensor | int | float | str | None  # through the block or as JSON
+        constants = list(dict.fromkeys(v for job in jobs for v in vars(job).values() if not isinstance(v, sent)))
         self._blocks = [SharedBlock(memory[i * size : (i + 1) * size], constants) for i in range(self._slots)]
         context = multiprocessing.get_context("fork")
         pipes = [context.Pipe() for _ in range(workers)]
         self._connections = [parent_end for parent_end, _ in pipes]
         self._processes = []
         for i in range(workers):
-            worker = _Worker(training, self._blocks, pipes, i)
-            process = context.Process(target=worker.serve, daemon=True, name=f"fedtilt-worker-{i}")
+            arguments = training, self._blocks, pipes, i
+            process = context.Process(target=_serve, args=arguments, daemon=True, name=f"fedtilt-worker-{i}")
             with _no_fork_warning():
                 process.start()
             self._processes.append(process)
@@ -153,46 +154,103 @@ class ForkedExecutor:
         return reply
 
 
-@dataclass
-class _Worker:
-    """The worker's side of `ForkedExecutor`: runs tasks until its pipe closes."""
-
-    training: ClientTraining
-    blocks: list[SharedBlock]  # shared with the parent
-    pipes: list[tuple[Any, Any]]  # (parent's end, worker's end) of every worker
-    number: int
-
-    def serve(self) -> None:
-        """Train one client after another."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then closes the pipe
-        torch.set_num_threads(1)
-        for i, (parent_end, worker_end) in enumerate(self.pipes):
-            parent_end.close()  # otherwise the pipe would stay open when the parent dies
-            if i != self.number:
-                worker_end.close()
-        connection = self.pipes[self.number][1]
-        while True:
-            try:
-                message = connection.recv_bytes()
-            except (EOFError, ConnectionResetError):
-                return
-            if message == _STOP:
-                return
+def _serve(training: ClientTraining, blocks: Sequence["SharedBlock"], pipes: Sequence[Any], number: int) -> None:
+    """The worker of this number: trains one client after another, until its pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then closes the pipe
+    torch.set_num_threads(1)
+    for i, (parent_end, worker_end) in enumerate(pipes):
+        parent_end.close()  # otherwise the pipe would stay open when the parent dies
+        if i != number:
+            worker_end.close()
+    connection = pipes[number][1]
+    federation, model, backend, settings = training
+    with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
+        while (message := connection.recv_bytes()) != _STOP:
             task = json.loads(message)
+            block = blocks[task["slot"]]
             try:
-                reply = {"slot": task["slot"], "results": self._train(task)}
+                jobs = block.read_jobs(task["jobs"])
+                batches = settings.batches(federation, task["round"], task["client"], jobs, torch.device("cpu"))
+                results = block.write_results(BACKENDS[backend](model, jobs, [batches] * len(jobs)))
+                reply = {"slot": task["slot"], "results": results}
             except InputError as error:
                 reply = {"bad_input": str(error)}
             except Exception:
                 reply = {"error": traceback.format_exc()}
-            try:
-                connection.send_bytes(json.dumps(reply).encode())
-            except (BrokenPipeError, ConnectionResetError):
-                return
+            connection.send_bytes(json.dumps(reply).encode())
 
-    def _train(self, task: dict[str, Any]) -> list[list[Any]]:
-        block = self.blocks[task["slot"]]
-        jobs = block.read_jobs(task["jobs"])
-        federation, model, backend, settings = self.training
-        batches = settings.batches(federation, task["round"], task["client"], jobs, torch.device("cpu"))
-        return block.write_results(BACKENDS[backend](model, jobs, [batches] * len(jobs)))
+
+class SharedBlock:
+    """Shared memory for the tensors of one client: those of its jobs, then those of its results.
+
+    Args:
+        memory: its bytes
+        constants: values of jobs that are neither tensors nor JSON (optimisers, losses); known before the fork
+    """
+
+    def __init__(self, memory: memoryview, constants: Sequence[object]) -> None:
+        self._memory, self._constants = memory, constants
+
+    def write_jobs(self, jobs: Sequence[LocalJob]) -> list[dict[str, Any]]:
+        """Write the tensors of the jobs, each once; returns every field of every job as JSON."""
+        offsets: dict[int, list[int]] = {}
+        described = []
+        for job in jobs:
+            entry: dict[str, Any] = {}
+            for field in fields(job):
+                value = getattr(job, field.name)
+                if isinstance(value, Tensor):
+                    if id(value) not in offsets:
+                        offsets[id(value)] = self._write(value, sum(size for _, size in offsets.values()))
+                    entry[field.name] = {"tensor": offsets[id(value)]}
+                elif value is None or isinstance(value, int | float | str):
+                    entry[field.name] = value
+                elif value in self._constants:
+                    entry[field.name] = {"constant": self._constants.index(value)}
+                else:
+                    raise RuntimeError(f"{field.name} of a job is {value!r}, which the workers were not started with")
+            described.append(entry)
+        return described
+
+    def read_jobs(self, described: Sequence[Mapping[str, Any]]) -> list[LocalJob]:
+        """The jobs that `write_jobs` wrote; equal tensors are the same views into the memory."""
+        views: dict[int, Tensor] = {}
+
+        def value(entry: Any) -> Any:
+            if not isinstance(entry, dict):
+                return entry
+            if "constant" in entry:
+                return self._constants[entry["constant"]]
+            offset, size = entry["tensor"]
+            return views.setdefault(offset, self._view(offset, size))
+
+        return [LocalJob(**{key: value(entry) for key, entry in job.items()}) for job in described]
+
+    def write_results(self, results: Sequence[Trained]) -> list[list[Any]]:
+        """Write trained models over the jobs; returns where each of their tensors is, or None."""
+        described, used = [], 0
+        for result in results:
+            entry = []
+            for tensor in result:
+                entry.append(None if tensor is None else self._write(tensor, used))
+                used += 0 if tensor is None else 4 * tensor.numel()
+            described.append(entry)
+        return described
+
+    def read_results(self, described: Sequence[Sequence[Any]]) -> list[Trained]:
+        """Copies of the trained models that `write_results` wrote."""
+
+        def read(entry: Any) -> Any:
+            return None if entry is None else self._view(*entry).clone()
+
+        return [Trained(*map(read, entries)) for entries in described]
+
+    def _write(self, tensor: Tensor, offset: int) -> list[int]:
+        size = 4 * tensor.numel()
+        if tensor.dtype != torch.float32 or tensor.dim() != 1 or offset + size > len(self._memory):
+            raise RuntimeError(f"no room for {tensor.dtype} of shape {tuple(tensor.shape)} in a block of the workers")
+        self._view(offset, size).copy_(tensor)
+        return [offset, size]
+
+    def _view(self, offset: int, size: int) -> Tensor:
+        return torch.frombuffer(self._memory[offset : offset + size], dtype=torch.float32)

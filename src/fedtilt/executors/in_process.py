@@ -1,12 +1,12 @@
 """Executors train the local jobs of many clients: in this process, in forked workers, or on a Ray cluster.
 
-Every executor gives the same bits: whatever is random depends on (seed, round, client, purpose) alone.
+Every executor gives bit-identical results: whatever is random depends on (seed, round, client, purpose) alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
@@ -42,7 +42,7 @@ class BatchSettings:
     ) -> Batches:
         """The batches of one client in one round, with outliers, for the longest of its jobs."""
         numbers = torch.arange(len(federation.train_index[client]), device=device)
-        batches = self.batches_of(numbers, numbers, {}, round, client, jobs)  # of the numbers of samples
+        batches = self.batches_of_samples(numbers, numbers, round, client, jobs)  # of the numbers of samples
         used = self._used(batches, jobs)
         x, y = federation.train(client, seed=self.seed, round=round, device=device, rows=used)
         groups = federation.train_groups(client, device=device)
@@ -62,15 +62,14 @@ class BatchSettings:
             return None
         return batches.order[0, : int(batches.bounds[steps])]
 
-    def batches_of(
-        self, x: Inputs, y: Tensor, groups: Mapping[str, Tensor], round: int, client: int, jobs: Sequence[LocalJob],
-        weights: Tensor | None = None,
+    def batches_of_samples(
+        self, x: Inputs, y: Tensor, round: int, client: int, jobs: Sequence[LocalJob]
     ) -> Batches:  # fmt: skip
         """The batches of these samples."""
         epochs = max(self._epochs(job, len(y)) for job in jobs)
         return make_batches(
             x, y, seed=self.seed, round=round, client=client, epochs=epochs, batch_size=self.batch_size,
-            last_batch=self.last_batch, groups=groups, weights=weights,
+            last_batch=self.last_batch, groups={},
         )  # fmt: skip
 
     def _epochs(self, job: LocalJob, samples: int) -> int:
@@ -109,7 +108,7 @@ class Executor(Protocol):
 
 @contextlib.contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """One thread for small CPU products: faster, and the same bits as in a worker."""
+    """One thread for small CPU products: faster, and bit-identical to a worker."""
     threads = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(1)

@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,8 +26,7 @@ from fedtilt.executors.ray_worker import (
     Refusal,
     Reply,
     ReturnedTensor,
-    SharedTensor,
-    StoredTensor,
+    TensorReference,
     Worker,
     count_returned,
 )
@@ -161,9 +160,7 @@ class RayExecutor:
                 return RemoteTensor(self, references, value.size, self._device, reply.node, value.finite)
             return None if value is None else value.to(self._device, copy=True)
 
-        return Trained(
-            receive(result.parameters), receive(result.buffers), receive(result.anchor), receive(result.loss)
-        )
+        return Trained(*map(receive, result))
 
     def _stacks(self, clients: list[int]) -> list[Clients]:
         """Clients that are trained together."""
@@ -198,8 +195,8 @@ def _split(jobs: Jobs) -> tuple[list[Tensor], Jobs]:
 
     def instead(tensor: Tensor) -> Any:
         if id(tensor) in numbers:
-            return SharedTensor(numbers[id(tensor)])
-        return StoredTensor(tensor.references) if isinstance(tensor, RemoteTensor) else tensor
+            return TensorReference(shared=numbers[id(tensor)])
+        return TensorReference(blocks=tensor.references) if isinstance(tensor, RemoteTensor) else tensor
 
     def without(job: LocalJob) -> LocalJob:
         return replace(job, **{name: instead(tensor) for name, tensor in _named_tensors(job)})
@@ -208,7 +205,7 @@ def _split(jobs: Jobs) -> tuple[list[Tensor], Jobs]:
 
 
 def _named_tensors(job: LocalJob) -> list[tuple[str, Tensor]]:
-    return [(f.name, value) for f in fields(job) if isinstance(value := getattr(job, f.name), Tensor)]
+    return [(name, value) for name, value in vars(job).items() if isinstance(value, Tensor)]
 
 
 def _tensors(jobs: Sequence[LocalJob]) -> list[Tensor]:

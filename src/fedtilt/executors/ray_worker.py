@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -28,17 +28,11 @@ class Clients(tuple[int, ...]):
 
 
 @dataclass(frozen=True)
-class SharedTensor:
-    """Stands in a job for a tensor that several clients have in common."""
+class TensorReference:
+    """Stands in a job for a tensor that several clients have in common, or for a vector in the object store."""
 
-    number: int
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """Stands in a job for a vector that is in the object store."""
-
-    references: Sequence[Any]  # to its blocks
+    shared: int | None = None  # its number among those in common
+    blocks: Sequence[Any] = ()  # references to its blocks
 
 
 class ReturnedTensor(NamedTuple):
@@ -96,7 +90,7 @@ class Worker:
 
         Args:
             round: the number of the round
-            shared: the tensors that `SharedTensor` stands for
+            shared: the tensors that clients have in common
             jobs: by client
             columns: if given, each trained vector is returned as blocks of these columns, after the reply
         """
@@ -117,13 +111,7 @@ class Worker:
         return reply, *blocks
 
     def on_block(self, function: Callable[..., Tensor], rows: Sequence[Any], arguments: Sequence[Any]) -> Any:
-        """function(block (C, columns), *arguments), or a `Refusal`.
-
-        Args:
-            function: of tensors
-            rows: references to the rows of the block
-            arguments: tensors and others
-        """
+        """function(block (C, columns), *arguments), or a `Refusal`; `rows` are references to those of the block."""
         try:
             block = torch.stack(self._ray.get(list(rows))).to(self._device)
         except self._ray.exceptions.ObjectLostError as error:
@@ -136,18 +124,17 @@ class Worker:
         on_device: dict[int, Tensor] = {}
 
         def find(value: Any) -> Tensor:
-            if isinstance(value, SharedTensor):
-                value = shared[value.number]
+            if isinstance(value, TensorReference) and value.shared is not None:
+                value = shared[value.shared]
             if id(value) not in on_device:
-                stored = isinstance(value, StoredTensor)
-                tensor = torch.cat(self._ray.get(list(value.references))) if stored else value
+                stored = isinstance(value, TensorReference)
+                tensor = torch.cat(self._ray.get(list(value.blocks))) if stored else value
                 on_device[id(value)] = tensor.to(self._device)
             return on_device[id(value)]
 
         def complete(job: LocalJob) -> LocalJob:
-            values = {f.name: getattr(job, f.name) for f in fields(job)}
-            kinds = Tensor | SharedTensor | StoredTensor
-            tensors: dict[str, Any] = {name: find(v) for name, v in values.items() if isinstance(v, kinds)}
+            values = {name: v for name, v in vars(job).items() if isinstance(v, Tensor | TensorReference)}
+            tensors: dict[str, Any] = {name: find(value) for name, value in values.items()}
             return replace(job, **tensors)
 
         return {client: [complete(job) for job in of_client] for client, of_client in jobs.items()}

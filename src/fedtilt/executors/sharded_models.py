@@ -1,36 +1,25 @@
 """The models of a round's clients as blocks of columns on the workers of a cluster, for those that exceed one process.
 
 Every rule of `map_blocks` then reads each block on one worker. The grid of the blocks is the one that the rule uses in
-one process, so the result has the same bits.
+one process, so the result is bit-identical.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fedtilt.cluster.remote_tensor import ObjectStore, RemoteTensor
+from fedtilt.cluster.remote_tensor import RemoteTensor
 from fedtilt.math.client_models import BlockedModels, ClientModels, column_blocks
 from fedtilt.methods import Method
 
 if TYPE_CHECKING:
     from fedtilt.engine.settings import TrainSettings
 
-
 SHARDED_BYTES = 2 * 2**30  # of the clients' models of one method in a round, above which they stay on the cluster
-
-
-class BlockWorkers(ObjectStore, Protocol):
-    """An object store whose nodes have workers."""
-
-    def map_blocks(
-        self, function: Callable[..., Tensor], blocks: Sequence[Sequence[Any]], arguments: Sequence[Sequence[Any]]
-    ) -> Iterator[Tensor]:
-        """function(block (C, columns), *its arguments) for the references to every block's rows, in order."""
-        ...
 
 
 class ShardedModels(BlockedModels):
@@ -54,10 +43,9 @@ class ShardedModels(BlockedModels):
         self, function: Callable[..., Tensor], arguments: Sequence[Any], by_column: Sequence[Tensor]
     ) -> Iterator[Tensor]:
         """The function of every block, on the workers."""
-        workers: BlockWorkers = self._models[0].store  # type: ignore[assignment]
         blocks = list(zip(*(model.references for model in self._models), strict=True))
         given = [[*(vector[columns] for vector in by_column), *arguments] for columns in self._columns]
-        for result in workers.map_blocks(function, blocks, given):
+        for result in self._models[0].store.map_blocks(function, blocks, given):
             yield result.to(self.device)
 
 
@@ -78,17 +66,11 @@ def _exceeds_limit(clients: int, parameters: int) -> bool:
 def uses_shards(methods: Iterable[Method], settings: TrainSettings, clients: int, parameters: int) -> bool:
     """Whether the models of a round stay on the cluster: they exceed the limit, and no step needs all in one process.
 
-    Args:
-        methods: of the run
-        settings: of the run
-        clients: how many take part in a round
-        parameters: of a model
+    `clients` take part in a round, with models of this number of `parameters`.
     """
     if not settings.on_cluster or not _exceeds_limit(clients, parameters):
         return False
-    if settings.local or settings.screen or settings.audit:
-        return False
-    if settings.privacy is not None or settings.attack is not None:
+    if settings.local or settings.screen or settings.audit or settings.privacy or settings.attack:
         return False
     return all(
         m.aggregator.by_blocks

@@ -1,14 +1,15 @@
 """The same rounds on a real Flower federation: `plan` and `train` on the sites, `server_update` on the server.
 
 task      what the federation learns: a spec and, optionally, a model and a function that reads a site's data
-site      one client: trains, evaluates, stores its personal model and its report
+site      one client: trains, evaluates, stores its state and its report (`site_files`), reads its table (`site_table`)
 client    a Flower ClientApp around a site
-strategy  a Flower Strategy: selects sites, checks every reply (`replies`, `membership`), aggregates, counts rejections
-server    a Flower ServerApp around the strategy: run folder, checkpoints, resume (`run_folder`), and going back to a
-          good round (`model_jumps`, `training_history`)
-schema    sites with tables agree on one schema before the first round
+strategy  a Flower Strategy: selects sites, checks every reply (`membership`), aggregates, counts rejections
+server    a Flower ServerApp around the strategy: sites with tables agree on one schema before the first round
+          (`schema_exchange`), run folder, checkpoints, resume (`run_folder`), going back to a good round
+          (`training_history`)
 
-`messages`, `model_arrays` and `schema.messages` define everything that is sent.
+`messages` and `evaluation` define everything that is sent, `message_fields` how it is encoded and checked.
+`flwr_internals` is the only file that uses more of Flower than its public API.
 """
 
 from importlib.util import find_spec

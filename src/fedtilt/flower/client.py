@@ -2,20 +2,23 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedtilt.flower.evaluation import encode_evaluation_reply
 from fedtilt.flower.messages import (
     decode_instruction,
-    encode_evaluation_reply,
+    decode_schema,
     encode_failure,
     encode_join_reply,
+    encode_problem,
+    encode_summary_reply,
     encode_train_reply,
 )
-from fedtilt.flower.schema.messages import decode_schema, encode_problem, encode_summary_reply
-from fedtilt.flower.schema.site_table import SchemaMismatch
-from fedtilt.flower.site.site import Site
+from fedtilt.flower.site import Site
+from fedtilt.flower.site_table import SchemaMismatch
 from fedtilt.flower.task import Task, site_number
 
 _log = logging.getLogger("flwr")
@@ -31,22 +34,10 @@ def client_app(task: Task) -> ClientApp:
     """
     app = ClientApp()
 
-    @app.query("summary")
-    def summary(message: Message, context: Context) -> Message:
-        return _reply(_summary, task, message, context)
-
-    @app.query()
-    def join(message: Message, context: Context) -> Message:
-        return _reply(_join, task, message, context)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return _reply(_train, task, message, context)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return _reply(_evaluate, task, message, context)
-
+    app.query("summary")(partial(_reply, _summary, task))
+    app.query()(partial(_reply, _join, task))
+    app.train()(partial(_reply, _train, task))
+    app.evaluate()(partial(_reply, _evaluate, task))
     return app
 
 
@@ -65,21 +56,13 @@ def _join(task: Task, message: Message, context: Context) -> RecordDict:
 def _train(task: Task, message: Message, context: Context) -> RecordDict:
     site = _site(task, message, context)
     instruction = decode_instruction(message, site.parts, site.messages.to_clients)
-    reply = site.train(
-        instruction.received,
-        round=instruction.round,
-        base_round=instruction.base_round,
-        history=instruction.history,
-        keep=instruction.keep,
-    )
-    return encode_train_reply(site.parts, reply, instruction.round)
+    return encode_train_reply(site.parts, site.train(instruction), instruction.round)
 
 
 def _evaluate(task: Task, message: Message, context: Context) -> RecordDict:
     site = _site(task, message, context)
     instruction = decode_instruction(message, site.parts)
-    reply = site.evaluate(instruction.received, round=instruction.round, history=instruction.history)
-    return encode_evaluation_reply(reply, instruction.round, site.declare_classes)
+    return encode_evaluation_reply(site.evaluate(instruction), instruction.round, site.declares["classes"])
 
 
 def _site(task: Task, message: Message, context: Context) -> Site:

@@ -1,7 +1,6 @@
 """A federation without a network: messages go straight to the apps of the sites, in one process."""
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
@@ -9,6 +8,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedtilt.flower.client import client_app
+from fedtilt.flower.flwr_internals import task_identity
 from fedtilt.flower.server import serve
 from fedtilt.flower.task import Task
 
@@ -78,21 +78,5 @@ class LoopbackGrid(Grid):
 def run_loopback(task: Task, sites: int, home: Path, **config: bool | float | int | str) -> None:
     """Train to the end: the run folder is home/run, what the sites keep is in home/state."""
     run_config: Config = {"out": str(home / "run"), "wait": 1.0, **config}
-    with _identity():
+    with task_identity():
         serve(task, LoopbackGrid(task, sites, home / "state", run_config), run_config)
-
-
-@contextlib.contextmanager
-def _identity() -> Iterator[None]:
-    """Messages carry the identity of the process that makes them, which Flower sets in its own processes."""
-    from flwr.supercore.task_identity import TaskIdentity
-
-    names = ("_run_id", "_node_id", "_task_id")
-    before = {name: getattr(TaskIdentity, name) for name in names}
-    for name in names:
-        setattr(TaskIdentity, name, 1)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(TaskIdentity, name, value)

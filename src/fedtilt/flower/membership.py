@@ -1,63 +1,57 @@
-"""Which node is which site, and rejection counts by sender and reason."""
+"""Which node is which site, the replies of a round by site, and rejection counts by sender and reason."""
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedtilt.data import Schema
 from fedtilt.errors import InputError
-from fedtilt.flower.messages import CONFIG_RECORD, claimed_site, decode_join_reply
-from fedtilt.flower.model_arrays import RejectedReply
+from fedtilt.flower.message_fields import RejectedReply
+from fedtilt.flower.messages import claimed_site, decode_join_reply, encode_join
 from fedtilt.flower.policy import RoundPolicy
-from fedtilt.flower.schema.messages import reject_problem, schema_config
 from fedtilt.parts import Parts
 
 SiteKeys = Mapping[bytes, int]  # public key → site
+Decoded = TypeVar("Decoded")
 _MAX_REFUSALS = 3  # then a node is not asked again until it reconnects, with corrected settings
 
 
 class MissingSitesError(InputError):
     """Too few sites to continue; `sites` are the missing ones."""
 
-    def __init__(self, message: str, *, sites: Iterable[int]) -> None:
-        super().__init__(message)
-        self.sites = sorted(sites)
+    def __init__(self, what: str, reasons: Mapping[int, str], consequence: str = "nothing was trained") -> None:
+        listed = "; ".join(f"site {site} {reason}" for site, reason in sorted(reasons.items()))
+        super().__init__(f"{what} ({listed}); {consequence}: fix the sites and run it again")
+        self.sites = sorted(reasons)
 
 
 class Membership:
     """The sites that have joined, and rejection counts by sender and reason.
 
-    A site is left out while it does not reply: a request that it leaves unanswered costs the deadline of the round. It
+    A site is skipped while it does not reply: a request that it leaves unanswered costs the deadline of the round. It
     is asked to join once more, without waiting for its reply, and takes part again when that reply arrives.
 
     Args:
-        sites: how many sites the federation has
+        sites: the number of sites of the federation
         classes: the number of classes that a site must have to join
         parts: the parts of the model that a site must have to join
-        policy: how long to wait for sites
+        policy: how long to wait for sites, and how many must join
         site_keys: the site of each public key; a node with another key cannot join. None: a node may be any site
         schema: the schema of the sites' tables, which a site's own must fit to join; None: the sites have no tables
         personal_start: where personal models start; at "initial", all initial values of a site must be the server's
     """
 
     def __init__(
-        self,
-        *,
-        sites: int,
-        classes: int,
-        parts: Parts,
-        policy: RoundPolicy,
-        site_keys: SiteKeys | None = None,
-        schema: Schema | None = None,
-        personal_start: str = "last",
-    ) -> None:
+        self, *, sites: int, classes: int, parts: Parts, policy: RoundPolicy, site_keys: SiteKeys | None = None,
+        schema: Schema | None = None, personal_start: str = "last",
+    ) -> None:  # fmt: skip
         self._sites, self._classes, self._parts, self._policy = sites, classes, parts, policy
         self._site_keys, self._schema, self._personal_start = site_keys, schema, personal_start
-        self._connected: dict[int, ConnectedNode] = {}
+        self._connected: dict[int, tuple[bytes, str]] = {}
         self._site_of: dict[int, int] = {}  # node → site
         self._not_joined: dict[int, tuple[int | None, str]] = {}  # node → the site it claims to be, and the reason
         self._refusals: Counter[int] = Counter()  # by node
@@ -66,6 +60,8 @@ class Membership:
         self._unanswered: Counter[tuple[int, str]] = Counter()  # by (site, kind of request), in a row
         self._dropped: set[int] = set()  # nodes whose reply to the last request was too large
         self._rejections: Counter[tuple[str, str]] = Counter()  # by (sender, reason)
+
+    # -- rejections --------------------------------------------------------------------------------------------------
 
     def reject(self, sender: str, reason: str) -> None:
         """Count a rejection."""
@@ -83,6 +79,12 @@ class Membership:
         for sender, reasons in counts.items():
             for reason, count in reasons.items():
                 self._rejections[sender, reason] += count
+
+    def drop_reply(self, node: int) -> None:
+        """Note that a node sent a reply that is too large to be read."""
+        self._dropped.add(node)
+
+    # -- joining -----------------------------------------------------------------------------------------------------
 
     def site_of(self, node: int) -> int | None:
         """The site of a node, or None if the node has not joined."""
@@ -102,28 +104,16 @@ class Membership:
                 return f"has not joined; node {node}, which does not give its site number, {reason}"
         return "is not connected"
 
-    def drop_reply(self, node: int) -> None:
-        """Note that a node sent a reply that is too large to be read."""
-        self._dropped.add(node)
-
-    def silence_reason(self, site: int) -> str:
-        """Why there is no reply of a site that was asked."""
-        return "sent a reply that is too large" if self.nodes().get(site) in self._dropped else "did not reply in time"
-
     def wait_and_join(self, grid: Grid) -> None:
-        """Wait until all sites are connected, at most `policy.wait` seconds, and ask them to join."""
+        """Wait at most `policy.wait` seconds for all sites, ask them to join, and raise if fewer join than must."""
         wait_for_nodes(grid, self._sites, self._policy.wait)
         self.refresh(grid, timeout=self._policy.deadline)
-
-    def require(self, sites: int) -> None:
-        """Stop unless so many sites have joined."""
-        joined = self.nodes()
-        if len(joined) < sites:
-            missing = {site: self.absence_reason(site) for site in range(self._sites) if site not in joined}
+        joined, required = self.nodes(), self._policy.required_to_join(self._sites)
+        if len(joined) < required:
+            must = "all" if required == self._sites else required
             raise MissingSitesError(
-                f"{len(joined)} of {self._sites} sites joined and {'all' if sites == self._sites else sites} must "
-                f"({list_reasons(missing)}); nothing was trained: fix the sites and run it again",
-                sites=missing,
+                f"{len(joined)} of {self._sites} sites joined and {must} must",
+                {site: self.absence_reason(site) for site in range(self._sites) if site not in joined},
             )
 
     def refresh(self, grid: Grid, *, timeout: float | None = None) -> None:
@@ -143,8 +133,17 @@ class Membership:
                 self._late_replies.pop(reply.metadata.reply_to_message_id, None)
             self.admit(replies)
         new = [n for n in sorted(connected) if n not in self._site_of and self._refusals[n] < _MAX_REFUSALS]
-        self._ask_later([n for n in new if n in self._silent and n not in self._late_replies.values()], grid)
-        self._ask([n for n in new if n not in self._silent], grid, timeout or self._policy.wait)
+        if later := [n for n in new if n in self._silent and n not in self._late_replies.values()]:
+            messages = grid.push_messages(self._join_requests(later))  # no id for a message that could not be sent
+            self._late_replies |= {message: node for message, node in zip(messages, later, strict=False) if message}
+        if now := [n for n in new if n not in self._silent]:
+            self._not_joined |= dict.fromkeys(now, (None, "did not reply to the join request"))
+            self._silent.update(now)
+            self.admit(grid.send_and_receive(self._join_requests(now), timeout=timeout or self._policy.wait))
+
+    def _join_requests(self, nodes: Sequence[int]) -> list[Message]:
+        content = encode_join(self._schema)
+        return [Message(content, dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]
 
     def _forget(self, node: int) -> None:
         site = self._site_of.pop(node, None)
@@ -155,41 +154,6 @@ class Membership:
         self._silent.discard(node)
         self._late_replies = {message: n for message, n in self._late_replies.items() if n != node}
 
-    def _ask(self, nodes: Sequence[int], grid: Grid, timeout: float) -> None:
-        """Ask nodes to join, and wait for their replies; those that do not reply are silent."""
-        if nodes:
-            self._not_joined |= dict.fromkeys(nodes, (None, "did not reply to the join request"))
-            self._silent.update(nodes)
-            self.admit(grid.send_and_receive(_join_requests(nodes, self._schema), timeout=timeout))
-
-    def _ask_later(self, nodes: Sequence[int], grid: Grid) -> None:
-        """Ask silent nodes to join, and read their replies in a later round."""
-        if nodes:
-            requests = _join_requests(nodes, self._schema)
-            messages = grid.push_messages(requests)  # no id for a message that could not be sent
-            self._late_replies |= {message: node for message, node in zip(messages, nodes, strict=False) if message}
-
-    def record_replies(self, kind: str, requested: Iterable[int], replied: Collection[int]) -> None:
-        """Count the requests that sites leave unanswered; after `policy.max_silent_rounds` in a row, leave a site out.
-
-        Args:
-            kind: of the requests; a site that trains and never evaluates is silent too
-            requested: the sites that were asked
-            replied: the sites that sent any reply
-        """
-        nodes = self.nodes()
-        self._dropped.clear()
-        for site in requested:
-            if site in replied:
-                del self._unanswered[site, kind]
-                continue
-            self._unanswered[site, kind] += 1
-            rounds = self._unanswered[site, kind]
-            if rounds >= self._policy.max_silent_rounds and site in nodes:
-                del self._site_of[nodes[site]]
-                self._silent.add(nodes[site])
-                self._not_joined[nodes[site]] = site, f"is left out until it replies: it was silent in {rounds} rounds"
-
     def admit(self, replies: Iterable[Message]) -> None:
         """Admit the nodes whose replies match; if two new nodes claim the same site, admit neither."""
         claims: dict[int, list[int]] = {}  # site → nodes
@@ -197,7 +161,6 @@ class Membership:
             node = reply.metadata.src_node_id
             self._silent.discard(node)
             try:
-                reject_problem(reply)
                 site = decode_join_reply(
                     reply, sites=self._sites, classes=self._classes, parts=self._parts,
                     personal_start=self._personal_start,
@@ -224,19 +187,75 @@ class Membership:
         if node in self._not_joined or site is not None:  # not the SuperLink, which replies for a node that is gone
             self._not_joined[node] = site, f"cannot join: {reason}"
 
+    # -- the replies of a round --------------------------------------------------------------------------------------
 
-class ConnectedNode(NamedTuple):
-    """What Flower knows about a node that is connected."""
+    def collect(
+        self, kind: str, selected: Iterable[int], requested: Collection[int], replies: Iterable[Message],
+        decode: Callable[[Message], Decoded],
+    ) -> tuple[dict[int, Decoded], dict[int, str], dict[int, str]]:  # fmt: skip
+        """By site: decoded replies, reasons for rejection, and why there is no reply; all but the first are counted.
 
-    public_key: bytes
-    activated_at: str  # differs after the node has reconnected
+        Args:
+            kind: of the requests: train or evaluate
+            selected: the sites that take part in the round
+            requested: those that were asked
+            replies: what has arrived; a site that replies twice is rejected
+            decode: decodes one reply, or raises `RejectedReply`
+        """
+        by_site: dict[int, list[Message]] = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            site = self.site_of(node)
+            if site is not None and site in requested:
+                by_site.setdefault(site, []).append(reply)
+            elif site is not None or not reply.has_error():  # an error without a site is the SuperLink's timeout
+                self.reject(f"node {node}" if site is None else f"site {site}", "replied without a request")
+        accepted: dict[int, Decoded] = {}
+        rejected: dict[int, str] = {}
+        for site, messages in sorted(by_site.items()):
+            try:
+                if len(messages) > 1:
+                    raise RejectedReply(f"replied {len(messages)} times")
+                accepted[site] = decode(messages[0])
+            except RejectedReply as reason:
+                rejected[site] = str(reason)
+        missing = {site: self._silence_reason(kind, site, requested) for site in selected if site not in by_site}
+        for site, text in {**rejected, **missing}.items():
+            self.reject(f"site {site}", text)
+        self.record_replies(kind, requested, by_site)
+        return accepted, rejected, missing
+
+    def _silence_reason(self, kind: str, site: int, requested: Collection[int]) -> str:
+        if site not in requested:
+            return self.absence_reason(site)
+        if self.nodes().get(site) in self._dropped:
+            return "sent a reply that is too large"
+        return f"did not {'reply' if kind == 'train' else kind} in time"
+
+    def record_replies(self, kind: str, requested: Iterable[int], replied: Collection[int]) -> None:
+        """Count the requests that sites leave unanswered; after `policy.max_silent_rounds` in a row, skip a site.
+
+        They are counted by kind: a site that trains and never evaluates is silent too.
+        """
+        nodes = self.nodes()
+        self._dropped.clear()
+        for site in requested:
+            if site in replied:
+                del self._unanswered[site, kind]
+                continue
+            self._unanswered[site, kind] += 1
+            rounds = self._unanswered[site, kind]
+            if rounds >= self._policy.max_silent_rounds and site in nodes:
+                del self._site_of[nodes[site]]
+                self._silent.add(nodes[site])
+                self._not_joined[nodes[site]] = site, f"is skipped until it replies: it was silent in {rounds} rounds"
 
 
-def check_key(site_keys: SiteKeys | None, node: ConnectedNode | None, site: int) -> None:
+def check_key(site_keys: SiteKeys | None, node: tuple[bytes, str] | None, site: int) -> None:
     """Reject a node that claims to be a site whose key it does not have; without keys, a node may be any site."""
     if site_keys is None:
         return
-    owner = None if node is None else site_keys.get(node.public_key)
+    owner = None if node is None else site_keys.get(node[0])
     if owner is None:
         raise RejectedReply("its key belongs to no site; register it with fedtilt deploy register")
     if owner != site:
@@ -244,25 +263,12 @@ def check_key(site_keys: SiteKeys | None, node: ConnectedNode | None, site: int)
 
 
 def wait_for_nodes(grid: Grid, count: int, seconds: float) -> None:
-    """Wait until so many nodes are connected, at most so many seconds."""
+    """Wait until this number of nodes is connected, at most these seconds."""
     end = time.monotonic() + seconds
     while len(set(grid.get_node_ids())) < count and time.monotonic() < end:
         time.sleep(1)
 
 
-def list_reasons(reasons: Mapping[int, str]) -> str:
-    """Why sites are missing, in one line."""
-    return "; ".join(f"site {site} {reason}" for site, reason in sorted(reasons.items()))
-
-
-def connected_nodes(grid: Grid) -> dict[int, ConnectedNode]:
-    """The connected nodes; a grid without a network knows only their numbers."""
-    if not hasattr(grid, "get_nodes"):
-        return dict.fromkeys(grid.get_node_ids(), ConnectedNode(b"", ""))
-    return {info.node_id: ConnectedNode(info.public_key, info.last_activated_at) for info in grid.get_nodes()}
-
-
-def _join_requests(nodes: Iterable[int], schema: Schema | None) -> list[Message]:
-    config = schema_config(schema)
-    content = RecordDict({CONFIG_RECORD: ConfigRecord(config)} if config else {})
-    return [Message(content, dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]
+def connected_nodes(grid: Grid) -> dict[int, tuple[bytes, str]]:
+    """Of the connected nodes: the public key, and when the node connected, which differs after it has reconnected."""
+    return {node.node_id: (node.public_key, node.last_activated_at) for node in grid.get_nodes()}

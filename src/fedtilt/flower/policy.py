@@ -18,7 +18,7 @@ class RoundPolicy:
         deadline: seconds a site has for a round's training, or for its evaluation
         wait: seconds to wait at the start until all sites are connected
         max_samples: a reply that claims more samples is rejected
-        max_silent_rounds: a site that does not reply in so many rounds in a row is left out until it replies again
+        max_silent_rounds: a site that is silent in this number of rounds in a row is skipped until it replies again
         kept_rounds: how many good rounds are kept to go back to, beside the last two rounds
 
     >>> RoundPolicy(quorum=0.5).required_models(3)

@@ -19,18 +19,14 @@ from torch import Tensor, nn
 from fedtilt.data.groups import in_words
 from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
-from fedtilt.evaluation.method_result import MethodResult
 from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.over_seeds import over_seeds
-from fedtilt.evaluation.results import Result
-from fedtilt.evaluation.summary import Summary, evaluated_counts
-from fedtilt.files import read_json, write_json, write_toml
-from fedtilt.flower.declared import Declared
+from fedtilt.evaluation.results import MethodResult, Result, over_seeds
+from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.files import private_files, private_folder, read_json, write_json, write_toml
+from fedtilt.flower.evaluation import Declared
 from fedtilt.flower.membership import MissingSitesError
-from fedtilt.flower.model_jumps import Change, JumpCheck
-from fedtilt.flower.private_files import private_files, private_folder
 from fedtilt.flower.task import FederationInfo, ResolvedTask
-from fedtilt.flower.training_history import TrainingHistory
+from fedtilt.flower.training_history import Change, JumpCheck, TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors, constants_of, tied_parameters
 from fedtilt.spec import dump
@@ -58,7 +54,7 @@ def kept_rounds(folder: Path) -> str:
     for path in sorted(folder.glob("seed-*")):
         file = path / "participation.json"
         entries = read_json(file)["rounds"] if file.exists() else {}
-        for round in RunFolder(path).checkpoint_rounds():
+        for round in RunFolder(path).checkpoints.rounds():
             texts.append(f"{round}{' (the shared model jumped)' if 'jump' in entries.get(str(round), {}) else ''}")
     return ", ".join(texts)
 
@@ -121,7 +117,7 @@ class ServerRunFolder:
 
     def kept_rounds(self) -> list[int]:
         """The rounds that the server can go back to."""
-        return self._run_folder.checkpoint_rounds()
+        return self._run_folder.checkpoints.rounds()
 
     def check_back_to(self) -> None:
         """Refuse to go back to a round that is not kept, or is damaged."""
@@ -132,14 +128,14 @@ class ServerRunFolder:
         if self.back_to not in self.kept_rounds():
             rounds = kept_rounds(self.folder)
             raise InputError(f"back-to = {self.back_to} is no round that {self.folder} keeps; choose one of {rounds}")
-        self._run_folder.checkpoint_of(self.back_to)
+        self._run_folder.checkpoints.read(self.back_to)
 
     def _go_back(self, round: int, notice: Callable[[str], None]) -> FederationState:
         """Delete what came after a round. The last step starts a new history, with which the sites go back too.
 
         If the server is killed before that step, the sites refuse to train, and going back can be repeated.
         """
-        self._run_folder.delete_checkpoints_after(round)
+        self._run_folder.checkpoints.delete_after(round)
         state = self._run_folder.resume(notice)
         assert state is not None
         assert state.round == round
@@ -171,7 +167,7 @@ class ServerRunFolder:
             if not self._is_good(kept):
                 continue
             try:
-                return kept, self._run_folder.checkpoint_of(kept).server[self._method]
+                return kept, self._run_folder.checkpoints.read(kept).server[self._method]
             except InputError as error:
                 notice(f"round {kept} cannot be gone back to: {error}")
         return round, server
@@ -215,9 +211,9 @@ class ServerRunFolder:
 
     def is_evaluated(self, round: int) -> bool:
         """Whether the metrics of a round are recorded."""
-        return any(evaluated == round for evaluated, _ in self._run_folder.history.get(self._method, []))
+        return any(evaluated == round for evaluated, _ in self._run_folder.evaluations.history.get(self._method, []))
 
-    def record_evaluation(self, round: int, summary: Summary, counts: Counts, total: Tensor) -> None:
+    def record_evaluation(self, round: int, summary: RoundMetrics, counts: Counts, total: Tensor) -> None:
         """Add the metrics of a round, and the names of its rows and columns."""
         class_names, group = self._info.class_names, self._info.label_group
         is_by_class = total.shape[1] == len(class_names)  # otherwise some site withholds them
@@ -229,7 +225,7 @@ class ServerRunFolder:
             constants=constants_of(self._model, self._parts),
             model=self._info.model_description,
         )
-        self._run_folder.record(round, {self._method: summary}, {self._method: counts}, total)
+        self._run_folder.evaluations.record(round, {self._method: summary}, {self._method: counts}, total)
 
     def record_declared(self, round: int, declared: Mapping[int, Declared]) -> None:
         """Write what sites declare of their test data beside the counts, of the last evaluated round: declared.json."""
@@ -255,13 +251,13 @@ class ServerRunFolder:
         """The results of the finished run, written as the simulator writes them."""
         state = self._run_folder.latest()
         assert state is not None
-        counts, total = self._run_folder.counts(state.round)
+        counts, total = self._run_folder.evaluations.counts(state.round)
         result = Result(
             {
                 self._method: MethodResult(
                     method=self._task.method,
-                    history=self._run_folder.history[self._method],
-                    sums=evaluated_counts(counts[self._method]),
+                    history=self._run_folder.evaluations.history[self._method],
+                    sums=counts[self._method].evaluated,
                     total=total,
                     client_names=tuple(self._info.site_names),
                     _net=self._model,

@@ -7,22 +7,19 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedtilt.data import Schema
 from fedtilt.errors import InputError
 from fedtilt.evaluation.results import Result
-from fedtilt.flower.membership import SiteKeys
+from fedtilt.flower.deploy.credentials import site_keys
+from fedtilt.flower.flwr_internals import limit_reply_size, max_reply_size, network_grid
 from fedtilt.flower.policy import RoundPolicy
-from fedtilt.flower.reply_polling import poll_often
-from fedtilt.flower.reply_size import limit_reply_size, max_reply_size
 from fedtilt.flower.run_folder import ServerRunFolder, open_run_folder
-from fedtilt.flower.schema.exchange import agree_on_schema, stored_schema
-from fedtilt.flower.site_keys import site_keys
+from fedtilt.flower.schema_exchange import agree_on_schema, stored_schema
 from fedtilt.flower.strategy import FedTiltStrategy
 from fedtilt.flower.task import ResolvedTask, Task
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
 from fedtilt.spec import known_schema_of
+from fedtilt.storage.fingerprint import continued
 from fedtilt.storage.provenance import seed_folder
-from fedtilt.storage.run_length import continued
 
 
 def server_app(task: Task) -> ServerApp:
@@ -45,12 +42,16 @@ def server_app(task: Task) -> ServerApp:
 def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
     """Train to the last round; a run that cannot continue raises, so that Flower does not report it as completed."""
     resolved, policy, keys = task.resolve(config), RoundPolicy.from_config(config), site_keys()
-    folder = run_path(resolved, config)
-    poll_often(grid)
+    folder, grid = run_path(resolved, config), network_grid(grid)
     with open_run_folder(folder):
         settings = continued(seed_folder(folder, resolved.spec.seed), resolved.settings)
         resolved = resolved._replace(settings=settings)
-        info = task.federation_info(resolved, _schema(task, resolved, folder, grid, policy, keys))
+        schema = None
+        if task.table is not None:
+            known, spec = known_schema_of(resolved.spec), resolved.spec
+            schema = stored_schema(seed_folder(folder, spec.seed), known)
+            schema = schema or agree_on_schema(known, spec.clients.count, grid, policy, keys)
+        info = task.federation_info(resolved, schema)
         model, parts = task.initial_model(resolved, info)
         mechanism = GaussianMechanism.of(resolved.settings, info.sites, parts)
         if mechanism is not None:  # the noise is part of the fingerprint: a run has one
@@ -67,22 +68,11 @@ def serve(task: Task, grid: Grid, config: Mapping[str, object]) -> Result:
         return run_folder.write_results()
 
 
-def _schema(
-    task: Task, resolved: ResolvedTask, folder: Path, grid: Grid, policy: RoundPolicy, keys: SiteKeys | None
-) -> Schema | None:
-    """The schema of the sites' tables: that of the run to resume, else what the sites agree on."""
-    if task.table is None:
-        return None
-    known, spec = known_schema_of(resolved.spec), resolved.spec
-    stored = stored_schema(seed_folder(folder, spec.seed), known)
-    return stored or agree_on_schema(known, spec.clients.count, grid, policy, keys)
-
-
 def _back_to(config: Mapping[str, object]) -> int | None:
     """The round to go back to, in a Flower run configuration; -1, the default: none."""
     round = config.get("back-to", -1)
     if isinstance(round, bool) or not isinstance(round, int) or round < -1:
-        raise InputError(f"back-to must be the number of a round, or -1 to go on from the last, got {round!r}")
+        raise InputError(f"back-to must be the number of a round, or -1 to continue from the last, got {round!r}")
     return None if round == -1 else round
 
 

@@ -13,18 +13,15 @@ from fedtilt.engine.server import ServerUpdate, server_update
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import check_state, initial_server, messages_of
 from fedtilt.engine.validity import invalid_updates
-from fedtilt.evaluation.summary import Summary
-from fedtilt.flower.combine_metrics import combine_replies
-from fedtilt.flower.membership import Membership, MissingSitesError, list_reasons
-from fedtilt.flower.messages import decode_evaluation_reply, decode_train_reply, encode_instruction, history_config
-from fedtilt.flower.model_arrays import from_arrays, to_arrays
-from fedtilt.flower.model_jumps import JumpCheck
+from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.flower.evaluation import combine_replies, decode_evaluation_reply
+from fedtilt.flower.membership import Membership, MissingSitesError, SiteKeys
+from fedtilt.flower.message_fields import decode_model, encode_model
+from fedtilt.flower.messages import decode_train_reply, encode_instruction
 from fedtilt.flower.policy import RoundPolicy
-from fedtilt.flower.replies import collect_replies, missing_replies
 from fedtilt.flower.run_folder import ServerRunFolder
-from fedtilt.flower.schema.messages import schema_config
 from fedtilt.flower.task import FederationInfo
-from fedtilt.flower.training_history import TrainingHistory
+from fedtilt.flower.training_history import JumpCheck, TrainingHistory
 from fedtilt.methods import Method, check_bad_share
 from fedtilt.parts import Parts, Tensors
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
@@ -47,21 +44,14 @@ class FedTiltStrategy(Strategy):
         net: the model, for a method with `training`
         policy: quorum, deadlines and limits
         run_folder: where to checkpoint every round and resume from; None: nowhere
-        site_keys: the site of each public key, so that no node can take another site's place; None: not checked
+        site_keys: the site of each public key; see `Membership`
     """
 
     def __init__(
-        self,
-        method: Method,
-        parts: Parts,
-        info: FederationInfo,
-        *,
-        settings: TrainSettings,
-        net: nn.Module | None = None,
-        policy: RoundPolicy | None = None,
-        run_folder: ServerRunFolder | None = None,
-        site_keys: Mapping[bytes, int] | None = None,
-    ) -> None:
+        self, method: Method, parts: Parts, info: FederationInfo, *, settings: TrainSettings,
+        net: nn.Module | None = None, policy: RoundPolicy | None = None, run_folder: ServerRunFolder | None = None,
+        site_keys: SiteKeys | None = None,
+    ) -> None:  # fmt: skip
         settings.check_methods([method])
         check_bad_share([method], settings.clients_per_round(info.sites))
         self.method, self.settings, self.policy, self.run_folder = method, settings, policy or RoundPolicy(), run_folder
@@ -79,53 +69,48 @@ class FedTiltStrategy(Strategy):
             sites=info.sites, classes=len(info.class_names), parts=parts, policy=self.policy, site_keys=site_keys,
             schema=info.schema, personal_start="last" if method.personal is None else method.personal.start,
         )  # fmt: skip
-        self.summaries: list[tuple[int, Summary]] = []
+        self.summaries: list[tuple[int, RoundMetrics]] = []
 
     # -- a run -------------------------------------------------------------------------------------------------------
 
     def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int | None = None,
-        timeout: float | None = None,
-        train_config: ConfigRecord | None = None,
+        self, grid: Grid, initial_arrays: ArrayRecord | None = None, num_rounds: int | None = None,
+        timeout: float | None = None, train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
+    ) -> Result:  # fmt: skip
         """Train to the last round, from the model's weights or from the last checkpoint of the run folder."""
-        server: Tensors = initial_server(self.method, self._parts, self._info.sites, self._net)
         if initial_arrays is not None:
-            server = {**server, **from_arrays(initial_arrays, self._parts)}
+            self._server = {**self._server, **decode_model(initial_arrays, self._parts)}
+        folder = self.run_folder
         waits_first = True  # before the folder is changed: if too few sites join, it stays as it is
-        if self.run_folder is not None:
-            self.run_folder.check_back_to()
-            waits_first = not self.run_folder.has_run() or self.run_folder.back_to is not None
+        if folder is not None:
+            folder.check_back_to()
+            waits_first = not folder.has_run() or folder.back_to is not None
         if waits_first:
-            self._wait_for_sites(grid)
-        if self.run_folder is not None:
-            needed = server
-            self._rounds_before, server = self.run_folder.begin(server, _log.warning)
-            check_state(server, needed, f"the state of the server for method {self.method.name!r}")
-            self._history = self.run_folder.history
+            self.membership.wait_and_join(grid)
+        if folder is not None:
+            needed = self._server
+            self._rounds_before, self._server = folder.begin(needed, _log.warning)
+            check_state(self._server, needed, f"the state of the server for method {self.method.name!r}")
+            self._history = folder.history
             k = self.settings.screen or 0.0
-            self._jumps = self.run_folder.jump_check(k, self._rounds_before, server, _log.warning)
-            self.membership.add_rejections(self.run_folder.rejections())
+            self._jumps = folder.jump_check(k, self._rounds_before, self._server, _log.warning)
+            self.membership.add_rejections(folder.rejections())
         rounds = num_rounds or self.settings.rounds
         if self._mechanism is not None:
             self._limit_rounds(self._mechanism)
             rounds = min(rounds, self.settings.rounds)
-        if (
-            self.run_folder is not None
-            and self._rounds_before >= rounds
-            and self.run_folder.is_evaluated(self._rounds_before)
-        ):
+        is_evaluated = folder is not None and folder.is_evaluated(self._rounds_before)
+        if self._rounds_before >= rounds and is_evaluated:
             return Result()  # the run is finished
         if not waits_first:
-            self._wait_for_sites(grid)
-        self._server = server
-        arrays, seconds = self._arrays(), timeout or self.policy.deadline
-        self._finish_evaluation(grid, arrays, seconds)
+            self.membership.wait_and_join(grid)
+        arrays, seconds = encode_model(self._parts, self._server), timeout or self.policy.deadline
+        if self._rounds_before and not is_evaluated and self.settings.evaluates(self._rounds_before):
+            # the previous run stopped between the training and the evaluation of its last round
+            replies = grid.send_and_receive(self._evaluation_requests(self._rounds_before, arrays), timeout=seconds)
+            self._record_evaluation(self._rounds_before, replies)
         return super().start(
             grid, arrays, max(0, rounds - self._rounds_before), seconds, train_config, evaluate_config, evaluate_fn
         )
@@ -139,19 +124,6 @@ class FedTiltStrategy(Strategy):
         )
         for notice in notices:
             _log.warning("%s", notice)
-
-    def _wait_for_sites(self, grid: Grid) -> None:
-        """Ask the sites to join; stop if fewer join than the policy requires."""
-        self.membership.wait_and_join(grid)
-        self.membership.require(self.policy.required_to_join(self._info.sites))
-
-    def _finish_evaluation(self, grid: Grid, arrays: ArrayRecord, seconds: float) -> None:
-        """Evaluate the last round if the previous run stopped between its training and its evaluation."""
-        if self.run_folder is None or not self._rounds_before or self.run_folder.is_evaluated(self._rounds_before):
-            return
-        if self.settings.evaluates(self._rounds_before):
-            replies = grid.send_and_receive(self._evaluation_requests(self._rounds_before, arrays), timeout=seconds)
-            self._record_evaluation(self._rounds_before, replies)
 
     def summary(self) -> None:
         """Log the settings."""
@@ -171,28 +143,30 @@ class FedTiltStrategy(Strategy):
         self._selected = self.settings.selected(round, self._info.sites)
         self._requested = {site: nodes[site] for site in self._selected if site in nodes}
         keep = [round - 1] if self.run_folder is None else self.run_folder.kept_rounds()
-        values = {**dict(config), "round": round, "base-round": round - 1, "keep": keep} | history_config(self._history)
-        values |= schema_config(self._info.schema)
-        content = encode_instruction(self._parts, self._server, values, self._messages.to_clients)
-        return [_message(content, node, MessageType.TRAIN, round) for node in self._requested.values()]
+        values = {**dict(config), "round": round, "base-round": round - 1, "keep": keep}
+        content = encode_instruction(
+            self._parts, self._server, values, self._history, self._info.schema, self._messages.to_clients
+        )
+        return self._requests(content, MessageType.TRAIN, round)
+
+    def _requests(self, content: RecordDict, kind: str, round: int) -> list[Message]:
+        nodes = self._requested.values()
+        return [Message(content, dst_node_id=node, message_type=kind, group_id=str(round)) for node in nodes]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the valid models; below the quorum, stop."""
         round = self._rounds_before + server_round
-        limit = self.policy.max_samples
-        accepted, rejected = collect_replies(
-            replies,
-            self._requested,
-            self.membership,
-            lambda reply: decode_train_reply(reply, round, self._parts, limit, self._messages.to_server),
-        )
+        accepted, rejected, missing = self.membership.collect(
+            "train", self._selected, self._requested, replies,
+            lambda r: decode_train_reply(r, round, self._parts, self.policy.max_samples, self._messages.to_server),
+        )  # fmt: skip
         for site, reason in invalid_updates(self.method, accepted, self._server).items():
             rejected[site] = reason
             self.membership.reject(f"site {site}", reason)
             del accepted[site]
-        self._record_participation(round, accepted, rejected)
+        self._record_participation(round, accepted, rejected, missing)
         mechanism = self._mechanism and self._mechanism.for_round(round)
         updated = server_update(
             self.method, self._server, accepted, self.settings, mechanism, selected=len(self._selected), round=round,
@@ -211,7 +185,7 @@ class FedTiltStrategy(Strategy):
         if change.jump is not None:
             _log.warning("round %d: %s", round, change.jump)
         metrics = {"sites": len(accepted), "rejected": len(rejected), "jumped": int(change.jump is not None)}
-        return self._arrays(), MetricRecord({**metrics, "change": change.length})
+        return encode_model(self._parts, self._server), MetricRecord({**metrics, "change": change.length})
 
     def _record_screening(self, round: int, updated: ServerUpdate) -> None:
         """Name the sites whose updates were refused or bounded because they stand out."""
@@ -221,38 +195,29 @@ class FedTiltStrategy(Strategy):
         if self.run_folder is not None and (updated.bounded or updated.rejected):
             self.run_folder.record_rejections(self.membership.rejections())
 
-    def _arrays(self) -> ArrayRecord:
-        return to_arrays(self._parts, self._server["parameters"], self._server.get("buffers"))
-
     def _record_participation(
-        self, round: int, accepted: Mapping[int, ClientUpdate], rejected: Mapping[int, str]
+        self, round: int, accepted: Mapping[int, ClientUpdate], rejected: Mapping[int, str], missing: Mapping[int, str]
     ) -> None:
         """Record which sites took part; below the quorum, stop."""
-        selected = self._selected
-        missing = missing_replies(selected, self._requested, {*accepted, *rejected}, self.membership)
-        self.membership.record_replies("train", self._requested, {*accepted, *rejected})
         if self.run_folder is not None:
             entry = {
-                "selected": selected,
+                "selected": self._selected,
                 "accepted": sorted(accepted),
                 "missing": {str(site): reason for site, reason in sorted(missing.items())},
                 "rejected": {str(site): reason for site, reason in sorted(rejected.items())},
             }
-            suspects = {
-                str(site): int(u.declared["suspects"]) for site, u in accepted.items() if "suspects" in u.declared
-            }
+            suspects = {str(n): int(u.declared["suspects"]) for n, u in accepted.items() if "suspects" in u.declared}
             if suspects:  # declared by sites that may
                 entry["suspects"] = suspects
             self.run_folder.record_participation(round, entry)
             self.run_folder.record_rejections(self.membership.rejections())
-        required = self.policy.required_models(len(selected))
+        required = self.policy.required_models(len(self._selected))
         if len(accepted) < required:
             models = "1 valid model" if len(accepted) == 1 else f"{len(accepted)} valid models"
-            reasons = {**rejected, **missing}
             raise MissingSitesError(
-                f"round {round} has {models} of {len(selected)} and needs {required} ({list_reasons(reasons)}); "
-                f"the run stops after round {round - 1}: fix the sites and run it again",
-                sites=reasons,
+                f"round {round} has {models} of {len(self._selected)} and needs {required}",
+                {**rejected, **missing},
+                f"the run stops after round {round - 1}",
             )
 
     # -- evaluation --------------------------------------------------------------------------------------------------
@@ -266,9 +231,9 @@ class FedTiltStrategy(Strategy):
 
     def _evaluation_requests(self, round: int, arrays: ArrayRecord) -> list[Message]:
         self._requested = self.membership.nodes()
-        values = {"round": round, **history_config(self._history), **schema_config(self._info.schema)}
-        content = encode_instruction(self._parts, from_arrays(arrays, self._parts), values)
-        return [_message(content, node, MessageType.EVALUATE, round) for node in self._requested.values()]
+        model = decode_model(arrays, self._parts)
+        content = encode_instruction(self._parts, model, {"round": round}, self._history, self._info.schema)
+        return self._requests(content, MessageType.EVALUATE, round)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The metrics of the round, from the sites' counts."""
@@ -278,14 +243,10 @@ class FedTiltStrategy(Strategy):
     def _record_evaluation(self, round: int, replies: Iterable[Message]) -> MetricRecord:
         classes, limit = len(self._info.class_names), self.policy.max_samples
         of_numbers = self._info.target is not None
-        accepted, rejected = collect_replies(
-            replies, self._requested, self.membership,
+        accepted, _, _ = self.membership.collect(
+            "evaluate", self._requested, self._requested, replies,
             lambda reply: decode_evaluation_reply(reply, round, classes, limit, of_numbers=of_numbers),
         )  # fmt: skip
-        for site in self._requested:
-            if site not in accepted and site not in rejected:
-                self.membership.reject(f"site {site}", "did not evaluate in time")
-        self.membership.record_replies("evaluate", self._requested, {*accepted, *rejected})
         counts, total, summary = combine_replies(accepted, self._info.has_outliers, self.method.has_personal, classes)
         if self._mechanism is not None:
             summary = summary._replace(privacy=self._mechanism.loss(self._releases))
@@ -306,7 +267,3 @@ class FedTiltStrategy(Strategy):
                 **({} if summary.privacy is None else summary.privacy._asdict()),
             }
         )
-
-
-def _message(content: RecordDict, node: int, kind: str, round: int) -> Message:
-    return Message(content, dst_node_id=node, message_type=kind, group_id=str(round))

@@ -1,7 +1,7 @@
-"""What a federation learns, the same on the server and on every site, and how a run may change it."""
+"""What a federation learns, the same on the server and on every site, and the federation as one site sees it."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedtilt.data import Dataset, Federation, Schema
+from fedtilt.data import Dataset, Federation, Outliers, Schema
 from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Shape
-from fedtilt.data.tables.columns import Source
-from fedtilt.data.tables.summary import Summary
+from fedtilt.data.partition import split_validation
+from fedtilt.data.tables.reader import Source
+from fedtilt.data.tables.summary import SiteSummary
 from fedtilt.data.targets import RANGE, NumericTarget
 from fedtilt.engine.initial_model import build_initial_model
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
-from fedtilt.flower.schema.site_table import site_dataset, site_summary
-from fedtilt.flower.site_federation import check_site_number, only_site, single_site_federation, with_class_order
+from fedtilt.flower.site_table import site_dataset, site_summary
 from fedtilt.methods import Method
 from fedtilt.methods.aggregators import FLTrust
 from fedtilt.methods.weightings import BySamples
@@ -111,6 +111,10 @@ class Task:
         if self.data is not None and not (self.input_shape and self.class_names):
             raise InputError("a task with a data function needs input_shape and class_names as well")
 
+    @property
+    def _has_own_data(self) -> bool:
+        return self.table is not None or self.data is not None
+
     def resolve(self, config: Mapping[str, object]) -> ResolvedTask:
         """Apply a Flower run configuration: `method`, and overrides of the spec, one per line, in `set`."""
         name = str(config.get("method") or "")
@@ -131,20 +135,20 @@ class Task:
                 f"clients.partition = {spec.clients.partition!r} has no effect on sites with tables of their own; "
                 "remove it"
             )
-        if (self.table or self.data) is not None and spec.outliers.kind != "none":
+        if self._has_own_data and spec.outliers.kind != "none":
             raise InputError(
                 f"outliers.kind = {spec.outliers.kind!r} would corrupt real data; remove [outliers] from the spec"
             )
         for key in ("exclude", "relabel"):
-            if (self.table or self.data) is not None and getattr(spec.data, key) is not None:
+            if self._has_own_data and getattr(spec.data, key) is not None:
                 raise InputError(
-                    f"data.{key} = {getattr(spec.data, key)!r} has no effect on sites with data of their own; leave it "
-                    "out, and change the data on the site"
+                    f"data.{key} = {getattr(spec.data, key)!r} has no effect on sites with data of their own; remove "
+                    "it, and change the data on the site"
                 )
         method, settings = spec.methods[0].to_method(), train_settings_of(spec, spec.seed)
         if settings.attack is not None:
             raise InputError(
-                f"attack.kind = {settings.attack.kind!r} is for simulations, and real sites are not told to attack; "
+                f"attack.kind = {settings.attack.kind!r} is for simulations, not for real sites; "
                 "remove [attack] from the spec"
             )
         if isinstance(method.aggregator, FLTrust):
@@ -155,7 +159,7 @@ class Task:
         if isinstance(method.weighting, BySamples) and settings.screen == 0:
             raise InputError(
                 f"weighting = 'samples' of method {method.name!r} counts the samples that sites claim, and "
-                "train.screen = 0 bounds no claim; use weighting = 'equal', or leave train.screen out"
+                "train.screen = 0 bounds no claim; use weighting = 'equal', or remove train.screen"
             )
         if settings.privacy is not None and settings.privacy.randomness is None:
             settings = dataclasses.replace(settings, privacy=dataclasses.replace(settings.privacy, randomness="secret"))
@@ -165,32 +169,32 @@ class Task:
 
     def federation_info(self, resolved: ResolvedTask, schema: Schema | None = None) -> FederationInfo:
         """What the server knows about the sites; with a table function, by the schema that they agree on."""
-        if self.table is not None or self.data is not None:
-            shape, classes, target = self.input_shape, self.class_names, None
-            if self.table is not None:
-                if schema is None:
-                    raise InputError("a task with a table function needs the schema that the sites agree on")
-                shape, classes, target = (len(schema.inputs),), schema.classes or (), schema.numbers
-                classes = classes if target is None else target.names
-            names = tuple(str(n) for n in range(resolved.spec.clients.count))
+        source, sites = self.model_source(resolved), resolved.spec.clients.count
+        if not self._has_own_data:
+            federation = federation_of(resolved.spec, resolved.spec.seed)
             return FederationInfo(
-                input_shape=shape,
-                class_names=classes,
-                site_names=names,
-                has_outliers=torch.zeros(len(names), dtype=torch.bool),
-                schema=schema,
-                recipe=recipe(self.model_source(resolved), shape, len(classes) if target is None else 1),
-                target=target,
+                input_shape=federation.input_shape,
+                class_names=federation.class_names,
+                site_names=federation.client_names,
+                has_outliers=federation.has_outliers,
+                data=federation.dataset.name,
+                recipe=recipe(source, federation.input_shape, federation.outputs),
+                target=federation.target,
             )
-        federation = federation_of(resolved.spec, resolved.spec.seed)
+        shape, classes, target = self.input_shape, self.class_names, None
+        if self.table is not None:
+            if schema is None:
+                raise InputError("a task with a table function needs the schema that the sites agree on")
+            shape, target = (len(schema.inputs),), schema.numbers
+            classes = schema.classes or () if target is None else target.names
         return FederationInfo(
-            input_shape=federation.input_shape,
-            class_names=federation.class_names,
-            site_names=federation.client_names,
-            has_outliers=federation.has_outliers,
-            data=federation.dataset.name,
-            recipe=recipe(self.model_source(resolved), federation.input_shape, federation.outputs),
-            target=federation.target,
+            input_shape=shape,
+            class_names=classes,
+            site_names=tuple(str(n) for n in range(sites)),
+            has_outliers=torch.zeros(sites, dtype=torch.bool),
+            schema=schema,
+            recipe=recipe(source, shape, len(classes) if target is None else 1),
+            target=target,
         )
 
     def model_source(self, resolved: ResolvedTask) -> ModelSource:
@@ -202,7 +206,7 @@ class Task:
         net, parts = build_initial_model(self.model_source(resolved), info.input_shape, info.outputs, resolved.settings)
         return net, parts.keeping(resolved.method.local_names)
 
-    def site_summary(self, resolved: ResolvedTask, number: int, node_config: NodeConfig) -> Summary:
+    def site_summary(self, resolved: ResolvedTask, number: int, node_config: NodeConfig) -> SiteSummary:
         """What a site sends of its table before the sites agree on a schema."""
         if self.table is None:
             raise InputError("the server asks for the summary of a table, and this site's task has no table function")
@@ -214,7 +218,7 @@ class Task:
         self, resolved: ResolvedTask, number: int, node_config: NodeConfig, schema: Schema | None = None
     ) -> Federation:
         """The federation as one site sees it: the rows of all other sites are empty."""
-        if self.table is None and self.data is None:
+        if not self._has_own_data:
             federation = federation_of(resolved.spec, resolved.spec.seed)
             check_site_number(number, federation.clients)
             return only_site(federation, number)
@@ -277,3 +281,63 @@ def yes_or_no(node_config: NodeConfig, key: str, default: bool = True) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{key} in --node-config must be true or false, got {value!r}")
     return value
+
+
+def check_site_number(number: int, sites: int) -> None:
+    """Raise InputError for a number that no site has."""
+    if not 0 <= number < sites:
+        raise InputError(f"partition-id = {number} of this SuperNode is not one of the sites 0 to {sites - 1}")
+
+
+def only_site(federation: Federation, number: int) -> Federation:
+    """The same federation with every other client's rows removed."""
+
+    def rows_of_site(index: Sequence[Tensor]) -> list[Tensor]:
+        return [rows if n == number else rows[:0] for n, rows in enumerate(index)]
+
+    return dataclasses.replace(
+        federation,
+        train_index=rows_of_site(federation.train_index),
+        validation_index=rows_of_site(federation.validation_index),
+        test_index=rows_of_site(federation.test_index),
+    )
+
+
+def with_class_order(data: Dataset, class_names: Sequence[str]) -> Dataset:
+    """The same data with its classes in this order; numbers in place of names are taken as they are."""
+    if data.class_names in (tuple(class_names), tuple(map(str, range(data.classes)))):
+        return data
+    unknown = [name for name in data.class_names if name not in class_names]
+    if unknown:
+        raise InputError(
+            f"the site's data has the class {unknown[0]!r}, which the task lacks; its classes are "
+            f"{', '.join(class_names)}"
+        )
+    order = torch.tensor([class_names.index(name) for name in data.class_names])
+    return dataclasses.replace(
+        data, class_names=tuple(class_names), y_train=order[data.y_train], y_test=order[data.y_test]
+    )
+
+
+def single_site_federation(data: Dataset, number: int, spec: Spec) -> Federation:
+    """A federation in which only this site has data."""
+    sites, clients = spec.clients.count, spec.clients
+    no_rows = torch.zeros(0, dtype=torch.int64)
+
+    def index(samples: int) -> list[Tensor]:
+        return [torch.arange(samples) if n == number else no_rows for n in range(sites)]
+
+    labels = data.labels("train")
+    train, validation = split_validation(
+        labels, index(len(data.y_train)), clients.max_train, clients.validation, spec.seed
+    )
+    return Federation(
+        dataset=data,
+        outliers=Outliers(kind="none"),
+        client_names=tuple(str(n) for n in range(sites)),
+        train_index=train,
+        validation_index=validation,
+        test_index=index(len(data.y_test)),
+        client_classes=[labels.unique()] * sites,
+        has_outliers=torch.zeros(sites, dtype=torch.bool),
+    )

@@ -11,7 +11,6 @@ from torch import Tensor
 from fedtilt.auditing.clients import ClientAudit
 from fedtilt.auditing.samples import Audit, Suspect
 from fedtilt.data import Federation
-from fedtilt.data.raw_rows import raw_rows
 from fedtilt.report import html
 from fedtilt.version import __version__
 
@@ -70,7 +69,9 @@ def build_audit_page(
 def _cards(audit: Audit, federation: Federation, suspects: list[Suspect]) -> list[_Card]:
     order = audit.worst_first[: len(suspects)].tolist()
     samples = [int(federation.train_index[int(audit.client[i])][int(audit.sample[i])]) for i in order]
-    rows = raw_rows(federation.dataset, samples)
+    from fedtilt.data.tables.reader import original_rows  # late: it imports Arrow
+
+    rows = original_rows(federation.dataset, samples)
     cards = []
     for suspect, sample in zip(suspects, samples, strict=True):
         x = federation.dataset.x_train

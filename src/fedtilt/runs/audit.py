@@ -11,9 +11,8 @@ from fedtilt.data import Federation
 from fedtilt.engine.client import build_client_model
 from fedtilt.engine.update_distances import distances_by_round
 from fedtilt.errors import InputError
-from fedtilt.runs.run import fingerprint_of
-from fedtilt.runs.seed_run import open_seed, prepare_seed, spec_of
-from fedtilt.storage.fingerprint import read_fingerprint
+from fedtilt.runs.spec_run import open_seed, prepare_seed, spec_of
+from fedtilt.storage.fingerprint import fingerprint_of, read_fingerprint
 from fedtilt.storage.provenance import read_record
 
 if TYPE_CHECKING:

@@ -1,26 +1,34 @@
-"""Export trained models: their state, and the metadata to use them."""
+"""Export trained models: their state and the metadata to use them, also as ONNX files."""
 
+import importlib
 import json
+import logging
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from fedtilt.data.naming import client_number
 from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
-from fedtilt.files import interpreting
+from fedtilt.files import interpreting, write_bytes
+from fedtilt.models import logits
 from fedtilt.parts import LAST_LAYER, Tensors, match_names, named_pieces
-from fedtilt.runs.seed_run import open_seed
+from fedtilt.runs.spec_run import open_seed
 from fedtilt.storage.fingerprint import read_fingerprint
+
+_TOLERANCE = 1e-4  # of the outputs of an ONNX file, relative to the largest
 
 
 class Export(NamedTuple):
     """A trained model for a safetensors file."""
 
-    tensors: dict[str, torch.Tensor]  # as `load_state_dict` takes them
+    tensors: dict[str, Tensor]  # as `load_state_dict` takes them
     metadata: dict[str, str]  # how to build and use the model: texts unchanged, other values as JSON
     sources: dict[str, str]  # part of the model → where it comes from, such as "initial"
     personal: bool  # whether it is a personal model
@@ -38,7 +46,7 @@ def export_model(
 ) -> Export:
     """A trained model of a run, after the round of its last checkpoint.
 
-    A damaged checkpoint is refused; the one before it is exported only on request.
+    A damaged checkpoint raises InputError; the one before it is exported only on request.
 
     Args:
         folder: the run folder
@@ -60,7 +68,7 @@ def export_model(
         fingerprint, server = read_fingerprint(run_folder.folder / "fingerprint.json"), state.server[method]
         kept: Tensors = {}
         if client is not None:
-            kept = _kept(state, fingerprint, method, client_number(client, clients), client)
+            kept = _client_state(state, fingerprint, method, client_number(client, clients), client)
             description["client"] = clients[client_number(client, clients)]
         own = local_names(fingerprint["methods"][method])  # beside those of the run
         fingerprint["local"] = [*fingerprint["local"], *match_names(own, fingerprint["model"])]
@@ -79,7 +87,7 @@ def export_model(
 
 def state_dict(
     folder: str | os.PathLike[str], method: str, client: int | str | None = None, seed: int | None = None
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Tensor]:
     """The tensors of `export_model`, as `load_state_dict` takes them."""
     return export_model(folder, method, client, seed).tensors
 
@@ -90,17 +98,17 @@ def local_names(method: Mapping[str, Any]) -> list[str]:
     return list(local.get("names", [LAST_LAYER]) if isinstance(local, dict) else local)
 
 
-def _kept(
+def _client_state(
     state: FederationState, fingerprint: Mapping[str, Any], method: str, number: int, client: int | str
 ) -> Tensors:
-    """What a client keeps, or an error that says why there is nothing."""
+    """The state of a client, or an error that says why there is none."""
     if fingerprint.get("runner") == "flower":
-        raise InputError(f"what client {client} keeps is on its site; leave out --client for the shared model")
+        raise InputError(f"the state of client {client} is on its site; export the shared model, without --client")
     kept = state.client_states.get((method, number))
     if not kept:
         raise InputError(
             f"client {client} has no personal model of method {method!r}, and no local parameters or buffers: it was "
-            "never selected, or there are none; leave out --client for the shared model"
+            "never selected, or there are none; export the shared model, without --client"
         )
     return kept
 
@@ -128,8 +136,8 @@ def _trained_names(fingerprint: Mapping[str, Any], sources: Mapping[str, str]) -
 
 def _named_state(
     fingerprint: Mapping[str, Any], constants: Tensors, server: Tensors, kept: Tensors
-) -> dict[str, torch.Tensor]:
-    """A model's tensors by name: what the server keeps, over it what the client keeps, and the constants of the run."""
+) -> dict[str, Tensor]:
+    """A model's tensors by name: constants of the run, over them the server state, over it that of the client."""
     trained, local = fingerprint["model"], fingerprint["local"]
     pieces = dict(constants) | named_pieces(server["parameters"], {n: s for n, s in trained.items() if n not in local})
     if "local" in kept:
@@ -141,3 +149,80 @@ def _named_state(
         named = named_pieces(buffers, fingerprint["buffers"])
         pieces |= {name: buffer.to(constants[name].dtype) for name, buffer in named.items() if name in constants}
     return pieces | {name: pieces[first].clone() for name, first in fingerprint["tied"].items()}
+
+
+# -- ONNX --------------------------------------------------------------------------------------------------------------
+
+
+def write_onnx(
+    path: str | os.PathLike[str], model: nn.Module, example: Tensor, metadata: Mapping[str, str] | None = None
+) -> float:
+    """Write a model as an ONNX file, and return the largest difference between ONNX Runtime and PyTorch.
+
+    The input is named `input` and the output `output`; batches may have any size.
+
+    Args:
+        path: the file to write
+        model: the model
+        example: a batch of at least two samples
+        metadata: texts to store in the file
+    """
+    onnx, runtime = (_import(name) for name in ("onnx", "onnxruntime"))
+    _import("onnxscript")  # torch.onnx needs it
+    model = _OneInput(model).eval()
+    with _quiet():
+        batch = {0: torch.export.Dim("batch")}
+        program = torch.onnx.export(
+            model, (example,), input_names=["input"], output_names=["output"], dynamic_shapes=(batch,), verbose=False
+        )
+    assert program is not None
+    proto = program.model_proto
+    onnx.helper.set_model_props(proto, dict(metadata or {}))
+    content = proto.SerializeToString()
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    difference = 0.0
+    for x in (example, example[:1], example.repeat(3, *[1] * (example.dim() - 1))):
+        with torch.no_grad():
+            expected = model(x)
+        found = torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
+        difference = max(difference, (found - expected).abs().max().item())
+        if found.shape != expected.shape or not difference <= _TOLERANCE * max(1.0, expected.abs().max().item()):
+            raise InputError(
+                f"ONNX Runtime differs from PyTorch by {difference:.3g} on this model, so {path} was not written; "
+                "export it as safetensors"
+            )
+    write_bytes(Path(path), content)
+    return difference
+
+
+class _OneInput(nn.Module):
+    """A model whose `forward` takes one tensor by name, as the exporter needs it: not `*args`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output for a batch."""
+        return logits(self.model, x)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without messages of the exporter about itself, such as packages that it could use."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f'an ONNX file needs {module}, which is not installed; pip install "fedtilt[onnx]"') from error

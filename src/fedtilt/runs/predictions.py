@@ -1,35 +1,51 @@
-"""What the last models of a run predict on the test data: stored in the run folder, or computed when asked for."""
+"""What the last models of a run predict on the test data: as stored in its folder, or computed from its models."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-from fedtilt.engine.client_states import FederationState
-from fedtilt.engine.prepare import PreparedRun
+from fedtilt.errors import InputError
 from fedtilt.evaluation.predictions import Predictions, predict
-from fedtilt.methods import Method
-from fedtilt.storage.in_memory_run import InMemoryRun
-from fedtilt.storage.predictions import has_predictions, is_small, read_prediction, write_predictions
-from fedtilt.storage.run_folder import RunFolder
+from fedtilt.locks import locked
+from fedtilt.runs.spec_run import open_seed, prepare_seed, spec_of
+from fedtilt.storage.fingerprint import read_fingerprint
+from fedtilt.storage.predictions import read_predictions, write_predictions
+from fedtilt.storage.provenance import read_record
 
 
-def store_predictions(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: FederationState) -> None:
-    """Write the predictions of all methods into the run folder, unless they are there or too large."""
-    samples = sum(map(len, prepared.federation.test_index))
-    if not isinstance(recorder, RunFolder) or not is_small(len(prepared.methods), samples, prepared.federation.outputs):
-        return
-    if not has_predictions(recorder.folder, state.round):
-        write_predictions(recorder.folder, state.round, predict(prepared, prepared.methods, state))
+class RunPredictions(NamedTuple):
+    """The predictions of one seed of a run."""
+
+    seed: int
+    round: int  # of the models
+    by_method: dict[str, Predictions]
 
 
-def predictions_of(
-    method: Method, prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: FederationState
-) -> Callable[[], Predictions]:
-    """A function that returns the predictions of a method."""
-    if isinstance(recorder, RunFolder):  # not from the federation: the results of many seeds would keep their data
-        return partial(read_prediction, recorder.folder, state.round, method.name)
-    server = {method.name: {name: tensor.cpu() for name, tensor in state.server[method.name].items()}}
-    return partial(_predict, method, prepared, FederationState(state.round, {**server}, state.client_states))
+def read_or_predict(folder: Path, methods: Sequence[str] = (), seed: int | None = None) -> RunPredictions:
+    """What the last models of a run predict; what is not stored is computed and, of a finished run, stored.
 
-
-def _predict(method: Method, prepared: PreparedRun, state: FederationState) -> Predictions:
-    return predict(prepared, [method], state)[method.name]
+    Args:
+        folder: the run folder
+        methods: names of methods; empty: all
+        seed: which seed of the run; None: the first
+    """
+    seed, run_folder = open_seed(folder, seed)
+    state = run_folder.latest()
+    if state is None:
+        raise InputError(f"{folder} has no checkpoint of seed {seed} yet; train it first")
+    in_run = list(read_fingerprint(run_folder.folder / "fingerprint.json")["methods"])
+    for name in methods:
+        if name not in in_run:
+            raise InputError(f"{folder} has no method {name!r}; it has {', '.join(in_run)}")
+    wanted = [name for name in in_run if name in methods or not methods]
+    found = read_predictions(run_folder.folder, state.round)
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        if read_record(folder).get("runner") == "flower":
+            raise InputError(f"{folder} was trained on Flower sites; their test data and predictions stay there")
+        prepared = prepare_seed(spec_of(folder), seed, folder)
+        found |= predict(prepared, [m for m in prepared.methods if m.name in missing], state)
+        if state.round == prepared.settings.rounds:
+            with locked(folder):
+                write_predictions(run_folder.folder, state.round, found)
+    return RunPredictions(seed, state.round, {name: found[name] for name in wanted})

@@ -1,12 +1,10 @@
 """Train to the last round: simulate, record, checkpoint, resume."""
 
-import contextlib
 import copy
-import hashlib
 import os
 import shlex
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,7 @@ import torch
 
 from fedtilt.attacks.attack import AttackedFederation
 from fedtilt.cluster.connection import check_cluster
-from fedtilt.cluster.remote_tensor import LostTensorError
 from fedtilt.data import Federation
-from fedtilt.data.inputs import Inputs, named_tensors
 from fedtilt.data.targets import NumericTarget
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
@@ -24,31 +20,21 @@ from fedtilt.engine.setting_arguments import given_settings, takes_train_setting
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.evaluation.groups import group_names
-from fedtilt.evaluation.method_result import MethodResult
-from fedtilt.evaluation.results import Result
-from fedtilt.evaluation.summary import evaluated_counts, group_counts, summarise_all
+from fedtilt.evaluation.predictions import Predictions, predict
+from fedtilt.evaluation.results import MethodResult, Result
+from fedtilt.evaluation.round_metrics import metrics_by_method
 from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
-from fedtilt.parts import constants_of, tied_parameters
+from fedtilt.parts import constants_of
 from fedtilt.runs.callback import Callback, Callbacks, RunStart, started
+from fedtilt.runs.checkpointing import CHECKPOINT_SECONDS, MEMORY_LIMIT, Summaries, train_rounds
 from fedtilt.runs.notebook import with_notebook_progress
-from fedtilt.runs.predictions import predictions_of, store_predictions
-from fedtilt.simulation import Round, simulate_prepared
-from fedtilt.storage.in_memory_run import InMemoryRun
-from fedtilt.storage.provenance import (
-    environment,
-    is_started,
-    read_record,
-    record_environment,
-    seed_folder,
-    settings_of,
-)
-from fedtilt.storage.run_folder import RunFolder
-from fedtilt.storage.run_length import continued
-
-Notice = Callable[[str], None]
-CHECKPOINT_SECONDS = 10.0  # the least time between two checkpoints
+from fedtilt.simulation import Round
+from fedtilt.storage.fingerprint import check_other_seeds, continued, fingerprint_of
+from fedtilt.storage.predictions import has_predictions, is_small, read_prediction, write_predictions
+from fedtilt.storage.provenance import environment, is_started, read_record, record_environment, seed_folder
+from fedtilt.storage.run_folder import InMemoryRun, Notice, Recorder, RunFolder
 
 
 @takes_train_settings
@@ -61,16 +47,16 @@ def run(
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    memory_limit: int = 2 * 2**30,
+    memory_limit: int = MEMORY_LIMIT,
     settings: TrainSettings | None = None,
     **keywords: Any,
 ) -> Result:
     """Train every method to the last round; the defaults are the setting of the paper.
 
     With `out`, metrics, counts, checkpoints and models are written into that folder. Called again with the same
-    arguments, an interrupted run continues from its last checkpoint, with the same bits as an uninterrupted run. Called
-    with more rounds, it goes on beyond its end, with the same bits as a run of so many rounds; without `eval_every`,
-    the interval between evaluations stays as it was.
+    arguments, an interrupted run continues from its last checkpoint, bit-identical to an uninterrupted run. Called with
+    more rounds, it continues beyond its end, bit-identical to a run planned with these rounds; the default of
+    `eval_every` is then the interval that the run has.
 
     Args:
         methods: the methods to compare, with unique names
@@ -105,14 +91,14 @@ def run(
     check_cluster_of_new_run(train, folder)
     with locked(folder):
         run_folder = RunFolder(seed_folder(folder, train.seed), memory_limit)
-        run_folder.check_other_seeds(fingerprint)
+        check_other_seeds(run_folder.folder, fingerprint)
         record_environment(folder, train.device, [train.seed])
         compare_environment(folder, train.device, callback.on_notice)
         return train_to_end(prepared, fingerprint, run_folder, checkpoint_seconds, callback)
 
 
 def check_out_folder(folder: Path, *, may_resume: bool) -> None:
-    """Refuse a file, and a folder that is not empty unless it is a run that may be resumed."""
+    """Raise InputError for a file, and for a folder that is not empty unless it is a run that may be resumed."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; choose another folder")
     is_run = is_started(folder)
@@ -128,7 +114,7 @@ def check_out_folder(folder: Path, *, may_resume: bool) -> None:
 
 
 def check_cluster_of_new_run(settings: TrainSettings, folder: Path) -> None:
-    """Refuse a wrong cluster before the folder is created; a run that is resumed may need none any more."""
+    """Raise InputError for a wrong cluster before the folder is created; a resumed run may need none any more."""
     if settings.on_cluster and not is_started(folder):
         check_cluster(settings.cluster or "local")
 
@@ -144,7 +130,7 @@ def compare_environment(folder: Path, device: str, notice: Notice) -> None:
 def train_to_end(
     prepared: PreparedRun,
     fingerprint: Mapping[str, Any],
-    recorder: RunFolder | InMemoryRun,
+    recorder: Recorder,
     checkpoint_seconds: float,
     callback: Callback,
 ) -> Result:
@@ -170,43 +156,27 @@ def train_to_end(
         settings=fingerprint,
         folder=recorder.folder.parent if isinstance(recorder, RunFolder) else None,
     )
-    with started(callback, run_start):
-        state = _train_rounds(prepared, recorder, state, checkpoint_seconds, callback)
-    assert state is not None  # there is at least one round, trained now or before
-    store_predictions(prepared, recorder, state)
-    return _result(prepared, recorder, state)
-
-
-def _train_rounds(
-    prepared: PreparedRun,
-    recorder: RunFolder | InMemoryRun,
-    state: FederationState | None,
-    checkpoint_seconds: float,
-    callback: Callback,
-) -> FederationState | None:
-    """Train, record and checkpoint the rounds that are left."""
-    federation = prepared.federation
-    saved_at, saved_round = time.monotonic(), 0
     screened: set[tuple[str, int]] = set()
     groups = group_names(federation)
-    for r in simulate_prepared(prepared, state=state, client_states=recorder.client_states, notice=callback.on_notice):
-        state, summaries = r.state, None
+
+    def record(r: Round) -> Summaries | None:
         _notice_screened(r, screened, callback.on_notice)
-        if r.counts is not None:
-            summaries = summarise_all(r.counts, r.total, federation.has_outliers, r.privacy, groups, r.attack_success)
-            validation = summarise_all(r.validation, r.validation_total, federation.has_outliers, None, groups)
-            recorder.record(r.number, summaries, r.counts, r.total, validation)
-        if time.monotonic() - saved_at >= checkpoint_seconds or r.number == prepared.settings.rounds:
-            with contextlib.suppress(LostTensorError):  # the next round goes back to an earlier state
-                recorder.checkpoint(r.state)
-                saved_at, saved_round = time.monotonic(), r.number
-        try:
-            callback.on_round(r, summaries)
-        except BaseException:  # a run that is stopped between two rounds can be resumed from here
-            if saved_round < r.number:
-                recorder.checkpoint(r.state)
-            raise
-    return state
+        if r.counts is None:
+            return None
+        summaries = metrics_by_method(r.counts, r.total, federation.has_outliers, r.privacy, groups, r.attack_success)
+        validation = metrics_by_method(r.validation, r.validation_total, federation.has_outliers, None, groups)
+        recorder.evaluations.record(r.number, summaries, r.counts, r.total, validation)
+        return summaries
+
+    with started(callback, run_start):
+        last = train_rounds(
+            prepared, recorder, state, record=record, on_round=callback.on_round, notice=callback.on_notice,
+            checkpoint_seconds=checkpoint_seconds,
+        )  # fmt: skip
+    state = state if last is None else last.state
+    assert state is not None  # there is at least one round, trained now or before
+    _store_predictions(prepared, recorder, state)
+    return _result(prepared, recorder, state)
 
 
 def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) -> None:
@@ -218,33 +188,58 @@ def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) 
                 notice(f"round {round.number}, method {method!r}: client {round.client_names[client]} {reason}")
 
 
-def _result(prepared: PreparedRun, recorder: RunFolder | InMemoryRun, state: FederationState) -> Result:
-    counts, total = recorder.counts(state.round)
+def _result(prepared: PreparedRun, recorder: Recorder, state: FederationState) -> Result:
+    evaluations = recorder.evaluations
+    counts, total = evaluations.counts(state.round)
     net = copy.deepcopy(prepared.net).cpu()
     groups = group_names(prepared.federation)
     return Result(
         {
             m.name: MethodResult(
                 method=m,
-                history=recorder.history[m.name],
-                sums=evaluated_counts(counts[m.name]),
+                history=evaluations.history[m.name],
+                sums=counts[m.name].evaluated,
                 total=total,
-                validation=recorder.validation[m.name].evaluated if m.name in recorder.validation else None,
+                validation=evaluations.validation[m.name].evaluated if m.name in evaluations.validation else None,
                 client_names=prepared.federation.client_names,
                 group_names=groups,
-                group_counts=group_counts(counts[m.name], total, groups),
+                group_counts=counts[m.name].by_grouping(total, groups),
                 _net=net,
                 _target=prepared.federation.target,
                 _parts=prepared.parts.keeping(m.local_names),
                 _server={name: tensor.cpu() for name, tensor in state.server[m.name].items()},
                 _client_states=state.client_states,
-                _predict=predictions_of(m, prepared, recorder, state),
+                _predict=_predictions_of(m, prepared, recorder, state),
             )
             for m in prepared.methods
         },
         prepared.federation,
         _plot,
     )
+
+
+def _store_predictions(prepared: PreparedRun, recorder: Recorder, state: FederationState) -> None:
+    """Write the predictions of all methods into the run folder, unless they are there or too large."""
+    samples = sum(map(len, prepared.federation.test_index))
+    if not isinstance(recorder, RunFolder) or not is_small(len(prepared.methods), samples, prepared.federation.outputs):
+        return
+    if not has_predictions(recorder.folder, state.round):
+        write_predictions(recorder.folder, state.round, predict(prepared, prepared.methods, state))
+
+
+def _predictions_of(
+    method: Method, prepared: PreparedRun, recorder: Recorder, state: FederationState
+) -> Callable[[], Predictions]:
+    """A function that returns the predictions of a method."""
+    if isinstance(recorder, RunFolder):  # not from the federation: the results of many seeds would keep their data
+        return partial(read_prediction, recorder.folder, state.round, method.name)
+    server = {method.name: {name: tensor.cpu() for name, tensor in state.server[method.name].items()}}
+    last = FederationState(state.round, {**server}, state.client_states)
+    return partial(_predict, method, prepared, last)
+
+
+def _predict(method: Method, prepared: PreparedRun, state: FederationState) -> Predictions:
+    return predict(prepared, [method], state)[method.name]
 
 
 def _plot(result: Result) -> Any:
@@ -260,37 +255,6 @@ def _constants(prepared: PreparedRun) -> dict[str, torch.Tensor]:
         for m in prepared.methods
         for name, tensor in constants_of(prepared.net, prepared.parts.keeping(m.local_names)).items()
     }
-
-
-def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:
-    """Everything that determines the results of a run, except the machine, as JSON values."""
-    data, federation = prepared.federation.dataset, prepared.federation
-    index = [*federation.train_index, *federation.test_index]
-    seed_of_outliers = [torch.tensor(federation.seed)] if federation.outliers.redraw == "once" else []
-    groups = [codes for column in federation.groups.values() for codes in (column.train, column.test)]
-    return {
-        **settings_of(prepared.methods, prepared.settings),
-        "data": data.name,
-        "samples": _digest([*_tensors(data.x_train), data.y_train, *_tensors(data.x_test), data.y_test, *groups]),
-        "outliers": federation.outliers.to_json(),
-        "clients": federation.clients,
-        "partition": _digest([*index, federation.has_outliers, *seed_of_outliers]),
-        "sizes": _digest([torch.tensor([len(rows) for rows in index])]),  # tells apart two partitions of the same rows
-        **prepared.parts.to_json(),
-        "tied": tied_parameters(prepared.net),
-        "architecture": repr(prepared.net),
-        "start": _digest([prepared.parts.initial]),
-        "loss": _loss_digest(prepared),
-    }
-
-
-def _loss_digest(prepared: PreparedRun) -> str:
-    """A digest of the loss on fixed outputs: two lambdas have the same name."""
-    count, is_number = prepared.federation.outputs, prepared.federation.target is not None
-    outputs = torch.arange(16 * count, dtype=torch.float32).reshape(16, count).sin()
-    targets = torch.arange(16).cos() if is_number else torch.arange(16) % count
-    with torch.no_grad():
-        return _digest([prepared.settings.sample_loss(outputs, targets)])
 
 
 def _model_description(prepared: PreparedRun) -> dict[str, Any]:
@@ -309,14 +273,3 @@ def _model_description(prepared: PreparedRun) -> dict[str, Any]:
 def target_description(target: NumericTarget | None) -> dict[str, Any]:
     """How a model's outputs become numbers in the unit of the target; empty for classes."""
     return {} if target is None else {"target": {"mean": target.mean, "deviation": target.deviation}}
-
-
-def _tensors(x: Inputs) -> list[torch.Tensor]:
-    return list(named_tensors(x, "x").values())
-
-
-def _digest(tensors: Sequence[torch.Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for values in tensors:
-        digest.update(values.contiguous().numpy().data)
-    return digest.hexdigest()

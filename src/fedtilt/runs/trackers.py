@@ -1,7 +1,7 @@
 """Trackers: callbacks that send the metrics of every evaluated round to TensorBoard, MLflow or Weights & Biases.
 
 A metric is named METHOD/METRIC, such as fedtilt/accuracy, and its step is the round. Every seed is a run of its own,
-and a resumed run goes on where it stopped. A search is one run, with means over its seeds.
+and a resumed run continues where it stopped. A search is one run, with means over its seeds.
 """
 
 import hashlib
@@ -10,13 +10,19 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from fedtilt.errors import InputError
-from fedtilt.evaluation.summary import Summary
-from fedtilt.runs.callback import Callback, RunStart
+from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.runs.callback import Callback, Callbacks, RunStart
 from fedtilt.simulation import Round
+from fedtilt.storage.evaluations import Evaluations
+from fedtilt.storage.fingerprint import read_fingerprint
+from fedtilt.storage.provenance import seed_folder
 
 
 class Tracker(Callback, ABC):
@@ -26,7 +32,7 @@ class Tracker(Callback, ABC):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Send numbers by name, such as fedtilt/accuracy, of one step: a round, or the last round of a stage."""
 
-    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+    def on_round(self, round: Round, metrics: Mapping[str, RoundMetrics] | None) -> None:
         """Log the metrics of a round, unless it was not evaluated."""
         if metrics:
             self.log(round.number, {"seconds": round.seconds, **named_values(metrics)})
@@ -83,7 +89,7 @@ class MLflow(Tracker):
         self._experiment = experiment
 
     def on_start(self, run: RunStart) -> None:
-        """Create a run, or go on with the one of the same run folder and seed."""
+        """Create a run, or continue the one of the same run folder and seed."""
         found = self._client.get_experiment_by_name(self._experiment)
         experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
         key = _key(run)
@@ -124,7 +130,7 @@ class WandB(Tracker):
         self._settings = {"project": project} | settings
 
     def on_start(self, run: RunStart) -> None:
-        """Create a run, or go on with the one of the same run folder and seed."""
+        """Create a run, or continue the one of the same run folder and seed."""
         key = _key(run)
         resumed = {"id": key, "resume": "allow"} if key else {}
         self._run = self._wandb.init(name=_name(run), config=_settings(run), **resumed, **self._settings)
@@ -162,7 +168,7 @@ def _import(module: str) -> Any:
         raise InputError(f'{module} is not installed; pip install "fedtilt[{module}]"') from error
 
 
-def named_values(metrics: Mapping[str, Summary]) -> dict[str, float]:
+def named_values(metrics: Mapping[str, RoundMetrics]) -> dict[str, float]:
     """The numbers of an evaluated round by name."""
     named: dict[str, float] = {}
     for method, summary in metrics.items():
@@ -176,6 +182,54 @@ def named_values(metrics: Mapping[str, Summary]) -> dict[str, float]:
         if summary.privacy is not None:
             named[f"{method}/epsilon"] = summary.privacy.epsilon
     return named
+
+
+class FolderLog(AbstractContextManager["FolderLog"]):
+    """Logs the rounds of a run that another process trains, such as the server of a deployment, from its run folder.
+
+    It sends every round that is evaluated from now on to trackers; leaving the context ends their logs.
+
+    Args:
+        folder: the run folder
+        seed: of the run
+        rounds: how many it has
+        trackers: where to log; empty: nowhere
+        back_to: the round that the run goes back to; None: it continues
+    """
+
+    def __init__(
+        self, folder: Path, seed: int, rounds: int, trackers: Sequence[Tracker], back_to: int | None = None
+    ) -> None:  # fmt: skip
+        self._folder, self._seed, self._rounds, self._trackers = folder, seed, rounds, trackers
+        self._callbacks = Callbacks(trackers)
+        self._seed_folder = seed_folder(folder, seed)
+        self._evaluations = Evaluations(self._seed_folder)
+        before = [round for round in self._evaluations.read_lines().rounds if back_to is None or round <= back_to]
+        self._last = self._first = max(before, default=0)
+
+    def update(self, recorded: Collection[int]) -> None:
+        """Log the rounds that have been evaluated since the last call, among those that the server has recorded."""
+        if not self._trackers:
+            return
+        for round, lines in sorted(self._evaluations.read_lines().rounds.items()):
+            if round <= self._last or round not in recorded:
+                continue
+            if self._last == self._first:
+                settings = read_fingerprint(self._seed_folder / "fingerprint.json")
+                self._callbacks.on_start(
+                    RunStart(
+                        seed=self._seed, round=self._first, rounds=self._rounds, settings=settings, folder=self._folder
+                    )
+                )
+            self._last = round
+            for tracker in self._trackers:
+                tracker.log(round, named_values({method: line.summary for method, line in lines.items()}))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the logs that were started."""
+        self._callbacks.on_end(error)
 
 
 def _settings(run: RunStart) -> dict[str, Any]:
@@ -205,7 +259,7 @@ def _name(run: RunStart) -> str:
 
 
 def _key(run: RunStart) -> str | None:
-    """Identifies the seed of a run folder, so that a resumed run goes on; None: nothing can be resumed."""
+    """Identifies the seed of a run folder, so that a resumed run continues its log; None: nothing can be resumed."""
     if run.folder is None:
         return None
     return hashlib.sha256(f"{run.folder.resolve()}\n{run.seed}".encode()).hexdigest()[:16]

@@ -14,7 +14,7 @@ from fedtilt.spec.fields import ClientsSpec, ModelSpec, OutliersSpec, Spec, Stor
 from fedtilt.spec.json_schema import json_schema
 from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.read import builtin_names, load, parse
-from fedtilt.spec.write import annotated, dump, reference
+from fedtilt.spec.write import annotated, dump, reference, starter
 
 __all__ = [
     "ClientsSpec",
@@ -36,6 +36,7 @@ __all__ = [
     "model_of",
     "parse",
     "reference",
+    "starter",
     "table_of",
     "train_settings_of",
 ]

@@ -11,10 +11,9 @@ from torch import nn
 from fedtilt.checks import OnlyWith, check_used
 from fedtilt.data import Dataset, Federation, Schema, images, leaf, load
 from fedtilt.data.corrections import corrected
-from fedtilt.data.division import resolve_clients
-from fedtilt.data.tables.columns import Source
-from fedtilt.data.tables.roles import Roles, known_schema
-from fedtilt.data.tables.table import Table, open_table
+from fedtilt.data.partition import resolve_clients
+from fedtilt.data.tables.reader import Source
+from fedtilt.data.tables.table import Roles, Table, known_schema, open_table
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import import_function

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fedtilt.config.setting_fields import Name, setting
 from fedtilt.data import names
-from fedtilt.data.image_folders.cache import MODES
+from fedtilt.data.sources.image_cache import MODES
 from fedtilt.errors import InputError
 
 _OF_FILE = ("target", "client", "group", "weight", "drop", "schema", "split", "split_group", "split_time")

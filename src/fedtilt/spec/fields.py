@@ -13,9 +13,9 @@ from fedtilt.checks import check_used, is_plain_name
 from fedtilt.config.setting_fields import REQUIRED, Name, default_of, setting, settings_of
 from fedtilt.config.tables import table_of
 from fedtilt.data import Outliers
-from fedtilt.data.division import PARTITIONS
 from fedtilt.data.groups import CLASS, combined_names
 from fedtilt.data.outliers import FLIP_TARGETS, KINDS, REDRAWS
+from fedtilt.data.partition import PARTITIONS
 from fedtilt.data.targets import RANGE, TASKS
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, NoEffect

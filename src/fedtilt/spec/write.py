@@ -1,6 +1,7 @@
 """Write a spec: as TOML, as the annotated file of `fedtilt init`, and as the reference page docs/spec.md."""
 
 import inspect
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, replace
@@ -38,12 +39,11 @@ def annotated(file: str = "fedtilt.toml", spec: Spec | None = None) -> str:
 
     Args:
         file: where it is written
-        spec: the spec; left out: the digits spec
+        spec: the spec (default: the digits spec)
     """
-    about = "20 clients with 30 % wrong labels" if spec is None else str(spec.data.file)
+    heading = _heading(file, spec, _EVERY_KEY)
     spec = spec or replace(load("digits"), name=Path(file).stem)
-    example = "methods.fedtilt.lam=-3" if about.startswith("20") else "methods.fedtilt.tau=5"
-    blocks = [_ANNOTATED.format(file=file, about=about, example=example), *_commented_pairs(Spec, _top(spec))]
+    blocks = [heading, *_commented_pairs(Spec, _top(spec))]
     for key, table in TABLES.items():
         blocks += [f"# {_sentence(_KEYS[key])}\n[{key}]", *_commented_pairs(table, spec.table(key))]
     blocks.append(_method_comments())
@@ -51,12 +51,26 @@ def annotated(file: str = "fedtilt.toml", spec: Spec | None = None) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+def starter(file: str = "fedtilt.toml", spec: Spec | None = None) -> str:
+    """The same spec as `annotated` in at most 40 lines: keys that are changed most, and values that are no default."""
+    heading = _heading(file, spec, _FEW_KEYS)
+    spec = spec or replace(load("digits"), name=Path(file).stem)
+    top = {key: value for key, value in _top(spec).items() if key != "name" or value != Path(file).stem}
+    methods = [f"  {format_toml({'preset': method.preset, **method.settings})}," for method in spec.methods]
+    lines = ["\n".join(_short_pairs(Spec, top, ("seeds", "device"))), "\n".join([*_METHOD_LIST, *methods, "]"])]
+    changed = _CHANGED_OFTEN if spec.data.path is None else _CHANGED_OFTEN | _CHANGED_OFTEN_OF_OWN_DATA
+    for key, table in TABLES.items():
+        if pairs := _short_pairs(table, spec.table(key), changed.get(key, ())):
+            lines.append("\n".join([f"[{key}]", *pairs]))
+    return "\n\n".join([heading, *lines]) + "\n"
+
+
 def reference() -> str:
     """The text of docs/spec.md: a reference of all keys."""
     blocks = [_INTRODUCTION.format(builtins=", ".join(f"`{name}`" for name in builtin_names()))]
     blocks += ["## The run", _rows(Spec, _TOP)]
     for key, table in TABLES.items():
-        blocks += [f"## `[{key}]`", _sentence(_KEYS[key]), *_sections(table)]
+        blocks += [f"## `[{key}]`", _sentence(_KEYS[key]), *_sections(table), *_named_tables(table)]
     blocks += ["## `[[methods]]`", _sentence(_KEYS["methods"]), _METHODS, _presets()]
     blocks += ["The parameters of the presets:", _table([("key", "of", "meaning"), *_parameter_rows()])]
     blocks += ["All other keys of a method:", _table([("key", "meaning", "allowed values"), *_method_rows()])]
@@ -72,6 +86,31 @@ def _pairs(values: Mapping[str, Any]) -> list[str]:
     return [f"{key} = {format_toml(value)}" for key, value in values.items() if value is not None]
 
 
+def _heading(file: str, spec: Spec | None, keys: str) -> str:
+    about = "20 clients with 30 % wrong labels" if spec is None else str(spec.data.file)
+    example = "methods.fedtilt.lam=-3" if spec is None else "methods.fedtilt.tau=5"
+    return _HEADING.format(file=file, about=about, example=example, keys=keys)
+
+
+def _short_pairs(table: type, values: Mapping[str, Any], often: Sequence[str]) -> list[str]:
+    """The pairs of the keys that are changed often or whose value is not the default, each with a short comment."""
+    fields = settings_of(table)
+    shown = {
+        key: f"{key} = {format_toml(value)}"
+        for key, value in values.items()
+        if value is not None and (key in often or value != default_of(fields[key]))
+    }
+    width = min(30, max(map(len, shown.values()), default=0))
+    lines = []
+    for key, pair in shown.items():
+        comment = re.split("[;:]", fields[key].metadata["meaning"])[0]
+        line = f"{pair:<{width}}  # {comment}"
+        allowed = f" ({allowed_values(fields[key])})"
+        is_listed = fields[key].metadata["choices"] or fields[key].metadata["allowed"]
+        lines.append(line + allowed if is_listed and len(line + allowed) <= 120 else line)
+    return lines
+
+
 def _method_pairs(method: MethodSpec) -> list[str]:
     return ["[[methods]]", *_pairs({"preset": method.preset, "name": method.name, **method.settings})]
 
@@ -85,7 +124,7 @@ def _default(field: Field[Any]) -> str:
     """A key's default: a value in backquotes, or a description."""
     default = default_of(field)
     if default is REQUIRED:
-        return "the name of the file"  # the only one is the name of a spec
+        return "the name of the file" if field.name == "name" else "required"
     return "left out" if default is None else f"`{format_toml(default)}`"
 
 
@@ -110,20 +149,29 @@ def _rules_text(kind: str) -> str:
 
 def _component_tables() -> list[str]:
     """The built-in components of every kind, and their settings."""
+    return [block for kind, known in COMPONENTS.items() if known for block in (f"### `{kind}`", *_of_names(known))]
+
+
+def _named_tables(table: type) -> list[str]:
+    """The objects that settings of a table may be, and their settings; components are listed with the methods."""
     blocks = []
-    for kind, known in COMPONENTS.items():
-        if not known:
-            continue
-        rules = [(f"`{rule}`", (inspect.getdoc(cls) or "").partition("\n")[0]) for rule, cls in known.items()]
-        blocks += [f"### `{kind}`", _table([("rule", "description"), *rules])]
-        settings: dict[tuple[str, ...], list[str]] = {}
-        for rule, cls in known.items():
-            for key, field in settings_of(cls).items():
-                settings.setdefault(_row(key, field), []).append(rule)
-        rows = [(key, ", ".join(f"`{rule}`" for rule in of), *texts) for (key, *texts), of in settings.items()]
-        if rows:
-            blocks.append(_table([("setting", "of", "meaning", "allowed values", "default"), *rows]))
-    return blocks
+    for key, field in settings_of(table).items():
+        known = field.metadata["named"]
+        if known and next(iter(known.values())).key == "name":
+            blocks += [f"### `{key}`", _NAMED.get(key, ""), *_of_names(known)]
+    return [block for block in blocks if block]
+
+
+def _of_names(known: Mapping[str, type]) -> list[str]:
+    """Names with their descriptions, and their settings."""
+    names = [(f"`{name}`", (inspect.getdoc(cls) or "").partition("\n")[0]) for name, cls in known.items()]
+    settings: dict[tuple[str, ...], list[str]] = {}
+    for name, cls in known.items():
+        for key, field in settings_of(cls).items():
+            settings.setdefault(_row(key, field), []).append(name)
+    blocks = [_table([(next(iter(known.values())).key, "description"), *names])]  # type: ignore[attr-defined]
+    rows = [(key, ", ".join(f"`{name}`" for name in of), *texts) for (key, *texts), of in settings.items()]
+    return blocks + ([_table([("setting", "of", "meaning", "allowed values", "default"), *rows])] if rows else [])
 
 
 def _comment(text: str, indent: str = "") -> str:
@@ -210,18 +258,37 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head, "|" + " --- |" * len(rows[0]), *body])
 
 
-_ANNOTATED = """\
+_HEADING = """\
 # A spec for `fedtilt run`: FedAvg, Ditto and FedTilt on {about}.
-#
-# It lists every key with its meaning, its allowed values and its default. A key that you leave out has its default.
+# {keys}
 # Change a key here, or for one run:  fedtilt run {file} --set train.rounds=5 --set {example}"""
+
+_EVERY_KEY = (
+    "It lists every key with its meaning, its allowed values and its default. A key that is missing has its default."
+)
+_FEW_KEYS = "It has the keys that are changed most; all others have their defaults, which `fedtilt init --all` lists."
+
+_METHOD_LIST = (
+    "# The methods to compare; `fedtilt methods` lists all of them. tau > 0: fair to the worst classes or groups;",
+    "# lam < 0: robust to wrong labels; mu: how close a personal model stays to the shared one.",
+    "methods = [",
+)
+
+_CHANGED_OFTEN: dict[str, tuple[str, ...]] = {
+    "data": ("name",),
+    "clients": ("count", "classes_per_client"),
+    "outliers": ("kind", "rate"),
+    "model": ("name", "hidden"),
+    "train": ("rounds", "participation", "epochs", "batch_size", "lr"),
+}
+_CHANGED_OFTEN_OF_OWN_DATA: dict[str, tuple[str, ...]] = {"data": (), "clients": (), "outliers": ("kind",)}
 
 _INTRODUCTION = """\
 # The spec
 
 A spec is one TOML file that describes a run: the data, how it is divided among clients, its outliers, the model, the
-training and the methods to compare. `fedtilt run SPEC` runs it; `fedtilt init` writes an example that explains every
-key. Only `methods` is required; every other key has a default.
+training and the methods to compare. `fedtilt run SPEC` runs it; `fedtilt init` writes an example, and `fedtilt init
+--all` one that explains every key. Only `methods` is required; every other key has a default.
 
 The built-in specs are {builtins}; use the name in place of a file.
 `digits` and `toy` need no download.
@@ -267,6 +334,15 @@ personal = { mu = 0.1 }
 before = ["clipping", { rule = "nnm", bad_share = 0.2 }]
 aggregator = { rule = "trimmed_mean", bad_share = 0.2 }
 ```"""
+
+_NAMED = {
+    "optimizer": 'A name, or a table of its name and settings: `optimizer = { name = "sgd", momentum = 0.9 }`. In '
+    "Python, `ft.optimizers.SGD(momentum=0.9)`.",
+    "schedule": 'As the optimiser: `schedule = { name = "step", decay = 0.5, every = 10 }`, '
+    "`ft.schedules.Step(decay=0.5, every=10)`.",
+    "loss": 'As the optimiser: `loss = { name = "focal", gamma = 1.5 }`, `ft.losses.Focal(gamma=1.5)`; or a '
+    "function of your own.",
+}
 
 _COMPONENT_COMMENT = (
     'A component is a name (aggregator = "median"), or a table of its rule and settings (aggregator = { rule = "krum", '

@@ -1,9 +1,9 @@
-"""Checkpoints: what the server keeps, and where the states of the clients are, with hashes.
+"""Checkpoints: the server states, and where the client states are, with hashes.
 
 checkpoints/round-00040/manifest.json          the round, and the hashes of the other two files
-checkpoints/round-00040/server.safetensors     what the server keeps, by method
-checkpoints/round-00040/clients.safetensors    where the states of the clients are, by method
-clients/states-000012                          what clients keep (`fedtilt.engine.client_states`)
+checkpoints/round-00040/server.safetensors     server states, by method
+checkpoints/round-00040/clients.safetensors    where the client states are, by method
+clients/states-000012                          client states (`fedtilt.engine.client_states`)
 """
 
 import shutil
@@ -28,9 +28,7 @@ class Checkpoints:
     def __init__(self, folder: Path, client_states: ClientStates) -> None:
         self._folder = folder / "checkpoints"
         self._client_states = client_states
-        self._files_of: dict[
-            int, frozenset[int]
-        ] = {}  # round → the files with the clients' states, once they are known
+        self._files_of: dict[int, frozenset[int]] = {}  # round → files with its client states, once they are known
 
     def rounds(self) -> list[int]:
         """The rounds with a checkpoint, oldest first."""
@@ -44,7 +42,7 @@ class Checkpoints:
         """Write a checkpoint: complete under its final name, or absent.
 
         Args:
-            state: what the server and the clients keep
+            state: of the server and the clients
             is_evaluated: whether the metrics of its round are recorded
             keep: rounds whose checkpoints are kept beside the last two
         """

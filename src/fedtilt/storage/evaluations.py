@@ -1,6 +1,6 @@
 """The evaluated rounds of a run: a line of metrics per round and method, and a file of counts per round.
 
-Every line has its own digest. A round is intact if all its lines and its counts are; others are left out, and named.
+Every line has its own digest. A round is intact if all its lines and its counts are; others are skipped, and named.
 """
 
 import json
@@ -14,18 +14,18 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts, GroupCounts
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import check_digest, read_tensors, reading, with_digest, write_bytes, write_tensors, writing
 
-History = dict[str, list[tuple[int, Summary]]]  # method → (round, metrics)
+History = dict[str, list[tuple[int, RoundMetrics]]]  # method → (round, metrics)
 
 
 class Line(NamedTuple):
     """The metrics of one method after one round."""
 
     text: str
-    summary: Summary
-    validation: Summary | None
+    summary: RoundMetrics
+    validation: RoundMetrics | None
 
 
 class Lines(NamedTuple):
@@ -35,24 +35,46 @@ class Lines(NamedTuple):
     damaged: list[str]  # one sentence per line that cannot be used
 
 
-class Evaluations:
-    """metrics.jsonl and counts/ in the folder of one seed."""
+class EvaluationHistory:
+    """The evaluated rounds of a run, in memory."""
 
-    def __init__(self, folder: Path) -> None:
-        self.metrics_file = folder / "metrics.jsonl"
-        self._counts_folder = folder / "counts"
+    def __init__(self) -> None:
         self.history: History = {}
-        self.validation: dict[str, Summary] = {}  # of the last evaluated round
+        self.validation: dict[str, RoundMetrics] = {}  # of the last evaluated round
+        self._last: tuple[dict[str, Counts], Tensor] | None = None
 
     def record(
-        self, round: int, summaries: Mapping[str, Summary], counts: Mapping[str, Counts], total: Tensor,
-        validation: Mapping[str, Summary] | None = None,
+        self, round: int, summaries: Mapping[str, RoundMetrics], counts: Mapping[str, Counts], total: Tensor,
+        validation: Mapping[str, RoundMetrics] | None = None,
     ) -> None:  # fmt: skip
         """Add an evaluated round."""
-        lines = ""
         self.validation = dict(validation or {})
         for name, summary in summaries.items():
             self.history.setdefault(name, []).append((round, summary))
+        self._last = dict(counts), total
+
+    def counts(self, round: int) -> tuple[dict[str, Counts], Tensor]:
+        """The counts of an evaluated round by method, and the number of samples; in memory, of the last alone."""
+        assert self._last is not None
+        return self._last
+
+
+class Evaluations(EvaluationHistory):
+    """metrics.jsonl and counts/ in the folder of one seed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.metrics_file = folder / "metrics.jsonl"
+        self._counts_folder = folder / "counts"
+
+    def record(
+        self, round: int, summaries: Mapping[str, RoundMetrics], counts: Mapping[str, Counts], total: Tensor,
+        validation: Mapping[str, RoundMetrics] | None = None,
+    ) -> None:  # fmt: skip
+        """Add an evaluated round."""
+        super().record(round, summaries, counts, total, validation)
+        lines = ""
+        for name, summary in summaries.items():
             entry = {"round": round, "method": name} | summary.to_json()
             if name in self.validation:
                 entry["validation"] = self.validation[name].to_json()
@@ -105,7 +127,7 @@ class Evaluations:
         return list(rounds_in(self._counts_folder, r"\.safetensors").values())
 
     def read_lines(self) -> Lines:
-        """Read metrics.jsonl; a damaged line is reported and left out, also one that a kill has cut off."""
+        """Read metrics.jsonl; a damaged line is reported and skipped, also one that a kill has cut off."""
         if not self.metrics_file.exists():
             return Lines({}, [])
         with reading(self.metrics_file):
@@ -116,8 +138,8 @@ class Evaluations:
                 break  # after the last line
             try:
                 entry = check_digest(json.loads(text))
-                validation = Summary.from_json(entry["validation"]) if "validation" in entry else None
-                line = Line(text.decode(), Summary.from_json(entry), validation)
+                validation = RoundMetrics.from_json(entry["validation"]) if "validation" in entry else None
+                line = Line(text.decode(), RoundMetrics.from_json(entry), validation)
                 lines.rounds.setdefault(int(entry["round"]), {})[str(entry["method"])] = line
             except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
                 lines.damaged.append(f"{self.metrics_file} is damaged in line {number} ({_first_line(error)})")
@@ -136,7 +158,7 @@ class Evaluations:
         return problems
 
     def check(self, round: int) -> None:
-        """Refuse a round whose metrics or counts cannot be read; the error names the file."""
+        """Raise InputError, which names the file, if the metrics or counts of a round cannot be read."""
         counts, _ = self.counts(round)
         lines = self.read_lines()
         for name in counts:
@@ -161,7 +183,7 @@ class Evaluations:
         rounds = [r for r in lines.rounds if r <= last and evaluates(r) and r not in problems]
         lost = [problem for round, problem in problems.items() if round <= last and evaluates(round)]
         for problem in [*(lines.damaged if lost else []), *lost]:
-            notice(f"{problem}; this evaluation is left out of the curves")
+            notice(f"{problem}; this evaluation is missing from the curves")
         kept = [(round, name, line) for round in rounds for name, line in lines.rounds[round].items()]
         self.history, self.validation = {}, {}
         for round, name, line in kept:

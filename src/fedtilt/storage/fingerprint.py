@@ -1,13 +1,25 @@
-"""The fingerprint of a run: methods, settings, data and model, which must stay the same when it is resumed."""
+"""The fingerprint of a run: methods, settings, data and model, which must stay the same when it is resumed.
 
+The number of rounds may change: it changes nothing in the rounds before the end, unless the schedule of the learning
+rates depends on it. The interval between evaluations, whose default depends on it, stays as the run was started with.
+"""
+
+import dataclasses
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from fedtilt.data.inputs import named_tensors
+from fedtilt.engine.prepare import PreparedRun
+from fedtilt.engine.settings import TrainSettings, default_eval_every
 from fedtilt.errors import InputError
 from fedtilt.files import first_difference, read_json
-from fedtilt.storage.run_length import with_interval, without_rounds
+from fedtilt.parts import tied_parameters
+from fedtilt.storage.provenance import settings_of
 
 # key of a fingerprint whose value is a digest → what has changed, and what to restore
 _DIGESTED = {
@@ -18,6 +30,45 @@ _DIGESTED = {
     "constants": "another {part}, which the run does not train; restore the model's code and weights",
     "loss": "another loss function; restore its code",
 }
+
+
+def fingerprint_of(prepared: PreparedRun) -> dict[str, Any]:
+    """Everything that determines the results of a run, except the machine, as JSON values."""
+    data, federation = prepared.federation.dataset, prepared.federation
+    index = [*federation.train_index, *federation.test_index]
+    seed_of_outliers = [torch.tensor(federation.seed)] if federation.outliers.redraw == "once" else []
+    x_train, x_test = (named_tensors(x, "x").values() for x in (data.x_train, data.x_test))
+    groups = [codes for column in federation.groups.values() for codes in (column.train, column.test)]
+    return {
+        **settings_of(prepared.methods, prepared.settings),
+        "data": data.name,
+        "samples": _digest([*x_train, data.y_train, *x_test, data.y_test, *groups]),
+        "outliers": federation.outliers.to_json(),
+        "clients": federation.clients,
+        "partition": _digest([*index, federation.has_outliers, *seed_of_outliers]),
+        "sizes": _digest([torch.tensor([len(rows) for rows in index])]),  # tells apart two partitions of the same rows
+        **prepared.parts.to_json(),
+        "tied": tied_parameters(prepared.net),
+        "architecture": repr(prepared.net),
+        "start": _digest([prepared.parts.initial]),
+        "loss": _loss_digest(prepared),
+    }
+
+
+def _loss_digest(prepared: PreparedRun) -> str:
+    """A digest of the loss on fixed outputs: two lambdas have the same name."""
+    count, is_number = prepared.federation.outputs, prepared.federation.target is not None
+    outputs = torch.arange(16 * count, dtype=torch.float32).reshape(16, count).sin()
+    targets = torch.arange(16).cos() if is_number else torch.arange(16) % count
+    with torch.no_grad():
+        return _digest([prepared.settings.sample_loss(outputs, targets)])
+
+
+def _digest(tensors: Sequence[torch.Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for values in tensors:
+        digest.update(values.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def read_fingerprint(path: Path) -> dict[str, Any]:
@@ -36,7 +87,7 @@ def earlier_version(folder: Path) -> InputError:
     """The error about a run whose methods an earlier version recorded with other keys."""
     return InputError(
         f"{folder} is a run of an earlier version, in which methods had other keys; fedtilt report and export read it, "
-        "but to go on with it install that version, or start a new run in another folder (--out, or out= in Python)"
+        "but to continue it install that version, or start a new run in another folder (--out, or out= in Python)"
     )
 
 
@@ -45,7 +96,7 @@ def _has_earlier_methods(fingerprint: Mapping[str, Any]) -> bool:
 
 
 def check_unchanged(folder: Path, before: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
-    """Refuse a fingerprint that differs from the one of the folder in more than the number of rounds."""
+    """Raise InputError if a fingerprint differs from the one of the folder in more than the number of rounds."""
     if _has_earlier_methods(before):
         raise earlier_version(folder)
     before = with_outliers_of(fingerprint, before)
@@ -59,9 +110,9 @@ def check_unchanged(folder: Path, before: Mapping[str, Any], fingerprint: Mappin
 
 
 def check_other_seeds(folder: Path, fingerprint: Mapping[str, Any]) -> None:
-    """Refuse the folder of a seed beside seeds of another run: reports would mix them.
+    """Raise InputError if the folder of a seed is beside seeds of another run: reports would mix them.
 
-    The seeds of one run may differ in their number of rounds while they go on beyond their end, one by one.
+    The seeds of one run may differ in their number of rounds while they continue beyond their end, one by one.
     """
     compared = without_rounds if (folder / "fingerprint.json").exists() else dict
     for path in sorted(folder.parent.glob("seed-*/fingerprint.json")):
@@ -95,3 +146,50 @@ def _without_seed(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     by_seed = ("samples", "partition", "sizes", "start", "constants")
     common = {key: value for key, value in fingerprint.items() if key not in by_seed}
     return common | {"train": {key: value for key, value in fingerprint["train"].items() if key != "seed"}}
+
+
+# -- the number of rounds ---------------------------------------------------------------------------------------------
+
+
+def continued(folder: Path, settings: TrainSettings) -> TrainSettings:
+    """The settings of a run that continues in the folder of its seed: `eval_every` is by default the one it has."""
+    path = folder / "fingerprint.json"
+    if settings.eval_every is not None or not path.exists():
+        return settings
+    return dataclasses.replace(settings, eval_every=with_interval(read_json(path))["train"]["eval_every"])
+
+
+def with_interval(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """A fingerprint with the interval between evaluations, which earlier versions wrote if it was not the default."""
+    train = fingerprint["train"]
+    return {
+        **fingerprint,
+        "train": {**train, "eval_every": train.get("eval_every") or default_eval_every(train["rounds"])},
+    }
+
+
+def without_rounds(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """A fingerprint without the number of rounds."""
+    return {**fingerprint, "train": {key: value for key, value in fingerprint["train"].items() if key != "rounds"}}
+
+
+def check_rounds(folder: Path, train: Mapping[str, Any], rounds: int, done: int, is_evaluated: bool) -> None:
+    """Raise InputError if another number of rounds changes rounds that are done, or if more are done.
+
+    Args:
+        folder: the folder, for the message
+        train: the training settings of its fingerprint
+        rounds: the new number of rounds
+        done: the round of the last checkpoint
+        is_evaluated: whether that round was evaluated
+    """
+    if rounds == train["rounds"]:
+        return
+    if train.get("schedule", {}).get("name") == "cosine":
+        raise InputError(
+            f"{folder} has schedule = 'cosine', in which every round depends on rounds = {train['rounds']}; "
+            f"start a run with rounds = {rounds} in another folder"
+        )
+    if rounds < done or (rounds == done and not is_evaluated):
+        what = "1 round" if done == 1 else f"{done} rounds"
+        raise InputError(f"{folder} has {what}, and rounds = {rounds} is fewer; choose more than {done}")

@@ -8,7 +8,6 @@ from typing import Any
 
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, read_tensors, read_toml
-from fedtilt.storage.evaluations import rounds_in
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.provenance import read_record
 from fedtilt.storage.run_folder import RunFolder
@@ -84,10 +83,10 @@ def _check_seed(folder: Path, check: Callable[[str, str], Check]) -> None:
     metrics.damaged += lines.damaged or run_folder.evaluations.problems(lines, methods).values()
     for round in run_folder.evaluations.counted_rounds():
         with check("counts", _EVALUATION).one():
-            run_folder.counts(round)
-    for round in rounds_in(folder / "checkpoints").values():
+            run_folder.evaluations.counts(round)
+    for round in run_folder.checkpoints.rounds():
         with check("checkpoints", "rounds since the one before, trained again").one():
-            state = run_folder.checkpoint_of(round)
+            state = run_folder.checkpoints.read(round)
             states = check("states of clients", "that client starts again from the shared model")
             states.checked += len(state.client_states)
             for (method, client), path in state.client_states.damaged().items():

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedtilt.config.named import NamedSettings
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.executors.devices import pick_device
@@ -19,15 +20,14 @@ from fedtilt.methods import Method
 from fedtilt.training import native
 from fedtilt.version import __version__
 
-# of a method, in the first version; others have no key if they have their default, so that its folders can be resumed
-_ADDED_SETTINGS = ("privacy", "attack", "huber_delta", "gce_q", "sce_alpha", "sce_beta")  # of training, likewise
+# training settings that later versions added: no key for the default, so that folders of earlier ones can be resumed
+_ADDED_SETTINGS = ("privacy", "attack")
 
 
 def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str, Any]:
     """Methods and training settings as JSON, without those of the machine: a run may be resumed on another one."""
     without = ["device", "workers", "stack_size", "cluster", "cluster_timeout"]
     without += ["init"]  # where it starts from is part of the fingerprint by its values
-    # no key for those that are left out, so that a folder of an earlier version can be resumed
     without += [key for key in _ADDED_SETTINGS if getattr(settings, key) is None]
     if not settings.audit:
         without.append("audit")
@@ -50,6 +50,8 @@ def _to_json(value: Any) -> Any:
         return str(value)
     if isinstance(value, dict):
         return {key: _to_json(part) for key, part in value.items()}
+    if isinstance(value, NamedSettings):
+        return _to_json(value.to_table(all=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if callable(value):

@@ -1,6 +1,6 @@
 """The run folder: metrics, counts and checkpoints of one seed, written so that a kill at any moment loses nothing.
 
-fingerprint.json                               methods, settings, data and model: a folder with others is refused
+fingerprint.json                               methods, settings, data and model: a run with others is rejected
 federation.json                                names of clients and classes or groups, and the clients with outliers
 backend.json                                   which backend trained last, and why faster ones did not
 model.json                                     how to build the model, and how to standardise its input
@@ -8,8 +8,8 @@ constants.safetensors                          frozen parameters and initial buf
 metrics.jsonl                                  one line per evaluated round and method
 counts/round-00040.safetensors                 correct predictions, or errors, per client and class or group
 predictions.safetensors                        what the last models predict on the test data
-checkpoints/round-00040/                       what the server keeps, and a manifest with hashes; the last two
-clients/states-000012                          what clients keep, many in one file
+checkpoints/round-00040/                       server states, and a manifest with hashes; the last two
+clients/states-000012                          client states, many in one file
 
 Everything has a digest, and is checked when it is read.
 """
@@ -24,14 +24,16 @@ from torch import Tensor
 from fedtilt.data.groups import CLASS
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.summary import Summary
 from fedtilt.files import read_json, read_tensors, write_json, write_tensors
-from fedtilt.storage import run_length
 from fedtilt.storage.checkpoints import Checkpoints
-from fedtilt.storage.evaluations import Evaluations, History
-from fedtilt.storage.fingerprint import check_other_seeds, check_unchanged, read_fingerprint, with_keys_of
-from fedtilt.storage.run_length import with_interval
+from fedtilt.storage.evaluations import EvaluationHistory, Evaluations
+from fedtilt.storage.fingerprint import (
+    check_rounds,
+    check_unchanged,
+    read_fingerprint,
+    with_interval,
+    with_keys_of,
+)
 
 _MAX_NAMES = 12  # of damaged clients in a message
 Notice = Callable[[str], None]
@@ -44,7 +46,7 @@ class RunFolder:
         self.folder = folder
         self.client_states = ClientStates(folder / "clients", memory_limit)
         self.evaluations = Evaluations(folder)
-        self._checkpoints = Checkpoints(folder, self.client_states)
+        self.checkpoints = Checkpoints(folder, self.client_states)
         self._has_constants = False
 
     # -- start and resume --------------------------------------------------------------------------------------------
@@ -52,13 +54,13 @@ class RunFolder:
     def begin(self, fingerprint: Mapping[str, Any], notice: Notice) -> FederationState | None:
         """Start or resume a run in this folder: the state of the last checkpoint, or None for a new run.
 
-        A folder with another fingerprint is refused; the number of rounds may change as `check_rounds` allows. A
-        damaged checkpoint is reported to `notice` and skipped.
+        Raises InputError for another fingerprint; the number of rounds may change as `check_rounds` allows. A damaged
+        checkpoint is reported to `notice` and skipped.
         """
         self._check_folders()
         path = self.folder / "fingerprint.json"
         if not path.exists():
-            if self._checkpoints.rounds() or self.evaluations.metrics_file.exists():
+            if self.checkpoints.rounds() or self.evaluations.metrics_file.exists():
                 raise InputError(f"{path} is missing; restore it from a copy, or start again in another folder")
             write_json(path, dict(fingerprint))
             return None
@@ -73,22 +75,18 @@ class RunFolder:
         return self.resume(notice, lambda round: round % interval == 0 or round == rounds)
 
     def _check_folders(self) -> None:
-        """Refuse links to other folders: what is outdated is deleted, and must not be somewhere else."""
+        """Raise InputError for links to other folders, in which outdated files would be deleted."""
         for folder in (self.folder, *(self.folder / name for name in ("checkpoints", "clients", "counts"))):
             if folder.is_symlink():
                 raise InputError(f"{folder} is a symbolic link; replace it with the folder itself")
 
     def check_rounds(self, rounds: int) -> None:
-        """Refuse this number of rounds if the run in this folder cannot go on to it."""
+        """Raise InputError if the run in this folder cannot continue to this number of rounds."""
         path = self.folder / "fingerprint.json"
         if path.exists():
-            done = max(self._checkpoints.rounds(), default=0)
+            done = max(self.checkpoints.rounds(), default=0)
             is_evaluated = self.evaluations.counts_file(done).exists()
-            run_length.check_rounds(self.folder, read_fingerprint(path)["train"], rounds, done, is_evaluated)
-
-    def check_other_seeds(self, fingerprint: Mapping[str, Any]) -> None:
-        """Refuse a folder with seeds of another run."""
-        check_other_seeds(self.folder, fingerprint)
+            check_rounds(self.folder, read_fingerprint(path)["train"], rounds, done, is_evaluated)
 
     def resume(self, notice: Notice, evaluates: Callable[[int], bool] = lambda _: True) -> FederationState | None:
         """The state of the newest intact checkpoint; everything that was written after it is deleted.
@@ -99,7 +97,7 @@ class RunFolder:
         """
         state = self._newest_intact(notice)
         self.evaluations.restore(state.round if state else 0, list(state.server) if state else [], evaluates, notice)
-        self._checkpoints.delete_after(state.round if state else 0)  # damaged ones that were skipped
+        self.checkpoints.delete_after(state.round if state else 0)  # damaged ones that were skipped
         self._remove_damaged_clients(notice)
         return state
 
@@ -168,55 +166,32 @@ class RunFolder:
     def _constants_file(self) -> Path:
         return self.folder / "constants.safetensors"
 
-    # -- metrics and counts ------------------------------------------------------------------------------------------
-
-    @property
-    def history(self) -> History:
-        """Method → (round, metrics) of every evaluated round."""
-        return self.evaluations.history
-
-    @property
-    def validation(self) -> dict[str, Summary]:
-        """Method → metrics of the last evaluated round on validation data."""
-        return self.evaluations.validation
-
-    def record(
-        self, round: int, summaries: Mapping[str, Summary], counts: Mapping[str, Counts], total: Tensor,
-        validation: Mapping[str, Summary] | None = None,
-    ) -> None:  # fmt: skip
-        """Add an evaluated round."""
-        self.evaluations.record(round, summaries, counts, total, validation)
-
-    def counts(self, round: int) -> tuple[dict[str, Counts], Tensor]:
-        """The counts of an evaluated round by method, and the number of samples."""
-        return self.evaluations.counts(round)
-
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def checkpoint(self, state: FederationState, keep: Collection[int] = ()) -> None:
         """Write a checkpoint: complete under its final name, or absent.
 
         Args:
-            state: what the server and the clients keep
+            state: of the server and the clients
             keep: rounds whose checkpoints are kept beside the last two
         """
         self.evaluations.sync()
-        is_evaluated = any(rounds[-1][0] == state.round for rounds in self.history.values())
-        self._checkpoints.write(state, is_evaluated=is_evaluated, keep=keep)
+        is_evaluated = any(rounds[-1][0] == state.round for rounds in self.evaluations.history.values())
+        self.checkpoints.write(state, is_evaluated=is_evaluated, keep=keep)
 
     def latest(self, round: int | None = None) -> FederationState | None:
         """The state of the last checkpoint, or of the one of this round; None if there is no checkpoint at all.
 
-        A damaged one is refused, not replaced by the one before. The states of clients are checked when they are read.
+        A damaged one raises InputError. The states of clients are checked when they are read.
         """
-        rounds = self._checkpoints.rounds()
+        rounds = self.checkpoints.rounds()
         if not rounds:
             return None
         wanted = rounds[-1] if round is None else round
         if wanted not in rounds:
             raise InputError(f"{self.folder} has no checkpoint of round {wanted}; it has {', '.join(map(str, rounds))}")
         try:
-            return self.checkpoint_of(wanted)
+            return self.checkpoints.read(wanted)
         except InputError as error:
             remedy = "resume the run, which goes back to the one before" if rounds[0] < wanted else "train it again"
             raise InputError(f"the checkpoint of round {wanted} is damaged ({error}); {remedy}") from error
@@ -224,11 +199,11 @@ class RunFolder:
     def _newest_intact(self, notice: Notice) -> FederationState | None:
         """The state of the newest checkpoint that is intact, with its evaluation; None if there is none at all."""
         problem = None
-        for round in reversed(self._checkpoints.rounds()):
+        for round in reversed(self.checkpoints.rounds()):
             try:
-                if self._checkpoints.is_evaluated(round):
+                if self.checkpoints.is_evaluated(round):
                     self.evaluations.check(round)
-                return self.checkpoint_of(round)
+                return self.checkpoints.read(round)
             except InputError as error:
                 problem = f"the checkpoint of round {round} is damaged ({error})"
                 notice(f"{problem}; going back to the one before")
@@ -236,17 +211,25 @@ class RunFolder:
             raise InputError(f"no checkpoint in {self.folder} is intact: {problem}; start again in another folder")
         return None
 
-    def checkpoint_rounds(self) -> list[int]:
-        """The rounds with a checkpoint, oldest first."""
-        return self._checkpoints.rounds()
 
-    def checkpoint_of(self, round: int) -> FederationState:
-        """The state of one checkpoint, which must be intact; the states of clients are checked when they are read."""
-        return self._checkpoints.read(round)
+class InMemoryRun:
+    """The interface of `RunFolder` for a run without a folder; only client states over the limit are in files."""
 
-    def delete_checkpoints_after(self, round: int) -> None:
-        """Make an earlier checkpoint the last one; the next `begin` deletes what was recorded after it."""
-        self._checkpoints.delete_after(round)
+    def __init__(self, memory_limit: int) -> None:
+        self.client_states = ClientStates(None, memory_limit)
+        self.evaluations = EvaluationHistory()
+
+    def begin(self, fingerprint: Mapping[str, Any], notice: Notice) -> None:
+        """No-op: there is no earlier state."""
+
+    def describe(self, **names: object) -> None:
+        """No-op."""
+
+    def checkpoint(self, state: FederationState) -> None:
+        """No-op."""
+
+
+Recorder = RunFolder | InMemoryRun
 
 
 def _has_tensors(path: Path, expected: Mapping[str, Tensor]) -> bool:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fedtilt.data import Column, Schema, table, transform
-from fedtilt.data.tables.columns import read_columns
 from fedtilt.data.tables.merge import merge
-from fedtilt.data.tables.summarise import summarise
-from fedtilt.data.tables.summary import Summary
+from fedtilt.data.tables.reader import open_reader
+from fedtilt.data.tables.summary import SiteSummary
 from fedtilt.errors import InputError
+from tests.data.tables.summaries import summarise
 from tests.data.tables.test_schema import patients
 
 pandas = pytest.importorskip("pandas")
@@ -22,7 +22,7 @@ NAMES = ["age", "ward", "smokes", "admitted", "note"]
 def summary(frame, site, **settings):
     classes = sorted(set(frame["diagnosis"]))
     names = [name for name in NAMES if name in frame]
-    return summarise(read_columns(frame), names, site=site, classes=classes, **settings)
+    return summarise(open_reader(frame), names, site=site, classes=classes, **settings)
 
 
 def sites(counts=(400, 150, 90)):
@@ -37,7 +37,7 @@ def sites(counts=(400, 150, 90)):
 def test_merging_sites_equals_the_pooled_table():
     frames = sites()
     summaries = [summary(frame, site) for site, frame in frames.items()]
-    merged = merge([Summary.from_json(json.loads(json.dumps(s.to_json()))) for s in summaries])
+    merged = merge([SiteSummary.from_json(json.loads(json.dumps(s.to_json()))) for s in summaries])
     pooled = merge([summary(pandas.concat(frames.values(), ignore_index=True), "all")])
     assert merged.classes == pooled.classes == ("ill", "well")
     for column in pooled.columns:
@@ -165,6 +165,6 @@ def test_a_damaged_summary_is_refused(change):
     values = json.loads(json.dumps(summary(patients(), "a").to_json()))
     change(values)
     with pytest.raises(InputError, match="the summary of a site's table is damaged"):
-        Summary.from_json(values)
+        SiteSummary.from_json(values)
     with pytest.raises(InputError, match="the summary of a site's table is damaged"):
-        Summary.from_json(None)
+        SiteSummary.from_json(None)

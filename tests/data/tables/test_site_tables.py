@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from fedtilt.data import Column, Schema, table
-from fedtilt.data.tables.alignment import misfits
-from fedtilt.data.tables.merge import merge
-from fedtilt.data.tables.summary import Summary
+from fedtilt.data.tables.merge import merge, misfits
+from fedtilt.data.tables.summary import SiteSummary
 from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError
 from tests.data.tables.test_schema import patients
@@ -110,7 +109,7 @@ def test_an_agreed_schema_fits_the_columns():
 def site(number, **kinds):
     """A summary with columns of these kinds."""
     columns = [summary_of(name, kind) for name, kind in kinds.items()]
-    return Summary(site=str(number), rows=40, classes=("a", "b"), columns=tuple(columns))
+    return SiteSummary(site=str(number), rows=40, classes=("a", "b"), columns=tuple(columns))
 
 
 def summary_of(name, kind):
@@ -183,10 +182,10 @@ def column(values, kind):
 )  # fmt: skip
 def test_a_summary_that_no_table_gives_is_refused(change, message):
     values = valid()
-    assert Summary.from_json(values, 10**6).to_json()["rows"] == values["rows"]
+    assert SiteSummary.from_json(values, 10**6).to_json()["rows"] == values["rows"]
     change(values)
     with pytest.raises(InputError, match=f"the summary of a site's table is damaged: .*({message})"):
-        Summary.from_json(values, 10**6)
+        SiteSummary.from_json(values, 10**6)
 
 
 def test_numbers_that_float64_cannot_add_are_a_constant():

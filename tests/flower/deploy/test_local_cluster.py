@@ -13,7 +13,7 @@ import pytest
 
 import fedtilt as ft
 from fedtilt.files import read_json, write_json
-from fedtilt.flower.deploy import local_cluster, processes
+from fedtilt.flower.deploy import processes, programs
 from fedtilt.flower.deploy.local_cluster import LocalCluster
 from fedtilt.flower.deploy.processes import Process
 from tests.helpers.locked_elsewhere import locked_elsewhere
@@ -46,7 +46,7 @@ def test_two_runs_at_once_have_their_own_settings(tmp_path: Path, monkeypatch: p
         rounds[arguments[1]] = tomllib.loads(Path(arguments[-1]).read_text())["set"]
         return {"run-id": 1}
 
-    monkeypatch.setattr(local_cluster, "run_flwr_json", flwr)
+    monkeypatch.setattr(programs, "run_flwr_json", flwr)
     settings = {"a": "train.rounds=1", "b": "train.rounds=2"}
     threads = [threading.Thread(target=cluster.submit, args=(Path(a), {"set": s})) for a, s in settings.items()]
     for thread in threads:
@@ -99,7 +99,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_restarted_cluster_has_live_sites_and_a_killed_superlink_is_told(tmp_path: Path) -> None:
+def test_a_restarted_cluster_has_live_sites_and_a_killed_superlink_is_named(tmp_path: Path) -> None:
     app, cluster = (
         write_app(tmp_path / "app", SPEC.replace("rounds = 2", "rounds = 1")),
         LocalCluster(home=tmp_path / "c"),

@@ -12,9 +12,8 @@ import pytest
 import fedtilt as ft
 from fedtilt.files import read_json
 from fedtilt.flower.deploy import machines
-from fedtilt.flower.deploy.certificates import make_site_key
+from fedtilt.flower.deploy.credentials import make_site_key, read_site_keys
 from fedtilt.flower.deploy.local_cluster import LocalCluster, free_port
-from fedtilt.flower.site_keys import read_site_keys
 from tests.helpers.network import wait_until, write_app
 from tests.helpers.nginx import needs_nginx, nginx
 from tests.helpers.toy_federation import SPEC

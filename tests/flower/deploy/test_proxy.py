@@ -28,9 +28,9 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 import fedtilt as ft
 from fedtilt.files import read_json
-from fedtilt.flower.deploy.certificates import make_site_key
+from fedtilt.flower.deploy.credentials import make_site_key
 from fedtilt.flower.deploy.local_cluster import LocalCluster, free_port
-from fedtilt.flower.deploy.proxy import FLEET_PATHS, nginx_configuration
+from fedtilt.flower.deploy.services import FLEET_PATHS, nginx_configuration
 from tests.helpers.network import write_app
 from tests.helpers.nginx import needs_nginx, nginx
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from fedtilt.errors import InputError
-from fedtilt.flower.deploy.certificates import _load_authority
+from fedtilt.flower.deploy.credentials import _load_authority, read_site_keys
 from fedtilt.flower.deploy.project import default_run_config
-from fedtilt.flower.site_keys import read_site_keys
 
 
 def test_a_project(tmp_path: Path) -> None:

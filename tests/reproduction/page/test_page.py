@@ -8,14 +8,19 @@ import pytest
 from reproduction import Options, load
 from reproduction.chapter import CaptionedFigure, Table, Text, leading_number
 from reproduction.kinds import kind_of
-from reproduction.page.build import build_page, digest
+from reproduction.page.build import build_page
 from reproduction.page.html import as_html, prose
-from reproduction.page.markdown import as_markdown
+from reproduction.page.markdown import front_page, site_pages
 from reproduction.page.svg import up_to_date, write_svgs
-from reproduction.results_folder import CaseResult, ResultsFolder
+from reproduction.results import RESULTS, CaseResult, ResultsFolder
 from tests.helpers.handmade_results import comparison_result, metrics, write_tuned_results
 
 DOCS = Path(__file__).parents[3] / "docs" / "reproduction"
+
+
+def whole_text(folder: Path) -> str:
+    page = build_page(ResultsFolder(folder))
+    return "\n".join([front_page(page)[0], *site_pages(page).values()])
 
 
 @pytest.fixture
@@ -29,26 +34,27 @@ def folder(tmp_path: Path) -> ResultsFolder:
             case=case.name, what=case.what, quick=False, seeds=2, settings=case.settings, seconds=60.0, result=result,
             environment={"device": "NVIDIA H200", "torch": "2.11.0", "fedtilt": "0.1.0"},
         )  # fmt: skip
-        folder.write("clean", stored)
+        folder.append("clean", stored)
     return folder
 
 
 def test_markdown_shows_the_numbers(folder: ResultsFolder) -> None:
-    page = as_markdown(build_page(folder))
+    page = whole_text(folder.folder)
     assert "| mnist | FedTilt (paper’s tilts) | **99.00 ± 0.71**<br>98.53 (+0.47) |" in page
     assert "| mnist | FedAvg | w | 95.50 ± 0.71 |" in page
     assert "| mnist | **+1.50**<br>+1.50 to +1.50<br>effect size +∞ |" in page
     assert "Not measured yet: fashion-mnist, cifar10." in page
-    assert "## Not measured yet" in page
+    assert "\nNot measured yet: Every method tuned with the same budget, " in page
+    assert "Measured with fedtilt 0.1.0, older; this is" in page
     assert "| clean | 2 | NVIDIA H200 | 2.11.0 | 0.1.0 | 2.0 |" in page
     assert "quick run" not in page
     (figure,) = build_page(folder).figures
-    assert f"<!-- clean-mnist-curves sha256:{digest(figure)} -->\n![" in page
+    assert '<figure class="plot" id="clean-mnist-curves"><script type="application/json">{' in page
     assert "tau 50, lam 100 (2)" in page
     bands = [trace for trace in figure.figure["data"] if "fill" in trace]
     assert len(bands) * 2 == len(figure.figure["data"]) == 10
     assert bands[0]["y"] == [95.21, 96.21, 94.79, 93.79]  # 94.5 and 95.5 ± 0.71, there and back
-    assert as_markdown(build_page(folder)) == page
+    assert whole_text(folder.folder) == page
 
 
 def test_the_page_opens_with_the_tuned_comparison(folder: ResultsFolder) -> None:
@@ -73,7 +79,7 @@ def test_the_page_opens_with_the_tuned_comparison(folder: ResultsFolder) -> None
     assert sentences.markdown.startswith("- **FedTilt is more accurate than both**")
     assert caution == Text(markdown="**Beware.** One thing.")
     assert isinstance(verdicts, Text)
-    markdown = as_markdown(page)
+    markdown = whole_text(folder.folder)
     assert markdown.index("Should I use it") < markdown.index("**Beware.**") < markdown.index("<details>")
     assert markdown.count("<details>") == markdown.count("</details>")
     html = as_html(page, plots=False)
@@ -82,9 +88,9 @@ def test_the_page_opens_with_the_tuned_comparison(folder: ResultsFolder) -> None
 
 
 def test_notes_are_on_the_page(folder: ResultsFolder) -> None:
-    assert "It rained" not in as_markdown(build_page(folder))
+    assert "It rained" not in whole_text(folder.folder)
     (folder.folder / "notes.md").write_text("**About these runs.** It rained.\n")
-    assert "\n**About these runs.** It rained.\n" in as_markdown(build_page(folder))
+    assert "\n**About these runs.** It rained.\n" in whole_text(folder.folder)
     assert "<strong>About these runs.</strong> It rained." in as_html(build_page(folder), plots=False)
 
 
@@ -99,42 +105,41 @@ def test_html_is_one_file_without_plotly_too(folder: ResultsFolder) -> None:
 
 
 def test_quick_results_are_marked(folder: ResultsFolder) -> None:
-    for path in (folder.folder / "clean").glob("*.json"):
-        path.unlink()
+    (folder.folder / "clean.jsonl").unlink()
     experiment = load("flips").quick_version()
     case = kind_of(experiment).cases(experiment, Options(quick=True))[0]
     result = comparison_result(metrics(80.0), metrics(90.0), metrics(95.0), tilts=(0.0, -2.0))
     environment = {"device": "cpu", "torch": "2", "fedtilt": "0"}
-    folder.write(
+    folder.append(
         "flips",
         CaseResult(
             case=case.name, what="", quick=True, seeds=None, settings=case.settings, seconds=1.0, result=result,
             environment=environment,
         ),
     )  # fmt: skip
-    page = as_markdown(build_page(folder))
+    page = whole_text(folder.folder)
     assert "Nothing here is a result" in page
     assert "FedTilt (ours, from earlier trials)" in page
     assert "*Not in the paper.*" in page
     write_tuned_results(folder, seeds=1, quick=True)
-    page = as_markdown(build_page(folder))
+    page = whole_text(folder.folder)
     assert re.search(r"\| label flips \| digits( \| [+−]\d\.\d\d){4} \|", page)  # one seed has no interval
     assert "Holm’s correction** over" not in page
 
 
 def test_a_page_without_results(tmp_path: Path) -> None:
-    page = as_markdown(build_page(ResultsFolder(tmp_path)))
+    page = whole_text(tmp_path)
     assert "No claim is checked yet" in page
-    assert "Clean data (`clean`)" in page
+    assert "budgets, Clean data, " in page
 
 
-def test_the_page_in_docs_is_up_to_date() -> None:
-    page = build_page(ResultsFolder(DOCS / "results"))
-    assert (DOCS / "README.md").read_text("utf-8") == as_markdown(page)
-    outdated = [figure.name for figure in page.figures if not up_to_date(figure, DOCS / "figures")]
-    assert not outdated, "run: python -m reproduction page --out docs/reproduction/results --to docs/reproduction"
-    drawn = {path.stem for path in (DOCS / "figures").glob("*.svg")}
-    assert drawn == {figure.name for figure in page.figures}
+def test_the_front_page_in_docs_is_up_to_date() -> None:
+    text, figures = front_page(build_page(ResultsFolder(RESULTS)))
+    run = "run: python -m reproduction page --to docs/reproduction"
+    assert (DOCS / "README.md").read_text("utf-8") == text, run
+    assert not [figure.name for figure in figures if not up_to_date(figure, DOCS / "figures")], run
+    assert {path.stem for path in (DOCS / "figures").glob("*.svg")} == {figure.name for figure in figures}
+    assert len(text.splitlines()) <= 300
 
 
 def test_prose() -> None:

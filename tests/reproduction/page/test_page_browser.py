@@ -7,11 +7,10 @@ import pytest
 
 from reproduction.page.build import build_page
 from reproduction.page.html import as_html
-from reproduction.results_folder import ResultsFolder
+from reproduction.results import RESULTS, ResultsFolder
 from tests.helpers.chromium import Browser
 from tests.helpers.handmade_results import write_tuned_results
 
-RESULTS = Path(__file__).parents[3] / "docs" / "reproduction" / "results"
 TABLES = """return [...document.querySelectorAll('table')]
     .filter((t) => t.offsetWidth && t.scrollWidth > t.parentElement.clientWidth)
     .map((t) => [t.className, t.parentElement.getAttribute('aria-label')])"""
@@ -21,7 +20,7 @@ TABLES = """return [...document.querySelectorAll('table')]
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     results = ResultsFolder(shutil.copytree(RESULTS, folder / "results"))
-    if not (RESULTS / "tuned").exists():
+    if not (RESULTS / "tuned.jsonl").exists():
         write_tuned_results(results, seeds=2)
     path = folder / "index.html"
     path.write_text(as_html(build_page(results), plots=True), "utf-8")

@@ -1,7 +1,8 @@
-"""The counts and verdicts on the page in docs, recomputed from the JSON files with scipy and plain loops."""
+"""The counts and verdicts on the pages, recomputed from the records with scipy and plain loops."""
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 from scipy import stats
 
 from reproduction import load
+from reproduction.page.build import build_page
 from reproduction.page.impossible import impossible_table
+from reproduction.page.markdown import front_page, site_pages
+from reproduction.results import RESULTS, ResultsFolder
 
-DOCS = Path(__file__).parents[3] / "docs" / "reproduction"
 CONDITIONS = {"clean": "clean data", "corruptions": "random corruptions", "gaussian": "Gaussian noise",
               "flips": "label flips"}  # fmt: skip
 DATA = ("mnist", "fashion-mnist", "cifar10")
@@ -30,7 +33,20 @@ Rows = dict[str, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return (DOCS / "README.md").read_text("utf-8")
+    return whole_text(RESULTS)
+
+
+@cache
+def whole_text(folder: Path) -> str:
+    """The front page and all chapters."""
+    page = build_page(ResultsFolder(folder))
+    return "\n".join([front_page(page)[0], *site_pages(page).values()])
+
+
+def results_of(folder: Path, name: str, prefix: str) -> list[dict[str, Any]]:
+    """The results of the cases of an experiment whose names start like this, in the order of the file."""
+    records = map(json.loads, (folder / f"{name}.jsonl").read_text("utf-8").splitlines())
+    return [record["result"] for record in records if record["case"].startswith(prefix)]
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +56,7 @@ def cells() -> dict[tuple[str, str], Rows]:
     for condition in CONDITIONS:
         for data in DATA:
             rows: Rows = {"fedavg": [], "ditto": [], "ditto-validated": [], "fedtilt-validated": []}
-            for path in sorted((DOCS / "results" / condition).glob(f"{data}-seed-*.json")):
-                result = json.loads(path.read_text("utf-8"))["result"]
+            for result in results_of(RESULTS, condition, f"{data}-seed-"):
                 methods = result["methods"]
                 rows["fedavg"].append(methods["fedavg"])
                 rows["ditto"].append(methods["ditto mu=0.01"])
@@ -99,7 +114,7 @@ def test_the_verdict_on_fedtilt_as_the_best(page: str, cells: dict[tuple[str, st
     which = "all five metrics" if condition == "flips" else "the paper’s four metrics"
     text = f"FedTilt (validated) better than FedAvg and Ditto (validated) on {which}: {wins} of {cases} ("
     title = load(condition).title
-    chapter = re.split(r"^## ", page[page.index(f"\n## {title}\n") + 4 :], flags=re.MULTILINE)[0]
+    chapter = re.split(r"^# ", page[page.index(f"\n# {title}\n") + 3 :], flags=re.MULTILINE)[0]
     assert f"| **{verdict}** | {text}" in chapter
 
 

@@ -1,6 +1,5 @@
 """The numbers of the tuned comparison on the page, recomputed from the JSON files with scipy and plain loops."""
 
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -11,26 +10,38 @@ import pytest
 from scipy import stats
 
 import reproduction
-from reproduction.page.build import build_page
-from reproduction.page.markdown import as_markdown
-from reproduction.results_folder import ResultsFolder
+from reproduction.results import RESULTS, ResultsFolder
 from tests.helpers.handmade_results import write_tuned_results
-from tests.reproduction.page.test_recomputed import CONDITIONS, METRICS, RIVALS, interval, values
+from tests.reproduction.page.test_recomputed import (
+    CONDITIONS,
+    METRICS,
+    RIVALS,
+    interval,
+    results_of,
+    values,
+    whole_text,
+)
 
-DOCS = Path(__file__).parents[3] / "docs" / "reproduction"
 KINDS = {"validation": "clean", "noisy_validation": "noisy"}
 Cells = dict[tuple[str, str], dict[tuple[str, str], list[dict[str, Any]]]]  # cell → method, kind → a result per seed
 Tests = dict[tuple[str, str, str, str, str], tuple[np.ndarray, float, float]]
 
 
-@pytest.fixture(scope="module", params=["random numbers", "docs"])
+def tuned_text(folder: Path) -> str:
+    """The opening of the front page, and the chapter."""
+    text = whole_text(folder)
+    opening, chapters = text[: text.index("\n## Wrong labels that stay\n")], re.split(r"^# ", text, flags=re.MULTILINE)
+    return opening + "".join(chapter for chapter in chapters if chapter.startswith("Every method tuned"))
+
+
+@pytest.fixture(scope="module", params=["random numbers", "our results"])
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of the results, and the page."""
-    if request.param == "docs":
-        return DOCS / "results", (DOCS / "README.md").read_text("utf-8")
+    if request.param == "our results":
+        return RESULTS, tuned_text(RESULTS)
     folder = ResultsFolder(tmp_path_factory.mktemp("results"))
     write_tuned_results(folder, seeds=10)
-    return folder.folder, as_markdown(build_page(folder))
+    return folder.folder, tuned_text(folder.folder)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +52,7 @@ def cells(source: tuple[Path, str]) -> Cells:
     for condition in CONDITIONS:
         for data in ("mnist", "fashion-mnist", "cifar10"):
             rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
-            for path in sorted((source[0] / "tuned").glob(f"{data}-{condition}-seed-*.json")):
-                result = json.loads(path.read_text("utf-8"))["result"]
+            for result in results_of(source[0], "tuned", f"{data}-{condition}-seed-"):
                 for split, kind in KINDS.items():
                     for method, setting in chosen[data][condition][split].items():
                         wanted = {"preset": method, **setting}
@@ -90,7 +100,7 @@ def different_tests(tests: Tests) -> int:
 def test_the_counts_of_better_tied_and_worse(source: tuple[Path, str], cells: Cells, tests: Tests) -> None:
     page = source[1]
     if not cells:
-        assert "Every method tuned with the same budget (`tuned`)" in page.split("## Not measured yet")[1]
+        assert "Every method tuned with the same budget" in page.split("Not measured yet: ")[1]
         return
     assert f"Holm’s correction over the {different_tests(tests)} different comparisons" in page
     for kind in KINDS.values():

@@ -8,21 +8,19 @@ import pytest
 
 from fedtilt.errors import InputError
 from reproduction import Options, load
-from reproduction.results_folder import CaseResult, ResultsFolder
+from reproduction.results import RESULTS, CaseResult, ResultsFolder
 from reproduction.runner import load_results
 from reproduction.tuned.choose import write_chosen
 from reproduction.tuned.chosen import as_toml, choose_settings, chosen_settings
 from reproduction.tuning.experiment import VALIDATION, cases
 
-DOCS = Path(__file__).parents[3] / "docs" / "reproduction" / "results"
-
 
 def test_the_table_is_that_of_the_committed_results() -> None:
-    tuning, results = load_results(ResultsFolder(DOCS), "tuning", quick=False)
+    tuning, results = load_results(ResultsFolder(RESULTS), "tuning", quick=False)
     found, table = choose_settings(tuning, results), chosen_settings()
     assert {"mnist", "fashion-mnist"} <= set(found)
     measured = {data: {condition: table[data].get(condition) for condition in found[data]} for data in found}
-    run = "python -m reproduction.tuned.choose docs/reproduction/results"
+    run = "python -m reproduction.tuned.choose reproduction/results"
     assert measured == found, f"the right table, which `{run}` writes:\n{as_toml(found)}"
     assert set(table) - set(found) == {"digits"}, "settings without results"
 
@@ -45,7 +43,7 @@ def test_a_condition_without_results_keeps_its_settings(tmp_path: Path) -> None:
                 for name in case.settings["methods"]
             }  # fmt: skip
             result = {"methods": methods, "settings": {}, "diverged": {}}
-            folder.write("tuning", CaseResult(
+            folder.append("tuning", CaseResult(
                 case=case.name, what="", quick=True, seeds=None, settings=json.loads(json.dumps(case.settings)),
                 environment={}, seconds=1.0, result=result,
             ))  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from reproduction import Options, load
 from reproduction.chapter import Table, Text
 from reproduction.comparison.dataset_comparison import COMPARED_METRICS, DatasetComparison
-from reproduction.results_folder import ResultsFolder
+from reproduction.results import ResultsFolder
 from reproduction.runner import load_results
 from reproduction.train_grid import evaluated, method_of, trial_name
 from reproduction.tuned.chosen import chosen_settings

@@ -2,13 +2,12 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from fedtilt.errors import InputError
 from reproduction import Options, load
-from reproduction.results_folder import ResultsFolder
+from reproduction.results import RESULTS, ResultsFolder
 from reproduction.runner import load_results
 from reproduction.train_grid import method_of
 from reproduction.tuning.experiment import (
@@ -23,7 +22,6 @@ from reproduction.tuning.experiment import (
     trials,
 )
 
-DOCS = Path(__file__).parents[3] / "docs" / "reproduction" / "results"
 TRAIN = {"lr": 0.01, "epochs": 10}
 
 
@@ -119,19 +117,16 @@ def test_a_case_keeps_metrics_on_validation_data_alone() -> None:
 
 
 def test_the_committed_choices_are_those_of_a_plain_recomputation() -> None:
-    experiment, results = load_results(ResultsFolder(DOCS), "tuning", quick=False)
+    experiment, results = load_results(ResultsFolder(RESULTS), "tuning", quick=False)
     chosen = choices(experiment, results)
     assert chosen
     for (data, condition, method, split), choice in chosen.items():
         means: dict[str, float] = {}
-        paths = [
-            path
-            for stage in ("", "-extended")
-            for path in (DOCS / "tuning").glob(f"{data}-{condition}{stage}-seed-*.json")
-        ]
-        seeds = {path.stem.split("-")[-1] for path in paths}
-        for path in paths:
-            for name, metrics in json.loads(path.read_text())["result"]["methods"].items():
+        prefixes = tuple(f"{data}-{condition}{stage}-seed-" for stage in ("", "-extended"))
+        cases = {case: result for case, result in results.items() if case.startswith(prefixes)}
+        seeds = {case.split("-")[-1] for case in cases}
+        for result in cases.values():
+            for name, metrics in result["methods"].items():
                 if name.split()[0] == method:
                     means[name] = means.get(name, 0.0) + metrics[split]["accuracy"] / len(seeds)
         assert choice.accuracy == pytest.approx(max(means.values()))

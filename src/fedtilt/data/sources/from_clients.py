@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.sources.huggingface import is_huggingface, is_huggingface_dict, read_huggingface, splits
-from fedtilt.data.sources.join import make_dataset
-from fedtilt.data.sources.samples import ClientSamples, Samples, from_arrays
+from fedtilt.data.sources.samples import ClientSamples, LabelledSamples, from_arrays, make_dataset
 from fedtilt.data.sources.torch_dataset import is_map_style, read_torch
 from fedtilt.data.tables.schema import Schema
 from fedtilt.data.tables.table import table
@@ -169,7 +168,7 @@ def _is_samples(value: Any) -> bool:
 
 
 def _is_torch(value: Any) -> bool:
-    known = isinstance(value, Samples) or _is_array(value) or _is_frame(value) or is_huggingface(value)
+    known = isinstance(value, LabelledSamples) or _is_array(value) or _is_frame(value) or is_huggingface(value)
     return is_map_style(value) and not known
 
 
@@ -182,15 +181,15 @@ def _train_and_test(value: Any, origin: str) -> tuple[Any, Any]:
     return value if _is_pair(value) and not _is_samples(value) else (value, None)
 
 
-def _split_dataset(data: Dataset, origin: str) -> tuple[Samples, Samples | None]:
+def _split_dataset(data: Dataset, origin: str) -> tuple[LabelledSamples, LabelledSamples | None]:
     if data.client_names is not None:
         raise InputError(
             f"{origin} is a data set with clients of its own, such as {data.client_names[0]!r}; use Federation.build"
         )
 
-    def samples(side: str, name: str) -> Samples:
+    def samples(side: str, name: str) -> LabelledSamples:
         x, y, codes, weight, rows = (getattr(data, f"{key}_{side}") for key in ("x", "y", "group", "weight", "rows"))
-        return Samples(
+        return LabelledSamples(
             origin=name,
             x=x,
             y=_pick(data.class_names, y) if data.target is None else y,
@@ -209,7 +208,7 @@ def _pick(names: Sequence[str], positions: Tensor) -> list[str]:
 
 
 def _check_tasks(values: Mapping[str, Any], task: str | None) -> None:
-    """Refuse a task that differs from that of a client's `Dataset`."""
+    """Raise InputError if a task differs from that of a client's `Dataset`."""
     for client, value in values.items():
         if task is not None and isinstance(value, Dataset) and value.task != task:
             raise InputError(
@@ -220,9 +219,9 @@ def _check_tasks(values: Mapping[str, Any], task: str | None) -> None:
 
 def _read(
     value: Any, origin: str, class_names: Sequence[str] | None, task: str | None, columns: Mapping[str, Any]
-) -> Samples:
+) -> LabelledSamples:
     """The samples of one client, from whatever it gave."""
-    if isinstance(value, Samples):
+    if isinstance(value, LabelledSamples):
         return value
     task = task or "classification"
     if _is_samples(value):

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from fedtilt import checks
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.sources.join import make_dataset
-from fedtilt.data.sources.samples import ClientSamples, Samples, from_arrays
+from fedtilt.data.sources.samples import ClientSamples, LabelledSamples, from_arrays, make_dataset
 from fedtilt.errors import InputError
 from fedtilt.files import local_path
 
@@ -53,8 +52,8 @@ def leaf(
     Args:
         folder: the folder with the folders train and test, such as LEAF's data/femnist/data
         shape: the shape of one sample, if x are numbers; (channels, height, width) is an image of numbers from 0 to 1
-        words: the number of words of a tweet; left out: 25
-        vocabulary: the number of different tokens of tweets; left out: 10,000
+        words: the number of words of a tweet; default: 25
+        vocabulary: the number of different tokens of tweets; default: 10,000
         name: the name of the data set
     """
     root = local_path(folder, "LEAF data")
@@ -121,7 +120,7 @@ def _read_users(folder: Path) -> Users:
     return users
 
 
-Reader = Callable[[Mapping[str, Any], str], Samples]
+Reader = Callable[[Mapping[str, Any], str], LabelledSamples]
 
 
 def _reader(x: Any, y: Any, words: int | None, vocabulary: int | None, root: Path) -> tuple[str, Reader]:
@@ -140,7 +139,7 @@ def _reader(x: Any, y: Any, words: int | None, vocabulary: int | None, root: Pat
     )
 
 
-def _read_numbers(data: Mapping[str, Any], origin: str) -> Samples:
+def _read_numbers(data: Mapping[str, Any], origin: str) -> LabelledSamples:
     try:
         x = np.asarray(data["x"], np.float32) if len(data["y"]) else np.zeros((0, 0), np.float32)
     except (ValueError, TypeError) as error:
@@ -150,7 +149,7 @@ def _read_numbers(data: Mapping[str, Any], origin: str) -> Samples:
     return from_arrays(x, np.asarray(data["y"], None if len(data["y"]) else np.int64), origin)
 
 
-def _read_characters(data: Mapping[str, Any], origin: str, length: int) -> Samples:
+def _read_characters(data: Mapping[str, Any], origin: str, length: int) -> LabelledSamples:
     wrong = next((text for text in data["x"] if len(text) != length), None)
     if wrong is not None:
         raise InputError(f"{origin} has a text of {len(wrong)} characters, others have {length}; give all the same")
@@ -165,7 +164,7 @@ def _read_characters(data: Mapping[str, Any], origin: str, length: int) -> Sampl
     return from_arrays(tokens, np.array(labels, str), origin, _CHARACTER_NAMES)
 
 
-def _read_tweets(data: Mapping[str, Any], origin: str, words: int, vocabulary: int) -> Samples:
+def _read_tweets(data: Mapping[str, Any], origin: str, words: int, vocabulary: int) -> LabelledSamples:
     tokens = np.zeros((len(data["y"]), words), np.int64)
     for row, tweet in enumerate(data["x"]):
         for column, word in enumerate(_WORD.findall(tweet[_TWEET_TEXT].lower())[:words]):
@@ -174,7 +173,7 @@ def _read_tweets(data: Mapping[str, Any], origin: str, words: int, vocabulary: i
 
 
 def _reshape(clients: Sequence[ClientSamples], shape: Sequence[int] | None) -> list[ClientSamples]:
-    """Samples of numbers in their shape; without one, what looks like FEMNIST becomes images."""
+    """LabelledSamples of numbers in their shape; without one, what looks like FEMNIST becomes images."""
     parts = [part for client in clients for part in (client.train, client.test) if part is not None and len(part)]
     sizes = {part.x.shape[1] for part in parts if isinstance(part.x, Tensor)}
     size = sizes.pop()
@@ -188,7 +187,7 @@ def _reshape(clients: Sequence[ClientSamples], shape: Sequence[int] | None) -> l
     if math.prod(sample_shape) != size:
         raise InputError(f"shape = {sample_shape} has {math.prod(sample_shape)} numbers, but a sample has {size}")
 
-    def reshape(part: Samples | None) -> Any:
+    def reshape(part: LabelledSamples | None) -> Any:
         assert part is not None
         assert isinstance(part.x, Tensor)
         return replace(part, x=part.x.reshape(len(part), *sample_shape), image=len(sample_shape) == 3)

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from fedtilt.data.dataset import Dataset
-from fedtilt.data.sources.join import make_dataset
-from fedtilt.data.sources.samples import ClientSamples, Samples, from_arrays
+from fedtilt.data.sources.samples import ClientSamples, LabelledSamples, from_arrays, make_dataset
 from fedtilt.data.targets import check_task
 from fedtilt.errors import InputError
 
@@ -35,12 +34,12 @@ def from_torch(
 
     Args:
         train: the training samples
-        test: the test samples; left out: a share of the training samples
-        name: the name of the data set; left out: that of the class of `train`
-        target: the key of the label, if samples are dictionaries; left out: 'label' or 'labels'
-        class_names: all classes in order; left out: `train.classes`, else the labels that occur
+        test: the test samples; default: a share of the training samples
+        name: the name of the data set; default: that of the class of `train`
+        target: the key of the label, if samples are dictionaries; default: 'label' or 'labels'
+        class_names: all classes in order; default: `train.classes`, else the labels that occur
         task: "classification", or "regression" if the labels are numbers to predict
-        test_share: the share of the samples that is test data, with the classes in proportion; left out: 0.25
+        test_share: the share of the samples that is test data, with the classes in proportion; default: 0.25
         seed: the seed that draws the test data
 
     >>> import torch
@@ -70,7 +69,7 @@ def read_torch(
     target: str | None = None,
     class_names: Sequence[str] | None = None,
     task: str = "classification",
-) -> Samples:
+) -> LabelledSamples:
     """All samples of a map-style dataset, stacked."""
     if isinstance(dataset, IterableDataset) or not is_map_style(dataset):
         raise InputError(

@@ -1,16 +1,16 @@
-"""A CSV or TSV file as an Arrow table: Arrow reads on all cores and knows missing values in columns of every type."""
+"""A CSV or TSV file, in memory: Arrow reads on all cores and knows missing values in columns of every type."""
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.csv
 
-from fedtilt.data.tables.arrow_types import TEXT, is_number, is_text
+from fedtilt.data.naming import FileRows
+from fedtilt.data.tables.client_table import TEXT, ClientTable, from_arrow, is_number, is_text
 from fedtilt.errors import InputError
 from fedtilt.files import reading
 
@@ -21,13 +21,8 @@ _MISSING_SPELLINGS = tuple(
 _HEAD = 1 << 16  # bytes of a file that tell what its columns are
 
 
-def read_csv(path: Path, text: Sequence[str]) -> tuple[pa.Table, str]:
-    """The table in a file, and its separator.
-
-    Args:
-        path: the file
-        text: columns to read as they are written, without looking for numbers
-    """
+def read_csv(path: Path, text: Sequence[str]) -> ClientTable:
+    """Read a file; the columns in `text` are read as they are written, without looking for numbers."""
     try:
         with path.open("rb") as file:
             head = file.readline()
@@ -38,54 +33,53 @@ def read_csv(path: Path, text: Sequence[str]) -> tuple[pa.Table, str]:
     except UnicodeDecodeError as error:
         raise _not_text(path, error) from error
     problem: Exception | None = None
-    for options in _attempts(head, _Options(separator, dict.fromkeys(text, TEXT))):
+    for options in _attempts(head, separator, dict.fromkeys(text, TEXT)):
         try:
             with reading(path):
-                return options.read(path), separator
+                table = _read(path, separator, **options)
+            break
         except pa.ArrowInvalid as error:
             problem = error
-    assert problem is not None
-    _raise_problem(path, separator, problem)
+    else:
+        assert problem is not None
+        _raise_problem(path, separator, problem)
+    found = from_arrow(str(path), table, FileRows(str(path), table.num_rows, separator))
+    for name, kind in zip(found.header, table.schema.types, strict=True):
+        if pa.types.is_binary(getattr(kind, "value_type", kind)):
+            raise InputError(f"table {path} has a column {name!r} that is not UTF-8 text; save it as UTF-8 CSV")
+    return found
 
 
-@dataclass(frozen=True)
-class _Options:
-    """How Arrow reads a file."""
-
-    separator: str
-    types: dict[str, pa.DataType]  # by column; others are found out
-    missing: Sequence[str] = _MISSING_SPELLINGS
-    quoted_newlines: bool = True
-
-    def read(self, source: Path | pa.BufferReader) -> pa.Table:
-        return pyarrow.csv.read_csv(
-            source,
-            parse_options=pyarrow.csv.ParseOptions(delimiter=self.separator, newlines_in_values=self.quoted_newlines),
-            convert_options=pyarrow.csv.ConvertOptions(
-                null_values=self.missing, column_types=self.types, auto_dict_encode=True
-            ),
-        )
+def _read(
+    source: Path | pa.BufferReader, separator: str, types: Mapping[str, pa.DataType],
+    missing: Sequence[str] = _MISSING_SPELLINGS, *, quoted_newlines: bool = True,
+) -> pa.Table:  # fmt: skip
+    """Read with Arrow; `types` are those of some columns, the others are inferred."""
+    return pyarrow.csv.read_csv(
+        source,
+        parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=quoted_newlines),
+        convert_options=pyarrow.csv.ConvertOptions(null_values=missing, column_types=types, auto_dict_encode=True),
+    )
 
 
-def _attempts(head: bytes, general: _Options) -> Iterator[_Options]:
-    """The options to try, the fastest first: what they rule out is an error.
+def _attempts(head: bytes, separator: str, types: dict[str, pa.DataType]) -> Iterator[dict[str, Any]]:
+    """The options of `_read` to try, the fastest first: what they rule out is an error.
 
     Newlines inside quotes are rare, and reading is faster without them, with known types and, if all columns are
     numbers or text, without words for missing values that begin like a negative number.
     """
-    one_line = replace(general, quoted_newlines=False)
     try:
-        schema = one_line.read(pa.BufferReader(head[: head.rfind(b"\n") + 1])).schema
+        schema = _read(pa.BufferReader(head[: head.rfind(b"\n") + 1]), separator, types, quoted_newlines=False).schema
     except pa.ArrowInvalid:
-        yield general
+        yield {"types": types}
         return
     if all(is_number(kind) or is_text(kind) for kind in schema.types):
         numbers = {field.name: pa.float64() for field in schema if is_number(field.type)}
-        words = [word for word in general.missing if not word.startswith("-")]
-        yield replace(one_line, types=numbers | general.types, missing=words)
+        words = [word for word in _MISSING_SPELLINGS if not word.startswith("-")]
+        yield {"types": numbers | types, "missing": words, "quoted_newlines": False}
     fractions = {field.name: field.type for field in schema if pa.types.is_float64(field.type)}
-    yield replace(one_line, types=fractions | general.types)
-    yield general
+    yield {"types": fractions | types, "quoted_newlines": False}
+    yield {"types": types}
 
 
 def _separator(header: str) -> str:
@@ -98,7 +92,7 @@ def _separator(header: str) -> str:
 
 
 def _raise_problem(path: Path, separator: str, problem: Exception) -> NoReturn:
-    """Read a file that Arrow refuses again, slowly, to name the row."""
+    """Read a file that Arrow rejects again, slowly, to name the row."""
     try:
         with reading(path), path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=separator)

@@ -1,14 +1,14 @@
-"""A table in words: one line per column, the classes, the clients and the split."""
+"""The columns of a table in words: what they have, and what a careful colleague would warn about."""
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedtilt.data.tables.cells import read_cells
-from fedtilt.data.tables.column import Column
-from fedtilt.data.tables.columns import Columns
-from fedtilt.data.tables.kinds import Cells
-from fedtilt.data.tables.schema import Schema
+from fedtilt.data.tables.reader import TableReader
+from fedtilt.data.tables.schema import NUMERIC, Column, Schema
+from fedtilt.data.tables.values import ColumnValues, read_values
 
 _SHOWN = 4  # categories
 
@@ -24,23 +24,23 @@ class ColumnDescription:
     inputs: int  # how many of the model's inputs it is
 
 
-def describe_columns(columns: Columns, schema: Schema) -> list[ColumnDescription]:
+def describe_columns(reader: TableReader, schema: Schema) -> list[ColumnDescription]:
     """One description per column of the schema, over all rows."""
-    return [_describe(columns, column) for column in schema.columns]
+    return [_describe(reader, column) for column in schema.columns]
 
 
-def _describe(columns: Columns, column: Column) -> ColumnDescription:
+def _describe(reader: TableReader, column: Column) -> ColumnDescription:
     if not column.is_feature:
-        text = {"identifier": "left out: names the row", "ignore": "left out"}[column.kind]
+        text = {"identifier": "dropped: names the row", "ignore": "dropped"}[column.kind]
         return ColumnDescription(column.name, column.kind, "", text, 0)
-    cells = read_cells(columns, column.name, column.kind, column.format)
+    cells = read_values(reader, column.name, column.kind, column.format)
     missing = cells.codes < 0 if cells.codes is not None else np.isnan(cells.values)  # type: ignore[arg-type]
     share = missing.mean()
     text = _percent(share) if share else ""
     return ColumnDescription(column.name, column.kind, text, _values(column, cells, ~missing), len(column.inputs))
 
 
-def _values(column: Column, cells: Cells, present: np.ndarray) -> str:
+def _values(column: Column, cells: ColumnValues, present: np.ndarray) -> str:
     if not present.any():
         return "no value"
     if cells.codes is not None:
@@ -66,3 +66,109 @@ def _values(column: Column, cells: Cells, present: np.ndarray) -> str:
 
 def _percent(share: float) -> str:
     return "< 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
+
+
+_SAMPLE = 200  # rows to look at before a column is looked at as a whole
+_FEW_VALUES = 50
+_MIN_ROWS = 20  # with fewer rows, a feature predicts the label by chance
+_IDENTIFIER = re.compile(r"(^|[\W_])(id|key|index|uuid|nr|no|number)$|^unnamed: 0$|^$", re.IGNORECASE)
+
+
+def column_warnings(
+    column: Column, cells: ColumnValues, train: np.ndarray, labels: np.ndarray, target: str | None
+) -> list[str]:  # fmt: skip
+    """One sentence per problem with a feature; `train` are the positions of the training rows."""
+    return [f"column {column.name!r} {text}" for text in _problems(column, cells, train, labels, target)]
+
+
+def _problems(
+    column: Column, cells: ColumnValues, train: np.ndarray, labels: np.ndarray, target: str | None
+) -> Iterator[str]:  # fmt: skip
+    if column.kind in NUMERIC and not column.deviation and _overflows(cells.values[train]):  # type: ignore[index]
+        largest = np.nanmax(np.abs(cells.values[train]))  # type: ignore[index]
+        yield f"has values up to {largest:.0e}, too large to standardise; its input is 0: divide it"
+        return
+    if _is_constant(column):
+        yield "is constant in the training rows; its input is always 0: drop it"
+        return
+    if column.kind == "number" and _is_row_number(column, cells, train):
+        yield "looks like an identifier: a different whole number in every row; drop it"
+    if column.format and _is_ambiguous(column, cells):
+        yield (
+            f"has dates that can be month/day or day/month; they are read as {column.format}: set format in the schema"
+        )
+    if _predicts(column, cells, train, labels):
+        yield f"alone predicts {target!r} in every row; if it is a copy of the label, drop it"
+
+
+def dropped_columns(schema: Schema, described: Schema) -> list[str]:
+    """A warning about each column that is dropped although the user did not say so."""
+    words = {"identifier": "looks like an identifier", "ignore": "is free text or empty"}
+    return [
+        f"column {column.name!r} {words[column.kind]} and is dropped; add it to drop, or set its kind in a schema"
+        for column in schema.columns
+        if not column.is_feature and described.column(column.name) is None
+    ]
+
+
+def _is_constant(column: Column) -> bool:
+    if column.gaps:
+        return False
+    if column.kind in NUMERIC:
+        return not column.deviation
+    return len(column.inputs) < 2
+
+
+def _overflows(values: np.ndarray) -> bool:
+    """Whether the squares of these values are beyond float64."""
+    present = values[~np.isnan(values)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return len(present) > 0 and not np.isfinite(np.square(present - present.mean()).sum())
+
+
+def _is_row_number(column: Column, cells: ColumnValues, train: np.ndarray) -> bool:
+    """Whole numbers, all different, and either called an identifier or counted without gaps."""
+    assert cells.values is not None
+    is_named = bool(_IDENTIFIER.search(column.name))
+    for rows in (train[:_SAMPLE], train):
+        values = cells.values[rows]
+        if len(values) < _MIN_ROWS or not (values == np.floor(values)).all():
+            return False
+    every = cells.values
+    is_counted = len(every) >= 100 and every.max() - every.min() == len(every) - 1
+    return (is_named or is_counted) and len(np.unique(values)) == len(values)
+
+
+def _is_ambiguous(column: Column, cells: ColumnValues) -> bool:
+    """Whether no day is above 12 in dates such as 03/04/2026."""
+    if not (column.format or "").startswith(("%m/%d", "%d/%m")) or cells.values is None:
+        return False
+    days = np.floor(cells.values[~np.isnan(cells.values)]).astype("datetime64[D]")
+    return bool(((days - days.astype("datetime64[M]")).astype(np.int64) < 12).all())
+
+
+def _predicts(column: Column, cells: ColumnValues, train: np.ndarray, labels: np.ndarray) -> bool:
+    """Whether this feature alone determines the label: by its value, or by thresholds on a number.
+
+    A number as target rises or falls with the feature: where all values differ, any feature would tell them apart.
+    """
+    for rows in (train[:: max(1, len(train) // _SAMPLE)], train):
+        if len(rows) < _MIN_ROWS:
+            return False
+        known = labels[rows]
+        values = cells.codes[rows] if cells.codes is not None else cells.values[rows]  # type: ignore[index]
+        order = np.lexsort((known, values))
+        values, known = values[order], known[order]
+        new_value = np.concatenate([[True], values[1:] != values[:-1]])
+        if ((known[1:] != known[:-1]) & ~new_value[1:]).any():
+            return False  # one value with two labels
+        distinct, runs = int(new_value.sum()), 1 + int((known[1:] != known[:-1]).sum())
+        by_value = distinct <= min(_FEW_VALUES, len(values) // 4)
+        if np.issubdtype(known.dtype, np.floating):
+            separated = bool((np.diff(known) >= 0).all() or (np.diff(known) <= 0).all())
+        else:
+            separated = runs == len(np.unique(known))
+        by_threshold = column.kind != "category" and separated
+        if not (by_value or by_threshold):
+            return False
+    return True

@@ -5,12 +5,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from fedtilt.data.tables.cells import read_cells
-from fedtilt.data.tables.column import Column
-from fedtilt.data.tables.columns import Columns
-from fedtilt.data.tables.kinds import Cells, check_finite
-from fedtilt.data.tables.schema import Schema
-from fedtilt.data.tables.threads import columns_at_once, map_columns
+from fedtilt.data.tables.reader import TableReader, columns_at_once, map_columns
+from fedtilt.data.tables.schema import Column, Schema
+from fedtilt.data.tables.values import ColumnValues, check_finite, read_values
 from fedtilt.errors import InputError
 
 _TOGETHER = 14  # inputs
@@ -18,37 +15,37 @@ _BLOCK = 1 << 16  # numbers that are turned from columns into rows at once
 
 
 def encode(
-    columns: Columns, schema: Schema, parts: Sequence[np.ndarray],
-    inspect: Callable[[Column, Cells], None] | None = None,
+    reader: TableReader, schema: Schema, parts: Sequence[np.ndarray],
+    inspect: Callable[[Column, ColumnValues], None] | None = None,
 ) -> list[np.ndarray]:  # fmt: skip
     """The model's input for these parts of the rows, float32.
 
     A few columns are read at a time, so that a large file is not in memory twice.
 
     Args:
-        columns: the table
+        reader: the table
         schema: what its columns are
         parts: ascending positions of rows, such as those of training and test rows
-        inspect: called with each feature while its cells are in memory
+        inspect: called with each feature while its values are in memory
     """
     matrices = [np.empty((len(part), len(schema.inputs)), np.float32) for part in parts]
     features = [column for column in schema.columns if column.is_feature]
-    batches = _batches(features, columns_at_once(_TOGETHER, len(columns)))
+    batches = _batches(features, columns_at_once(_TOGETHER, len(reader)))
     ends = accumulate(sum(len(column.inputs) for column in batch) for batch in batches)
 
     def encode_batch(batch: Sequence[Column], end: int) -> None:
         count = sum(len(column.inputs) for column in batch)
-        inputs = np.zeros((count, len(columns)), np.float32)
+        inputs = np.zeros((count, len(reader)), np.float32)
         unfilled = inputs
         for column in batch:
-            cells = read_cells(columns, column.name, column.kind, column.format, finite=False)
+            cells = read_values(reader, column.name, column.kind, column.format, finite=False)
             fill = _fill_numbers if cells.codes is None else _fill_names
-            fill(unfilled[: len(column.inputs)], columns, column, cells)
+            fill(unfilled[: len(column.inputs)], reader, column, cells)
             unfilled = unfilled[len(column.inputs) :]
             if inspect is not None:
                 inspect(column, cells)
         height = max(1, _BLOCK // max(1, count))
-        for start in range(0, len(columns), height):
+        for start in range(0, len(reader), height):
             block = np.ascontiguousarray(inputs[:, start : start + height].T)
             for matrix, part in zip(matrices, parts, strict=True):
                 first, last = np.searchsorted(part, (start, start + height))
@@ -72,17 +69,17 @@ def _batches(features: Iterable[Column], together: int) -> list[list[Column]]:
     return batches
 
 
-def _fill_numbers(inputs: np.ndarray, columns: Columns, column: Column, cells: Cells) -> None:
+def _fill_numbers(inputs: np.ndarray, reader: TableReader, column: Column, cells: ColumnValues) -> None:
     """The inputs (inputs, rows) of numbers, yes/no and dates; they are 0 before."""
     assert cells.values is not None
     assert column.fill is not None
     values, missing = cells.values, None
     if not _standardise(inputs[0], column, values):
-        check_finite(columns, column.name, values)
+        check_finite(reader, column.name, values)
         missing = np.isnan(values)
         values = np.where(missing, column.fill, values)
         if not _standardise(inputs[0], column, values):
-            raise _too_far(columns, column, values, inputs[0])
+            raise _too_far(reader, column, values, inputs[0])
     if column.kind == "date":
         days = np.floor(values)
         months = days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12
@@ -103,15 +100,15 @@ def _standardise(scaled: np.ndarray, column: Column, values: np.ndarray) -> bool
     return bool(np.isfinite(scaled).all())
 
 
-def _too_far(columns: Columns, column: Column, values: np.ndarray, scaled: np.ndarray) -> InputError:
+def _too_far(reader: TableReader, column: Column, values: np.ndarray, scaled: np.ndarray) -> InputError:
     position = int(np.isfinite(scaled).argmin())
     return InputError(
-        f"table {columns.name} has {values[position]:g} in {columns.rows[position]}, column {column.name!r}, which is "
+        f"table {reader.name} has {values[position]:g} in {reader.rows[position]}, column {column.name!r}, which is "
         f"too far from the training rows (mean {column.mean:g}) for float32; correct the cell or empty it"
     )
 
 
-def _fill_names(inputs: np.ndarray, columns: Columns, column: Column, cells: Cells) -> None:
+def _fill_names(inputs: np.ndarray, reader: TableReader, column: Column, cells: ColumnValues) -> None:
     """One input per known name, one for all others and one for missing, where the schema has them."""
     categories = column.categories or ()
     known = {name: position for position, name in enumerate(categories)}

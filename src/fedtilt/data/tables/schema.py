@@ -1,10 +1,11 @@
 """The schema of a table: what each column is, and how it becomes a model's input.
 
-It is inferred from training rows (see `summarise` and `merge`), written as a JSON file that people read and edit, and
+It is inferred from training rows (see `summary` and `merge`), written as a JSON file that people read and edit, and
 carried by run folders and exported models, so that new rows are treated like the training rows.
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,25 +13,142 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedtilt import checks
-from fedtilt.data.tables.column import Column, as_names
 from fedtilt.data.targets import TASKS, NumericTarget
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, read_metadata, write_bytes
 
+KINDS = ("number", "yes/no", "category", "date", "ignore", "identifier")
+NUMERIC = ("number", "yes/no", "date")  # kinds with a mean and a deviation
+TEXT_KINDS = ("category", "ignore", "identifier")
+ROLES = ("target", "client", "group", "weight", "split", "split_group", "split_time")
 VERSION = 1
 MIN_COUNT = 5
+_DATE_INPUTS = ("month, sine", "month, cosine", "weekday, sine", "weekday, cosine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column: its kind and, once they are known, its statistics over the training rows.
+
+    A missing number becomes `fill`, the median, and where training rows have gaps an indicator is a further input. A
+    number's input is (x − mean) / deviation, and 0 if the deviation is 0 (a constant). A category has one input of 0 or
+    1 per name and, where training rows have rare names, one more for all others. A date's inputs are the elapsed
+    days, and month and weekday as points on a circle.
+
+    Args:
+        name: the name of the column
+        kind: number, yes/no, category, date, ignore (such as free text) or identifier; the last two are no features
+        gaps: whether training rows have missing values
+        fill: what a missing number becomes
+        mean: the mean of the values that are not missing; of dates in days since 1970
+        deviation: their standard deviation; 0: constant
+        categories: the names of a category that have inputs of their own
+        other: whether all other names have an input
+        format: how dates are written, as in Python's strptime; default: as in 2026-01-31, with or without a time
+
+    >>> Column(name="age", kind="number", gaps=True, fill=50.0, mean=51.2, deviation=9.8).inputs
+    ('age', 'age is missing')
+    """
+
+    name: str
+    kind: str
+    gaps: bool | None = None
+    fill: float | None = None
+    mean: float | None = None
+    deviation: float | None = None
+    categories: tuple[str, ...] | None = None
+    other: bool | None = None
+    format: str | None = None
+
+    def __post_init__(self) -> None:
+        what = f"column {self.name!r}"
+        if self.kind not in KINDS:
+            raise InputError(f"{what} has kind = {self.kind!r}; choose one of {', '.join(KINDS)}")
+        for field in fields(self):
+            if getattr(self, field.name) is not None and field.name not in _applicable(self.kind):
+                raise InputError(f"{what} is of kind {self.kind!r}, which has no {field.name}; remove it")
+        for key in ("fill", "mean", "deviation"):
+            if getattr(self, key) is not None:
+                value = checks.number(getattr(self, key), f"{key} of {what}")
+                if not math.isfinite(value) or (key == "deviation" and value < 0):
+                    raise InputError(f"{key} of {what} is {value}; give a finite number{' ≥ 0' * (key == 'deviation')}")
+                object.__setattr__(self, key, value)
+        for key in ("gaps", "other"):
+            if not isinstance(getattr(self, key), bool | None):
+                raise InputError(f"{key} of {what} is {getattr(self, key)!r}; write true or false")
+        if self.categories is not None:
+            object.__setattr__(self, "categories", as_names(self.categories, f"categories of {what}"))
+        if self.format is not None and ("%" not in str(self.format) or not isinstance(self.format, str)):
+            raise InputError(f"format of {what} is {self.format!r}; write it as in strptime, such as %d.%m.%Y")
+
+    @property
+    def is_feature(self) -> bool:
+        """Whether the column is a part of the model's input."""
+        return self.kind not in ("ignore", "identifier")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to be inferred."""
+        return all(getattr(self, key) is not None for key in _applicable(self.kind) if key != "format")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the model's inputs that the column gives."""
+        if not self.is_feature:
+            return ()
+        if self.kind == "category":
+            names = [*(self.categories or ()), *(["other"] if self.other else [])]
+            inputs = [f"{self.name} = {name}" for name in names]
+        else:
+            inputs = [self.name, *(f"{self.name}, {part}" for part in (_DATE_INPUTS if self.kind == "date" else ()))]
+        return tuple(inputs + ([f"{self.name} is missing"] if self.gaps else []))
+
+    def to_json(self) -> dict[str, Any]:
+        """The known values, without the name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "name"}
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items() if v is not None}
+
+    @classmethod
+    def from_json(cls, name: str, values: object) -> Self:
+        """The inverse of `to_json`."""
+        if not isinstance(values, Mapping) or "kind" not in values:
+            raise InputError(f'column {name!r} is {values!r}; write {{"kind": …}} with one of {", ".join(KINDS)}')
+        known = {field.name for field in fields(cls)} - {"name"}
+        for key in values:
+            if key not in known:
+                raise InputError(
+                    f"column {name!r} has the unknown key {key!r}; a column has {', '.join(sorted(known))}"
+                )
+        return cls(name=name, **values)
+
+
+def _applicable(kind: str) -> tuple[str, ...]:
+    """The fields that a column of this kind has."""
+    if kind in NUMERIC:
+        return ("name", "kind", "gaps", "fill", "mean", "deviation", *(["format"] if kind == "date" else []))
+    return ("name", "kind", "gaps", "categories", "other") if kind == "category" else ("name", "kind")
+
+
+def as_names(values: object, what: str) -> tuple[str, ...]:
+    """Names as text; raise InputError about anything but a list of different names."""
+    if isinstance(values, str) or not isinstance(values, Sequence) or not all(isinstance(v, str | int) for v in values):
+        raise InputError(f"{what} are {values!r}; give a list of names")
+    names = tuple(map(str, values))
+    if len(set(names)) != len(names):
+        raise InputError(f"{what} has a name twice: {', '.join(names)}; remove one")
+    return names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
     """What the columns of a table are; `fedtilt data schema FILE --to schema.json` writes one.
 
-    Values that are left out, here or in a `Column`, are inferred from the data.
+    Values that are None, here or in a `Column`, are inferred from the data.
 
     Args:
         columns: the columns, in the order of the model's inputs
         target: the column of the labels, or of the numbers to predict
-        task: "classification" or "regression"; left out: as the one who reads the table says, else classification
+        task: "classification" or "regression"; default: as the one who reads the table says, else classification
         classes: the labels, in the order of the model's outputs
         numbers: with regression, the scale and the ranges of the target
         client: the column of the clients
@@ -39,7 +157,7 @@ class Schema:
         split: a column with train and test in it
         split_group: a column whose rows with the same value stay on one side of the split
         split_time: a column of times; each client's newest rows are test data
-        min_count: a category needs so many rows at one client to have an input of its own
+        min_count: the number of rows at one client that gives a category an input of its own
 
     >>> Schema(columns=(Column(name="ward", kind="category", categories=("a", "b"), other=True),)).inputs
     ('ward = a', 'ward = b', 'ward = other')
@@ -162,9 +280,6 @@ class Schema:
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the schema as a file that `read_schema` reads."""
         write_bytes(Path(path), self.text().encode())
-
-
-ROLES = ("target", "client", "group", "weight", "split", "split_group", "split_time")
 
 
 def _numbers(values: object) -> NumericTarget:

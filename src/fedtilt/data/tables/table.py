@@ -1,7 +1,7 @@
 """The user's own table: read, split, described by a schema, and as a model's input."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -11,19 +11,17 @@ from torch import Tensor
 
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.sampling import positions_by_number
-from fedtilt.data.tables.cells import read_cells, read_names
-from fedtilt.data.tables.column import Column
-from fedtilt.data.tables.columns import Columns, Source, read_columns
+from fedtilt.data.tables.describe import column_warnings, dropped_columns
 from fedtilt.data.tables.encoding import encode
-from fedtilt.data.tables.kinds import Cells
-from fedtilt.data.tables.labelled_rows import LabelledRows, label_rows
 from fedtilt.data.tables.merge import merge
-from fedtilt.data.tables.roles import Roles, check_names, known_schema
-from fedtilt.data.tables.schema import Schema, read_schema
-from fedtilt.data.tables.summarise import summarise_sites
-from fedtilt.data.tables.summary import Summary
-from fedtilt.data.tables.table_warnings import column_warnings, left_out
+from fedtilt.data.tables.reader import Source, TableReader, open_reader
+from fedtilt.data.tables.rows import LabelledRows, label_rows
+from fedtilt.data.tables.schema import ROLES, Column, Schema, read_schema
+from fedtilt.data.tables.summary import SiteSummary, summarise_sites
+from fedtilt.data.tables.values import ColumnValues, read_names, read_values
 from fedtilt.errors import InputError
+
+Roles = Mapping[str, str | int | Sequence[str | int] | None]  # the columns that are no features, by what they are
 
 
 def table(
@@ -36,7 +34,7 @@ def table(
     """Read a table as a data set.
 
     What each column is, is inferred: numbers, yes/no, categories, dates, free text and identifiers; the last two are
-    left out. Numbers are standardised with the training rows' mean and standard deviation, gaps become the median with
+    dropped. Numbers are standardised with the training rows' mean and standard deviation, gaps become the median with
     an indicator beside it, and categories and dates become several inputs. All of this is in the data set's `schema`,
     which `transform` applies to new rows. `schema.Column` documents the rules.
 
@@ -45,17 +43,17 @@ def table(
             like the clients, or a dictionary of files or DataFrames by client
         target: the column of the labels, numbers or text, or of the numbers to predict; required without a schema that
             names it
-        client: the column that names the client of each row; left out: the files, if there are several
+        client: the column that names the client of each row; default: the files, if there are several
         group: the column of groups, such as sex, or several; a method's `tau` then tilts over these groups instead of
             the classes
         weight: the column of the samples' weights in the training loss: a row with weight 2 counts as two rows
-        split: a column with train and test in it; left out: test data is drawn
+        split: a column with train and test in it; default: test data is drawn
         split_group: a column, such as the patient, whose rows with the same value stay on one side of the split
         split_time: a column of times: each client's newest rows are test data
         drop: columns to leave out
         schema: what the columns are, a `Schema` or the path of one; what it leaves out is inferred
-        task: "classification" or "regression" (numbers as targets); left out: the schema's, else classification
-        test_share: the share of each client's rows that is test data, with the classes in proportion; left out: 0.25
+        task: "classification" or "regression" (numbers as targets); default: the schema's, else classification
+        test_share: the share of each client's rows that is test data, with the classes in proportion; default: 0.25
         seed: the seed that draws the test data
     """
     roles = {"target": target, "client": client, "group": group, "weight": weight, "split": split,
@@ -82,47 +80,47 @@ def transform(source: Source, *, like: Dataset | Schema | str | os.PathLike[str]
         raise InputError(f"data set {like.name!r} has no schema; give a data set that ft.data.table returned")
     schema = like.schema if isinstance(like, Dataset) else like
     schema = schema if isinstance(schema, Schema) else read_schema(schema)  # type: ignore[arg-type]
-    columns = read_columns(source, text=schema.text_columns)
+    reader = open_reader(source, text=schema.text_columns)
     features = [column for column in schema.columns if column.is_feature]
-    missing = [column.name for column in features if column.name not in columns.header]
+    missing = [column.name for column in features if column.name not in reader.header]
     if missing:
         raise InputError(
-            f"table {columns.name} has no column {', '.join(map(repr, missing))}, which the model was trained on; "
-            f"its columns are {', '.join(columns.header)}"
+            f"table {reader.name} has no column {', '.join(map(repr, missing))}, which the model was trained on; "
+            f"its columns are {', '.join(reader.header)}"
         )
     incomplete = next((column.name for column in features if not column.is_complete), None)
     if incomplete is not None:
         raise InputError(f"the schema has no statistics of column {incomplete!r}; write it with fedtilt data schema")
-    return torch.from_numpy(encode(columns, schema, [np.arange(len(columns))])[0])
+    return torch.from_numpy(encode(reader, schema, [np.arange(len(reader))])[0])
 
 
 @dataclass(frozen=True)
 class Table:
     """An open table and what is known of its schema before its rows are read."""
 
-    columns: Columns
+    reader: TableReader
     schema: Schema  # roles, and the columns that the user described
     names: tuple[str, ...]  # the columns that may be features
     site: int | None = None  # whose rows these are; None: the table has the rows of all clients
 
     def to_dataset(self, test_share: float | None = None, seed: int = 0) -> Dataset:
         """Split, infer the rest of the schema from the training rows, and encode."""
-        columns, rows = self.columns, self._label_rows(test_share, seed)
+        reader, rows = self.reader, label_rows(self.reader, self.schema, self.site, test_share, seed)
         known = self.schema if self.schema.is_regression else replace(self.schema, classes=rows.class_names)
         schema = merge(self._summaries(rows), known)
         if not any(column.is_feature for column in schema.columns):
             kinds = ", ".join(f"{column.name} ({column.kind})" for column in schema.columns) or "none"
             raise InputError(
-                f"table {columns.name} has no feature column; beside target and client its columns are {kinds}"
+                f"table {reader.name} has no feature column; beside target and client its columns are {kinds}"
             )
-        found: dict[str, list[str]] = {}
+        found: dict[str, list[str]] = {}  # warnings, by column
 
-        def inspect(column: Column, cells: Cells) -> None:
-            found[column.name] = column_warnings(column, cells, rows.train, rows.labels, schema.target)
+        def inspect(column: Column, values: ColumnValues) -> None:
+            found[column.name] = column_warnings(column, values, rows.train, rows.labels, schema.target)
 
-        x_train, x_test = encode(columns, schema, [rows.train, rows.test], inspect)
-        weight = None if schema.weight is None else _weights(columns, schema.weight)
-        groups = {name: read_names(columns, name) for name in schema.group}
+        x_train, x_test = encode(reader, schema, [rows.train, rows.test], inspect)
+        weight = None if schema.weight is None else _weights(reader, schema.weight)
+        groups = {name: read_names(reader, name) for name in schema.group}
         y = rows.labels.astype(np.float32) if schema.is_regression else rows.labels
         parts = {"y": y, "client": rows.client, "weight": weight}
         tensors = {
@@ -131,7 +129,7 @@ class Table:
             for side, positions in (("train", rows.train), ("test", rows.test))
         }  # fmt: skip
         return Dataset(
-            name=columns.title,
+            name=reader.title,
             x_train=torch.from_numpy(x_train),
             x_test=torch.from_numpy(x_test),
             classes=len(rows.class_names),
@@ -145,9 +143,9 @@ class Table:
             group_test=_codes(groups, rows.test),
             group_names={name: names for name, (_, names) in groups.items()} or None,
             schema=schema,
-            row_names=columns.rows,
+            row_names=reader.rows,
             warnings=(
-                *left_out(schema, self.schema),
+                *dropped_columns(schema, self.schema),
                 *(text for column in schema.columns for text in found.get(column.name, [])),
             ),
             **tensors,  # type: ignore[arg-type]
@@ -155,47 +153,44 @@ class Table:
 
     def infer(self) -> Schema:
         """The schema of all rows, for a table without labels."""
-        everything = np.arange(len(self.columns))
-        summaries = summarise_sites(self.columns, self.names, {"": everything}, {"": ()}, self.schema)
+        everything = np.arange(len(self.reader))
+        summaries = summarise_sites(self.reader, self.names, {"": everything}, {"": ()}, self.schema)
         return merge(summaries, self.schema)
 
-    def site_summary(self, test_share: float | None, seed: int) -> Summary:
+    def site_summary(self, test_share: float | None, seed: int) -> SiteSummary:
         """What a site sends of its training rows, so that all sites agree on one schema."""
-        rows = self._label_rows(test_share, seed)
+        rows = label_rows(self.reader, self.schema, self.site, test_share, seed)
         (summary,) = self._summaries(rows)
         if self.schema.is_regression:
             return summary
         return replace(summary, classes=tuple(rows.class_names[k] for k in np.unique(rows.labels)))  # of test rows too
 
     def with_schema(self, schema: Schema) -> Self:
-        """The same table with the schema that the sites agreed on; a column that one of them lacks is refused."""
+        """The same table with the schema that the sites agreed on; its columns must be those of the table."""
         features = [column.name for column in schema.columns if column.is_feature]
         lacking = next((name for name in features if name not in self.names), None)
         if lacking is not None:
-            raise InputError(f"table {self.columns.name} has no column {lacking!r}, which the schema has; add it")
+            raise InputError(f"table {self.reader.name} has no column {lacking!r}, which the schema has; add it")
         unknown = next((name for name in self.names if schema.column(name) is None), None)
         if unknown is not None:
             raise InputError(
-                f"table {self.columns.name} has the column {unknown!r}, which the schema lacks; drop = [{unknown!r}]"
+                f"table {self.reader.name} has the column {unknown!r}, which the schema lacks; drop = [{unknown!r}]"
             )
         return replace(self, schema=schema, names=tuple(column.name for column in schema.columns))
 
-    def _label_rows(self, test_share: float | None, seed: int) -> LabelledRows:
-        return label_rows(self.columns, self.schema, self.site, test_share, seed)
-
-    def _summaries(self, rows: LabelledRows) -> list[Summary]:
+    def _summaries(self, rows: LabelledRows) -> list[SiteSummary]:
         """A summary of each client's training rows; without clients, of all."""
         sites = {"" if self.site is None else str(self.site): rows.train}
         if rows.client is not None and rows.client_names is not None:
-            parts = positions_by_number(rows.client[rows.train], len(rows.client_names))
-            sites = {name: rows.train[part] for name, part in zip(rows.client_names, parts, strict=True)}
+            positions = positions_by_number(rows.client[rows.train], len(rows.client_names))
+            sites = {name: rows.train[own] for name, own in zip(rows.client_names, positions, strict=True)}
         classes: dict[str, Sequence[str]] = dict.fromkeys(sites, ())
         if not self.schema.is_regression:
             classes = {
                 site: [rows.class_names[k] for k in np.flatnonzero(np.bincount(rows.labels[positions]))]
                 for site, positions in sites.items()
             }
-        return summarise_sites(self.columns, self.names, sites, classes, self.schema)
+        return summarise_sites(self.reader, self.names, sites, classes, self.schema)
 
 
 def open_table(
@@ -212,33 +207,33 @@ def open_table(
         roles: the columns that are no features, by what they are
         drop: columns to leave out
         schema: what the columns are
-        site: the number of the site whose rows these are; left out: the table has the rows of all clients
-        task: "classification" or "regression"; left out: the schema's, else classification
+        site: the number of the site whose rows these are; default: the table has the rows of all clients
+        task: "classification" or "regression"; default: the schema's, else classification
     """
     if isinstance(drop, str):
         raise InputError(f"drop = {drop!r} is text; give a list of columns, such as drop = [{drop!r}]")
     known, dropped = known_schema(schema, roles, task), [str(name) for name in drop]
     text = known.text_columns
     optional = [column.name for column in known.columns if column.gaps or not column.is_feature]
-    columns = read_columns(source, text=text, optional=optional)
+    reader = open_reader(source, text=text, optional=optional)
     if site is not None:
-        columns = columns.with_missing([*optional, *dropped, *([] if known.client is None else [known.client])])
-    check_names(columns, known, dropped)
+        reader = reader.with_missing([*optional, *dropped, *([] if known.client is None else [known.client])])
+    _check_names(reader, known, dropped)
     taken = [name for role, name in known.roles if role != "split_time"]
-    names = [name for name in columns.header if name not in (*taken, *dropped)]
+    names = [name for name in reader.header if name not in (*taken, *dropped)]
     if known.columns:
         listed = [column.name for column in known.columns]
         extra = [name for name in names if name not in listed]
         if extra:
             raise InputError(
-                f"table {columns.name} has the column {extra[0]!r}, which the schema lacks; add it there with a kind "
+                f"table {reader.name} has the column {extra[0]!r}, which the schema lacks; add it there with a kind "
                 f"(ignore leaves it out), or drop = [{extra[0]!r}]"
             )
         names = [name for name in listed if name not in dropped]
     if not names:
-        raise InputError(f"table {columns.name} has no feature column, only {', '.join(columns.header)}; add one")
+        raise InputError(f"table {reader.name} has no feature column, only {', '.join(reader.header)}; add one")
     known = known.with_columns([column for column in known.columns if column.name not in dropped])
-    return Table(columns, known, tuple(names), site)
+    return Table(reader, known, tuple(names), site)
 
 
 def _codes(groups: Mapping[str, tuple[np.ndarray, tuple[str, ...]]], rows: np.ndarray) -> dict[str, Tensor] | None:
@@ -246,14 +241,55 @@ def _codes(groups: Mapping[str, tuple[np.ndarray, tuple[str, ...]]], rows: np.nd
     return {name: torch.from_numpy(codes[rows]) for name, (codes, _) in groups.items()} or None
 
 
-def _weights(columns: Columns, name: str) -> np.ndarray:
+def _weights(reader: TableReader, name: str) -> np.ndarray:
     """The weights of all rows: numbers ≥ 0."""
-    values = read_cells(columns, name, "number").values
+    values = read_values(reader, name, "number").values
     assert values is not None
     bad = np.flatnonzero(~(values >= 0))
     if len(bad):
         raise InputError(
-            f"table {columns.name} has {values[bad[0]]:g} in {columns.rows[int(bad[0])]}, column {name!r}; weights are "
+            f"table {reader.name} has {values[bad[0]]:g} in {reader.rows[int(bad[0])]}, column {name!r}; weights are "
             "numbers ≥ 0"
         )
     return values.astype(np.float32)
+
+
+def known_schema(schema: Schema | str | os.PathLike[str] | None, roles: Roles, task: str | None = None) -> Schema:
+    """What the user says of a table: a schema or the path of one, the roles of columns, and the task."""
+    known = schema if isinstance(schema, Schema) else Schema(columns=()) if schema is None else read_schema(schema)
+    group = roles.get("group") or ()
+    names: dict[str, str | tuple[str, ...]] = {
+        role: str(name) for role, name in roles.items() if name is not None and role != "group"
+    }
+    if group:
+        names["group"] = (str(group),) if isinstance(group, str | int) else tuple(map(str, group))
+    for role, name in names.items():
+        written = getattr(known, role)
+        if written and written != name:
+            raise InputError(f"{role} = {name!r} differs from the schema's, {written!r}; correct one of them")
+    written = known.task or ("classification" if known.classes else None)
+    task = task or written
+    if written not in (None, task):
+        raise InputError(f"task = {task!r} differs from the schema's, {written!r}; correct one of them")
+    return replace(known, task=task, **names)  # type: ignore[arg-type]
+
+
+def _check_names(reader: TableReader, schema: Schema, drop: Iterable[str]) -> None:
+    """Raise InputError about a name that is no column, and a column with two roles."""
+    known = ", ".join(reader.header)
+    used: dict[str, str] = {}
+    wanted = [*schema.roles, *(("schema", column.name) for column in schema.columns), *(("drop", n) for n in drop)]
+    for role, name in wanted:
+        if name not in reader.header:
+            raise InputError(f"{role} = {name!r} is not a column of {reader.name}; its columns are {known}")
+        if role == "drop" and used.get(name) not in (None, "split_time"):
+            raise InputError(f"drop contains {name!r}, which is the {used[name]}; leave it out")
+        if role in ROLES and role != "split_time":
+            if name in used:
+                raise InputError(
+                    f"{used[name]} and {role} are both {name!r}; they must be two columns of {reader.name}"
+                )
+            used[name] = role
+    splits = [role for role in ("split", "split_group", "split_time") if getattr(schema, role) is not None]
+    if len(splits) > 1:
+        raise InputError(f"{' and '.join(splits)} are two ways to split; choose one")

@@ -15,22 +15,19 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedtilt.errors import InputError
-from fedtilt.files import read_json, write_bytes, write_json
-from fedtilt.flower.deploy import commands, processes
-from fedtilt.flower.deploy.certificates import make_authority, make_server_certificate, make_site_key
-from fedtilt.flower.deploy.flwr_cli import run_flwr, run_flwr_json
+from fedtilt.files import private_folder, read_json, write_bytes, write_json
+from fedtilt.flower.deploy import processes, programs
+from fedtilt.flower.deploy.credentials import KEYS_VARIABLE, make_authority, make_server_certificate, make_site_key
 from fedtilt.flower.deploy.machines import make_secret, write_flwr_config
 from fedtilt.flower.deploy.processes import Process
-from fedtilt.flower.private_files import private_folder
-from fedtilt.flower.site_keys import KEYS_VARIABLE
 from fedtilt.locks import locked
 
 CONNECTION = "cluster"  # the name of the SuperLink in Flower's configuration
@@ -115,16 +112,17 @@ class LocalCluster:
 
     def _stop(self) -> list[int]:
         """Stop the sites before the SuperLink, so that it learns that they are gone."""
-        return processes.stop(self.id, [process for node in self.nodes.values() for process in node], self.link)
+        return processes.stop(self.id, self._site_processes(), self.link)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with locked(self.home, busy=f"another command starts or stops the local cluster in {self.home}; wait for it"):
-            yield
+    def _locked(self) -> AbstractContextManager[None]:
+        return locked(self.home, busy=f"another command starts or stops the local cluster in {self.home}; wait for it")
+
+    def _site_processes(self) -> list[Process]:
+        return [process for node in self.nodes.values() for process in node]
 
     def running(self) -> list[int]:
         """The running processes of the cluster."""
-        return processes.running(self.id, [*self.link, *(process for node in self.nodes.values() for process in node)])
+        return processes.running(self.id, [*self.link, *self._site_processes()])
 
     def problem(self) -> str | None:
         """Why a cluster that was started cannot train; None if it can."""
@@ -140,7 +138,7 @@ class LocalCluster:
         return [n for n, node in sorted(self.nodes.items()) if not all(processes.is_alive(p) for p in node)]
 
     def _wait_for_killed_sites(self, notice: Callable[[str], None]) -> None:
-        """Wait until the SuperLink no longer counts sites that were killed: it refuses a key that it counts."""
+        """Wait until the SuperLink no longer counts sites that were killed: it rejects a key that it counts."""
         if not self.connected_sites():
             return
         notice(f"the SuperLink does not know yet that its sites were stopped: waiting up to {_HEARTBEAT} s")
@@ -151,7 +149,7 @@ class LocalCluster:
         folder = self.home / "certificates"
         if not (folder / "ca.crt").exists():
             make_authority(folder)
-        make_server_certificate(folder, [commands.HOST, "localhost"])
+        make_server_certificate(folder, [programs.HOST, "localhost"])
         for site in range(self.sites):
             if not self.key_file(site).exists():
                 make_site_key(self.key_file(site))
@@ -184,11 +182,11 @@ class LocalCluster:
         env = processes.environment(self.id, folder / "flwr")
         if self.tls:
             env[KEYS_VARIABLE] = str(self.home / "certificates")
-        command = commands.superlink(self.port, folder / "link.db", secret, certificates)
+        command = programs.superlink(self.port, folder / "link.db", secret, certificates)
         self.link = [processes.start(command, env, self.server_log_file, folder)]
         self._save()
         self._wait_until(self._is_healthy, 60, lambda: f"the SuperLink does not respond; see {self.server_log_file}")
-        command = commands.superexec(self.port, secret, self._authority)
+        command = programs.superexec(self.port, secret, self._authority)
         self.link.append(processes.start(command, env, self.server_log_file, folder))
         self._save()
 
@@ -198,12 +196,12 @@ class LocalCluster:
         secret = make_secret(folder)
         config = {"partition-id": site, "state-dir": str(folder / "state"), **(node_config or {})}
         credentials = None if self._authority is None else (self._authority, self.key_file(site))
-        address = f"{commands.HOST}:{self.site_port or self.port}"
+        address = f"{programs.HOST}:{self.site_port or self.port}"
         env = processes.environment(self.id, folder / "flwr")
         node = self.nodes[site] = []
         for command in (
-            commands.supernode(address, port, config, secret, credentials),
-            commands.superexec(port, secret, None),  # a SuperNode and its SuperExec are on one machine
+            programs.supernode(address, port, config, secret, credentials),
+            programs.superexec(port, secret, None),  # a SuperNode and its SuperExec are on one machine
         ):
             node.append(processes.start(command, env, self.log_file(site), folder))
             self._save()
@@ -222,7 +220,7 @@ class LocalCluster:
 
     def _is_healthy(self) -> bool:
         context = None if self._authority is None else ssl.create_default_context(cafile=self._authority)
-        url = f"{'https' if self.tls else 'http'}://{commands.HOST}:{self.port}/health"
+        url = f"{'https' if self.tls else 'http'}://{programs.HOST}:{self.port}/health"
         try:
             with urllib.request.urlopen(url, timeout=5, context=context) as response:
                 return bool(response.status == 200)
@@ -233,15 +231,14 @@ class LocalCluster:
 
     def flwr(self, *arguments: str) -> str:
         """Run Flower's command line; returns its output."""
-        return run_flwr(self._flwr_environment(), *arguments)
+        return programs.run_flwr(processes.environment(self.id, self.home / "flwr"), *arguments)
 
-    def _flwr_environment(self) -> dict[str, str]:
-        return processes.environment(self.id, self.home / "flwr")
+    def _flwr_json(self, *arguments: str) -> dict[str, Any]:
+        return programs.run_flwr_json(processes.environment(self.id, self.home / "flwr"), *arguments)
 
     def runs(self) -> list[dict[str, Any]]:
         """The submitted runs, newest first."""
-        runs: list[dict[str, Any]] = run_flwr_json(self._flwr_environment(), "list", CONNECTION).get("runs", [])
-        return runs
+        return list(self._flwr_json("list", CONNECTION).get("runs", []))
 
     def run_log(self, run: int) -> str:
         """What the server logged in a run; empty if the SuperLink does not tell."""
@@ -252,7 +249,7 @@ class LocalCluster:
 
     def connected_sites(self) -> int:
         """How many sites are connected."""
-        nodes = run_flwr_json(self._flwr_environment(), "supernode", "list", CONNECTION).get("nodes", [])
+        nodes = self._flwr_json("supernode", "list", CONNECTION).get("nodes", [])
         return sum(node.get("status") == "online" for node in nodes)
 
     def wait_for_sites(self, sites: int, timeout: float = 60) -> None:
@@ -267,27 +264,19 @@ class LocalCluster:
             are_connected, timeout, lambda: f"only {self.connected_sites()} of {sites} sites are connected"
         )
 
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        """Refuse a second run while this one trains: the sites train one run at a time."""
+    def training(self) -> AbstractContextManager[None]:
+        """Raise InputError for a second run while this one trains: the sites train one run at a time."""
         busy = f"another fedtilt deploy run trains on the local cluster in {self.home}; wait for it"
-        with locked(self.home / "submissions", busy=busy):
-            yield
+        return locked(self.home / "submissions", busy=busy)
 
     def submit(self, app: Path, config: Mapping[str, object]) -> int:
         """Submit a run of a Flower app; returns the run's number."""
         file = self.home / "submissions" / f"{secrets.token_hex(8)}.toml"  # its own: another run must not change it
-        write_bytes(file, "".join(f"{key} = {commands.toml_value(value)}\n" for key, value in config.items()).encode())
+        write_bytes(file, "".join(f"{key} = {programs.toml_value(value)}\n" for key, value in config.items()).encode())
         try:
-            arguments = ["run", str(app), CONNECTION, "--run-config", str(file)]
-            return int(run_flwr_json(self._flwr_environment(), *arguments)["run-id"])
+            return int(self._flwr_json("run", str(app), CONNECTION, "--run-config", str(file))["run-id"])
         finally:
             file.unlink(missing_ok=True)
-
-    def status(self, run: int) -> str:
-        """Flower's status of a run: pending, running, finished:completed, finished:failed, …"""
-        runs = run_flwr_json(self._flwr_environment(), "list", CONNECTION, "--run-id", str(run))["runs"]
-        return str(runs[0]["status"])
 
     def wait_for_run(self, run: int, timeout: float = 86400, is_done: Callable[[], bool] = lambda: False) -> str:
         """Wait until a run is finished; returns its status.
@@ -298,7 +287,7 @@ class LocalCluster:
             is_done: a cheap check; Flower's status is read when it returns True, and every 20 seconds
         """
         end = time.monotonic() + timeout
-        while not (status := self._status_or_problem(run)).startswith("finished"):
+        while not (status := self._status(run)).startswith("finished"):
             next_check = min(time.monotonic() + 20, end)  # reading the status takes a process and a second or two
             while time.monotonic() < next_check and not is_done():
                 time.sleep(0.3)
@@ -306,10 +295,11 @@ class LocalCluster:
                 raise InputError(f"run {run} is still {status} after {timeout:.0f} s")
         return status
 
-    def _status_or_problem(self, run: int) -> str:
+    def _status(self, run: int) -> str:
+        """Flower's status of a run: pending, running, finished:completed, finished:failed, …"""
         if problem := self.problem():
             raise InputError(problem)
-        return self.status(run)
+        return str(self._flwr_json("list", CONNECTION, "--run-id", str(run))["runs"][0]["status"])
 
     def _wait_until(
         self, condition: Callable[[], bool], timeout: float, error_message: Callable[[], str], interval: float = 0.3
@@ -324,5 +314,5 @@ class LocalCluster:
 def free_port() -> int:
     """A port that is not in use."""
     with socket.socket() as s:
-        s.bind((commands.HOST, 0))
+        s.bind((programs.HOST, 0))
         return int(s.getsockname()[1])

@@ -13,12 +13,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedtilt.errors import InputError
-from fedtilt.files import read_bytes, write_bytes
-from fedtilt.flower.deploy import commands, proxy, systemd
-from fedtilt.flower.deploy.certificates import make_authority, make_server_certificate, make_site_key, write_secret
-from fedtilt.flower.deploy.flwr_cli import run_flwr
-from fedtilt.flower.private_files import private_folder
-from fedtilt.flower.site_keys import KEYS_VARIABLE, read_site_keys
+from fedtilt.files import private_folder, read_bytes, write_bytes
+from fedtilt.flower.deploy import programs, services
+from fedtilt.flower.deploy.credentials import (
+    KEYS_VARIABLE,
+    make_authority,
+    make_server_certificate,
+    make_site_key,
+    read_site_keys,
+    write_secret,
+)
 from fedtilt.toml_text import format_toml
 
 CONNECTION = "fedtilt"  # the name of the SuperLink in Flower's configuration on the server
@@ -47,22 +51,22 @@ def write_server(home: Path, hosts: Sequence[str], *, port: int, superlink_port:
     certificates, link = home / "certificates", private_folder(home / "link")
     if not (certificates / "ca.crt").exists():
         make_authority(certificates)
-    make_server_certificate(certificates, [*hosts, "localhost", commands.HOST], days=days)
+    make_server_certificate(certificates, [*hosts, "localhost", programs.HOST], days=days)
     write_flwr_config(home, CONNECTION, superlink_port, certificates / "ca.crt")
-    secret, env = make_secret(link), commands.environment(link / "flwr")
+    secret, env = make_secret(link), programs.environment(link / "flwr")
     server = {KEYS_VARIABLE: str(private_folder(home / "keys")), "FEDTILT_RUNS": str(private_folder(home / "runs"))}
     units = {
         "fedtilt-link.service": _unit(
             "fedtilt server: Flower SuperLink, on loopback",
-            commands.superlink(superlink_port, link / "link.db", secret, certificates),
+            programs.superlink(superlink_port, link / "link.db", secret, certificates),
             folder=link, env=env, memory="25%",
         ),
         "fedtilt-executor.service": _unit(
             "fedtilt server: Flower SuperExec, which runs the aggregation",
-            commands.superexec(superlink_port, secret, certificates / "ca.crt"),
+            programs.superexec(superlink_port, secret, certificates / "ca.crt"),
             folder=link, env=env | server, memory="50%", after="fedtilt-link.service",
         ),
-        "fedtilt-proxy.conf": proxy.nginx_configuration(hosts[0], port, superlink_port, certificates),
+        "fedtilt-proxy.conf": services.nginx_configuration(hosts[0], port, superlink_port, certificates),
     }  # fmt: skip
     return _write_units(home, units)
 
@@ -84,17 +88,17 @@ def write_site(home: Path, site: int, server: str, authority: Path, *, node_conf
         shutil.copyfile(authority, home / "ca.crt")
     if not (home / "site.key").exists():
         make_site_key(home / "site.key")
-    secret, env = make_secret(home), commands.environment(home / "flwr")
+    secret, env = make_secret(home), programs.environment(home / "flwr")
     config = {"partition-id": site, "state-dir": str(private_folder(home / "state")), **node_config}
     units = {
         "fedtilt-site.service": _unit(
             "fedtilt site: Flower SuperNode",
-            commands.supernode(server, _SUPERNODE_PORT, config, secret, (home / "ca.crt", home / "site.key")),
+            programs.supernode(server, _SUPERNODE_PORT, config, secret, (home / "ca.crt", home / "site.key")),
             folder=home, env=env, memory="25%",
         ),
         "fedtilt-site-executor.service": _unit(
             "fedtilt site: Flower SuperExec, which runs the training",
-            commands.superexec(_SUPERNODE_PORT, secret, None),
+            programs.superexec(_SUPERNODE_PORT, secret, None),
             folder=home, env=env, memory="50%", after="fedtilt-site.service",
         ),
     }  # fmt: skip
@@ -113,7 +117,9 @@ def register_site(home: Path, site: int, key: Path) -> Path:
     write_bytes(path, read_bytes(key))
     try:
         read_site_keys(path.parent)  # a public key, and of no other site
-        run_flwr(os.environ | commands.environment(home / "flwr"), "supernode", "register", str(path), CONNECTION)
+        programs.run_flwr(
+            os.environ | programs.environment(home / "flwr"), "supernode", "register", str(path), CONNECTION
+        )
     except BaseException:
         path.unlink()
         raise
@@ -124,14 +130,14 @@ def write_flwr_config(home: Path, connection: str, port: int, authority: Path | 
     """Write Flower's configuration HOME/flwr/config.toml with the address of the SuperLink on this machine."""
     security = "insecure = true" if authority is None else f"root-certificates = {format_toml(str(authority))}"
     text = f'[superlink]\ndefault = "{connection}"\n\n'
-    text += f'[superlink.{connection}]\naddress = "{commands.HOST}:{port}"\n{security}\n'
+    text += f'[superlink.{connection}]\naddress = "{programs.HOST}:{port}"\n{security}\n'
     write_bytes(home / "flwr" / "config.toml", text.encode())
 
 
 def _unit(description: str, command: Sequence[str], **settings: object) -> str:
     program = str(Path(sys.executable).parent / command[0])
     user = getpass.getuser()
-    return systemd.unit(description, [program, *command[1:]], user=user, **settings)  # type: ignore[arg-type]
+    return services.unit(description, [program, *command[1:]], user=user, **settings)  # type: ignore[arg-type]
 
 
 def _write_units(home: Path, units: Mapping[str, str]) -> list[Path]:

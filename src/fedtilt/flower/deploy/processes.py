@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedtilt.errors import InputError
-from fedtilt.flower.deploy import commands
+from fedtilt.flower.deploy import programs
 
 CLUSTER_VARIABLE = "FEDTILT_CLUSTER"
 
@@ -29,7 +29,7 @@ class Process(NamedTuple):
 
 def environment(cluster_id: str, flwr_home: Path) -> dict[str, str]:
     """The environment of a cluster's Flower processes."""
-    flower = commands.environment(flwr_home)
+    flower = programs.environment(flwr_home)
     flower["PATH"] = os.pathsep.join([flower["PATH"], os.environ.get("PATH", "")])
     return {**os.environ, **flower, CLUSTER_VARIABLE: cluster_id, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
 

@@ -26,7 +26,7 @@ def write_project(folder: Path, sites: int = 2) -> list[Path]:
 
 def site_tables(folder: Path) -> list[Path]:
     """The tables in a project, for a local cluster: the table of site 0, of site 1, …"""
-    from fedtilt.data.tables.columns import tables_in
+    from fedtilt.data.tables.reader import tables_in
 
     tables = folder / "data"
     return [file.resolve() for file in tables_in(tables)] if tables.is_dir() else []

@@ -1,1 +1,0 @@
-"""Folders and manifests of images, decoded once into a file that processes share."""

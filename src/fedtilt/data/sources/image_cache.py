@@ -1,0 +1,141 @@
+"""Images decoded once into a file that processes map into memory, so that all workers share its pages."""
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtilt.errors import InputError
+from fedtilt.files import O_BINARY, sync_folder
+
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's names
+_FORMAT = 1  # of the files; part of their names
+
+
+def pillow() -> ModuleType:
+    """Pillow's Image module, imported late."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise InputError('reading images needs Pillow; pip install "fedtilt[images]"') from None
+    return Image
+
+
+def decode_images(paths: Sequence[Path], size: tuple[int, int] | None, channels: int | None, folder: Path) -> Tensor:
+    """The pixels, uint8 (N, channels, height, width), mapped from a file of `folder` that is written if it is missing.
+
+    The file's name is a hash of every image's path, size and time of change, and of the settings.
+
+    Args:
+        paths: the images, in this order
+        size: height and width to resize to; default: all images must have the same
+        channels: 1 (grey), 3 (colour) or 4 (with transparency) to convert to; default: all images must have the same
+        folder: where the file is
+    """
+    file = folder / f"{_key(paths, size, channels)}.npy"
+    if not file.exists():
+        _write(file, paths, size, channels)
+    try:
+        pixels = np.load(
+            file, mmap_mode="c", allow_pickle=False
+        )  # changes stay in memory; torch wants a writable array
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{file} is damaged ({error}); delete it, and the images are decoded again") from error
+    return torch.from_numpy(pixels)
+
+
+def _key(paths: Sequence[Path], size: tuple[int, int] | None, channels: int | None) -> str:
+    listing = []
+    for path in paths:
+        status = path.stat()
+        listing.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
+    version = [_FORMAT, pillow().__version__]  # another decoder may give other pixels
+    content = json.dumps([version, size, channels, listing])
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _write(file: Path, paths: Sequence[Path], size: tuple[int, int] | None, channels: int | None) -> None:
+    """Decode all images into a temporary file, and rename it at the end."""
+    first = _decode(paths[0], size, channels)
+    shape = (len(paths), *first.shape)
+    name = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.part")  # two processes may decode at the same time
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | O_BINARY, 0o666)
+    except OSError as error:
+        raise InputError(f"cannot write into {file.parent}: {error.strerror}; choose another folder: cache") from error
+    try:
+        pixels = np.lib.format.open_memmap(name, mode="w+", dtype=np.uint8, shape=shape)
+        if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and a crash in mapped memory
+            os.posix_fallocate(handle, 0, os.fstat(handle).st_size)
+
+        def fill(i: int) -> None:
+            image = _decode(paths[i], size, channels)
+            if image.shape != first.shape:
+                raise _different(paths[i], image, paths[0], first)
+            pixels[i] = image
+
+        pool = ThreadPoolExecutor()  # Pillow decodes without Python's lock
+        try:
+            for _ in pool.map(fill, range(len(paths))):
+                pass
+        finally:
+            pool.shutdown(cancel_futures=True)
+        pixels.flush()
+        os.fsync(handle)
+        os.replace(name, file)
+    except OSError as error:
+        raise InputError(f"cannot write {file}: {error.strerror or error}; free some space, or choose cache") from error
+    finally:
+        os.close(handle)
+        name.unlink(missing_ok=True)
+    sync_folder(file.parent)
+
+
+def _decode(path: Path, size: tuple[int, int] | None, channels: int | None) -> np.ndarray:
+    """One image as (channels, height, width)."""
+    Image = pillow()
+    from PIL import ImageOps
+
+    try:
+        with Image.open(path) as image:
+            upright = ImageOps.exif_transpose(image)
+            picture = upright.convert(MODES[channels] if channels else natural_mode(path, upright))
+            if size is not None and picture.size != (size[1], size[0]):
+                picture = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    except InputError:
+        raise
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise InputError(f"image {path} cannot be read ({error}); replace it or leave it out") from error
+    pixels = np.asarray(picture)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def natural_mode(path: Path, image: Any) -> str:
+    """Pillow's mode that keeps all channels of an image."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;"):
+        raise InputError(f"image {path} has more than 8 bits per pixel (mode {image.mode}); save it with 8 bits")
+    if image.mode in ("1", "L"):
+        return "L"
+    return "RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB"
+
+
+def _different(path: Path, image: np.ndarray, first_path: Path, first: np.ndarray) -> InputError:
+    if len(image) != len(first):
+        return InputError(
+            f"image {path} has {len(image)} channels, but {first_path} has {len(first)}; convert all with channels = 1 "
+            "(grey) or 3 (colour)"
+        )
+    return InputError(
+        f"image {path} has {image.shape[1]} × {image.shape[2]} pixels, but {first_path} has {first.shape[1]} × "
+        f"{first.shape[2]}; resize all with size, such as size = 32"
+    )

@@ -1,0 +1,236 @@
+"""The rows of a table: class or number, client, and which are training and test data."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtilt import seeds
+from fedtilt.data.sampling import (
+    DEFAULT_TEST_SHARE,
+    QUARTERS,
+    check_test_share,
+    holdout_size,
+    positions_by_number,
+    quarters,
+    stratified_mask,
+)
+from fedtilt.data.tables.reader import TableReader
+from fedtilt.data.tables.schema import Schema
+from fedtilt.data.tables.values import classes_problem, read_names, read_target, read_values, to_number
+from fedtilt.errors import InputError
+
+
+class LabelledRows(NamedTuple):
+    """The rows of a table: class or number, client, and which are training data."""
+
+    labels: np.ndarray  # (n,) classes or, with regression, numbers
+    class_names: tuple[str, ...]  # empty with regression
+    client: np.ndarray | None
+    client_names: tuple[str, ...] | None
+    train: np.ndarray  # positions
+    test: np.ndarray
+
+
+def label_rows(
+    reader: TableReader, schema: Schema, site: int | None, test_share: float | None, seed: int
+) -> LabelledRows:
+    """Read the columns that are no features, and split the rows; `site`: whose rows these are, None: those of all."""
+    test_share = check_test_share(test_share, seed, given=schema.split is not None)
+    if len(reader) < 2:
+        raise InputError(f"table {reader.name} has 1 row below its header; it needs at least 2")
+    if schema.target is None:
+        raise InputError(f"table {reader.name} needs a target; name the column of the labels: target = …")
+    class_names: tuple[str, ...] = ()
+    if schema.is_regression:
+        labels = read_target(reader, schema.target).values
+        assert labels is not None
+    else:
+        labels, class_names = _read_labels(reader, schema.target, schema.classes, is_site=site is not None)
+    if site is not None:
+        _check_one_client(reader, schema.client)
+        client, client_names = None, None
+    else:
+        client, client_names = _read_clients(reader, schema.client)
+    owner = np.full(len(labels), site or 0) if client is None else client
+    strata, names = (quarters(labels, owner), QUARTERS) if schema.is_regression else (labels, class_names)
+    test = draw_test_rows(reader, schema, strata, names, owner, test_share, seed)
+    if site is None and schema.split is not None and (test.all() or not test.any()):
+        side = "test" if test.all() else "train"
+        raise InputError(
+            f"split = {schema.split!r} has only {side!r} in {reader.name}; mark some rows train and some test"
+        )
+    return LabelledRows(labels, class_names, client, client_names, np.flatnonzero(~test), np.flatnonzero(test))
+
+
+def _read_labels(
+    reader: TableReader, target: str, known: tuple[str, ...] | None, *, is_site: bool
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The class of each row, and the classes: those that are known, else the labels that occur."""
+    labels, names = read_names(reader, target)
+    if known is not None:
+        for number, name in enumerate(names):
+            if name not in known:
+                row = reader.rows[int(np.flatnonzero(labels == number)[0])]
+                raise InputError(
+                    f"table {reader.name} has {name!r} in {row}, column {target!r}; the schema's classes are "
+                    f"{', '.join(known)}"
+                )
+        return np.array([known.index(name) for name in names])[labels], known
+    if len(names) < 2 and not is_site:
+        raise InputError(f"target = {target!r} has one class, {names[0]!r}, in {reader.name}; it needs two or more")
+    if problem := classes_problem(names, np.bincount(labels).tolist()):
+        raise InputError(f"target = {target!r} of {reader.name} {problem}")
+    return labels, names
+
+
+def _read_clients(reader: TableReader, client: str | None) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
+    """The client of each row, and their names: from the column, else one per file; None: one file without a column."""
+    if client is not None:
+        return read_names(reader, client)
+    tables = reader.tables
+    if len(tables) == 1:
+        return None, None
+    names = tuple(table.client for table in tables)
+    return np.repeat(np.arange(len(tables)), [len(table.rows) for table in tables]), names
+
+
+def _check_one_client(reader: TableReader, client: str | None) -> None:
+    """Raise InputError if a site's table has the rows of several clients; it may lack the column of the clients."""
+    if client is None or reader.read(client).null_count == len(reader):
+        return
+    _, names = read_names(reader, client)
+    if len(names) > 1:
+        raise InputError(
+            f"table {reader.name} has rows of {names[0]!r} and {names[1]!r} in column {client!r}; a site has the rows "
+            "of one client"
+        )
+
+
+_SIDES = {"train": False, "training": False, "test": True, "testing": True}
+
+
+def draw_test_rows(
+    reader: TableReader, schema: Schema, labels: np.ndarray, class_names: Sequence[str], client: np.ndarray,
+    share: float, seed: int,
+) -> np.ndarray:  # fmt: skip
+    """A mask of the test rows: from the split column, else drawn client by client.
+
+    A client's test rows depend on its own rows alone, so that a site draws what the simulator draws for its client.
+    """
+    if schema.split is not None:
+        return _by_column(reader, schema.split)
+    labels = _ranks(class_names)[labels]
+    group = None
+    if schema.split_group is not None:
+        codes, names = read_names(reader, schema.split_group)
+        group = _ranks(names)[codes]
+    time = None if schema.split_time is None else _times(reader, schema.split_time)
+    test = np.zeros(len(labels), bool)
+    for number, rows in enumerate(positions_by_number(client, int(client.max()) + 1)):
+        if not len(rows):
+            continue
+        if time is not None:
+            test[rows] = by_time(time[rows], holdout_size(len(rows), share))
+            continue
+        rng = seeds.generator(seeds.key(seed, "table/test", client=number))
+        count = holdout_size(len(rows), share)
+        if group is None:
+            test[rows] = stratified_mask(labels[rows], count, rng)
+        else:
+            test[rows] = by_group(group[rows], labels[rows], count, rng)
+    if group is not None and len(shared := np.intersect1d(group[test], group[~test])):
+        row = reader.rows[int(np.flatnonzero(group == shared[0])[0])]
+        raise InputError(
+            f"split_group = {schema.split_group!r} has a value with rows of several clients in {reader.name}, such as "
+            f"that of {row}; every client's rows are split by themselves, so give its rows one client"
+        )
+    return test
+
+
+def _ranks(names: Sequence[str]) -> np.ndarray:
+    """The rank of each name: numbers by value, then texts; the ranks of some of the names are in the same order.
+
+    >>> _ranks(["x", "10", "9"]).tolist()
+    [2, 1, 0]
+    """
+    values = [to_number(name) for name in names]
+    keys = [
+        (0, value, name) if math.isfinite(value) else (1, 0.0, name) for name, value in zip(names, values, strict=True)
+    ]
+    ranks = np.empty(len(names), np.int64)
+    ranks[sorted(range(len(names)), key=keys.__getitem__)] = np.arange(len(names))
+    return ranks
+
+
+def describe_split(schema: Schema, share: float | None, seed: int) -> str:
+    """The split in words."""
+    share = DEFAULT_TEST_SHARE if share is None else share
+    if schema.split is not None:
+        return f"as column {schema.split!r} says"
+    if schema.split_time is not None:
+        return f"the newest {100 * share:g} % of each client's rows by {schema.split_time!r} are test data"
+    together = "" if schema.split_group is None else f", all rows of a {schema.split_group!r} on one side"
+    strata = "target" if schema.is_regression else "class"
+    return f"{100 * share:g} % of each client's rows are test data, stratified by {strata}{together} (seed {seed})"
+
+
+def by_group(group: np.ndarray, labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """A mask of about `count` rows, with the classes about in proportion and every group on one side.
+
+    Groups are visited in random order; one goes to the test side if that brings its class counts closer to the goal.
+
+    >>> group, labels = np.array([0, 0, 1, 1, 2, 2, 3, 3]), np.array([0, 0, 1, 1, 0, 0, 1, 1])
+    >>> by_group(group, labels, 4, np.random.default_rng(0)).sum()
+    np.int64(4)
+    """
+    _, labels = np.unique(labels, return_inverse=True)
+    _, group = np.unique(group, return_inverse=True)
+    counts = np.zeros((group.max() + 1, labels.max() + 1))
+    np.add.at(counts, (group, labels), 1)
+    goal = counts.sum(0) * (count / len(labels))
+    chosen, reached = np.zeros(len(counts), bool), np.zeros_like(goal)
+    for number in rng.permutation(len(counts)):
+        after = reached + counts[number]
+        closer = np.square(after - goal).sum() < np.square(reached - goal).sum()
+        if closer and chosen.sum() < len(counts) - 1:
+            chosen[number], reached = True, after
+    if count and not chosen.any() and len(counts) > 1:
+        chosen[int(counts.sum(1).argmin())] = True  # every group is larger than the goal
+    return np.asarray(chosen[group])
+
+
+def by_time(time: np.ndarray, count: int) -> np.ndarray:
+    """A mask of the newest rows: at least `count`, because rows of one time stay together; never all.
+
+    >>> by_time(np.array([3.0, 1.0, 2.0, 2.0]), 2).tolist()
+    [True, False, True, True]
+    """
+    if not count:
+        return np.zeros(len(time), bool)
+    test = time >= np.sort(time)[len(time) - count]
+    return test if not test.all() else time > time.min()
+
+
+def _times(reader: TableReader, name: str) -> np.ndarray:
+    cells = read_values(reader, name)
+    if cells.kind not in ("date", "number") or cells.values is None:
+        raise InputError(f"split_time = {name!r} is a {cells.kind} in {reader.name}; name a column of dates or numbers")
+    missing = np.flatnonzero(np.isnan(cells.values))
+    if len(missing):
+        row = reader.rows[int(missing[0])]
+        raise InputError(f"table {reader.name} has an empty cell in {row}, column {name!r}; fill it or drop the row")
+    return cells.values
+
+
+def _by_column(reader: TableReader, name: str) -> np.ndarray:
+    codes, names = read_names(reader, name)
+    for number, value in enumerate(names):
+        if value.casefold() not in _SIDES:
+            row = reader.rows[int(np.flatnonzero(codes == number)[0])]
+            raise InputError(
+                f"table {reader.name} has {value!r} in {row}, column {name!r}; a split column has train and test "
+                "(rows for validation are drawn from train: clients.validation in a spec)"
+            )
+    return np.asarray(np.array([_SIDES[value.casefold()] for value in names])[codes])

@@ -1,0 +1,135 @@
+"""The systemd units of a server or a site, and the nginx configuration of the port that sites see.
+
+Flower serves three APIs on one port: control (submit and list runs, register keys), runtime (take the server's task)
+and fleet (a site's messages). Only the third asks for a key. So the SuperLink listens on loopback, and the proxy
+passes the fleet's paths of a registered SuperNode, and nothing else.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedtilt.flower.deploy import programs
+
+_UNIT = """\
+# Written by fedtilt deploy.
+[Unit]
+Description={description}
+After={after}
+Wants=network-online.target
+
+[Service]
+User={user}
+WorkingDirectory={folder}
+{environment}
+ExecStart={command}
+Restart=always
+RestartSec=5
+KillMode=control-group
+UMask=0077
+MemoryMax={memory}
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectSystem=full
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def unit(
+    description: str,
+    command: Sequence[str],
+    *,
+    folder: Path,
+    user: str,
+    env: Mapping[str, str],
+    memory: str,
+    after: str = "network-online.target",
+) -> str:
+    """A service that is restarted when it ends, whose files only its user can read, and whose memory is limited.
+
+    Args:
+        description: one line
+        command: the program with its full path, and its arguments
+        folder: the working directory
+        user: who runs it
+        env: its environment
+        memory: the limit of all its processes together, such as "4G" or "50%"
+        after: the unit to wait for
+    """
+    return _UNIT.format(
+        description=description,
+        after=after,
+        user=user,
+        folder=folder,
+        environment="\n".join(f"Environment={_quote(f'{key}={value}')}" for key, value in env.items()),
+        command=" ".join(_quote(argument).replace("$", "$$") for argument in command),
+        memory=memory,
+    )
+
+
+def _quote(text: str) -> str:
+    """One word of a systemd setting."""
+    text = text.replace("%", "%%")
+    if re.fullmatch(r"[\w%$@:=,./+-]+", text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+# All requests that a SuperNode with a registered key sends. Registering itself is not among them.
+FLEET_PATHS = (
+    "activate-node", "deactivate-node", "send-node-heartbeat", "get-run", "get-fab", "pull-messages", "push-messages",
+    "pull-object", "push-object", "confirm-message-received",
+)  # fmt: skip
+
+MAX_REQUEST = "8m"  # Flower sends a model in parts of 5 MiB
+
+_PROXY = """\
+# Written by fedtilt deploy server. Sites reach the paths of Flower's Fleet API, and nothing else of the SuperLink.
+server {{
+    listen {port} ssl;
+    server_name {host};
+    ssl_certificate {certificates}/server.crt;
+    ssl_certificate_key {certificates}/server.key;
+    ssl_protocols TLSv1.2 TLSv1.3;
+
+    client_max_body_size {max_request};   # Flower sends a model in parts of 5 MiB
+    client_body_timeout 60s;
+    keepalive_timeout 75s;
+
+    location ~ ^/v1/fleet/({paths})$ {{
+        limit_except POST {{ deny all; }}
+        proxy_pass https://{superlink}/v1/fleet/$1;   # the path that was matched, never the one that was sent
+        proxy_http_version 1.1;
+        proxy_read_timeout 300s;
+        proxy_ssl_verify on;
+        proxy_ssl_trusted_certificate {certificates}/ca.crt;
+        proxy_ssl_name localhost;
+    }}
+
+    location / {{
+        return 403;
+    }}
+}}
+"""
+
+
+def nginx_configuration(host: str, port: int, superlink_port: int, certificates: Path) -> str:
+    """A server for nginx's http section.
+
+    Args:
+        host: the name of the server
+        port: that the sites see
+        superlink_port: of the SuperLink on this machine, whose certificate is also valid for localhost
+        certificates: the folder of ca.crt, server.crt and server.key
+    """
+    return _PROXY.format(
+        port=port,
+        host=host,
+        certificates=certificates,
+        max_request=MAX_REQUEST,
+        paths="|".join(FLEET_PATHS),
+        superlink=f"{programs.HOST}:{superlink_port}",
+    )

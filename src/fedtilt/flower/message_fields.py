@@ -1,0 +1,186 @@
+"""The fields of a message: tensors, numbers and JSON, checked on arrival; whatever is wrong raises `RejectedReply`."""
+
+import io
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord
+from torch import Tensor
+
+from fedtilt.parts import Parts, Tensors, named_pieces
+
+Shapes = Mapping[str, tuple[int, ...]]
+METRICS_RECORD = "metrics"
+MAX_TEXT = 2**24  # characters of JSON
+
+CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
+_FAILURES = {  # by Flower's error code; 3 to 5 come from the SuperLink
+    1: "could not load the project; see its log",
+    CLIENT_APP_RAISED: "failed; see its log",
+    3: "did not reply in time",
+    4: "did not reply in time",
+    5: "is no longer connected",
+    7: "could not load the project; see its log",
+    8: "crashed; see its log",
+}
+
+
+class RejectedReply(Exception):
+    """A reply that must not be used; the text is the reason."""
+
+
+def shorten(value: object) -> str:
+    """A value from a reply as at most 40 printable characters."""
+    text = ascii(value).strip("'")
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+# -- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def encode_tensors(tensors: Tensors) -> ArrayRecord:
+    """Tensors as Flower arrays by name."""
+    return ArrayRecord({name: tensor.detach().cpu().float().contiguous() for name, tensor in tensors.items()})
+
+
+def decode_tensors(record: object, shapes: Shapes) -> dict[str, Tensor]:
+    """The inverse of `encode_tensors`."""
+    return {} if record is None and not shapes else named_pieces(_vector(record, shapes, "tensors"), shapes)
+
+
+def encode_model(parts: Parts, model: Tensors) -> ArrayRecord:
+    """The shared "parameters" (S,) and, if they are averaged, "buffers" (B,) by the names of the model's tensors."""
+    pieces = named_pieces(model["parameters"], parts.shared_shapes)
+    return encode_tensors(pieces | (named_pieces(model["buffers"], parts.buffers) if parts.averages_buffers else {}))
+
+
+def decode_model(record: object, parts: Parts) -> dict[str, Tensor]:
+    """The inverse of `encode_model`."""
+    buffers = parts.buffers if parts.averages_buffers else {}
+    values = _vector(record, {**parts.shared_shapes, **buffers}, "parameters")
+    size = sum(math.prod(shape) for shape in parts.shared_shapes.values())
+    return {"parameters": values[:size]} | ({"buffers": values[size:]} if parts.averages_buffers else {})
+
+
+def _vector(record: object, shapes: Shapes, what: str) -> Tensor:
+    """Flower arrays as one vector (P,); other names, shapes and types are rejected before any of their bytes is used.
+
+    A received array header is never parsed, only compared with the expected one.
+    """
+    if not isinstance(record, ArrayRecord):
+        raise RejectedReply(f"has no {'model' if what == 'parameters' else what}")
+    missing, unknown = shapes.keys() - record.keys(), record.keys() - shapes.keys()
+    if missing or unknown:
+        raise RejectedReply(f"has other {what}: {len(missing)} are missing and {len(unknown)} are unknown")
+    pieces = [np.zeros(0, np.float32)]
+    for name, shape in shapes.items():
+        array, header = record[name], _header(shape)
+        if array.shape != shape:
+            raise RejectedReply(f"has shape {shorten(array.shape)} instead of {shape} in {name!r}")
+        if array.dtype != "float32":
+            raise RejectedReply(f"has type {shorten(array.dtype)} instead of float32 in {name!r}")
+        right_size = array.stype == "numpy.ndarray" and len(array.data) == len(header) + 4 * math.prod(shape)
+        if not right_size or not array.data.startswith(header):
+            raise RejectedReply("has a parameter that cannot be read")
+        pieces.append(np.frombuffer(array.data, "<f4", offset=len(header)))
+    return torch.from_numpy(np.concatenate(pieces))
+
+
+def _header(shape: tuple[int, ...]) -> bytes:
+    """The first bytes that `np.save`, which Flower uses, writes for a float32 array of this shape."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return buffer.getvalue()
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def reply_metrics(reply: Message, round: int | None = None) -> MetricRecord:
+    """The numbers in a reply; a failure, and a reply of another round than this, are rejected."""
+    if reply.has_error():
+        code = reply.error.code
+        raise RejectedReply(_FAILURES.get(code, f"failed with Flower's error {code}; see its log"))
+    metrics = reply.content.get(METRICS_RECORD)
+    if not isinstance(metrics, MetricRecord):
+        raise RejectedReply("has no metrics")
+    if round is not None and (value := read_int(metrics, "round", 0, 2**62)) != round:
+        raise RejectedReply(f"is of round {value} instead of {round}")
+    return metrics
+
+
+def read_int(metrics: MetricRecord, key: str, low: int, high: int) -> int:
+    """A whole number between two limits."""
+    value = metrics.get(key)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RejectedReply(f"has a value of {key} that is not a whole number")
+    if not low <= value <= high:
+        raise RejectedReply(f"has {key} = {value}, outside {low} to {high}")
+    return value
+
+
+def read_size(metrics: MetricRecord, key: str, most: float) -> int | float:
+    """A number of samples, or the sum of their weights: more than 0, and at most this."""
+    value = metrics.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RejectedReply(f"has a value of {key} that is not a number")
+    if not 0 < value <= most:
+        raise RejectedReply(f"has {key} = {value}, which is not between 0 and {most}")
+    return value
+
+
+def read_counts(metrics: MetricRecord, key: str, limit: Tensor) -> Tensor:
+    """Counts of at most these limits, (K,)."""
+    values = _list(metrics, key, len(limit), int)
+    if any(not 0 <= v <= most for v, most in zip(values, limit.tolist(), strict=True)):
+        raise RejectedReply(f"has impossible counts in {key!r}")
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def read_errors(metrics: MetricRecord, key: str, total: Tensor) -> Tensor:
+    """Sums of absolute and squared errors, (K, 2); a class without samples has none."""
+    sums = torch.tensor(_list(metrics, key, 2 * len(total), float), dtype=torch.float64).reshape(-1, 2)
+    if not sums.isfinite().all() or (sums < 0).any() or (sums[total == 0] != 0).any():
+        raise RejectedReply(f"has impossible errors in {key!r}")
+    return sums
+
+
+def read_spreads(metrics: MetricRecord, key: str, count: int, most: float) -> list[float]:
+    """Standard deviations between 0 and a limit."""
+    values: list[float] = _list(metrics, key, count, float)
+    if any(not (0 <= v <= most and v < math.inf) for v in values):
+        raise RejectedReply(f"has a value of {key} that is not a number in 0 to {most:g}")
+    return values
+
+
+def _list(metrics: MetricRecord, key: str, count: int, kind: type) -> list[Any]:
+    values = metrics.get(key)
+    if not isinstance(values, list) or len(values) != count or not all(type(value) is kind for value in values):
+        raise RejectedReply(f"does not have {count} {'whole ' if kind is int else ''}numbers in {key!r}")
+    return values
+
+
+# -- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def encode_json(values: Any) -> str:
+    """JSON without NaN and infinities."""
+    return json.dumps(values, ensure_ascii=False, allow_nan=False)
+
+
+def decode_json(text: object, limit: int = MAX_TEXT) -> Any:
+    """The inverse of `encode_json`; a text that is too long or too deep, NaN and infinities are a ValueError."""
+    if not isinstance(text, str) or len(text) > limit:
+        raise ValueError(f"it is no text of at most {limit} characters")
+
+    def reject(constant: str) -> None:
+        raise ValueError(f"it has {constant}")
+
+    try:
+        return json.loads(text, parse_constant=reject)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

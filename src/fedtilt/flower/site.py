@@ -1,0 +1,219 @@
+"""One site of a federation: it trains and evaluates on its own data, and stores its state."""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedtilt.auditing.collect import ClientRound, Collector
+from fedtilt.data import Federation, Schema
+from fedtilt.data.inputs import take
+from fedtilt.data.tables.schema import MIN_COUNT
+from fedtilt.engine.client import ClientUpdate, finish, plan
+from fedtilt.engine.client_states import ClientStates, FederationState
+from fedtilt.engine.initial_model import initial_model
+from fedtilt.engine.state import Messages, client_state_like, messages_of
+from fedtilt.engine.validity import invalid_reason
+from fedtilt.errors import InputError
+from fedtilt.evaluation.evaluator import Evaluator
+from fedtilt.evaluation.groups import Grouping, group_names, groupings
+from fedtilt.evaluation.metrics import Counts
+from fedtilt.evaluation.metrics_frame import metrics_frame
+from fedtilt.evaluation.predictions import CLIENT, Predictions
+from fedtilt.executors.devices import pick_device
+from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
+from fedtilt.files import private_files, private_folder
+from fedtilt.flower.evaluation import Declared, EvaluationReply, class_spreads
+from fedtilt.flower.messages import Instruction
+from fedtilt.flower.site_files import DamagedState, SiteState, SiteStates, write_report, write_suspects
+from fedtilt.flower.task import NodeConfig, ResolvedTask, Task, site_number, yes_or_no
+from fedtilt.flower.training_history import TrainingHistory
+from fedtilt.locks import locked
+from fedtilt.parts import Parts, Tensors
+from fedtilt.training import LocalJob, Trained, choose_backend
+
+_log = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Site:
+    """Everything a site needs to reply to one message."""
+
+    number: int
+    task: ResolvedTask
+    federation: Federation  # the rows of all other sites are empty
+    model: nn.Module
+    parts: Parts
+    folder: Path  # of its states and its report
+    declares: Mapping[str, bool]  # whether the server receives counts by class, sums by group, metrics, suspects
+    schema: Schema | None  # of the sites' tables, if they have tables
+
+    @classmethod
+    def open(
+        cls, task: Task, run_config: NodeConfig, node_config: NodeConfig, schema: Schema | None = None
+    ) -> "Site":  # fmt: skip
+        """The site that a SuperNode's `--node-config` describes, with the schema that the server sends."""
+        number = site_number(node_config)
+        state_dir = node_config.get("state-dir")
+        if not isinstance(state_dir, str) or not state_dir:
+            raise InputError(
+                f"--node-config needs state-dir, a folder for the site's state, such as its personal model; "
+                f"got {state_dir!r}"
+            )
+        declares = {"classes": True, "groups": False, "metrics": False, "suspects": False}
+        declares = {key: yes_or_no(node_config, f"declare-{key}", default) for key, default in declares.items()}
+        resolved = task.resolve(run_config)
+        spec = resolved.spec
+        federation = task.site_federation(resolved, number, node_config, schema)
+        checked_on = dataclasses.replace(federation, train_index=[federation.train_index[number]])
+        model, parts = initial_model(checked_on, task.model_source(resolved), resolved.settings)
+        return cls(
+            number=number,
+            task=resolved,
+            federation=federation,
+            model=model,
+            parts=parts.keeping(resolved.method.local_names),
+            folder=Path(state_dir) / spec.name / resolved.method.name / f"seed-{spec.seed}" / f"site-{number:05d}",
+            declares=declares,
+            schema=schema,
+        )
+
+    @property
+    def messages(self) -> Messages:
+        """What travels beside the model."""
+        return messages_of(self.task.method, self.parts, self.federation.clients, self.model)
+
+    @contextmanager
+    def _states(self, history: TrainingHistory) -> Iterator[SiteStates]:
+        """The states of the site, locked for this process; only the owner can read what is written."""
+        with private_files(), locked(private_folder(self.folder)):
+            if self.schema is not None:
+                self.schema.write(self.folder / "schema.json")  # to use the personal model: ft.data.transform(like=…)
+            yield SiteStates(self.folder, history)
+
+    def _read(self, stored: SiteState | None) -> tuple[dict[str, Tensor], str | None]:
+        """The tensors of a state, and why the site starts again with nothing if they are damaged."""
+        if stored is None:
+            return {}, None
+        try:
+            return stored.read(client_state_like(self.task.method, self.parts, self.model)), None
+        except DamagedState as damage:
+            _log.warning("%s", damage)
+            return {}, str(damage)
+
+    def train(self, instruction: Instruction) -> ClientUpdate:
+        """Train one round: return what is sent, store the state."""
+        method, settings, parts, round = self.task.method, self.task.settings, self.parts, instruction.round
+        device = pick_device(settings.device)
+        received = {name: tensor.to(device) for name, tensor in instruction.received.items()}
+        with self._states(instruction.history) as states:
+            before, _ = self._read(states.current(instruction.base_round))
+            group = self.federation.group
+            jobs = plan(
+                method, received, before, parts=parts, settings=settings, round=round, group=group, net=self.model
+            )
+            trained = self._train(jobs, device, round)
+            update, state = finish(
+                method, jobs, trained, before, parts=parts, settings=settings,
+                rows=len(self.federation.train_index[self.number]), samples=self.federation.train_size(self.number),
+                net=self.model,
+            )  # fmt: skip
+            if settings.audit:
+                state |= self._collect(jobs, trained, before, round)
+                suspects = write_suspects(self.folder, self.federation, self.number, method.name, state)
+                if self.declares["suspects"]:
+                    update = update._replace(declared={**update.declared, "suspects": float(suspects)})
+            if state:
+                states.save(round, instruction.base_round, state, instruction.keep)
+        return update
+
+    def _train(self, jobs: Mapping[str, LocalJob], device: torch.device, round: int) -> dict[str, Trained]:
+        """The trained models by name; raises InputError if one diverged."""
+        settings, parts, all_jobs = self.task.settings, self.parts, list(jobs.values())
+        sample = take(self.federation.clean_train(self.number)[0], slice(0, 1))
+        is_weighted = self.federation.dataset.weight_train is not None
+        backend = choose_backend(
+            self.model, all_jobs, device.type, settings.backend, sample, settings.precision, is_weighted
+        )
+        training = ClientTraining(self.federation, self.model.to(device), backend.name, BatchSettings.of(settings))
+        executor = InProcessExecutor(training, device, settings.precision)
+        try:
+            ((_, results),) = executor.train(round, {self.number: all_jobs})
+        finally:
+            executor.close()
+        for trained in results:
+            models = (trained.parameters, parts.initial), (trained.anchor, parts.initial)
+            for values, initial in (*models, (trained.buffers, parts.initial_buffers)):
+                if values is not None and initial is not None and (reason := invalid_reason(values, initial)):
+                    raise InputError(
+                        f"training diverged in round {round}: the model {reason}; lower train.lr or the tilts"
+                    )
+        return dict(zip(jobs, results, strict=True))
+
+    def _collect(
+        self, jobs: Mapping[str, LocalJob], trained: Mapping[str, Trained], before: Tensors, round: int
+    ) -> dict[str, Tensor]:
+        """What the audit collects about the site's samples; it starts again if their number has changed."""
+        settings, name = self.task.settings, self.task.method.name
+        device = pick_device(settings.device)
+        x, y = self.federation.train(self.number, seed=settings.seed, round=round, device=device)
+        groups = self.federation.train_groups(self.number, device=device)
+        if len(before.get("audit_p", y)) != len(y):
+            _log.warning("the site has other samples than before: its audit starts again")
+            before = {}
+        client = ClientRound({name: jobs}, {name: trained}, {name: before}, x, y, groups)
+        (sums,) = Collector(self.model, self.parts).collect([client])
+        return sums[name]
+
+    def evaluate(self, instruction: Instruction) -> EvaluationReply:
+        """Evaluate the shared and the personal model on the site's test data, and write the site's report."""
+        method, device, round = self.task.method, pick_device(self.task.settings.device), instruction.round
+        client_states = ClientStates()
+        with self._states(instruction.history) as states:
+            stored = states.current(round)
+            kept, damage = self._read(stored)
+            if stored is not None and kept:
+                client_states.put((method.name, self.number), stored.round, kept)
+            by = self.federation.label_group
+            evaluator = Evaluator(self.federation, self.model.to(device), self.parts, device, by=by)
+            server = {name: tensor.to(device) for name, tensor in instruction.received.items()}
+            state = FederationState(round, {method.name: server}, client_states)
+            counts = evaluator.all_counts([method], state)[method.name]
+            shared, total = counts.shared[self.number], evaluator.total[self.number]
+            personal = counts.personal[self.number] if kept and counts.personal is not None else None
+            spreads = class_spreads(shared, personal, total)
+            reply = EvaluationReply(shared, personal, total, spreads, self._declared(evaluator, counts, state))
+            write_report(
+                self.folder, round, self.federation.class_names, reply, instruction.history,
+                kept=list(kept), file=stored.path if stored is not None and kept else None, damage=damage,
+            )  # fmt: skip
+        return reply
+
+    def _declared(self, evaluator: Evaluator, counts: Counts, state: FederationState) -> Declared:
+        """What the site declares beside its counts by class: sums of groups that are not too small, own metrics."""
+        found, federation = Declared(), self.federation
+        if self.declares["groups"]:
+            names = {name: n for name, n in group_names(federation).items() if name != federation.label_group}
+            groups = {}
+            for (column, of_column), (sums, total) in zip(names.items(), counts.groups, strict=True):
+                groups[column] = {
+                    group: [int(total[self.number, k]), *sums[self.number, k].reshape(-1).tolist()]
+                    for k, group in enumerate(of_column)
+                    if total[self.number, k] >= MIN_COUNT
+                }
+            found = found._replace(groups=groups)
+        if self.declares["metrics"] and len(federation.test_index[self.number]):
+            _, y, clients = federation.evaluation("test")
+            by = {CLIENT: Grouping(CLIENT, federation.client_names, clients)} | groupings(federation)
+            outputs = evaluator.predictions(self.task.method, state)
+            numbers = None if federation.target is None else y
+            frame = metrics_frame(Predictions(outputs=outputs, groupings=by, numbers=numbers), by=None, resamples=0)
+            values = {name: estimate.value for name, estimate in frame.overall_estimates.items()}
+            found = found._replace(metrics={name: value for name, value in values.items() if math.isfinite(value)})
+        return found

@@ -1,0 +1,179 @@
+"""The files of a site, which never leave it: its state of every round, such as its personal model, and its report.
+
+STATE/FEDERATION/METHOD/seed-0/site-00003/1f0c…/round-00007.safetensors
+
+The folder `1f0c…` is the id of the server's training history: a resumed run continues in it, a federation that starts
+over or goes back to an earlier round gets a new one, and older folders stay. A site keeps its state of every round that
+the server can go back to. Files are written atomically, and have a digest.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fedtilt.auditing import collect as audit
+from fedtilt.auditing.samples import audit_samples
+from fedtilt.auditing.suspects_file import suspects_csv
+from fedtilt.data import Federation
+from fedtilt.data.groups import in_words
+from fedtilt.engine.client_states import ClientStates
+from fedtilt.errors import InputError
+from fedtilt.evaluation.metrics import ACCURACY, scores_of
+from fedtilt.files import read_tensors, write_bytes, write_json, write_tensors
+from fedtilt.flower.evaluation import EvaluationReply
+from fedtilt.flower.training_history import TrainingHistory
+from fedtilt.parts import Tensors
+
+_KEPT = {"personal": "personal model", "local": "local parameters", "buffers": "buffers"}
+
+
+class DamagedState(InputError):
+    """A state that cannot be used: its file is damaged, or of another model."""
+
+
+class SiteState(NamedTuple):
+    """The state of a site after one round."""
+
+    round: int
+    path: Path
+
+    def read(self, expected: Tensors) -> dict[str, Tensor]:
+        """Tensors of the names, shapes and types of `expected`, or a `DamagedState`.
+
+        A file that cannot be read at all may be intact, and is an `InputError`.
+        """
+        try:
+            state = read_tensors(self.path)
+        except InputError as error:
+            if isinstance(error.__cause__, OSError):
+                raise
+            raise DamagedState(self._restart(str(error))) from error
+        model = {name: tensor for name, tensor in state.items() if name not in audit.NAMES}  # those are by sample
+        if (found := _describe(model)) != (wanted := _describe(expected)):
+            raise DamagedState(self._restart(f"{self.path} is of another model: it has {found} instead of {wanted}"))
+        return state
+
+    def _restart(self, reason: str) -> str:
+        return f"the state of this site after round {self.round} starts again from the shared model: {reason}"
+
+
+class SiteStates:
+    """The states of one site in one training history."""
+
+    def __init__(self, folder: Path, history: TrainingHistory) -> None:
+        self._parent, self._history = folder, history
+        self.folder = folder / history.id
+
+    def rounds(self) -> list[int]:
+        """The rounds of this history with a stored state, oldest first."""
+        return _rounds(self.folder)
+
+    def path(self, round: int) -> Path:
+        """The file of one round."""
+        return _path(self.folder, round)
+
+    def current(self, base_round: int) -> SiteState | None:
+        """The last state at `base_round`, the round that the server's w came from; None before the first round.
+
+        The state of a round that the server never aggregated (it was killed and repeats that round) is not current: the
+        state before it is. In a history that started from another one, that one's states count up to that round.
+        """
+        rounds = self.rounds()
+        if rounds and rounds[-1] > base_round + 1:
+            raise InputError(
+                f"the server went back to round {base_round}, and this site has trained round {rounds[-1]} since "
+                f"({self.folder}); start the run with --back-to {base_round}, so that the sites go back too"
+            )
+        last = base_round
+        for id, until in [(self._history.id, base_round), *reversed(self._history.earlier)]:
+            folder, last = self._parent / id, min(last, until)
+            if aggregated := [round for round in _rounds(folder) if round <= last]:
+                return SiteState(aggregated[-1], _path(folder, aggregated[-1]))
+        return None
+
+    def save(self, round: int, base_round: int, state: Tensors, keep: Collection[int] = ()) -> None:
+        """Save the state of a round, and delete those that the server cannot go back to.
+
+        It can go back to the rounds in `keep` and, if it never aggregates `round`, to `base_round`.
+        """
+        write_tensors(self.path(round), state)
+        rounds = self.rounds()
+        needed = {max((r for r in rounds if r <= kept), default=round) for kept in {base_round, *keep}}
+        for stored in rounds:
+            if stored not in needed and stored != round:
+                self.path(stored).unlink()
+
+
+def _rounds(folder: Path) -> list[int]:
+    numbers = (path.stem.removeprefix("round-") for path in folder.glob("round-*.safetensors"))
+    return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def _path(folder: Path, round: int) -> Path:
+    return folder / f"round-{round:05d}.safetensors"
+
+
+def _describe(tensors: Mapping[str, Tensor]) -> str:
+    """Names, shapes and types in one line."""
+    return ", ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in sorted(tensors.items())) or "nothing"
+
+
+# -- reports ---------------------------------------------------------------------------------------------------------
+
+
+def write_report(
+    folder: Path, round: int, class_names: Sequence[str], reply: EvaluationReply, history: TrainingHistory, *,
+    kept: Sequence[str], file: Path | None, damage: str | None = None,
+) -> None:  # fmt: skip
+    """Write report.json and report.txt of one round: scores of the site's models by class or range of the target.
+
+    Args:
+        folder: where to write them
+        round: the evaluated round
+        class_names: K names of classes, or of ranges of the target
+        reply: the sums of all K
+        history: its id tells the reports of different runs apart
+        kept: names of the tensors in the site's state, such as "personal"
+        file: the file they are in, or None if there is none
+        damage: why the site starts again without its state
+    """
+    score = scores_of(reply.shared)[0]
+    group = "class" if score is ACCURACY else "range"
+
+    def row(name: str, part: slice) -> dict[str, Any]:
+        samples = reply.total[part].sum()
+        shared, personal = (
+            None if sums is None or not samples else float(score.values(sums[part].sum(0), samples))
+            for sums in (reply.shared, reply.personal)
+        )
+        return {group: name, "samples": int(samples), "shared": shared, "personal": personal}
+
+    rows = [row(class_names[k], slice(k, k + 1)) for k in range(len(reply.total)) if reply.total[k]]
+    all_classes = row("all", slice(None))
+    stored = None if file is None else str(file)
+    report = {
+        "round": round, "history": history.id, score.name: all_classes, in_words(group): rows, "kept": list(kept),
+        "file": stored, **({} if damage is None else {"damage": damage}),
+    }  # fmt: skip
+    write_json(folder / "report.json", report)
+    width = max(len(group), *(len(str(row[group])) for row in [*rows, all_classes]))
+    unit = f" in {score.unit}" if score.unit else ""
+    lines = [f"round {round}: {score.title}{unit} on this site's test data", ""]
+    lines += [f"{group:<{width}}  {'samples':>8}  {'shared':>7}  {'personal':>8}"]
+    for entry in [*rows, all_classes]:
+        shared, personal = ("-" if entry[k] is None else f"{entry[k]:.1f}" for k in ("shared", "personal"))
+        lines.append(f"{entry[group]:<{width}}  {entry['samples']:>8}  {shared:>7}  {personal:>8}")
+    what = ", ".join(_KEPT[name] for name in kept if name in _KEPT)
+    lines += ["", damage or f"kept on this site: {f'{what} in {stored}' if stored else 'nothing'}", ""]
+    write_bytes(folder / "report.txt", "\n".join(lines).encode())
+
+
+def write_suspects(folder: Path, federation: Federation, site: int, method: str, state: Tensors) -> int:
+    """Write suspects.csv, the samples of the site whose labels look wrong; returns how many there are."""
+    states = ClientStates()
+    states.put((method, site), 0, state)
+    suspects = audit_samples(method, states, federation).suspects()
+    write_bytes(folder / "suspects.csv", suspects_csv(suspects).encode())
+    return len(suspects)

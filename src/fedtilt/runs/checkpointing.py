@@ -1,0 +1,61 @@
+"""The loop that trains rounds and writes checkpoints: of a run, of the stages of a search, and of reproductions."""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+
+from fedtilt.cluster.remote_tensor import LostTensorError
+from fedtilt.engine.client_states import FederationState
+from fedtilt.engine.prepare import PreparedRun
+from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.simulation import Round, simulate_prepared
+from fedtilt.storage.run_folder import Notice, Recorder
+
+CHECKPOINT_SECONDS = 10.0  # the least time between two checkpoints
+MEMORY_LIMIT = 2 * 2**30  # bytes of client states in memory, beyond which they are stored in files
+
+Summaries = Mapping[str, RoundMetrics]  # method → metrics
+
+
+def train_rounds(
+    prepared: PreparedRun,
+    recorder: Recorder,
+    state: FederationState | None,
+    *,
+    on_round: Callable[[Round, Summaries | None], None],
+    notice: Notice,
+    record: Callable[[Round], Summaries | None] = lambda _: None,
+    until: int | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> Round | None:
+    """Train from a state to the end of a round, which it returns; None if nothing was left to train.
+
+    Args:
+        prepared: the checked inputs
+        recorder: where checkpoints are written
+        state: of the last checkpoint; None: from the start
+        on_round: called after every round, with what `record` returned; if it raises, the round has a checkpoint
+        notice: called with messages for the user
+        record: called before the checkpoint of a round
+        until: the round; None: the last
+        checkpoint_seconds: the least time between two checkpoints
+    """
+    last = prepared.settings.rounds if until is None else until
+    saved_at, saved_round = time.monotonic(), 0
+    rounds = simulate_prepared(prepared, state=state, client_states=recorder.client_states, notice=notice)
+    with contextlib.closing(rounds):  # type: ignore[type-var]
+        for r in rounds:
+            summaries = record(r)
+            if r.number == last or time.monotonic() - saved_at >= checkpoint_seconds:
+                with contextlib.suppress(LostTensorError):  # the next round goes back to an earlier state
+                    recorder.checkpoint(r.state)
+                    saved_at, saved_round = time.monotonic(), r.number
+            try:
+                on_round(r, summaries)
+            except BaseException:
+                if saved_round < r.number:
+                    recorder.checkpoint(r.state)
+                raise
+            if r.number == last:
+                return r
+    return None
