@@ -39,7 +39,7 @@ class StackedGradient:
         else:
             for name in recipe.buffer_layers:  # frozen: their layers use them as in evaluation
                 net.get_submodule(name).eval()
-        self._batched = vmap(grad(self._loss, argnums=1, has_aux=True), in_dims=(None, None, *(0,) * 9))
+        self._batched = vmap(grad(self._loss, argnums=2, has_aux=True), in_dims=(None, None, *(0,) * 9))
 
     def __call__(
         self, step: Tensor, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Tensor, y: Tensor,
@@ -123,18 +123,9 @@ class VmapStep:
         x, y, weights = (t[b.client_index] for t in (b.x[rows], b.y[rows], (index >= 0).float()))
         groups = torch.stack([codes[rows][b.client_index] for codes in b.groups.unbind()], 1)
         gradient, model_buffers = self._gradient(
-            constants,
-            b.theta,
-            b.model_buffers,
-            x,
-            y,
-            groups,
-            weights,
-            b.tilts.T,
-            b.utility,
+            number[0] + 1, constants, b.theta, b.model_buffers, x, y, groups, weights, b.tilts.T, b.utility,
             b.dropout_key,
-            number[0] + 1,
-        )
+        )  # fmt: skip
         gradient = gradient + b.prox[:, None] * (b.theta - b.anchor[b.anchor_index])
         if special.has_drift:
             gradient = gradient + b.drift
