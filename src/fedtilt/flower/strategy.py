@@ -209,8 +209,7 @@ class FedTiltStrategy(Strategy):
             suspects = {str(n): int(u.declared["suspects"]) for n, u in accepted.items() if "suspects" in u.declared}
             if suspects:  # declared by sites that may
                 entry["suspects"] = suspects
-            self.run_folder.record_participation(round, entry)
-            self.run_folder.record_rejections(self.membership.rejections())
+            self.run_folder.record_rejections(self.membership.rejections(), {round: entry})
         required = self.policy.required_models(len(self._selected))
         if len(accepted) < required:
             models = "1 valid model" if len(accepted) == 1 else f"{len(accepted)} valid models"
