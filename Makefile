@@ -59,7 +59,7 @@ linkcheck: $(DEV)  ## whether the links of the site to other sites work; needs t
 demo: $(READY)  ## FedAvg, Ditto and FedTilt on 20 clients with mislabelled data
 	$(BIN)/fedtilt run digits --seeds 5
 
-bench: $(DEV)  ## compare with the plain loop and other simulators; see docs/performance.md
+bench: $(DEV)  ## compare with the plain loop and other simulators; see docs/benchmarks.md
 	$(BIN)/python -m benchmarks.rounds
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.aggregation

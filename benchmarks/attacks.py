@@ -2,8 +2,7 @@
 
 python -m benchmarks.attacks                       # MNIST, 20 clients, 20 % of them attack; bench-results/attacks.json
 python -m benchmarks.attacks --quick               # digits, one attack, two rounds: seconds
-python -m benchmarks.attacks --page                # write docs/attacks.md again
-python -m benchmarks.attacks --record bench-results/attacks.json   # record this result, then write the page
+python -m benchmarks.page --record bench-results/attacks.json   # record the result and write docs/attacks.md
 
 Every run is saved when it ends; the same command continues after an interruption.
 """
@@ -19,16 +18,14 @@ from typing import Any
 
 import fedtilt as ft
 from benchmarks.cases import Case, make_case_parser, run_cases
+from benchmarks.markdown import machine_text, markdown_table
 from benchmarks.options import result_file
-from benchmarks.page import DOCS, add_page_options, machine_text, markdown_table, record_and_write
 from fedtilt.attacks.attack import KINDS
 from fedtilt.errors import Diverged
-from fedtilt.evaluation.metrics import measure
+from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.methods.aggregators import Bulyan, Krum, MultiKrum, TrimmedMean
 from fedtilt.methods.before import NNM
 
-RECORD = DOCS / "attacks" / "attacks.json"
-PAGE = DOCS / "attacks.md"
 TEMPLATE = Path(__file__).parent / "attacks.template.md"
 SHARE = 0.2
 LARGEST_LOSS = 2.0  # points that a rule may lose and still withstands an attack
@@ -90,7 +87,7 @@ def measure_rules(data: str, train: Mapping[str, Any], case: Case) -> Case:
     honest = [n for n in range(federation.clients) if n not in attackers]
     found = {name: {"accuracy": None} for name in diverged} | {
         name: {
-            "accuracy": round(measure(r.sums[honest], r.total[honest]).accuracy, 2),
+            "accuracy": round(compute_metrics(r.sums[honest], r.total[honest]).accuracy, 2),
             **({} if r.attack_success is None else {"success": round(r.attack_success, 2)}),
         }
         for name, r in result.items()
@@ -120,10 +117,10 @@ def successes(cases: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {rule: fmean(values) for rule, values in found.items()}
 
 
-def render(record: Mapping[str, Any] | None, template: str) -> str:
-    """The page: the template with its tables and the sentence on ALIE and IPM."""
+def render(record: dict[str, Any] | None) -> str:
+    """docs/attacks.md: the template with its tables and the sentences on them."""
     attacks = [["kind", "attackers"], *([f"`{kind}`", text] for kind, text in KINDS.items())]
-    template = template.replace("{ATTACKS}", markdown_table(attacks, text_columns=2).strip())
+    template = TEMPLATE.read_text().replace("{ATTACKS}", markdown_table(attacks, text_columns=2).strip())
     if record is None:
         return template.replace("{TABLES}", "Not recorded yet.").replace("{MACHINE}\n\n", "")
     parts = []
@@ -147,11 +144,6 @@ def render(record: Mapping[str, Any] | None, template: str) -> str:
             "\n".join([*_sentences(lost, success), *_not_measured(lost)]),
         ]
     return template.replace("{TABLES}", "\n\n".join(parts)).replace("{MACHINE}", machine_text(record))
-
-
-def page() -> str:
-    """docs/attacks.md from the recorded result."""
-    return render(json.loads(RECORD.read_text()) if RECORD.exists() else None, TEMPLATE.read_text())
 
 
 def _cell(lost: list[float]) -> str:
@@ -185,10 +177,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--attacks", nargs="+", choices=[name for name in ATTACKS if name != NONE])
     parser.add_argument("--divisions", nargs="+", choices=DIVISIONS)
-    add_page_options(parser, PAGE)
     options = parser.parse_args()
-    if record_and_write(options, RECORD, PAGE, page):
-        return
     data, train, seeds = "mnist", TRAIN, options.seeds
     attacks, divisions = options.attacks or list(ATTACKS)[1:], options.divisions or list(DIVISIONS)
     if options.quick:

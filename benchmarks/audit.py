@@ -1,7 +1,7 @@
 """How well the audit finds planted wrong labels, beside cleanlab and plain loss rankings.
 
     python -m benchmarks.audit --data mnist --seed 0 1 2 --jobs 16  # one data set; goes on where it stopped
-    python -m benchmarks.audit_page --record bench-results/audit-*.json
+    python -m benchmarks.page --record bench-results/audit-*.json
 
 Labels are flipped once, before the training. The audit ranks the samples of a federation, in which nothing is pooled.
 cleanlab ranks the pooled samples by cross-validated probabilities of the same network; it trains as many epochs as give

@@ -1,7 +1,7 @@
 """How often the audit of clients names exactly the bad ones: a quarter of the clients, with 60 % wrong labels.
 
     python -m benchmarks.audit_clients
-    python -m benchmarks.audit_page --record bench-results/audit-clients.json
+    python -m benchmarks.page --record bench-results/audit-clients.json
 
 The same federations without flips count how often anybody is named there. The seeds are not those that the limits of
 `fedtilt.auditing.clients` were chosen with (0 to 9).

@@ -24,14 +24,15 @@ from torch import Tensor, nn
 
 from benchmarks.options import make_result_parser, require_cuda, save_result
 from fedtilt import models
+from fedtilt.optimizers import SGD, Adam
 from fedtilt.parts import buffers_to_vector, changing_buffers
-from fedtilt.training import BACKENDS, Batches, LocalJob, Optimizer, make_batches
+from fedtilt.training import BACKENDS, Batches, LocalJob, make_batches
 
 BATCH_SIZE, MODELS = 10, 20
 OPTIMIZERS = {
-    "plain": Optimizer(),
-    "momentum": Optimizer(momentum=0.9, weight_decay=1e-4),
-    "adam": Optimizer(name="adam"),
+    "plain": SGD(),
+    "momentum": SGD(momentum=0.9, weight_decay=1e-4),
+    "adam": Adam(),
 }
 QUICK_TASKS = ("mlp 20",)
 TASKS = ("mlp 20", "mlp 320", "resnet18 float32 first", "resnet18 float32 second", "resnet18 tf32", "resnet18 bfloat16")

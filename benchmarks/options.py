@@ -28,13 +28,6 @@ def make_result_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def make_page_parser(description: str | None) -> argparse.ArgumentParser:
-    """The parser of what writes a page; with --quick it renders the page and writes nothing."""
-    parser = make_parser(description)
-    parser.add_argument("--record", nargs="+", type=Path, default=[], help="result files to add to the records")
-    return parser
-
-
 @contextlib.contextmanager
 def result_file(options: argparse.Namespace, kind: str) -> Iterator[Path]:
     """The file of the result; with --quick and without --out, one that is removed again."""

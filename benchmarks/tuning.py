@@ -85,7 +85,7 @@ def measure(case: Case) -> Case:
     )
     yours, chosen = (tuning.test[name][start.by][0] for name in (tuning.method, tuning.chosen))
     return case | {
-        "setting": dict(tuning.setting), "kept": tuning.keep_yours, "default": yours, "test": chosen,
+        "setting": dict(tuning.setting), "kept": tuning.is_unchanged, "default": yours, "test": chosen,
         "gain": tuning.by.better(chosen, yours), "saving": tuning.saving,
     }  # fmt: skip
 

@@ -17,7 +17,6 @@ from fedtilt.engine.initial_model import initial_model
 from fedtilt.engine.prepare import prepare
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.evaluation.metrics import client_scores
-from fedtilt.evaluation.summary import evaluated_counts
 from fedtilt.executors.in_process import one_thread
 from fedtilt.methods import Method, fedtilt
 from fedtilt.models import mlp, parameters_to_vector
@@ -175,7 +174,7 @@ def compare(
     ]
     counts = _correct_by_hand(by_hand, federation, method.has_personal)
     assert r.counts is not None
-    accuracy = client_scores(evaluated_counts(r.counts[method.name]), r.total) - client_scores(counts, r.total)
+    accuracy = client_scores(r.counts[method.name].evaluated, r.total) - client_scores(counts, r.total)
     return {
         "moved": _round((parameters_to_vector(shared) - parameters_to_vector(net)).abs().max()),
         "shared": _round((r.state.shared[method.name].cpu() - parameters_to_vector(shared)).abs().max()),

@@ -19,7 +19,7 @@ from fedtilt.engine.prepare import prepare
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import Diverged
 from fedtilt.evaluation.evaluator import Evaluator
-from fedtilt.evaluation.summary import Summary, summarise_all
+from fedtilt.evaluation.round_metrics import RoundMetrics, metrics_by_method
 from fedtilt.executors.devices import pick_device
 from fedtilt.files import read_json, write_json
 from fedtilt.methods import COMPONENTS, PRESETS, Method
@@ -204,14 +204,14 @@ def _train(
     model = models.MODELS[settings["model"]]
     if "hidden" in settings:
         model = partial(model, hidden=settings["hidden"])
-    last: dict[str, dict[str, Summary]] = {}
+    last: dict[str, dict[str, RoundMetrics]] = {}
     prepared = prepare(methods, federation, model, training)
     for r in simulate_prepared(prepared, state=checkpoint.state, client_states=checkpoint.client_states):
         message = ""
         if r.counts is not None:
-            tests = summarise_all(r.counts, r.total, federation.has_outliers, attack_success=r.attack_success)
+            tests = metrics_by_method(r.counts, r.total, federation.has_outliers, attack_success=r.attack_success)
             last = {name: {"test": summary} for name, summary in tests.items()}
-            for name, summary in summarise_all(r.validation, r.validation_total, federation.has_outliers).items():
+            for name, summary in metrics_by_method(r.validation, r.validation_total, federation.has_outliers).items():
                 last[name]["validation"] = summary
             checkpoint.add_point(r.number, {name: summary.evaluated.accuracy for name, summary in tests.items()})
             best = max(tests, key=lambda name: tests[name].evaluated.accuracy)
@@ -222,7 +222,7 @@ def _train(
                     "validation",
                 )  # fmt: skip
                 counts = noisy.all_counts(methods, r.state)
-                for name, summary in summarise_all(counts, noisy.total, federation.has_outliers).items():
+                for name, summary in metrics_by_method(counts, noisy.total, federation.has_outliers).items():
                     last[name]["noisy_validation"] = summary
         checkpoint.save(r.state, final=r.number == rounds)
         on_progress(r.number, rounds, message)
@@ -237,7 +237,7 @@ def _train(
     }
 
 
-def _to_json(summary: Summary) -> dict[str, Any]:
+def _to_json(summary: RoundMetrics) -> dict[str, Any]:
     personal = summary.personal and summary.personal.by_name()
     success = {} if summary.attack_success is None else {"attack_success": summary.attack_success}
     return {

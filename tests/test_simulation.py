@@ -19,7 +19,7 @@ from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.initial_model import initial_model
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.evaluation.evaluator import Evaluator
-from fedtilt.evaluation.metrics import measure
+from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.executors import forked
 from fedtilt.models import parameters_to_vector, vector_to_parameters
 from fedtilt.parts import Tensors
@@ -331,7 +331,7 @@ def test_a_result_has_the_metrics_on_validation_data(tmp_path: Path) -> None:
     *_, last = ft.simulate([ft.ditto()], fed, small, **settings)
     counts, total = last.validation["ditto"].personal, last.validation_total
     result = ft.run([ft.ditto()], fed, small, out=tmp_path / "run", **settings)
-    assert result["ditto"].validation == measure(counts, total)
+    assert result["ditto"].validation == compute_metrics(counts, total)
     again = ft.run([ft.ditto()], fed, small, out=tmp_path / "run", **settings)  # finished: read, not trained
     assert again["ditto"].validation == result["ditto"].validation
     assert ft.run([ft.ditto()], fed, small, **settings)["ditto"].validation == result["ditto"].validation

@@ -10,7 +10,6 @@ from fedtilt import data
 from fedtilt.attacks.attack import Attack
 from fedtilt.engine.prepare import prepare
 from fedtilt.engine.settings import TrainSettings
-from fedtilt.evaluation.summary import evaluated_counts
 from fedtilt.executors.devices import pick_device
 from fedtilt.simulation import simulate_prepared
 from reproduction.chapter import Chapter, Table, Text
@@ -98,9 +97,7 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
     for r in simulate_prepared(prepared, state=checkpoint.state, client_states=checkpoint.client_states):
         message = ""
         if r.counts is not None:
-            accuracy = {
-                name: 100 * float(evaluated_counts(counts).sum() / r.total.sum()) for name, counts in r.counts.items()
-            }
+            accuracy = {name: 100 * float(counts.evaluated.sum() / r.total.sum()) for name, counts in r.counts.items()}
             checkpoint.add_point(r.number, accuracy)
             message = ", ".join(f"{name} {value:.1f}" for name, value in accuracy.items())
         checkpoint.save(r.state, final=r.number == training.rounds)

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, holm, paired_difference
+from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, paired_difference
 from reproduction.experiment import Experiment, Results
+from reproduction.holm import holm
 from reproduction.train_grid import Setting, evaluated
 
 OURS = "FedTilt"

@@ -12,7 +12,6 @@ import torch
 from fedtilt import seeds
 from fedtilt.data import Dataset, Federation
 from fedtilt.data.published.toy import SETUPS, toy
-from fedtilt.evaluation.summary import evaluated_counts
 from fedtilt.methods import Method, ditto, fedavg, fedtilt
 from fedtilt.models import logistic
 from fedtilt.simulation import simulate
@@ -68,7 +67,7 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
     assert r.counts is not None  # the last round is always evaluated
     boundaries: dict[str, Any] = {}
     for m in methods:
-        correct = evaluated_counts(r.counts[m.name])
+        correct = r.counts[m.name].evaluated
         boundaries[m.name] = []
         for client, groups in enumerate(SETUPS[settings["data"]].groups):
             kept = r.state.client_states.get((m.name, client))  # every client takes part in every round

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, holm, mean_difference
+from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, mean_difference
 from fedtilt.report.compare import Metric
 from fedtilt.report.tables import format_effect_size, format_interval
 from reproduction.chapter import Table
@@ -16,6 +16,7 @@ from reproduction.comparison.dataset_comparison import (
     Outcome,
     outcome_of,
 )
+from reproduction.holm import holm
 from reproduction.tuned.rows import METHOD_TITLES, NOISY
 
 OURS = "fedtilt"

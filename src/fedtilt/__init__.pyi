@@ -1,8 +1,11 @@
 """The public names of fedtilt; `__init__.py` imports each of them when it is first used."""
 
 from fedtilt import data as data
+from fedtilt import losses as losses
 from fedtilt import methods as methods
 from fedtilt import models as models
+from fedtilt import optimizers as optimizers
+from fedtilt import schedules as schedules
 from fedtilt import testing as testing
 from fedtilt.attacks.attack import Attack as Attack
 from fedtilt.auditing.labels import audit as audit

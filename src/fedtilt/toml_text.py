@@ -13,6 +13,8 @@ def format_toml(value: Any) -> str:
     >>> format_toml({"rule": "krum", "bad_share": 0.2, "a b": 1})
     '{ rule = "krum", bad_share = 0.2, "a b" = 1 }'
     """
+    if hasattr(value, "to_value"):  # an object of settings
+        value = value.to_value()
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):

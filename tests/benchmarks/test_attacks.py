@@ -1,12 +1,8 @@
-"""docs/attacks.md matches the recorded result, and shows points lost and rules that fail."""
+"""docs/attacks.md shows points lost and rules that fail."""
 
 import math
 
-from benchmarks.attacks import PAGE, TEMPLATE, losses, page, render
-
-
-def test_the_page_matches_the_record() -> None:
-    assert PAGE.read_text() == page(), "run python -m benchmarks.attacks --page"
+from benchmarks.attacks import losses, render
 
 
 def test_points_lost_and_rules_that_do_not_withstand() -> None:
@@ -26,10 +22,7 @@ def test_points_lost_and_rules_that_do_not_withstand() -> None:
     }
     record = {"data": "mnist", "divisions": {"iid": {"clients": 20}}, "train": {"rounds": 3}, "hidden": [5]}
     machine = {"processor": "X", "cores": 2, "memory_gib": 4, "system": "Linux", "python": "3.11", "torch": "2.13"}
-    text = render(
-        record | {"cases": cases, "machine": machine, "date": "2026-01-01T00:00:00Z", "fedtilt": "0"},
-        TEMPLATE.read_text(),
-    )
+    text = render(record | {"cases": cases, "machine": machine, "date": "2026-01-01T00:00:00Z", "fedtilt": "0"})
     assert "| mean | 90.0 | **+9.5 ± 0.5** | **diverges** |" in text
     assert "| median | 89.0 | +1.0 ± 0.0 | +0.5 ± 0.5 |" in text
     assert "- alie: 1 of 2 rules withstand it; these do not: mean." in text

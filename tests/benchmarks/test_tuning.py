@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.page_tuning import sections
 from benchmarks.tuning import STARTS, gains
 
 
@@ -23,3 +24,14 @@ def test_verdict(found: list[float], text: str, verdict: str) -> None:
 
 def test_every_start_has_a_name_of_its_own() -> None:
     assert len({start.name for start in STARTS}) == len(STARTS)
+
+
+def test_the_sections_of_the_page() -> None:
+    machine = {"processor": "x", "cores": 2, "memory_gib": 4, "torch": "2"}
+    header = {"date": "2026-01-01", "fedtilt": "1", "machine": machine}
+    searches = [{"start": STARTS[0].name, "gain": gain, "kept": False, "saving": 0.5} for gain in (1.0, 2.0, 3.0)]
+    cost = {"run": 10.0, "search": 52.0, "ratio": 5.2, "max_train": 300}
+    found = sections({"tuning": header | {"cases": searches}, "tuning-cost-cpu": header | cost})
+    assert f"| {STARTS[0].name} | 3 | +2.00 ± 0.58 | 0 of 3 | 50 % | holds |" in found["tuning"]
+    assert "| 2 CPU cores | at most 300 | 10.0 s | 52.0 s | 5.20 | 6 |" in found["tuning_cost"]
+    assert "Not recorded yet; run `python -m benchmarks.tuning --cost --device cuda`." in found["tuning_cost"]

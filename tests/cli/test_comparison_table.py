@@ -9,7 +9,7 @@ import torch
 import fedtilt as ft
 from fedtilt.cli.console import Console
 from fedtilt.cli.tables import comparison_table
-from fedtilt.evaluation.over_seeds import over_seeds
+from fedtilt.evaluation.results import over_seeds
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedtilt.attacks.attack import KINDS
-from fedtilt.math.losses import NAMES
+from fedtilt.losses import LOSSES
 from fedtilt.methods import COMPONENTS, PRESETS
 from fedtilt.spec import load
 from fedtilt.spec.catalog import catalog
@@ -19,7 +19,7 @@ def test_the_catalog_has_everything_with_one_line_and_a_paper() -> None:
     entries = catalog()
     names = [entry.name for entry in entries]
     components = [rule for known in COMPONENTS.values() for rule in known]
-    assert sorted(names) == sorted([*PRESETS, *components, *NAMES, *KINDS])
+    assert sorted(names) == sorted([*PRESETS, *components, *LOSSES, *KINDS])
     for entry in entries:
         assert entry.summary
         assert "\n" not in entry.summary

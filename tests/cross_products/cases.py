@@ -105,11 +105,11 @@ def in_buckets_of_one(m: ft.Method) -> ft.Method:
 
 
 NEUTRAL: dict[str, Option] = {
-    "server sgd": Option({"server_optimizer": "sgd", "server_lr": 1.0}, is_exact=False),
-    "clip_norm": Option({"clip_norm": 1e6}, is_exact=False),
+    "server sgd": Option({"server_optimizer": {"rule": "sgd", "lr": 1.0}}, is_exact=False),
+    "clip_norm": Option({"optimizer": {"name": "sgd", "clip_norm": 1e6}}, is_exact=False),
     "screen": Option({"screen": 1e6}),
     "privacy": Option({"privacy": ft.Privacy(clip=50.0, noise=1e-7, delta=1e-3)}, is_exact=False),
-    "zeros": Option({"momentum": 0.0, "weight_decay": 0.0, "label_smoothing": 0.0, "warmup_rounds": 0}),
+    "zeros": Option({"momentum": 0.0, "weight_decay": 0.0, "label_smoothing": 0.0}),
     "attack": Option({"attack": ft.Attack(kind="scale", strength=1.0, clients=("2",))}, is_exact=False),
     "audit": Option({"audit": True}),
     "eval_every": Option({"eval_every": 2}),

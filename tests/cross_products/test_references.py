@@ -70,9 +70,9 @@ def check(name: str, optimizer: str, client_momentum: float, decay: float) -> No
     lr, beta = OPTIMIZERS[optimizer]
     settings = dict(RECIPE)
     if optimizer != "none":
-        settings |= {"server_optimizer": optimizer, "server_lr": lr, "server_momentum": beta}
+        settings |= {"server_optimizer": {"rule": optimizer, "lr": lr, "momentum": beta}}
     if decay != 1:
-        settings |= {"schedule": "exponential", "decay": decay}
+        settings |= {"schedule": {"name": "exponential", "decay": decay}}
     tested = dataclasses.replace(method, client_momentum=client_momentum)
     *_, last = ft.simulate([tested], FED, MODEL, **settings)
     reference = make()

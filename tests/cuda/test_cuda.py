@@ -17,14 +17,16 @@ from torch import Tensor, nn
 
 import fedtilt as ft
 from fedtilt import models, seeds
+from fedtilt.losses import Focal
 from fedtilt.math import aggregate
-from fedtilt.math.losses import cross_entropy, sample_loss
+from fedtilt.math.losses import cross_entropy
 from fedtilt.math.tilt import nested_tilt
 from fedtilt.methods.aggregators import GeometricMedian, TrimmedMean
 from fedtilt.methods.before import NNM, Clip
+from fedtilt.optimizers import SGD, Adam, AdamW
 from fedtilt.parts import buffers_to_vector, changing_buffers
 from fedtilt.runs.export import state_dict
-from fedtilt.training import BACKENDS, Batches, LocalJob, Optimizer, choose_backend, make_batches, stacked
+from fedtilt.training import BACKENDS, Batches, LocalJob, choose_backend, make_batches, stacked
 from tests.helpers.callbacks import Calls, stop_after
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 from tests.training.test_special_steps import KINDS, special
@@ -159,11 +161,11 @@ def test_large_batches_are_deterministic(size: int, name: str) -> None:
 
 
 RECIPES = {  # model, optimiser, loss; the first three are trained by kernels
-    "momentum": ("mlp", Optimizer(momentum=0.9, nesterov=True, weight_decay=0.01), cross_entropy),
-    "momentum of convolutions": ("cnn", Optimizer(momentum=0.9), cross_entropy),
-    "adam": ("cnn", Optimizer(name="adam", weight_decay=0.1), cross_entropy),
-    "clipping": ("mlp", Optimizer(momentum=0.5, clip_norm=0.5), cross_entropy),
-    "class weights": ("norm", Optimizer(name="adamw"), sample_loss("focal", class_weights=(1.0, 2.0, 0.5, 3.0))),
+    "momentum": ("mlp", SGD(momentum=0.9, nesterov=True, weight_decay=0.01), cross_entropy),
+    "momentum of convolutions": ("cnn", SGD(momentum=0.9), cross_entropy),
+    "adam": ("cnn", Adam(weight_decay=0.1), cross_entropy),
+    "clipping": ("mlp", SGD(momentum=0.5, clip_norm=0.5), cross_entropy),
+    "class weights": ("norm", AdamW(), Focal(class_weights=(1.0, 2.0, 0.5, 3.0)).function),
 }
 
 

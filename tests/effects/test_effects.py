@@ -31,7 +31,7 @@ from fedtilt.spec import MethodSpec, Spec, build, dataset_of, federation_of, mod
 from fedtilt.spec.fields import TABLES
 from fedtilt.spec.method import METHOD_FACTORIES, method_keys, preset_settings, required_settings
 from fedtilt.training import native
-from tests.effects.cases import AGAIN, CASES, COMPONENT_CASES, NOT_IN_RESULTS, PLAIN, Keys, method
+from tests.effects.cases import AGAIN, CASES, COMPONENT_CASES, NOT_IN_RESULTS, OBJECT_CASES, PLAIN, Keys, method
 from tests.effects.outcome import digest, outcome, prepared_of, spec_of
 
 KEYS = [key for key in settings_of(Spec) if key not in (*TABLES, "methods")]
@@ -374,6 +374,28 @@ def test_a_setting_of_a_component_changes_the_run(key: str) -> None:
         return outcome_of(PLAIN | method(preset="fedavg") | case.base | {f"methods.{kind}": _listed(kind, table)})
 
     assert with_settings(**{setting: case.value}) != with_settings()
+
+
+@pytest.mark.parametrize("key", OBJECT_CASES)
+def test_a_setting_of_an_object_changes_the_run(key: str) -> None:
+    name, rule, setting = key.split(".")
+    case = OBJECT_CASES[key]
+
+    def with_settings(**settings: Any) -> str:
+        return outcome_of(PLAIN | case.base | {f"train.{name}": {"name": rule, **case.beside, **settings}})
+
+    assert with_settings(**{setting: case.value}) != with_settings()
+
+
+def test_every_setting_of_an_object_has_a_case() -> None:
+    named = {name: field.metadata["named"] for name, field in settings_of(TrainSettings).items()}
+    settings = [
+        f"{name}.{rule}.{field.name}"
+        for name, known in named.items() if name != "server_optimizer"  # a component
+        for rule, cls in known.items()
+        for field in dataclasses.fields(cls)
+    ]  # fmt: skip
+    assert sorted(OBJECT_CASES) == sorted(settings)
 
 
 @pytest.mark.parametrize("kind", COMPONENTS)

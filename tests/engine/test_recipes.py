@@ -43,7 +43,7 @@ def loop_of_one_client(
     [
         ({}, SGD),
         ({"momentum": 0.9}, partial(SGD, momentum=0.9)),
-        ({"momentum": 0.9, "nesterov": True}, partial(SGD, momentum=0.9, nesterov=True)),
+        ({"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}}, partial(SGD, momentum=0.9, nesterov=True)),
         ({"weight_decay": 0.1}, partial(SGD, weight_decay=0.1)),
         ({"momentum": 0.5, "weight_decay": 0.1}, partial(SGD, momentum=0.5, weight_decay=0.1)),
         ({"optimizer": "adam", "lr": 0.002}, Adam),
@@ -79,10 +79,10 @@ def after_warmup(make_schedule: Callable, warmup: int) -> Callable:
 
 
 SCHEDULES = {
-    "constant": ({}, lambda o: StepLR(o, step_size=1000)),
-    "cosine": ({"schedule": "cosine"}, lambda o: CosineAnnealingLR(o, T_max=6)),
-    "step": ({"schedule": "step", "decay": 0.5, "decay_rounds": 2}, lambda o: StepLR(o, step_size=2, gamma=0.5)),
-    "exponential": ({"schedule": "exponential", "decay": 0.8}, lambda o: ExponentialLR(o, gamma=0.8)),
+    "constant": ({"schedule": {"name": "constant"}}, lambda o: StepLR(o, step_size=1000)),
+    "cosine": ({"schedule": {"name": "cosine"}}, lambda o: CosineAnnealingLR(o, T_max=6)),
+    "step": ({"schedule": {"name": "step", "decay": 0.5, "every": 2}}, lambda o: StepLR(o, step_size=2, gamma=0.5)),
+    "exponential": ({"schedule": {"name": "exponential", "decay": 0.8}}, lambda o: ExponentialLR(o, gamma=0.8)),
 }
 
 
@@ -91,15 +91,24 @@ SCHEDULES = {
 def test_every_schedule_is_that_of_torch(name: str, warmup: int) -> None:
     settings, make_schedule = SCHEDULES[name]
     rates = scheduled_rates(after_warmup(make_schedule, warmup) if warmup else make_schedule, rounds=6 + warmup)
-    recipe = {"momentum": 0.9, "rounds": 6 + warmup, "epochs": 1, "lr": 0.02, "warmup_rounds": warmup}
-    last = last_round([ft.fedavg()], ONE, small, **recipe, **settings)
+    recipe = {"momentum": 0.9, "rounds": 6 + warmup, "epochs": 1, "lr": 0.02}
+    schedule = settings["schedule"] | {"warmup_rounds": warmup}
+    last = last_round([ft.fedavg()], ONE, small, **recipe, schedule=schedule)
     agrees(last, loop_of_one_client(partial(SGD, momentum=0.9), rounds=6 + warmup, epochs=1, rates=rates))
 
 
 def test_gradients_are_clipped_with_their_proximal_term() -> None:
     """The gradient of the whole objective is clipped, as in a loop whose loss has the proximal term."""
     norm, mu = 0.3, 0.5
-    last = last_round([ft.fedprox(mu)], ONE, small, rounds=2, epochs=2, lr=0.2, clip_norm=norm, momentum=0.9)
+    last = last_round(
+        [ft.fedprox(mu)],
+        ONE,
+        small,
+        rounds=2,
+        epochs=2,
+        lr=0.2,
+        optimizer=ft.optimizers.SGD(clip_norm=norm, momentum=0.9),
+    )
     net = plain_loop.initial(ONE, small)
     for number in (1, 2):
         anchor = [p.detach().clone() for p in net.parameters()]
@@ -116,7 +125,7 @@ def test_personal_models_have_the_same_optimiser_and_schedule() -> None:
     mu, rates = 0.3, scheduled_rates(lambda o: ExponentialLR(o, gamma=0.5), rounds=2, lr=0.01)
     last = last_round(
         [ft.ditto(mu, lr_personal=0.01)], ONE, small, rounds=2, epochs=1, lr=0.002, optimizer="adam",
-        schedule="exponential", decay=0.5,
+        schedule=ft.schedules.Exponential(decay=0.5),
     )  # fmt: skip
     w, v = plain_loop.initial(ONE, small), plain_loop.initial(ONE, small)
     for number in (1, 2):
@@ -169,14 +178,17 @@ WEIGHTS = [1.0, 2.0, 0.5, 1.0, 1.0, 3.0, 1.0, 1.0, 0.1, 1.0]
     ("settings", "loss"),
     [
         ({"label_smoothing": 0.2}, partial(F.cross_entropy, reduction="none", label_smoothing=0.2)),
-        ({"loss": "focal", "focal_gamma": 1.5}, focal),
-        ({"class_weights": WEIGHTS}, partial(F.cross_entropy, reduction="none", weight=torch.tensor(WEIGHTS))),
+        ({"loss": {"name": "focal", "gamma": 1.5}}, focal),
         (
-            {"loss": "focal", "focal_gamma": 1.5, "class_weights": WEIGHTS},
+            {"loss": {"name": "cross_entropy", "class_weights": WEIGHTS}},
+            partial(F.cross_entropy, reduction="none", weight=torch.tensor(WEIGHTS)),
+        ),
+        (
+            {"loss": ft.losses.Focal(gamma=1.5, class_weights=tuple(WEIGHTS))},
             lambda o, y: focal(o, y) * torch.tensor(WEIGHTS)[y],
         ),
-        ({"loss": "gce", "gce_q": 0.4}, gce),
-        ({"loss": "sce", "sce_alpha": 0.3, "sce_beta": 2.0}, sce),
+        ({"loss": {"name": "gce", "exponent": 0.4}}, gce),
+        ({"loss": ft.losses.SCE(alpha=0.3, beta=2.0)}, sce),
         ({"loss": brier}, brier),
         ({"loss": "tests.engine.test_recipes:brier"}, brier),
         ({"loss": nn.CrossEntropyLoss(reduction="none")}, partial(F.cross_entropy, reduction="none")),
@@ -200,7 +212,7 @@ def test_tilts_act_on_every_loss(settings: dict, loss: Callable) -> None:
 def test_focal_loss_of_a_certain_prediction_has_a_finite_gradient() -> None:
     logits = torch.tensor([[200.0, 0.0], [0.0, 0.1]], requires_grad=True)
     for gamma in (0.0, 0.5, 2.0):
-        loss = TrainSettings(loss="focal", focal_gamma=gamma).sample_loss
+        loss = TrainSettings(loss=ft.losses.Focal(gamma=gamma)).sample_loss
         (grad,) = torch.autograd.grad(loss(logits, torch.tensor([0, 0])).sum(), logits)
         assert grad.isfinite().all()
         assert grad[0].tolist() == [0.0, 0.0]
@@ -212,22 +224,36 @@ def test_focal_loss_of_a_certain_prediction_has_a_finite_gradient() -> None:
     [
         ({"epochs": 3, "local_steps": 5}, "epochs = 3 has no effect here; leave local_steps out, or leave it out"),
         ({"optimizer": "rmsprop"}, "unknown optimizer 'rmsprop'; choose one of sgd, adam, adamw"),
-        ({"schedule": "linear"}, "unknown schedule 'linear'; choose one of constant, cosine, step, exponential"),
-        ({"server_optimizer": "sgdm"}, "unknown server_optimizer 'sgdm'; choose one of sgd, adam, yogi, adagrad"),
-        ({"optimizer": "adam", "momentum": 0.9}, "momentum = 0.9 has no effect here; set optimizer = 'sgd'"),
-        ({"nesterov": True}, "nesterov = True has no effect here; set momentum"),
+        ({"schedule": "linear"}, "unknown schedule 'linear'; choose one of constant, cosine, exponential, step"),
+        (
+            {"server_optimizer": "sgdm"},
+            "unknown optimizer 'sgdm' of the server; choose one of sgd, adam, yogi, adagrad",
+        ),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum = 0.9 has no effect with 'adam'; leave it out"),
+        ({"optimizer": {"name": "sgd", "nesterov": True}}, "nesterov = True has no effect without momentum"),
+        (
+            {"momentum": 0.5, "optimizer": {"name": "sgd", "momentum": 0.9}},
+            "momentum = 0.5 is given twice: beside SGD(",
+        ),
+        ({"optimizer": {"name": "adam", "momentum": 0.9}}, "momentum = 0.9 of optimizer is not a setting of 'adam'"),
+        ({"optimizer": {"momentum": 0.9}}, "optimizer needs name; choose one of sgd, adam, adamw"),
+        ({"optimizer": 3}, "optimizer must be a name, a table or an object, got 3"),
+        ({"nesterov": True}, 'nesterov = True is a setting of an object now: write optimizer = { name = "sgd", mom'),
         ({"momentum": 1.0}, "momentum must be a number ≥ 0 and < 1, got 1.0"),
-        ({"clip_norm": 0.0}, "clip_norm must be a number > 0, got 0.0"),
-        ({"decay": 0.5}, "decay = 0.5 has no effect here; set schedule = 'step' or 'exponential'"),
-        ({"schedule": "exponential"}, "schedule = 'exponential' needs decay, such as decay = 0.5"),
-        ({"schedule": "step", "decay": 0.5}, "schedule = 'step' needs decay_rounds, such as decay_rounds = 10"),
-        ({"rounds": 3, "warmup_rounds": 3}, "warmup_rounds = 3 is not less than rounds = 3; choose fewer"),
-        ({"loss": "focal", "label_smoothing": 0.1}, "label_smoothing = 0.1 has no effect here; set loss = 'cross_ent"),
+        ({"optimizer": {"name": "adam", "clip_norm": 0.0}}, "clip_norm must be a number > 0, got 0.0"),
+        ({"decay": 0.5}, 'write schedule = { name = "exponential", decay = 0.5 }'),
+        ({"schedule": "exponential"}, "schedule = 'exponential' needs decay"),
+        ({"schedule": {"name": "step", "decay": 0.5}}, "schedule = 'step' needs every"),
+        (
+            {"rounds": 3, "schedule": {"name": "cosine", "warmup_rounds": 3}},
+            "warmup_rounds = 3 is not less than rounds = 3; choose fewer",
+        ),
+        ({"loss": "focal", "label_smoothing": 0.1}, "label_smoothing = 0.1 has no effect with 'focal'"),
         (
             {"loss": "hinge"},
-            "unknown loss 'hinge'; choose one of cross_entropy, focal, gce, sce, squared, huber, or name",
+            "unknown loss 'hinge'; choose one of cross_entropy, focal, gce, sce, squared, huber, or a function",
         ),
-        ({"server_lr": 0.1}, "server_lr = 0.1 has no effect here; set server_optimizer"),
+        ({"server_lr": 0.1}, 'write server_optimizer = { rule = "adam", lr = 0.1 }'),
         ({"precision": "bfloat16", "device": "cpu"}, "precision = 'bfloat16' is for CUDA, not for cpu; leave it out"),
     ],
     ids=str,

@@ -52,8 +52,9 @@ def by_hand(name: str, beta: float) -> list[float]:
     ],
 )
 def test_steps_computed_by_hand(name: str, momentum: float | None, beta: float) -> None:
-    epsilon = {} if name == "sgd" else {"server_epsilon": EPSILON}
-    settings = TrainSettings(server_optimizer=name, server_lr=LR, server_momentum=momentum, **epsilon)
+    given = {} if momentum is None else {"momentum": momentum}
+    epsilon = {} if name == "sgd" else {"epsilon": EPSILON}
+    settings = TrainSettings(server_optimizer={"rule": name, "lr": LR, **given, **epsilon})
     server, values = {"parameters": torch.ones(2)}, []
     for delta in DELTAS:
         aggregated = server["parameters"] + delta
@@ -70,7 +71,7 @@ def test_steps_computed_by_hand(name: str, momentum: float | None, beta: float) 
 def test_an_optimizer_of_the_method_is_that_of_the_run(name: str) -> None:
     settings = {"lr": LR, "momentum": 0.5} | ({} if name == "sgd" else {"epsilon": EPSILON})
     method = ft.fedavg(optimizer={"rule": name, **settings})
-    of_run = TrainSettings(server_optimizer=name, **{f"server_{key}": value for key, value in settings.items()})
+    of_run = TrainSettings(server_optimizer={"rule": name, **settings})
     start = torch.ones(2)
     servers = [initial_server(method, Parts.plain(start), 2), {"parameters": start}]
     for delta in DELTAS:
@@ -79,7 +80,7 @@ def test_an_optimizer_of_the_method_is_that_of_the_run(name: str) -> None:
         servers[1] = server_update(ft.fedavg(), servers[1], updates, of_run).state
     assert servers[0].keys() == servers[1].keys()
     assert all(torch.equal(servers[0][key], servers[1][key]) for key in servers[0])
-    both = server_update(method, servers[0], updates, TrainSettings(server_optimizer="sgd", server_lr=3.0)).state
+    both = server_update(method, servers[0], updates, TrainSettings(server_optimizer={"rule": "sgd", "lr": 3.0})).state
     alone = server_update(method, servers[0], updates, TrainSettings()).state
     assert torch.equal(both["parameters"], alone["parameters"])  # the method's own comes first
 
@@ -95,13 +96,13 @@ def test_a_first_step_of_size_one_without_momentum_is_the_aggregate() -> None:
 
 
 def test_server_optimisers_follow_any_aggregation_rule_and_are_kept_by_method() -> None:
-    settings = TrainSettings(server_optimizer="sgd", server_lr=2.0)
+    settings = TrainSettings(server_optimizer={"rule": "sgd", "lr": 2.0})
     updates = {n: ClientUpdate(torch.tensor([value]), 1) for n, value in enumerate((1.0, 2.0, 100.0))}
     state = server_update(ft.fedavg(aggregator="median"), {"parameters": torch.zeros(1)}, updates, settings).state
     assert state["parameters"].tolist() == [4.0]  # 0 + 2 · (median − 0)
     last = plain_loop.last_round(
         [ft.fedavg(), ft.fedavg(aggregator="median", name="median")], plain_loop.federation(), ft.models.logistic,
-        rounds=2, epochs=1, lr=0.05, server_optimizer="adam", server_lr=0.01,
+        rounds=2, epochs=1, lr=0.05, server_optimizer={"rule": "adam", "lr": 0.01},
     )  # fmt: skip
     for name in ("optimizer.momentum", "optimizer.second_moment"):
         assert not torch.equal(last.state.server["fedavg"][name], last.state.server["median"][name])

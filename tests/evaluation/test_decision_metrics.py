@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,13 +11,12 @@ from sklearn.calibration import calibration_curve
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.decision_metrics import METRICS, check_metrics
-from fedtilt.evaluation.reliability import reliability_curve
-from fedtilt.evaluation.weighted_samples import Samples, Weighted
+from fedtilt.evaluation.weighted_predictions import PredictedClasses, Weighted, reliability_curve
 
 Array = np.ndarray
 
 
-def draw(classes: int, samples: int = 300, *, ties: bool = False, seed: int = 0) -> Samples:
+def draw(classes: int, samples: int = 300, *, ties: bool = False, seed: int = 0) -> PredictedClasses:
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, classes, samples)
     logits = rng.normal(size=(samples, classes)) + 1.5 * np.eye(classes)[labels]
@@ -24,21 +24,21 @@ def draw(classes: int, samples: int = 300, *, ties: bool = False, seed: int = 0)
     if ties:
         probabilities = probabilities.round(1) + 0.01
         probabilities /= probabilities.sum(1, keepdims=True)
-    return Samples(labels, probabilities.astype(np.float32).astype(float))
+    return PredictedClasses(labels, probabilities.astype(np.float32).astype(float))
 
 
-def macro(score: Callable[..., float]) -> Callable[[Samples, Array], float]:
+def macro(score: Callable[..., float]) -> Callable[[PredictedClasses, Array], float]:
     """The mean over the classes of a score of one class against all others."""
 
-    def mean(s: Samples, w: Array) -> float:
+    def mean(s: PredictedClasses, w: Array) -> float:
         classes = np.unique(s.labels) if s.positive is None else [s.positive]
         return float(np.mean([score(s.labels == k, s.probabilities[:, k], sample_weight=w) for k in classes]))
 
     return mean
 
 
-def by_prediction(score: Callable[..., float], **options: object) -> Callable[[Samples, Array], float]:
-    def value(s: Samples, w: Array) -> float:
+def by_prediction(score: Callable[..., float], **options: object) -> Callable[[PredictedClasses, Array], float]:
+    def value(s: PredictedClasses, w: Array) -> float:
         if s.positive is not None:
             return score(s.labels == s.positive, s.predicted == s.positive, sample_weight=w, **options)
         extra = {"labels": np.unique(s.labels), "average": "macro"} if options else {}
@@ -47,14 +47,14 @@ def by_prediction(score: Callable[..., float], **options: object) -> Callable[[S
     return value
 
 
-def log_loss(s: Samples, w: Array) -> float:
+def log_loss(s: PredictedClasses, w: Array) -> float:
     if s.positive is not None:
         return sk.log_loss(s.labels == s.positive, s.probabilities[:, s.positive], sample_weight=w)
     probabilities = s.probabilities.astype(np.float32)  # as they are stored
     return sk.log_loss(s.labels, probabilities, sample_weight=w, labels=np.arange(probabilities.shape[1]))
 
 
-def calibration_error(s: Samples, w: Array) -> float:
+def calibration_error(s: PredictedClasses, w: Array) -> float:
     confidence, is_true = s.confidence
     bins = np.searchsorted(np.linspace(0, 1, 11)[1:-1], confidence)
     inside = [bins == b for b in range(10) if w[bins == b].sum()]
@@ -62,7 +62,7 @@ def calibration_error(s: Samples, w: Array) -> float:
     return float(np.average(gap, weights=[w[b].sum() for b in inside]))
 
 
-def confusion(s: Samples, w: Array) -> Array:
+def confusion(s: PredictedClasses, w: Array) -> Array:
     return sk.confusion_matrix(s.labels == s.positive, s.predicted == s.positive, sample_weight=w)
 
 
@@ -88,7 +88,7 @@ def test_against_scikit_learn(name: str, ties: bool, classes: int, positive: int
     if METRICS[name].needs_positive and positive is None:
         return
     samples = draw(classes, ties=ties)
-    samples = samples.take(np.arange(len(samples.labels)), positive)
+    samples = replace(samples, positive=positive)
     weights = np.stack([np.ones(300), *np.random.default_rng(1).poisson(1.0, (3, 300))]).astype(float)
     expected = [REFERENCES[name](samples, row) for row in weights]
     np.testing.assert_allclose(
@@ -117,12 +117,12 @@ def test_a_client_that_lacks_classes() -> None:
 
 @pytest.mark.parametrize("name", ["auroc", "false_positive_rate", "balanced_accuracy"])
 def test_one_class_only_is_not_defined(name: str) -> None:
-    samples = Samples(np.array([1, 1]), np.array([[0.3, 0.7], [0.6, 0.4]]), positive=1)
+    samples = PredictedClasses(np.array([1, 1]), np.array([[0.3, 0.7], [0.6, 0.4]]), positive=1)
     assert np.isnan(METRICS[name].values(Weighted(samples, np.ones((1, 2)))))
 
 
 def test_a_class_that_is_never_predicted_has_no_precision_and_an_f1_of_0() -> None:
-    samples = Samples(np.array([0, 1]), np.array([[0.9, 0.1], [0.8, 0.2]]), positive=1)
+    samples = PredictedClasses(np.array([0, 1]), np.array([[0.9, 0.1], [0.8, 0.2]]), positive=1)
     weighted = Weighted(samples, np.ones((1, 2)))
     assert np.isnan(METRICS["precision"].values(weighted))
     assert METRICS["f1"].values(weighted) == 0
@@ -134,14 +134,14 @@ def test_a_class_that_is_never_predicted_has_no_precision_and_an_f1_of_0() -> No
 )
 def test_a_proportion_is_the_metric(name: str, positive: int | None) -> None:
     samples = draw(3)
-    samples = samples.take(np.arange(300), positive)
+    samples = replace(samples, positive=positive)
     x, n = METRICS[name].proportion(samples)
     assert x / n == pytest.approx(METRICS[name].values(Weighted(samples, np.ones((1, 300))))[0])
     assert METRICS["recall"].proportion(draw(3)) is None  # a mean over classes
 
 
 def test_the_reliability_curve_is_that_of_scikit_learn() -> None:
-    samples = draw(2).take(np.arange(300), 1)
+    samples = replace(draw(2), positive=1)
     curve = reliability_curve(samples)
     truth, probability = calibration_curve(samples.labels == 1, samples.probabilities[:, 1], n_bins=10)
     np.testing.assert_allclose([b.accuracy for b in curve], truth)

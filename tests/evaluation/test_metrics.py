@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import measure
+from fedtilt.evaluation.metrics import compute_metrics
 
 
 def by_numpy(correct: np.ndarray, total: np.ndarray) -> list[float]:
@@ -32,7 +32,7 @@ def test_against_numpy_with_clients_that_lack_classes_or_data(clients: int, clas
     total = rng.integers(0, 30, (clients, classes)) * (rng.random((clients, classes)) < 0.5)
     total[0, 0] = 7  # at least one
     correct = rng.integers(0, total + 1)
-    m = measure(torch.tensor(correct), torch.tensor(total))
+    m = compute_metrics(torch.tensor(correct), torch.tensor(total))
     values = [m.accuracy, m.client_fairness, *m.client_data_fairness, m.worst, m.best, m.worst_client]
     np.testing.assert_allclose(values, by_numpy(correct, total), rtol=1e-12, atol=1e-9)
     assert m.clients == (total.sum(1) > 0).sum()
@@ -40,7 +40,7 @@ def test_against_numpy_with_clients_that_lack_classes_or_data(clients: int, clas
 
 
 def test_one_client_and_one_class() -> None:
-    m = measure(torch.tensor([[3]]), torch.tensor([[4]]))
+    m = compute_metrics(torch.tensor([[3]]), torch.tensor([[4]]))
     assert dataclasses.astuple(m) == ("accuracy", 75.0, 0.0, (0.0, 0.0), 75.0, 75.0, 75.0, 1, None)
 
 
@@ -54,5 +54,5 @@ def test_one_client_and_one_class() -> None:
 )
 def test_bad_tables_are_refused(correct: torch.Tensor, total: torch.Tensor, message: str) -> None:
     with pytest.raises(InputError) as error:
-        measure(correct, total)
+        compute_metrics(correct, total)
     assert message in str(error.value)

@@ -13,6 +13,7 @@ from fedtilt.evaluation.groups import Grouping
 from fedtilt.evaluation.intervals import bootstrap
 from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.evaluation.predictions import Predictions
+from fedtilt.evaluation.weighted_predictions import PredictedNumbers
 
 pandas = pytest.importorskip("pandas")
 FEW = {"resamples": 50}
@@ -108,10 +109,10 @@ def test_coverage_of_the_bootstrap_over_clients() -> None:
     held, plain = 0, 0
     for trial in range(400):
         x = (rng.random(360) < rng.beta(8, 2, 12)[client]).astype(float)
-        drawn = bootstrap(lambda weights, x=x: {"mean": weights @ x / weights.sum(1)}, client, 200, trial)
-        interval = drawn.interval("mean", 0.95)
+        drawn = bootstrap(PredictedNumbers(np.zeros(360), x), client, ["mean_error"], 200, trial)
+        interval = drawn.interval("mean_error", 0.95)
         held += interval.low <= 0.8 <= interval.high
-        low, high = np.quantile(drawn.values["mean"], [0.025, 0.975])
+        low, high = np.quantile(drawn.values["mean_error"], [0.025, 0.975])
         plain += low <= 0.8 <= high
     assert held >= 0.92 * 400
     assert plain < held

@@ -9,9 +9,8 @@ from fedtilt.errors import InputError
 from fedtilt.evaluation.decision_metrics import METRICS, NUMBER_METRICS
 from fedtilt.evaluation.groups import Grouping
 from fedtilt.evaluation.metrics_frame import metrics_frame
-from fedtilt.evaluation.number_metrics import NumberSamples
 from fedtilt.evaluation.predictions import Predictions
-from fedtilt.evaluation.weighted_samples import Weighted
+from fedtilt.evaluation.weighted_predictions import PredictedNumbers, Weighted
 
 REFERENCES = {
     "mae": lambda y, p, w: sk.mean_absolute_error(y, p, sample_weight=w),
@@ -21,10 +20,10 @@ REFERENCES = {
 }
 
 
-def draw(samples: int = 200) -> NumberSamples:
+def draw(samples: int = 200) -> PredictedNumbers:
     rng = np.random.default_rng(0)
     targets = 1e4 + 50 * rng.normal(size=samples)
-    return NumberSamples(targets, targets + 20 * rng.normal(size=samples) + 5)
+    return PredictedNumbers(targets, targets + 20 * rng.normal(size=samples) + 5)
 
 
 @pytest.mark.parametrize("name", NUMBER_METRICS)
@@ -36,7 +35,7 @@ def test_against_scikit_learn(name: str) -> None:
 
 
 def test_equal_targets_have_no_r2() -> None:
-    samples = NumberSamples(np.full(3, 7.0), np.array([6.0, 7.0, 8.0]))
+    samples = PredictedNumbers(np.full(3, 7.0), np.array([6.0, 7.0, 8.0]))
     assert np.isnan(METRICS["r2"].values(Weighted(samples, np.ones((1, 3)))))
     assert METRICS["mae"].values(Weighted(samples, np.ones((1, 3)))) == pytest.approx(2 / 3)
 

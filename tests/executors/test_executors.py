@@ -12,7 +12,8 @@ from fedtilt.attacks.attack import AttackedFederation
 from fedtilt.executors.forked import ForkedExecutor, SharedBlock
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
 from fedtilt.models import parameters_to_vector
-from fedtilt.training import LocalJob, Optimizer, Trained
+from fedtilt.optimizers import SGD, Adam
+from fedtilt.training import LocalJob, Trained
 from tests.helpers import plain_loop
 
 FED = plain_loop.federation(clients=5, samples=30)
@@ -33,9 +34,10 @@ def test_workers_train_everything_as_this_process_does() -> None:
     model[1].requires_grad_(False)
     methods = [ft.fedavg(), ft.ditto(0.1), ft.fedtilt(5, -2, mu=0.5, personal_start="initial"), ft.methods.local()]
     recipe = {
-        "rounds": 3, "local_steps": 4, "lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01,
-        "clip_norm": 1.0, "schedule": "cosine", "warmup_rounds": 1, "loss": squared, "local": ["4.bias"],
-        "buffers": "local", "server_optimizer": "yogi", "server_lr": 0.1, "participation": 0.6,
+        "rounds": 3, "local_steps": 4, "lr": 0.05,
+        "optimizer": SGD(momentum=0.9, nesterov=True, weight_decay=0.01, clip_norm=1.0),
+        "schedule": {"name": "cosine", "warmup_rounds": 1}, "loss": squared, "local": ["4.bias"],
+        "buffers": "local", "server_optimizer": {"rule": "yogi", "lr": 0.1}, "participation": 0.6,
     }  # fmt: skip
     in_process, forked = (plain_loop.last_round(methods, FED, model, workers=n, **recipe).state for n in (0, 2))
     for method in methods:
@@ -94,7 +96,7 @@ def jobs_of(client: int, model: nn.Module, count: int) -> list[LocalJob]:
         LocalJob(
             start=theta + 0.1 * draw(), anchor=theta + 0.1 * draw(), prox=0.5 + i, tau=1.0, lam=float("-inf"), lr=0.05,
             epochs=1 + i % 2, buffer_names=("2.running_mean", "2.running_var", "2.num_batches_tracked"),
-            buffers=statistics + 0.01 * torch.rand(17, generator=rng), optimizer=Optimizer(momentum=0.5), loss=squared,
+            buffers=statistics + 0.01 * torch.rand(17, generator=rng), optimizer=SGD(momentum=0.5), loss=squared,
         )
         for i in range(count)
     ]  # fmt: skip
@@ -136,7 +138,7 @@ def test_a_job_that_a_block_cannot_carry_is_refused() -> None:
     job = jobs_of(0, net(), count=1)[0]
     constants = [job.optimizer, job.loss, job.buffer_names, job.outer]
     block = SharedBlock(memoryview(bytearray(4 * 3 * len(job.start))), constants)
-    other = dataclasses.replace(job, optimizer=Optimizer(name="adam"))
+    other = dataclasses.replace(job, optimizer=Adam())
     with pytest.raises(RuntimeError, match=r"optimizer of a job is Optimizer\(name='adam'.*the workers were not"):
         block.write_jobs([other])
     with pytest.raises(RuntimeError, match="no room for torch.float32"):

@@ -52,8 +52,10 @@ SETTINGS = "train.rounds=3\ntrain.lr=0.05"
 OPTIONS = {  # that keep state, or must change nothing
     "plain": "",
     "server sgd, audit": "train.server_optimizer=sgd train.audit=true",
-    "server adam, client momentum": "train.server_optimizer=adam train.server_lr=0.02 {m}.client_momentum=0.5",
-    "yogi, decay": "train.server_optimizer=yogi train.server_lr=0.02 train.schedule=exponential train.decay=0.8",
+    "server adam, client momentum": "train.server_optimizer=adam train.server_optimizer.lr=0.02 "
+    "{m}.client_momentum=0.5",
+    "yogi, decay": "train.server_optimizer=yogi train.server_optimizer.lr=0.02 "
+    "train.schedule=exponential train.schedule.decay=0.8",
     "buckets of one": '{m}.before=["bucketing"] {m}.before.0.size=1',
 }
 

@@ -52,8 +52,8 @@ RECIPES = {
     "averaged buffers": f"{MOMENTUM}\ntrain.buffers=average\nmethods.fedtilt.weighting=samples",
     "frozen buffers": f"{MOMENTUM}\ntrain.buffers=frozen",
     "local head": f'{MOMENTUM}\ntrain.local=["head.*"]',
-    "all of it": 'train.optimizer=adamw\ntrain.schedule=exponential\ntrain.decay=0.5\ntrain.clip_norm=1.0\n'
-    'train.local=["head.*"]\ntrain.buffers=average\ntrain.server_optimizer=adam\ntrain.server_lr=0.05',
+    "all of it": 'train.optimizer=adamw\ntrain.optimizer.clip_norm=1.0\ntrain.schedule={name="exponential",decay=0.5}\n'
+    'train.local=["head.*"]\ntrain.buffers=average\ntrain.server_optimizer=adam\ntrain.server_optimizer.lr=0.05',
 }  # fmt: skip
 
 

@@ -34,7 +34,13 @@ def spent(folder: Path) -> dict[int, float]:
 
 
 @pytest.mark.parametrize(
-    "more", ["", "methods.fedtilt.q=0.2", "train.participation=0.5", "train.server_optimizer=adam\ntrain.server_lr=0.1"]
+    "more",
+    [
+        "",
+        "methods.fedtilt.q=0.2",
+        "train.participation=0.5",
+        "train.server_optimizer=adam\ntrain.server_optimizer.lr=0.1",
+    ],
 )
 def test_a_deployment_gives_the_simulators_models_with_the_noise_of_the_seed(
     more: str, deployment: Deployment, spec: Path, tmp_path: Path

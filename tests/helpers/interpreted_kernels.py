@@ -17,8 +17,9 @@ from torch import nn
 from triton.runtime import interpreter
 
 from fedtilt import models
+from fedtilt.optimizers import SGD, Adam, AdamW
 from fedtilt.training import autograd_loop, stacked
-from fedtilt.training.local_job import Batches, LocalJob, Optimizer, make_batches
+from fedtilt.training.local_job import Batches, LocalJob, make_batches
 from fedtilt.training.stacked.buffers import Recipe
 from fedtilt.training.stacked.stack import kernel_net
 
@@ -55,11 +56,11 @@ CASES = {
 
 PRECISIONS = {"odd images": ("float32", "bfloat16"), "mlp": ("float32", "bfloat16")}  # the others: float32
 OPTIMIZERS = [  # besides plain SGD
-    ("large batches", Optimizer(momentum=0.9, weight_decay=0.1)),
-    ("large batches", Optimizer(weight_decay=0.1)),
-    ("large batches", Optimizer(name="adam", weight_decay=0.1)),
-    ("large batches", Optimizer(momentum=0.9, nesterov=True)),
-    ("cnn", Optimizer(name="adamw", weight_decay=0.1)),
+    ("large batches", SGD(momentum=0.9, weight_decay=0.1)),
+    ("large batches", SGD(weight_decay=0.1)),
+    ("large batches", Adam(weight_decay=0.1)),
+    ("large batches", SGD(momentum=0.9, nesterov=True)),
+    ("cnn", AdamW(weight_decay=0.1)),
 ]
 
 
@@ -111,7 +112,7 @@ def main(large: bool) -> None:
     torch.set_num_threads(1)
     results = {}
     _patch_bfloat16_dot()
-    for name, optimizer in [*((name, Optimizer()) for name in CASES), *OPTIMIZERS]:
+    for name, optimizer in [*((name, SGD()) for name in CASES), *OPTIMIZERS]:
         if (name in LARGE) != large:
             continue
         model, shape, batch_size = CASES[name]

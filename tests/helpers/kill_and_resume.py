@@ -35,7 +35,12 @@ def mlp(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
     return ft.models.mlp(input_shape, classes, hidden=(8,))
 
 
-RECIPE = {"lr": 0.02, "momentum": 0.9, "schedule": "step", "decay": 0.5, "decay_rounds": 5, "server_optimizer": "yogi"}
+RECIPE = {
+    "lr": 0.02,
+    "momentum": 0.9,
+    "schedule": {"name": "step", "decay": 0.5, "every": 5},
+    "server_optimizer": "yogi",
+}
 CASES = {
     "plain": (mlp, {"lr": 0.1}),
     "local": (RecipeModel, RECIPE | {"local": ["head.*"]}),

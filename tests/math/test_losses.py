@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from fedtilt.errors import InputError
-from fedtilt.math.losses import TiltedLoss, sample_loss
+from fedtilt.losses import GCE, SCE
+from fedtilt.math.losses import TiltedLoss
 from fedtilt.math.tilt import nested_tilt, tilted_mean
 
 LOGITS = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -155,10 +156,10 @@ def test_robust_losses_are_bounded_and_have_the_limits_of_their_papers() -> None
     logits, targets = torch.tensor([[2.0, 0.0], [0.0, 40.0]]), torch.tensor([0, 0])
     p = logits.softmax(1)[:, 0]
     cross_entropy = F.cross_entropy(logits, targets, reduction="none")
-    gce = sample_loss("gce", gce_q=1.0)(logits, targets)
+    gce = GCE(exponent=1.0)(logits, targets)
     torch.testing.assert_close(gce, 1 - p)  # half the mean absolute error
-    near_0 = sample_loss("gce", gce_q=1e-6)(logits, targets)
+    near_0 = GCE(exponent=1e-6)(logits, targets)
     torch.testing.assert_close(near_0, cross_entropy, rtol=1e-4, atol=1e-4)
-    assert sample_loss("gce")(logits, targets)[1] <= 1 / 0.7  # a wrong label costs at most 1/q
-    sce = sample_loss("sce", sce_alpha=0.0)(logits, targets)
+    assert GCE()(logits, targets)[1] <= 1 / 0.7  # a wrong label costs at most 1/q
+    sce = SCE(alpha=0.0)(logits, targets)
     torch.testing.assert_close(sce, 4 * (1 - p))

@@ -228,7 +228,7 @@ def test_secret_randomness_selects_secret_clients() -> None:
 
 
 def test_the_server_optimiser_works_on_the_noisy_aggregate() -> None:
-    train = TrainSettings(privacy=PRIVACY, participation=1.0, server_optimizer="sgd", server_lr=0.5)
+    train = TrainSettings(privacy=PRIVACY, participation=1.0, server_optimizer={"rule": "sgd", "lr": 0.5})
     made, received = mechanism(3).for_round(4), torch.tensor([1.0, 2.0, 3.0])
     models = {n: received + torch.tensor([n, 0.0, 1.0]) for n in range(3)}
     updates = {n: ClientUpdate(model, 10 * n) for n, model in models.items()}

@@ -12,7 +12,7 @@ import fedtilt as ft
 from fedtilt import report
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.summary import summarise
+from fedtilt.evaluation.round_metrics import round_metrics
 from fedtilt.report.figures import MAX_METHODS, MAX_POINTS, build_figures
 from fedtilt.report.heat_map import MAX_CLIENTS
 from fedtilt.report.run_reader import read_run
@@ -103,7 +103,7 @@ def _random_run(folder: Path, clients: int, methods: list[str]) -> Path:
     for i, name in enumerate(methods):
         correct = torch.randint(i // 3, 11, (clients, 10), generator=generator)
         counts[name] = Counts(correct, None, nobody.clone())
-    summaries = {name: summarise(count, total, nobody) for name, count in counts.items()}
+    summaries = {name: round_metrics(count, total, nobody) for name, count in counts.items()}
     RunFolder(folder / "seed-0").evaluations.record(1, summaries, counts, total)
     settings = {"methods": {name: {} for name in methods}, "train": {"rounds": 1}, "data": "x", "clients": clients,
                 "outliers": {"kind": "none", "rate": 0.3, "clients": 1.0}}  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fedtilt as ft
-from fedtilt.evaluation.summary import summarise
+from fedtilt.evaluation.round_metrics import round_metrics
 from reproduction import Options, load, train_grid
 
 SETTINGS: dict[str, Any] = {
@@ -51,7 +51,7 @@ def test_a_case_has_the_metrics_of_the_simulation(case_result: dict[str, Any]) -
         ("test", last.counts["fedtilt"], last.total),
         ("validation", last.validation["fedtilt"], last.validation_total),
     ):
-        summary = summarise(counts, total, federation.has_outliers)
+        summary = round_metrics(counts, total, federation.has_outliers)
         assert summary.personal is not None
         for view, expected in (("shared", summary.shared), ("personal", summary.personal)):
             measured = part[split][view]

@@ -11,7 +11,7 @@ import fedtilt as ft
 from fedtilt.cluster.connection import connected
 from fedtilt.cluster.tasks import check_shared
 from fedtilt.tuning.search import Search
-from fedtilt.tuning.trainer import OutOfTime
+from fedtilt.tuning.training import OutOfTime
 from tests.helpers.ray_cluster import LoopbackCluster, loopback_cluster
 
 pytest.importorskip("ray")

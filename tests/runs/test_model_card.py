@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedtilt as ft
-from fedtilt.evaluation.intervals import exact_interval
+from fedtilt.evaluation.weighted_predictions import clopper_pearson
 from fedtilt.runs.export import export_model
 from fedtilt.runs.model_card import model_card
 
@@ -45,7 +45,7 @@ def card(folder: Path, method: str, client: str | None = None) -> str:
 
 
 def row(name: str, correct: int, total: int) -> str:
-    low, high, *_ = exact_interval(correct, total, 0.95)
+    low, high = clopper_pearson(correct, total, 0.95)
     return f"| {name} | {100 * correct / total:.1f} % ({100 * low:.1f} to {100 * high:.1f}) | {total} |"
 
 

@@ -25,10 +25,8 @@ participation = 0.5
 epochs = 1
 lr = 0.02
 momentum = 0.9
-schedule = "exponential"
-decay = 0.9
-server_optimizer = "adam"
-server_lr = 0.1
+schedule = { name = "exponential", decay = 0.9 }
+server_optimizer = { rule = "adam", lr = 0.1 }
 local = ["head.*"]
 eval_every = 2
 workers = 0
@@ -94,7 +92,7 @@ def test_the_default_interval_between_evaluations_stays_as_it_was(spec_file: Pat
     ("settings", "rounds", "message"),
     [
         (
-            ["train.schedule=cosine", "train.decay="],
+            ["train.schedule=cosine"],
             6,
             "schedule = 'cosine', in which every round depends on rounds = 3",
         ),

@@ -14,7 +14,7 @@ from torch import nn
 import fedtilt as ft
 from fedtilt.cli.console import Console
 from fedtilt.cli.tables import legend
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import read_json
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
 from fedtilt.report.run_reader import read_run
@@ -33,7 +33,7 @@ def federation() -> ft.Federation:
     return ft.Federation.build(ft.data.load("digits"), clients=10, max_train=30)
 
 
-def spent(history: list[tuple[int, Summary]]) -> list[float]:
+def spent(history: list[tuple[int, RoundMetrics]]) -> list[float]:
     return [summary.privacy.epsilon for _, summary in history if summary.privacy is not None]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fedtilt as ft
 from fedtilt import report, seeds
 from fedtilt.errors import InputError
-from fedtilt.evaluation.scores import scores_of
+from fedtilt.evaluation.metrics import scores_of
 from fedtilt.files import read_json, write_tensors
 from fedtilt.runs.audit import audit_run
 from fedtilt.runs.export import export_model
@@ -77,8 +77,8 @@ def tilted(losses: Tensor, groups: Tensor, tau: float, lam: float) -> Tensor:
 def test_fedtilt_equals_an_independent_loop(loss: str, group: str | None) -> None:
     fed = ft.Federation.build(table(group=group), max_train=40)
     method = ft.fedtilt(tau=0.7, lam=-0.3, mu=0.5)
-    delta = {"huber_delta": 0.5} if loss == "huber" else {}
-    result = ft.run([method], fed, small_mlp, **SETTINGS, loss=loss, **delta, batch_size=10)["fedtilt"]
+    delta = {"delta": 0.5} if loss == "huber" else {}
+    result = ft.run([method], fed, small_mlp, **SETTINGS, loss={"name": loss, **delta}, batch_size=10)["fedtilt"]
 
     mean, deviation = fed.target.mean, fed.target.deviation
     column = fed.groups[group or "range"].train

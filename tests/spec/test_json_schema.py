@@ -54,7 +54,10 @@ POSSIBLE = [
     ("data", {"images": "photos", "image_size": [8, 16], "image_channels": 3}),
     ("model", {"name": "mine:net", "arguments": {"width": 64, "deep": {"a": [1]}}}),
     ("outliers", {"kind": "flips", "pairs": {"3": 5}}),
-    ("train", {"class_weights": [1, 2.5], "lr": 1, "init": "weights.safetensors", "loss": "mine:loss"}),
+    (
+        "train",
+        {"optimizer": {"name": "sgd", "nesterov": True}, "lr": 1, "init": "weights.safetensors", "loss": "mine:loss"},
+    ),
 ]
 WRONG = [
     ("methods", []),
@@ -73,7 +76,8 @@ WRONG = [
     ("train", {"rounds": "5"}),
     ("train", {"participation": 0}),
     ("train", {"backend": "fast"}),
-    ("train", {"nesterov": 1}),
+    ("train", {"optimizer": {"name": "sgd", "nesterov": 1}}),
+    ("train", {"loss": {"name": "focal", "delta": 1.0}}),
     ("train", {"seed": 1}),
     ("data", {"image_size": [1, 2, 3]}),
     ("data", {"drop": "id"}),

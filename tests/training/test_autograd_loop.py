@@ -4,8 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from fedtilt.models import parameters_to_vector
+from fedtilt.optimizers import SGD
 from fedtilt.parts import buffers_to_vector
-from fedtilt.training import LocalJob, Optimizer, autograd_loop, make_batches
+from fedtilt.training import LocalJob, autograd_loop, make_batches
 
 
 class Net(nn.Module):
@@ -36,7 +37,7 @@ def trained(model: Net, precision: str) -> tuple[Tensor, Tensor]:
     start = parameters_to_vector(model)
     job = LocalJob(
         start=start, anchor=start, prox=0.1, tau=1.0, lam=-1.0, lr=0.05, buffer_names=NAMES,
-        buffers=buffers_to_vector(model, NAMES), optimizer=Optimizer(momentum=0.9), loss=loss,
+        buffers=buffers_to_vector(model, NAMES), optimizer=SGD(momentum=0.9), loss=loss,
     )  # fmt: skip
     (result,) = autograd_loop.train(model, [job], [batches], precision=precision)
     assert result.parameters.dtype == torch.float32

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from fedtilt import models, seeds
 from fedtilt.errors import InputError
-from fedtilt.math.losses import sample_loss
+from fedtilt.losses import GCE, SCE, CrossEntropy, Focal, Huber, Loss, Squared
+from fedtilt.optimizers import SGD, Adam, AdamW, Optimizer
 from fedtilt.training import (
     BACKENDS,
     LAST_BATCH,
     BackendChoice,
     LocalJob,
-    Optimizer,
     choose_backend,
     distinct_jobs,
     make_batches,
@@ -111,7 +111,7 @@ NOT_FUSED = "the model is not an nn.Sequential of Flatten, Linear (with bias) an
     ("model", "settings", "name", "reasons"),
     [
         (MODELS["mlp"], {}, "native", {}),
-        (MODELS["mlp"], {"optimizer": Optimizer(name="adam", clip_norm=1.0)}, "native", {}),
+        (MODELS["mlp"], {"optimizer": Adam(clip_norm=1.0)}, "native", {}),
         (
             MODELS["mlp"], {"loss": squared_error}, "autograd",
             {
@@ -166,14 +166,14 @@ def test_every_backend_is_deterministic_and_does_not_change_its_inputs(backend: 
 
 
 OPTIMIZERS = (
-    Optimizer(momentum=0.9),
-    Optimizer(momentum=0.9, nesterov=True, weight_decay=0.1),
-    Optimizer(weight_decay=0.1),
-    Optimizer(clip_norm=0.3),
-    Optimizer(momentum=0.5, weight_decay=0.1, clip_norm=0.5),
-    Optimizer(name="adam"),
-    Optimizer(name="adam", weight_decay=0.1, clip_norm=0.5),
-    Optimizer(name="adamw", weight_decay=0.1),
+    SGD(momentum=0.9),
+    SGD(momentum=0.9, nesterov=True, weight_decay=0.1),
+    SGD(weight_decay=0.1),
+    SGD(clip_norm=0.3),
+    SGD(momentum=0.5, weight_decay=0.1, clip_norm=0.5),
+    Adam(),
+    Adam(weight_decay=0.1, clip_norm=0.5),
+    AdamW(weight_decay=0.1),
 )
 
 
@@ -201,21 +201,21 @@ def test_the_optimizers_of_native_are_those_of_torch(name: str, optimizer: Optim
 
 
 LOSSES = {
-    "label smoothing": {"loss": "cross_entropy", "label_smoothing": 0.2},
-    "class weights": {"loss": "cross_entropy", "class_weights": (1.0, 3.0, 0.5, 0.0)},
-    "focal": {"loss": "focal", "gamma": 0.5, "class_weights": (1.0, 3.0, 0.5, 2.0)},
-    "gce": {"loss": "gce", "gce_q": 0.7, "class_weights": (1.0, 3.0, 0.5, 2.0)},
-    "sce": {"loss": "sce", "sce_alpha": 0.5, "sce_beta": 2.0},
+    "label smoothing": CrossEntropy(label_smoothing=0.2),
+    "class weights": CrossEntropy(class_weights=(1.0, 3.0, 0.5, 0.1)),
+    "focal": Focal(gamma=0.5, class_weights=(1.0, 3.0, 0.5, 2.0)),
+    "gce": GCE(exponent=0.7, class_weights=(1.0, 3.0, 0.5, 2.0)),
+    "sce": SCE(alpha=0.5, beta=2.0),
 }
 
 
 @needs_kernel
-@pytest.mark.parametrize("settings", LOSSES.values(), ids=LOSSES)
-@pytest.mark.parametrize("optimizer", [Optimizer(), Optimizer(momentum=0.9)], ids=Optimizer.describe)
-def test_native_has_the_losses_with_a_name(settings: dict, optimizer: Optimizer) -> None:
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("optimizer", [SGD(), SGD(momentum=0.9)], ids=Optimizer.describe)
+def test_native_has_the_losses_with_a_name(loss: Loss, optimizer: Optimizer) -> None:
     model = models.build(MODELS["mlp"], SHAPE, CLASSES, seed=3)
     jobs, batches = make_jobs(model)
-    jobs = [replace(job, loss=sample_loss(**settings), optimizer=optimizer) for job in jobs]
+    jobs = [replace(job, loss=loss.function, optimizer=optimizer) for job in jobs]
     assert choose_backend(model, jobs, "cpu") == ("native", {}, None)
     expected = BACKENDS["autograd"](model, jobs, batches)
     for job, trained, reference in zip(jobs, native.train(model, jobs, batches), expected, strict=True):
@@ -225,15 +225,14 @@ def test_native_has_the_losses_with_a_name(settings: dict, optimizer: Optimizer)
 
 
 @needs_kernel
-@pytest.mark.parametrize(("loss", "outputs"), [("squared", 1), ("squared", 3), ("huber", 1)])
-@pytest.mark.parametrize("optimizer", [Optimizer(), Optimizer(momentum=0.9)], ids=Optimizer.describe)
+@pytest.mark.parametrize(("loss", "outputs"), [(Squared(), 1), (Squared(), 3), (Huber(delta=0.5), 1)])
+@pytest.mark.parametrize("optimizer", [SGD(), SGD(momentum=0.9)], ids=Optimizer.describe)
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
-def test_native_has_the_losses_of_numbers(name: str, optimizer: Optimizer, loss: str, outputs: int) -> None:
+def test_native_has_the_losses_of_numbers(name: str, optimizer: Optimizer, loss: Loss, outputs: int) -> None:
     build = {"mlp": models.mlp, "cnn": models.cnn}[name]
     model = models.build(build, SHAPE, outputs, seed=3)
     jobs, batches = make_jobs(model)
-    sample = sample_loss(loss, huber_delta=0.5 if loss == "huber" else None)
-    jobs = [replace(job, loss=sample, group="ward", lr=job.lr / 5, optimizer=optimizer) for job in jobs]
+    jobs = [replace(job, loss=loss.function, group="ward", lr=job.lr / 5, optimizer=optimizer) for job in jobs]
     batches = [replace(data, y=data.x.flatten(1).sum(1) / 5) for data in batches]
     assert choose_backend(model, jobs, "cpu") == ("native", {}, None)
     expected = BACKENDS["autograd"](model, jobs, batches)
@@ -250,7 +249,7 @@ def test_focal_loss_of_a_certain_prediction_has_no_gradient() -> None:
     start[-CLASSES] = 200.0  # the bias of class 0
     x, y = torch.zeros(5, *SHAPE), torch.zeros(5, dtype=torch.long)
     data = make_batches(x, y, seed=3, round=1, client=0, epochs=1, batch_size=5)
-    job = LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=1.0, loss=sample_loss("focal", gamma=0.5))
+    job = LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=1.0, loss=Focal(gamma=0.5).function)
     (trained,) = native.train(model, [job], [data])
     assert torch.equal(trained.parameters, start)
 
@@ -264,9 +263,9 @@ TILTS = ((0.0, 0.0), (2.0, -2.0), (-2.0, 2.0), (50.0, 100.0), (INF, -INF), (-INF
 @pytest.mark.parametrize(
     ("backend", "optimizer"),
     [
-        ("native", Optimizer()),
-        ("native", Optimizer(momentum=0.5, weight_decay=0.1, clip_norm=2)),
-        ("fused", Optimizer()),
+        ("native", SGD()),
+        ("native", SGD(momentum=0.5, weight_decay=0.1, clip_norm=2)),
+        ("fused", SGD()),
     ],
 )
 def test_any_depth_and_batch_size(backend: str, optimizer: Optimizer, hidden: tuple[int, ...], size: int) -> None:
@@ -456,7 +455,7 @@ def test_an_epoch_has_every_sample_once() -> None:
 def test_fused_trains_plain_sgd_only() -> None:
     reason = r"because the optimiser is not plain SGD \(sgd, momentum = 0.9\); use 'auto' or 'autograd'"
     with pytest.raises(InputError, match=reason):
-        choose(MODELS["mlp"](), backend="fused", optimizer=Optimizer(momentum=0.9))
+        choose(MODELS["mlp"](), backend="fused", optimizer=SGD(momentum=0.9))
 
 
 def test_an_unsupported_backend_is_rejected() -> None:

@@ -10,9 +10,10 @@ import torch
 import fedtilt as ft
 from fedtilt import compiler, models, spec
 from fedtilt.errors import InputError
-from fedtilt.math.losses import sample_loss
+from fedtilt.losses import CrossEntropy
+from fedtilt.optimizers import SGD, Optimizer
 from fedtilt.runs import spec_run
-from fedtilt.training import Batches, LocalJob, Optimizer, choose_backend, make_batches, native
+from fedtilt.training import Batches, LocalJob, choose_backend, make_batches, native
 from tests.helpers.callbacks import Calls
 
 needs_kernel = pytest.mark.skipif(
@@ -41,7 +42,7 @@ def make_job(**changes: object) -> LocalJob:
 
 
 @needs_kernel
-@pytest.mark.parametrize("optimizer", [Optimizer(), Optimizer(momentum=0.9), Optimizer(clip_norm=1.0)])
+@pytest.mark.parametrize("optimizer", [SGD(), SGD(momentum=0.9), SGD(clip_norm=1.0)])
 @pytest.mark.parametrize("tilt", [0.0, 3.0, -3.0, float("inf"), float("-inf")])
 def test_a_diverging_job_ends_with_non_finite_numbers(tilt: float, optimizer: Optimizer) -> None:
     diverging = {"lr": 1e30, "tau": tilt, "lam": tilt, "optimizer": optimizer}
@@ -118,7 +119,7 @@ def test_parameters_of_another_model_are_rejected() -> None:
 
 @needs_kernel
 def test_class_weights_of_another_number_of_classes_are_rejected() -> None:
-    loss = sample_loss("cross_entropy", class_weights=(1.0, 2.0))
+    loss = CrossEntropy(class_weights=(1.0, 2.0)).function
     with pytest.raises(InputError, match="class_weights has 2 values for 3 classes; give one each"):
         native.train(MODEL, [make_job(loss=loss)], [make_data()])
 

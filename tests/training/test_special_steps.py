@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtilt import models
-from fedtilt.training import BACKENDS, LocalJob, Optimizer, Trained, choose_backend, make_batches, native, stacked
+from fedtilt.optimizers import SGD, Adam, Optimizer
+from fedtilt.training import BACKENDS, LocalJob, Trained, choose_backend, make_batches, native, stacked
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 
 EPOCHS = 2
@@ -39,10 +40,10 @@ KINDS = ("drift", "moving anchor", "first", "utility")
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     [
-        ("mlp", Optimizer()),
-        ("cnn", Optimizer()),
-        ("mlp", Optimizer(momentum=0.9, clip_norm=1.0)),
-        ("mlp", Optimizer(name="adam")),
+        ("mlp", SGD()),
+        ("cnn", SGD()),
+        ("mlp", SGD(momentum=0.9, clip_norm=1.0)),
+        ("mlp", Adam()),
     ],
 )
 def test_backends_agree_with_the_autograd_loop(kind: str, name: str, optimizer: Optimizer) -> None:
@@ -116,7 +117,7 @@ def test_only_the_jobs_with_unknown_steps_are_left_to_autograd(monkeypatch: pyte
     model = models.build(MODELS["mlp"], SHAPE, CLASSES, seed=3)
     jobs, _ = make_jobs(model)
     some_of_a_layer = special(jobs[0], "first")
-    with_momentum = replace(some_of_a_layer, optimizer=Optimizer(momentum=0.9))
+    with_momentum = replace(some_of_a_layer, optimizer=SGD(momentum=0.9))
     choice = choose_backend(model, [jobs[0], some_of_a_layer, with_momentum], "cuda")
     reason = "some parameters train before the others, with an optimiser other than plain SGD"
     assert choice.describe() == f"stacked (autograd for jobs where {reason})"

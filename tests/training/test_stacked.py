@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedtilt import models
-from fedtilt.math.losses import cross_entropy, sample_loss
+from fedtilt.losses import CrossEntropy, Focal
+from fedtilt.math.losses import cross_entropy
+from fedtilt.optimizers import SGD, Adam, AdamW, Optimizer
 from fedtilt.parts import buffers_to_vector, changing_buffers
-from fedtilt.training import BACKENDS, LocalJob, Optimizer, Trained, make_batches, native, stacked
+from fedtilt.training import BACKENDS, LocalJob, Trained, make_batches, native, stacked
 from fedtilt.training.stacked import stack
 from fedtilt.training.stacked.graph_passes import lift_constants, simplify
 from fedtilt.training.stacked.parameter_rows import ParameterRows
@@ -49,14 +51,14 @@ def assert_equal_training(
 
 
 OPTIMIZERS = [
-    Optimizer(momentum=0.9),
-    Optimizer(weight_decay=0.1),
-    Optimizer(momentum=0.9, nesterov=True, weight_decay=0.01),
-    Optimizer(clip_norm=0.5),
-    Optimizer(momentum=0.5, clip_norm=1e3),
-    Optimizer(name="adam"),
-    Optimizer(name="adam", weight_decay=0.1, clip_norm=0.5),
-    Optimizer(name="adamw", weight_decay=0.1),
+    SGD(momentum=0.9),
+    SGD(weight_decay=0.1),
+    SGD(momentum=0.9, nesterov=True, weight_decay=0.01),
+    SGD(clip_norm=0.5),
+    SGD(momentum=0.5, clip_norm=1e3),
+    Adam(),
+    Adam(weight_decay=0.1, clip_norm=0.5),
+    AdamW(weight_decay=0.1),
 ]
 
 
@@ -76,7 +78,7 @@ def test_jobs_of_several_recipes_and_lengths_in_one_call() -> None:
     model = models.build(MODELS["norm"], SHAPE, CLASSES, seed=3)
     jobs, batches = make_jobs(model)
     recipes = [
-        {}, {"optimizer": Optimizer(momentum=0.9)}, {"steps": 3, "optimizer": Optimizer(momentum=0.9)}, {"epochs": 1},
+        {}, {"optimizer": SGD(momentum=0.9)}, {"steps": 3, "optimizer": SGD(momentum=0.9)}, {"epochs": 1},
     ]  # fmt: skip
     jobs = [replace(job, **recipes[i % 4]) for i, job in enumerate(jobs)]
     assert_equal_training(model, jobs, batches)
@@ -91,9 +93,9 @@ def hinge(outputs: Tensor, labels: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "loss",
     [
-        sample_loss("cross_entropy", label_smoothing=0.1),
-        sample_loss("focal", gamma=1.5),
-        sample_loss("cross_entropy", class_weights=(1.0, 2.0, 0.5, 3.0)),
+        CrossEntropy(label_smoothing=0.1).function,
+        Focal(gamma=1.5).function,
+        CrossEntropy(class_weights=(1.0, 2.0, 0.5, 3.0)).function,
         hinge,
     ],
     ids=["label smoothing", "focal", "class weights", "a function"],
@@ -113,7 +115,7 @@ def batch_norm_net() -> nn.Module:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("optimizer", [Optimizer(), Optimizer(momentum=0.9), Optimizer(name="adamw")])
+@pytest.mark.parametrize("optimizer", [SGD(), SGD(momentum=0.9), AdamW()])
 def test_batch_norm_with_buffers_of_its_own(optimizer: Optimizer) -> None:
     """Unequal clients and short batches: padding neither normalises nor enters the running statistics."""
     model = models.build(batch_norm_net, SHAPE, CLASSES, seed=3)
@@ -190,7 +192,7 @@ def test_a_batch_of_one_sample_is_refused_by_torch() -> None:
             BACKENDS[backend](model, [job], [data])
 
 
-@pytest.mark.parametrize("optimizer", [Optimizer(), Optimizer(momentum=0.9, weight_decay=0.1)])
+@pytest.mark.parametrize("optimizer", [SGD(), SGD(momentum=0.9, weight_decay=0.1)])
 def test_frozen_parameters(optimizer: Optimizer) -> None:
     model = models.build(lambda: models.mlp(SHAPE, CLASSES, (20, 15)), SHAPE, CLASSES, seed=3)
     model[1].requires_grad_(False)
@@ -312,8 +314,8 @@ def test_a_compiled_step_is_the_same_and_is_found_in_the_cache(tmp_path: Path, m
     model[3].bias.requires_grad_(False)
     names = changing_buffers(model, SHAPE)
     jobs, batches = make_jobs(model)
-    buffers, optimizer = buffers_to_vector(model, names), Optimizer(momentum=0.9)
-    loss = sample_loss("cross_entropy", class_weights=(1.0, 2.0, 0.5, 3.0))
+    buffers, optimizer = buffers_to_vector(model, names), SGD(momentum=0.9)
+    loss = CrossEntropy(class_weights=(1.0, 2.0, 0.5, 3.0)).function
     recipe = {"buffer_names": names, "buffers": buffers, "optimizer": optimizer, "loss": loss, "lr": 0.01}
     jobs = [replace(job, **recipe) for job in jobs]
     monkeypatch.setattr(stack, "VmapStep", partial(VmapStep, compiled=True))

@@ -60,5 +60,7 @@ def test_options_are_parsed_or_refused() -> None:
 
 
 def test_what_belongs_to_a_machine_is_not_tuned() -> None:
-    assert {"batch_size", "epochs", "optimizer", "participation", "server_lr"} <= set(training_axes())
-    assert not {"rounds", "seed", "device", "workers", "backend", "class_weights"} & set(training_axes())
+    assert {"batch_size", "epochs", "optimizer", "participation", "server_optimizer.lr", "loss.gamma"} <= set(
+        training_axes()
+    )
+    assert not {"rounds", "seed", "device", "workers", "backend", "loss.class_weights"} & set(training_axes())

@@ -76,13 +76,12 @@ def test_an_objective_that_does_not_exist_is_refused(name: str, task: str, group
 
 
 def test_bounds_of_accuracies_may_be_shares() -> None:
-    find = functools.partial(find_objective, federation=federation())
-    found = constraints_of({"accuracy": 0.9, "group:sex": 80}, {"client_fairness": 1}, find)
+    found = constraints_of({"accuracy": 0.9, "group:sex": 80}, {"client_fairness": 1}, federation())
     assert [str(c) for c in found] == ["accuracy ≥ 90 %", "worst sex ≥ 80 %", "client fairness ≤ 1 points"]
     assert [c.violation(value) for c, value in zip(found, (85.0, 90.0, 3.0), strict=True)] == [5.0, 0.0, 2.0]
     with pytest.raises(InputError, match="at least accuracy = 101 is not possible; give a share such as 0.9"):
-        constraints_of({"accuracy": 101}, {}, find)
-    numbers = functools.partial(find_objective, federation=federation(REGRESSION))
+        constraints_of({"accuracy": 101}, {}, federation())
+    numbers = federation(REGRESSION)
     assert [str(c) for c in constraints_of({}, {"mae": 120.5}, numbers)] == ["MAE ≤ 120.5"]
 
 

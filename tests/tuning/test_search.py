@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,16 @@ from fedtilt.methods.objectives import Tilted
 from fedtilt.runs.callback import SearchProgress
 from fedtilt.spec import MethodSpec, load
 from fedtilt.tuning.search import Search
-from fedtilt.tuning.subject import SpecSubject
 from fedtilt.tuning.tune import parse_duration
+from fedtilt.tuning.tuned_method import SpecMethod
 from tests.helpers.callbacks import Calls
 
 MLP = functools.partial(ft.models.mlp, hidden=(8,))
 TRAIN = {"rounds": 4, "participation": 0.5, "epochs": 1, "lr": 0.1, "workers": 0}
 METHOD = ft.fedtilt(tau=0, lam=0)
 SHARED = ft.fedavg()  # without a proximal term, which limits lr
+
+SHARED_TILTED = ft.fedtilt(tau=0, lam=0, mu=math.inf)
 
 
 @functools.cache
@@ -126,17 +129,32 @@ def test_a_setting_that_diverges_is_left_out(tmp_path: Path) -> None:
     tuning = tune(SHARED, **options, callbacks=[calls])
     assert tuning.diverged == ("fedavg lr=1e+30",)
     assert "method 'fedavg lr=1e+30' diverged" in calls.notices[0]
-    assert calls.notices[0].endswith("going on without it")
-    assert tuning.keep_yours
+    assert calls.notices[0].endswith("continuing without it")
+    assert tuning.is_unchanged
     assert values(tune(SHARED, **options)) == values(tuning)
     with pytest.raises(InputError, match="every setting of fedavg diverged"):
         tune(SHARED, over={"lr": [1e30, 2e30]}, lr=1e30)
 
 
+def test_a_search_killed_after_a_setting_diverged_is_resumed_without_it(tmp_path: Path) -> None:
+    options = {"over": {"tau": [1, 2], "lr": [0.1, 1e30]}, "seeds": 2, "halving": False}
+
+    def kill(step: SearchProgress) -> None:
+        if step.round == 2:
+            raise KeyboardInterrupt
+
+    expected = tune(SHARED_TILTED, **options)
+    assert len(expected.diverged) == 2
+    with pytest.raises(KeyboardInterrupt):
+        tune(SHARED_TILTED, **options, out=tmp_path, callbacks=[Calls(on_search=kill)])
+    resumed = tune(SHARED_TILTED, **options, out=tmp_path)
+    assert (resumed.diverged, values(resumed)) == (expected.diverged, values(expected))
+
+
 def test_the_budget_ends_a_search_with_what_it_has() -> None:
     tuning = tune(over={"lam": [-2, -1, 0, 1, 5]}, budget=1e-6)
     assert tuning.out_of_time
-    assert tuning.keep_yours
+    assert tuning.is_unchanged
     assert tuning.reason == "keep yours: the budget ended before any setting was compared"
     assert not tune(over={"lam": [-2]}, budget="1h").out_of_time
 
@@ -180,7 +198,7 @@ def test_a_recommendation_keeps_its_constraints() -> None:
     assert tuning.settings[tuning.chosen].validation["accuracy"] <= 30
     impossible = tune(over={"lr": [0.0001, 0.1]}, halving=False, at_least={"accuracy": 1.0})
     assert not impossible.is_possible
-    assert impossible.keep_yours
+    assert impossible.is_unchanged
     assert impossible.reason.startswith("no setting has accuracy ≥ 100 %; the nearest is")
 
 
@@ -190,7 +208,7 @@ def test_impossible_combinations_are_named_and_impossible_values_refused() -> No
     tuning = tune(over=over, callbacks=[calls], halving=False)
     assert list(tuning.settings) == ["fedtilt", "fedtilt aggregator=tilted q=1", "fedtilt aggregator=median q=0"]
     assert calls.notices == [
-        "1 setting, 'fedtilt aggregator=median q=1', is not possible and left out: "
+        "1 setting, 'fedtilt aggregator=median q=1', is not possible and skipped: "
         + tuning.impossible["fedtilt aggregator=median q=1"]
     ]
     with pytest.raises(InputError, match="method 'fedtilt': proximal: mu must be a number ≥ 0, got -1"):
@@ -231,31 +249,31 @@ def test_a_federation_without_validation_data_and_several_methods_are_refused() 
 
 def test_a_setting_missing_from_a_spec_is_that_of_the_preset_or_of_the_run() -> None:
     spec = load("digits", methods=["fedprox", "local"], overrides=["train.lr=0.2", "train.lr_personal=0.3"])
-    assert SpecSubject(spec, None, ["mu", "lr", "batch_size"]).yours == {"mu": 0.01, "lr": 0.2, "batch_size": 10}
-    assert SpecSubject(spec, "local", ["lr_personal"]).yours == {"lr_personal": 0.3}
-    assert SpecSubject(load("digits"), None, ["lam"]).name == "fedtilt"  # the first that has it
+    assert SpecMethod(spec, None, ["mu", "lr", "batch_size"]).current == {"mu": 0.01, "lr": 0.2, "batch_size": 10}
+    assert SpecMethod(spec, "local", ["lr_personal"]).current == {"lr_personal": 0.3}
+    assert SpecMethod(load("digits"), None, ["lam"]).name == "fedtilt"  # the first that has it
     with pytest.raises(InputError, match="over tau: there is no such setting to tune"):
-        SpecSubject(spec, None, ["tau"])
+        SpecMethod(spec, None, ["tau"])
     term = MethodSpec(preset="term", name="term", settings={"t": 1.0})
     both = dataclasses.replace(load("digits"), methods=(term, *spec.methods))
     with pytest.raises(InputError, match="no method has all of t and mu; term has t"):
-        SpecSubject(both, None, ["t", "mu"])
-    recipe = SpecSubject(both, None, ["t"]).recipe({"t": 3.0})
-    assert recipe.method.objective == Tilted(3.0, 3.0)
+        SpecMethod(both, None, ["t", "mu"])
+    candidate = SpecMethod(both, None, ["t"]).candidate({"t": 3.0})
+    assert candidate.method.objective == Tilted(3.0, 3.0)
 
 
 def test_components_and_their_settings_are_axes() -> None:
     settings = {"aggregator": {"rule": "krum", "bad_share": 0.2}, "before": ["clipping"]}
     method = MethodSpec(preset="ditto", name="ditto", settings=settings)
     base = dataclasses.replace(load("digits"), methods=(method,))
-    subject = SpecSubject(base, None, ["aggregator", "aggregator.bad_share", "before.0.radius", "personal.mu"])
-    assert subject.yours == {
+    tuned = SpecMethod(base, None, ["aggregator", "aggregator.bad_share", "before.0.radius", "personal.mu"])
+    assert tuned.current == {
         "aggregator": "krum",
         "aggregator.bad_share": 0.2,
         "before.0.radius": None,
         "personal.mu": 0.01,
     }
-    krum = subject.recipe({"aggregator": "krum", "aggregator.bad_share": 0.3, "before.0.radius": 2.0}).method
+    krum = tuned.candidate({"aggregator": "krum", "aggregator.bad_share": 0.3, "before.0.radius": 2.0}).method
     assert krum == ft.ditto(aggregator=Krum(0.3), before=Clip(2.0))
 
 

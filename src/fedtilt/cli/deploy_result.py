@@ -12,9 +12,8 @@ from fedtilt.cli.group_tables import group_tables
 from fedtilt.cli.run_folders import write_report
 from fedtilt.cli.tables import worst_client_and_class
 from fedtilt.data.groups import CLASS
-from fedtilt.evaluation.method_result import MethodResult
-from fedtilt.evaluation.scores import SCORES
-from fedtilt.evaluation.summary import evaluated_counts
+from fedtilt.evaluation.metrics import SCORES
+from fedtilt.evaluation.results import MethodResult
 from fedtilt.files import read_json
 from fedtilt.parts import Parts
 from fedtilt.report import read_run
@@ -71,7 +70,7 @@ def _last_evaluation(folder: Path, task: "ResolvedTask") -> tuple[int, MethodRes
     result = MethodResult(
         method=task.method,
         history=[],
-        sums=evaluated_counts(counts[task.method.name]),
+        sums=counts[task.method.name].evaluated,
         total=total,
         client_names=tuple(read_json(folder / "federation.json")["clients"]),
         _net=nn.Identity(),  # only the counts are used

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from fedtilt.cli.console import escape
 from fedtilt.cli.tables import fits, format_mean_std
-from fedtilt.evaluation.scores import Score, main_score
+from fedtilt.evaluation.metrics import Score, main_score
 
 _COLUMNS = [("spread", "spread"), ("spread in\nclients", "client_spread_mean"), ("worst in\nclients", "client_worst")]
 

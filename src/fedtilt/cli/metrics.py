@@ -16,7 +16,7 @@ from fedtilt.cli.tables import fits
 from fedtilt.data.groups import CLASS
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.decision_metrics import METRICS
-from fedtilt.evaluation.estimates import NO_SAMPLES, Estimate
+from fedtilt.evaluation.intervals import NO_SAMPLES, Estimate
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame
 from fedtilt.evaluation.predictions import CLIENT
 from fedtilt.files import write_bytes

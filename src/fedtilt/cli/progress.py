@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from fedtilt.cli.console import Console, escape
 from fedtilt.cli.tables import best_methods, progress_table
 from fedtilt.cluster.tasks import TaskProgress, describe_tasks
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.runs.callback import Callback, RunStart, SearchProgress
 from fedtilt.simulation import Round
 
@@ -137,7 +137,7 @@ class _RunProgress(Callback):
         if self._seeds > 1:
             self._display.set_title(f"seed {run.seed}")
 
-    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+    def on_round(self, round: Round, metrics: Mapping[str, RoundMetrics] | None) -> None:
         backend = f"backend: {round.backend.describe()}"
         if self._verbose and backend != self._backend:
             self._backend = backend

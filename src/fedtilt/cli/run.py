@@ -28,8 +28,7 @@ from fedtilt.cli.progress import show_progress
 from fedtilt.cli.run_folders import new_folder, print_folder, resumable, write_report
 from fedtilt.cli.spec_argument import SpecArgument
 from fedtilt.cli.tables import clients_without_test_data, comparison_table, legend
-from fedtilt.evaluation.over_seeds import over_seeds
-from fedtilt.evaluation.results import Result
+from fedtilt.evaluation.results import Result, over_seeds
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.runs.trackers import trackers_of

@@ -13,10 +13,9 @@ from torch import Tensor
 from fedtilt.cli.console import Console, escape
 from fedtilt.data.groups import in_words
 from fedtilt.evaluation.certificate import Certificate, describe
-from fedtilt.evaluation.method_result import MethodResult
-from fedtilt.evaluation.results import Result
-from fedtilt.evaluation.scores import ACCURACY, SCORES, main_score, scores_of
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.metrics import ACCURACY, SCORES, main_score, scores_of
+from fedtilt.evaluation.results import MethodResult, Result
+from fedtilt.evaluation.round_metrics import RoundMetrics
 
 Column = tuple[str, str, bool]  # title, key in `over_seeds`, whether higher is better
 _MAX_CERTIFIED = 4  # methods in the line of the certificate
@@ -217,7 +216,7 @@ def format_mean_std(values: Mapping[str, Any]) -> str:
     return f"{values['mean']:.2f}" + ("" if values["std"] is None else f" ± {values['std']:.2f}")
 
 
-def best_methods(summaries: Mapping[str, Summary], count: int) -> dict[str, Summary]:
+def best_methods(summaries: Mapping[str, RoundMetrics], count: int) -> dict[str, RoundMetrics]:
     """All methods, or the `count` with the best score if there are more."""
     if len(summaries) <= count:
         return dict(summaries)
@@ -226,7 +225,7 @@ def best_methods(summaries: Mapping[str, Summary], count: int) -> dict[str, Summ
     return dict(ranked[:count])
 
 
-def progress_table(summaries: Mapping[str, Summary] | None) -> Table:
+def progress_table(summaries: Mapping[str, RoundMetrics] | None) -> Table:
     """The table below the progress bar."""
     out = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2))
     shown = best_methods(summaries or {}, 8)

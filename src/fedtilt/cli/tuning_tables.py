@@ -132,7 +132,7 @@ def _test_table(tuning: Tuning) -> Table:
         out.add_column(_title(objective), justify="right", no_wrap=True)
     for name, values in tuning.test.items():
         title = "yours" if name == tuning.method else "recommended"
-        if tuning.keep_yours and tuning.is_possible:
+        if tuning.is_unchanged and tuning.is_possible:
             title = "yours, recommended"
         cells = []
         for objective in tuning.objectives:

@@ -18,7 +18,8 @@ def setting(
     default: Any, meaning: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None,
     lt: float | None = None, choices: Iterable[Any] = (), example: Any = None, allowed: str = "", heading: str = "",
     inf: bool = False, only_with: Mapping[str, Iterable[Any]] | None = None,
-    check: Callable[[Any], object] | None = None, in_table: bool = True,
+    check: Callable[[Any], object] | None = None, in_table: bool = True, named: Mapping[str, Any] | None = None,
+    own: str = "",
 ) -> Any:  # fmt: skip
     """A field; with a default of None it is optional.
 
@@ -37,11 +38,13 @@ def setting(
         only_with: another setting → the values with which this one has an effect; empty: all but its default
         check: whether a value of the right type is possible, in a file
         in_table: whether it is a key of its table in a file
+        named: the classes of `NamedSettings` that it may be an object of, by name
+        own: how a file names the user's own
     """
     limits = {key: value for key, value in {"ge": ge, "gt": gt, "le": le, "lt": lt}.items() if value is not None}
     metadata = {
         "meaning": meaning, "limits": limits, "choices": tuple(choices), "example": example, "allowed": allowed,
-        "heading": heading, "inf": inf, "check": check, "in_table": in_table,
+        "heading": heading, "inf": inf, "check": check, "in_table": in_table, "named": named or {}, "own": own,
         "only_with": {name: tuple(values) for name, values in (only_with or {}).items()},
     }  # fmt: skip
     if isinstance(default, dict):
@@ -83,6 +86,9 @@ def allowed_values(field: Field[Any]) -> str:
         return str(field.metadata["allowed"])
     if field.metadata["choices"]:
         return f"one of {', '.join(map(str, field.metadata['choices']))}"
+    if field.metadata["named"]:
+        own = f" or {field.metadata['own']}" if field.metadata["own"] else ""
+        return f"{', '.join(field.metadata['named'])}{own}; or a table of its name and settings"
     kinds, limits = alternatives(field.type), _limits_text(field.metadata["limits"])
     if bool in kinds:
         return "true or false"

@@ -10,6 +10,7 @@ from fedtilt.data.inputs import Inputs, Shape, named_tensors, sample_shape, take
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.initial_weights import load_initial_weights
+from fedtilt.losses import Loss
 from fedtilt.math.losses import SampleLoss
 from fedtilt.models import ModelSource, build, logits
 from fedtilt.parts import Parts
@@ -34,7 +35,7 @@ def initial_model(federation: Federation, model: ModelSource, settings: TrainSet
     with torch.no_grad():
         if (
             federation.target is None
-            and not callable(settings.loss)
+            and (settings.loss is None or isinstance(settings.loss, Loss))
             and ends_in_softmax(logits(net, take(x, slice(0, 8))))
         ):
             warn(["the model ends in Softmax, but the loss takes logits, so training is slow; remove the last layer"])
@@ -45,8 +46,8 @@ def initial_model(federation: Federation, model: ModelSource, settings: TrainSet
 
 
 def _build(model: ModelSource, input_shape: Shape, classes: int, settings: TrainSettings) -> nn.Module:
-    if settings.class_weights and len(settings.class_weights) != classes:
-        raise InputError(f"class_weights has {len(settings.class_weights)} values for {classes} classes; give one each")
+    if (check := getattr(settings.loss, "check_classes", None)) is not None:
+        check(classes)
     net = build(model, input_shape, classes, seeds.key(settings.seed, "init"))
     if settings.init is not None:
         load_initial_weights(net, settings.init)

@@ -49,9 +49,10 @@ def models_kept(methods: Sequence[Method], settings: TrainSettings, *, clients: 
     """How many trained models a round has in memory besides the network itself."""
     # of a client: its models, the vector of a correction, and which parameters train first
     jobs = sum(1 + m.has_personal + (m.correction is not None) + _trains_apart(m) for m in methods)
-    optimizers = [m.optimizer or settings.server_optimizer_component for m in methods]
+    optimizers = [m.optimizer or settings.server_optimizer for m in methods]
     server = sum(1 if o is None else 1 + len(o.init(torch.zeros(0))) for o in optimizers)  # w, and the optimiser's slot
-    optimizer = _OPTIMIZER_TENSORS.get(settings.optimizer, int(settings.momentum > 0))
+    client = settings.client_optimizer
+    optimizer = _OPTIMIZER_TENSORS.get(client.name, int(client.momentum > 0))
     in_training = 2 + optimizer  # parameters, gradients, state of the optimiser
     initial = 1
     return initial + server + clients * jobs + max(1, workers) * (in_training + jobs * (workers > 0))

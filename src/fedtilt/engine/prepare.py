@@ -99,7 +99,7 @@ def check_effects(prepared: PreparedRun) -> None:
         )
     if settings.server_optimizer is not None and all(m.optimizer is not None for m in prepared.methods):
         raise NoEffect(
-            f"server_optimizer = {settings.server_optimizer!r} has no effect: every method has an optimizer of "
+            f"server_optimizer = {settings.server_optimizer.label!r} has no effect: every method has an optimizer of "
             "its own; leave it out",
             key="server_optimizer",
         )

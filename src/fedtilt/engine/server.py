@@ -194,7 +194,7 @@ def server_update(
             slot = method.training.server_step(rule.round.sent, rule.round, before)
             state = with_slot(state, "training", check_slot(method.training, "the slot of the server", slot, before))
     state["parameters"] = aggregated
-    optimizer = method.optimizer or settings.server_optimizer_component
+    optimizer = method.optimizer or settings.server_optimizer
     if optimizer is not None:
         was: Slot = slot_of(server, "optimizer") or optimizer.init(received)
         state["parameters"], slot = optimizer.step(received, aggregated, was)

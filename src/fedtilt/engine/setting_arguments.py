@@ -8,6 +8,31 @@ from typing import Any, TypeVar
 
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
+from fedtilt.toml_text import format_toml
+
+# keyword of earlier versions → how it is written now
+MOVED = {
+    "nesterov": 'optimizer = { name = "sgd", momentum = …, nesterov = VALUE }',
+    "clip_norm": 'optimizer = { name = "sgd", clip_norm = VALUE }',
+    "decay": 'schedule = { name = "exponential", decay = VALUE }',
+    "decay_rounds": 'schedule = { name = "step", decay = …, every = VALUE }',
+    "warmup_rounds": 'schedule = { name = "constant", warmup_rounds = VALUE }',
+    "focal_gamma": 'loss = { name = "focal", gamma = VALUE }',
+    "gce_q": 'loss = { name = "gce", exponent = VALUE }',
+    "sce_alpha": 'loss = { name = "sce", alpha = VALUE }',
+    "sce_beta": 'loss = { name = "sce", beta = VALUE }',
+    "huber_delta": 'loss = { name = "huber", delta = VALUE }',
+    "class_weights": 'loss = { name = "cross_entropy", class_weights = VALUE }',
+    "server_lr": 'server_optimizer = { rule = "adam", lr = VALUE }',
+    "server_momentum": 'server_optimizer = { rule = "adam", momentum = VALUE }',
+    "server_epsilon": 'server_optimizer = { rule = "adam", epsilon = VALUE }',
+}
+
+
+def moved_key(key: str, value: Any, table: str = "") -> str:
+    """The message about a setting of earlier versions."""
+    new = MOVED[key].replace("VALUE", format_toml(value))
+    return f"{table}{key} = {value!r} is a setting of an object now: write {new}"
 
 
 def train_settings(keywords: Mapping[str, Any], settings: TrainSettings | None = None) -> TrainSettings:
@@ -15,7 +40,9 @@ def train_settings(keywords: Mapping[str, Any], settings: TrainSettings | None =
     if not isinstance(settings, TrainSettings | None):
         raise InputError(f"settings must be an ft.TrainSettings, got {settings!r:.60}; give others as keywords")
     names = [field.name for field in fields(TrainSettings)]
-    for name in keywords:
+    for name, value in keywords.items():
+        if name in MOVED:
+            raise InputError(moved_key(name, value))
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
             remedy = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names[:8])}, … (help(ft.run))"

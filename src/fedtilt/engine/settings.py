@@ -1,29 +1,30 @@
 """The training settings of a federation."""
 
 import functools
-import math
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self, cast
 
 from torch import nn
 
 from fedtilt import seeds
 from fedtilt.attacks.attack import Attack
+from fedtilt.config.named import NamedSettings, named_settings
 from fedtilt.config.setting_fields import check_fields_used, check_value, setting
-from fedtilt.errors import InputError
-from fedtilt.imports import check_name
-from fedtilt.math import losses
+from fedtilt.errors import InputError, NoEffect
+from fedtilt.imports import import_function, is_function_path
+from fedtilt.losses import LOSSES, CrossEntropy, Loss, losses_for
 from fedtilt.math.losses import SampleLoss
-from fedtilt.methods import Method, ServerOptimizer, check_methods
+from fedtilt.methods import Method, check_methods, component_of
 from fedtilt.methods.server_optimizers import SERVER_OPTIMIZERS
+from fedtilt.optimizers import OPTIMIZERS, SGD, Optimizer
 from fedtilt.parts import BUFFER_MODES
 from fedtilt.privacy.privacy import Privacy
-from fedtilt.training import BACKENDS, LAST_BATCH, OPTIMIZERS, Optimizer
+from fedtilt.schedules import SCHEDULES, Constant
+from fedtilt.training import BACKENDS, LAST_BATCH
 
-SCHEDULES = ("constant", "cosine", "step", "exponential")
 PRECISIONS = ("float32", "tf32", "bfloat16")
 CLUSTER_TIMEOUT = 600.0
 
@@ -49,81 +50,30 @@ class TrainSettings:
     local_steps: int | None = setting(
         None, "steps of a client in a round, in place of epochs; left out: epochs", ge=1, example=20
     )
-    optimizer: str = setting(
-        "sgd",
-        "the optimiser, as in torch.optim; its state is new in every round",
-        choices=OPTIMIZERS,
+    optimizer: Any = setting(
+        SGD(),
+        "the optimiser; its state is new in every round",
+        named=OPTIMIZERS,
         heading="The optimiser on the clients",
     )
-    momentum: float = setting(0.0, "momentum of sgd", ge=0, lt=1, only_with={"optimizer": ["sgd"]})
-    nesterov: bool = setting(False, "whether the momentum is Nesterov's", only_with={"momentum": []})
-    weight_decay: float = setting(0.0, "weight decay of the optimiser; decoupled with adamw", ge=0)
-    clip_norm: float | None = setting(
-        None, "the largest L2 norm of a gradient; longer ones are scaled down; left out: any", gt=0, example=1.0
-    )
-    schedule: str = setting(
-        "constant",
-        "constant; cosine: down to 0 after the last round; exponential: times decay every round; step: times decay "
-        "every decay_rounds rounds",
-        choices=SCHEDULES,
+    momentum: float = setting(0.0, "momentum of sgd, unless its table has it", ge=0, lt=1)
+    weight_decay: float = setting(0.0, "weight decay of the optimiser, unless its table has it", ge=0)
+    schedule: Any = setting(
+        Constant(),
+        "how the learning rates change over the rounds",
+        named=SCHEDULES,
         heading="The learning rates over the rounds",
     )
-    decay: float | None = setting(
-        None,
-        "the factor of exponential and step",
-        gt=0,
-        le=1,
-        example=0.99,
-        only_with={"schedule": ["step", "exponential"]},
-    )
-    decay_rounds: int | None = setting(
-        None, "rounds between two decays of step", ge=1, example=10, only_with={"schedule": ["step"]}
-    )
-    warmup_rounds: int = setting(
-        0, "rounds before the schedule starts, over which the learning rates rise in equal steps", ge=0
-    )
-    loss: str | SampleLoss | None = setting(
+    loss: Any = setting(
         None,
         "the loss of a sample, which the tilts act on; your own is a function of outputs and targets that returns one "
         "value per sample; left out: cross_entropy, or squared with numbers as targets",
+        named=LOSSES,
+        own="package.module:function",
         example="focal",
-        allowed=f"{', '.join(losses.NAMES)} or package.module:function",
         heading="The loss",
     )
-    label_smoothing: float = setting(
-        0.0, "label smoothing of cross_entropy", ge=0, lt=1, only_with={"loss": [None, "cross_entropy"]}
-    )
-    focal_gamma: float | None = setting(
-        None, "the exponent of focal; left out: 2", ge=0, example=2.0, only_with={"loss": ["focal"]}
-    )
-    gce_q: float | None = setting(
-        None,
-        "the exponent of gce, between the cross-entropy and 1 − p; left out: 0.7",
-        gt=0,
-        le=1,
-        example=0.7,
-        only_with={"loss": ["gce"]},
-    )
-    sce_alpha: float | None = setting(
-        None, "the weight of sce's cross-entropy; left out: 0.1", ge=0, example=0.1, only_with={"loss": ["sce"]}
-    )
-    sce_beta: float | None = setting(
-        None, "the weight of sce's reverse cross-entropy; left out: 1", gt=0, example=1.0, only_with={"loss": ["sce"]}
-    )
-    huber_delta: float | None = setting(
-        None,
-        "the error from which on huber is linear, in standard deviations of the target; left out: 1",
-        gt=0,
-        example=1.0,
-        only_with={"loss": ["huber"]},
-    )
-    class_weights: tuple[float, ...] = setting(
-        (),
-        "a factor of the loss for every class; empty: 1 each",
-        gt=0,
-        allowed="a list of numbers > 0, such as [1.0, 5.0]",
-        only_with={"loss": [None, *losses.CLASS_LOSSES]},
-    )
+    label_smoothing: float = setting(0.0, "label smoothing of cross_entropy, unless its table has it", ge=0, lt=1)
     local: tuple[str, ...] = setting(
         (),
         "parameters of the shared model that stay on their client and are never averaged",
@@ -142,28 +92,13 @@ class TrainSettings:
         example="weights.safetensors",
         allowed="a safetensors file",
     )
-    server_optimizer: str | None = setting(
+    server_optimizer: Any = setting(
         None,
         "takes aggregated − received as a step (FedOpt); left out: the aggregated model is the next one",
-        choices=SERVER_OPTIMIZERS,
+        named=SERVER_OPTIMIZERS,
+        own="module:Class",
         example="adam",
         heading="The optimiser on the server",
-    )
-    server_lr: float = setting(1.0, "learning rate of the server optimiser", gt=0, only_with={"server_optimizer": []})
-    server_momentum: float | None = setting(
-        None,
-        "momentum of the server optimiser; left out: 0 for sgd and adagrad, 0.9 for adam and yogi",
-        ge=0,
-        lt=1,
-        example=0.9,
-        only_with={"server_optimizer": []},
-    )
-    server_epsilon: float | None = setting(
-        None,
-        "what adam, yogi and adagrad add to the root of the second moment; left out: 0.001",
-        gt=0,
-        example=0.001,
-        only_with={"server_optimizer": ["adam", "yogi", "adagrad"]},
     )
     screen: float | None = setting(
         None,
@@ -226,10 +161,7 @@ class TrainSettings:
             value = getattr(self, field.name)
             if value is not None or field.default is not None:
                 object.__setattr__(self, field.name, check_value(field, value))
-        if isinstance(self.loss, str):
-            check_name(self.loss, "loss", losses.NAMES)
-        elif self.loss is not None and not callable(self.loss):
-            raise InputError(f"loss must be a name or a function of outputs and targets, got {self.loss!r}")
+        self._make_objects()
         if isinstance(self.init, os.PathLike):
             object.__setattr__(self, "init", os.fspath(self.init))
         if not isinstance(self.init, str | nn.Module | None):
@@ -241,16 +173,33 @@ class TrainSettings:
         check_fields_used(self)
         self._check_combinations()
 
+    def _make_objects(self) -> None:
+        """Optimisers, the schedule and the loss from their names or tables, and the short forms of their settings."""
+        made: dict[str, Any] = {
+            "optimizer": named_settings(self.optimizer, OPTIMIZERS, "optimizer"),
+            "schedule": named_settings(self.schedule, SCHEDULES, "schedule"),
+        }
+        if self.server_optimizer is not None:
+            made["server_optimizer"] = component_of("optimizer", self.server_optimizer, " of the server")
+        is_path = isinstance(self.loss, str) and is_function_path(self.loss)  # imported when it is used
+        if self.loss is not None and not is_path and (isinstance(self.loss, Loss) or not callable(self.loss)):
+            made["loss"] = named_settings(self.loss, LOSSES, "loss", ", or a function as package.module:function")
+        for key, value in made.items():
+            object.__setattr__(self, key, value)
+        loss = CrossEntropy() if self.loss is None else self.loss
+        for key, owner in (("momentum", self.optimizer), ("weight_decay", self.optimizer), ("label_smoothing", loss)):
+            value = getattr(self, key)
+            if value and key not in (owner.settings(all=True) if isinstance(owner, NamedSettings) else ()):
+                name = getattr(owner, "label", owner)
+                raise NoEffect(f"{key} = {value:g} has no effect with {name!r}; leave it out", key=key)
+            if value and getattr(owner, key):
+                raise InputError(f"{key} = {value:g} is given twice: beside {owner!r}; leave one of them out")
+
     def _check_combinations(self) -> None:
         """Refuse settings that contradict each other, or that need another one."""
-        if self.schedule in ("step", "exponential") and self.decay is None:
-            raise InputError(f"schedule = {self.schedule!r} needs decay, such as decay = 0.5")
-        if self.schedule == "step" and self.decay_rounds is None:
-            raise InputError("schedule = 'step' needs decay_rounds, such as decay_rounds = 10")
-        if 0 < self.rounds <= self.warmup_rounds:
-            raise InputError(
-                f"warmup_rounds = {self.warmup_rounds} is not less than rounds = {self.rounds}; choose fewer"
-            )
+        warmup = self.schedule.warmup_rounds
+        if 0 < self.rounds <= warmup:
+            raise InputError(f"warmup_rounds = {warmup} is not less than rounds = {self.rounds}; choose fewer")
         if self.cluster_timeout != CLUSTER_TIMEOUT and not self.on_cluster:
             raise InputError(
                 f"cluster_timeout = {self.cluster_timeout} has no effect here; set cluster, or leave it out"
@@ -267,29 +216,25 @@ class TrainSettings:
     @functools.cached_property
     def client_optimizer(self) -> Optimizer:
         """The optimiser of every local job."""
-        return Optimizer(
-            name=self.optimizer,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            weight_decay=self.weight_decay,
-            clip_norm=self.clip_norm,
-        )
+        short = {key: value for key in ("momentum", "weight_decay") if (value := getattr(self, key))}
+        return cast(Optimizer, self.optimizer.with_settings(**short))
 
     @functools.cached_property
     def sample_loss(self) -> SampleLoss:
         """The loss of every local job."""
-        return losses.sample_loss(
-            self.loss or "cross_entropy", label_smoothing=self.label_smoothing, gamma=self.focal_gamma,
-            class_weights=self.class_weights, huber_delta=self.huber_delta, gce_q=self.gce_q,
-            sce_alpha=self.sce_alpha, sce_beta=self.sce_beta,
-        )  # fmt: skip
+        if isinstance(self.loss, str):
+            return import_function(self.loss, "loss")
+        loss = CrossEntropy() if self.loss is None else self.loss
+        if not isinstance(loss, Loss):
+            return cast(SampleLoss, loss)
+        return (loss.with_settings(label_smoothing=self.label_smoothing) if self.label_smoothing else loss).function
 
     def for_task(self, task: str) -> Self:
         """The settings with the loss of "classification" or "regression"; a loss of the other one is refused."""
-        names = losses.CLASS_LOSSES if task == "classification" else losses.NUMBER_LOSSES
-        if self.loss in losses.NAMES and self.loss not in names:
+        names = losses_for(task)
+        if isinstance(self.loss, Loss) and self.loss.task != task:
             raise InputError(
-                f"loss = {self.loss!r} is not for {task}; choose one of {', '.join(names)}, or leave it out"
+                f"loss = {self.loss.label!r} is not for {task}; choose one of {', '.join(names)}, or leave it out"
             )
         return replace(self, loss=names[0]) if self.loss is None else self
 
@@ -297,15 +242,6 @@ class TrainSettings:
     def on_cluster(self) -> bool:
         """Whether clients are trained on a Ray cluster, which `cuda:all` starts on this machine."""
         return self.cluster is not None or self.device == "cuda:all"
-
-    @functools.cached_property
-    def server_optimizer_component(self) -> ServerOptimizer | None:
-        """The server optimiser of methods without their own."""
-        if self.server_optimizer is None:
-            return None
-        given = {"lr": self.server_lr, "momentum": self.server_momentum, "epsilon": self.server_epsilon}
-        settings = {key: value for key, value in given.items() if value is not None}
-        return SERVER_OPTIMIZERS[self.server_optimizer](**settings)
 
     def check_methods(self, methods: Iterable[Method]) -> list[Method]:
         """The methods as a list, if they can be trained together with these settings."""
@@ -323,16 +259,23 @@ class TrainSettings:
                 )
         return methods
 
+    def keywords_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Keyword arguments for these values, of which some are of an object: `server_optimizer.lr`."""
+        keywords = {key: value for key, value in values.items() if "." not in key}
+        for key, value in values.items():
+            name, dot, setting = key.partition(".")
+            if not dot:
+                continue
+            owner = getattr(replace(self, **keywords), name)
+            if not isinstance(owner, NamedSettings) or setting not in owner.settings(all=True):
+                what = owner.label if isinstance(owner, NamedSettings) else owner
+                raise InputError(f"{key} = {value!r} has no effect with {name} = {what!r}; set another {name}")
+            keywords[name] = owner.with_settings(**{setting: value})
+        return keywords
+
     def lr_factor(self, round: int) -> float:
         """What the learning rates of this round, counted from 1, are multiplied with: warm-up, then the schedule."""
-        if round <= self.warmup_rounds:
-            return round / (self.warmup_rounds + 1)
-        done, rounds = round - 1 - self.warmup_rounds, self.rounds - self.warmup_rounds
-        if self.schedule == "cosine":
-            return (1 + math.cos(math.pi * done / rounds)) / 2
-        if self.decay is not None:
-            return self.decay ** (done // (self.decay_rounds or 1))
-        return 1.0
+        return cast(float, self.schedule.factor(round, self.rounds))
 
     def job_epochs(self, epochs: int | None) -> int | None:
         """The epochs of a job: its own, or the run's; None with `local_steps`, which count instead."""

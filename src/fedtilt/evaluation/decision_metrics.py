@@ -1,4 +1,4 @@
-"""Metrics of predicted probabilities: balanced accuracy, precision, recall, F1, AUROC, log loss, calibration, rates.
+"""Metrics of predicted probabilities (AUROC, F1, log loss, calibration error, …) and of predicted numbers (MAE, R², …).
 
 Every metric is a function of weighted samples, with one value per row of weights (B, S): equal weights give the metric,
 and the weights of a bootstrap its resamples, all at once. The values are those of scikit-learn with `sample_weight`,
@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtilt.errors import InputError
-from fedtilt.evaluation.number_metrics import mean_absolute_error, mean_error, r2, root_mean_squared_error
-from fedtilt.evaluation.weighted_samples import BINS, Array, Samples, Weighted, ratio
+from fedtilt.evaluation.weighted_predictions import BINS, Array, PredictedClasses, Weighted, ratio
 
 _SMALLEST = float(np.finfo(np.float32).eps)  # a smaller probability counts as this in the log loss, as in scikit-learn
 
@@ -44,7 +43,7 @@ def _average_precision(weighted: Weighted) -> Array:
 
 
 def _accuracy(weighted: Weighted) -> Array:
-    return ratio(weighted.weights @ weighted.samples.correct, weighted.total)
+    return _mean(weighted, weighted.samples.correct)
 
 
 def _balanced_accuracy(weighted: Weighted) -> Array:
@@ -69,7 +68,7 @@ def _log_loss(weighted: Weighted) -> Array:
     else:
         positive = samples.probabilities[:, samples.positive]
         probability = np.where(samples.labels == samples.positive, positive, 1 - positive)
-    return ratio(weighted.weights @ -np.log(probability.clip(_SMALLEST, 1 - _SMALLEST)), weighted.total)
+    return _mean(weighted, -np.log(probability.clip(_SMALLEST, 1 - _SMALLEST)))
 
 
 def _calibration_error(weighted: Weighted) -> Array:
@@ -80,6 +79,34 @@ def _calibration_error(weighted: Weighted) -> Array:
     return ratio(np.abs(weighted.weights @ gaps).sum(1), weighted.total)
 
 
+def _mean_absolute_error(weighted: Weighted) -> Array:
+    return _mean(weighted, np.abs(weighted.samples.errors))
+
+
+def _root_mean_squared_error(weighted: Weighted) -> Array:
+    return np.sqrt(_mean(weighted, np.square(weighted.samples.errors)))
+
+
+def _mean_error(weighted: Weighted) -> Array:
+    """Above 0, predictions are too high on average."""
+    return _mean(weighted, weighted.samples.errors)
+
+
+def _r2(weighted: Weighted) -> Array:
+    """1 − Σ error² / Σ (target − its mean)²: the share of the variance that is predicted."""
+    targets = weighted.samples.targets
+    centred = targets - targets.mean() if len(targets) else targets  # the variance of large numbers cancels otherwise
+    variance = _mean(weighted, np.square(centred)) - np.square(_mean(weighted, centred))
+    varies = variance > 1e-12 * np.square(centred).max(initial=0.0)
+    error = _mean(weighted, np.square(weighted.samples.errors))
+    return 1 - np.divide(error, variance, out=np.full(len(weighted.weights), np.nan), where=varies)
+
+
+def _mean(weighted: Weighted, values: Array) -> Array:
+    """The weighted mean of values (S,)."""
+    return ratio(weighted.weights @ values, weighted.total)
+
+
 class Metric(NamedTuple):
     """A metric in tables."""
 
@@ -87,80 +114,69 @@ class Metric(NamedTuple):
     values: Callable[[Weighted], Array]  # (B,)
     undefined: str  # when it is NaN
     higher_is_better: bool | None = True  # None: neither
-    proportion: Callable[[Any], tuple[int, int] | None] = lambda _: None  # (x, n) if it is a proportion x / n
+    proportion: Callable[[Any], tuple[int, int] | None] = lambda samples: None  # (x, n) if it is a proportion x / n
     needs_positive: bool = False
     of_numbers: bool = False
 
 
-def _share(of: Callable[[Samples], Array], among: Callable[[Samples], Array]) -> Callable[[Samples], tuple[int, int]]:
-    return lambda samples: (int((of(samples) & among(samples)).sum()), int(among(samples).sum()))
+Mask = Callable[[PredictedClasses], Array]  # (S,) bool
 
 
-def _if_positive(share: Callable[[Samples], tuple[int, int]]) -> Callable[[Samples], tuple[int, int] | None]:
-    """A mean over several classes is no proportion."""
-    return lambda samples: None if samples.positive is None else share(samples)
+def _share(of: Mask, among: Mask, *, of_class: bool = True) -> Callable[[PredictedClasses], tuple[int, int] | None]:
+    """The proportion (x, n) of samples `of` among others; None if it is about one class, and there is no positive one.
+
+    A mean over several classes is no proportion.
+    """
+
+    def share(samples: PredictedClasses) -> tuple[int, int] | None:
+        if of_class and samples.positive is None:
+            return None
+        return int((of(samples) & among(samples)).sum()), int(among(samples).sum())
+
+    return share
 
 
-def _positive(samples: Samples) -> Array:
+def _positive(samples: PredictedClasses) -> Array:
     return samples.labels == samples.positive
 
 
-def _predicted(samples: Samples) -> Array:
+def _predicted(samples: PredictedClasses) -> Array:
     return samples.predicted == samples.positive
 
 
-def _any(samples: Samples) -> Array:
+def _any(samples: PredictedClasses) -> Array:
     return np.ones(len(samples.labels), dtype=bool)
 
 
-def _of_errors(values: Callable[[Array, Array, Array], Array]) -> Callable[[Weighted], Array]:
-    return lambda weighted: values(weighted.samples.errors, weighted.samples.targets, weighted.weights)
-
-
-def _number_metric(title: str, values: Callable[[Array, Array, Array], Array], **settings: Any) -> Metric:
-    return Metric(title, _of_errors(values), **{"undefined": "no samples", **settings}, of_numbers=True)
-
-
 METRICS = {
-    "accuracy": Metric("accuracy", _accuracy, "no samples", proportion=_share(lambda s: s.correct, _any)),
+    "accuracy": Metric(
+        "accuracy", _accuracy, "no samples", proportion=_share(lambda s: s.correct, _any, of_class=False)
+    ),
     "balanced_accuracy": Metric("balanced accuracy", _balanced_accuracy, "no samples of the class, or of no other"),
     "precision": Metric(
-        "precision",
-        _precision,
-        "the class is never predicted",
-        proportion=_if_positive(_share(_positive, _predicted)),
+        "precision", _precision, "the class is never predicted", proportion=_share(_positive, _predicted)
     ),
-    "recall": Metric(
-        "recall",
-        _recall,
-        "no samples of the class",
-        proportion=_if_positive(_share(_predicted, _positive)),
-    ),
+    "recall": Metric("recall", _recall, "no samples of the class", proportion=_share(_predicted, _positive)),
     "f1": Metric("F1", _f1, "the class neither occurs nor is predicted"),
     "auroc": Metric("AUROC", _auroc, "samples of only one class"),
     "average_precision": Metric("average precision", _average_precision, "no samples of the class"),
     "log_loss": Metric("log loss", _log_loss, "no samples", higher_is_better=False),
     "calibration_error": Metric("calibration error", _calibration_error, "no samples", higher_is_better=False),
     "selection_rate": Metric(
-        "selection rate",
-        _selection_rate,
-        "no samples",
-        higher_is_better=None,
-        proportion=_share(_predicted, _any),
-        needs_positive=True,
+        "selection rate", _selection_rate, "no samples", None, _share(_predicted, _any), needs_positive=True
     ),
     "false_positive_rate": Metric(
         "false positive rate",
         _false_positive_rate,
         "no samples of another class",
-        higher_is_better=False,
-        proportion=_share(_predicted, lambda s: ~_positive(s)),
+        False,
+        _share(_predicted, lambda s: ~_positive(s)),
         needs_positive=True,
     ),
-    "mae": _number_metric("MAE", mean_absolute_error, higher_is_better=False),
-    "rmse": _number_metric("RMSE", root_mean_squared_error, higher_is_better=False),
-    "mean_error": _number_metric("mean error", mean_error, higher_is_better=None),
-    "r2": _number_metric("R²", r2, undefined="the same target in all samples"),
+    "mae": Metric("MAE", _mean_absolute_error, "no samples", higher_is_better=False, of_numbers=True),
+    "rmse": Metric("RMSE", _root_mean_squared_error, "no samples", higher_is_better=False, of_numbers=True),
+    "mean_error": Metric("mean error", _mean_error, "no samples", higher_is_better=None, of_numbers=True),
+    "r2": Metric("R²", _r2, "the same target in all samples", of_numbers=True),
 }
 NUMBER_METRICS = ("mae", "rmse", "mean_error", "r2")
 OVERALL_METRICS = ("accuracy", "balanced_accuracy", "f1", "auroc", "average_precision", "log_loss", "calibration_error")

@@ -11,7 +11,7 @@ from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, take, to_device
 from fedtilt.engine.client import client_model
 from fedtilt.engine.client_states import ClientStates, FederationState, Owner
-from fedtilt.evaluation.groups import Cells, group_names, groupings
+from fedtilt.evaluation.groups import CrossTable, group_names, groupings
 from fedtilt.evaluation.metrics import Counts, GroupCounts
 from fedtilt.methods import Method
 from fedtilt.models import copy_with_parameters, functional_logits, trained_parameters, vector_to_parameters
@@ -53,7 +53,7 @@ class Evaluator:
         sizes = torch.bincount(client, minlength=self._clients)
         self._stops = sizes.cumsum(0)  # (N,) rows of a client: [start, stop)
         self._starts = self._stops - sizes
-        self._cells = Cells(groupings(federation, split))
+        self._cells = CrossTable(groupings(federation, split))
         # errors are summed on the CPU, where the order of the additions does not change
         self._sum_device = device if self._target is None else torch.device("cpu")
         self._cell = self._cells.codes.to(self._sum_device)

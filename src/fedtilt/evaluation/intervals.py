@@ -1,17 +1,21 @@
-"""Intervals of metrics: exact ones of proportions, and the bootstrap over clients or over samples."""
+"""Metrics of some samples with their intervals, exact or from a bootstrap, and the gap between groups in a metric."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fedtilt import seeds
+from fedtilt.evaluation.decision_metrics import METRICS
+from fedtilt.evaluation.weighted_predictions import Array, PredictedClasses, PredictedNumbers, Weighted, clopper_pearson
 
-Array = np.ndarray
 MIN_CLIENTS = 5  # among fewer, samples are resampled within each client
 MIN_SAMPLES = 10  # fewer are too few to resample
+NO_SAMPLES = "no test samples"
+Range = tuple[float, float]
 _CHUNK = 1_000_000  # weights at a time
+_UNKNOWN = math.nan, math.nan
 
 
 class Interval(NamedTuple):
@@ -49,7 +53,7 @@ class Bootstrap(NamedTuple):
 
 
 def expansion(units: int, confidence: float) -> float:
-    """How much wider an interval of a mean is if its variance comes from so many units, by Student's t.
+    """How much wider an interval of a mean is if its variance comes from this number of units, by Student's t.
 
     >>> round(expansion(6, 0.95), 2), round(expansion(100, 0.95), 2)
     (1.44, 1.02)
@@ -66,23 +70,96 @@ def _normal_quantile(confidence: float) -> float:
     return float(ndtri((1 + confidence) / 2))
 
 
-def exact_interval(x: int, n: int, confidence: float) -> Interval:
-    """The interval of a proportion x / n by Clopper and Pearson.
+class Estimate(NamedTuple):
+    """A metric on some samples."""
 
-    >>> exact_interval(12, 12, 0.95)
-    Interval(low=0.735..., high=1.0, kind='exact', reason='')
+    value: float  # NaN: not defined
+    intervals: tuple[Interval, ...]  # one for each confidence that was asked for
+    samples: int
+    undefined: str = ""  # why the value is not defined
+    resampled: Array | None = None  # (resamples,) values of the bootstrap, if the interval comes from one
+    units: int = 0  # how many clients or samples were resampled
+
+    @property
+    def interval(self) -> Interval:
+        """The interval of the first confidence."""
+        return self.intervals[0]
+
+    @property
+    def reason(self) -> str:
+        """Why the value or its interval is missing; empty: nothing is."""
+        return self.undefined or self.interval.reason
+
+
+def estimate(
+    samples: PredictedClasses | PredictedNumbers,
+    clients: Array,
+    metrics: Sequence[str],
+    confidences: Sequence[float],
+    *,
+    resamples: int,
+    rows: Array | None = None,
+    key: int = 0,
+) -> dict[str, Estimate]:
+    """Metrics of these samples by name, each with an interval for every confidence.
+
+    A proportion over few clients has an exact interval, everything else that of a bootstrap; a proportion of 0 or 1,
+    which is the same in all resamples, has an exact one too.
+
+    Args:
+        samples: labels and probabilities, or numbers and predictions
+        clients: the client of each sample, (S,)
+        metrics: names of `METRICS`
+        confidences: of the intervals
+        resamples: of the bootstrap; 0: only exact intervals
+        rows: the samples that the metrics are about, (S,) bool, while all clients are resampled; None: all
+        key: tells apart the random numbers of several estimates
     """
-    from scipy.special import betaincinv
+    everyone = clients
+    if rows is not None:
+        samples, clients = samples.take(rows), clients[rows]
+    count, few_clients = len(clients), len(np.unique(clients)) < MIN_CLIENTS
+    undefined = {name: _undefined(name, samples, count) for name in metrics}
+    defined = [name for name in metrics if not undefined[name]]
+    whole = Weighted(samples, np.ones((1, count)))
+    values = {name: float(METRICS[name].values(whole)[0]) for name in defined}
+    undefined |= {name: METRICS[name].undefined for name in defined if math.isnan(values[name])}
+    shares = {name: METRICS[name].proportion(samples) for name in defined if not undefined[name]}
+    resampled = [name for name, share in shares.items() if share is None or not few_clients]
+    drawn, reason = None, "" if resamples else "only exact intervals"
+    if few_clients and count < MIN_SAMPLES:
+        reason = f"fewer than {MIN_SAMPLES} samples"
+    if resampled and not reason:
+        members, chosen = (clients, None) if few_clients else (everyone, rows)
+        drawn = bootstrap(samples, members, resampled, resamples, key, chosen)
 
-    tail = (1 - confidence) / 2
-    low = float(betaincinv(x, n - x + 1, tail)) if x else 0.0
-    high = float(betaincinv(x + 1, n - x, 1 - tail)) if x < n else 1.0
-    return Interval(low, high, "exact")
+    def interval(name: str, confidence: float) -> Interval:
+        if undefined[name]:
+            return Interval(reason=undefined[name])
+        found = Interval(reason=reason) if drawn is None or name not in resampled else drawn.interval(name, confidence)
+        share = shares[name]
+        return found if found.kind or share is None else Interval(*clopper_pearson(*share, confidence), "exact")
+
+    estimates = {}
+    for name in metrics:
+        intervals = tuple(interval(name, confidence) for confidence in confidences)
+        found = Estimate(values.get(name, math.nan), intervals, count, undefined[name])
+        if drawn is not None and found.interval.kind == drawn.kind:
+            found = found._replace(resampled=drawn.values[name], units=drawn.units)
+        estimates[name] = found
+    return estimates
+
+
+def _undefined(name: str, samples: PredictedClasses | PredictedNumbers, count: int) -> str:
+    if not count:
+        return NO_SAMPLES
+    return "about one class only" if METRICS[name].needs_positive and samples.positive is None else ""
 
 
 def bootstrap(
-    metrics: Callable[[Array], Mapping[str, Array]],
+    samples: PredictedClasses | PredictedNumbers,
     clients: Array,
+    metrics: Sequence[str],
     resamples: int,
     key: int,
     rows: Array | None = None,
@@ -93,20 +170,25 @@ def bootstrap(
     the clients are fixed, and samples are drawn within each.
 
     Args:
-        metrics: values (B,) by name, a function of weights (B, samples)
-        clients: the client of each sample, (samples,)
+        samples: what the metrics are about: those of `rows`
+        clients: the client of each sample, (S,), of all rows
+        metrics: names of `METRICS`
         resamples: how many
-        key: of the random numbers, from `seeds.key`
-        rows: the samples that the metrics are about, (samples,) bool; the weights are theirs; None: all
+        key: tells apart the random numbers of several bootstraps
+        rows: the samples that the metrics are about, (S,) bool; None: all
     """
     numbers, client = np.unique(clients, return_inverse=True)
     rows = np.ones(len(client), dtype=bool) if rows is None else rows
     over_clients = len(numbers) >= MIN_CLIENTS
     draw = _draw_clients if over_clients else _draw_samples
-    parts = [metrics(weights[:, rows]) for weights in draw(client, resamples, seeds.generator(key))]
+    values: dict[str, list[Array]] = {name: [] for name in metrics}
+    for weights in draw(client, resamples, seeds.generator(seeds.key(0, "bootstrap of metrics", client=key))):
+        weighted = Weighted(samples, weights[:, rows])
+        for name in metrics:
+            values[name].append(METRICS[name].values(weighted))
     kind = f"bootstrap over {'clients' if over_clients else 'samples'}"
     units = len(np.unique(client[rows])) if over_clients else int(rows.sum())
-    return Bootstrap({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, units, kind)
+    return Bootstrap({name: np.concatenate(parts) for name, parts in values.items()}, units, kind)
 
 
 def _draw_clients(client: Array, resamples: int, rng: np.random.Generator) -> Iterator[Array]:
@@ -128,3 +210,92 @@ def _chunks(resamples: int, samples: int) -> Iterator[int]:
     size = max(1, _CHUNK // samples)
     for start in range(0, resamples, size):
         yield min(size, resamples - start)
+
+
+class Gap(NamedTuple):
+    """How far apart the groups are in one metric; NaN where nothing is known."""
+
+    lowest: str  # the group
+    highest: str
+    minimum: float
+    maximum: float
+    difference: float  # maximum − minimum
+    difference_low: float
+    difference_high: float
+    ratio: float  # minimum / maximum
+    ratio_low: float
+    ratio_high: float
+
+
+def gap_between(estimates: Mapping[str, Estimate], confidence: float) -> Gap:
+    """The gap between groups with an interval, if every group has one.
+
+    The highest and the lowest of many groups differ by chance alone, so the interval holds for all pairs of groups at
+    once. If all groups were resampled, it is that of `_range_of_pairs`; otherwise it follows from intervals of the
+    groups that hold together: the highest value is between the highest lower and the highest upper end.
+
+    Args:
+        estimates: by group; the second interval of each holds together with those of all other groups
+        confidence: of the interval
+    """
+    defined = {group: estimate for group, estimate in estimates.items() if not math.isnan(estimate.value)}
+    if not defined:
+        return Gap("", "", *[math.nan] * 8)
+    lowest, highest = (choose(defined, key=lambda group: defined[group].value) for choose in (min, max))
+    minimum, maximum = defined[lowest].value, defined[highest].value
+    found = list(defined.values())
+    resampled = [estimate.resampled for estimate in found if estimate.resampled is not None]
+    if len(resampled) == len(found) > 1:
+        wider = max(expansion(estimate.units, confidence) for estimate in found)
+        difference, ratio = _from_resamples(np.array([e.value for e in found]), np.stack(resampled), confidence, wider)
+    else:
+        difference, ratio = _from_intervals(np.array([estimate.intervals[1][:2] for estimate in found]))
+    ratio_value = minimum / maximum if maximum and minimum >= 0 else math.nan  # of signed values it means nothing
+    return Gap(lowest, highest, minimum, maximum, maximum - minimum, *difference, ratio_value, *ratio)
+
+
+def _from_intervals(intervals: Array) -> tuple[Range, Range]:
+    """Intervals of the difference and the ratio from intervals of the groups, (groups, 2); NaN if a group has none."""
+    low, high = intervals.T
+    if np.isnan(intervals).any():
+        return _UNKNOWN, _UNKNOWN
+    difference = max(0.0, low.max() - high.min()), high.max() - low.min()
+    if low.min() < 0:
+        return (float(difference[0]), float(difference[1])), _UNKNOWN
+    ratio = low.min() / high.max() if high.max() else math.nan, min(1.0, high.min() / low.max()) if low.max() else 1.0
+    return (float(difference[0]), float(difference[1])), (float(ratio[0]), float(ratio[1]))
+
+
+def _from_resamples(values: Array, resampled: Array, confidence: float, wider: float) -> tuple[Range, Range]:
+    """Intervals of the difference and the ratio from resamples (groups, B); the ratio is a difference of logarithms."""
+    difference = _range_of_pairs(values, resampled, confidence, wider)
+    if (resampled <= 0).any() or (values <= 0).any():
+        return difference, _UNKNOWN
+    low, high = _range_of_pairs(np.log(values), np.log(resampled), confidence, wider)
+    return difference, (math.exp(-high), math.exp(-low))
+
+
+def _range_of_pairs(values: Array, resampled: Array, confidence: float, wider: float) -> Range:
+    """An interval of the highest minus the lowest of several values, from resamples (groups, B) of all of them at once.
+
+    With s_ij the standard deviation of the resampled v_i − v_j, and c the quantile of the largest deviation over all
+    pairs in units of s_ij, all differences are within c · s_ij of v_i − v_j at once, as in Tukey's method; so is the
+    largest. (J. P. Romano and M. Wolf, Exact and approximate stepdown methods for multiple hypothesis testing, JASA
+    100, 2005.)
+    """
+    resampled = resampled[:, ~np.isnan(resampled).any(0)]
+    if resampled.shape[1] < 20:
+        return _UNKNOWN
+    largest = np.zeros(resampled.shape[1])
+    differences, errors = [], []
+    for i in range(len(values) - 1):
+        deviation = resampled[i] - resampled[i + 1 :] - (values[i] - values[i + 1 :])[:, None]  # (pairs, B)
+        error = deviation.std(1)
+        if (error < 1e-12).any():
+            return _UNKNOWN
+        largest = np.maximum(largest, np.abs(deviation / error[:, None]).max(0))
+        differences.append(np.abs(values[i] - values[i + 1 :]))
+        errors.append(error)
+    margin = float(np.quantile(largest, confidence)) * wider * np.concatenate(errors)
+    difference = np.concatenate(differences)
+    return float(max(0.0, (difference - margin).max())), float((difference + margin).max())

@@ -1,14 +1,95 @@
-"""Scores, client fairness and client data fairness from a table of sums per client and group."""
+"""Scores, client fairness and client data fairness from sums per client and group.
+
+Of classes, the sums are correct predictions, whole numbers (clients, groups); of numbers, absolute and squared errors
+in the unit of the target, float64 (clients, groups, 2).
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
 from fedtilt.errors import InputError
-from fedtilt.evaluation.scores import ACCURACY, SCORES, Score, main_score, scores_of
+
+
+class Score(NamedTuple):
+    """A quantity that models are evaluated by."""
+
+    name: str  # in files
+    title: str  # in tables
+    unit: str  # of a value; empty: that of the target
+    spread_unit: str  # of a standard deviation
+    higher_is_better: bool
+    values: Callable[[Tensor, Tensor], Tensor]  # (sums, samples) → values of the shape of `samples`
+
+    def text(self, value: float, digits: int = 2) -> str:
+        """A value with its unit.
+
+        >>> ACCURACY.text(97.5, 0), MAE.text(43.21, 1)
+        ('98 %', '43.2')
+        """
+        return f"{value:.{digits}f} {self.unit}".rstrip()
+
+    def worst(self, values: Tensor, dim: int = -1) -> Tensor:
+        """The worst of several values; NaN does not count."""
+        return self._nan_as_best(values).amin(dim) if self.higher_is_better else self._nan_as_best(values).amax(dim)
+
+    def worst_position(self, values: Tensor) -> int:
+        """The position of the worst of several values; NaN does not count."""
+        found = self._nan_as_best(values)
+        return int(found.argmin() if self.higher_is_better else found.argmax())
+
+    def _nan_as_best(self, values: Tensor) -> Tensor:
+        return values.nan_to_num(nan=math.inf if self.higher_is_better else -math.inf)
+
+
+ACCURACY = Score(
+    "accuracy", "accuracy", "%", "points", True, lambda correct, samples: 100 * correct.double() / samples.double()
+)
+MAE = Score("mae", "MAE", "", "", False, lambda errors, samples: errors[..., 0] / samples.double())
+RMSE = Score("rmse", "RMSE", "", "", False, lambda errors, samples: (errors[..., 1] / samples.double()).sqrt())
+SCORES = {score.name: score for score in (ACCURACY, MAE, RMSE)}
+
+
+def scores_of(sums: Tensor) -> tuple[Score, ...]:
+    """The scores that follow from sums, the main one first: of classes the accuracy, of numbers MAE and RMSE."""
+    return (MAE, RMSE) if sums.is_floating_point() else (ACCURACY,)
+
+
+def main_score(names: Container[str]) -> Score:
+    """The main score of a table that has these keys.
+
+    >>> main_score({"mae": 1.0, "rmse": 2.0}).title
+    'MAE'
+    """
+    return next(score for score in SCORES.values() if score.name in names)
+
+
+class GroupCounts(NamedTuple):
+    """Sums of one method's evaluated models, and test samples, (clients, groups) of one grouping."""
+
+    sums: Tensor
+    total: Tensor
+
+
+class Counts(NamedTuple):
+    """Sums of one method's models by client and group."""
+
+    shared: Tensor
+    personal: Tensor | None  # None: no personal models; a client never selected is evaluated on the shared model
+    never_selected: Tensor  # (clients,) bool
+    groups: tuple[GroupCounts, ...] = ()  # of the other groupings, in the order of `group_names`
+
+    @property
+    def evaluated(self) -> Tensor:
+        """The sums of the personal models if the method has them, otherwise of the shared model."""
+        return self.shared if self.personal is None else self.personal
+
+    def by_grouping(self, total: Tensor, names: Iterable[str]) -> dict[str, GroupCounts]:
+        """The sums of the evaluated models by grouping, in the order of `group_names`."""
+        return dict(zip(names, [GroupCounts(self.evaluated, total), *self.groups], strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +126,10 @@ class Metrics:
 
     def value(self, score: str) -> float:
         """The mean of a score over clients."""
-        if score == self.score:
-            return self.mean
-        if self.other is None or score != self.other.score:
-            known = self.score if self.other is None else f"{self.score} and {self.other.score}"
-            raise InputError(f"there is no {score} here, but {known}")
-        return self.other.mean
+        means = {found.score: found.mean for found in (self, self.other) if found is not None}
+        if score not in means:
+            raise InputError(f"there is no {score} here, but {' and '.join(means)}")
+        return means[score]
 
     def by_name(self) -> dict[str, float]:
         """Every metric under its name in tables and files."""
@@ -62,13 +141,9 @@ class Metrics:
             "client_data_fairness_std": std,
             "worst": self.worst,
             "best": self.best,
-            self._extreme: self.worst_client,
+            _extreme(SCORES[self.score]): self.worst_client,
         }
-        return found if self.other is None else found | with_prefix(self.other.score, self.other.by_name())
-
-    @property
-    def _extreme(self) -> str:
-        return "minimum" if SCORES[self.score].higher_is_better else "maximum"
+        return found if self.other is None else found | _with_prefix(self.other.score, self.other.by_name())
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -78,7 +153,7 @@ class Metrics:
             "client_data_fairness": self.client_data_fairness,
             "worst": self.worst,
             "best": self.best,
-            self._extreme: self.worst_client,
+            _extreme(SCORES[self.score]): self.worst_client,
             "clients": self.clients,
         }
         return found if self.other is None else found | {"other": self.other.to_json()}
@@ -89,31 +164,77 @@ class Metrics:
         found = dict(values)
         score = main_score(found)
         found["mean"] = found.pop(score.name)
-        found["worst_client"] = found.pop("minimum" if score.higher_is_better else "maximum")
+        found["worst_client"] = found.pop(_extreme(score))
         if "other" in found:
             found["other"] = cls.from_json(found["other"])
         return cls(score=score.name, **found | {"client_data_fairness": tuple(found["client_data_fairness"])})
 
 
-def with_prefix(score: str, values: Mapping[str, float]) -> dict[str, float]:
+@dataclass(frozen=True, kw_only=True)
+class GroupMetrics:
+    """A score and its fairness for the groups of one grouping; units are those of `Metrics`."""
+
+    score: str = "accuracy"  # the name of the score
+    values: Mapping[str, float]  # of every group that has test samples, over the samples of all clients
+    spread: float  # population std of these: 0 is perfectly fair
+    client_spread: tuple[float, float]  # mean and std over clients of the std over a client's groups
+    client_worst: float  # mean over clients of the score of a client's worst group
+    other: "GroupMetrics | None" = None  # of a second score: the RMSE beside the MAE
+
+    @property
+    def accuracy(self) -> Mapping[str, float]:
+        """The accuracy of every group, in percent."""
+        if self.score != "accuracy":
+            raise InputError(f"there is no accuracy here, but {self.score}; use values")
+        return self.values
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The group with the worst score, and its score."""
+        choose = min if SCORES[self.score].higher_is_better else max
+        return choose(self.values.items(), key=lambda item: item[1])
+
+    def by_name(self) -> dict[str, float]:
+        """The figures that have a name in files, without the scores of the groups."""
+        mean, std = self.client_spread
+        found = {
+            "spread": self.spread,
+            "worst": self.worst[1],
+            "client_spread_mean": mean,
+            "client_spread_std": std,
+            "client_worst": self.client_worst,
+        }
+        return found if self.other is None else found | _with_prefix(self.other.score, self.other.by_name())
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        found: dict[str, Any] = {
+            self.score: dict(self.values),
+            "spread": self.spread,
+            "client_spread": self.client_spread,
+            "client_worst": self.client_worst,
+        }
+        return found if self.other is None else found | {"other": self.other.to_json()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """From JSON values."""
+        found = dict(values)
+        score = main_score(found).name
+        if "other" in found:
+            found["other"] = cls.from_json(found["other"])
+        client_spread = tuple(found.pop("client_spread"))
+        return cls(score=score, values=found.pop(score), client_spread=client_spread, **found)
+
+
+def _extreme(score: Score) -> str:
+    """The name of the worst client's score in files."""
+    return "minimum" if score.higher_is_better else "maximum"
+
+
+def _with_prefix(score: str, values: Mapping[str, float]) -> dict[str, float]:
     """The metrics of a second score, each under a name that begins with the score's."""
     return {key if key == score else f"{score}_{key}": value for key, value in values.items()}
-
-
-class GroupCounts(NamedTuple):
-    """Sums of one method's evaluated models (see `scores`), and test samples, (clients, groups) of one grouping."""
-
-    sums: Tensor
-    total: Tensor
-
-
-class Counts(NamedTuple):
-    """Sums of one method's models by client and group (see `scores`): correct predictions, or errors."""
-
-    shared: Tensor
-    personal: Tensor | None  # None: no personal models; a client never selected is evaluated on the shared model
-    never_selected: Tensor  # (clients,) bool
-    groups: tuple[GroupCounts, ...] = ()  # of the other groupings, in the order of `group_names`
 
 
 def client_scores(sums: Tensor, total: Tensor, score: Score | None = None) -> Tensor:
@@ -124,10 +245,7 @@ def client_scores(sums: Tensor, total: Tensor, score: Score | None = None) -> Te
 
 
 def spread_in_clients(sums: Tensor, total: Tensor, score: Score | None = None) -> Tensor:
-    """Population std of the score of classes, or of other groups, within every client, over those it has.
-
-    Clients without test data are left out.
-    """
+    """Population std of the score over the groups of every client that has test data, (clients with data,)."""
     present = total > 0  # (N, K)
     values = (score or scores_of(sums)[0]).values(sums, total.clamp(min=1))
     count = present.sum(1).clamp(min=1).double()
@@ -136,11 +254,11 @@ def spread_in_clients(sums: Tensor, total: Tensor, score: Score | None = None) -
     return variance.sqrt()[present.any(1)]
 
 
-def measure(sums: Tensor, total: Tensor) -> Metrics:
-    """All metrics from sums and samples, both by client and group; clients without test data are left out.
+def compute_metrics(sums: Tensor, total: Tensor) -> Metrics:
+    """All metrics from sums and samples, both by client and group, over the clients that have test data.
 
     >>> import torch
-    >>> m = measure(torch.tensor([[9, 5], [10, 0]]), torch.tensor([[10, 10], [10, 0]]))
+    >>> m = compute_metrics(torch.tensor([[9, 5], [10, 0]]), torch.tensor([[10, 10], [10, 0]]))
     >>> m.accuracy, m.client_fairness, m.client_data_fairness
     (85.0, 15.0, (10.0, 10.0))
     """
@@ -153,14 +271,11 @@ def measure(sums: Tensor, total: Tensor) -> Metrics:
         raise InputError("a client has more correct predictions than samples in a class, or a negative count")
     if not total.any():
         raise InputError("no client has any test data to evaluate on")
-    found: Metrics | None = None
-    for score in reversed(scores_of(sums)):
-        found = _measure(sums, total, score, found)
-    assert found is not None
-    return found
+    return _metrics_of(scores_of(sums), sums, total)
 
 
-def _measure(sums: Tensor, total: Tensor, score: Score, other: Metrics | None) -> Metrics:
+def _metrics_of(scores: tuple[Score, ...], sums: Tensor, total: Tensor) -> Metrics:
+    score, *others = scores
     values = client_scores(sums, total, score)
     spread = spread_in_clients(sums, total, score)
     ordered = values.sort(descending=not score.higher_is_better).values  # the worst first
@@ -174,5 +289,33 @@ def _measure(sums: Tensor, total: Tensor, score: Score, other: Metrics | None) -
         best=ordered[-tenth:].mean().item(),
         worst_client=ordered[0].item(),
         clients=len(ordered),
-        other=other,
+        other=_metrics_of(tuple(others), sums, total) if others else None,
+    )
+
+
+def compute_group_metrics(counts: GroupCounts, names: tuple[str, ...]) -> GroupMetrics:
+    """The metrics of one grouping.
+
+    >>> import torch
+    >>> counts = GroupCounts(torch.tensor([[9, 5], [10, 0]]), torch.tensor([[10, 10], [10, 0]]))
+    >>> found = compute_group_metrics(counts, ("f", "m"))
+    >>> found.accuracy, found.worst, found.spread, found.client_spread, found.client_worst
+    ({'f': 95.0, 'm': 50.0}, ('m', 50.0), 22.5, (10.0, 10.0), 75.0)
+    """
+    return _group_metrics_of(scores_of(counts.sums), *counts, names)
+
+
+def _group_metrics_of(scores: tuple[Score, ...], sums: Tensor, total: Tensor, names: tuple[str, ...]) -> GroupMetrics:
+    score, *others = scores
+    pooled = score.values(sums.sum(0), total.sum(0))
+    present = total.sum(0) > 0
+    spread = spread_in_clients(sums, total, score)
+    worst = score.worst(score.values(sums, total), 1)[total.sum(1) > 0]
+    return GroupMetrics(
+        score=score.name,
+        values={name: value for name, value, kept in zip(names, pooled.tolist(), present, strict=True) if kept},
+        spread=pooled[present].std(correction=0).item(),
+        client_spread=(spread.mean().item(), spread.std(correction=0).item()),
+        client_worst=worst.mean().item(),
+        other=_group_metrics_of(tuple(others), sums, total, names) if others else None,
     )

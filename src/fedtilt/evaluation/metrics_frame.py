@@ -20,11 +20,9 @@ from fedtilt.evaluation.decision_metrics import (
     POSITIVE_METRICS,
     check_metrics,
 )
-from fedtilt.evaluation.estimates import Estimate, estimate
-from fedtilt.evaluation.gaps import Gap, gap_between
-from fedtilt.evaluation.number_metrics import NumberSamples
+from fedtilt.evaluation.intervals import Estimate, Gap, estimate, gap_between
 from fedtilt.evaluation.predictions import CLIENT, Predictions
-from fedtilt.evaluation.weighted_samples import Samples
+from fedtilt.evaluation.weighted_predictions import PredictedClasses, PredictedNumbers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,7 +123,7 @@ def metrics_frame(
         raise InputError(f"confidence = {confidence:g} is not between 0 and 1; choose 0.95, for example")
     if by == CLASS and positive is not None:
         raise InputError("by = 'class' is about every class in turn; leave out positive")
-    samples = as_samples(predictions, positive)
+    samples = with_targets(predictions, positive)
     of_numbers = predictions.numbers is not None
     names = check_metrics(_defaults(by, positive, of_numbers) if metrics is None else metrics, of_numbers=of_numbers)
     _check_positive(names, by, positive, predictions)
@@ -163,16 +161,16 @@ def _defaults(by: str | None, positive: str | None, of_numbers: bool) -> tuple[s
     return CLASS_METRICS if by == CLASS else OVERALL_METRICS if positive is None else POSITIVE_METRICS
 
 
-def as_samples(predictions: Predictions, positive: str | None = None) -> Any:
-    """Predictions as metrics take them: `Samples` of classes, or `NumberSamples`."""
+def with_targets(predictions: Predictions, positive: str | None = None) -> Any:
+    """Predictions as metrics take them: `PredictedClasses` of classes, or `PredictedNumbers`."""
     if predictions.numbers is not None:
         if positive is not None:
             raise InputError(f"positive = {positive!r} is for classes, and the targets are numbers; leave it out")
-        return NumberSamples(predictions.numbers.double().numpy(), predictions.outputs.numpy())
+        return PredictedNumbers(predictions.numbers.double().numpy(), predictions.outputs.numpy())
     if positive is not None and positive not in predictions.class_names:
         raise InputError(f"positive = {positive!r} is no class; choose among {', '.join(predictions.class_names)}")
     label = None if positive is None else predictions.class_names.index(positive)
-    return Samples(predictions.labels.numpy(), predictions.probabilities.double().numpy(), label)
+    return PredictedClasses(predictions.labels.numpy(), predictions.probabilities.double().numpy(), label)
 
 
 def _check_positive(names: Sequence[str], by: str | None, positive: str | None, predictions: Predictions) -> None:

@@ -1,22 +1,187 @@
-"""The results of a run: metrics, sums and models of every method."""
+"""The results of a run: metrics, sums and models of every method, and their means over seeds."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtilt.attacks.attack import Attack, AttackedFederation
 from fedtilt.auditing.clients import ClientAudit, audit_clients
 from fedtilt.auditing.samples import Audit, audit_samples, most_robust
 from fedtilt.data import Federation
+from fedtilt.data.groups import CLASS
+from fedtilt.data.naming import client_number
+from fedtilt.data.targets import NumericTarget
+from fedtilt.engine.client import build_client_model
+from fedtilt.engine.client_states import ClientStates
 from fedtilt.engine.update_distances import distances_by_round
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
-from fedtilt.evaluation.method_result import MethodResult
-from fedtilt.evaluation.metrics import Metrics
-from fedtilt.evaluation.scores import ACCURACY, SCORES, scores_of
+from fedtilt.evaluation.metrics import ACCURACY, SCORES, GroupCounts, GroupMetrics, Metrics, scores_of
+from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame, with_targets
+from fedtilt.evaluation.predictions import Predictions
+from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.evaluation.weighted_predictions import ReliabilityBin, reliability_curve
 from fedtilt.html_table import html_table
+from fedtilt.methods import Method
+from fedtilt.models import in_target_unit
+from fedtilt.parts import Parts, Tensors
+from fedtilt.privacy.gaussian_mechanism import PrivacyLoss
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodResult:
+    """One method at the end of a run."""
+
+    method: Method
+    history: list[tuple[int, RoundMetrics]]  # (round, metrics) of every evaluated round
+    sums: Tensor  # of the evaluated models, see `metrics`: (N, K) correct predictions, or (N, K, 2) errors
+    total: Tensor  # (N, K) test samples
+    validation: Metrics | None = None  # of the evaluated models on validation data, if there is any
+    client_names: tuple[str, ...]
+    group_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that of `sums` first; empty: numbers
+    group_counts: Mapping[str, GroupCounts] = field(default_factory=dict)  # sums and samples of each grouping
+    _net: nn.Module
+    _parts: Parts
+    _server: Tensors  # server state
+    _target: NumericTarget | None = None  # the scale of the targets if they are numbers
+    _client_states: ClientStates | None = None  # None: on other machines
+    _predict: Callable[[], Predictions] | None = None  # None: the test data is not on this machine
+
+    @property
+    def summary(self) -> RoundMetrics:
+        """The metrics after the last round."""
+        return self.history[-1][1]
+
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics of the evaluated models after the last round."""
+        return self.summary.evaluated
+
+    @property
+    def accuracy(self) -> float:
+        """Mean accuracy over clients, in percent."""
+        return self.metrics.accuracy
+
+    @property
+    def mae(self) -> float:
+        """Mean over clients of the mean absolute error, in the unit of the target."""
+        return self.metrics.mae
+
+    @property
+    def rmse(self) -> float:
+        """Mean over clients of the root mean squared error, in the unit of the target."""
+        return self.metrics.rmse
+
+    @property
+    def client_fairness(self) -> float:
+        """Standard deviation over clients of the accuracy, in points, or of the MAE: lower is fairer."""
+        return self.metrics.client_fairness
+
+    @property
+    def group(self) -> str:
+        """The grouping of `sums`: what `tau` tilts over."""
+        return next(iter(self.group_names), CLASS)
+
+    @property
+    def groups(self) -> Mapping[str, GroupMetrics]:
+        """Scores, spread and worst group by grouping, such as "class" or a column; empty if there is only one."""
+        return self.summary.groups
+
+    @property
+    def attack_success(self) -> float | None:
+        """Of a backdoor: % of honest clients' samples with the trigger that become the target class; None: no backdoor.
+
+        Samples of the target class do not count.
+        """
+        return self.summary.attack_success
+
+    @property
+    def privacy(self) -> PrivacyLoss | None:
+        """Epsilon and delta of the shared model after the last round; None: the run has no privacy."""
+        return self.summary.privacy
+
+    @property
+    def client_data_fairness(self) -> tuple[float, float]:
+        """Mean and std over clients of the std of the score over a client's classes or groups: lower is fairer."""
+        return self.metrics.client_data_fairness
+
+    def table(self, by: str | None = None) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+        """Sums and test samples by client and group (see `metrics`), and the groups' names.
+
+        Args:
+            by: "class", "range" or a column of groups; default: what `tau` tilts over
+        """
+        by = by or self.group
+        if not self.group_counts and by == CLASS:
+            return self.sums, self.total, tuple(map(str, range(self.total.shape[1])))
+        if by not in self.group_counts:
+            known = ", ".join(map(repr, self.group_counts or [CLASS]))
+            raise InputError(
+                f"by = {by!r} is no grouping of this run, which has {known}; name the column in data.group"
+            )
+        return *self.group_counts[by], self.group_names[by]
+
+    def certificate(self, confidence: float = 0.95, by: str | None = None) -> Certificate:
+        """Lower bounds of the accuracy of all clients, and of their classes or groups; `print` shows the statement."""
+        correct, total, _ = self.table(by)
+        return Certificate(correct, total, confidence, by or self.group)
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        """What the evaluated models predict on the test data of all clients."""
+        if self._predict is None:
+            raise InputError("there are no predictions: the test data is on the clients' own machines")
+        return self._predict()
+
+    def metrics_frame(
+        self,
+        metrics: Sequence[str] | str | None = None,
+        *,
+        by: str | None = "client",
+        positive: str | None = None,
+        confidence: float = 0.95,
+        resamples: int = 1000,
+    ) -> MetricsFrame:
+        """Metrics of the predictions overall and by group, with intervals: see `metrics_frame.metrics_frame`."""
+        return metrics_frame(
+            self.predictions, metrics, by=by, positive=positive, confidence=confidence, resamples=resamples
+        )
+
+    def reliability_curve(self, positive: str | None = None) -> list[ReliabilityBin]:
+        """Accuracy by confidence of the prediction; with `positive`, the share of that class by its probability."""
+        return reliability_curve(with_targets(self.predictions, positive))
+
+    @property
+    def shared(self) -> nn.Module:
+        """The shared model; its local parts are the initial ones, and so are its buffers unless they are averaged."""
+        return in_target_unit(build_client_model(self._net, self._parts, self._server, {}), self._target)
+
+    def shared_of(self, client: int | str) -> nn.Module:
+        """The shared model with the local parts and buffers of a client."""
+        return self._model(client, personal=False)
+
+    def personal(self, client: int | str) -> nn.Module:
+        """The personal model of a client, by number or name; of one that was never selected, the shared model."""
+        if not self.method.has_personal:
+            raise InputError(f"method {self.method.name!r} has no personal models; use shared, or model({client!r})")
+        return self.model(client)
+
+    def model(self, client: int | str) -> nn.Module:
+        """The model that a client uses, by number or name.
+
+        Its personal model if it has one; otherwise the shared model, with the local parts and buffers of the client.
+        """
+        return self._model(client, personal=True)
+
+    def _model(self, client: int | str, *, personal: bool) -> nn.Module:
+        owner = self.method.name, client_number(client, self.client_names)
+        kept = {} if self._client_states is None else self._client_states.get(owner)
+        model = build_client_model(self._net, self._parts, self._server, kept, personal=personal)
+        return in_target_unit(model, self._target)
 
 
 class Result(Mapping[str, MethodResult]):
@@ -66,7 +231,7 @@ class Result(Mapping[str, MethodResult]):
         """Which training samples look mislabelled; the run must have been trained with `audit=True`.
 
         Args:
-            method: the method that judges; left out: the one with the smallest lam, and of equals the first
+            method: the method that judges; default: the one with the smallest lam, and of equals the first
         """
         judge = self[method or most_robust([result.method for result in self.values()])]
         if self._federation is None or judge._client_states is None:
@@ -97,7 +262,7 @@ class Result(Mapping[str, MethodResult]):
         """Which clients look bad as a whole, and which are merely different; the run must have `audit=True`.
 
         Args:
-            method: the method that judges; left out: the one with the smallest lam, and of equals the first
+            method: the method that judges; default: the one with the smallest lam, and of equals the first
         """
         samples = self.audit(method)
         assert self._federation is not None  # otherwise `audit` raises
@@ -116,7 +281,7 @@ class Result(Mapping[str, MethodResult]):
         columns correct, samples and accuracy in percent; numbers as targets have samples, mae and rmse.
 
         Args:
-            by: "class", "range" or a column of groups; left out: what `tau` tilts over
+            by: "class", "range" or a column of groups; default: what `tau` tilts over
         """
         try:
             import pandas
@@ -144,3 +309,45 @@ def _in_words(metrics: Metrics) -> str:
         f"{score.title} {score.text(metrics.mean)}{other}, client fairness {metrics.client_fairness:.2f}, "
         f"client data fairness {spread[0]:.2f} / {spread[1]:.2f}"
     )
+
+
+def over_seeds(results: Mapping[int, Result]) -> dict[str, Any]:
+    """The comparison table as JSON values: every metric of every method, its mean and std over the seeds.
+
+    If there is validation data, `validation` has the same metrics on it.
+    """
+    methods = {}
+    for name in next(iter(results.values())):
+        by_seed = [result[name] for result in results.values()]
+        validation = [r.validation for r in by_seed if r.validation is not None]
+        methods[name] = (
+            _mean_and_std([r.metrics for r in by_seed])
+            | ({"validation": _mean_and_std(validation)} if validation else {})
+            | ({"groups": _groups_over_seeds(by_seed)} if by_seed[0].groups else {})
+            | {"evaluated": "personal" if by_seed[0].method.has_personal else "shared"}
+            | {"last": [r.summary.to_json() for r in by_seed]}
+        )
+    return {"seeds": list(results), "methods": methods}
+
+
+def _groups_over_seeds(by_seed: Sequence[MethodResult]) -> dict[str, Any]:
+    """By grouping: every metric, and the score of every group that has test samples in all seeds."""
+    columns = {}
+    for name in by_seed[0].groups:
+        found = [r.groups[name] for r in by_seed]
+        common = [group for group in found[0].values if all(group in g.values for g in found)]
+        values = {group: _column([g.values[group] for g in found]) for group in common}
+        columns[name] = _mean_and_std(found) | {found[0].score: values}
+    return columns
+
+
+def _mean_and_std(by_seed: Sequence[Metrics | GroupMetrics]) -> dict[str, Any]:
+    """Mean and sample std over the seeds of every metric, and its values."""
+    return {key: _column([metrics.by_name()[key] for metrics in by_seed]) for key in by_seed[0].by_name()}
+
+
+def _column(values: Sequence[float]) -> dict[str, Any]:
+    # not `statistics`: its exact sums would change the last bits of results.json
+    mean = sum(values) / len(values)
+    std = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5 if len(values) > 1 else None
+    return {"mean": mean, "std": std, "seeds": list(values)}

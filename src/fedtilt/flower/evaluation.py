@@ -19,10 +19,16 @@ from torch import Tensor
 from fedtilt.data.tables.schema import MIN_COUNT
 from fedtilt.errors import InputError
 from fedtilt.evaluation.decision_metrics import METRICS
-from fedtilt.evaluation.groups import GroupMetrics, measure_groups
-from fedtilt.evaluation.metrics import Counts, GroupCounts, Metrics, spread_in_clients
-from fedtilt.evaluation.scores import scores_of
-from fedtilt.evaluation.summary import Summary, summarise
+from fedtilt.evaluation.metrics import (
+    Counts,
+    GroupCounts,
+    GroupMetrics,
+    Metrics,
+    compute_group_metrics,
+    scores_of,
+    spread_in_clients,
+)
+from fedtilt.evaluation.round_metrics import RoundMetrics, round_metrics
 from fedtilt.flower.message_fields import (
     METRICS_RECORD,
     RejectedReply,
@@ -166,7 +172,7 @@ def _check_metrics(metrics: Any, *, of_numbers: bool) -> None:
 
 def combine_replies(
     replies: Mapping[int, EvaluationReply], has_outliers: Tensor, personal: bool, classes: int
-) -> tuple[Counts, Tensor, Summary]:
+) -> tuple[Counts, Tensor, RoundMetrics]:
     """Sums (N, K, …), samples (N, K) and the summary; a site without a reply has no samples and is not counted.
 
     If any site withholds its counts by class, all counts become totals (N, 1), and the spread over classes is the one
@@ -194,7 +200,7 @@ def combine_replies(
         )
         never_selected[site] = personal and reply.personal is None
     counts = Counts(shared, of_personal if personal else None, never_selected)
-    summary = summarise(counts, total, has_outliers)
+    summary = round_metrics(counts, total, has_outliers)
     if totals_only:
         summary = _with_class_spreads(summary, replies, total, never_selected, has_outliers, personal)
     declared = {site: reply.declared for site, reply in replies.items()}
@@ -203,9 +209,9 @@ def combine_replies(
 
 
 def _with_class_spreads(
-    summary: Summary, replies: Mapping[int, EvaluationReply], total: Tensor, never_selected: Tensor,
+    summary: RoundMetrics, replies: Mapping[int, EvaluationReply], total: Tensor, never_selected: Tensor,
     has_outliers: Tensor, personal: bool,
-) -> Summary:  # fmt: skip
+) -> RoundMetrics:  # fmt: skip
     """The summary with client data fairness from the sites' spreads, which totals cannot show."""
     scores = next(iter(replies.values())).class_spreads.shape[1]
     spread = torch.zeros(2, len(total), scores, dtype=torch.float64)  # of the shared and of the evaluated models
@@ -221,7 +227,7 @@ def _with_class_spreads(
         other = with_spread(metrics.other, spreads, score + 1)
         return dataclasses.replace(metrics, client_data_fairness=mean_and_std, other=other)
 
-    return Summary(
+    return RoundMetrics(
         shared=with_spread(summary.shared, spread[0, has_samples]),
         personal=with_spread(summary.personal, spread[1, has_samples]),
         ever_selected=with_spread(summary.ever_selected, spread[1, has_samples & ~never_selected]),
@@ -243,5 +249,5 @@ def measure_declared(by_site: Mapping[int, Declared], sites: int, sums: int) -> 
                 k = names.index(group)
                 total[site, k], values[site, k] = int(samples), torch.tensor(of_group, dtype=values.dtype)
         if names:
-            found[column] = measure_groups(GroupCounts(values[..., 0] if sums == 1 else values, total), names)
+            found[column] = compute_group_metrics(GroupCounts(values[..., 0] if sums == 1 else values, total), names)
     return found

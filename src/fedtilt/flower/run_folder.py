@@ -19,11 +19,9 @@ from torch import Tensor, nn
 from fedtilt.data.groups import in_words
 from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
-from fedtilt.evaluation.method_result import MethodResult
 from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.over_seeds import over_seeds
-from fedtilt.evaluation.results import Result
-from fedtilt.evaluation.summary import Summary, evaluated_counts
+from fedtilt.evaluation.results import MethodResult, Result, over_seeds
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import private_files, private_folder, read_json, write_json, write_toml
 from fedtilt.flower.evaluation import Declared
 from fedtilt.flower.membership import MissingSitesError
@@ -204,7 +202,7 @@ class ServerRunFolder:
         """Whether the metrics of a round are recorded."""
         return any(evaluated == round for evaluated, _ in self._run_folder.evaluations.history.get(self._method, []))
 
-    def record_evaluation(self, round: int, summary: Summary, counts: Counts, total: Tensor) -> None:
+    def record_evaluation(self, round: int, summary: RoundMetrics, counts: Counts, total: Tensor) -> None:
         """Add the metrics of a round, and the names of its rows and columns."""
         class_names, group = self._info.class_names, self._info.label_group
         is_by_class = total.shape[1] == len(class_names)  # otherwise some site withholds them
@@ -245,7 +243,7 @@ class ServerRunFolder:
         of_method = MethodResult(
             method=self._task.method,
             history=self._run_folder.evaluations.history[self._method],
-            sums=evaluated_counts(counts[self._method]),
+            sums=counts[self._method].evaluated,
             total=total,
             client_names=tuple(self._info.site_names),
             _net=self._model,

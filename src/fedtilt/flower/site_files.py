@@ -20,7 +20,7 @@ from fedtilt.data import Federation
 from fedtilt.data.groups import in_words
 from fedtilt.engine.client_states import ClientStates
 from fedtilt.errors import InputError
-from fedtilt.evaluation.scores import ACCURACY, scores_of
+from fedtilt.evaluation.metrics import ACCURACY, scores_of
 from fedtilt.files import read_tensors, write_bytes, write_json, write_tensors
 from fedtilt.flower.evaluation import EvaluationReply
 from fedtilt.flower.training_history import TrainingHistory

@@ -13,7 +13,7 @@ from fedtilt.engine.server import ServerUpdate, server_update
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import check_state, initial_server, messages_of
 from fedtilt.engine.validity import invalid_updates
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.flower.evaluation import combine_replies, decode_evaluation_reply
 from fedtilt.flower.membership import Membership, MissingSitesError, SiteKeys
 from fedtilt.flower.message_fields import decode_model, encode_model
@@ -69,7 +69,7 @@ class FedTiltStrategy(Strategy):
             sites=info.sites, classes=len(info.class_names), parts=parts, policy=self.policy, site_keys=site_keys,
             schema=info.schema, personal_start="last" if method.personal is None else method.personal.start,
         )  # fmt: skip
-        self.summaries: list[tuple[int, Summary]] = []
+        self.summaries: list[tuple[int, RoundMetrics]] = []
 
     # -- a run -------------------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class FedTiltStrategy(Strategy):
         return encode_model(self._parts, self._server), MetricRecord({**metrics, "change": change.length})
 
     def _record_screening(self, round: int, updated: ServerUpdate) -> None:
-        """Name the sites whose updates were refused or bounded because they stand out."""
+        """Name the sites whose updates were rejected or bounded because they stand out."""
         for site, reason in sorted({**updated.bounded, **updated.rejected}.items()):
             _log.warning("round %d: site %d %s", round, site, reason)
             self.membership.reject(f"site {site}", reason.partition(" (")[0])

@@ -1,8 +1,7 @@
 """The losses of samples by name, and the tilted loss of a batch as a PyTorch criterion."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 
 from fedtilt import checks
 from fedtilt.errors import InputError
-from fedtilt.imports import import_function
 from fedtilt.math.tilt import nested_tilt
 
 REVERSE = 4.0  # −log 0 of the reverse cross-entropy, as in the paper of sce
@@ -69,76 +67,6 @@ class HuberLoss:
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of every number, shape (n,)."""
         return F.huber_loss(outputs[:, 0], targets, reduction="none", delta=self.delta)
-
-
-class NamedLoss(NamedTuple):
-    """A loss that has a name in a spec."""
-
-    meaning: str
-    settings: Mapping[str, float]  # training settings that it takes, with their defaults
-    reference: str = ""
-
-
-LOSSES = {
-    "cross_entropy": NamedLoss("−log p of the label", {"label_smoothing": 0.0}),
-    "focal": NamedLoss(
-        "(1 − p)^focal_gamma · cross-entropy, which weights hard samples", {"focal_gamma": 2.0},
-        "Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, arXiv 1708.02002",
-    ),
-    "gce": NamedLoss(
-        "(1 − p^gce_q) / gce_q, which bounds the loss of wrong labels; 0 is the cross-entropy", {"gce_q": 0.7},
-        "Zhang et al., Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels, NeurIPS "
-        "2018, arXiv 1805.07836",
-    ),
-    "sce": NamedLoss(
-        "sce_alpha · cross-entropy + sce_beta · reverse cross-entropy, 4 · (1 − p), which wrong labels cannot dominate",
-        {"sce_alpha": 0.1, "sce_beta": 1.0},
-        "Wang et al., Symmetric Cross Entropy for Robust Learning with Noisy Labels, ICCV 2019, arXiv 1908.06112",
-    ),
-    "squared": NamedLoss("the squared error of a number", {}),
-    "huber": NamedLoss(
-        "½ · error² up to huber_delta, linear beyond", {"huber_delta": 1.0},
-        "P. J. Huber, Robust Estimation of a Location Parameter, Annals of Mathematical Statistics 35, 1964",
-    ),
-}  # fmt: skip
-NUMBER_LOSSES = ("squared", "huber")
-CLASS_LOSSES = tuple(name for name in LOSSES if name not in NUMBER_LOSSES)
-NAMES = (*CLASS_LOSSES, *NUMBER_LOSSES)
-
-
-def sample_loss(
-    loss: str | SampleLoss, *, label_smoothing: float = 0.0, gamma: float | None = None,
-    class_weights: Sequence[float] = (), huber_delta: float | None = None, gce_q: float | None = None,
-    sce_alpha: float | None = None, sce_beta: float | None = None,
-) -> SampleLoss:  # fmt: skip
-    """The loss of every sample, (outputs, targets) → (n,).
-
-    Args:
-        loss: a name of `NAMES`, a function, or `package.module:function`
-        label_smoothing: of cross_entropy (Szegedy et al., CVPR 2016, arXiv 1512.00567)
-        gamma: of focal: (1 − p)^gamma · cross-entropy (Lin et al., ICCV 2017, arXiv 1708.02002); None: 2
-        class_weights: a factor for every class; empty: 1 each
-        huber_delta: of huber: the error from which on it is linear; None: 1
-        gce_q: of gce: between the cross-entropy (0) and 1 − p (1); None: 0.7
-        sce_alpha: of sce: the weight of the cross-entropy; None: 0.1
-        sce_beta: of sce: the weight of the reverse cross-entropy; None: 1
-    """
-    if loss not in NAMES:
-        return import_function(loss, "loss") if isinstance(loss, str) else loss
-    if loss == "squared":
-        return squared
-    if loss == "huber":
-        return HuberLoss(delta=1.0 if huber_delta is None else huber_delta)
-    if loss == "cross_entropy" and not label_smoothing and not class_weights:
-        return cross_entropy
-    weights = tuple(class_weights)
-    if loss == "gce":
-        return ClassLoss(gce_q=0.7 if gce_q is None else gce_q, class_weights=weights)
-    if loss == "sce":
-        alpha, beta = 0.1 if sce_alpha is None else sce_alpha, 1.0 if sce_beta is None else sce_beta
-        return ClassLoss(sce_alpha=alpha, sce_beta=beta, class_weights=weights)
-    focal_gamma = 0.0 if loss == "cross_entropy" else 2.0 if gamma is None else gamma
-    return ClassLoss(label_smoothing=label_smoothing, gamma=focal_gamma, class_weights=weights)
 
 
 def _check_tilt(tilt: float | Tensor, name: str) -> float | Tensor:

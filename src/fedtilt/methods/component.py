@@ -9,13 +9,13 @@ beside the model is declared, and nothing else leaves a client.
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from fedtilt.config.setting_fields import check_table
+from fedtilt.config.named import NamedSettings
 from fedtilt.errors import InputError
 from fedtilt.math.mixing import mix
 
@@ -23,17 +23,11 @@ Slot = Mapping[str, Tensor]  # what a component remembers
 
 
 @dataclass(frozen=True)
-class Component:
-    """A part of a method; a subclass is a frozen dataclass too."""
+class Component(NamedSettings):
+    """A part of a method; a subclass is a frozen dataclass too. The user's own are named "module:Class"."""
 
-    rule: ClassVar[str] = ""  # its name in a spec; the user's own are named "module:Class"
+    key: ClassVar[str] = "rule"
     kind: ClassVar[str] = ""  # the field of `Method` that takes it
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            if getattr(self, each.name) is None and each.default is not None:
-                raise InputError(f"{self.label}: {each.name} is None; give it a value, or leave it out for its default")
-        check_table(self, self.label)
 
     @property
     def source(self) -> Any:
@@ -45,20 +39,6 @@ class Component:
         """Its name in messages and records: the rule, or module:name."""
         written = self.source
         return vars(written).get("rule") or f"{written.__module__}:{written.__qualname__}"
-
-    def settings(self, *, all: bool = False) -> dict[str, Any]:
-        """Its settings by name: those that differ from their defaults, or all."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        defaults = {field.name: field.default for field in fields(self)}
-        return values if all else {key: value for key, value in values.items() if value != defaults[key]}
-
-    def to_table(self, *, all: bool = False) -> dict[str, Any]:
-        """The component as a table of a spec: the settings that differ from their defaults, or all."""
-        return {"rule": self.label, **self.settings(all=all)}
-
-    def with_settings(self, **settings: Any) -> Self:
-        """The same with other values of these settings."""
-        return replace(self, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)

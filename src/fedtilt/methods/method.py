@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
 
 from fedtilt.checks import is_plain_name, number
+from fedtilt.config.named import make_named
 from fedtilt.errors import InputError
 from fedtilt.html_table import html_table
 from fedtilt.imports import import_function, is_function_path
@@ -72,7 +73,7 @@ def component_of(kind: str, value: Any, owner: str = "") -> Any:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         forms = "a table, a component or a function" if kind in FUNCTIONS else "a table or a component"
         raise InputError(f"{what} must be a name, {forms}, got {value!r:.60}")
-    settings = {key: tuple(v) if isinstance(v, list) else v for key, v in value.items() if key != "rule"}
+    settings = {key: part for key, part in value.items() if key != "rule"}
     rule = value.get("rule", DEFAULT_RULE.get(kind))
     cls = known.get(rule) if isinstance(rule, str) else None
     if cls is None:
@@ -92,17 +93,7 @@ def component_of(kind: str, value: Any, owner: str = "") -> Any:
                 + (", or give a function without settings" if kind in FUNCTIONS else "")
             )
         cls = found
-    allowed = [f.name for f in fields(cls)]
-    for key in settings:
-        if key not in allowed:
-            raise InputError(
-                f"{key} = {settings[key]!r} of {what} is not a setting of {rule!r}, which has "
-                f"{', '.join(allowed) or 'none'}; leave it out"
-            )
-    try:
-        return cls(**settings)
-    except InputError as error:
-        raise InputError(f"{what}: {error}") from None
+    return make_named(cls, settings, what, rule)
 
 
 _BASES: dict[str, Any] = {

@@ -6,10 +6,9 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from fedtilt.data.groups import CLASS, in_words
-from fedtilt.evaluation.metrics import Metrics, client_scores
-from fedtilt.evaluation.scores import ACCURACY, Score
+from fedtilt.evaluation.metrics import ACCURACY, Metrics, Score, client_scores
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.statistics import paired_difference
-from fedtilt.evaluation.summary import Summary
 from fedtilt.report.run_reader import Run, SeedRun
 
 
@@ -75,7 +74,7 @@ class View(NamedTuple):
 
     title: str
     description: str
-    metrics: Callable[[Summary], Metrics | None]  # None: the view does not apply to the method
+    metrics: Callable[[RoundMetrics], Metrics | None]  # None: the view does not apply to the method
 
 
 VIEWS = {

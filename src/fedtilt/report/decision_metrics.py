@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedtilt.evaluation.decision_metrics import METRICS, NUMBER_METRICS, OVERALL_METRICS, Metric
-from fedtilt.evaluation.metrics_frame import as_samples, metrics_frame
+from fedtilt.evaluation.metrics import ACCURACY
+from fedtilt.evaluation.metrics_frame import metrics_frame, with_targets
 from fedtilt.evaluation.predictions import Predictions
-from fedtilt.evaluation.reliability import reliability_curve
-from fedtilt.evaluation.scores import ACCURACY
-from fedtilt.evaluation.weighted_samples import Samples
+from fedtilt.evaluation.weighted_predictions import PredictedClasses, reliability_curve
 from fedtilt.report.compare import SeedValues, best_methods
 from fedtilt.report.figure import Figure, figure_layout
 from fedtilt.report.run_reader import Run
@@ -79,9 +78,9 @@ def _reliability(predictions: PredictionsBySeed, styles: Mapping[str, Style]) ->
     data: list[dict[str, Any]] = [{**diagonal, "name": "calibrated", "showlegend": False, "meta": {}}]
     rows: list[tuple[Any, ...]] = []
     for method, by_seed in predictions.items():
-        samples = [as_samples(p) for p in by_seed]
+        samples = [with_targets(p) for p in by_seed]
         labels, probabilities = (np.concatenate([getattr(s, part) for s in samples]) for part in _PARTS)
-        curve = reliability_curve(Samples(labels, probabilities))
+        curve = reliability_curve(PredictedClasses(labels, probabilities))
         rows += [(method, *found) for found in curve]
         style, confidence = styles[method], [round(100 * found.confidence, 2) for found in curve]
         data.append(

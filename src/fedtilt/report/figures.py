@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from fedtilt.evaluation.metrics import client_scores
-from fedtilt.evaluation.scores import ACCURACY
+from fedtilt.evaluation.metrics import ACCURACY, client_scores
 from fedtilt.report.compare import Metric, SeedValues, best_methods, metrics_of
 from fedtilt.report.figure import Figure, capitalise, figure_layout, round4
 from fedtilt.report.heat_map import heat_map

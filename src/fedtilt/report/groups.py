@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from fedtilt.evaluation.scores import Score
+from fedtilt.evaluation.metrics import Score
 from fedtilt.report.compare import Metric, Row, SeedValues
 from fedtilt.report.run_reader import Run
 

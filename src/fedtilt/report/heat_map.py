@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedtilt.data.groups import in_words
-from fedtilt.evaluation.scores import ACCURACY, scores_of
+from fedtilt.evaluation.metrics import ACCURACY, scores_of
 from fedtilt.report.figure import Figure, capitalise, figure_layout, round4
 from fedtilt.report.run_reader import Run, SeedRun
 from fedtilt.report.style import plotly_text

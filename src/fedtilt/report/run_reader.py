@@ -19,9 +19,8 @@ from torch import Tensor
 
 from fedtilt.data.groups import CLASS
 from fedtilt.errors import InputError, InputWarning
-from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.scores import SCORES, Score
-from fedtilt.evaluation.summary import Summary, evaluated_counts
+from fedtilt.evaluation.metrics import SCORES, Counts, Score
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import interpreting, read_json, read_toml
 from fedtilt.storage.evaluations import Evaluations, History
 from fedtilt.storage.fingerprint import read_fingerprint
@@ -46,13 +45,13 @@ class SeedRun:
         """The last evaluated round."""
         return next(iter(self.history.values()))[-1][0]
 
-    def last(self, method: str) -> Summary:
+    def last(self, method: str) -> RoundMetrics:
         """The metrics after the last evaluated round."""
         return self.history[method][-1][1]
 
     def sums(self, method: str) -> Tensor:
         """Sums (N, K) of the evaluated models: correct predictions, or errors."""
-        return evaluated_counts(self.counts[method])
+        return self.counts[method].evaluated
 
     @property
     def some_have_outliers(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from fedtilt.evaluation.certificate import Certificate, describe
-from fedtilt.evaluation.scores import ACCURACY, Score
+from fedtilt.evaluation.metrics import ACCURACY, Score
 from fedtilt.files import read_json
 from fedtilt.report.compare import (
     VIEWS,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtilt.cluster.tasks import TaskProgress
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.simulation import Round
 
 
@@ -50,7 +50,7 @@ class Callback:
     def on_start(self, run: RunStart) -> None:
         """Before the first round of a seed, and before a resumed run goes on."""
 
-    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+    def on_round(self, round: Round, metrics: Mapping[str, RoundMetrics] | None) -> None:
         """After every round, with the metrics by method; None if the round was not evaluated."""
 
     def on_search(self, progress: SearchProgress) -> None:
@@ -82,7 +82,7 @@ class Callbacks(Callback):
             callback.on_start(run)
             self._started.append(callback)
 
-    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+    def on_round(self, round: Round, metrics: Mapping[str, RoundMetrics] | None) -> None:
         """Call all."""
         for callback in self._callbacks:
             callback.on_round(round, metrics)

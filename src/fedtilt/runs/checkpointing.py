@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from fedtilt.cluster.remote_tensor import LostTensorError
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.storage.run_folder import Notice, Recorder
 
 CHECKPOINT_SECONDS = 10.0  # the least time between two checkpoints
 MEMORY_LIMIT = 2 * 2**30  # bytes of client states in memory, beyond which they are stored in files
 
-Summaries = Mapping[str, Summary]  # method → metrics
+Summaries = Mapping[str, RoundMetrics]  # method → metrics
 
 
 def train_rounds(
@@ -27,7 +27,6 @@ def train_rounds(
     record: Callable[[Round], Summaries | None] = lambda _: None,
     until: int | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    on_test: bool = True,
 ) -> Round | None:
     """Train from a state to the end of a round, which it returns; None if nothing was left to train.
 
@@ -40,13 +39,10 @@ def train_rounds(
         record: called before the checkpoint of a round
         until: the round; None: the last
         checkpoint_seconds: the least time between two checkpoints
-        on_test: whether models are evaluated on test data; otherwise on validation data alone
     """
     last = prepared.settings.rounds if until is None else until
     saved_at, saved_round = time.monotonic(), 0
-    rounds = simulate_prepared(
-        prepared, state=state, client_states=recorder.client_states, notice=notice, on_test=on_test
-    )
+    rounds = simulate_prepared(prepared, state=state, client_states=recorder.client_states, notice=notice)
     with contextlib.closing(rounds):  # type: ignore[type-var]
         for r in rounds:
             summaries = record(r)

@@ -13,9 +13,9 @@ from torch import Tensor
 from fedtilt.data.groups import CLASS
 from fedtilt.data.naming import client_number
 from fedtilt.evaluation.certificate import Certificate
-from fedtilt.evaluation.intervals import exact_interval
 from fedtilt.evaluation.metrics import Counts
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.round_metrics import RoundMetrics
+from fedtilt.evaluation.weighted_predictions import clopper_pearson
 from fedtilt.markdown_text import markdown_table, markdown_text
 from fedtilt.methods import COMPONENTS, Method
 from fedtilt.runs.export import Export
@@ -133,7 +133,7 @@ def _without_defaults(kind: str, value: Any) -> Any:
 
 
 def _figures(
-    counts: Counts, total: Tensor, main: str, names: Sequence[str] | None, client: int | None, summary: Summary
+    counts: Counts, total: Tensor, main: str, names: Sequence[str] | None, client: int | None, summary: RoundMetrics
 ) -> dict[str, _Figures]:
     """By grouping, the main one first: the figures of the shared model, or of the model of one client."""
     sums = counts.shared if client is None or counts.personal is None else counts.personal
@@ -193,13 +193,13 @@ def _percent(correct: int, total: int) -> str:
     >>> _percent(45, 50)
     '90.0 % (78.2 to 96.7)'
     """
-    interval = exact_interval(correct, total, _CONFIDENCE)
-    return f"{100 * correct / total:.1f} % ({100 * interval.low:.1f} to {100 * interval.high:.1f})"
+    low, high = clopper_pearson(correct, total, _CONFIDENCE)
+    return f"{100 * correct / total:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def _limits(
     by_group: Mapping[str, _Figures],
-    summary: Summary,
+    summary: RoundMetrics,
     client: int | None,
     has_sources: bool,
     fingerprint: Mapping[str, Any],

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.html_table import html_table
 from fedtilt.runs.callback import Callback, RunStart
 from fedtilt.simulation import Round
@@ -40,7 +40,7 @@ class NotebookProgress(Callback):
         self._started = self._updated = time.monotonic()
         self._show("", new=True)
 
-    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+    def on_round(self, round: Round, metrics: Mapping[str, RoundMetrics] | None) -> None:
         """Move the bar; the table changes after evaluated rounds."""
         self._round = round.number
         if metrics:
@@ -77,7 +77,7 @@ class NotebookProgress(Callback):
             self._display.update(html)
 
 
-def _table(round: int, metrics: Mapping[str, Summary]) -> str:
+def _table(round: int, metrics: Mapping[str, RoundMetrics]) -> str:
     named = {method: summary.evaluated.by_name() for method, summary in metrics.items()}
     columns = list(next(iter(named.values())))[:_METRICS]
     rows = [[method, *(values[name] for name in columns)] for method, values in named.items()]

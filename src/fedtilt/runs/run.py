@@ -20,10 +20,9 @@ from fedtilt.engine.setting_arguments import given_settings, takes_train_setting
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.evaluation.groups import group_names
-from fedtilt.evaluation.method_result import MethodResult
 from fedtilt.evaluation.predictions import Predictions, predict
-from fedtilt.evaluation.results import Result
-from fedtilt.evaluation.summary import evaluated_counts, group_counts, summarise_all
+from fedtilt.evaluation.results import MethodResult, Result
+from fedtilt.evaluation.round_metrics import metrics_by_method
 from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
@@ -164,8 +163,8 @@ def train_to_end(
         _notice_screened(r, screened, callback.on_notice)
         if r.counts is None:
             return None
-        summaries = summarise_all(r.counts, r.total, federation.has_outliers, r.privacy, groups, r.attack_success)
-        validation = summarise_all(r.validation, r.validation_total, federation.has_outliers, None, groups)
+        summaries = metrics_by_method(r.counts, r.total, federation.has_outliers, r.privacy, groups, r.attack_success)
+        validation = metrics_by_method(r.validation, r.validation_total, federation.has_outliers, None, groups)
         recorder.evaluations.record(r.number, summaries, r.counts, r.total, validation)
         return summaries
 
@@ -199,12 +198,12 @@ def _result(prepared: PreparedRun, recorder: Recorder, state: FederationState) -
             m.name: MethodResult(
                 method=m,
                 history=evaluations.history[m.name],
-                sums=evaluated_counts(counts[m.name]),
+                sums=counts[m.name].evaluated,
                 total=total,
                 validation=evaluations.validation[m.name].evaluated if m.name in evaluations.validation else None,
                 client_names=prepared.federation.client_names,
                 group_names=groups,
-                group_counts=group_counts(counts[m.name], total, groups),
+                group_counts=counts[m.name].by_grouping(total, groups),
                 _net=net,
                 _target=prepared.federation.target,
                 _parts=prepared.parts.keeping(m.local_names),

@@ -13,10 +13,9 @@ from fedtilt.data.published import catalog
 from fedtilt.data.published.entry import data_folder
 from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
 from fedtilt.errors import InputError
-from fedtilt.evaluation.over_seeds import over_seeds
-from fedtilt.evaluation.results import Result
-from fedtilt.evaluation.scores import SCORES
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.metrics import SCORES
+from fedtilt.evaluation.results import Result, over_seeds
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.executors.devices import pick_device
 from fedtilt.files import read_toml, write_json, write_toml
 from fedtilt.locks import locked
@@ -247,7 +246,7 @@ class _TaskReport(Callback):
         """Send it."""
         self._notice(text)
 
-    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+    def on_round(self, round: Round, metrics: Mapping[str, RoundMetrics] | None) -> None:
         """Send the round, and the best method."""
         latest = ""
         if metrics:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from fedtilt.errors import InputError
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.runs.callback import Callback, Callbacks, RunStart
 from fedtilt.simulation import Round
 from fedtilt.storage.evaluations import Evaluations
@@ -32,7 +32,7 @@ class Tracker(Callback, ABC):
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Send numbers by name, such as fedtilt/accuracy, of one step: a round, or the last round of a stage."""
 
-    def on_round(self, round: Round, metrics: Mapping[str, Summary] | None) -> None:
+    def on_round(self, round: Round, metrics: Mapping[str, RoundMetrics] | None) -> None:
         """Log the metrics of a round, unless it was not evaluated."""
         if metrics:
             self.log(round.number, {"seconds": round.seconds, **named_values(metrics)})
@@ -168,7 +168,7 @@ def _import(module: str) -> Any:
         raise InputError(f'{module} is not installed; pip install "fedtilt[{module}]"') from error
 
 
-def named_values(metrics: Mapping[str, Summary]) -> dict[str, float]:
+def named_values(metrics: Mapping[str, RoundMetrics]) -> dict[str, float]:
     """The numbers of an evaluated round by name."""
     named: dict[str, float] = {}
     for method, summary in metrics.items():

@@ -30,8 +30,7 @@ from fedtilt.engine.state import check_state, initial_server
 from fedtilt.engine.validity import check_finite
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
-from fedtilt.evaluation.metrics import measure
-from fedtilt.evaluation.summary import evaluated_counts
+from fedtilt.evaluation.metrics import compute_metrics
 from fedtilt.executors.in_process import Executor, one_thread
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
@@ -77,7 +76,6 @@ def simulate_prepared(
     state: FederationState | None = None,
     client_states: ClientStates | None = None,
     notice: Callable[[str], None] | None = None,
-    on_test: bool = True,
 ) -> Iterator[Round]:
     """`simulate` with checked inputs.
 
@@ -86,7 +84,6 @@ def simulate_prepared(
         state: see `simulate`
         client_states: see `simulate`
         notice: called with messages for the user, which else are warnings
-        on_test: whether models are evaluated on test data; otherwise on validation data alone
     """
     methods, device = prepared.methods, prepared.device
     if state is None:
@@ -102,16 +99,14 @@ def simulate_prepared(
             needed = initial_server(m, prepared.parts, prepared.federation.clients, prepared.net)
             check_state(state.server[m.name], needed, f"the state of the server for method {m.name!r}")
         state.server = {m.name: _to(device, state.server[m.name]) for m in methods}
-    return _rounds(prepared, state, notice or (lambda text: warn([text])), on_test)
+    return _rounds(prepared, state, notice or (lambda text: warn([text])))
 
 
 def _to(device: torch.device, tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def _rounds(
-    prepared: PreparedRun, state: FederationState, notice: Callable[[str], None], on_test: bool
-) -> Iterator[Round]:
+def _rounds(prepared: PreparedRun, state: FederationState, notice: Callable[[str], None]) -> Iterator[Round]:
     federation, settings, device = prepared.federation, prepared.settings, prepared.device
     prepared.net.to(device)
     if state.round >= settings.rounds:  # nothing is left to train, and no worker to start
@@ -135,9 +130,7 @@ def _rounds(
                 try:
                     restart.save(state, on_nodes=executor.on_nodes)
                     again = state.round < yielded
-                    finished = _run_round(
-                        prepared, state, executor, test, validation, triggered, collector, again, on_test
-                    )
+                    finished = _run_round(prepared, state, executor, test, validation, triggered, collector, again)
                     if state.round == settings.rounds:
                         state.client_states.fetch_remote()
                 except LostTensorError:
@@ -162,7 +155,6 @@ def _run_round(
     triggered: Evaluator | None,
     collector: Collector | None,
     again: bool,
-    on_test: bool,
 ) -> Round:
     """Train one round; one that is trained again, after a loss, is not evaluated again."""
     methods, federation, settings = prepared.methods, prepared.federation, prepared.settings
@@ -208,7 +200,7 @@ def _run_round(
         number=number,
         selected=selected,
         state=state,
-        counts=test.all_counts(methods, state) if evaluate and on_test else None,
+        counts=test.all_counts(methods, state) if evaluate else None,
         total=test.total,
         validation=validation.all_counts(methods, state) if evaluate and validation else None,
         validation_total=validation.total if validation else None,
@@ -226,4 +218,4 @@ def _run_round(
 
 def _attack_success(methods: Sequence[Method], state: FederationState, triggered: Evaluator) -> dict[str, float]:
     counts = triggered.all_counts(methods, state)
-    return {name: measure(evaluated_counts(found), triggered.total).accuracy for name, found in counts.items()}
+    return {name: compute_metrics(found.evaluated, triggered.total).accuracy for name, found in counts.items()}

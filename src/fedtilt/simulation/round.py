@@ -10,8 +10,7 @@ from fedtilt.data.targets import NumericTarget
 from fedtilt.engine.client import build_client_model
 from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
-from fedtilt.evaluation.metrics import Counts, Metrics, measure
-from fedtilt.evaluation.summary import evaluated_counts
+from fedtilt.evaluation.metrics import Counts, Metrics, compute_metrics
 from fedtilt.models import in_target_unit
 from fedtilt.parts import Parts, Tensors
 from fedtilt.privacy.gaussian_mechanism import PrivacyLoss
@@ -45,10 +44,10 @@ class Round:
         if self.counts is None:
             raise InputError(f"round {self.number} was not evaluated; use eval_every = 1 to evaluate every round")
         if not validation:
-            return measure(evaluated_counts(self.counts[method]), self.total)
+            return compute_metrics(self.counts[method].evaluated, self.total)
         if self.validation is None or self.validation_total is None:
             raise InputError("the federation has no validation data; build it with, for example, validation = 0.1")
-        return measure(evaluated_counts(self.validation[method]), self.validation_total)
+        return compute_metrics(self.validation[method].evaluated, self.validation_total)
 
     def model(self, method: str, client: int | str | None = None) -> nn.Module:
         """A copy of the method's shared model or, with `client`, of the model that this client uses."""

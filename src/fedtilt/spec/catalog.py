@@ -10,13 +10,16 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from fedtilt.attacks.attack import KINDS
-from fedtilt.math.losses import LOSSES
+from fedtilt.losses import LOSSES
 from fedtilt.methods import COMPONENTS, PRESETS
 from fedtilt.spec.method import preset_settings
 
-# "Li et al., Title, arXiv 1234.56789", or with the names of all authors; without arXiv it ends with the venue
+# "Li et al., Title, arXiv 1234.56789", or with the names of all authors; without arXiv it ends with the venue or year
 _AUTHORS = r"(?:[A-Z]\. )?[A-Z][\w-]+(?:(?: \w+)? et al\.|(?:, [A-Z][\w-]+)+)"
-_PAPER = re.compile(_AUTHORS + r",.*?(?:arXiv \d{4}\.\d{4,5}|, [A-Z]{3,} \d{4}(?=\.(?: |$)))")
+_PAPER = re.compile(
+    rf"{_AUTHORS},.*?(?:arXiv \d{{4}}\.\d{{4,5}}|, [A-Z]{{3,}} \d{{4}}(?=\.(?: |$)))"
+    r"|(?:[A-Z]\. ){2}[A-Z]\w+, [^.]*\b\d{4}"
+)
 
 
 class Entry(NamedTuple):
@@ -65,7 +68,8 @@ def _components() -> Iterable[Entry]:
 
 def _losses() -> Iterable[Entry]:
     for name, loss in LOSSES.items():
-        yield Entry("losses", name, "train.loss", loss.meaning, dict(loss.settings), loss.reference)
+        settings = {field.name: field.default for field in fields(loss)}
+        yield Entry("losses", name, "train.loss", *_described(loss, settings))
 
 
 def _attacks() -> Iterable[Entry]:

@@ -57,6 +57,9 @@ def _setting(field: Field[Any]) -> Schema:
     schema = _kinds(field.type, field.metadata["limits"])
     if field.metadata["choices"]:
         schema = {"enum": list(field.metadata["choices"])}
+    if known := field.metadata["named"]:
+        schema = _named(known, next(iter(known.values())).key, own=field.metadata["own"])
+        default = None if default is None else default.to_value()
     schema |= {"description": f"{meaning} ({allowed_values(field)})"}
     is_value = default is not None and default is not REQUIRED and default not in (math.inf, -math.inf)
     return schema | ({"default": default} if is_value else {})
@@ -88,16 +91,23 @@ def _kind(kind: Any, limits: Mapping[str, float]) -> Schema | None:
 
 def _component(kind: str) -> Schema:
     """A component: a name, or a table of its rule and settings."""
-    known, default = COMPONENTS[kind], DEFAULT_RULES.get(kind)
-    names = [{"const": rule, "description": _first_line(cls)} for rule, cls in known.items()]
-    tables = []
-    for rule, cls in known.items():
-        table = _table(cls)
-        table["properties"] = {"rule": {"const": rule}} | table["properties"]
-        tables.append({"description": _first_line(cls), **table, "required": [] if rule == default else ["rule"]})
-    tables.append({"type": "object", "properties": {"rule": _OWN}, "required": ["rule"]})
+    schema = _named(COMPONENTS[kind], "rule", DEFAULT_RULES.get(kind), own="module:Class")
     patterns = [{"type": "array", "items": {"type": "string"}}] if kind == "local" else []
-    return {"oneOf": [{"anyOf": [*names, _OWN]}, {"type": "object", "anyOf": tables}, *patterns]}
+    return {"oneOf": [*schema["oneOf"], *patterns]}
+
+
+def _named(known: Mapping[str, type], key: str, default: str | None = None, own: str = "") -> Schema:
+    """An object of settings: its name, or a table of its name and settings."""
+    names: list[Schema] = [{"const": name, "description": _first_line(cls)} for name, cls in known.items()]
+    tables: list[Schema] = []
+    for name, cls in known.items():
+        table = _table(cls)
+        table["properties"] = {key: {"const": name}} | table["properties"]
+        tables.append({"description": _first_line(cls), **table, "required": [] if name == default else [key]})
+    if own:
+        names.append(_OWN)
+        tables.append({"type": "object", "properties": {key: _OWN}, "required": [key]})
+    return {"oneOf": [{"anyOf": names}, {"type": "object", "anyOf": tables}]}
 
 
 def _method() -> Schema:

@@ -5,6 +5,7 @@ import os
 import re
 import tomllib
 from collections.abc import Collection, Sequence
+from dataclasses import Field
 from functools import partial
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -212,7 +213,9 @@ def _override(raw: Raw, text: str) -> None:
         raise InputError(f"--set {text!r} names an unknown table; the tables are {', '.join([*TABLES, 'methods'])}")
     key, _, entry = last.partition(".")
     known = settings_of(table)
-    if entry and key in known and get_origin(known[key].type) is dict:
+    if entry and key in known and known[key].metadata["named"]:
+        kind, target, last = Any, settings_table(target, known[key]), entry  # train.loss.gamma
+    elif entry and key in known and get_origin(known[key].type) is dict:
         kind, target, last = Any, target.setdefault(key, {}), entry  # model.arguments.width
     elif table is MethodSpec and (target not in raw["methods"] or last in (*method_keys(), *MOVED)):
         kind = Any
@@ -235,6 +238,17 @@ def _split_override(raw: Raw, text: str) -> tuple[str, str, str]:
     prefix = max(prefixes, key=len, default="")
     key, equals, value_text = text.strip().removeprefix(prefix).partition("=")
     return f"{prefix}{key.strip()}", equals, value_text.strip()
+
+
+def settings_table(table: Raw, field: Field[Any]) -> Raw:
+    """The table of an object of settings, which may be given by its name alone, or be the default."""
+    name = next(iter(field.metadata["named"].values())).key
+    if not isinstance(table.get(field.name), dict):
+        default: Any = field.default
+        given = table.get(field.name) or (None if default is None else default.label)
+        table[field.name] = {} if given is None else {name: given}
+    found: Raw = table[field.name]
+    return found
 
 
 def component_table(method: Raw, key: str) -> tuple[Raw, str]:

@@ -70,7 +70,7 @@ def reference() -> str:
     blocks = [_INTRODUCTION.format(builtins=", ".join(f"`{name}`" for name in builtin_names()))]
     blocks += ["## The run", _rows(Spec, _TOP)]
     for key, table in TABLES.items():
-        blocks += [f"## `[{key}]`", _sentence(_KEYS[key]), *_sections(table)]
+        blocks += [f"## `[{key}]`", _sentence(_KEYS[key]), *_sections(table), *_named_tables(table)]
     blocks += ["## `[[methods]]`", _sentence(_KEYS["methods"]), _METHODS, _presets()]
     blocks += ["The parameters of the presets:", _table([("key", "of", "meaning"), *_parameter_rows()])]
     blocks += ["All other keys of a method:", _table([("key", "meaning", "allowed values"), *_method_rows()])]
@@ -124,7 +124,7 @@ def _default(field: Field[Any]) -> str:
     """A key's default: a value in backquotes, or a description."""
     default = default_of(field)
     if default is REQUIRED:
-        return "the name of the file"  # the only one is the name of a spec
+        return "the name of the file" if field.name == "name" else "required"
     return "left out" if default is None else f"`{format_toml(default)}`"
 
 
@@ -149,20 +149,29 @@ def _rules_text(kind: str) -> str:
 
 def _component_tables() -> list[str]:
     """The built-in components of every kind, and their settings."""
+    return [block for kind, known in COMPONENTS.items() if known for block in (f"### `{kind}`", *_of_names(known))]
+
+
+def _named_tables(table: type) -> list[str]:
+    """The objects that settings of a table may be, and their settings; components are listed with the methods."""
     blocks = []
-    for kind, known in COMPONENTS.items():
-        if not known:
-            continue
-        rules = [(f"`{rule}`", (inspect.getdoc(cls) or "").partition("\n")[0]) for rule, cls in known.items()]
-        blocks += [f"### `{kind}`", _table([("rule", "description"), *rules])]
-        settings: dict[tuple[str, ...], list[str]] = {}
-        for rule, cls in known.items():
-            for key, field in settings_of(cls).items():
-                settings.setdefault(_row(key, field), []).append(rule)
-        rows = [(key, ", ".join(f"`{rule}`" for rule in of), *texts) for (key, *texts), of in settings.items()]
-        if rows:
-            blocks.append(_table([("setting", "of", "meaning", "allowed values", "default"), *rows]))
-    return blocks
+    for key, field in settings_of(table).items():
+        known = field.metadata["named"]
+        if known and next(iter(known.values())).key == "name":
+            blocks += [f"### `{key}`", _NAMED.get(key, ""), *_of_names(known)]
+    return [block for block in blocks if block]
+
+
+def _of_names(known: Mapping[str, type]) -> list[str]:
+    """Names with their descriptions, and their settings."""
+    names = [(f"`{name}`", (inspect.getdoc(cls) or "").partition("\n")[0]) for name, cls in known.items()]
+    settings: dict[tuple[str, ...], list[str]] = {}
+    for name, cls in known.items():
+        for key, field in settings_of(cls).items():
+            settings.setdefault(_row(key, field), []).append(name)
+    blocks = [_table([(next(iter(known.values())).key, "description"), *names])]  # type: ignore[attr-defined]
+    rows = [(key, ", ".join(f"`{name}`" for name in of), *texts) for (key, *texts), of in settings.items()]
+    return blocks + ([_table([("setting", "of", "meaning", "allowed values", "default"), *rows])] if rows else [])
 
 
 def _comment(text: str, indent: str = "") -> str:
@@ -325,6 +334,15 @@ personal = { mu = 0.1 }
 before = ["clipping", { rule = "nnm", bad_share = 0.2 }]
 aggregator = { rule = "trimmed_mean", bad_share = 0.2 }
 ```"""
+
+_NAMED = {
+    "optimizer": 'A name, or a table of its name and settings: `optimizer = { name = "sgd", momentum = 0.9 }`. In '
+    "Python, `ft.optimizers.SGD(momentum=0.9)`.",
+    "schedule": 'As the optimiser: `schedule = { name = "step", decay = 0.5, every = 10 }`, '
+    "`ft.schedules.Step(decay=0.5, every=10)`.",
+    "loss": 'As the optimiser: `loss = { name = "focal", gamma = 1.5 }`, `ft.losses.Focal(gamma=1.5)`; or a '
+    "function of your own.",
+}
 
 _COMPONENT_COMMENT = (
     'A component is a name (aggregator = "median"), or a table of its rule and settings (aggregator = { rule = "krum", '

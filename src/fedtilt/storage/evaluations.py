@@ -14,18 +14,18 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.evaluation.metrics import Counts, GroupCounts
-from fedtilt.evaluation.summary import Summary
+from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import check_digest, read_tensors, reading, with_digest, write_bytes, write_tensors, writing
 
-History = dict[str, list[tuple[int, Summary]]]  # method → (round, metrics)
+History = dict[str, list[tuple[int, RoundMetrics]]]  # method → (round, metrics)
 
 
 class Line(NamedTuple):
     """The metrics of one method after one round."""
 
     text: str
-    summary: Summary
-    validation: Summary | None
+    summary: RoundMetrics
+    validation: RoundMetrics | None
 
 
 class Lines(NamedTuple):
@@ -40,12 +40,12 @@ class EvaluationHistory:
 
     def __init__(self) -> None:
         self.history: History = {}
-        self.validation: dict[str, Summary] = {}  # of the last evaluated round
+        self.validation: dict[str, RoundMetrics] = {}  # of the last evaluated round
         self._last: tuple[dict[str, Counts], Tensor] | None = None
 
     def record(
-        self, round: int, summaries: Mapping[str, Summary], counts: Mapping[str, Counts], total: Tensor,
-        validation: Mapping[str, Summary] | None = None,
+        self, round: int, summaries: Mapping[str, RoundMetrics], counts: Mapping[str, Counts], total: Tensor,
+        validation: Mapping[str, RoundMetrics] | None = None,
     ) -> None:  # fmt: skip
         """Add an evaluated round."""
         self.validation = dict(validation or {})
@@ -68,8 +68,8 @@ class Evaluations(EvaluationHistory):
         self._counts_folder = folder / "counts"
 
     def record(
-        self, round: int, summaries: Mapping[str, Summary], counts: Mapping[str, Counts], total: Tensor,
-        validation: Mapping[str, Summary] | None = None,
+        self, round: int, summaries: Mapping[str, RoundMetrics], counts: Mapping[str, Counts], total: Tensor,
+        validation: Mapping[str, RoundMetrics] | None = None,
     ) -> None:  # fmt: skip
         """Add an evaluated round."""
         super().record(round, summaries, counts, total, validation)
@@ -138,8 +138,8 @@ class Evaluations(EvaluationHistory):
                 break  # after the last line
             try:
                 entry = check_digest(json.loads(text))
-                validation = Summary.from_json(entry["validation"]) if "validation" in entry else None
-                line = Line(text.decode(), Summary.from_json(entry), validation)
+                validation = RoundMetrics.from_json(entry["validation"]) if "validation" in entry else None
+                line = Line(text.decode(), RoundMetrics.from_json(entry), validation)
                 lines.rounds.setdefault(int(entry["round"]), {})[str(entry["method"])] = line
             except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
                 lines.damaged.append(f"{self.metrics_file} is damaged in line {number} ({_first_line(error)})")

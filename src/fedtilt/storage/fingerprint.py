@@ -185,7 +185,7 @@ def check_rounds(folder: Path, train: Mapping[str, Any], rounds: int, done: int,
     """
     if rounds == train["rounds"]:
         return
-    if train.get("schedule") == "cosine":
+    if train.get("schedule", {}).get("name") == "cosine":
         raise InputError(
             f"{folder} has schedule = 'cosine', in which every round depends on rounds = {train['rounds']}; "
             f"start a run with rounds = {rounds} in another folder"

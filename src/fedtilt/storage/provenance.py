@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedtilt.config.named import NamedSettings
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.executors.devices import pick_device
@@ -20,7 +21,7 @@ from fedtilt.training import native
 from fedtilt.version import __version__
 
 # training settings that later versions added: no key for the default, so that folders of earlier ones can be resumed
-_ADDED_SETTINGS = ("privacy", "attack", "huber_delta", "gce_q", "sce_alpha", "sce_beta")
+_ADDED_SETTINGS = ("privacy", "attack")
 
 
 def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str, Any]:
@@ -49,6 +50,8 @@ def _to_json(value: Any) -> Any:
         return str(value)
     if isinstance(value, dict):
         return {key: _to_json(part) for key, part in value.items()}
+    if isinstance(value, NamedSettings):
+        return _to_json(value.to_table(all=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if callable(value):

@@ -20,10 +20,8 @@ from fedtilt.errors import InputError
 from fedtilt.training import autograd_loop, fused_mlp, native, stacked
 from fedtilt.training.local_job import (
     LAST_BATCH,
-    OPTIMIZERS,
     Batches,
     LocalJob,
-    Optimizer,
     Trained,
     distinct_jobs,
     make_batches,
@@ -137,12 +135,10 @@ def choose_backend(
 __all__ = [
     "BACKENDS",
     "LAST_BATCH",
-    "OPTIMIZERS",
     "Backend",
     "BackendChoice",
     "Batches",
     "LocalJob",
-    "Optimizer",
     "Trained",
     "choose_backend",
     "distinct_jobs",

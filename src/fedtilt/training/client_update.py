@@ -13,8 +13,9 @@ from fedtilt.errors import InputError
 from fedtilt.methods.component import Component, check_slot, describe
 from fedtilt.methods.training import ClientBatch, ClientBatches, ClientResult, Step, plain_sgd
 from fedtilt.models import copy_with_parameters, logits, vector_to_parameters
+from fedtilt.optimizers import Optimizer
 from fedtilt.parts import buffers_to_vector, vector_to_buffers
-from fedtilt.training.local_job import Batches, LocalJob, Optimizer, Trained, pack, unpack
+from fedtilt.training.local_job import Batches, LocalJob, Trained, pack, unpack
 from fedtilt.training.precision import fp32_deterministic
 
 

@@ -4,7 +4,7 @@ A step of a small perceptron is a dozen small products; an autograd graph around
 the gradient of a weight is never a tensor: `W.addmm_(deltaᵀ, h, alpha=−lr)` adds it in place.
 
 For CPUs without a C compiler, and for Windows, where the native backend cannot run: several times as fast as the plain
-loop (the row "backend fused" of docs/performance.md).
+loop (the row "backend fused" of docs/benchmarks.md).
 """
 
 from collections.abc import Sequence

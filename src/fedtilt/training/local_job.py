@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -15,39 +15,7 @@ from fedtilt.data.inputs import Inputs, split, take
 from fedtilt.math.losses import SampleLoss, cross_entropy
 from fedtilt.methods.objectives import Objective
 from fedtilt.methods.training import Training
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optimizer:
-    """The update rule of a local job, with the meaning and defaults of `torch.optim`; its state is new in every round.
-
-    The gradient is that of the loss plus the proximal term. It is clipped before the optimiser takes it.
-    """
-
-    name: str = "sgd"  # a word of OPTIMIZERS
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    clip_norm: float | None = None  # the largest L2 norm of the gradient of all trained parameters
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a step is θ ← θ − lr · gradient."""
-        return self == Optimizer()
-
-    def describe(self) -> str:
-        """The settings that differ from plain SGD.
-
-        >>> Optimizer(momentum=0.9).describe()
-        'sgd, momentum = 0.9'
-        """
-        plain = Optimizer()
-        changed = [f.name for f in fields(self) if f.name != "name" and getattr(self, f.name) != getattr(plain, f.name)]
-        return ", ".join([self.name, *(f"{key} = {getattr(self, key)}" for key in changed)])
-
-
-OPTIMIZERS = ("sgd", "adam", "adamw")
-
+from fedtilt.optimizers import SGD, Optimizer
 
 MIN_UTILITY = 0.2  # below it, the logarithm of a utility goes on as a straight line
 
@@ -74,7 +42,7 @@ class LocalJob:
     steps: int | None = None  # at most so many steps; None: all of these epochs
     buffer_names: tuple[str, ...] = ()  # the buffers that `forward` changes in training
     buffers: Tensor | None = None  # (B,) where these start; None: they are frozen, as the model has them
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer = SGD()  # noqa: RUF009
     loss: SampleLoss = cross_entropy
     drift: Tensor | None = None  # (T,) added to every gradient
     objective: Objective | None = None  # in place of the tilts

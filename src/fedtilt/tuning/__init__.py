@@ -1,6 +1,6 @@
 """Choose settings on validation data: axes, sampling, successive halving, and a recommendation that respects chance.
 
-The modules: `axes` (what is varied), `objectives` (what is compared), `subject` (the method that is tuned), `halving`
-(who trains for how long), `sampler` (Optuna), `training` (many settings together), `search` (all of these), `decision`
-(standard errors, Pareto front, recommendation), `result` and `tune` (`ft.tune` and `fedtilt tune`).
+The modules: `axes` (what is varied), `objectives` (what is compared), `tuned_method` (the method and its candidates),
+`plan` (who trains for how long), `sampler` (Optuna), `training` (many settings together), `search` (all of these),
+`decision` (standard errors, Pareto front, recommendation), `result` and `tune` (`ft.tune` and `fedtilt tune`).
 """

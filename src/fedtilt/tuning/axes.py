@@ -181,12 +181,14 @@ def grid(axes: Mapping[str, Axis]) -> Iterator[dict[str, Any]]:
 
 
 def training_axes() -> list[str]:
-    """The training settings that a search may vary."""
-    return [
-        field.name
-        for field in fields(TrainSettings)
-        if field.name not in _NOT_TUNED and get_origin(field.type) is not tuple
-    ]
+    """The training settings that a search may vary, those of a loss or a schedule too: `loss.gamma`."""
+    axes = []
+    for field in fields(TrainSettings):
+        if field.name in _NOT_TUNED or get_origin(field.type) is tuple:
+            continue
+        objects = field.metadata["named"].values()
+        axes += [field.name, *dict.fromkeys(f"{field.name}.{each.name}" for cls in objects for each in fields(cls))]
+    return [axis for axis in axes if axis not in ("optimizer.momentum", "optimizer.weight_decay", "loss.class_weights")]
 
 
 def method_axes(method: Method) -> list[str]:
@@ -201,7 +203,9 @@ def is_whole(name: str) -> bool:
     (True, True, True, False)
     """
     slot, _, setting = name.rpartition(".")
-    classes = COMPONENTS.get(slot.partition(".")[0], {}).values() if slot else (TrainSettings,)
+    of_train = {field.name: field.metadata["named"].values() for field in fields(TrainSettings)}
+    of_method = COMPONENTS.get(slot.partition(".")[0], {}).values()
+    classes = [*of_method, *of_train.get(slot, ())] if slot else [TrainSettings]
     types = [field.type for cls in classes for field in fields(cls) if field.name == setting]
     presets = [inspect.signature(preset).parameters for preset in PRESETS.values()]
     types += [parameters[name].annotation for parameters in presets if name in parameters]

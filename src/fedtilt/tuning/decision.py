@@ -1,9 +1,9 @@
-"""The recommendation: standard errors of differences on validation data, the Pareto front, and "keep yours"."""
+"""The recommendation: standard errors of differences on validation data, the Pareto front, and the decision."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean, pstdev, stdev
+from typing import NamedTuple
 
 from fedtilt import seeds
 from fedtilt.tuning.objectives import Constraint, Objective, Scores
@@ -14,8 +14,7 @@ MAX_LOSS = 5.0  # points below the best accuracy, or percent above the least err
 _RESAMPLES = 100
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """How much better a setting is than another one, and how certain that is."""
 
     gain: float  # positive: better
@@ -35,7 +34,7 @@ def difference(ours: BySeed, theirs: BySeed, objective: Objective) -> Difference
     """
     gains = [objective.better(objective.value(ours[seed]), objective.value(theirs[seed])) for seed in ours]
     resampled = [_resampled_gains(ours[seed], theirs[seed], objective, seed) for seed in ours]
-    errors = [_deviation([fmean(draw) for draw in zip(*resampled, strict=True)])]
+    errors = [pstdev(fmean(draw) for draw in zip(*resampled, strict=True))]
     if len(gains) > 1:
         errors.append(stdev(gains) / math.sqrt(len(gains)))
     return Difference(fmean(gains), max(errors))
@@ -49,11 +48,6 @@ def _resampled_gains(ours: Scores, theirs: Scores, objective: Objective, seed: i
         objective.better(objective.value(ours.of_clients(rows)), objective.value(theirs.of_clients(rows)))
         for rows in draws
     ]
-
-
-def _deviation(values: Sequence[float]) -> float:
-    mean = fmean(values)
-    return math.sqrt(fmean((value - mean) ** 2 for value in values))
 
 
 def ranked(
@@ -104,7 +98,7 @@ def pareto_front(
 ) -> list[str]:  # fmt: skip
     """The settings that no other one beats in an objective without being worse in another; the best of the first first.
 
-    Settings that miss a constraint, or are much worse than the best by the main objective, are left out.
+    Without settings that miss a constraint, or are much worse than the best by the main objective.
 
     >>> from fedtilt.tuning.objectives import OBJECTIVES
     >>> by_name = OBJECTIVES["classification"]
@@ -132,65 +126,50 @@ def pareto_front(
     return sorted((name for name in costs if not dominated(name)), key=lambda name: costs[name])
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """Which setting to use, and why."""
 
     chosen: str | None  # None: no setting keeps the constraints
     reason: str
-    differences: Mapping[str, Difference]  # of every other setting to the user's own
+    differences: Mapping[str, Difference]  # of every other setting to the current one
 
 
 def decide(
-    scores: Mapping[str, BySeed], values: Mapping[str, Values], yours: str, by: Objective, main: Objective,
+    scores: Mapping[str, BySeed], values: Mapping[str, Values], current: str, by: Objective, main: Objective,
     constraints: Sequence[Constraint],
 ) -> Decision:  # fmt: skip
-    """Recommend a setting; within one standard error of the user's own, keep that.
+    """Recommend a setting; the current one, unless another is better by more than one standard error.
 
     Args:
         scores: of the settings that are compared, after the same number of rounds
         values: their objectives
-        yours: the name of the user's own setting; it may be missing from the scores, if it diverged
+        current: the name of the setting that the method has; it may be missing from the scores, if it diverged
         by: the objective
         main: the objective that a collapsed model is known by
         constraints: what the recommended setting has to keep
     """
     order = ranked(values, by, main, constraints)
-    differences = {
-        name: difference(scores[name], scores[yours], by) for name in scores if name != yours and yours in scores
-    }
-    best = order[0]
+    best, bounds = order[0], " and ".join(map(str, constraints))
+    compared = [name for name in order if name != current and current in scores]
+    others = {name: difference(scores[name], scores[current], by) for name in compared}
     if violation(values[best], constraints):
-        bounds = " and ".join(map(str, constraints))
-        return Decision(None, f"no setting has {bounds}; the nearest is {best!r}", differences)
-    if yours not in scores:
-        return Decision(best, f"your setting diverged; {best!r} is the best of the others", differences)
-    if violation(values[yours], constraints):
-        return Decision(best, "your setting misses " + " and ".join(map(str, constraints)), differences)
-    clear = [
-        name
-        for name in order
-        if name != yours and differences[name].is_clear and not violation(values[name], constraints)
-    ]
-    if not clear or order.index(clear[0]) > order.index(yours):
-        if len(scores) == 1:
-            return Decision(yours, "keep yours: no other setting was trained as far", differences)
-        nearest = next(name for name in order if name != yours)
-        found = differences[nearest]
-        return Decision(
-            yours,
-            f"keep yours: {by.title} of the best other setting is {_amount(found.gain, by)} better, within one "
-            f"standard error ({found.error:.2f})"
-            if found.gain > 0
-            else f"keep yours: no other setting has a better {by.title}",
-            differences,
-        )
-    found = differences[clear[0]]
-    return Decision(
-        clear[0],
-        f"{by.title} is {_amount(found.gain, by)} better than yours, with a standard error of {found.error:.2f}",
-        differences,
-    )
+        return Decision(None, f"no setting has {bounds}; the nearest is {best!r}", others)
+    if current not in scores:
+        return Decision(best, f"your setting diverged; {best!r} is the best of the others", others)
+    if violation(values[current], constraints):
+        return Decision(best, f"your setting misses {bounds}", others)
+    if not others:
+        return Decision(current, "keep yours: no other setting was trained as far", others)
+    for name in order[: order.index(current)]:
+        gain, error = others[name]
+        if others[name].is_clear:
+            reason = f"{by.title} is {_amount(gain, by)} better than yours, with a standard error of {error:.2f}"
+            return Decision(name, reason, others)
+    gain, error = next(iter(others.values()))  # of the best other setting
+    if gain <= 0:
+        return Decision(current, f"keep yours: no other setting has a better {by.title}", others)
+    within = f"{_amount(gain, by)} better, within one standard error ({error:.2f})"
+    return Decision(current, f"keep yours: {by.title} of the best other setting is {within}", others)
 
 
 def _amount(gain: float, by: Objective) -> str:

@@ -10,8 +10,8 @@ from torch import Tensor
 from fedtilt.checks import number
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
-from fedtilt.evaluation.groups import group_names, measure_groups
-from fedtilt.evaluation.metrics import GroupCounts, measure
+from fedtilt.evaluation.groups import group_names
+from fedtilt.evaluation.metrics import GroupCounts, compute_group_metrics, compute_metrics
 
 GROUP = "group:"  # before the name of a grouping
 CLASSIFICATION, REGRESSION = "classification", "regression"
@@ -47,13 +47,14 @@ class Objective:
 
 def _objectives(*main: Objective, unit: str, spread_unit: str, higher_is_better: bool) -> dict[str, Objective]:
     others = (
-        Objective("worst", "worst 10 %", unit, higher_is_better, lambda s: measure(s.sums, s.total).worst),
+        Objective("worst", "worst 10 %", unit, higher_is_better, lambda s: compute_metrics(s.sums, s.total).worst),
         Objective(
-            "client_fairness", "client fairness", spread_unit, False, lambda s: measure(s.sums, s.total).client_fairness
+            "client_fairness", "client fairness", spread_unit, False,
+            lambda s: compute_metrics(s.sums, s.total).client_fairness,
         ),
         Objective(
             "class_fairness", "client data fairness", spread_unit, False,
-            lambda s: measure(s.sums, s.total).client_data_fairness[0],
+            lambda s: compute_metrics(s.sums, s.total).client_data_fairness[0],
         ),
     )  # fmt: skip
     return {objective.name: objective for objective in (*main, *others)}
@@ -61,12 +62,12 @@ def _objectives(*main: Objective, unit: str, spread_unit: str, higher_is_better:
 
 OBJECTIVES = {  # task → objectives by name, the main one first
     CLASSIFICATION: _objectives(
-        Objective("accuracy", "accuracy", "%", True, lambda s: measure(s.sums, s.total).accuracy),
+        Objective("accuracy", "accuracy", "%", True, lambda s: compute_metrics(s.sums, s.total).accuracy),
         unit="%", spread_unit="points", higher_is_better=True,
     ),
     REGRESSION: _objectives(
-        Objective("mae", "MAE", "", False, lambda s: measure(s.sums, s.total).mae),
-        Objective("rmse", "RMSE", "", False, lambda s: measure(s.sums, s.total).rmse),
+        Objective("mae", "MAE", "", False, lambda s: compute_metrics(s.sums, s.total).mae),
+        Objective("rmse", "RMSE", "", False, lambda s: compute_metrics(s.sums, s.total).rmse),
         unit="", spread_unit="", higher_is_better=False,
     ),
 }  # fmt: skip
@@ -102,7 +103,7 @@ def find_objective(name: str, federation: Federation) -> Objective:
     column, main = name.removeprefix(GROUP), main_objective(task)
     return Objective(
         name, f"worst {column}", main.unit, main.higher_is_better,
-        lambda scores: measure_groups(scores.groups[column], groups[column]).worst[1],
+        lambda scores: compute_group_metrics(scores.groups[column], groups[column]).worst[1],
     )  # fmt: skip
 
 
@@ -123,13 +124,13 @@ class Constraint:
 
 
 def constraints_of(
-    at_least: Mapping[str, float], at_most: Mapping[str, float], find: Callable[[str], Objective]
+    at_least: Mapping[str, float], at_most: Mapping[str, float], federation: Federation
 ) -> tuple[Constraint, ...]:
     """Checked constraints; a bound of an accuracy up to 1 is a share: 0.9 is 90 %."""
     found = []
     for bounds, is_least in ((at_least, True), (at_most, False)):
         for name, value in bounds.items():
-            objective, bound = find(name), number(value, f"the bound of {name}")
+            objective, bound = find_objective(name, federation), number(value, f"the bound of {name}")
             if objective.unit == "%" and 0 <= bound <= 1:
                 bound *= 100
             if not 0 <= bound <= (100 if objective.unit else math.inf):

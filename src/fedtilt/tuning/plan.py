@@ -1,10 +1,19 @@
-"""The plan of a search."""
+"""The plan of a search: what is varied and compared, and the stages of successive halving.
 
+All settings train for a few rounds, the best quarter for four times as many, and so on (Jamieson and Talwalkar,
+Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016, arXiv 1502.07943).
+Optuna's pruners cannot do it: they judge one trial at a time, in the order of arrival, and only with one objective.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fedtilt.tuning.axes import Axis, grid_size
 from fedtilt.tuning.objectives import Constraint, Objective, front_objectives, main_objective
+
+REDUCTION = 4  # a quarter of the settings continues
+FINALISTS = 2  # settings that are trained to the end, beside the current one
 
 
 class Plan(NamedTuple):
@@ -42,3 +51,39 @@ class Plan(NamedTuple):
     def sampled(self) -> bool:
         """Whether settings are sampled by Optuna; otherwise they are a grid."""
         return grid_size(self.axes) > self.trials
+
+
+class Rung(NamedTuple):
+    """A planned stage of the search."""
+
+    settings: int  # how many train, without the current one
+    rounds: int  # until which round
+
+
+def rungs(settings: int, rounds: int, *, halving: bool = True) -> list[Rung]:
+    """The stages of a search over this number of settings, besides the current one, which is in all of them.
+
+    >>> rungs(64, 50)
+    [Rung(settings=64, rounds=1), Rung(settings=16, rounds=3), Rung(settings=4, rounds=12), Rung(settings=2, rounds=50)]
+    >>> rungs(2, 50), rungs(16, 3)
+    ([Rung(settings=2, rounds=50)], [Rung(settings=16, rounds=1), Rung(settings=2, rounds=3)])
+    """
+    sizes = [settings]
+    while halving and sizes[-1] > FINALISTS:
+        sizes.append(max(FINALISTS, math.ceil(sizes[-1] / REDUCTION)))
+    found: list[Rung] = []
+    for i, size in enumerate(sizes):
+        until = max(1, round(rounds / REDUCTION ** (len(sizes) - 1 - i)))
+        if not found or until > found[-1].rounds:  # a run of few rounds has fewer stages
+            found.append(Rung(size, until))
+    return found
+
+
+def cost(stages: Sequence[tuple[int, int]]) -> int:
+    """Rounds of single settings in all stages, each with a number of settings and its last round.
+
+    >>> cost([(64, 1), (16, 3)])
+    96
+    """
+    starts = [0, *(rounds for _, rounds in stages)]
+    return sum(settings * (rounds - start) for (settings, rounds), start in zip(stages, starts, strict=False))

@@ -20,7 +20,7 @@ class TunedSetting:
     setting: Setting
     rounds: int  # after which it was stopped, or compared
     validation: Mapping[str, float]  # objective → value after these rounds
-    gain: float | None  # how much better than the user's own, by the objective; None: not compared with it
+    gain: float | None  # how much better than the current one, by the objective; None: not compared with it
     error: float | None  # standard error of the gain
 
 
@@ -28,7 +28,7 @@ class TunedSetting:
 class Tuning:
     """What a search found; `print` shows the recommendation.
 
-    `setting` is the recommended one. It is the user's own where no other is better by more than one standard error.
+    `setting` is the recommended one. It is the current one where no other is better by more than one standard error.
     `ft.run(tuning.methods, federation, model, **tuning.train)` uses it.
     """
 
@@ -40,14 +40,14 @@ class Tuning:
     is_possible: bool  # whether a setting keeps the constraints
     methods: tuple[Method, ...]  # all methods that were given, the tuned one with the recommended setting
     train: Mapping[str, Any]  # the training settings that were given, with the recommended setting
-    settings: Mapping[str, TunedSetting]  # by name; the user's own has the name of the method
+    settings: Mapping[str, TunedSetting]  # by name; the current one has the name of the method
     chosen: str
     pareto_front: tuple[str, ...]  # names, among the settings that were compared at the end
     objectives: tuple[Objective, ...]
     rounds: int  # of a full run
     compared_rounds: int  # after which settings were compared
     seeds: tuple[int, ...]
-    test: Mapping[str, Mapping[str, tuple[float, ...]]]  # user's own and chosen → objective → value by seed
+    test: Mapping[str, Mapping[str, tuple[float, ...]]]  # current and chosen → objective → value by seed
     diverged: tuple[str, ...]
     impossible: Mapping[str, str]  # name → why
     trained_rounds: int  # of single settings, per seed
@@ -55,8 +55,8 @@ class Tuning:
     out_of_time: bool
 
     @property
-    def keep_yours(self) -> bool:
-        """Whether the recommendation is the setting that the user has."""
+    def is_unchanged(self) -> bool:
+        """Whether the recommendation is the setting that the method has."""
         return self.chosen == self.method
 
     @property
@@ -122,16 +122,17 @@ def _over_seeds(values: tuple[float, ...]) -> dict[str, Any]:
 
 def result_of(search: Search) -> Tuning:
     """The result of a search whose stages are over."""
-    plan, stage = search.plan, search.compared
+    plan, stage, tuned = search.plan, search.compared, search.tuned
     values = {name: search.values(by_seed) for name, by_seed in stage.scores.items()}
     if stage.scores:
-        decision = decide(stage.scores, values, search.yours, plan.by, plan.main, plan.constraints)
+        decision = decide(stage.scores, values, tuned.name, plan.by, plan.main, plan.constraints)
     else:
-        decision = Decision(search.yours, "keep yours: the budget ended before any setting was compared", {})
-    chosen = decision.chosen or search.yours
-    methods, train = search.subject.arguments(search.settings[chosen])
+        decision = Decision(tuned.name, "keep yours: the budget ended before any setting was compared", {})
+    chosen = decision.chosen or tuned.name
+    methods, train = tuned.arguments(search.settings[chosen])
+    on_test = search.test(list(dict.fromkeys([tuned.name, chosen])))
     return Tuning(
-        method=search.yours,
+        method=tuned.name,
         by=plan.by,
         constraints=tuple(map(str, plan.constraints)),
         setting=search.settings[chosen],
@@ -145,10 +146,10 @@ def result_of(search: Search) -> Tuning:
         objectives=tuple(search.objectives),
         rounds=search.rounds,
         compared_rounds=stage.rounds,
-        seeds=tuple(search.subject.seeds),
+        seeds=tuple(tuned.seeds),
         test={
             name: {o.name: tuple(o.value(table) for table in by_seed.values()) for o in search.objectives}
-            for name, by_seed in search.test(list(dict.fromkeys([search.yours, chosen]))).items()
+            for name, by_seed in on_test.items()
         },
         diverged=tuple(search.diverged),
         impossible=search.impossible,

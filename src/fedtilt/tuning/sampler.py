@@ -1,8 +1,7 @@
-"""Sample settings with Optuna: a multi-objective study, stored as a journal, from which a killed search goes on."""
+"""Sample settings with Optuna's multi-objective TPE sampler."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from fedtilt import seeds
@@ -13,72 +12,52 @@ from fedtilt.tuning.axes import Axis, Range, is_whole
 class Sampler:
     """Proposes settings, and learns from their values.
 
+    The study is in memory: the same values give the same settings again, so a search that is resumed asks for all
+    batches again.
+
     Args:
         axes: what is varied
         directions: for every objective, whether higher is better
-        file: the journal; None: in memory
         seed: of the random numbers
         first: how many settings are drawn at random before any value is known
     """
 
-    def __init__(
-        self, axes: Mapping[str, Axis], directions: Sequence[bool], file: Path | None, seed: int, first: int
-    ) -> None:
+    def __init__(self, axes: Mapping[str, Axis], directions: Sequence[bool], seed: int, first: int) -> None:
+        self._axes, self._distributions = axes, distributions(axes)
+        self._seed, self._first = seed, first
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._axes = axes
-        self._distributions = distributions(axes)
-        self._seed, self._first = seed, first
-        storage = None
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            from optuna.storages.journal import JournalFileBackend
+        self._study = optuna.create_study(directions=["maximize" if higher else "minimize" for higher in directions])
+        self._trials: list[Any] = []
 
-            storage = optuna.storages.JournalStorage(JournalFileBackend(str(file)))
-        self._study = optuna.create_study(
-            storage=storage,
-            study_name="fedtilt",
-            directions=["maximize" if higher else "minimize" for higher in directions],
-            load_if_exists=True,
-        )
+    def ask(self, count: int) -> list[dict[str, Any]]:
+        """The next settings."""
+        from optuna.samplers import TPESampler
 
-    def ask(self, start: int, stop: int) -> list[dict[str, Any]]:
-        """The settings with these numbers; those that were asked for before are the same again."""
-        import optuna
-
-        # a new sampler for every batch: its random numbers do not depend on what was asked for before a kill
-        self._study.sampler = optuna.samplers.TPESampler(
+        start = len(self._trials)
+        self._study.sampler = TPESampler(
             seed=seeds.key(self._seed, "tune sampler", round=start) % 2**32,
             multivariate=True,
             constant_liar=True,
             n_startup_trials=self._first,
         )
-        for _ in range(len(self._study.get_trials(deepcopy=False)), stop):
-            self._study.ask(self._distributions)
-        return [self._setting(trial.params) for trial in self._study.get_trials(deepcopy=False)[start:stop]]
+        self._trials += [self._study.ask(self._distributions) for _ in range(count)]
+        return [self._setting(trial.params) for trial in self._trials[start:]]
 
     def tell(self, number: int, values: Sequence[float] | None, violations: Mapping[str, float]) -> None:
-        """Record a setting.
+        """Learn from a setting.
 
         Args:
-            number: of the setting
+            number: of the setting, in the order of `ask`
             values: of its objectives; None: it diverged
             violations: by how much it misses each constraint
         """
-        import optuna
+        from optuna.trial import TrialState
 
-        frozen = self._study.get_trials(deepcopy=False)[number]
-        if frozen.state.is_finished():  # before a kill
-            return
-        trial = optuna.trial.Trial(self._study, frozen._trial_id)
         for name, violation in violations.items():
-            if name not in frozen.constraints:
-                trial.set_constraint(name, violation)
-        if values is None:
-            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        else:
-            self._study.tell(trial, list(values))
+            self._trials[number].set_constraint(name, violation)
+        self._study.tell(self._trials[number], values, state=TrialState.FAIL if values is None else None)
 
     def _setting(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The values of a trial, numbers with few digits."""
@@ -93,7 +72,7 @@ class Sampler:
 
 
 def distributions(axes: Mapping[str, Axis]) -> dict[str, Any]:
-    """What Optuna samples from."""
+    """Optuna's distributions of the axes; InputError if it is not installed, or cannot sample one of them."""
     if importlib.util.find_spec("optuna") is None:
         raise InputError(
             'a range, or a grid with more settings than trials, needs Optuna: pip install "fedtilt[tune]"; or give '

@@ -1,26 +1,28 @@
 """The search: settings in stages, many trained together, weak ones stopped early, until the end or the budget's."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Self
 
+from fedtilt.engine.memory import models_kept
 from fedtilt.errors import InputError
 from fedtilt.executors.devices import pick_device
+from fedtilt.files import read_json, write_json
+from fedtilt.models import trained_parameters
 from fedtilt.runs.callback import Callback, RunStart, SearchProgress, started
 from fedtilt.simulation import Round
 from fedtilt.storage.provenance import settings_of
 from fedtilt.tuning.axes import Setting, format_setting, grid, texts_of
 from fedtilt.tuning.decision import ranked
-from fedtilt.tuning.halving import Rung, rungs
 from fedtilt.tuning.objectives import values_of
-from fedtilt.tuning.plan import Plan
+from fedtilt.tuning.plan import Plan, Rung, cost, rungs
 from fedtilt.tuning.sampler import Sampler, distributions
-from fedtilt.tuning.subject import Recipe, Subject, candidate_name
-from fedtilt.tuning.trainer import OutOfTime, SeedScores, Stage, Trainer
-from fedtilt.tuning.training import Storage
+from fedtilt.tuning.training import OutOfTime, SeedScores, Stage, Storage, Trainer
+from fedtilt.tuning.tuned_method import Candidate, TunedMethod
 
-_TOGETHER = 16  # settings that are sampled at a time, and that train together with the user's own
+_TOGETHER = 16  # settings that are sampled at a time, and that train together with the current one
 _TOGETHER_ON_GPU = 64  # a GPU trains many models in nearly the time of few
 _BYTES_TOGETHER = 4 * 2**30  # the most for the models of settings that train together
 _FIRST_SHARE = 0.25  # of the budget, for the first stage
@@ -28,52 +30,75 @@ _ROUND_SHARE = 0.1  # of the budget, at most, for a round of settings that train
 _SAFETY = 0.9  # of the budget, for training; the rest is for comparing settings
 
 
+@dataclass
+class Progress:
+    """What a search that is resumed has to know, as search/progress.json."""
+
+    seconds: float = 0.0  # of training so far
+    together: int | None = None  # settings that train together; None: not known yet
+    batches: int | None = None  # of the first stage; None: it is not over
+    rounds: list[int] = field(default_factory=list)  # of the stages after the first, so far
+    ended: bool = False  # whether the search is over, and its models are deleted
+
+    @classmethod
+    def read(cls, path: Path | None) -> Self:
+        """Of the search in a folder; of a new one if there is none."""
+        record = read_json(path) if path is not None and path.exists() else {}
+        return cls(**{f.name: record[f.name] for f in fields(cls) if f.name in record})
+
+
 class Search:
-    """A search, in memory or in a folder, where it goes on after a kill.
+    """A search, in memory or in a folder, where it continues after a kill.
 
     Args:
-        subject: the method that is tuned
+        tuned: the method that is tuned
         plan: what the search is about
         storage: where checkpoints are written
         callback: called after every round and every stage, and with messages for the user
     """
 
-    def __init__(self, subject: Subject, plan: Plan, storage: Storage, callback: Callback) -> None:
-        self.subject, self.plan, self.yours = subject, plan, subject.name
+    def __init__(self, tuned: TunedMethod, plan: Plan, storage: Storage, callback: Callback) -> None:
+        self.tuned, self.plan = tuned, plan
         objectives = [*plan.front, *(constraint.objective for constraint in plan.constraints)]
         self.objectives = list({objective.name: objective for objective in objectives}.values())
-        self.settings: dict[str, Setting] = {}  # name → setting; the first is the user's
+        self.settings: dict[str, Setting] = {}  # name → setting; the first is the current one
         self.impossible: dict[str, str] = {}  # name → why
         self.stages: list[Stage] = []
         self.out_of_time = False
-        self._recipes: dict[str, Recipe] = {}
+        self._candidates: dict[str, Candidate] = {}
         self._callback, self._notice = callback, callback.on_notice
-        self._folder = storage.folder
-        self._add(subject.yours)
-        self.rounds = self._recipes[self.yours].settings.rounds
+        self._add(tuned.current)
+        self.rounds = self._candidates[tuned.name].settings.rounds
         if plan.sampled:
-            distributions(plan.axes)  # refuses ranges that cannot be sampled
+            distributions(plan.axes)  # raises InputError for axes that cannot be sampled
         else:
             self._add_grid()
         count = plan.trials if plan.sampled else len(self.settings) - 1
         self._rungs = rungs(count, self.rounds, halving=plan.halving)
-        self._trainer = Trainer(subject, self._recipes, storage, self._on_round, self._check_time, self._notice)
-        self._started = self._last_round = time.monotonic()
+        self._run_folder, folder = storage.folder, None if storage.folder is None else storage.folder / "search"
+        self._file = None if folder is None else folder / "progress.json"
+        self._progress = Progress.read(self._file)
+        self._trainer = Trainer(
+            tuned, self._candidates, storage._replace(folder=folder), self._on_round, self._check_time, self._notice
+        )
+        self._trainer.ended = self._progress.ended
+        self._seconds_before, self._started = self._progress.seconds, time.monotonic()
+        self._last_round = self._started
         self._trained = 0  # rounds of single settings in this process
 
     # -- settings ------------------------------------------------------------------------------------------------------
 
     def _add(self, setting: Setting) -> str:
-        """Make a setting a candidate, and return its name; an impossible one is an InputError."""
-        name = candidate_name(self.subject, setting)
+        """Make a setting a candidate, and return its name; an impossible one is noted, and has none."""
+        name = self.tuned.candidate_name(setting)
         if name not in self.settings:
-            recipe = self.subject.recipe(setting)
-            self._recipes[name] = recipe._replace(method=replace(recipe.method, name=name))
+            candidate = self.tuned.candidate(setting)
+            self._candidates[name] = candidate._replace(method=replace(candidate.method, name=name))
             self.settings[name] = dict(setting)
         return name
 
     def _add_grid(self) -> None:
-        """Add every combination; impossible ones are left out, but a value that is possible in none is refused."""
+        """Add every combination; impossible ones are skipped, but a value that no possible one has is an error."""
         possible: set[tuple[str, Any]] = set()
         reasons: dict[tuple[str, Any], InputError] = {}
         for setting in grid(self.plan.axes):
@@ -81,132 +106,115 @@ class Search:
                 self._add(setting)
                 possible |= set(setting.items())
             except InputError as error:
-                self.impossible[candidate_name(self.subject, setting)] = str(error)
+                self.impossible[self.tuned.candidate_name(setting)] = str(error)
                 reasons |= {pair: error for pair in setting.items() if pair not in reasons}
         for pair, reason in reasons.items():
             if pair not in possible:
                 raise reason
         if len(self.settings) == 1:
-            values = format_setting(self.settings[self.yours])
+            values = format_setting(self.tuned.current)
             raise InputError(
-                f"over {values} is the setting that {self.yours} has; give other values to compare it with"
+                f"over {values} is the setting that {self.tuned.name} has; give other values to compare it with"
             )
-
-    def _sample(self, sampler: Sampler, start: int, stop: int) -> list[str]:
-        """The names of the sampled settings with these numbers; empty for those that are not possible."""
-        names = []
-        for setting in sampler.ask(start, stop):
-            try:
-                names.append(self._add(setting))
-            except InputError as error:
-                self.impossible[candidate_name(self.subject, setting)] = str(error)
-                names.append("")
-        return names
 
     # -- stages --------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Search to the end, or until the budget is spent."""
         with started(self._callback, self._start()):
-            self._run_stages()
+            try:
+                for rung in self._rungs:
+                    if self.stages:
+                        self._next_stage(rung)
+                    else:
+                        self._first_stage(rung.rounds)
+                    stage = self.stages[-1]
+                    values = {name: self.values(scores) for name, scores in stage.scores.items()}
+                    self._callback.on_scores(stage.rounds, values)
+            except OutOfTime:
+                self.out_of_time = True
         if self.impossible:
             name, reason = next(iter(self.impossible.items()))
             count = len(self.impossible)
-            left_out = f"1 setting, {name!r}, is" if count == 1 else f"{count} settings, such as {name!r}, are"
-            self._notice(f"{left_out} not possible and left out: {reason}")
+            skipped = f"1 setting, {name!r}, is" if count == 1 else f"{count} settings, such as {name!r}, are"
+            self._notice(f"{skipped} not possible and skipped: {reason}")
         if not self.out_of_time and not self.stages[-1].scores:
-            raise InputError(f"every setting of {self.yours} diverged; lower lr (train.lr in a spec) or the tilts")
-
-    def test(self, names: Sequence[str]) -> dict[str, SeedScores]:
-        """The scores of settings that were compared, on test data."""
-        return self._trainer.test(self.compared, [name for name in names if name in self.compared.scores])
-
-    def end(self) -> None:
-        """Delete all models; a search that has ended gives its result again, and nothing else."""
-        self._trainer.ended = True
-        self._trainer.save()  # before the models are deleted
-        for stage in self.stages:
-            self._trainer.delete_models(stage)
+            raise InputError(f"every setting of {self.tuned.name} diverged; lower lr (train.lr in a spec) or the tilts")
 
     def _start(self) -> RunStart:
-        recipe, federation, seed = self._recipes[self.yours], self.subject.federation, self.subject.seeds[0]
+        candidate, seed = self._candidates[self.tuned.name], self.tuned.seeds[0]
+        federation = self.tuned.federation(seed)
         settings = {
-            **settings_of([recipe.method], recipe.settings),
+            **settings_of([candidate.method], candidate.settings),
             "data": federation.dataset.name,
             "clients": federation.clients,
             "outliers": federation.outliers.to_json(),
-            "search": {"over": texts_of(self.plan.axes), "by": self.plan.by.name, "seeds": len(self.subject.seeds)},
+            "search": {"over": texts_of(self.plan.axes), "by": self.plan.by.name, "seeds": len(self.tuned.seeds)},
         }
-        return RunStart(seed=seed, round=0, rounds=self.rounds, settings=settings, folder=self._folder)
-
-    def _run_stages(self) -> None:
-        try:
-            self._first_stage(self._rungs[0].rounds)
-            self._report_scores()
-            for rung in self._rungs[1:]:
-                self._next_stage(rung)
-                self._report_scores()
-        except OutOfTime:
-            self.out_of_time = True
-
-    def _report_scores(self) -> None:
-        stage = self.stages[-1]
-        self._callback.on_scores(stage.rounds, {name: self.values(scores) for name, scores in stage.scores.items()})
+        return RunStart(seed=seed, round=0, rounds=self.rounds, settings=settings, folder=self._run_folder)
 
     def _first_stage(self, until: int) -> None:
         self.stages.append(Stage(1, until, {}))
         done = 0
         for names in self._batches():
-            if done == self._trainer.batches or self._first_share_is_spent():
+            if done == self._progress.batches or self._first_share_is_spent():
                 tried = len(self.stages[0].scores)
                 self._notice(f"{tried} settings were tried; the rest of the budget is for training the best further")
                 break
             self._train(names)
             done += 1
-        self._trainer.batches = done
-        self._trainer.save()
+        self._progress.batches = done
+        self._save()
 
     def _first_share_is_spent(self) -> bool:
-        is_over = self._trainer.batches is not None  # in an earlier process
-        if is_over or self.plan.budget is None or len(self.stages[0].scores) < 2:  # the user's alone is no comparison
+        is_over = self._progress.batches is not None  # in an earlier process
+        if is_over or self.plan.budget is None or len(self.stages[0].scores) < 2:  # one alone is no comparison
             return False
         return self.seconds > _FIRST_SHARE * self.plan.budget
 
     def _batches(self) -> Iterator[Sequence[str]]:
         """Settings in the order in which they are tried; Optuna learns the values of a batch before it samples more."""
-        first, *others = self.settings  # of a sampled search, the user's alone
+        first, *others = self.settings  # of a sampled search, the current one alone
         if self.plan.budget is not None:
             yield [first]  # its time says how many others a round has time for
         if not self.plan.sampled:
             yield from self._batched([first, *others] if self.plan.budget is None else others)
             return
-        objectives = self.plan.front
-        file = None if self._trainer.folder is None else self._trainer.folder / "study.journal"
-        sampler = Sampler(
-            self.plan.axes, [o.higher_is_better for o in objectives], file, self.subject.seeds[0], _TOGETHER
-        )
+        objectives, scores = self.plan.front, self.stages[0].scores
+        directions = [objective.higher_is_better for objective in objectives]
+        sampler = Sampler(self.plan.axes, directions, self.tuned.seeds[0], _TOGETHER)
         at_once = _TOGETHER if self.plan.budget is None else min(_TOGETHER, self._together)
         for start in range(0, self.plan.trials, at_once):
-            names = self._sample(sampler, start, min(start + at_once, self.plan.trials))
+            names = [self._sampled(s) for s in sampler.ask(min(at_once, self.plan.trials - start))]
             with_first = [first, *names] if start == 0 else names
-            yield [name for name in dict.fromkeys(with_first) if name and name not in self.stages[0].scores]
+            yield [name for name in dict.fromkeys(with_first) if name and name not in scores]
             for number, name in enumerate(names, start):
-                values = self.values(self.stages[0].scores[name]) if name in self.stages[0].scores else None
+                values = self.values(scores[name]) if name in scores else None
                 violations = {str(c): c.violation(values[c.objective.name]) for c in self.plan.constraints if values}
                 sampler.tell(number, None if values is None else [values[o.name] for o in objectives], violations)
 
+    def _sampled(self, setting: Setting) -> str:
+        """The name of a sampled setting; empty if it is not possible."""
+        try:
+            return self._add(setting)
+        except InputError as error:
+            self.impossible[self.tuned.candidate_name(setting)] = str(error)
+            return ""
+
     def _next_stage(self, rung: Rung) -> None:
-        """Train the user's setting and the best of the others further."""
+        """Train the current setting and the best of the others further."""
         before = self.stages[-1]
-        best = [name for name in self.order(before) if name != self.yours][: rung.settings]
-        names = [name for name in (self.yours, *best) if name in before.scores]
-        planned = self._trainer.rounds[before.number - 1 :]  # of this stage and later ones, by an earlier process
+        values = {name: self.values(scores) for name, scores in before.scores.items()}
+        order = ranked(values, self.plan.by, self.plan.main, self.plan.constraints)
+        best = [name for name in order if name != self.tuned.name][: rung.settings]
+        names = [name for name in (self.tuned.name, *best) if name in before.scores]
+        planned = self._progress.rounds[before.number - 1 :]  # of this stage and later ones, by an earlier process
         until = planned[0] if planned else self._affordable(rung.rounds, before.rounds, len(names))
         if until <= before.rounds:
             raise OutOfTime
         if not planned:
-            self._trainer.rounds.append(until)
-            self._trainer.save()
+            self._progress.rounds.append(until)
+            self._save()
         self.stages.append(Stage(before.number + 1, until, {}))
         self._train(names)
         for stage in self.stages[:-1]:
@@ -217,6 +225,7 @@ class Search:
         """Train settings to the end of the last stage."""
         for batch in self._batched(names):
             self._trainer.train(self.stages[-1], batch)
+            self._save()
 
     def _batched(self, names: Sequence[str]) -> Iterator[Sequence[str]]:
         together = self._together if len(names) > 1 else 1  # the first alone is trained before it is known
@@ -225,20 +234,24 @@ class Search:
 
     @property
     def _together(self) -> int:
-        """How many settings train together: a search that goes on reads scores and models of the same batches."""
-        if self._trainer.together is None:
-            self._trainer.together = self._fitting_together()
-            self._trainer.save()
-        return self._trainer.together
+        """How many settings train together: a search that is resumed reads scores and models of the same batches."""
+        if self._progress.together is None:
+            self._progress.together = self._fitting_together()
+            self._save()
+        return self._progress.together
 
     def _fitting_together(self) -> int:
         """How many settings fit into memory and, with a budget, into the time of a round."""
-        settings = self._recipes[self.yours].settings
+        method, settings = self._candidates[self.tuned.name]
         on_gpu = pick_device(settings.device).type == "cuda" and not settings.on_cluster
         most = 1 + (_TOGETHER_ON_GPU if on_gpu and self.plan.budget is None else _TOGETHER)
         if self.plan.budget is not None and self._trained and not on_gpu:  # which trains many in the time of few
             most = min(most, int(_ROUND_SHARE * self.plan.budget / self._seconds_per_round))
-        return max(1, min(most, _BYTES_TOGETHER // self._trainer.model_bytes(self.yours)))
+        prepared = self.tuned.prepare(self.tuned.seeds[0], [method], settings)
+        clients = settings.clients_per_round(prepared.federation.clients)
+        parameters = sum(p.numel() for p in trained_parameters(prepared.net).values())
+        model_bytes = 4 * parameters * models_kept([method], settings, clients=clients, workers=0)
+        return max(1, min(most, _BYTES_TOGETHER // model_bytes))
 
     @property
     def _seconds_per_round(self) -> float:
@@ -246,19 +259,14 @@ class Search:
         return (time.monotonic() - self._started) / self._trained
 
     def _affordable(self, until: int, start: int, settings: int) -> int:
-        """The round that so many settings reach within the budget, at most `until`."""
+        """The round that this number of settings reaches within the budget, at most `until`."""
         if self.plan.budget is None or not self._trained:
             return until
-        round_seconds = self._seconds_per_round * settings * len(self.subject.seeds)
+        round_seconds = self._seconds_per_round * settings * len(self.tuned.seeds)
         rounds = (_SAFETY * self.plan.budget - self.seconds) / round_seconds
         return min(until, start + max(0, int(rounds)))
 
     # -- values and clock ----------------------------------------------------------------------------------------------
-
-    def order(self, stage: Stage) -> list[str]:
-        """The settings of a stage, the best on validation data first."""
-        values = {name: self.values(scores) for name, scores in stage.scores.items()}
-        return ranked(values, self.plan.by, self.plan.main, self.plan.constraints)
 
     def values(self, scores: SeedScores) -> dict[str, float]:
         """The objectives of a setting, mean over seeds."""
@@ -266,41 +274,52 @@ class Search:
 
     @property
     def compared(self) -> Stage:
-        """The last stage that has the user's setting and another one; if there is none, the first."""
+        """The last stage that has the current setting and another one; if there is none, the first."""
+        current = self.tuned.name
         complete = [
             stage
             for stage in self.stages
-            if (self.yours in stage.scores or self.yours in self.diverged) and set(stage.scores) - {self.yours}
+            if (current in stage.scores or current in self.diverged) and set(stage.scores) - {current}
         ]
         return complete[-1] if complete else self.stages[0]
 
     @property
-    def diverged(self) -> Mapping[str, int]:
-        """Settings that diverged, and in which stage."""
+    def diverged(self) -> Sequence[str]:
+        """Settings that diverged."""
         return self._trainer.diverged
 
     @property
     def trained_rounds(self) -> int:
         """Rounds of single settings in all stages, per seed."""
-        starts = [0, *(stage.rounds for stage in self.stages)]
-        return sum(
-            len(stage.scores) * (stage.rounds - start) for start, stage in zip(starts, self.stages, strict=False)
-        )
+        return cost([(len(stage.scores), stage.rounds) for stage in self.stages])
 
     @property
     def seconds(self) -> float:
         """How long the search has taken, in earlier processes too."""
-        return self._trainer.seconds
+        return self._seconds_before + time.monotonic() - self._started
+
+    def test(self, names: Sequence[str]) -> dict[str, SeedScores]:
+        """The scores of settings that were compared, on test data."""
+        return self._trainer.test(self.compared, [name for name in names if name in self.compared.scores])
+
+    def end(self) -> None:
+        """Delete all models; a search that has ended gives its result again, and nothing else."""
+        self._progress.ended = True
+        self._save()  # before the models are deleted
+        for stage in self.stages:
+            self._trainer.delete_models(stage)
+
+    def _save(self) -> None:
+        if self._file is not None:
+            self._progress.seconds = self.seconds
+            write_json(self._file, vars(self._progress))
 
     def _on_round(self, r: Round) -> None:
         now, together = time.monotonic(), len(r.state.server)
         last, self._last_round = now - self._last_round, now
         self._trained += together
-        starts = [0, *(rung.rounds for rung in self._rungs)]
-        planned = sum(
-            (rung.settings + 1) * (rung.rounds - start) for start, rung in zip(starts, self._rungs, strict=False)
-        )
-        done = self._trained / (planned * len(self.subject.seeds))
+        planned = cost([(rung.settings + 1, rung.rounds) for rung in self._rungs])
+        done = self._trained / (planned * len(self.tuned.seeds))
         stage = self.stages[-1]
         self._callback.on_search(
             SearchProgress(stage.number, len(self._rungs), together, r.number, stage.rounds, min(1.0, done))
@@ -308,6 +327,6 @@ class Search:
         self._check_time(last)
 
     def _check_time(self, needed: float = 0.0) -> None:
-        """Stop the search if so many seconds more are beyond the budget."""
+        """Stop the search if this number of seconds more is beyond the budget."""
         if self.plan.budget is not None and self.seconds + needed > _SAFETY * self.plan.budget:
             raise OutOfTime

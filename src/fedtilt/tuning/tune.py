@@ -20,14 +20,13 @@ from fedtilt.models import ModelSource
 from fedtilt.runs.callback import Callback, Callbacks
 from fedtilt.runs.run import check_cluster_of_new_run, check_out_folder, compare_environment
 from fedtilt.storage.provenance import is_started, read_record, record_environment
-from fedtilt.storage.run_folder import Notice
 from fedtilt.tuning.axes import Axis, axes_of, texts_of
-from fedtilt.tuning.objectives import Objective, constraints_of, find_objective, main_objective, task_of
+from fedtilt.tuning.objectives import constraints_of, find_objective, main_objective, task_of
 from fedtilt.tuning.plan import Plan
 from fedtilt.tuning.result import Tuning, result_of
 from fedtilt.tuning.search import Search
-from fedtilt.tuning.subject import VALIDATION_SHARE, PythonSubject, SpecSubject, Subject, check_validation
 from fedtilt.tuning.training import Storage
+from fedtilt.tuning.tuned_method import VALIDATION_SHARE, SpecMethod, TunedMethod, find_method
 
 if TYPE_CHECKING:
     from fedtilt.spec import Spec
@@ -60,7 +59,7 @@ def tune(
 ) -> Tuning:
     """Search the settings of a method on validation data, and recommend one, or to keep the one it has.
 
-    Lists with at most `trials` combinations are a grid; otherwise Optuna samples so many settings. Settings train
+    Lists with at most `trials` combinations are a grid; otherwise Optuna samples `trials` settings. Settings train
     together. Weak ones are stopped early (successive halving). Test data is not used to choose.
 
         tuning = ft.tune([ft.fedtilt(tau=0, lam=0)], federation, ft.models.mlp, over={"lam": [-2, 0, 1]}, by="worst")
@@ -70,17 +69,17 @@ def tune(
         methods: the method that is tuned, in a list; beside others, `method` names it
         federation: the clients and their data, with validation data
         model: an `nn.Module`, or a function of `input_shape` and `classes` that returns one
-        over: setting of the method or of the training → a list of values, or an `ft.Range`; left out: some tilts
+        over: setting of the method or of the training → a list of values, or an `ft.Range`; default: some tilts
         by: what to improve: "accuracy", "worst", "client_fairness", "class_fairness" or "group:COLUMN"; of numbers as
-            targets "mae" or "rmse" in place of accuracy; left out: accuracy or mae
+            targets "mae" or "rmse" in place of accuracy; default: accuracy or mae
         at_least: objective → the least value that the recommended setting may have; 0.9 is 90 %
         at_most: objective → the largest value that it may have
-        method: the name of the method that is tuned; left out: the only one
-        seeds: how many seeds of the training, counted from `seed`
+        method: the name of the method that is tuned; default: the only one
+        seeds: the number of seeds of the training, counted from `seed`
         trials: the most settings
         halving: whether weak settings are stopped early
         budget: seconds, or text such as "5m", after which the search stops with what it has
-        out: a folder for checkpoints and results, in which a search with the same arguments goes on; None: none
+        out: a folder for checkpoints and results, in which a search with the same arguments continues; None: none
         callbacks: called after every round and every stage: see `Callback`; trackers are in `fedtilt.trackers`
         settings: training settings as an object, such as `ft.TrainSettings(rounds=5)`; keywords beside it override it
         **keywords: the training settings:
@@ -88,13 +87,19 @@ def tune(
     axes = axes_of(over)
     train = train_settings(keywords, settings)
     given = {name: getattr(train, name) for name in given_settings(keywords, settings)}
-    subject = PythonSubject.of(methods, method, federation, model, train, given, axes, whole(seeds, "seeds", 1))
-    check_rates_used(subject.methods, given)
-    wishes = _wishes(axes, by, at_least or {}, at_most or {}, trials, halving, budget)
+    methods = train.check_methods(methods)
+    check_rates_used(methods, given)
+    if method is None and len(methods) > 1:
+        raise InputError(f"there are {len(methods)} methods; name the one to tune, such as method={methods[0].name!r}")
+    index, last = find_method(methods, method, tuple(axes)), train.seed + whole(seeds, "seeds", 1)
+    tuned = TunedMethod(
+        methods, index, axes, range(train.seed, last), train, given=given, federation=federation, model=model
+    )
+    request = _request(axes, by, at_least or {}, at_most or {}, trials, halving, budget)
     folder, callback = None if out is None else Path(out), Callbacks(callbacks)
-    search = Search(subject, _plan(subject, axes, wishes), Storage(folder), callback)
-    _check_effects(subject)
-    with _folder(folder, subject.settings.device, subject, wishes, callback.on_notice):
+    search = Search(tuned, _plan(tuned, axes, request), Storage(folder), callback)
+    _check_effects(tuned)
+    with _search_folder(folder, train, tuned, request, callback):
         return _run(search, folder)
 
 
@@ -113,46 +118,54 @@ def tune_spec(
     callbacks: Sequence[Callback] = (),
 ) -> Tuning:
     """Search the settings of a method of a spec in a new folder, and write the recommended spec into it; see `tune`."""
-    from fedtilt.spec import check_clients_used, dump
-
     axes = axes_of(over)
-    subject = SpecSubject(spec, method, axes)
-    wishes = _wishes(axes, by, at_least or {}, at_most or {}, trials, halving, budget) | {"method": subject.name}
+    request = _request(axes, by, at_least or {}, at_most or {}, trials, halving, budget)
     check_out_folder(out, may_resume=False)
-    callback = Callbacks(callbacks)
-    search = _spec_search(subject, _plan(subject, axes, wishes), out, callback)
-    check_clients_used(subject.with_validation, subject.federation)
-    _check_effects(subject)
-    if not spec.clients.validation:
-        share = f"{VALIDATION_SHARE:.0%} of every client's training data"
-        callback.on_notice(f"clients.validation is 0; {share} is used for validation")
-    with _folder(out, spec.device, subject, wishes, callback.on_notice):
-        write_toml(out / "spec.toml", dump(spec))
-        return _run_spec(search, subject, out)
+    return _tune_spec(spec, method, axes, request, out, Callbacks(callbacks))
 
 
 def resume_tuning(folder: Path, spec: "Spec", *, callbacks: Sequence[Callback] = ()) -> Tuning:
-    """Go on with the search in a folder, whose spec this is; a finished one gives its result again."""
-    wishes = read_record(folder)["tuning"]
-    axes = axes_of(wishes["over"])
-    subject = SpecSubject(spec, wishes["method"], axes)
-    callback = Callbacks(callbacks)
-    search = _spec_search(subject, _plan(subject, axes, wishes), folder, callback)
-    with _folder(folder, spec.device, subject, wishes, callback.on_notice):
-        return _run_spec(search, subject, folder)
+    """Continue the search in a folder, whose spec this is; a finished one gives its result again."""
+    request = read_record(folder)["tuning"]
+    return _tune_spec(spec, request["method"], axes_of(request["over"]), request, folder, Callbacks(callbacks))
 
 
-def _check_effects(subject: Subject) -> None:
-    """Refuse settings that have no effect on the model and the clients, in the setting that the user has."""
-    recipe = subject.recipe(subject.yours)
-    check_effects(subject.prepare(subject.seeds[0], [recipe.method], recipe.settings))
+def _tune_spec(
+    spec: "Spec", method: str | None, axes: Mapping[str, Axis], request: Mapping[str, Any], folder: Path,
+    callback: Callback,
+) -> Tuning:  # fmt: skip
+    from fedtilt.spec import check_clients_used, dump
+
+    tuned, is_new, limits = SpecMethod(spec, method, axes), not is_started(folder), spec.storage
+    storage = Storage(folder, limits.checkpoint_seconds, limits.memory_limit_mb * 2**20)
+    search = Search(tuned, _plan(tuned, axes, request), storage, callback)
+    if is_new:
+        check_clients_used(tuned.with_validation, tuned.federation(spec.seed))
+        _check_effects(tuned)
+        if not spec.clients.validation:
+            share = f"{VALIDATION_SHARE:.0%} of every client's training data"
+            callback.on_notice(f"clients.validation is 0; {share} is used for validation")
+    train = tuned.candidate(tuned.current).settings
+    with _search_folder(folder, train, tuned, {**request, "method": tuned.name}, callback):
+        if is_new:
+            write_toml(folder / "spec.toml", dump(spec))
+        tuning = _run(search, folder)
+        if tuning.is_possible:
+            write_toml(folder / RECOMMENDED, dump(tuned.spec_with(tuning.setting)))
+        return tuning
 
 
-def _wishes(
+def _check_effects(tuned: TunedMethod) -> None:
+    """Raise InputError for settings that have no effect on the model and the clients, in the current setting."""
+    candidate = tuned.candidate(tuned.current)
+    check_effects(tuned.prepare(tuned.seeds[0], [candidate.method], candidate.settings))
+
+
+def _request(
     axes: Mapping[str, Axis], by: str | None, at_least: Mapping[str, float], at_most: Mapping[str, float], trials: int,
     halving: bool, budget: float | str | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What the user asked for, as JSON values: a search that is resumed has the same."""
+    """The options of a search as JSON values, for run.json: a search that is resumed has the same."""
     return {
         "over": texts_of(axes), "by": by, "at_least": dict(at_least), "at_most": dict(at_most),
         "trials": whole(trials, "trials", 1), "halving": bool(halving), "budget": parse_duration(budget),
@@ -176,49 +189,47 @@ def parse_duration(text: float | str | None) -> float | None:
     return seconds
 
 
-def _plan(subject: Subject, axes: Mapping[str, Axis], wishes: Mapping[str, Any]) -> Plan:
-    check_validation(subject, axes)
-
-    def find(name: str) -> Objective:
-        return find_objective(name, subject.federation)
-
+def _plan(tuned: TunedMethod, axes: Mapping[str, Axis], request: Mapping[str, Any]) -> Plan:
+    """The plan of a search, if there is data and an objective for it."""
+    federation = tuned.federation(tuned.seeds[0])
+    if not any(map(len, federation.validation_index)):
+        largest = int(federation.train_sizes().max())
+        raise InputError(
+            f"no client has a validation sample to tune {' and '.join(axes)} on (the largest has {largest} training "
+            "samples); give the federation validation = 0.1 (clients.validation in a spec) or a larger share"
+        )
+    task, by = task_of(federation), request["by"]
     return Plan(
         axes=axes,
-        task=task_of(subject.federation),
-        by=find(wishes["by"]) if wishes["by"] else main_objective(task_of(subject.federation)),
-        constraints=constraints_of(wishes["at_least"], wishes["at_most"], find),
-        trials=wishes["trials"],
-        halving=wishes["halving"],
-        budget=wishes["budget"],
+        task=task,
+        by=find_objective(by, federation) if by else main_objective(task),
+        constraints=constraints_of(request["at_least"], request["at_most"], federation),
+        trials=request["trials"],
+        halving=request["halving"],
+        budget=request["budget"],
     )
 
 
 @contextlib.contextmanager
-def _folder(
-    folder: Path | None, device: str, subject: Subject, wishes: Mapping[str, Any], notice: Notice
+def _search_folder(
+    folder: Path | None, train: TrainSettings, tuned: TunedMethod, request: Mapping[str, Any], callback: Callback
 ) -> Iterator[None]:
-    """Lock the folder of a search, and refuse the folder of another one."""
+    """Lock the folder of a search; InputError if it has another one."""
     if folder is None:
         yield
         return
     check_out_folder(folder, may_resume=True)
-    check_cluster_of_new_run(subject.recipe(subject.yours).settings, folder)
+    check_cluster_of_new_run(train, folder)
     with locked(folder):
         if is_started(folder):
-            difference = first_difference(read_record(folder).get("tuning"), dict(wishes))
+            difference = first_difference(read_record(folder).get("tuning"), dict(request))
             if difference:
                 key, was, now = difference
                 raise InputError(f"{folder} is a search with {key} = {was}, and now it is {now}; choose another folder")
-            compare_environment(folder, device, notice)
+            compare_environment(folder, train.device, callback.on_notice)
         else:
-            record_environment(folder, device, subject.seeds, tuning=dict(wishes))
+            record_environment(folder, train.device, tuned.seeds, tuning=dict(request))
         yield
-
-
-def _spec_search(subject: SpecSubject, plan: Plan, folder: Path, callback: Callback) -> Search:
-    limits = subject.spec.storage
-    storage = Storage(folder, limits.checkpoint_seconds, limits.memory_limit_mb * 2**20)
-    return Search(subject, plan, storage, callback)
 
 
 def _run(search: Search, folder: Path | None) -> Tuning:
@@ -227,13 +238,4 @@ def _run(search: Search, folder: Path | None) -> Tuning:
     search.end()
     if folder is not None:
         write_json(folder / "results.json", {"tuning": tuning.to_json()})
-    return tuning
-
-
-def _run_spec(search: Search, subject: SpecSubject, folder: Path) -> Tuning:
-    from fedtilt.spec import dump
-
-    tuning = _run(search, folder)
-    if tuning.is_possible:
-        write_toml(folder / RECOMMENDED, dump(subject.spec_with(tuning.setting)))
     return tuning

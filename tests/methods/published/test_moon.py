@@ -58,4 +58,7 @@ def test_a_wrong_setting_is_refused_by_name() -> None:
 def test_the_optimiser_of_the_run_trains_it() -> None:
     assert not torch.allclose(shared(moon(), momentum=0.9), shared(moon()), atol=1e-4)
     close(shared(moon(mu=0.0), momentum=0.9), shared(ft.fedavg(), momentum=0.9))
-    close(shared(moon(mu=0.0), clip_norm=1e-3), shared(ft.fedavg(), clip_norm=1e-3))
+    close(
+        shared(moon(mu=0.0), optimizer={"name": "sgd", "clip_norm": 1e-3}),
+        shared(ft.fedavg(), optimizer={"name": "sgd", "clip_norm": 1e-3}),
+    )

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Inputs
 from fedtilt.math.losses import cross_entropy
+from fedtilt.optimizers import SGD
 from fedtilt.parts import buffers_to_vector
-from fedtilt.training.local_job import Batches, LocalJob, Optimizer, Trained
+from fedtilt.training.local_job import Batches, LocalJob, Trained
 from fedtilt.training.stacked.batch_norm import BATCH_NORMS
 from fedtilt.training.stacked.buffers import Recipe
 from fedtilt.training.stacked.layers import stackable_copy
@@ -78,7 +79,7 @@ def special_reason(model: nn.Module, job: LocalJob) -> str | None:
 
 def can_stack(model: nn.Module, sample: Inputs) -> bool:
     """Whether the model, without buffers that change, can be batched over jobs; `sample` is one input, (1, …)."""
-    recipe = Recipe(Optimizer(), cross_entropy, (CLASS,), (), trains_buffers=False)
+    recipe = Recipe(SGD(), cross_entropy, (CLASS,), (), trains_buffers=False)
     return _unsupported_reason(model, recipe, sample) is None
 
 

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from fedtilt.math.losses import SampleLoss
 from fedtilt.methods.objectives import Objective
-from fedtilt.training.local_job import LocalJob, Optimizer
+from fedtilt.optimizers import Optimizer
+from fedtilt.training.local_job import LocalJob
 
 
 class SpecialSteps(NamedTuple):

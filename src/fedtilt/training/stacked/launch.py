@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from fedtilt.training.local_job import Optimizer
+from fedtilt.optimizers import Optimizer
 from fedtilt.training.sequential import ConvBlock, SequentialNet
 from fedtilt.training.stacked import conv_kernels, linear_kernels
 from fedtilt.training.stacked.buffers import Buffers

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedtilt.training.local_job import Optimizer
+from fedtilt.optimizers import Optimizer
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # the defaults of torch.optim.Adam and AdamW
 

@@ -1,0 +1,108 @@
+"""The metrics of a method after one round, of its shared and its personal models."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fedtilt.evaluation.metrics import Counts, GroupMetrics, Metrics, compute_group_metrics, compute_metrics
+from fedtilt.privacy.gaussian_mechanism import PrivacyLoss
+
+
+class RoundMetrics(NamedTuple):
+    """Metrics of one method after one round, of its shared and its personal models."""
+
+    shared: Metrics
+    personal: Metrics | None  # None: the method has no personal models
+    ever_selected: Metrics | None  # personal, without clients never selected; None: all were selected
+    clean: Metrics | None  # evaluated, over clients without outliers; None unless only some have outliers
+    never_selected: int  # how many clients with test data
+    privacy: PrivacyLoss | None = None  # of the shared model; None: the run has no privacy
+    groups: Mapping[str, GroupMetrics] = MappingProxyType({})  # evaluated, by grouping; empty: there is only one
+    attack_success: float | None = None  # of a backdoor: % of triggered samples, mean over clients; None: there is none
+
+    @property
+    def evaluated(self) -> Metrics:
+        """The metrics of the personal models if the method has them, otherwise of the shared model."""
+        return self.personal or self.shared
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        parts = {name: getattr(self, name) for name in ("shared", "personal", "ever_selected", "clean")}
+        found = {name: metrics and metrics.to_json() for name, metrics in parts.items()}
+        found["never_selected"] = self.never_selected
+        if self.privacy is not None:
+            found["privacy"] = self.privacy._asdict()
+        if self.groups:
+            found["groups"] = {name: metrics.to_json() for name, metrics in self.groups.items()}
+        if self.attack_success is not None:
+            found["attack_success"] = self.attack_success
+        return found
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "RoundMetrics":
+        """From JSON values."""
+
+        def metrics(part: dict[str, Any] | None) -> Metrics | None:
+            return None if part is None else Metrics.from_json(part)
+
+        return cls(
+            Metrics.from_json(values["shared"]),
+            metrics(values["personal"]),
+            metrics(values["ever_selected"]),
+            metrics(values["clean"]),
+            values["never_selected"],
+            PrivacyLoss(**values["privacy"]) if "privacy" in values else None,
+            {name: GroupMetrics.from_json(found) for name, found in values.get("groups", {}).items()},
+            values.get("attack_success"),
+        )
+
+
+def round_metrics(
+    counts: Counts,
+    total: Tensor,
+    has_outliers: Tensor,
+    groups: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    *,
+    privacy: PrivacyLoss | None = None,
+    attack_success: float | None = None,
+) -> RoundMetrics:
+    """All metrics of one method from its sums; `groups` are the names that `group_names` gives."""
+
+    def of_clients(sums: Tensor, chosen: Tensor) -> Metrics | None:
+        """None unless only some clients are chosen, and they have test data."""
+        if chosen.all() or not total[chosen].any():
+            return None
+        return compute_metrics(sums[chosen], total[chosen])
+
+    by_grouping = counts.by_grouping(total, groups) if len(groups) > 1 else {}
+    return RoundMetrics(
+        shared=compute_metrics(counts.shared, total),
+        personal=None if counts.personal is None else compute_metrics(counts.personal, total),
+        ever_selected=None if counts.personal is None else of_clients(counts.personal, ~counts.never_selected),
+        clean=of_clients(counts.evaluated, ~has_outliers),
+        never_selected=int((counts.never_selected & (total.sum(1) > 0)).sum()),
+        privacy=privacy,
+        groups={name: compute_group_metrics(found, groups[name]) for name, found in by_grouping.items()},
+        attack_success=attack_success,
+    )
+
+
+def metrics_by_method(
+    counts: Mapping[str, Counts] | None,
+    total: Tensor | None,
+    has_outliers: Tensor,
+    privacy: PrivacyLoss | None = None,
+    groups: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    attack_success: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, RoundMetrics]:
+    """`round_metrics` of every method; empty if the round was not evaluated."""
+    if counts is None or total is None:
+        return {}
+    return {
+        name: round_metrics(
+            found, total, has_outliers, groups, privacy=privacy, attack_success=attack_success.get(name)
+        )
+        for name, found in counts.items()
+    }
