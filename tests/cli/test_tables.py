@@ -68,8 +68,9 @@ def test_warnings_are_printed_once(fedtilt, tmp_path: Path) -> None:
     result = fedtilt("run", "mine.toml", "--out", "run", "--set", "train.rounds=1", "--set", "train.workers=0")
     lines = [line for line in result.err.splitlines() if line.startswith("warning: ")]
     assert lines == [
-        "warning: column 'patient' looks like an identifier and is left out; drop it, or set its kind in a schema",
-        "warning: column 'note' is free text or empty and is left out; drop it, or set its kind in a schema",
+        "warning: column 'patient' looks like an identifier and is dropped; add it to drop, or set its kind in a "
+        "schema",
+        "warning: column 'note' is free text or empty and is dropped; add it to drop, or set its kind in a schema",
     ]
 
 
@@ -104,11 +105,11 @@ def test_data_show_describes_every_column(fedtilt, tmp_path: Path) -> None:
         "patients 1,200 rows, 9 columns",
         "clients hospital: island ",
         "split 25 % of each client's rows are test data, stratified by class (seed 0): 900 training, 300 test rows",
-        "patient identifier left out: names the row",
+        "patient identifier dropped: names the row",
         "ward category 9 % A 39 %",
         "smokes yes/no ",
         "admitted date 2024-01-0",
-        "warning: column 'patient' looks like an identifier and is left out",
+        "warning: column 'patient' looks like an identifier and is dropped",
     ):
         assert text in out
     spec = 'methods = [{preset = "fedavg"}]\n[data]\nfile = "patients.csv"\ntarget = "diagnosis"\nclient = "hospital"\n'

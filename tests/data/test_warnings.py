@@ -41,7 +41,7 @@ def test_a_client_without_weight():
 def test_an_identifier():
     texts = clean().assign(code=[f"X{n}" for n in range(200)])
     assert about(texts) == [
-        "column 'code' looks like an identifier and is left out; drop it, or set its kind in a schema"
+        "column 'code' looks like an identifier and is dropped; add it to drop, or set its kind in a schema"
     ]
     for name, numbers in (("row", range(7, 207)), ("patient_id", np.random.default_rng(0).permutation(10**6)[:200])):
         assert about(clean().assign(**{name: numbers})) == [
@@ -54,7 +54,7 @@ def test_an_identifier():
 def test_free_text():
     notes = clean().assign(note=[f"the {n}th note of a long list of notes" for n in range(200)])
     (text,) = about(notes)
-    assert text.startswith("column 'note' is free text or empty and is left out")
+    assert text.startswith("column 'note' is free text or empty and is dropped")
 
 
 def test_a_constant():

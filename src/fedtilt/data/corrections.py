@@ -20,8 +20,6 @@ from fedtilt.errors import InputError
 
 _COLUMNS = ("row", "label", "looks_like")
 
-_COLUMNS = ("row", "label", "looks_like")
-
 
 class Correction(NamedTuple):
     """A line of the file."""
@@ -152,7 +150,7 @@ def _class_number(federation: Federation, path: str, correction: Correction) -> 
 
 
 def read_corrections(path: Path) -> list[Correction]:
-    """The lines of a file of samples; one that is damaged, or names a sample twice, is refused."""
+    """The lines of a file of samples; raise InputError if it is damaged, or names a sample twice."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedtilt import checks
-from fedtilt.data import dataset_checks
-from fedtilt.data.groups import CLASS, GroupColumn, check_groups, group_columns
+from fedtilt.data.dataset_checks import OPTIONAL, SIDES, as_group_names, as_names, check_contents, check_tensors
+from fedtilt.data.groups import GroupColumn, group_columns
 from fedtilt.data.inputs import Inputs, Shape, sample_shape, to_device
 from fedtilt.data.targets import RANGE, NumericTarget
 from fedtilt.errors import InputError
@@ -18,14 +18,7 @@ from fedtilt.errors import InputError
 if TYPE_CHECKING:  # Arrow is for tables alone
     from fedtilt.data.tables.schema import Schema
 
-_OPTIONAL = ("client", "group", "weight", "rows")
-_TENSORS = (
-    "x_train",
-    "y_train",
-    "x_test",
-    "y_test",
-    *(f"{key}_{side}" for key in _OPTIONAL for side in ("train", "test")),
-)
+_TENSORS = tuple(f"{key}_{side}" for key in ("x", "y", *OPTIONAL) for side in SIDES)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,19 +33,19 @@ class Dataset:
         y_train: training labels, int64 in [0, classes), or training targets, float32
         x_test: test samples, of the shapes and dtypes of the training samples
         y_test: test labels or targets
-        classes: the number of classes; with regression left out: the number of ranges of the target
-        class_names: a name for each class; left out: their numbers; with regression the names of the ranges
+        classes: the number of classes; with regression, the default is the number of ranges of the target
+        class_names: a name for each class; default: their numbers; with regression the names of the ranges
         task: "classification" or "regression"
-        target: with regression, the scale and the ranges of the targets; left out: those of `y_train`
+        target: with regression, the scale and the ranges of the targets; default: those of `y_train`
         image: whether the samples are images; these are scaled to [-1, 1] for the model
-        client_train: the number of each training sample's client, int64; left out: a partition makes the clients
+        client_train: the number of each training sample's client, int64; default: a partition makes the clients
         client_test: the number of each test sample's client
         client_names: a name for each client
-        group_train: by column, such as "sex", the number of each training sample's group, int64; left out: the data
+        group_train: by column, such as "sex", the number of each training sample's group, int64; default: the data
             has no groups besides its classes
         group_test: by column, the number of each test sample's group
         group_names: by column, a name for each group
-        weight_train: the weight of each training sample in the loss, float32: 2 counts as two samples; left out: all
+        weight_train: the weight of each training sample in the loss, float32: 2 counts as two samples; default: all
             count the same
         weight_test: the weight of each test sample; metrics count every sample once
         schema: of a table: what its columns are, and how they become the model's input
@@ -91,38 +84,11 @@ class Dataset:
     warnings: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for key in _TENSORS:
-            dataset_checks.check_tensors(self.name, key, getattr(self, key), is_optional=key.startswith(_OPTIONAL))
-        for key in ("y_train", "y_test"):
-            dataset_checks.check_targets(self.name, key, getattr(self, key), self.task)
-        if self.target is not None and self.task != "regression":
-            raise InputError(
-                f"data set {self.name!r} has a target scale and task = {self.task!r}; set task = 'regression'"
-            )
+        check_tensors(self)
         if self.task == "regression":
             self._set_ranges()
         self._set_names()
-        sides = {"train": (self.x_train, self.y_train), "test": (self.x_test, self.y_test)}
-        for side, (x, y) in sides.items():
-            dataset_checks.check_samples(self.name, side, x, y)
-            if self.target is None:
-                dataset_checks.check_labels(self.name, side, y, self.classes)
-        if not len(self.y_train):
-            raise InputError(f"data set {self.name!r} has 0 training samples; give it at least one")
-        dataset_checks.check_same_format(self.name, self.x_train, self.x_test, image=self.image)
-        sizes = {side: len(y) for side, (_, y) in sides.items()}
-        for key, names in (("client", "client_names"), ("rows", "row_names")):
-            codes = {f"{key}_{side}": (getattr(self, f"{key}_{side}"), size) for side, size in sizes.items()}
-            dataset_checks.check_numbers(self.name, codes, names, getattr(self, names))
-        groups = {"train": (self.group_train, self.y_train), "test": (self.group_test, self.y_test)}
-        check_groups(self.name, self.group_names, groups, CLASS if self.target is None else RANGE)
-        weights = {side: (getattr(self, f"weight_{side}"), size) for side, size in sizes.items()}
-        dataset_checks.check_weights(self.name, weights)
-        if self.schema is not None and (len(self.schema.inputs),) != self.input_shape:
-            raise InputError(
-                f"data set {self.name!r} has a schema of {len(self.schema.inputs)} inputs for samples of shape "
-                f"{self.input_shape}; give the schema they were read with"
-            )
+        check_contents(self)
 
     def _set_ranges(self) -> None:
         """Set the target's scale, and the ranges in place of classes."""
@@ -142,9 +108,9 @@ class Dataset:
         object.__setattr__(self, "classes", classes)
         for key in ("class_names", "client_names"):
             if getattr(self, key) is not None:
-                object.__setattr__(self, key, dataset_checks.as_names(self.name, key, getattr(self, key)))
+                object.__setattr__(self, key, as_names(self, key, getattr(self, key)))
         if self.group_names is not None:
-            object.__setattr__(self, "group_names", dataset_checks.as_group_names(self.name, self.group_names))
+            object.__setattr__(self, "group_names", as_group_names(self, self.group_names))
         if not self.class_names:
             object.__setattr__(self, "class_names", tuple(str(k) for k in range(classes)))
         if len(self.class_names) != self.classes:

@@ -1,175 +1,182 @@
-"""Checks of what a data set is made of: each refuses tensors or names that do not fit together."""
+"""Checks of a data set: that its tensors and names fit together."""
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedtilt.data.groups import CLASS
 from fedtilt.data.inputs import Inputs, named_tensors
-from fedtilt.data.targets import TASKS
+from fedtilt.data.targets import RANGE, TASKS
 from fedtilt.errors import InputError
 
+if TYPE_CHECKING:
+    from fedtilt.data.dataset import Dataset
+
+SIDES = ("train", "test")
+OPTIONAL = ("client", "group", "weight", "rows")
 _DTYPES = (torch.uint8, torch.float32, torch.int64)
 
 
-def check_tensors(dataset: str, key: str, value: object, *, is_optional: bool) -> None:
-    """Refuse everything that is not a tensor on the CPU, or a dictionary of them, such as arrays and lists."""
-    if value is None and is_optional:
-        return
-    tensors: Mapping[str, object] = {key: value}
-    if key.startswith("group"):
-        if not isinstance(value, dict):
-            raise InputError(
-                f"data set {dataset!r} has {key} of type {type(value).__name__}; give a dictionary of tensors by "
-                f"column, such as {key} = {{'sex': …}}"
-            )
-        tensors = named_tensors(value, key)
-    elif key.startswith("x") and isinstance(value, dict):
-        if not value or not all(isinstance(name, str) and name.isidentifier() for name in value):
-            raise InputError(
-                f"data set {dataset!r} has {key} with the names {list(value)}; give one or more names of the model's "
-                "arguments, such as 'input_ids'"
-            )
-        tensors = named_tensors(value, key)
-    for name, tensor in tensors.items():
-        _check_tensor(dataset, name, tensor)
+def check_tensors(data: "Dataset") -> None:
+    """Raise InputError about what is no tensor on the CPU, such as a list, and about targets of another task."""
+    for key in (f"{key}_{side}" for key in ("x", "y", *OPTIONAL) for side in SIDES):
+        value = getattr(data, key)
+        if value is None and key.startswith(OPTIONAL):
+            continue
+        if key.startswith("group") and not isinstance(value, dict):
+            _fail(
+                data, f"{key} of type {type(value).__name__}; give a dictionary of tensors by column, such as {key} = "
+                "{'sex': …}",
+            )  # fmt: skip
+        is_named = key.startswith("x") and isinstance(value, dict)
+        if is_named and not (value and all(isinstance(name, str) and name.isidentifier() for name in value)):
+            _fail(data, f"{key} with the names {list(value)}; give one or more names of arguments, such as 'input_ids'")
+        for name, tensor in named_tensors(value, key).items():
+            _check_tensor(data, name, tensor)
+    if data.task not in TASKS:
+        _fail(data, f"task = {data.task!r}; choose {' or '.join(TASKS)}")
+    if data.target is not None and data.task != "regression":
+        _fail(data, f"a target scale and task = {data.task!r}; set task = 'regression'")
+    _check_targets(data, "y_train", data.y_train)
+    _check_targets(data, "y_test", data.y_test)
 
 
-def _check_tensor(dataset: str, key: str, value: object) -> None:
-    if isinstance(value, Tensor):
-        if value.device.type != "cpu":
-            raise InputError(f"data set {dataset!r} has {key} on {value.device}; give {key}.cpu(); a run moves it")
-        return
-    kind = "numpy.ndarray" if isinstance(value, np.ndarray) else type(value).__name__
-    function = "torch.tensor" if isinstance(value, list | tuple) else "torch.from_numpy"
-    raise InputError(f"data set {dataset!r} has {key} of type {kind}; make it a tensor with {function}")
+def check_contents(data: "Dataset") -> None:
+    """Raise InputError about samples, labels, clients, groups and weights that do not match; the names are set."""
+    if not len(data.y_train):
+        _fail(data, "0 training samples; give it at least one")
+    for side in SIDES:
+        y = getattr(data, f"y_{side}")
+        _check_samples(data, side, getattr(data, f"x_{side}"), len(y))
+        low, high = (0, -1) if data.target is not None else _range(y)
+        if low < 0 or high >= data.classes:
+            label = low if low < 0 else high
+            _fail(data, f"the label {label} in y_{side}; labels go from 0 to {data.classes - 1}")
+    _check_format(data)
+    for key, names_key in (("client", "client_names"), ("rows", "row_names")):
+        if _all_or_none(data, f"{key}_train", f"{key}_test", names_key):
+            for side in SIDES:
+                _check_codes(data, f"{key}_{side}", getattr(data, f"{key}_{side}"), side, names_key)
+    if _all_or_none(data, "group_train", "group_test", "group_names"):
+        _check_groups(data)
+    if _all_or_none(data, "weight_train", "weight_test"):
+        for side in SIDES:
+            weight, size = getattr(data, f"weight_{side}"), len(getattr(data, f"y_{side}"))
+            if weight.dtype != torch.float32 or weight.shape != (size,) or bool((weight < 0).any()):
+                _fail(data, f"weight_{side} of {_format(weight)}; give {size} numbers ≥ 0")
+    if data.schema is not None and (len(data.schema.inputs),) != data.input_shape:
+        _fail(
+            data, f"a schema of {len(data.schema.inputs)} inputs for samples of shape {data.input_shape}; give the "
+            "schema they were read with",
+        )  # fmt: skip
 
 
-def as_names(dataset: str, key: str, values: object) -> tuple[str, ...]:
+def as_names(data: "Dataset", key: str, values: object) -> tuple[str, ...]:
     """Names as text: results are written as JSON, which has no np.int64."""
     if not isinstance(values, Iterable):
-        raise InputError(f"data set {dataset!r} has {key} = {values!r}; give a tuple of names")
+        _fail(data, f"{key} = {values!r}; give a tuple of names")
     values = tuple(values)
     for value in values:
         if not isinstance(value, str | int | float | np.generic):
-            raise InputError(f"data set {dataset!r} has {value!r} among its {key}; give text or plain numbers")
+            _fail(data, f"{value!r} among its {key}; give text or plain numbers")
     return tuple(str(value) for value in values)
 
 
-def as_group_names(dataset: str, values: object) -> dict[str, tuple[str, ...]]:
+def as_group_names(data: "Dataset", values: object) -> dict[str, tuple[str, ...]]:
     """The names of groups as text, by column."""
     if not isinstance(values, Mapping):
-        raise InputError(
-            f"data set {dataset!r} has group_names = {values!r}; give the names by column, such as "
-            "{'sex': ('f', 'm')}"
-        )
-    return {str(column): as_names(dataset, f"group_names[{column!r}]", names) for column, names in values.items()}
+        _fail(data, f"group_names = {values!r}; give the names by column, such as {{'sex': ('f', 'm')}}")
+    return {str(column): as_names(data, f"group_names[{column!r}]", names) for column, names in values.items()}
 
 
-def check_targets(dataset: str, key: str, y: Tensor, task: str) -> None:
-    """Refuse an unknown task, and targets that are of another one."""
-    if task not in TASKS:
-        raise InputError(f"data set {dataset!r} has task = {task!r}; choose {' or '.join(TASKS)}")
-    is_regression = task == "regression"
+def _fail(data: "Dataset", problem: str) -> NoReturn:
+    raise InputError(f"data set {data.name!r} has {problem}")
+
+
+def _check_tensor(data: "Dataset", key: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        kind = "numpy.ndarray" if isinstance(value, np.ndarray) else type(value).__name__
+        function = "torch.tensor" if isinstance(value, list | tuple) else "torch.from_numpy"
+        _fail(data, f"{key} of type {kind}; make it a tensor with {function}")
+    if value.device.type != "cpu":
+        _fail(data, f"{key} on {value.device}; give {key}.cpu(); a run moves it")
+
+
+def _check_targets(data: "Dataset", key: str, y: Tensor) -> None:
+    is_regression = data.task == "regression"
     if y.dim() == 2 and y.shape[1] > 1:
-        raise InputError(
-            f"data set {dataset!r} has {key} of {_format(y)}; several targets per sample are not supported: make a "
-            "data set for each"
-        )
+        _fail(data, f"{key} of {_format(y)}; several targets per sample are not supported: make a data set for each")
     if y.dim() != 1 or y.dtype != (torch.float32 if is_regression else torch.int64):
         needed = "float32 number" if is_regression else "int64 label"
         hint = "" if is_regression or not y.is_floating_point() else ", or set task = 'regression'"
-        raise InputError(f"data set {dataset!r} has {key} of {_format(y)}; give one {needed} per sample{hint}")
+        _fail(data, f"{key} of {_format(y)}; give one {needed} per sample{hint}")
     if is_regression and not _is_finite(y):
-        raise InputError(f"data set {dataset!r} has NaN or infinite values in {key}; replace them")
+        _fail(data, f"NaN or infinite values in {key}; replace them")
 
 
-def check_samples(dataset: str, side: str, x: Inputs, y: Tensor) -> None:
-    """Refuse samples and targets of one side that do not match."""
-    tensors = named_tensors(x, f"x_{side}")
-    for key, tensor in tensors.items():
+def _check_samples(data: "Dataset", side: str, x: Inputs, size: int) -> None:
+    for key, tensor in named_tensors(x, f"x_{side}").items():
         if tensor.dtype not in _DTYPES or not tensor.dim():
-            raise InputError(
-                f"data set {dataset!r} has {key} of {_format(tensor)}; convert it to uint8 (images), float32 or int64 "
-                "(tokens), one sample per row"
-            )
-    for key, tensor in tensors.items():
-        if len(tensor) != len(y):
-            raise InputError(
-                f"data set {dataset!r} has {len(tensor)} samples in {key} but {len(y)} labels; give one label each"
-            )
-    for key, tensor in tensors.items():
+            _fail(
+                data, f"{key} of {_format(tensor)}; convert it to uint8 (images), float32 or int64 (tokens), one "
+                "sample per row",
+            )  # fmt: skip
+        if len(tensor) != size:
+            _fail(data, f"{len(tensor)} samples in {key} but {size} labels; give one label each")
         if tensor.dtype == torch.float32 and not _is_finite(tensor):
-            raise InputError(f"data set {dataset!r} has NaN or infinite values in {key}; replace them")
+            _fail(data, f"NaN or infinite values in {key}; replace them")
 
 
-def check_labels(dataset: str, side: str, y: Tensor, classes: int) -> None:
-    """Refuse labels that are no classes."""
-    low, high = _range(y)
-    if low < 0 or high >= classes:
-        label = low if low < 0 else high
-        raise InputError(f"data set {dataset!r} has the label {label} in y_{side}; labels go from 0 to {classes - 1}")
+def _check_format(data: "Dataset") -> None:
+    """Raise InputError if training and test samples differ in shape or dtype, and about images that are none."""
+    train, test = data.x_train, data.x_test
+    if _sample_format(train) != _sample_format(test):
+        _fail(data, f"x_train of {_format(train)} but x_test of {_format(test)}; give both the same shape and dtype")
+    if data.image and not (_is_images(train) and _is_images(test)):
+        _fail(
+            data, f"image = True and x_train of {_format(train)}; images have shape (N, channels, height, width) and "
+            "are uint8, or float32 between 0 and 1",
+        )  # fmt: skip
+    if not data.image and any(t.dtype == torch.uint8 for t in named_tensors(train, "x_train").values()):
+        _fail(data, f"image = False and x_train of {_format(train)}; make it float32")
 
 
-def check_same_format(dataset: str, x_train: Inputs, x_test: Inputs, *, image: bool) -> None:
-    """Refuse training and test samples of different shapes or dtypes, and images that are none."""
-    if _sample_format(x_train) != _sample_format(x_test):
-        raise InputError(
-            f"data set {dataset!r} has x_train of {_format(x_train)} but x_test of {_format(x_test)}; give both the "
-            "same shape and dtype"
-        )
-    if image and not (_is_images(x_train) and _is_images(x_test)):
-        raise InputError(
-            f"data set {dataset!r} has image = True and x_train of {_format(x_train)}; images have shape (N, channels, "
-            "height, width) and are uint8, or float32 between 0 and 1"
-        )
-    if not image and any(t.dtype == torch.uint8 for t in named_tensors(x_train, "x_train").values()):
-        raise InputError(f"data set {dataset!r} has image = False and x_train of {_format(x_train)}; make it float32")
+def _all_or_none(data: "Dataset", *keys: str) -> bool:
+    """Whether the data set has all of these; raise InputError if it has only some."""
+    given = [key for key in keys if getattr(data, key) is not None]
+    if given and len(given) < len(keys):
+        _fail(data, f"only some of {', '.join(keys[:-1])} and {keys[-1]}; give all or none")
+    return bool(given)
 
 
-def check_numbers(
-    dataset: str, codes: Mapping[str, tuple[Tensor | None, int]], names_key: str, names: Sized | None
-) -> None:
-    """Refuse numbers of clients or rows that do not match the samples or the names.
-
-    Args:
-        dataset: the name of the data set
-        codes: by name, such as client_train, the numbers, and how many there must be
-        names_key: what the names are, such as client_names
-        names: the names
-    """
-    parts = [*(numbers for numbers, _ in codes.values()), names]
-    if all(part is None for part in parts):
-        return
-    if names is None or any(part is None for part in parts):
-        raise InputError(f"data set {dataset!r} has only some of {', '.join(codes)} and {names_key}; give all or none")
-    for key, (numbers, size) in codes.items():
-        assert numbers is not None
-        check_codes(dataset, key, numbers, size, len(names), names_key)
-
-
-def check_codes(dataset: str, key: str, numbers: Tensor, size: int, count: int, names_key: str) -> None:
-    """Refuse numbers that are not `size` positions among `count` names."""
-    if numbers.dtype != torch.int64 or numbers.shape != (size,):
-        raise InputError(f"data set {dataset!r} has {key} of {_format(numbers)}; give {size} int64 numbers")
-    low, high = _range(numbers)
+def _check_codes(
+    data: "Dataset", key: str, codes: Tensor, side: str, names_key: str, count: int | None = None
+) -> None:  # fmt: skip
+    """Raise InputError if these are not numbers of names, one per sample; `count` names, else those of the data set."""
+    size, count = len(getattr(data, f"y_{side}")), len(getattr(data, names_key)) if count is None else count
+    if codes.dtype != torch.int64 or codes.shape != (size,):
+        _fail(data, f"{key} of {_format(codes)}; give {size} int64 numbers")
+    low, high = _range(codes)
     if low < 0 or high >= count:
-        raise InputError(
-            f"data set {dataset!r} has {key} up to {high} and down to {low}; with {count} {names_key} they go from 0 "
-            f"to {count - 1}"
-        )
+        _fail(data, f"{key} up to {high} and down to {low}; with {count} {names_key} they go from 0 to {count - 1}")
 
 
-def check_weights(dataset: str, sides: Mapping[str, tuple[Tensor | None, int]]) -> None:
-    """Refuse weights that are no numbers ≥ 0, one per sample; by "train" and "test", the weights and their number."""
-    if len({weight is None for weight, _ in sides.values()}) > 1:
-        raise InputError(f"data set {dataset!r} has only one of weight_train and weight_test; give both or none")
-    for side, (weight, size) in sides.items():
-        if weight is not None and (
-            weight.dtype != torch.float32 or weight.shape != (size,) or bool((weight < 0).any())
-        ):
-            raise InputError(f"data set {dataset!r} has weight_{side} of {_format(weight)}; give {size} numbers ≥ 0")
+def _check_groups(data: "Dataset") -> None:
+    names = data.group_names or {}
+    columns = {key: list(getattr(data, key)) for key in ("group_train", "group_test", "group_names")}
+    if not names or any({*found} != {*names} for found in columns.values()):
+        *first, last = (f"{found} in {key}" for key, found in columns.items())
+        _fail(data, f"groups by {', '.join(first)} and {last}; give each the same columns")
+    label_group, meaning = (CLASS, "labels") if data.target is None else (RANGE, "ranges of the target")
+    if label_group in names:
+        _fail(data, f"a column of groups {label_group!r}, which is the name of the {meaning}; rename it")
+    for column, values in names.items():
+        for side in SIDES:
+            codes = getattr(data, f"group_{side}")[column]
+            _check_codes(data, f"group_{side}[{column!r}]", codes, side, "names", len(values))
 
 
 def _format(x: Inputs) -> str:

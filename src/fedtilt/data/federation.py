@@ -52,9 +52,9 @@ class Federation(ClientData):
 
         Args:
             dataset: the data, from `ft.data.load`, `ft.data.table` or `ft.data.Dataset`
-            clients: the number of clients; left out: the data's own with partition 'column', else 100
+            clients: the number of clients; default: the data's own with partition 'column', else 100
             partition: 'classes' (a few classes each), 'dirichlet' (unequal shares of every class), 'iid' (shuffled and
-                split evenly) or 'column' (the data's own clients); left out: 'column' if the data has clients of its
+                split evenly) or 'column' (the data's own clients); default: 'column' if the data has clients of its
                 own, else 'classes'
             classes_per_client: the number of classes of each client, with partition 'classes'
             alpha: how equal the shares are, with partition 'dirichlet'; small is unequal
@@ -65,11 +65,11 @@ class Federation(ClientData):
             outlier_clients: the share of clients that have outliers
             outlier_redraw: 'round' (drawn anew in every round) or 'once' (the same in every round)
             outlier_flip_to: where labels flip to: 'client' (another class of the client), 'any' (another class),
-                'nearest' (the class with the nearest mean) or 'pairs'; left out: 'pairs' if given, else 'client'
+                'nearest' (the class with the nearest mean) or 'pairs'; default: 'pairs' if given, else 'client'
             outlier_pairs: class → the class that it flips to, by name; classes without a pair do not flip
             validation: the share of each client's training samples used for validation, with the classes in proportion
             validation_outliers: whether validation data has outliers too, drawn once; otherwise it is clean
-            max_train: the largest number of training samples per client; left out: all
+            max_train: the largest number of training samples per client; default: all
             seed: the seed of the partition and of the choice of clients with outliers
 
         >>> from fedtilt.data import load
@@ -138,12 +138,12 @@ class Federation(ClientData):
 
         Args:
             data: the data of each client, as a list or by the client's name
-            names: the clients' names, if `data` is a list; left out: their numbers
+            names: the clients' names, if `data` is a list; default: their numbers
             name: the name of the data set
-            class_names: all classes in order; left out: those the data declares, else the labels that occur
-            task: "classification" or "regression" (numbers as targets); left out: that of a `Dataset`, else
+            class_names: all classes in order; default: those the data declares, else the labels that occur
+            task: "classification" or "regression" (numbers as targets); default: that of a `Dataset`, else
                 classification
-            test_share: the share of its samples that is test data at a client without any; left out: 0.25
+            test_share: the share of its samples that is test data at a client without any; default: 0.25
             seed: the seed of the test data, the validation data and the choice of clients with outliers
             settings: the settings of `build` about outliers and validation, and `max_train`; also those of the reader
                 of the clients' data, such as `target` of `ft.data.table` for DataFrames: see `ft.data.table`,

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedtilt.data.dataset_checks import check_codes
 from fedtilt.data.targets import RANGE
 from fedtilt.errors import InputError
 
@@ -87,7 +86,7 @@ def combinations(codes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def check_two_values(columns: Mapping[str, GroupColumn], dataset: str) -> None:
-    """Refuse a column of groups with one value: there is nothing to tilt over or to compare."""
+    """Raise InputError if a column of groups has one value: there is nothing to tilt over or to compare."""
     for name, column in columns.items():
         found = torch.cat([column.train, column.test]).unique().tolist()
         if len(found) == 1 and name != RANGE:
@@ -95,40 +94,3 @@ def check_two_values(columns: Mapping[str, GroupColumn], dataset: str) -> None:
                 f"group = {name!r} has one value, {column.names[found[0]]!r}, in {dataset}; choose a column with two "
                 "or more, or leave it out"
             )
-
-
-def check_groups(
-    dataset: str, names: Mapping[str, tuple[str, ...]] | None, sides: Mapping[str, tuple[Mapping | None, Tensor]],
-    label_group: str,
-) -> None:  # fmt: skip
-    """Refuse groups of a data set that do not match its samples or their names.
-
-    Args:
-        dataset: the name of the data set
-        names: by column, a name for each group
-        sides: by "train" and "test", the number of each sample's group by column, and the targets
-        label_group: the name of the groups that follow from the targets
-    """
-    parts = {f"group_{side}": codes for side, (codes, _) in sides.items()} | {"group_names": names}
-    if all(part is None for part in parts.values()):
-        return
-    if names is None or any(part is None for part in parts.values()):
-        raise InputError(f"data set {dataset!r} has only some of {_list(parts)}; give all or none")
-    columns = {key: list(part or ()) for key, part in parts.items()}
-    if not names or any({*found} != {*names} for found in columns.values()):
-        where = _list([f"{found} in {key}" for key, found in columns.items()])
-        raise InputError(f"data set {dataset!r} has groups by {where}; give each the same columns")
-    if label_group in names:
-        meaning = "labels" if label_group == CLASS else "ranges of the target"
-        raise InputError(
-            f"data set {dataset!r} has a column of groups {label_group!r}, which is the name of the {meaning}; rename "
-            "it"
-        )
-    for column, values in names.items():
-        for side, (codes, y) in sides.items():
-            check_codes(dataset, f"group_{side}[{column!r}]", (codes or {})[column], len(y), len(values), "names")
-
-
-def _list(texts: Iterable[str]) -> str:
-    *first, last = texts
-    return f"{', '.join(first)} and {last}"

@@ -24,7 +24,7 @@ def take(x: Inputs, rows: Tensor | slice) -> Inputs:
 
 
 def split(x: Inputs, sizes: list[int] | int) -> list[Inputs]:
-    """Views of so many samples each, one after the other; with one number, the last may have fewer."""
+    """Views of these numbers of samples, one after the other; with a single number, the last may have fewer."""
     if not isinstance(x, dict):
         return list(x.split(sizes))
     return [dict(zip(x, parts, strict=True)) for parts in zip(*(t.split(sizes) for t in x.values()), strict=True)]

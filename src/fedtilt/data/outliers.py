@@ -39,7 +39,7 @@ class Outliers:
             mislabelled data is in practice)
         flip_to: for flips: 'client' (another class of the client), 'any' (another class of the data set; both are
             drawn with equal probability), 'nearest' (the class with the nearest mean of the training samples) or
-            'pairs'; left out: 'pairs' if these are given, else 'client'
+            'pairs'; default: 'pairs' if these are given, else 'client'
         pairs: class → the class that it flips to, by name; classes without a pair do not flip
 
     >>> Outliers(kind="gaussian").strength
@@ -80,7 +80,7 @@ class Outliers:
             raise InputError(f"outlier_strength = {self.strength} is not a standard deviation; choose a number ≥ 0")
 
     def _check_flips(self) -> None:
-        """Check `flip_to` and `pairs`, and set what is left out."""
+        """Check `flip_to` and `pairs`, and set their defaults."""
         pairs = None if self.pairs is None else _check_pairs(self.pairs)
         object.__setattr__(self, "pairs", pairs)
         if self.kind != "flips":
@@ -97,9 +97,7 @@ class Outliers:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The settings for the record of a run; those that earlier versions did not have are left out if they are not
-        used.
-        """
+        """The settings for the record of a run, without unused ones that earlier versions did not have."""
         new_defaults = {"redraw": "round", "flip_to": "client" if self.kind == "flips" else None, "pairs": None}
         return {key: value for key, value in asdict(self).items() if value != new_defaults.get(key, ...)}
 
@@ -118,7 +116,7 @@ def _check_pairs(pairs: Any) -> dict[str, str]:
 
 
 def resolve_outliers(outliers: str | Outliers, **settings: Any) -> Outliers:
-    """The outliers from a name and settings, or from an `Outliers`; settings beside an `Outliers` are refused."""
+    """The outliers from a name and settings, or from an `Outliers`; settings beside an `Outliers` raise InputError."""
     if isinstance(outliers, str):
         return Outliers(kind=outliers, **settings)
     if not isinstance(outliers, Outliers):
@@ -134,7 +132,7 @@ def resolve_outliers(outliers: str | Outliers, **settings: Any) -> Outliers:
 
 
 def check_outliers(outliers: Outliers, dataset: Dataset) -> None:
-    """Refuse outliers that these samples cannot have."""
+    """Raise InputError about outliers that these samples cannot have."""
     if outliers.kind == "corruptions" and not dataset.image:
         raise InputError(f"outliers = 'corruptions' needs images, and {dataset.name!r} has none; use gaussian or flips")
     if outliers.kind == "flips" and dataset.target is not None:
@@ -220,7 +218,7 @@ def apply(
     if outliers.kind == "flips":
         flipped = _flip(y[rows], rank, flip_classes, key("flips")) if flip_map is None else flip_map[y[rows]]
         return x, _replace(y, rows, is_outlier, flipped)
-    assert isinstance(x, Tensor)  # Federation.build refuses noise on anything else
+    assert isinstance(x, Tensor)  # Federation.build allows noise on nothing else
     clean, strength = x[rows], float(outliers.strength or 0.0)
     if outliers.kind == "gaussian":
         changed = clean + seeds.normal(key("noise"), clean.shape, x.device, rank) * strength

@@ -22,7 +22,7 @@ _ATTEMPTS = 100
 
 
 class TooManyClients(InputError):
-    """There are not enough samples for so many clients."""
+    """There are not enough samples for this number of clients."""
 
 
 class Partition(NamedTuple):
@@ -151,7 +151,7 @@ def _split_classes(y: Tensor, labels: np.ndarray, ends: np.ndarray, rng: np.rand
 
 
 def _indices_by_owner(owner: Tensor, clients: int) -> list[Tensor]:
-    """Each client's sample indices; samples of an owner beyond the last client are left out."""
+    """Each client's sample indices; samples of an owner beyond the last client are in none."""
     order = torch.argsort(owner, stable=True)
     counts = torch.bincount(owner, minlength=clients)[:clients]
     return list(order[: int(counts.sum())].split(counts.tolist()))

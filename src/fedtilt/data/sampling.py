@@ -69,7 +69,7 @@ def quarters(values: np.ndarray, client: np.ndarray) -> np.ndarray:
 
 
 def check_test_share(share: float | None, seed: int, *, given: bool) -> float:
-    """The share of test data, 0.25 if it is left out; it is refused if all test data is given."""
+    """The share of test data, by default 0.25; raise InputError if it is set although all test data is given."""
     checks.whole(seed, "seed")
     if share is None:
         return DEFAULT_TEST_SHARE

@@ -16,7 +16,7 @@ RANGE = "range"  # the name of the groups that are the ranges of the target
 
 
 def check_task(task: object) -> None:
-    """Refuse an unknown task."""
+    """Raise InputError if a task is unknown."""
     if task not in TASKS:
         raise InputError(f"task = {task!r} is unknown; choose {' or '.join(TASKS)}")
 

@@ -188,7 +188,7 @@ class FedTiltStrategy(Strategy):
         return encode_model(self._parts, self._server), MetricRecord({**metrics, "change": change.length})
 
     def _record_screening(self, round: int, updated: ServerUpdate) -> None:
-        """Name the sites whose updates were refused or bounded because they stand out."""
+        """Name the sites whose updates were rejected or bounded because they stand out."""
         for site, reason in sorted({**updated.bounded, **updated.rejected}.items()):
             _log.warning("round %d: site %d %s", round, site, reason)
             self.membership.reject(f"site {site}", reason.partition(" (")[0])
@@ -209,8 +209,7 @@ class FedTiltStrategy(Strategy):
             suspects = {str(n): int(u.declared["suspects"]) for n, u in accepted.items() if "suspects" in u.declared}
             if suspects:  # declared by sites that may
                 entry["suspects"] = suspects
-            self.run_folder.record_participation(round, entry)
-            self.run_folder.record_rejections(self.membership.rejections())
+            self.run_folder.record_rejections(self.membership.rejections(), {round: entry})
         required = self.policy.required_models(len(self._selected))
         if len(accepted) < required:
             models = "1 valid model" if len(accepted) == 1 else f"{len(accepted)} valid models"

@@ -14,8 +14,8 @@ import torch
 
 from fedtilt.data import Dataset, Federation, data_folder, download, load, names, verify
 from fedtilt.data.published import catalog
+from fedtilt.data.published.cifar10 import read_cifar10
 from fedtilt.data.published.entry import Entry
-from fedtilt.data.published.images import read_cifar10
 from fedtilt.data.published.toy import SETUPS
 from fedtilt.errors import InputError
 

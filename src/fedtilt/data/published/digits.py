@@ -29,3 +29,8 @@ def read_digits(entry: Entry, folder: Path, seed: int) -> Dataset:
         classes=entry.classes,
         image=True,
     )
+
+
+DIGITS = Entry(
+    name="digits", description="handwritten digits, 8 × 8", reader=read_digits, train=1198, test=599, classes=10
+)

@@ -51,7 +51,7 @@ def download(
 
     Args:
         name: a data set of the catalogue
-        folder: the data folder; left out: FEDTILT_DATA, else ~/.cache/fedtilt
+        folder: the data folder; default: FEDTILT_DATA, else ~/.cache/fedtilt
         force: download intact files again
         progress: called with a file's name, the bytes downloaded and the bytes in total
         files: what to download instead of the published files, such as from your own mirror

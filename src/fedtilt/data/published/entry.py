@@ -1,12 +1,17 @@
-"""One entry of the catalogue: a data set's files, where they are published and where they are on this machine."""
+"""One entry of the catalogue: a data set's files, where they are published, and reading them on this machine."""
 
+import gzip
 import os
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from torch import Tensor
+
 from fedtilt.data.dataset import Dataset
+from fedtilt.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,3 +80,61 @@ def find_archive(entry: Entry, folder: Path) -> Path | None:
     if len(entry.files) != 1:
         return None
     return find_file(entry, Path(entry.files[0].path).name, folder)
+
+
+def damaged(path: Path, problem: str, name: str) -> InputError:
+    """The error about a file whose content is wrong."""
+    return InputError(f"{path} is damaged: {problem}; download it again with `fedtilt data download {name} --force`")
+
+
+def unreadable(path: Path, error: OSError) -> InputError:
+    """The error about a file that cannot be opened."""
+    return InputError(f"{path} cannot be read: {error.strerror or error}; check its permissions")
+
+
+def require_file(entry: Entry, file: str, folder: Path) -> Path:
+    """The path of one of a data set's files; raise InputError, with how to get it, if it does not exist."""
+    path = find_file(entry, file, folder)
+    if path is None:
+        expected = folder if "." in entry.folders else folder / entry.folders[0]
+        raise InputError(
+            f"data set {entry.name!r} is not downloaded: {expected} has no {file}; "
+            f"run `fedtilt data download {entry.name}`, or set FEDTILT_DATA to the folder that contains it"
+        )
+    return path
+
+
+def read_content(path: Path, limit: int, name: str) -> bytes:
+    """The content of a file, decompressed if it is a .gz; one that is larger than published is not read further."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            blob = file.read(limit + 1)
+    except EOFError as error:
+        raise damaged(path, f"the gzip stream ends early, after {path.stat().st_size} bytes", name) from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise damaged(path, f"the gzip stream is not valid ({error})", name) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if len(blob) > limit:
+        raise damaged(path, f"its content has more than {limit} bytes", name)
+    return blob
+
+
+def check_labels(path: Path, labels: Tensor, entry: Entry) -> None:
+    """Raise InputError about a file with a label that is no class."""
+    if len(labels) and int(labels.max()) >= entry.classes:
+        raise damaged(path, f"it has the label {int(labels.max())}, beyond {entry.classes - 1}", entry.name)
+
+
+def image_dataset(entry: Entry, x_train: Tensor, y_train: Tensor, x_test: Tensor, y_test: Tensor) -> Dataset:
+    """The data set of images and their labels."""
+    return Dataset(
+        name=entry.name,
+        x_train=x_train,
+        y_train=y_train.long(),
+        x_test=x_test,
+        y_test=y_test.long(),
+        classes=entry.classes,
+        class_names=entry.class_names,
+        image=True,
+    )

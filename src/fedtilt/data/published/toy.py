@@ -106,3 +106,11 @@ def _add_noise(setup: Setup, x: np.ndarray, y: np.ndarray, client: np.ndarray, r
         first = np.flatnonzero((client == number) & (y == 0))
         noisy = rng.choice(first, round(setup.noisy_share * len(first)), replace=False)
         x[noisy] += rng.normal(0.0, setup.noise, (len(noisy), x.shape[1]))
+
+
+TOYS = tuple(
+    Entry(name=name, description=f"toy: {description}", reader=read_toy, train=400, test=80, classes=2)
+    for name, description in (
+        ("toy-1", "two Gaussian classes"), ("toy-2", "classes 3 to 1"), ("toy-3", "3 to 1 with outliers"),
+    )
+)  # fmt: skip

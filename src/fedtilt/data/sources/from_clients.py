@@ -208,7 +208,7 @@ def _pick(names: Sequence[str], positions: Tensor) -> list[str]:
 
 
 def _check_tasks(values: Mapping[str, Any], task: str | None) -> None:
-    """Refuse a task that differs from that of a client's `Dataset`."""
+    """Raise InputError if a task differs from that of a client's `Dataset`."""
     for client, value in values.items():
         if task is not None and isinstance(value, Dataset) and value.task != task:
             raise InputError(

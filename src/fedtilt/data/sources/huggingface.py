@@ -45,13 +45,13 @@ def from_huggingface(
 
     Args:
         data: a `datasets.Dataset`, or a `datasets.DatasetDict` with the splits train and, optionally, test
-        target: the column of the labels; left out: the only ClassLabel column, 'label' or 'labels'
-        inputs: the columns of the model's inputs; left out: all others
-        client: the column that names the client of each row; left out: the data has no clients of its own
+        target: the column of the labels; default: the only ClassLabel column, 'label' or 'labels'
+        inputs: the columns of the model's inputs; default: all others
+        client: the column that names the client of each row; default: the data has no clients of its own
         name: the name of the data set
-        class_names: all classes in order; left out: those of the ClassLabel column, else the labels that occur
+        class_names: all classes in order; default: those of the ClassLabel column, else the labels that occur
         task: "classification", or "regression" if the labels are numbers to predict
-        test_share: the share of the samples that is test data, with the classes in proportion; left out: 0.25
+        test_share: the share of the samples that is test data, with the classes in proportion; default: 0.25
         seed: the seed that draws the test data
     """
     check_task(task)

@@ -37,8 +37,8 @@ def decode_images(paths: Sequence[Path], size: tuple[int, int] | None, channels:
 
     Args:
         paths: the images, in this order
-        size: height and width to resize to; left out: all images must have the same
-        channels: 1 (grey), 3 (colour) or 4 (with transparency) to convert to; left out: all images must have the same
+        size: height and width to resize to; default: all images must have the same
+        channels: 1 (grey), 3 (colour) or 4 (with transparency) to convert to; default: all images must have the same
         folder: where the file is
     """
     file = folder / f"{_key(paths, size, channels)}.npy"

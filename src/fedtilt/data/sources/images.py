@@ -39,12 +39,12 @@ def images(
 
     Args:
         source: the folder, or the manifest
-        size: height and width to resize all images to, or one number for both; left out: they all have the same
-        channels: 1 (grey), 3 (colour) or 4 (with transparency) to convert to; left out: they all have the same
+        size: height and width to resize all images to, or one number for both; default: they all have the same
+        channels: 1 (grey), 3 (colour) or 4 (with transparency) to convert to; default: they all have the same
         test_share: the share of each client's images that is test data, with the classes in proportion, if the source
-            has no test images; left out: 0.25
+            has no test images; default: 0.25
         seed: the seed that draws the test data
-        cache: the folder of decoded images; left out: `images` in the data folder (FEDTILT_DATA, else
+        cache: the folder of decoded images; default: `images` in the data folder (FEDTILT_DATA, else
             ~/.cache/fedtilt); it may be deleted at any time
     """
     target_size = None if size is None else _check_size(size)
@@ -200,7 +200,7 @@ def _list_folder(root: Path) -> list[ImageFile]:
 
 
 def _walk(root: Path, folder: Path) -> list[Path]:
-    """All files below a folder except hidden ones; a file that is no image is refused."""
+    """All files below a folder except hidden ones; raise InputError about a file that is no image."""
     found: list[Path] = []
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)

@@ -52,8 +52,8 @@ def leaf(
     Args:
         folder: the folder with the folders train and test, such as LEAF's data/femnist/data
         shape: the shape of one sample, if x are numbers; (channels, height, width) is an image of numbers from 0 to 1
-        words: the number of words of a tweet; left out: 25
-        vocabulary: the number of different tokens of tweets; left out: 10,000
+        words: the number of words of a tweet; default: 25
+        vocabulary: the number of different tokens of tweets; default: 10,000
         name: the name of the data set
     """
     root = local_path(folder, "LEAF data")

@@ -26,7 +26,7 @@ class LabelledSamples:
     y: Sequence[str] | Tensor  # the name of each sample's class or, with regression, its number, float32
     class_names: tuple[str, ...] | None = None  # all classes in order, if the source declares them
     image: bool = False
-    row_names: Sequence[str] | None = None  # where each sample comes from; left out: its number
+    row_names: Sequence[str] | None = None  # where each sample comes from; default: its number
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by column, the name of each sample's group
     weights: Tensor | None = None
 
@@ -177,8 +177,8 @@ def make_dataset(
     Args:
         clients: the samples of each client
         name: the name of the data set
-        class_names: all classes in order; left out: those declared by the samples, else the labels that occur
-        test_share: the share of the samples that is test data, with the classes in proportion; left out: 0.25
+        class_names: all classes in order; default: those declared by the samples, else the labels that occur
+        test_share: the share of the samples that is test data, with the classes in proportion; default: 0.25
         seed: the seed that draws the test data
         keep_clients: whether the data set has these clients, or none of its own
     """
@@ -237,7 +237,7 @@ def _to_numbers(parts: Iterable[Sequence[str]], names: Sequence[str]) -> Tensor:
 
 
 def _check_format(parts: Sequence[LabelledSamples]) -> None:
-    """Refuse samples that differ in shape, dtype or kind from those of the first client."""
+    """Raise InputError if samples differ in shape, dtype or kind from those of the first client."""
 
     def format_of(part: LabelledSamples) -> str:
         tensors = named_tensors(part.x, "x").items()

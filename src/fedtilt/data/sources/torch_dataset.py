@@ -34,12 +34,12 @@ def from_torch(
 
     Args:
         train: the training samples
-        test: the test samples; left out: a share of the training samples
-        name: the name of the data set; left out: that of the class of `train`
-        target: the key of the label, if samples are dictionaries; left out: 'label' or 'labels'
-        class_names: all classes in order; left out: `train.classes`, else the labels that occur
+        test: the test samples; default: a share of the training samples
+        name: the name of the data set; default: that of the class of `train`
+        target: the key of the label, if samples are dictionaries; default: 'label' or 'labels'
+        class_names: all classes in order; default: `train.classes`, else the labels that occur
         task: "classification", or "regression" if the labels are numbers to predict
-        test_share: the share of the samples that is test data, with the classes in proportion; left out: 0.25
+        test_share: the share of the samples that is test data, with the classes in proportion; default: 0.25
         seed: the seed that draws the test data
 
     >>> import torch

@@ -31,7 +31,7 @@ def describe_columns(reader: TableReader, schema: Schema) -> list[ColumnDescript
 
 def _describe(reader: TableReader, column: Column) -> ColumnDescription:
     if not column.is_feature:
-        text = {"identifier": "left out: names the row", "ignore": "left out"}[column.kind]
+        text = {"identifier": "dropped: names the row", "ignore": "dropped"}[column.kind]
         return ColumnDescription(column.name, column.kind, "", text, 0)
     cells = read_values(reader, column.name, column.kind, column.format)
     missing = cells.codes < 0 if cells.codes is not None else np.isnan(cells.values)  # type: ignore[arg-type]
@@ -70,22 +70,14 @@ def _percent(share: float) -> str:
 
 _SAMPLE = 200  # rows to look at before a column is looked at as a whole
 _FEW_VALUES = 50
-_LEAST_ROWS = 20  # with fewer rows, a feature predicts the label by chance
+_MIN_ROWS = 20  # with fewer rows, a feature predicts the label by chance
 _IDENTIFIER = re.compile(r"(^|[\W_])(id|key|index|uuid|nr|no|number)$|^unnamed: 0$|^$", re.IGNORECASE)
 
 
 def column_warnings(
     column: Column, cells: ColumnValues, train: np.ndarray, labels: np.ndarray, target: str | None
 ) -> list[str]:  # fmt: skip
-    """One sentence per problem with a feature.
-
-    Args:
-        column: the feature
-        cells: its cells
-        train: the positions of the training rows
-        labels: the class of each row
-        target: the column of the labels
-    """
+    """One sentence per problem with a feature; `train` are the positions of the training rows."""
     return [f"column {column.name!r} {text}" for text in _problems(column, cells, train, labels, target)]
 
 
@@ -109,11 +101,11 @@ def _problems(
         yield f"alone predicts {target!r} in every row; if it is a copy of the label, drop it"
 
 
-def left_out(schema: Schema, described: Schema) -> list[str]:
-    """The columns that were left out although the user did not say so."""
+def dropped_columns(schema: Schema, described: Schema) -> list[str]:
+    """A warning about each column that is dropped although the user did not say so."""
     words = {"identifier": "looks like an identifier", "ignore": "is free text or empty"}
     return [
-        f"column {column.name!r} {words[column.kind]} and is left out; drop it, or set its kind in a schema"
+        f"column {column.name!r} {words[column.kind]} and is dropped; add it to drop, or set its kind in a schema"
         for column in schema.columns
         if not column.is_feature and described.column(column.name) is None
     ]
@@ -140,7 +132,7 @@ def _is_row_number(column: Column, cells: ColumnValues, train: np.ndarray) -> bo
     is_named = bool(_IDENTIFIER.search(column.name))
     for rows in (train[:_SAMPLE], train):
         values = cells.values[rows]
-        if len(values) < _LEAST_ROWS or not (values == np.floor(values)).all():
+        if len(values) < _MIN_ROWS or not (values == np.floor(values)).all():
             return False
     every = cells.values
     is_counted = len(every) >= 100 and every.max() - every.min() == len(every) - 1
@@ -161,7 +153,7 @@ def _predicts(column: Column, cells: ColumnValues, train: np.ndarray, labels: np
     A number as target rises or falls with the feature: where all values differ, any feature would tell them apart.
     """
     for rows in (train[:: max(1, len(train) // _SAMPLE)], train):
-        if len(rows) < _LEAST_ROWS:
+        if len(rows) < _MIN_ROWS:
             return False
         known = labels[rows]
         values = cells.codes[rows] if cells.codes is not None else cells.values[rows]  # type: ignore[index]

@@ -24,7 +24,7 @@ _MAX_INPUTS = 100  # of one category
 
 
 def merge(summaries: Sequence[SiteSummary], schema: Schema | None = None) -> Schema:
-    """One schema for all sites; sites whose columns or kinds do not fit are refused by name with what differs.
+    """One schema for all sites; raise InputError, which names the site and what differs, if one does not fit.
 
     Args:
         summaries: the sites' summaries, in an order that does not change

@@ -44,7 +44,7 @@ class Column:
         deviation: their standard deviation; 0: constant
         categories: the names of a category that have inputs of their own
         other: whether all other names have an input
-        format: how dates are written, as in Python's strptime; left out: as in 2026-01-31, with or without a time
+        format: how dates are written, as in Python's strptime; default: as in 2026-01-31, with or without a time
 
     >>> Column(name="age", kind="number", gaps=True, fill=50.0, mean=51.2, deviation=9.8).inputs
     ('age', 'age is missing')
@@ -130,7 +130,7 @@ def _applicable(kind: str) -> tuple[str, ...]:
 
 
 def as_names(values: object, what: str) -> tuple[str, ...]:
-    """Names as text; refuse what is no list of different names."""
+    """Names as text; raise InputError about anything but a list of different names."""
     if isinstance(values, str) or not isinstance(values, Sequence) or not all(isinstance(v, str | int) for v in values):
         raise InputError(f"{what} are {values!r}; give a list of names")
     names = tuple(map(str, values))
@@ -143,12 +143,12 @@ def as_names(values: object, what: str) -> tuple[str, ...]:
 class Schema:
     """What the columns of a table are; `fedtilt data schema FILE --to schema.json` writes one.
 
-    Values that are left out, here or in a `Column`, are inferred from the data.
+    Values that are None, here or in a `Column`, are inferred from the data.
 
     Args:
         columns: the columns, in the order of the model's inputs
         target: the column of the labels, or of the numbers to predict
-        task: "classification" or "regression"; left out: as the one who reads the table says, else classification
+        task: "classification" or "regression"; default: as the one who reads the table says, else classification
         classes: the labels, in the order of the model's outputs
         numbers: with regression, the scale and the ranges of the target
         client: the column of the clients
@@ -157,7 +157,7 @@ class Schema:
         split: a column with train and test in it
         split_group: a column whose rows with the same value stay on one side of the split
         split_time: a column of times; each client's newest rows are test data
-        min_count: a category needs so many rows at one client to have an input of its own
+        min_count: the number of rows at one client that gives a category an input of its own
 
     >>> Schema(columns=(Column(name="ward", kind="category", categories=("a", "b"), other=True),)).inputs
     ('ward = a', 'ward = b', 'ward = other')

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.sampling import positions_by_number
-from fedtilt.data.tables.describe import column_warnings, left_out
+from fedtilt.data.tables.describe import column_warnings, dropped_columns
 from fedtilt.data.tables.encoding import encode
 from fedtilt.data.tables.merge import merge
 from fedtilt.data.tables.reader import Source, TableReader, open_reader
@@ -34,7 +34,7 @@ def table(
     """Read a table as a data set.
 
     What each column is, is inferred: numbers, yes/no, categories, dates, free text and identifiers; the last two are
-    left out. Numbers are standardised with the training rows' mean and standard deviation, gaps become the median with
+    dropped. Numbers are standardised with the training rows' mean and standard deviation, gaps become the median with
     an indicator beside it, and categories and dates become several inputs. All of this is in the data set's `schema`,
     which `transform` applies to new rows. `schema.Column` documents the rules.
 
@@ -43,17 +43,17 @@ def table(
             like the clients, or a dictionary of files or DataFrames by client
         target: the column of the labels, numbers or text, or of the numbers to predict; required without a schema that
             names it
-        client: the column that names the client of each row; left out: the files, if there are several
+        client: the column that names the client of each row; default: the files, if there are several
         group: the column of groups, such as sex, or several; a method's `tau` then tilts over these groups instead of
             the classes
         weight: the column of the samples' weights in the training loss: a row with weight 2 counts as two rows
-        split: a column with train and test in it; left out: test data is drawn
+        split: a column with train and test in it; default: test data is drawn
         split_group: a column, such as the patient, whose rows with the same value stay on one side of the split
         split_time: a column of times: each client's newest rows are test data
         drop: columns to leave out
         schema: what the columns are, a `Schema` or the path of one; what it leaves out is inferred
-        task: "classification" or "regression" (numbers as targets); left out: the schema's, else classification
-        test_share: the share of each client's rows that is test data, with the classes in proportion; left out: 0.25
+        task: "classification" or "regression" (numbers as targets); default: the schema's, else classification
+        test_share: the share of each client's rows that is test data, with the classes in proportion; default: 0.25
         seed: the seed that draws the test data
     """
     roles = {"target": target, "client": client, "group": group, "weight": weight, "split": split,
@@ -145,7 +145,7 @@ class Table:
             schema=schema,
             row_names=reader.rows,
             warnings=(
-                *left_out(schema, self.schema),
+                *dropped_columns(schema, self.schema),
                 *(text for column in schema.columns for text in found.get(column.name, [])),
             ),
             **tensors,  # type: ignore[arg-type]
@@ -207,8 +207,8 @@ def open_table(
         roles: the columns that are no features, by what they are
         drop: columns to leave out
         schema: what the columns are
-        site: the number of the site whose rows these are; left out: the table has the rows of all clients
-        task: "classification" or "regression"; left out: the schema's, else classification
+        site: the number of the site whose rows these are; default: the table has the rows of all clients
+        task: "classification" or "regression"; default: the schema's, else classification
     """
     if isinstance(drop, str):
         raise InputError(f"drop = {drop!r} is text; give a list of columns, such as drop = [{drop!r}]")
