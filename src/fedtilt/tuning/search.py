@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from fedtilt.engine.memory import models_kept
+from fedtilt.engine.prepare import models_kept
 from fedtilt.errors import InputError
 from fedtilt.executors.devices import pick_device
 from fedtilt.files import read_json, write_json
