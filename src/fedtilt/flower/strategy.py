@@ -12,7 +12,7 @@ from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import ServerUpdate, server_update
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import check_state, initial_server, messages_of
-from fedtilt.engine.validity import invalid_updates
+from fedtilt.engine.updates import invalid_updates
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.flower.evaluation import combine_replies, decode_evaluation_reply
 from fedtilt.flower.membership import Membership, MissingSitesError, SiteKeys
