@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import fedtilt as ft
-from fedtilt.auditing.suspects_file import suspects_csv
+from fedtilt.auditing.samples import suspects_csv
 from fedtilt.data.corrections import read_corrections
 
 MLP = partial(ft.models.mlp, hidden=(32,))

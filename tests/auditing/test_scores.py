@@ -11,7 +11,7 @@ from fedtilt.auditing.scores import (
     expected_precision,
     fit_mixture,
     score_clients,
-    share_of_wrong,
+    wrong_label_share,
 )
 
 
@@ -83,6 +83,6 @@ def test_one_sample_one_class_and_equal_margins_have_finite_scores() -> None:
 
 
 def test_wilson_interval_and_expected_precision() -> None:
-    found = share_of_wrong(torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
+    found = wrong_label_share(torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
     assert (found.share, found.low, found.high) == pytest.approx((0.1, 0.0179, 0.4042), abs=1e-4)  # 1 of 10
     assert expected_precision(torch.tensor([0.5, 1.0, 0.0])).tolist() == [1.0, 0.75, 0.5]

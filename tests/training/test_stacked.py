@@ -16,8 +16,8 @@ from fedtilt.optimizers import SGD, Adam, AdamW, Optimizer
 from fedtilt.parts import buffers_to_vector, changing_buffers
 from fedtilt.training import BACKENDS, LocalJob, Trained, make_batches, native, stacked
 from fedtilt.training.stacked import stack
-from fedtilt.training.stacked.graph_passes import lift_constants, simplify
-from fedtilt.training.stacked.parameter_rows import ParameterRows
+from fedtilt.training.stacked.compilation import lift_constants, simplify
+from fedtilt.training.stacked.layers import ParameterRows
 from fedtilt.training.stacked.vmap_step import VmapStep
 from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
 

@@ -38,7 +38,7 @@ _MOST_SAMPLES = 1000  # of a client that are looked at
 _MAD = 1.4826  # of a normal distribution: its standard deviation / its median absolute deviation
 
 
-class ClientScore(NamedTuple):
+class AuditedClient(NamedTuple):
     """What the audit knows about a client; shares are of its training labels."""
 
     client: str
@@ -57,11 +57,11 @@ class ClientAudit:
     """Every client with its scores, the worst first, and the distances of their updates by round."""
 
     method: str
-    clients: tuple[ClientScore, ...]
+    clients: tuple[AuditedClient, ...]
     distances: Tensor  # (rounds, clients) of updates from the others, by number of the client; NaN: did not take part
     client_names: tuple[str, ...]
 
-    def __getitem__(self, client: int | str) -> ClientScore:
+    def __getitem__(self, client: int | str) -> AuditedClient:
         name = self.client_names[client_number(client, self.client_names)]
         return next(row for row in self.clients if row.client == name)
 
@@ -94,9 +94,9 @@ class ClientAudit:
             import pandas
         except ImportError:
             raise InputError('to_pandas() needs pandas; pip install "fedtilt[report]"') from None
-        return pandas.DataFrame(self.clients, columns=ClientScore._fields)
+        return pandas.DataFrame(self.clients, columns=AuditedClient._fields)
 
-    def _sentence(self, row: ClientScore) -> str:
+    def _sentence(self, row: AuditedClient) -> str:
         def median(key: str) -> float:
             return float(torch.tensor([getattr(other, key) for other in self.clients]).nanmedian())
 
@@ -134,7 +134,7 @@ def audit_clients(
     is_unknown, _ = standing_out(unknown, sizes)
     distance = distances.nanmedian(0).values if len(distances) else torch.full((federation.clients,), torch.nan)
     rows = [
-        ClientScore(
+        AuditedClient(
             client=name,
             verdict="bad" if is_bad[n] else "different" if is_unknown[n] else "ordinary",
             score=float(score[n]),

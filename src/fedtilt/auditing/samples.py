@@ -1,6 +1,6 @@
 """The audit of samples: suspects, worst first, and estimated shares of wrong labels per client and class."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,8 +13,9 @@ from fedtilt.auditing.scores import (
     Share,
     expected_precision,
     score_clients,
-    share_of_wrong,
+    wrong_label_share,
 )
+from fedtilt.csv_text import csv_text
 from fedtilt.data import Federation
 from fedtilt.data.naming import client_number
 from fedtilt.engine.client_states import ClientStates
@@ -133,7 +134,7 @@ class Audit:
                 scores = self.score[mine if label is None else mine & (self.label == label)]
                 name = "" if label is None else self.class_names[label]
                 count = int((scores >= 0.5).sum())
-                rows.append(WrongLabels(self.client_names[client], name, len(scores), count, share_of_wrong(scores)))
+                rows.append(WrongLabels(self.client_names[client], name, len(scores), count, wrong_label_share(scores)))
         return sorted(rows, key=lambda row: -row.wrong.share)
 
     def confusion(self, client: int | str | None = None, cut: float = 0.5) -> Tensor:
@@ -241,3 +242,9 @@ def build_audit(
         never_selected=never_selected,
         row_names=row_names,
     )
+
+
+def suspects_csv(suspects: Iterable[Suspect]) -> str:
+    """One line per suspect, with the columns of `Suspect`; `fedtilt.data.corrections` reads it."""
+    rows = ([round(value, 6) if isinstance(value, float) else value for value in suspect] for suspect in suspects)
+    return csv_text([Suspect._fields, *rows])

@@ -136,10 +136,10 @@ class Share(NamedTuple):
     high: float
 
 
-def share_of_wrong(scores: Tensor) -> Share:
+def wrong_label_share(scores: Tensor) -> Share:
     """The mean score, with Wilson's interval of so many samples; it does not cover errors of the mixture itself.
 
-    >>> share_of_wrong(torch.full((100,), 0.5)).share
+    >>> wrong_label_share(torch.full((100,), 0.5)).share
     0.5
     """
     n, p, z = len(scores), float(scores.mean()), 1.959964

@@ -10,8 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedtilt.auditing.samples import Audit, Suspect, WrongLabels
-from fedtilt.auditing.suspects_file import suspects_csv
+from fedtilt.auditing.samples import Audit, Suspect, WrongLabels, suspects_csv
 from fedtilt.cli.console import Console, echo, print_lines, text_table
 from fedtilt.cli.options import AsJson, Quiet, Verbose
 from fedtilt.cli.run import new_folder, print_run, train_and_print, write_report

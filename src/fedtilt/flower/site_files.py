@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedtilt.auditing import collect as audit
-from fedtilt.auditing.samples import audit_samples
-from fedtilt.auditing.suspects_file import suspects_csv
+from fedtilt.auditing.samples import audit_samples, suspects_csv
 from fedtilt.data import Federation
 from fedtilt.data.groups import in_words
 from fedtilt.engine.client_states import ClientStates

@@ -27,8 +27,7 @@ from fedtilt.parts import buffers_to_vector
 from fedtilt.training.local_job import Batches, LocalJob, Trained
 from fedtilt.training.stacked.batch_norm import BATCH_NORMS
 from fedtilt.training.stacked.buffers import Recipe
-from fedtilt.training.stacked.layers import stackable_copy
-from fedtilt.training.stacked.parameter_rows import ParameterRows
+from fedtilt.training.stacked.layers import ParameterRows, stackable_copy
 from fedtilt.training.stacked.stack import Stack, StackSizes
 from fedtilt.training.stacked.vmap_step import StackedGradient
 

@@ -15,8 +15,8 @@ from fedtilt.training.local_job import Batches, LocalJob, Trained
 from fedtilt.training.precision import fp32_deterministic
 from fedtilt.training.sequential import SequentialNet
 from fedtilt.training.stacked.buffers import Buffers, Recipe, SpecialSteps
+from fedtilt.training.stacked.layers import ParameterRows
 from fedtilt.training.stacked.optimizers import state_rows
-from fedtilt.training.stacked.parameter_rows import ParameterRows
 from fedtilt.training.stacked.vmap_step import VmapStep
 
 _SIZE_MULTIPLE = 256  # sizes are rounded up to a multiple of this, so that few shapes are compiled

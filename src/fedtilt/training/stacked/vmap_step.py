@@ -15,9 +15,8 @@ from fedtilt.training.precision import autocast
 from fedtilt.training.stacked.batch_norm import Constants, PaddedBatchNorms
 from fedtilt.training.stacked.buffers import Buffers, Recipe
 from fedtilt.training.stacked.compilation import compile_function
-from fedtilt.training.stacked.layers import stackable_copy
+from fedtilt.training.stacked.layers import ParameterRows, stackable_copy
 from fedtilt.training.stacked.optimizers import optimizer_step
-from fedtilt.training.stacked.parameter_rows import ParameterRows
 
 _OF_BATCH_NORMS = "."  # begins the names of their constants, and no name in a model
 
