@@ -1,4 +1,4 @@
-"""The clients of one round: their jobs, the trained models, and what they keep."""
+"""The clients of one round: their jobs, the trained models, and their next states."""
 
 from collections.abc import Mapping
 
@@ -13,11 +13,11 @@ from fedtilt.executors.in_process import Executor
 from fedtilt.parts import Tensors
 from fedtilt.training import LocalJob, Trained, distinct_jobs
 
-KeptTensors = dict[str, dict[int, dict[str, Tensor]]]  # method → client → what it keeps
+KeptTensors = dict[str, dict[int, dict[str, Tensor]]]  # method → client → its next state
 
 
 def merge_equal(server: Mapping[str, Tensors]) -> dict[str, Tensors]:
-    """What the servers keep, equal tensors as the same object, so that `distinct_jobs` finds their identical jobs."""
+    """The server states, equal tensors as the same object, so that `distinct_jobs` finds their identical jobs."""
     distinct: list[Tensor] = []
 
     def merge(tensor: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def train_clients(
     client_states: ClientStates,
     collector: Collector | None,
 ) -> tuple[dict[str, dict[int, ClientUpdate]], KeptTensors, KeptTensors]:
-    """Updates, what clients keep, and what the audit collects; jobs that several methods have in common train once."""
+    """Updates, next client states, and what the audit collects; jobs that several methods share train once."""
     jobs, positions = {}, {}  # by client: its distinct jobs, and for every planned job its position among them
     for client, by_method in plans.items():
         jobs[client], positions[client] = distinct_jobs([job for p in by_method.values() for job in p.values()])
@@ -99,7 +99,7 @@ def _collect(
 
 
 def store_kept(state: FederationState, kept: KeptTensors, audited: KeptTensors) -> None:
-    """Store what clients keep after a round."""
+    """Store the states of clients after a round."""
     for name, by_client in kept.items():
         for client, tensors in sorted(by_client.items()):
             # copies: a trained model may be a view into a stack of all models, which would stay in memory
