@@ -171,10 +171,11 @@ def show_(
             return
         folder = [] if data_dir is None else [f"data.folder={data_dir}"]
         loaded = load(source, overrides=[*(settings or []), *folder])
+        dataset = None
         if loaded.data.file:
-            show_table(console, table_of(loaded), test_share=loaded.data.test_share, seed=loaded.seed)
+            dataset = show_table(console, table_of(loaded), test_share=loaded.data.test_share, seed=loaded.seed)
             console.print()
-        federation = federation_of(loaded, loaded.seed)
+        federation = federation_of(loaded, loaded.seed, dataset)
         console.print(ClassCountChart(federation))
         print_warnings(console, federation.warnings)
 
