@@ -44,7 +44,7 @@ class Experiment:
     name: str
     title: str
     source: str  # the table or figure of the paper; empty if it is not in the paper
-    kind: str  # the module that runs and reports it, a key of `EXPERIMENT_KINDS`
+    kind: str  # the module of `reproduction.experiments` that runs and reports it
     reference: str = ""  # another experiment of the same kind, to compare with
     about: str = ""  # a paragraph for the page, Markdown
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from fedtilt.locks import locked
 from fedtilt.storage.provenance import environment
 from reproduction.chapter import Chapter
 from reproduction.experiment import NAMES, Case, Experiment, OnProgress, Options, Results, load
-from reproduction.kinds import kind_of
+from reproduction.experiments import kind_of
 from reproduction.results import CaseResult, ResultsFolder, stale_reason
 
 

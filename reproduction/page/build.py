@@ -10,13 +10,13 @@ from typing import Any
 
 from fedtilt.version import __version__
 from reproduction.chapter import CaptionedFigure, Chapter, FoldedText, Holds, Part, Table, Text, Verdict
-from reproduction.comparison.dataset_comparison import DatasetComparison
 from reproduction.experiment import NAMES, Experiment
+from reproduction.experiments.paired import DatasetComparison
+from reproduction.experiments.tuned import compare_cells
 from reproduction.page.impossible import impossible_table
 from reproduction.page.opening import opening
 from reproduction.results import CaseResult, ResultsFolder
 from reproduction.runner import chapter_of, load_results, quick_only
-from reproduction.tuned.rows import compare_cells
 
 _AXIS = {"gridcolor": "#eceef1", "linecolor": "#e2e5e9", "zerolinecolor": "#e2e5e9", "automargin": True}
 # the page's light theme; the background is opaque, because a repository may be shown on black

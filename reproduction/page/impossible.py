@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from reproduction.chapter import Table
-from reproduction.comparison.dataset_comparison import PAPER_METRICS, row_titles
 from reproduction.experiment import Experiment
+from reproduction.experiments.paired import PAPER_METRICS, row_titles
 
 DATA = ("mnist", "fashion-mnist")  # clients have two classes of nearly equal size in the test data
 _ACCURACY, _SPREAD = (

@@ -11,10 +11,9 @@ from fedtilt.report.summary import join_words
 from fedtilt.report.tables import format_interval
 from reproduction import plots
 from reproduction.chapter import CaptionedFigure, Part, Table, Text
-from reproduction.comparison.dataset_comparison import COMPARED_METRICS, DatasetComparison
-from reproduction.comparison.experiment import difference_cell
-from reproduction.tuned.rows import METHOD_TITLES, NOISY
-from reproduction.tuned.scores import Score, count_tests, score_all
+from reproduction.experiments.comparison import difference_cell
+from reproduction.experiments.paired import COMPARED_METRICS, DatasetComparison
+from reproduction.experiments.tuned import METHOD_TITLES, NOISY, Score, count_tests, score_all
 
 Shown = Mapping[tuple[str, str, str, str], Score]  # by condition, data set, rival and metric
 

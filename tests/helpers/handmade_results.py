@@ -5,7 +5,7 @@ from typing import Any
 
 from reproduction import Options, load
 from reproduction.results import CaseResult, ResultsFolder, round_floats
-from reproduction.train_grid import Setting, ditto, fedavg, fedtilt
+from reproduction.training import Setting, ditto, fedavg, fedtilt
 
 KEYS = ("accuracy", "client_fairness", "client_data_fairness_mean", "client_data_fairness_std")
 
@@ -52,7 +52,7 @@ def comparison_result(
 
 def write_tuned_results(folder: ResultsFolder, seeds: int, *, quick: bool = False) -> None:
     """Results of every case of the tuned comparison, with random metrics; methods differ by up to two points."""
-    from reproduction.tuned.experiment import cases
+    from reproduction.experiments.tuned import cases
 
     experiment = load("tuned").quick_version() if quick else load("tuned")
     for case in cases(experiment, Options(seeds=seeds, quick=quick)):

@@ -6,7 +6,7 @@ import pytest
 import fedtilt as ft
 from reproduction import NAMES, Options, load
 from reproduction.experiment import parse
-from reproduction.kinds import kind_of
+from reproduction.experiments import kind_of
 
 COMPARISONS = ("clean", "corruptions", "gaussian", "flips")
 DATA = ("mnist", "fashion-mnist", "cifar10")

@@ -9,7 +9,7 @@ from fedtilt.methods import Method, ditto, fedtilt
 from fedtilt.models import mlp
 from reproduction import Options
 from reproduction import load as load_experiment
-from reproduction.propositions import cases, chapter, compare, measure, train_by_hand
+from reproduction.experiments.propositions import cases, chapter, compare, measure, train_by_hand
 
 EXPERIMENT = load_experiment("propositions").quick_version()
 

@@ -8,7 +8,7 @@ import pytest
 
 import fedtilt as ft
 from reproduction import Case, Options, reproduce
-from reproduction.comparison import experiment
+from reproduction.experiments import comparison as experiment
 from reproduction.results import RESULTS, ResultsFolder
 from reproduction.runner import case_statuses, damaged_results
 from tests.helpers.handmade_results import comparison_result, metrics

@@ -11,8 +11,7 @@ from fedtilt.attacks.screening import screen
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import slot_of, with_slot
-from fedtilt.engine.update_distances import add_distances
-from fedtilt.engine.validity import invalid_reason, invalid_updates
+from fedtilt.engine.updates import add_distances, invalid_reason, invalid_updates
 from fedtilt.errors import Diverged, InputError
 from fedtilt.executors.sharded_models import stack_models
 from fedtilt.math.aggregate import tilted

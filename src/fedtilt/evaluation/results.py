@@ -17,7 +17,7 @@ from fedtilt.data.naming import client_number
 from fedtilt.data.targets import NumericTarget
 from fedtilt.engine.client import build_client_model
 from fedtilt.engine.client_states import ClientStates
-from fedtilt.engine.update_distances import distances_by_round
+from fedtilt.engine.updates import distances_by_round
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.metrics import ACCURACY, SCORES, GroupCounts, GroupMetrics, Metrics, scores_of

@@ -38,7 +38,7 @@ def site_summary(spec: Spec, source: Source, number: int, *, shared: bool) -> Si
 
 
 def _check_few_values(summary: SiteSummary, min_count: int) -> None:
-    """Refuse to send the mean of so few values that it reveals them."""
+    """Raise SchemaMismatch for a mean over too few values, which would reveal them."""
     for column in (*summary.columns, *([] if summary.numbers is None else [summary.numbers])):
         if column.mean is not None and column.rows < min_count:
             text = (

@@ -6,7 +6,7 @@ arXiv 2007.01162.
 
 This is the reference. For speed, the formula is repeated in `math/small_batch.py` (mini-batches in plain floats),
 `training/native/c/tilt.h` (C) and `training/stacked/linear_kernels.py` (Triton), and, as an independent check, in
-`reproduction/convergence/problem.py`. Tests compare them all.
+`reproduction/experiments/convergence_rates.py`. Tests compare them all.
 """
 
 import math

@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
-from fedtilt.report.tables import format_mean_std
+from fedtilt.report.tables import format_difference, format_mean_std
 from fedtilt.version import __version__
 
 
@@ -30,7 +30,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"text": text, "mean_std": format_mean_std}
+    environment.filters |= {"text": text, "mean_std": format_mean_std, "difference": format_difference}
     return environment
 
 

@@ -36,7 +36,7 @@ class Figures:
 
 def plot(result: Result) -> Figures:
     """The curves, clients and classes of a result, as in its report."""
-    run = _as_run(result)
+    run = as_run(result)
     sections = [
         html.figure(
             figure.name, title=figure.title, note=figure.note, data=figure.data, layout=figure.layout,
@@ -51,7 +51,8 @@ def plot(result: Result) -> Figures:
     )
 
 
-def _as_run(result: Result) -> Run:
+def as_run(result: Result) -> Run:
+    """A result as a run of one seed without a folder."""
     first = next(iter(result.values()))
     never = torch.zeros(len(first.total), dtype=torch.bool)
     names = first.group_names.get(first.group) or tuple(map(str, range(first.total.shape[1])))

@@ -4,10 +4,10 @@ import pytest
 
 from reproduction import load
 from reproduction.chapter import Verdict
-from reproduction.comparison.claims import verdicts
-from reproduction.comparison.dataset_comparison import TITLES, compare_datasets
 from reproduction.experiment import Claim
-from reproduction.train_grid import ditto, fedavg, fedtilt
+from reproduction.experiments.comparison_claims import verdicts
+from reproduction.experiments.paired import TITLES, compare_datasets
+from reproduction.training import ditto, fedavg, fedtilt
 from tests.helpers.handmade_results import case_result, comparison_result, metrics, part
 
 DATA = ("mnist", "fashion-mnist", "cifar10")

@@ -5,12 +5,12 @@ from collections import Counter
 import pytest
 
 from reproduction import load
-from reproduction.comparison.dataset_comparison import (
+from reproduction.experiments.paired import (
     COMPARED_METRICS,
     compare_datasets,
     compare_paired,
 )
-from reproduction.train_grid import ditto, fedavg, fedtilt
+from reproduction.training import ditto, fedavg, fedtilt
 from tests.helpers.handmade_results import case_result, comparison_result, metrics, part
 
 ACCURACY, CLIENT = COMPARED_METRICS[:2]

@@ -10,17 +10,18 @@ from fedtilt.math.losses import cross_entropy
 from fedtilt.math.tilt import nested_tilt
 from reproduction import Options, load
 from reproduction.chapter import CaptionedFigure
-from reproduction.convergence.claims import violation_text
-from reproduction.convergence.experiment import cases, chapter, federation, measure
-from reproduction.convergence.problem import (
+from reproduction.experiments.convergence import cases, chapter, federation, measure
+from reproduction.experiments.convergence_claims import violation_text
+from reproduction.experiments.convergence_rates import (
     Problem,
     constants,
     fixed_point,
     gradient_descent,
+    over_rounds,
     personal_optimum,
     shared_optimum,
+    with_w_fixed,
 )
-from reproduction.convergence.rates import over_rounds, with_w_fixed
 
 SETTINGS = {"seed": 0, "clients": {"count": 3, "classes_per_client": 2, "max_train": 30}, "rho": 0.1, "mu": 0.1}
 TILTS = [(0.0, 0.0), (1.0, 1.0), (0.0, 3.0), (3.0, 0.0), (10.0, 1.0), (2.0, 10.0)]

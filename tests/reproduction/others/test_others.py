@@ -9,10 +9,9 @@ import torch
 from fedtilt import data
 from fedtilt.attacks.attack import Attack
 from reproduction.experiment import Options, load
-from reproduction.others import experiment as others
-from reproduction.others.federations import capped_dirichlet, federation_of, random_classes, uneven_classes
-from reproduction.others.models import MODELS
-from reproduction.train_grid import method_of
+from reproduction.experiments import others
+from reproduction.experiments.others_data import MODELS, capped_dirichlet, federation_of, random_classes, uneven_classes
+from reproduction.training import method_of
 
 EXPERIMENT = load("others")
 

@@ -7,7 +7,7 @@ import pytest
 
 from reproduction import Options, load
 from reproduction.chapter import CaptionedFigure, Table, Text, leading_number
-from reproduction.kinds import kind_of
+from reproduction.experiments import kind_of
 from reproduction.page.build import build_page
 from reproduction.page.html import as_html, prose
 from reproduction.page.markdown import front_page, site_pages

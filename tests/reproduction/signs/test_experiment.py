@@ -4,8 +4,8 @@ import pytest
 
 from reproduction import Options, load
 from reproduction.chapter import CaptionedFigure, Table
-from reproduction.signs.experiment import cases, chapter, measure
-from reproduction.signs.settings import NO_TILT, Tilts, grid
+from reproduction.experiments.signs import NO_TILT, cases, chapter, grid, measure
+from reproduction.experiments.signs_claims import Tilts
 
 EXPERIMENT = load("signs")
 

@@ -2,8 +2,8 @@
 
 from reproduction.chapter import Verdict
 from reproduction.experiment import Claim
-from reproduction.sweep.claims import panels, verdicts
-from reproduction.train_grid import fedtilt
+from reproduction.experiments.sweep import panels, verdicts
+from reproduction.training import fedtilt
 from tests.helpers.handmade_results import case_result, metrics, part
 
 

@@ -11,8 +11,7 @@ from fedtilt.data import Federation
 from fedtilt.data.published.toy import SETUPS, Group, toy
 from reproduction import Options, load
 from reproduction.chapter import CaptionedFigure, Table
-from reproduction.toy.experiment import cases, chapter, dataset, measure
-from reproduction.toy.geometry import best_worst_class, expected_accuracy
+from reproduction.experiments.toy import best_worst_class, cases, chapter, dataset, expected_accuracy, measure
 
 GROUPS = [groups for setup in SETUPS.values() for groups in setup.groups]
 
@@ -106,7 +105,7 @@ def test_verdicts_follow_the_numbers() -> None:
 
 
 def test_line_ends_are_on_the_line() -> None:
-    from reproduction.toy.experiment import _line_ends
+    from reproduction.experiments.toy import _line_ends
 
     x, y = _line_ends([3.0, -4.0], 2.0)
     for a, b in zip(x, y, strict=True):

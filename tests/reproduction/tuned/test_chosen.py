@@ -8,11 +8,10 @@ import pytest
 
 from fedtilt.errors import InputError
 from reproduction import Options, load
+from reproduction.experiments.chosen import as_toml, choose_settings, chosen_settings, write_chosen
+from reproduction.experiments.tuning import VALIDATION, cases
 from reproduction.results import RESULTS, CaseResult, ResultsFolder
 from reproduction.runner import load_results
-from reproduction.tuned.choose import write_chosen
-from reproduction.tuned.chosen import as_toml, choose_settings, chosen_settings
-from reproduction.tuning.experiment import VALIDATION, cases
 
 
 def test_the_table_is_that_of_the_committed_results() -> None:
@@ -20,7 +19,7 @@ def test_the_table_is_that_of_the_committed_results() -> None:
     found, table = choose_settings(tuning, results), chosen_settings()
     assert {"mnist", "fashion-mnist"} <= set(found)
     measured = {data: {condition: table[data].get(condition) for condition in found[data]} for data in found}
-    run = "python -m reproduction.tuned.choose reproduction/results"
+    run = "python -m reproduction.experiments.chosen reproduction/results"
     assert measured == found, f"the right table, which `{run}` writes:\n{as_toml(found)}"
     assert set(table) - set(found) == {"digits"}, "settings without results"
 

@@ -6,15 +6,23 @@ import pytest
 
 from reproduction import Options, load
 from reproduction.chapter import Table, Text
-from reproduction.comparison.dataset_comparison import COMPARED_METRICS, DatasetComparison
+from reproduction.experiments.chosen import chosen_settings
+from reproduction.experiments.paired import COMPARED_METRICS, DatasetComparison
+from reproduction.experiments.tuned import (
+    METHOD_TITLES,
+    ROW_TITLES,
+    cases,
+    chapter,
+    compare_cells,
+    count_tests,
+    measure,
+    row_settings,
+    score_all,
+)
+from reproduction.experiments.tuning import cases as tuning_cases
 from reproduction.results import ResultsFolder
 from reproduction.runner import load_results
-from reproduction.train_grid import evaluated, method_of, trial_name
-from reproduction.tuned.chosen import chosen_settings
-from reproduction.tuned.experiment import cases, chapter, measure
-from reproduction.tuned.rows import METHOD_TITLES, ROW_TITLES, compare_cells, row_settings
-from reproduction.tuned.scores import count_tests, score_all
-from reproduction.tuning.experiment import cases as tuning_cases
+from reproduction.training import evaluated, method_of, trial_name
 from tests.helpers.handmade_results import metrics, part, write_tuned_results
 
 METHODS = {"fedavg", "fedprox", "term", "local", "fedavg_finetuned", "ditto", "fedtilt"}

@@ -7,10 +7,7 @@ import pytest
 
 from fedtilt.errors import InputError
 from reproduction import Options, load
-from reproduction.results import RESULTS, ResultsFolder
-from reproduction.runner import load_results
-from reproduction.train_grid import method_of
-from reproduction.tuning.experiment import (
+from reproduction.experiments.tuning import (
     STAGES,
     VALIDATION,
     cases,
@@ -21,6 +18,9 @@ from reproduction.tuning.experiment import (
     stage_grids,
     trials,
 )
+from reproduction.results import RESULTS, ResultsFolder
+from reproduction.runner import load_results
+from reproduction.training import method_of
 
 TRAIN = {"lr": 0.01, "epochs": 10}
 
@@ -51,7 +51,7 @@ def test_tuning_seeds_are_not_those_of_the_comparisons() -> None:
 
 
 def _comparison_cases() -> list:
-    from reproduction.comparison.experiment import cases as comparison_cases
+    from reproduction.experiments.comparison import cases as comparison_cases
 
     return [
         c for name in ("clean", "corruptions", "gaussian", "flips") for c in comparison_cases(load(name), Options())

@@ -19,8 +19,6 @@ def fedbabu(
     Args:
         lr_personal: learning rate of the fine-tuning; left out: the run's
         epochs_personal: passes of the fine-tuning over the data; left out: the run's
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     tuned = Personal(mu=0.0, start="received", lr=lr_personal, epochs=epochs_personal)
     return compose(name, components, local=Local(trains=False), personal=tuned)

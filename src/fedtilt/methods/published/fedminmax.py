@@ -96,8 +96,6 @@ def fedminmax(
     Args:
         weights_lr: step of the groups' weights
         groups: how many groups the data has; left out: one for every output of the model, its classes
-        name: the name of the method in the run
-        **components: any other component of `Method`; the weighting is by default that by samples
     """
     components = {"weighting": "samples"} | components
     return compose(name, components, training={"rule": "fedminmax", "lr": weights_lr, "groups": groups})

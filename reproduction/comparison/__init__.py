@@ -1,1 +1,0 @@
-"""Tables that compare methods on three data sets."""

@@ -1,1 +1,0 @@
-"""Convergence compared with its bounds."""

@@ -1,0 +1,319 @@
+"""All methods on test data of other seeds, each with the settings chosen by equal tuning."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, mean_difference
+from fedtilt.report.compare import Metric, SeedValues, best_and_tied
+from fedtilt.report.tables import format_effect_size, format_interval
+from reproduction.chapter import Chapter, Table, Text
+from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
+from reproduction.experiments.chosen import chosen_settings
+from reproduction.experiments.comparison_claims import verdicts
+from reproduction.experiments.paired import (
+    COMPARED_METRICS,
+    TITLES,
+    DatasetComparison,
+    Outcome,
+    condition_name,
+    outcome_of,
+)
+from reproduction.statistics import holm
+from reproduction.training import Setting, federation_settings, grid_case, train_grid, trial_name
+
+METHOD_TITLES = {
+    "fedtilt": "FedTilt",
+    "ditto": "Ditto",
+    "fedavg_finetuned": "FedAvg with fine-tuning",
+    "local": "local training only",
+    "term": "TERM",
+    "fedprox": "FedProx",
+    "fedavg": "FedAvg",
+}
+NOISY = "-noisy"  # ends the rows whose settings are chosen on noisy validation data
+_SPLITS = {"validation": "", "noisy_validation": NOISY}
+_VARIANTS = {
+    "fedtilt-captions": "FedTilt (tau −50, lam 50, not tuned)",
+    "fedtilt-text": "FedTilt (tau 50, lam −10, not tuned)",
+    **{f"{method}-last": f"{METHOD_TITLES[method]} (v from the first received w)" for method in ("ditto", "fedtilt")},
+    **{f"{method}-initial": f"{METHOD_TITLES[method]} (v from w⁰)" for method in ("ditto", "fedtilt")},
+}
+ROW_TITLES = METHOD_TITLES | {f"{row}{NOISY}": title for row, title in METHOD_TITLES.items()} | _VARIANTS
+
+
+def row_settings(settings: Mapping[str, Any], data: str, condition: str) -> dict[str, Setting]:
+    """Row → its setting; empty where no settings are chosen yet.
+
+    Args:
+        settings: Those of the experiment.
+        data: The data set.
+        condition: Clean, or the kind of outliers.
+    """
+    chosen = chosen_settings().get(data, {}).get(condition)
+    if chosen is None:
+        return {}
+    rows = {
+        f"{method}{suffix}": {"preset": method, **chosen[split][method]}
+        for split, suffix in _SPLITS.items()
+        for method in chosen[split]
+    }
+    for method in ("ditto", "fedtilt") if settings[data].get("personal_starts", True) else ():
+        last = {key: value for key, value in rows[method].items() if key != "personal_start"}
+        rows |= {f"{method}-last": last, f"{method}-initial": last | {"personal_start": "initial"}}
+    return rows | dict(settings[data].get("untuned", settings["untuned"]).get(condition, {}))
+
+
+def compare_cells(experiment: Experiment, results: Results) -> dict[str, DatasetComparison]:
+    """“data condition” → its comparison, from the cases that have results; without rows where there are none."""
+    settings, cells = experiment.settings, {}
+    for data, condition in product(settings["data"], map(condition_name, settings["outliers"])):
+        comparison = DatasetComparison(data=data, condition=condition, titles=ROW_TITLES)
+        rows = row_settings(settings, data, condition)
+        for case, result in results.items():
+            name, _, seed = case.rpartition("-seed-")
+            if name == f"{data}-{condition}":
+                comparison.diverged.update(result["diverged"])
+                for row, setting in rows.items():
+                    if trial_name(setting) in result["methods"]:
+                        by_seed = comparison.rows.setdefault(row, {})
+                        by_seed[int(seed)] = result["methods"][trial_name(setting)]
+        cells[f"{data} {condition}"] = comparison
+    return cells
+
+
+OURS = "fedtilt"
+RIVALS = ("fedavg_finetuned", "ditto", "local", "term", "fedprox", "fedavg")
+_OUTCOMES: dict[Outcome, str] = {
+    "better": "better", "tied": "tied", "worse": "worse", "ahead": "one seed: ahead", "not ahead": "one seed: not",
+    "not measured": "not measured",
+}  # fmt: skip
+
+
+class Score(NamedTuple):
+    """FedTilt against one rival on one metric, in one cell: a data set under one condition."""
+
+    data: str
+    condition: str
+    rival: str
+    noisy: bool  # whether the settings of both are chosen on noisy validation data
+    metric: Metric
+    difference: PairedDifference | None  # positive where FedTilt is better; None: not measured
+    adjusted: float = 1.0  # the p-value after Holm's correction
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome by the 95 % interval."""
+        if self.difference is None:
+            return "not measured"
+        if self.difference.pairs == 1:
+            return "ahead" if self.difference.mean > 0 else "not ahead"
+        return outcome_of(self.difference)
+
+    @property
+    def survives(self) -> bool:
+        """Whether the difference is significant after Holm's correction."""
+        return self.adjusted < 1 - CONFIDENCE
+
+    @property
+    def test(self) -> tuple[object, ...] | None:
+        """What identifies the test: settings chosen alike on both kinds of validation data make one test, not two."""
+        if self.difference is None or self.difference.pairs == 1:
+            return None
+        return self.data, self.condition, self.rival, self.metric.key, self.difference
+
+
+def score_all(comparisons: Iterable[DatasetComparison]) -> list[Score]:
+    """FedTilt against every rival on every metric; all different tests with several seeds are corrected together."""
+    scores = []
+    for comparison, noisy, rival, metric in product(comparisons, (False, True), RIVALS, COMPARED_METRICS):
+        suffix = NOISY if noisy else ""
+        differences = comparison.differences(f"{OURS}{suffix}", f"{rival}{suffix}", metric)
+        difference = differences and mean_difference(differences.values)
+        scores.append(Score(comparison.data, comparison.condition, rival, noisy, metric, difference))
+    p_values = {test: s.difference.p_value for s in scores if s.difference is not None and (test := s.test)}
+    adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    return [score._replace(adjusted=adjusted[test]) if (test := score.test) else score for score in scores]
+
+
+def count_tests(scores: Sequence[Score]) -> int:
+    """The number of tests that Holm's correction counts."""
+    return len({score.test for score in scores} - {None})
+
+
+def outcome_table(scores: Sequence[Score], *, by_metric: bool) -> Table:
+    """How often FedTilt is better than each rival, tied, or worse; and how often after the correction.
+
+    Args:
+        scores: All scores.
+        by_metric: Whether a row counts one metric or all five.
+    """
+    groups: dict[tuple[str, ...], list[Score]] = {}
+    for score in scores:
+        metric = (TITLES[score.metric.key],) if by_metric else ()
+        key = ("noisy" if score.noisy else "clean", METHOD_TITLES[score.rival], *metric)
+        groups.setdefault(key, []).append(score)
+    groups = {key: groups[key] for key in sorted(groups, key=lambda key: key[0])}  # clean, then noisy
+    groups = {key: group for key, group in groups.items() if any(score.difference is not None for score in group)}
+    counts = {key: Counter(score.outcome for score in group) for key, group in groups.items()}
+    always = ("better", "tied", "worse")  # other columns only where they are not empty
+    outcomes = [o for o in _OUTCOMES if o in always or any(count[o] for count in counts.values())]
+    rows: list[list[str | float]] = []
+    for key, group in groups.items():
+        surviving = Counter(score.outcome for score in group if score.survives)
+        corrected = [str(surviving[outcome]) for outcome in ("better", "worse")]
+        rows.append([*key, *(str(counts[key][outcome]) for outcome in outcomes), *corrected])
+    cells = len({(score.data, score.condition) for score in scores})
+    what = "by metric" if by_metric else f"all five metrics, {cells} cells"
+    columns = ["validation", "against", *(["metric"] if by_metric else []), *(_OUTCOMES[o] for o in outcomes)]
+    return Table(
+        caption=f"FedTilt against the others: how often it is better, tied or worse, {what}",
+        columns=[*columns, "better, Holm", "worse, Holm"],
+        rows=rows,
+        notes="Validation: the data that settings are chosen on, clean or with the outliers of the training data. A "
+        "cell is one data set under one condition. Better and worse mean: the 95 % interval of the difference, paired "
+        "by seed, does not contain 0; of two equal methods, one is better in 2.5 % of the comparisons by chance, and "
+        "worse in as many. The last two columns count what remains after Holm’s correction over the "
+        f"{count_tests(scores)} different comparisons (all rivals, metrics and cells, both kinds of validation data): "
+        "with a probability of at least 95 %, none of these is chance. The five metrics of a cell are not independent.",
+        folded=by_metric,
+    )
+
+
+def difference_table(scores: Sequence[Score], rival: str) -> Table:
+    """Every difference to one rival, with its interval, effect size and p-values."""
+    kinds: dict[tuple[object, ...], list[Score]] = {}
+    for score in scores:
+        if score.rival == rival and score.test:
+            kinds.setdefault(score.test, []).append(score)
+    rows: list[list[str | float]] = []
+    for same in kinds.values():
+        score, difference = same[0], same[0].difference
+        assert difference is not None
+        text = format_interval(difference)
+        rows.append(
+            [
+                score.condition, score.data, "both" if len(same) == 2 else "noisy" if score.noisy else "clean",
+                TITLES[score.metric.key], f"**{text}**" if difference.sign() else text, format_effect_size(difference),
+                str(difference.pairs), f"{difference.p_value:.4f}", f"{score.adjusted:.4f}",
+            ]
+        )  # fmt: skip
+    title = METHOD_TITLES[rival]
+    return Table(
+        caption=f"FedTilt against {title}: differences, intervals, effect sizes and p-values",
+        columns=["condition", "data", "validation", "metric", "difference", "effect size", "seeds", "p", "p, Holm"],
+        rows=rows,
+        notes="Mean difference in points, positive where FedTilt is better, and its 95 % interval by Student’s t, "
+        "paired by seed; bold where the interval does not contain 0. Validation: the data that settings are chosen on; "
+        "“both” where both kinds choose the same settings of both methods. Effect size: the mean divided by the "
+        "standard deviation of the differences. p: two-sided; Holm: corrected over all comparisons of FedTilt that "
+        "this page counts.",
+        folded=True,
+    )
+
+
+def cases(experiment: Experiment, options: Options) -> list[Case]:
+    """One case per data set, condition and seed, where settings are chosen; it trains all methods together."""
+    settings, result = experiment.settings, []
+    for name, outliers in product(settings["data"], settings["outliers"]):
+        federation, condition = federation_settings(settings, name, outliers), condition_name(outliers)
+        rows = row_settings(settings, name, condition)
+        if not rows:
+            continue  # the chapter names the cell
+        methods = {trial_name(setting): setting for setting in rows.values()}  # equal settings are trained once
+        case, what, parts = f"{name}-{condition}", f"{name}, {condition}", ("methods", "settings", "diverged")
+        for seed in range(options.seeds or settings[name].get("seeds") or settings["seeds"]):
+            result.append(
+                grid_case(case, federation, seed, methods, what=what, parts=parts, grid=", ".join(sorted(methods)))
+            )
+    return result
+
+
+def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
+    """Train the methods of one case; only metrics on test data are kept."""
+    result = train_grid(case.settings, options, on_progress, curves=False)
+    methods = {name: {"test": method["test"]} for name, method in result["methods"].items()}
+    return {"methods": methods, "settings": result["settings"], "diverged": result["diverged"]}
+
+
+# -- the chapter -------------------------------------------------------------------------------------------------------
+
+
+def chapter(experiment: Experiment, results: Results) -> Chapter:
+    """FedTilt against every rival, a table of every cell, verdicts."""
+    cells = compare_cells(experiment, results)
+    measured = {where: cell for where, cell in cells.items() if cell.seeds}
+    parts: list[Text | Table] = []
+    if measured:
+        scores = score_all(measured.values())
+        parts += [outcome_table(scores, by_metric=by_metric) for by_metric in (False, True)]
+        parts += [difference_table(scores, rival) for rival in ("fedavg_finetuned", "ditto")]
+        parts += [_cell_table(experiment, cell) for cell in measured.values()]
+    missing = [where for where in cells if where not in measured]
+    if missing:
+        parts.append(Text(markdown=f"Not measured yet: {', '.join(missing)}."))
+    diverged = {why: where for where, cell in measured.items() for why in cell.diverged.values()}
+    if diverged:
+        listed = "; ".join(f"{where}: {why}" for why, where in diverged.items())
+        parts.append(Text(markdown=f"Settings that diverged, left out for that seed: {listed}."))
+    return Chapter(
+        title=experiment.title,
+        lead=experiment.about.strip(),
+        parts=parts,
+        verdicts=verdicts(experiment.claims, cells),
+    )
+
+
+def _cell_table(experiment: Experiment, cell: DatasetComparison) -> Table:
+    """Every method and variant of one cell: settings, what they were chosen on, five metrics."""
+    settings = row_settings(experiment.settings, cell.data, cell.condition)
+    values = {row: _values(cell, row) for row in cell.rows}
+    leaders = {metric.key: best_and_tied(_tuned(values), metric) for metric in COMPARED_METRICS}
+    rows: list[list[str | float]] = []
+    shown: list[Setting] = []
+    for row in ROW_TITLES:
+        if row not in values or settings[row] in shown:
+            continue
+        shown.append(settings[row])
+        texts = {key: _mean_and_interval(by_seed) for key, by_seed in values[row].items()}
+        bold = [f"**{texts[key]}**" if row in leaders[key] else texts[key] for key in TITLES]
+        title = f"{ROW_TITLES[row]}<br>{trial_name(settings[row]).partition(' ')[2]}"
+        rows.append([title, _chosen_on(row, settings), *bold])
+    seeds = "one seed" if len(cell.seeds) == 1 else f"{len(cell.seeds)} seeds"
+    return Table(
+        caption=f"{cell.data}, {cell.condition}: every method, {seeds}",
+        columns=["method and settings", "chosen on", *TITLES.values()],
+        rows=rows,
+        notes="Test data, evaluated models (v where a method has personal models, else w): mean ± half the width of "
+        "its 95 % interval over seeds, in % and points. Chosen on: clean or noisy validation data, or both with the "
+        "same result. Bold: the best of the tuned rows and its ties (the 95 % interval of the paired difference "
+        "contains 0).",
+        folded=True,
+    )
+
+
+def _values(cell: DatasetComparison, row: str) -> dict[str, SeedValues]:
+    return {key: values for key in TITLES if (values := cell.values(row, key)) is not None}
+
+
+def _tuned(values: Mapping[str, dict[str, SeedValues]]) -> dict[str, dict[str, SeedValues]]:
+    return {row: by_metric for row, by_metric in values.items() if row.removesuffix(NOISY) in METHOD_TITLES}
+
+
+def _chosen_on(row: str, settings: Mapping[str, Setting]) -> str:
+    if row.removesuffix(NOISY) not in METHOD_TITLES:
+        return ""
+    if row.endswith(NOISY):
+        return "noisy"
+    return "both" if settings[row] == settings[f"{row}{NOISY}"] else "clean"
+
+
+def _mean_and_interval(values: SeedValues) -> str:
+    """Mean ± half the width of its interval.
+
+    >>> _mean_and_interval(SeedValues((1.0, 2.0, 3.0))), _mean_and_interval(SeedValues((1.0,)))
+    ('2.00 ± 2.48', '1.00')
+    """
+    mean = mean_difference(values.values)
+    return f"{mean.mean:.2f}" + (f" ± {mean.high - mean.mean:.2f}" if mean.pairs > 1 else "")

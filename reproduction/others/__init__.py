@@ -1,1 +1,0 @@
-"""The published tables of other libraries, trained with their settings."""

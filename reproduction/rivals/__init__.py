@@ -1,1 +1,0 @@
-"""All methods under outliers and attacks, with one tuning budget, ranked."""

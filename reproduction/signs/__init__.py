@@ -1,1 +1,0 @@
-"""The signs of the tilts, one by one."""

@@ -1,1 +1,0 @@
-"""Accuracy and fairness against one tilt."""

@@ -1,1 +1,0 @@
-"""All methods on test data, each with the settings chosen by equal tuning."""

@@ -1,1 +1,0 @@
-"""Settings chosen with the same budget for every method."""

@@ -1,0 +1,95 @@
+"""What `fedtilt data show` prints about a table, or about a folder of images or in LEAF's layout."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from fedtilt.cli.console import Console, print_lines, text_table
+from fedtilt.data import Dataset, Federation, images, leaf
+from fedtilt.data.data_warnings import dataset_warnings
+from fedtilt.data.sources.images import describe_images
+from fedtilt.data.sources.leaf_json import is_leaf
+from fedtilt.data.tables.describe import ColumnDescription, describe_columns
+from fedtilt.data.tables.rows import describe_split
+from fedtilt.data.tables.table import Table
+from fedtilt.data.targets import RANGE
+
+
+def show_table(console: Console, opened: Table, *, test_share: float | None = None, seed: int = 0) -> Dataset | None:
+    """Print a table's classes, clients, split and columns; return its data set, or None if it has no target."""
+    reader = opened.reader
+    dataset = None if opened.schema.target is None else opened.to_dataset(test_share, seed)
+    schema = opened.infer() if dataset is None else dataset.schema
+    assert schema is not None
+    rows = Text.assemble((reader.title, "bold"), f"  {len(reader):,} rows, {len(reader.header)} columns")
+    console.print(rows if len(reader.tables) == 1 else rows.append(f", {len(reader.tables)} files"))
+    if dataset is None:
+        remedy = "name the column of the labels with --target to see classes, clients, groups, split and warnings"
+        print_lines(console, f"target    none: {remedy}")
+    else:
+        console.print(_target(dataset), soft_wrap=True)
+        if dataset.client_names is not None and dataset.client_train is not None and dataset.client_test is not None:
+            counts = torch.cat([dataset.client_train, dataset.client_test]).bincount().tolist()
+            source = schema.client or "the files"
+            console.print(_counted(f"clients   {source}: ", dataset.client_names, counts), soft_wrap=True)
+        for name, column in dataset.groups.items():
+            if name == RANGE:
+                continue  # it is in the line of the target
+            counts = torch.cat([column.train, column.test]).bincount(minlength=len(column.names)).tolist()
+            console.print(_counted(f"group     {name}: ", column.names, counts), soft_wrap=True)
+        sizes = f"{len(dataset.y_train):,} training, {len(dataset.y_test):,} test rows"
+        print_lines(console, f"split     {describe_split(schema, test_share, seed)}: {sizes}")
+    console.print()
+    console.print(_column_table(describe_columns(reader, schema)))
+    return dataset
+
+
+def _target(dataset: Dataset) -> Text:
+    """The target: its classes or its numbers and their ranges, with the number of rows of each."""
+    assert dataset.schema is not None
+    labels = torch.cat([dataset.labels("train"), dataset.labels("test")])
+    counts = labels.bincount(minlength=dataset.classes).tolist()
+    numbers = ""
+    if dataset.target is not None:
+        y = torch.cat([dataset.y_train, dataset.y_test])
+        numbers = f"numbers {y.min():.6g} to {y.max():.6g}, mean {y.mean():.6g}; "
+    return _counted(f"target    {dataset.schema.target}: {numbers}", dataset.class_names, counts)
+
+
+def show_folder(console: Console, source: Path) -> Federation | None:
+    """Print what a folder has, and return its federation: its own clients, or all samples as one client.
+
+    None if its images still need a size or channels.
+    """
+    if is_leaf(source):
+        data = leaf(source, name=source.resolve().name)
+    else:
+        lines, uniform = describe_images(source)
+        print_lines(console, *lines, "")
+        if not uniform:
+            return None
+        data = images(source)
+    return Federation.build(data) if data.client_names else Federation.build(data, clients=1, partition="iid")
+
+
+def warnings_of(dataset: Dataset) -> Sequence[str]:
+    """The warnings about a table, with those about its own clients if it has any."""
+    if dataset.client_names is not None:
+        return Federation.build(dataset).warnings
+    return (*dataset.warnings, *dataset_warnings(dataset))
+
+
+def _counted(head: str, names: Sequence[str], counts: Sequence[int], limit: int = 12) -> Text:
+    shown = ", ".join(f"{name} {count:,}" for name, count in list(zip(names, counts, strict=True))[:limit])
+    return Text(head + shown + (f" and {len(names) - limit:,} more" if len(names) > limit else ""))
+
+
+def _column_table(descriptions: Sequence[ColumnDescription]) -> RichTable:
+    table = text_table(["column", "kind"], ["missing"], ["values"])
+    table.add_column("inputs", justify="right", no_wrap=True)
+    for d in descriptions:
+        table.add_row(Text(d.name, style="cyan"), d.kind, d.missing, Text(d.values), str(d.inputs) if d.inputs else "")
+    return table
