@@ -31,7 +31,7 @@ from fedtilt.executors.in_process import Executor, one_thread
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import Tensors
-from fedtilt.simulation.client_training import merge_equal, plan_client, store_kept, train_clients
+from fedtilt.simulation.client_training import merge_equal, plan_client, store_states, train_clients
 from fedtilt.simulation.round import Round
 from fedtilt.training.precision import fp32_deterministic
 
@@ -187,7 +187,7 @@ def _run_round(
     }
     state.server = {name: update.state for name, update in updated.items()}
     state.round = number
-    store_kept(state, kept, audited)
+    store_states(state, kept, audited)
     del server, plans, updates, kept, audited  # free their memory before the evaluation
 
     # 5. evaluate
