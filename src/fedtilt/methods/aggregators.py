@@ -11,7 +11,7 @@ from fedtilt.config.setting_fields import setting
 from fedtilt.errors import InputError
 from fedtilt.math import fair, robust
 from fedtilt.math.aggregate import mean, solvable, tilted
-from fedtilt.math.distances import DISTANCES
+from fedtilt.math.client_models import DISTANCES
 from fedtilt.math.robust import bad_count
 from fedtilt.methods.component import Component, ServerRound, Slot
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Self
 from fedtilt.checks import is_plain_name, number
 from fedtilt.config.named import make_named
 from fedtilt.errors import InputError
-from fedtilt.html_table import html_table
 from fedtilt.imports import import_function, is_function_path
 from fedtilt.methods import (
     aggregators,
@@ -32,6 +31,7 @@ from fedtilt.methods.personal import Moreau, PersonalModel
 from fedtilt.methods.server_optimizers import ServerOptimizer
 from fedtilt.methods.training import Training
 from fedtilt.methods.weightings import Weighting
+from fedtilt.text_tables import html_table
 from fedtilt.toml_text import format_toml
 
 # component of a method → the built-in ones by name
