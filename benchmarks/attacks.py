@@ -9,7 +9,7 @@ Every run is saved when it ends; the same command continues after an interruptio
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -131,7 +131,7 @@ def render(record: dict[str, Any] | None) -> str:
         clean = [case["rules"] for case in cases if case["attack"] == NONE]
         for rule in clean[0]:
             without = fmean(found[rule]["accuracy"] for found in clean)
-            of_backdoor = [f"{success[rule]:.0f} %" if rule in success else "—"] if "backdoor" in lost else []
+            of_backdoor = [_success_cell(success.get(rule))] if "backdoor" in lost else []
             rows.append([rule, f"{without:.1f}", *(_cell(by_rule[rule]) for by_rule in lost.values()), *of_backdoor])
         seeds = sorted({len(values) for by_rule in lost.values() for values in by_rule.values()})
         network = {"hidden units": ", ".join(map(str, record["hidden"]))}
@@ -141,7 +141,7 @@ def render(record: dict[str, Any] | None) -> str:
             f"### {division}",
             f"{record['data']}: {setting}.",
             markdown_table(rows).strip(),
-            "\n".join([*_sentences(lost, success), *_not_measured(lost)]),
+            _summary(lost, success),
         ]
     return template.replace("{TABLES}", "\n\n".join(parts)).replace("{MACHINE}", machine_text(record))
 
@@ -154,22 +154,27 @@ def _cell(lost: list[float]) -> str:
     return text if fmean(lost) <= LARGEST_LOSS else f"**{text}**"
 
 
-def _sentences(lost: Mapping[str, Mapping[str, list[float]]], success: Mapping[str, float]) -> Iterator[str]:
-    best = list(next(iter(lost.values()), {}))
+def _success_cell(success: float | None) -> str:
+    if success is None:
+        return "—"
+    return f"{success:.0f} %" if success <= LARGEST_SUCCESS else f"**{success:.0f} %**"
+
+
+def _summary(lost: Mapping[str, Mapping[str, list[float]]], success: Mapping[str, float]) -> str:
+    """How many rules withstand each attack, and which withstand all of them."""
+    best, counts = list(next(iter(lost.values()), {})), []
     for attack, by_rule in lost.items():
-        broken = [rule for rule, values in by_rule.items() if fmean(values) > LARGEST_LOSS]
+        withstand = [rule for rule, values in by_rule.items() if fmean(values) <= LARGEST_LOSS]
         if attack == "backdoor":
-            broken = [rule for rule in by_rule if rule in broken or success[rule] > LARGEST_SUCCESS]
-        best = [rule for rule in best if rule not in broken]
-        withstand = f"{len(by_rule) - len(broken)} of {len(by_rule)}" if broken else f"all {len(by_rule)}"
-        names = f"; these do not: {', '.join(broken)}" if broken else ""
-        yield f"- {attack}: {withstand} rules withstand it{names}."
-    yield f"- All of these attacks: {', '.join(best) if best else 'no rule'}."
-
-
-def _not_measured(lost: Mapping[str, Any]) -> list[str]:
+            withstand = [rule for rule in withstand if success[rule] <= LARGEST_SUCCESS]
+        best = [rule for rule in best if rule in withstand]
+        counts.append(f"{attack} {len(withstand)}")
     missing = [attack for attack in ATTACKS if attack not in (NONE, *lost)]
-    return [f"- Not measured yet: {'; '.join(missing)}."] if missing else []
+    return (
+        f"Of {len(next(iter(lost.values()), {}))} rules, these numbers withstand: {'; '.join(counts)}. "
+        f"**All of these attacks: {', '.join(best) if best else 'no rule'}.**"
+        + (f" Not measured yet: {'; '.join(missing)}." if missing else "")
+    )
 
 
 def main() -> None:
@@ -195,7 +200,7 @@ def main() -> None:
         measured = json.loads(path.read_text())["cases"]
     for division in divisions:
         of_division = [case for case in measured if case["division"] == division]
-        print(division, *_sentences(losses(of_division), successes(of_division)), sep="\n")
+        print(division, _summary(losses(of_division), successes(of_division)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import torch
 import fedtilt as ft
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import server_update
-from fedtilt.engine.validity import invalid_updates
+from fedtilt.engine.updates import invalid_updates
 from fedtilt.flower import ServerRunFolder, Task
 from fedtilt.flower.message_fields import decode_model, encode_model
 from fedtilt.flower.site_files import SiteStates

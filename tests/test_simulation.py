@@ -1,4 +1,4 @@
-"""Simulations: the special cases of the paper, and the same bits whatever the executor, threads or global settings."""
+"""Simulations: the special cases of the paper; bit-identical with any executor, threads and global settings."""
 
 import gc
 import math
@@ -364,14 +364,14 @@ def test_numbers_may_be_numpy_scalars_and_methods_any_iterable(federation: ft.Fe
         ({"lr": 1e30}, "lower lr (train.lr in a spec) or the tilts"),
     ],
 )
-def test_bad_settings_are_refused_in_one_line(federation: ft.Federation, settings: dict, message: str) -> None:
+def test_bad_settings_are_rejected_in_one_line(federation: ft.Federation, settings: dict, message: str) -> None:
     with pytest.raises(ft.InputError) as error:
         train([ft.fedavg()], federation, **settings)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_cuda_that_is_not_available_is_refused(federation: ft.Federation) -> None:
+def test_cuda_that_is_not_available_is_rejected(federation: ft.Federation) -> None:
     with pytest.raises(ft.InputError, match="device 'cuda' is not available"):
         train([ft.fedavg()], federation, device="cuda")
 
@@ -414,12 +414,12 @@ class WithHiddenState(nn.LSTM):
      (Squeezing, r"returns \(10,\) for 1 samples; expected \(1, 10 or more\)"),
      (WithHiddenState, "the model returns a tuple")],
 )  # fmt: skip
-def test_a_model_that_does_not_fit_the_data_is_refused(federation: ft.Federation, model, message: str) -> None:
+def test_a_model_that_does_not_fit_the_data_is_rejected(federation: ft.Federation, model, message: str) -> None:
     with pytest.raises(ft.InputError, match=message):
         train([ft.fedavg()], federation, model=model)
 
 
-def test_arguments_of_the_wrong_kind_are_refused(federation: ft.Federation) -> None:
+def test_arguments_of_the_wrong_kind_are_rejected(federation: ft.Federation) -> None:
     with pytest.raises(ft.InputError, match="federation must be a Federation, such as .*, got Dataset"):
         ft.run([ft.fedavg()], federation.dataset, small)
     with pytest.raises(ft.InputError, match="federation must be a Federation, such as .*, got function"):

@@ -9,7 +9,7 @@ import torch
 from fedtilt.data import Federation, load
 from fedtilt.executors.devices import pick_device
 from fedtilt.executors.in_process import one_thread
-from fedtilt.report.style import Style, styles
+from fedtilt.report.figure import Style, styles
 from reproduction.chapter import CaptionedFigure, Chapter, Part, Table, Text
 from reproduction.experiment import Case, Experiment, OnProgress, Options
 from reproduction.experiments.convergence_claims import verdict, violation_text

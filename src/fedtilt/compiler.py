@@ -1,7 +1,8 @@
 """Compile a C file of this package on first use, with the machine's compiler, for its processor.
 
-Libraries are cached in the user's home. A library's name is a hash of everything it depends on: the flags, the source
-and its includes, and the compiler's macros for this processor. So machines that share a home do not share libraries.
+Libraries are cached in the user's home. A library's name has a hash of everything it depends on: the flags, the source
+and its includes, and the compiler's macros for this processor. So machines that share a home do not share libraries. It
+also has a hash of the library itself, which is checked before it is loaded: a damaged one is compiled again.
 """
 
 import contextlib
@@ -50,15 +51,12 @@ def compile_library(source: Path) -> CompiledLibrary:
         raise LibraryUnavailable("no C compiler (cc, gcc, clang) is on the PATH")
     content = _run([compiler, *_FLAGS, "-E", "-P", "-dD", str(source)])
     key = hashlib.sha256(" ".join(_FLAGS).encode() + content).hexdigest()[:16]
-    path = _cache_folder() / f"{source.stem}-{key}.so"
+    folder, name = _cache_folder(), f"{source.stem}-{key}"
+    path = _undamaged(folder, name) or _compile(compiler, source, folder, name)
     try:
         library = ctypes.CDLL(str(path))
-    except OSError:  # missing or damaged
-        _compile(compiler, source, path)
-        try:
-            library = ctypes.CDLL(str(path))
-        except OSError as error:
-            raise LibraryUnavailable(f"the compiled library cannot be loaded ({error})") from None
+    except OSError as error:
+        raise LibraryUnavailable(f"the compiled library cannot be loaded ({error})") from None
     version = re.search(rb'__VERSION__ "(.*)"', content)
     compiler_name = version[1].decode() if version else Path(compiler).name
     return CompiledLibrary(library=library, build_id=f"{compiler_name}, {key}")
@@ -80,15 +78,34 @@ def _cache_folder() -> Path:
     return folder
 
 
-def _compile(compiler: str, source: Path, path: Path) -> None:
-    """Compile to a temporary name, then rename, so that no process loads a partial library."""
+def _undamaged(folder: Path, name: str) -> Path | None:
+    """The cached library of this name whose content is what was compiled; damaged ones are removed."""
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as folder:
-            partial = Path(folder) / path.name
+        for path in folder.glob(f"{name}-*.so"):
+            if path.name == _file_name(name, path.read_bytes()):
+                return path
+            path.unlink(missing_ok=True)
+    except OSError:  # compiled again
+        pass
+    return None
+
+
+def _file_name(name: str, content: bytes) -> str:
+    return f"{name}-{hashlib.sha256(content).hexdigest()[:32]}.so"
+
+
+def _compile(compiler: str, source: Path, folder: Path, name: str) -> Path:
+    """Compile to a temporary name, then rename what is on the disk, so that no process loads a partial library."""
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as temporary:
+            partial = Path(temporary) / f"{name}.so"
             _run([compiler, *_FLAGS, "-o", str(partial), str(source), "-lm"])
-            partial.replace(path)
+            path = folder / _file_name(name, partial.read_bytes())
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            return partial.replace(path)
     except OSError as error:
-        raise LibraryUnavailable(f"{path} could not be written ({error.strerror})") from None
+        raise LibraryUnavailable(f"a library could not be written to {folder} ({error.strerror})") from None
 
 
 def _run(command: list[str]) -> bytes:

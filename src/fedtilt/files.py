@@ -210,7 +210,13 @@ def tensors_to_bytes(tensors: Mapping[str, "Tensor"], metadata: dict[str, str] |
     """Tensors in the format of safetensors, without a digest."""
     from safetensors.torch import save
 
-    content: bytes = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
+    written, seen = {}, set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        storage = tensor.untyped_storage().data_ptr() if tensor.numel() else None
+        written[name] = tensor.clone() if storage in seen else tensor  # safetensors takes no two with the same memory
+        seen |= {storage} - {None}
+    content: bytes = save(written, metadata)
     return content
 
 

@@ -33,7 +33,7 @@ def key(seed: int, purpose: str, *, round: int = 0, client: int = 0) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def _to_signed(value: int) -> int:
+def to_signed(value: int) -> int:
     """The same 64 bits as a signed integer, which torch's wrapping arithmetic needs."""
     value &= 0xFFFFFFFFFFFFFFFF
     return value - (1 << 64) if value >= 1 << 63 else value
@@ -58,9 +58,13 @@ def bits(key: int, shape: Sequence[int], device: torch.device | str = "cpu", row
         counters = torch.arange(1, shape[0] * width + 1, dtype=torch.int64, device=device)
     else:
         counters = rows[:, None] * width + torch.arange(1, width + 1, dtype=torch.int64, device=device)
-    z = counters.reshape(*shape) * _to_signed(_GOLDEN) + _to_signed(key)
-    z = (z ^ _shift_right(z, 30)) * _to_signed(_MIX_1)
-    z = (z ^ _shift_right(z, 27)) * _to_signed(_MIX_2)
+    return mix(counters.reshape(*shape) * to_signed(_GOLDEN) + to_signed(key))
+
+
+def mix(z: Tensor) -> Tensor:
+    """The finaliser of SplitMix64: integers that look random, from any that differ."""
+    z = (z ^ _shift_right(z, 30)) * to_signed(_MIX_1)
+    z = (z ^ _shift_right(z, 27)) * to_signed(_MIX_2)
     return z ^ _shift_right(z, 31)
 
 

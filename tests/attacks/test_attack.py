@@ -235,7 +235,7 @@ def test_settings_that_have_no_effect_are_refused(settings: dict, message: str) 
 
 def test_rounds_with_more_attackers_than_tolerated_are_named() -> None:
     from fedtilt.engine.prepare import prepare
-    from fedtilt.engine.setting_arguments import train_settings
+    from fedtilt.engine.settings import train_settings
 
     method = ft.fedavg(aggregator=TrimmedMean(0.2))
     settings = {**SHORT, "participation": 0.5, "rounds": 30, "attack": ft.Attack(kind="alie", share=0.2)}

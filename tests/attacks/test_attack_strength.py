@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 import fedtilt as ft
-from fedtilt.attacks.forged_updates import forged_update
-from fedtilt.attacks.strength import damage_of, worst_strength
+from fedtilt.attacks.forged_updates import damage_of, forged_update, worst_strength
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import RoundRule
 from fedtilt.engine.settings import TrainSettings

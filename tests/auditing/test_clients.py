@@ -10,7 +10,7 @@ import fedtilt as ft
 from fedtilt.auditing.clients import standing_out, unexplained_share
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.state import in_slot
-from fedtilt.engine.update_distances import add_distances, distances_by_round
+from fedtilt.engine.updates import add_distances, distances_by_round
 
 
 def log_probabilities(true: torch.Tensor, seed: int = 0, classes: int = 4) -> torch.Tensor:

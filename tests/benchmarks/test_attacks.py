@@ -25,6 +25,5 @@ def test_points_lost_and_rules_that_do_not_withstand() -> None:
     text = render(record | {"cases": cases, "machine": machine, "date": "2026-01-01T00:00:00Z", "fedtilt": "0"})
     assert "| mean | 90.0 | **+9.5 ± 0.5** | **diverges** |" in text
     assert "| median | 89.0 | +1.0 ± 0.0 | +0.5 ± 0.5 |" in text
-    assert "- alie: 1 of 2 rules withstand it; these do not: mean." in text
-    assert "- All of these attacks: median." in text
-    assert "- Not measured yet: alie, strongest; ipm, strongest; sign_flip;" in text
+    assert "Of 2 rules, these numbers withstand: alie 1; ipm 1. **All of these attacks: median.**" in text
+    assert "Not measured yet: alie, strongest; ipm, strongest; sign_flip;" in text

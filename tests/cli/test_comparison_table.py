@@ -9,7 +9,7 @@ import torch
 import fedtilt as ft
 from fedtilt.cli.console import Console
 from fedtilt.cli.tables import comparison_table
-from fedtilt.evaluation.results import over_seeds
+from fedtilt.report.inline import as_run
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,10 @@ def test_a_client_of_100_percent_does_not_fail(correct: list, width: int, expect
     data = ft.Federation.build(ft.data.load("digits"), clients=2, max_train=20, seed=0)
     result = ft.run([ft.ditto(0.1)], data, ft.models.mlp, rounds=1, epochs=1, participation=1.0, workers=0)
     exact = replace(result["ditto"], sums=torch.tensor(correct), total=torch.full((2, 2), 5))
-    results = {0: ft.Result({"ditto": exact}, data)}
+    names = {"client_names": ("north", "south"), "group_names": {"class": ("well", "ill")}}
+    run = as_run(ft.Result({"ditto": replace(exact, **names)}, data))
     out = io.StringIO()
-    Console(file=out, width=width).print(
-        comparison_table(over_seeds({0: result}), results, ["north", "south"], ["well", "ill"], width)
-    )
+    Console(file=out, width=width).print(comparison_table(run, width))
     printed = " ".join(out.getvalue().split())
     assert [text for text in expected if text not in printed] == []
     assert "100 %" not in printed

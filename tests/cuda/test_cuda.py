@@ -35,7 +35,6 @@ from tests.training.test_special_steps import KINDS, special
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")]
 
 INF = math.inf
-WITHOUT_DROPOUT = [name for name in MODELS if "dropout" not in name]
 TRAIN = {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 10, "lr": 0.1}
 METHODS = [ft.fedavg(), ft.ditto(0.1), ft.fedtilt(tau=1, lam=-2, mu=0.1, q=-0.01)]
 
@@ -117,7 +116,7 @@ def train(
     return [trained.parameters for trained in BACKENDS[backend](model, jobs, batches, precision=precision)]
 
 
-@pytest.mark.parametrize("name", WITHOUT_DROPOUT)
+@pytest.mark.parametrize("name", MODELS)
 def test_every_backend_agrees_with_the_autograd_loop_on_the_cpu(name: str) -> None:
     model = models.build(MODELS[name], SHAPE, CLASSES, seed=3)
     expected = train("autograd", model, *make_jobs(model))
@@ -136,7 +135,6 @@ def test_every_backend_agrees_with_the_autograd_loop_on_the_cpu(name: str) -> No
 def test_dropout_is_seeded_and_does_not_change_the_generators(name: str) -> None:
     model = models.build(MODELS[name], SHAPE, CLASSES, seed=3).cuda()
     jobs, batches = make_jobs(model, epochs=1, device="cuda")
-    assert choose_backend(model, jobs, "cuda", sample=torch.zeros(1, *SHAPE, device="cuda")).name == "autograd"
     before = torch.cuda.get_rng_state()
     first = train("autograd", model, jobs, batches)
     assert torch.equal(torch.cuda.get_rng_state(), before)

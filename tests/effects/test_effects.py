@@ -19,8 +19,7 @@ from safetensors.torch import save_file
 
 import fedtilt as ft
 from fedtilt.config.setting_fields import settings_of
-from fedtilt.engine.make_executor import make_executor
-from fedtilt.engine.prepare import check_effects, prepare
+from fedtilt.engine.prepare import check_effects, make_executor, prepare
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.errors import InputError
 from fedtilt.executors.forked import can_fork

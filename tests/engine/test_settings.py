@@ -7,8 +7,7 @@ import pytest
 
 import fedtilt as ft
 from fedtilt.config.setting_fields import settings_of
-from fedtilt.engine.setting_arguments import train_settings
-from fedtilt.engine.settings import TrainSettings
+from fedtilt.engine.settings import TrainSettings, train_settings
 
 NAMES = [setting.name for setting in dataclasses.fields(TrainSettings)]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedtilt.cli.deploy_progress import last_error
+from fedtilt.cli.deploy_run import last_error
 from fedtilt.files import read_json
 from fedtilt.flower.deploy import processes
 from fedtilt.flower.deploy.credentials import make_authority, make_site_key

@@ -30,7 +30,7 @@ def spent(folder: Path) -> dict[int, float]:
     """Round → epsilon."""
     run = RunFolder(folder / "seed-0")
     run.resume(lambda _: None)
-    return {round: summary.privacy.epsilon for round, summary in run.history["fedtilt"] if summary.privacy}
+    return {round: summary.privacy.epsilon for round, summary in run.evaluations.history["fedtilt"] if summary.privacy}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.math import aggregate
+from fedtilt.math.robust import sort_rows
 from fedtilt.methods import ServerRound, component_of
 
 FIVE = torch.tensor([[0.0], [1.0], [2.0], [3.0], [100.0]])
@@ -140,3 +141,21 @@ def test_rules_agree_with_byzfl() -> None:
         ]
         for ours, theirs in pairs:
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5, check_dtype=False)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 14, 33, 100])
+def test_sorted_rows_are_those_of_torch(count: int) -> None:
+    rows = torch.randn(count, 103, generator=torch.Generator().manual_seed(count)).mul(9).round()[:, 2:-1]  # with ties
+    before = rows.clone()
+    cut = (count - 1) // 2
+    assert torch.equal(sort_rows(rows), rows.sort(dim=0).values)
+    assert torch.equal(sort_rows(rows, cut), rows.sort(dim=0).values[cut : count - cut])
+    assert torch.equal(rows, before)
+
+
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_the_median_of_equal_weights_is_that_of_the_weighted_one(count: int) -> None:
+    models = torch.randn(count, 30)
+    weights = torch.full((count,), 3.0)
+    weights[0] += 1e-9  # no longer equal, but it changes no order
+    assert torch.equal(aggregate.median(models), aggregate.median(models, weights))

@@ -4,7 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -359,3 +359,28 @@ def test_a_component_sees_its_own_slot_alone() -> None:
     assert float(server["aggregator.rounds"]) == 3.0
     assert float(server["correction.control"].norm()) > 0
     assert float(server["optimizer.momentum"].norm()) > 0
+
+
+@dataclass(frozen=True)
+class OneTensorTwice(Training):
+    """A slot of two names for the same tensor, which safetensors does not write."""
+
+    def init_server(self, model: nn.Module, population: int) -> Slot:
+        return {"first": torch.zeros(2), "second": torch.zeros(2)}
+
+    def train(self, model: nn.Module, batches: ClientBatches, received: Slot, slot: Slot) -> ClientResult:
+        return ClientResult(model)
+
+    def server_step(self, sent: Mapping[str, Tensor], round: ServerRound, slot: Slot) -> Slot:
+        both = slot["first"] + 1
+        return {"first": both, "second": both}
+
+
+def test_one_tensor_under_two_names_is_checkpointed(tmp_path: Path) -> None:
+    method = ft.Method(name="own", training=OneTensorTwice())
+    saved = RunFolder(tmp_path)
+    settings = {"rounds": 2, "participation": 1.0, "epochs": 1, "workers": 0}
+    *_, last = ft.simulate([method], FED, MODEL, **settings, client_states=saved.client_states)
+    saved.checkpoint(last.state)
+    server = RunFolder(tmp_path).latest().server["own"]
+    assert server["training.first"].tolist() == server["training.second"].tolist() == [2.0, 2.0]

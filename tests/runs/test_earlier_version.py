@@ -16,9 +16,9 @@ TINY = [
     "model.hidden=[4]", "train.participation=1",
 ]  # fmt: skip
 FLAT = {"tau": 0.0, "lam": 0.0, "q": 0.0, "mu": "inf", "prox": 0.0, "aggregator": "tilted", "bad_share": 0.1}
-REFUSED = (
-    "is a run of an earlier version, in which methods had other keys; fedtilt report and export read it, but to go on "
-    "with it install that version, or start a new run in another folder (--out, or out= in Python)"
+REJECTED = (
+    "is a run of an earlier version, in which methods had other keys; fedtilt report and export read it, but to "
+    "continue it install that version, or start a new run in another folder (--out, or out= in Python)"
 )
 
 
@@ -57,9 +57,9 @@ def test_it_is_reported_and_checked(folder: Path, fedtilt) -> None:
 def test_it_is_not_resumed(folder: Path, fedtilt) -> None:
     with pytest.raises(ft.InputError) as error:
         ft.resume(folder, rounds=2)
-    assert str(error.value) == f"{folder / 'seed-0'} {REFUSED}"
+    assert str(error.value) == f"{folder / 'seed-0'} {REJECTED}"
     text = (folder / "spec.toml").read_text().partition("# sha256")[0]
     write_toml(folder / "spec.toml", f'{text}aggregator = "krum"\nbad_share = 0.1\n')  # keys that have moved
-    refused = fedtilt("resume", str(folder), "--rounds", "2")
-    assert refused.code == 2
-    assert " ".join(refused.err.split()).endswith(f"{folder} {REFUSED}")
+    rejected = fedtilt("resume", str(folder), "--rounds", "2")
+    assert rejected.code == 2
+    assert " ".join(rejected.err.split()).endswith(f"{folder} {REJECTED}")

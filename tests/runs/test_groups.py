@@ -154,7 +154,7 @@ def test_a_spec_with_levels_writes_the_figures_by_group(tmp_path: Path) -> None:
         ("q = 1.0", "methods.fedtilt.tau is missing; preset 'fedtilt' needs tau and lam"),
     ],
 )
-def test_bad_levels_are_refused(line: str, message: str, tmp_path: Path) -> None:
+def test_bad_levels_are_rejected(line: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "patients.toml").write_text(SPEC.replace('levels = [["class", 2.0], ["ward", inf]]', line))
     with pytest.raises(InputError) as error:
         load(tmp_path / "patients.toml")

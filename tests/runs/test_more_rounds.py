@@ -1,4 +1,4 @@
-"""A run goes on beyond its end to the same bits as a run that was planned longer."""
+"""A run continues beyond its end, bit-identical to a run that was planned longer."""
 
 import json
 from pathlib import Path
@@ -100,7 +100,7 @@ def test_the_default_interval_between_evaluations_stays_as_it_was(spec_file: Pat
         ([], 0, "train.rounds = 0 is not possible; give a whole number ≥ 1"),
     ],
 )
-def test_a_length_that_the_run_cannot_have_is_refused(
+def test_a_length_that_the_run_cannot_have_is_rejected(
     spec_file: Path, tmp_path: Path, settings: list[str], rounds: int, message: str
 ) -> None:
     run_spec(load(spec_file, overrides=settings), tmp_path / "run")

@@ -9,7 +9,7 @@ from torch import Tensor
 import fedtilt as ft
 
 
-def test_another_lambda_is_refused(tmp_path: Path) -> None:
+def test_another_lambda_is_rejected(tmp_path: Path) -> None:
     federation = ft.Federation.build(ft.data.load("digits"), clients=4, max_train=20)
 
     def run(power: float) -> ft.Result:

@@ -52,7 +52,7 @@ def test_epsilon_is_in_the_metrics_the_result_the_table_and_the_report(
     assert lines[0]["privacy"] == {"epsilon": epsilons[0], "delta": 1e-5, "noise": 3.0}
     console = Console(width=200)
     with console.capture() as printed:
-        console.print(legend({0: result}))
+        console.print(legend(read_run(tmp_path)))
     assert f"epsilon {epsilons[2]:.3g}, delta 1e-05: shared model, not personal" in printed.get()
     (sentence,) = [text for text in cautions(read_run(tmp_path)) if "differential privacy" in text]
     assert (

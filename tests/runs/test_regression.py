@@ -1,4 +1,4 @@
-"""Numbers as targets: an independent loop, scikit-learn's diabetes from file to prediction, and what is refused."""
+"""Numbers as targets: an independent loop, scikit-learn's diabetes from file to prediction, and what is rejected."""
 
 import re
 from pathlib import Path
@@ -288,7 +288,7 @@ NUMBERS = {"x_train": torch.zeros(4, 1), "x_test": torch.zeros(4, 1), "name": "m
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(make: object, message: str) -> None:
+def test_what_does_not_fit_is_rejected(make: object, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
         make()
     assert "\n" not in str(error.value)
@@ -304,7 +304,7 @@ def test_what_does_not_fit_is_refused(make: object, message: str) -> None:
         ("task=ranking", "task = 'ranking'"),
     ],
 )
-def test_a_spec_refuses_what_needs_classes(line: str, message: str, tmp_path: Path) -> None:
+def test_a_spec_rejects_what_needs_classes(line: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "diabetes.toml").write_text(SPEC)
     with pytest.raises(InputError) as error:
         load(tmp_path / "diabetes.toml", overrides=[line])

@@ -62,7 +62,7 @@ def test_tune_takes_it_and_recommends_it_with_its_setting() -> None:
         ft.tune([ft.fedavg(lr=0.1)], data, ft.models.mlp, over={"batch_size": [5]}, settings=SETTINGS)
 
 
-def test_what_is_no_such_object_and_what_has_no_effect_is_refused() -> None:
+def test_what_is_no_such_object_and_what_has_no_effect_is_rejected() -> None:
     with pytest.raises(ft.InputError, match="settings must be an ft.TrainSettings, got {'rounds': 5}; give others as"):
         trained(settings={"rounds": 5})
     with pytest.raises(ft.InputError, match="lr has no effect: no method of this run takes it"):

@@ -15,7 +15,7 @@ def build(**settings: object) -> ft.Federation:
     return ft.Federation.build(data, clients=4, max_train=20, outliers="flips", outlier_redraw="once", **settings)
 
 
-def test_other_draws_of_the_same_data_are_refused_when_a_run_goes_on(tmp_path: Path) -> None:
+def test_other_draws_of_the_same_data_are_rejected_when_a_run_continues(tmp_path: Path) -> None:
     def run(federation: ft.Federation) -> ft.Result:
         return ft.run([ft.fedavg()], federation, ft.models.logistic, rounds=2, epochs=1, out=tmp_path / "run")
 

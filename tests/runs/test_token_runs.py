@@ -1,4 +1,4 @@
-"""Runs on tokens and on dictionaries of tensors: the same bits as with one tensor."""
+"""Runs on tokens and on dictionaries of tensors: bit-identical to one tensor."""
 
 from types import SimpleNamespace
 
@@ -59,7 +59,7 @@ def test_a_dictionary_gives_the_bits_of_one_tensor(returns, tmp_path):
         assert torch.equal(a, b)
 
 
-def test_a_model_that_takes_other_names_is_refused():
+def test_a_model_that_takes_other_names_is_rejected():
     federation = ft.Federation.from_clients(list(clients(named=True)))
     with pytest.raises(ft.InputError, match=r"the model does not take samples of shape .*'input_ids': \(6,\)"):
         ft.run([ft.fedavg()], federation, nn.Linear(LENGTH, 2), rounds=1)
@@ -69,7 +69,7 @@ def test_a_model_that_takes_other_names_is_refused():
         ft.run([ft.fedavg()], federation, ft.models.mlp, rounds=1)
 
 
-def test_a_model_for_numbers_is_refused_on_tokens():
+def test_a_model_for_numbers_is_rejected_on_tokens():
     federation = ft.Federation.from_clients(list(clients(named=False)))
     with pytest.raises(ft.InputError, match="int64 samples are tokens for nn.Embedding, make them float32 if they are"):
         ft.run([ft.fedavg()], federation, ft.models.mlp, rounds=1)

@@ -120,7 +120,7 @@ def test_a_search_logs_the_scores_of_every_stage(fedtilt, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["neptune:x", "tensorboard", "mlflow:"])
-def test_an_unknown_tracker_is_refused_before_anything_is_written(fedtilt, tmp_path: Path, text: str) -> None:
+def test_an_unknown_tracker_is_rejected_before_anything_is_written(fedtilt, tmp_path: Path, text: str) -> None:
     result = fedtilt("run", "--log", text)
     assert (result.code, result.out) == (2, "")
     assert result.err.strip() == (

@@ -136,7 +136,7 @@ def test_a_damaged_checkpoint_is_skipped(federation: ft.Federation, finished: Pa
     assert (copy / metrics).read_bytes() == (finished / metrics).read_bytes()
 
 
-def test_a_run_without_an_intact_checkpoint_is_refused(federation: ft.Federation, copy: Path) -> None:
+def test_a_run_without_an_intact_checkpoint_is_rejected(federation: ft.Federation, copy: Path) -> None:
     for round in (3, 4):
         alter(checkpoint(copy, round) / "server.safetensors")
     with pytest.raises(ft.InputError, match="no checkpoint in .* is intact: .*; start again in another folder"):
@@ -155,7 +155,7 @@ def test_a_run_without_an_intact_checkpoint_is_refused(federation: ft.Federation
         ({"methods": METHODS[:1]}, "methods.fedtilt"),
     ],
 )
-def test_changed_settings_are_refused(federation: ft.Federation, copy: Path, changed: dict, message: str) -> None:
+def test_changed_settings_are_rejected(federation: ft.Federation, copy: Path, changed: dict, message: str) -> None:
     before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
     with pytest.raises(ft.InputError) as error:
         run_again(federation, copy, **changed)
@@ -163,7 +163,7 @@ def test_changed_settings_are_refused(federation: ft.Federation, copy: Path, cha
     assert {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()} == before
 
 
-def test_other_data_is_refused(copy: Path) -> None:
+def test_other_data_is_rejected(copy: Path) -> None:
     other = ft.Federation.build(ft.data.load("digits"), clients=6, max_train=20, seed=9)
     with pytest.raises(
         ft.InputError,
@@ -172,7 +172,7 @@ def test_other_data_is_refused(copy: Path) -> None:
         run_again(other, copy)
 
 
-def test_another_partition_of_the_same_samples_is_refused(tmp_path: Path) -> None:
+def test_another_partition_of_the_same_samples_is_rejected(tmp_path: Path) -> None:
     x, y = torch.rand(8, 4), torch.arange(8) % 2
     names = {"class_names": ("a", "b"), "client_names": ("left", "right")}
 
@@ -216,7 +216,7 @@ def test_the_seeds_of_a_run_may_have_different_samples(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run/run.json").read_text())["seeds"] == [0, 1]
 
 
-def test_a_refused_run_leaves_no_folder(federation: ft.Federation, tmp_path: Path) -> None:
+def test_a_rejected_run_leaves_no_folder(federation: ft.Federation, tmp_path: Path) -> None:
     for bad in ({"precision": "tf32"}, {"backend": "Autograd"}):
         with pytest.raises(ft.InputError):
             ft.run(METHODS, federation, model, out=tmp_path / "run", **SETTINGS | bad)
@@ -277,7 +277,7 @@ def test_an_export_has_tied_parameters_and_buffers(federation: ft.Federation, tm
     assert torch.equal(loaded(x), result["ditto"].shared(x))
 
 
-def test_a_folder_with_other_files_is_refused(federation: ft.Federation, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_rejected(federation: ft.Federation, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ft.InputError, match="is not empty; choose another folder$"):
         ft.run(METHODS, federation, model, out=tmp_path, **SETTINGS)
@@ -290,7 +290,7 @@ def test_a_folder_with_other_files_is_refused(federation: ft.Federation, tmp_pat
     assert (tmp_path / "run.json").exists()
 
 
-def test_another_initial_model_is_refused(federation: ft.Federation, copy: Path) -> None:
+def test_another_initial_model_is_rejected(federation: ft.Federation, copy: Path) -> None:
     def shifted(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
         net = model(input_shape, classes)
         with torch.no_grad():
@@ -314,7 +314,7 @@ def test_another_initial_model_is_refused(federation: ft.Federation, copy: Path)
         (other_statistics, r"was started with another norm\.running_var, which the run does not train"),
     ],
 )
-def test_another_frozen_part_or_other_buffers_are_refused(
+def test_another_frozen_part_or_other_buffers_are_rejected(
     federation: ft.Federation, tmp_path: Path, other: Callable[..., torch.nn.Module], message: str
 ) -> None:
     ft.run(METHODS, federation, RecipeModel, out=tmp_path, **SETTINGS)
@@ -404,13 +404,13 @@ def test_a_damaged_line_of_metrics_costs_its_round_alone(federation: ft.Federati
     assert (metrics.read_text().splitlines()) == (finished / "seed-0/metrics.jsonl").read_text().splitlines()[2:]
 
 
-def test_a_folder_without_its_fingerprint_is_refused(federation: ft.Federation, copy: Path) -> None:
+def test_a_folder_without_its_fingerprint_is_rejected(federation: ft.Federation, copy: Path) -> None:
     (copy / "seed-0/fingerprint.json").unlink()
     with pytest.raises(ft.InputError, match=r"fingerprint.json is missing; restore it from a copy"):
         run_again(federation, copy)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_refused(federation: ft.Federation, copy: Path) -> None:
+def test_a_checkpoint_of_an_earlier_version_is_rejected(federation: ft.Federation, copy: Path) -> None:
     for round in (3, 4):
         old = {"round": round, "server": "", "clients": [["ditto", 0, 1, ""]], "sha256": ""}
         (checkpoint(copy, round) / "manifest.json").write_text(json.dumps(old))
@@ -419,7 +419,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(federation: ft.Federation
 
 
 @pytest.mark.parametrize("name", ["seed-0", "seed-0/checkpoints", "seed-0/clients", "seed-0/counts"])
-def test_a_link_to_another_folder_is_refused(federation: ft.Federation, copy: Path, tmp_path: Path, name: str) -> None:
+def test_a_link_to_another_folder_is_rejected(federation: ft.Federation, copy: Path, tmp_path: Path, name: str) -> None:
     elsewhere = (copy / name).rename(tmp_path / "elsewhere")
     (copy / name).symlink_to(elsewhere)
     before = sorted(elsewhere.rglob("*"))
@@ -455,7 +455,7 @@ def run_in_child(function) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_rejected(tmp_path: Path) -> None:
     def lock() -> None:
         with locked(tmp_path):
             pass
@@ -501,7 +501,7 @@ def test_a_full_disk_is_reported_and_leaves_the_last_checkpoint(
     assert len(result["ditto"].history) == 4
 
 
-def test_a_folder_that_cannot_be_created_is_refused(federation: ft.Federation, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_rejected(federation: ft.Federation, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ft.InputError, match="cannot write into .*Not a directory"):
         run_again(federation, tmp_path / "file" / "run")

@@ -27,7 +27,7 @@ from fedtilt.training import (
     stacked,
 )
 from fedtilt.training.local_job import batch_bounds
-from tests.helpers.models import CLASSES, MODELS, SHAPE, FunctionalDropout, Recurrent, make_jobs
+from tests.helpers.models import CLASSES, MODELS, SHAPE, Recurrent, make_jobs
 
 needs_kernel = pytest.mark.skipif(
     not native.available(), reason=f"native cannot run because {native.unavailable_reason()}"
@@ -71,12 +71,12 @@ def test_what_each_backend_supports(monkeypatch: pytest.MonkeyPatch) -> None:
         ("fused", "logistic"), ("fused", "mlp"),
         ("stacked", "logistic"), ("stacked", "mlp"), ("stacked", "cnn"), ("stacked", "norm"),
         ("stacked", "bias-free"), ("stacked", "subclass"), ("stacked", "unused layer"),
+        ("stacked", "dropout"), ("stacked", "functional dropout"),
     }  # fmt: skip
     assert choose(MODELS["mlp"]()).name == ("native" if native.available() else "fused")
     assert choose(MODELS["cnn"]()).name == ("native" if native.available() else "autograd")
     assert choose(MODELS["cnn"](), "cuda").name == "stacked"
     assert choose(Recurrent(), "cuda").name == "autograd"
-    assert choose(FunctionalDropout(), "cuda").name == "autograd"
 
 
 def test_cuda_without_a_compiler_trains_by_autograd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -171,18 +171,19 @@ def test_a_library_is_compiled_once_into_a_private_folder(empty_cache: Path, tmp
 
 
 @needs_kernel
-def test_a_damaged_library_is_compiled_again(
-    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
+def test_a_damaged_library_is_compiled_again(empty_cache: Path, tmp_path: Path, damage: str) -> None:
     source = write_source(tmp_path, 9)
     compiler.compile_library(source)
-    (whole,) = empty_cache.iterdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    damaged = tmp_path / "other" / "fedtilt" / "native" / whole.name
-    damaged.parent.mkdir(parents=True)
-    damaged.write_bytes(whole.read_bytes()[:100])
+    (file,) = empty_cache.iterdir()
+    whole = file.read_bytes()
+    flipped = bytearray(whole)
+    flipped[whole.index((9).to_bytes(4, "little"))] ^= 1  # the answer itself: nothing else would notice
+    file.unlink()  # this process has it mapped
+    file.write_bytes({"truncated": whole[: len(whole) // 2], "flipped": bytes(flipped), "empty": b""}[damage])
     assert compiler.compile_library(source).library.answer() == 9
-    assert damaged.read_bytes() == whole.read_bytes()
+    (again,) = empty_cache.iterdir()
+    assert again.read_bytes() == whole
 
 
 @needs_kernel

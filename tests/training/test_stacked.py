@@ -228,8 +228,6 @@ def test_what_is_not_supported_has_a_reason() -> None:
 
     for name, loss, expected in (
         ("lstm", cross_entropy, "layer 'lstm' (LSTM) cannot be batched over jobs"),
-        ("dropout", cross_entropy, "layer '2' (Dropout) cannot be batched over jobs"),
-        ("functional dropout", cross_entropy, "draws random numbers, or branches on values"),
         ("mlp", branches, "draws random numbers, or branches on values"),
     ):
         net = models.build(MODELS[name], SHAPE, CLASSES, seed=3)

@@ -45,13 +45,13 @@ def test_a_grid_has_every_combination() -> None:
         ({}, "over must be a dict of settings and their values"),
     ],
 )
-def test_empty_axes_are_refused(over: dict, message: str) -> None:
+def test_empty_axes_are_rejected(over: dict, message: str) -> None:
     with pytest.raises(InputError) as error:
         axes_of(over)
     assert message in str(error.value)
 
 
-def test_options_are_parsed_or_refused() -> None:
+def test_options_are_parsed_or_rejected() -> None:
     for texts, message in ((["tau"], "is not KEY=VALUES"), (["tau=1", "tau=2"], "--over tau is given twice")):
         with pytest.raises(InputError, match=message):
             parse_axes(texts)

@@ -5,7 +5,7 @@ import torch
 
 from fedtilt import seeds
 from fedtilt.tuning.decision import decide, difference, pareto_front, ranked
-from fedtilt.tuning.objectives import CLASSIFICATION, Constraint, Scores, values_of
+from fedtilt.tuning.objectives import CLASSIFICATION, Constraint, ScoreTable, values_of
 from fedtilt.tuning.objectives import OBJECTIVES as ALL_OBJECTIVES
 
 OBJECTIVES = ALL_OBJECTIVES[CLASSIFICATION]
@@ -13,13 +13,13 @@ ACCURACY, WORST = OBJECTIVES["accuracy"], OBJECTIVES["worst"]
 CLIENTS, SAMPLES = 50, 20
 
 
-def scores(accuracy: float, seed: int, clients: int = CLIENTS) -> Scores:
+def scores(accuracy: float, seed: int, clients: int = CLIENTS) -> ScoreTable:
     """Clients with one class, on which a model is right with this probability."""
     correct = (seeds.uniform(seeds.key(seed, "test"), (clients, SAMPLES)) < accuracy).sum(1, keepdim=True)
-    return Scores(correct, torch.full((clients, 1), SAMPLES), {})
+    return ScoreTable(correct, torch.full((clients, 1), SAMPLES), {})
 
 
-def by_seed(accuracy: float, *numbers: int) -> dict[int, Scores]:
+def by_seed(accuracy: float, *numbers: int) -> dict[int, ScoreTable]:
     return {number % 100: scores(accuracy, number) for number in numbers}
 
 

@@ -13,7 +13,7 @@ from fedtilt.tuning.objectives import (
     CLASSIFICATION,
     OBJECTIVES,
     REGRESSION,
-    Scores,
+    ScoreTable,
     constraints_of,
     find_objective,
     front_objectives,
@@ -25,7 +25,7 @@ pandas = pytest.importorskip("pandas")
 
 TOTAL = torch.tensor([[10, 10], [10, 0]])
 GROUPS = {"sex": GroupCounts(torch.tensor([[4, 5], [10, 0]]), torch.tensor([[5, 10], [10, 5]]))}
-SCORES = Scores(torch.tensor([[9, 5], [10, 0]]), TOTAL, GROUPS)
+SCORES = ScoreTable(torch.tensor([[9, 5], [10, 0]]), TOTAL, GROUPS)
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def test_objectives_are_the_metrics_of_a_run() -> None:
 
 def test_errors_are_better_where_they_are_smaller() -> None:
     errors = torch.tensor([[[10.0, 50.0]], [[30.0, 100.0]]], dtype=torch.float64)  # absolute and squared
-    scores = Scores(errors, torch.tensor([[10], [10]]), {})
+    scores = ScoreTable(errors, torch.tensor([[10], [10]]), {})
     objectives = OBJECTIVES[REGRESSION]
     assert list(objectives) == ["mae", "rmse", "worst", "client_fairness", "class_fairness"]
     assert objectives["mae"].value(scores) == 2.0
@@ -69,7 +69,7 @@ def test_errors_are_better_where_they_are_smaller() -> None:
         ("mae", CLASSIFICATION, None, "there is no objective 'mae' for classification"),
     ],
 )
-def test_an_objective_that_does_not_exist_is_refused(name: str, task: str, group: str | None, message: str) -> None:
+def test_an_objective_that_does_not_exist_is_rejected(name: str, task: str, group: str | None, message: str) -> None:
     with pytest.raises(InputError) as error:
         find_objective(name, federation(task, group))
     assert message in str(error.value)
@@ -85,7 +85,7 @@ def test_bounds_of_accuracies_may_be_shares() -> None:
     assert [str(c) for c in constraints_of({}, {"mae": 120.5}, numbers)] == ["MAE ≤ 120.5"]
 
 
-def test_bounds_are_parsed_or_refused() -> None:
+def test_bounds_are_parsed_or_rejected() -> None:
     assert parse_bounds(["accuracy=0.9"], "--at-least") == {"accuracy": 0.9}
     for text in ("accuracy", "accuracy=high", "=1", "accuracy=nan"):
         with pytest.raises(InputError, match="is not NAME=NUMBER"):

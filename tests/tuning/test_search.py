@@ -1,4 +1,4 @@
-"""`ft.tune`: grids and samples, stages, kills, budgets and what it refuses."""
+"""`ft.tune`: grids and samples, stages, kills, budgets and what it rejects."""
 
 import dataclasses
 import functools
@@ -202,7 +202,7 @@ def test_a_recommendation_keeps_its_constraints() -> None:
     assert impossible.reason.startswith("no setting has accuracy ≥ 100 %; the nearest is")
 
 
-def test_impossible_combinations_are_named_and_impossible_values_refused() -> None:
+def test_impossible_combinations_are_named_and_impossible_values_rejected() -> None:
     calls = Calls()
     over = {"aggregator": ["tilted", "median"], "q": [0, 1]}
     tuning = tune(over=over, callbacks=[calls], halving=False)
@@ -237,7 +237,7 @@ def test_bad_input_is_one_line(options: dict, message: str) -> None:
     assert message in str(error.value)
 
 
-def test_a_federation_without_validation_data_and_several_methods_are_refused() -> None:
+def test_a_federation_without_validation_data_and_several_methods_are_rejected() -> None:
     bare = ft.Federation.build(ft.data.load("digits"), clients=6, max_train=40)
     with pytest.raises(InputError, match="no client has a validation sample to tune tau and lam on"):
         ft.tune([METHOD], bare, MLP, **TRAIN)

@@ -1,12 +1,13 @@
-"""Attacks: a share of the clients work against the others. Their settings, who attacks, and poisoned training data.
+"""Attacks: a share of the clients work against the others. Their settings, who attacks, poisoned training data,
+and whether the rules of a run tolerate them.
 
 Two kinds poison what an attacker trains on (`label_flip`, `backdoor`); the others forge what it sends
 (`forged_updates`). Attackers have no test data, so that all metrics are over honest clients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +19,13 @@ from fedtilt.data.dataset import Dataset
 from fedtilt.data.inputs import Inputs
 from fedtilt.data.naming import client_number
 from fedtilt.errors import InputError
+from fedtilt.math.aggregate import bad_count
+from fedtilt.methods import Method
+from fedtilt.methods.run_checks import tolerant_parts
+
+if TYPE_CHECKING:
+    from fedtilt.engine.settings import TrainSettings
+
 
 KINDS = {  # what attackers do, and the paper
     "sign_flip": "send their update times −strength (Li et al., RSA, AAAI 2019, arXiv 1811.03761)",
@@ -47,15 +55,15 @@ class Attack:
     1.5
     """
 
-    kind: str = setting(None, "what attackers do; left out: there are none", choices=KINDS, example="alie")
-    share: float | None = setting(None, "the share of clients that attack; left out: 0.2", gt=0, lt=1, example=0.2)
+    kind: str = setting(None, "what attackers do; default: there are none", choices=KINDS, example="alie")
+    share: float | None = setting(None, "the share of clients that attack; default: 0.2", gt=0, lt=1, example=0.2)
     clients: tuple[str, ...] = setting(
         (), "the names of the clients that attack, in place of share", allowed="a list of names, such as ['3', '7']"
     )
     strength: float | None = setting(
         None,
         "a factor of the update (sign_flip, scale, backdoor) or of the honest mean (ipm), standard deviations (alie) "
-        f"or a value (gaussian, same_value); left out: {', '.join(f'{k} {v:g}' for k, v in STRENGTH.items())}",
+        f"or a value (gaussian, same_value); default: {', '.join(f'{k} {v:g}' for k, v in STRENGTH.items())}",
         gt=0,
         example=1.5,
     )
@@ -64,9 +72,9 @@ class Attack:
         "whether alie and ipm choose, in every round, the strength that moves the aggregated model furthest from the "
         "honest mean; attackers then know the aggregation rule",
     )
-    target: str | None = setting(None, "the class that backdoor makes models predict; left out: the first", example="0")
+    target: str | None = setting(None, "the class that backdoor makes models predict; default: the first", example="0")
     poisoned: float | None = setting(
-        None, "the share of an attacker's samples with backdoor's trigger; left out: 0.5", gt=0, le=1, example=0.5
+        None, "the share of an attacker's samples with backdoor's trigger; default: 0.5", gt=0, le=1, example=0.5
     )
     from_round: int = setting(1, "the first round of the attack", ge=1)
     left_out: ClassVar[tuple[str, ...]] = ()  # of an attack: the settings that its kind has decided
@@ -96,7 +104,7 @@ class Attack:
         object.__setattr__(self, "left_out", left_out)
 
     def check_rounds(self, rounds: int) -> None:
-        """Refuse an attack that starts after the last round."""
+        """Raise InputError if the attack starts after the last round."""
         if self.from_round > rounds:
             raise InputError(
                 f"attack.from_round = {self.from_round} is after the last round, {rounds}; choose an earlier one, or "
@@ -202,3 +210,39 @@ def with_trigger(images: Tensor, white: float) -> Tensor:
     changed = images.clone()
     changed[..., -side:, -side:] = white
     return changed
+
+
+def check_tolerated(
+    methods: Sequence[Method], attackers: Collection[int], clients: int, settings: "TrainSettings"
+) -> tuple[str, ...]:
+    """Raise InputError if a rule is set for fewer bad clients than attack; name rounds that have more by chance.
+
+    Args:
+        methods: the methods of the run
+        attackers: the clients that attack
+        clients: how many there are
+        settings: the settings of the run, which select the clients of a round
+    """
+    notices = []
+    share, count = len(attackers) / clients, settings.clients_per_round(clients)
+    secret = settings.privacy is not None and settings.privacy.randomness == "secret"
+    for m in methods:
+        shares = [part.bad_share for part in tolerant_parts(m)]
+        if not shares:
+            continue
+        bad_share = min(shares)
+        if share > bad_share + 1e-9:
+            raise InputError(
+                f"bad_share = {bad_share:g} of method {m.name!r} is less than the {len(attackers)} of {clients} "
+                f"clients that attack; use bad_share ≥ {share:.2g}, or fewer attackers"
+            )
+        tolerated = bad_count(bad_share, count)
+        if count < clients and not secret:
+            rounds = range(1, settings.rounds + 1)
+            more = sum(len(set(settings.selected(r, clients)) & set(attackers)) > tolerated for r in rounds)
+            if more:
+                notices.append(
+                    f"method {m.name!r} tolerates {tolerated} bad of {count} clients in a round, and {more} of "
+                    f"{settings.rounds} rounds have more attackers by chance; raise bad_share or participation"
+                )
+    return tuple(notices)

@@ -1,20 +1,24 @@
 """What attackers send in place of their updates.
 
 An update is u_n = w_n − w. Attackers know the updates of the honest clients of the round (ALIE, IPM, mimic); if no
-honest client takes part, they use their own instead.
+honest client takes part, they use their own instead. With `search`, ALIE and IPM send what moves the result furthest.
+
+Models of different strengths are all in the span of the honest updates, the forged one and the root model. The steps
+before a rule and most rules depend on lengths and angles alone, so they are evaluated on the coordinates in an
+orthonormal basis of this span: a few numbers per model in place of P. Only rules by coordinate need all P.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fedtilt import seeds
 from fedtilt.attacks.attack import POISONING, Attack
-from fedtilt.attacks.strength import damage_of, worst_strength
+from fedtilt.math.client_models import BlockedModels, gram
 
 if TYPE_CHECKING:
     from fedtilt.engine.client import ClientUpdate
@@ -108,3 +112,116 @@ def _line(kind: str, honest: Tensor) -> tuple[Tensor, Tensor]:
             return torch.zeros_like(mean), -mean
         case _:  # mimic
             return honest[0], torch.zeros_like(mean)
+
+
+_EVALUATIONS = 20  # as in ByzFL
+_FIRST_STEP = 10.0
+_SHRINK = 0.8
+_BLOCK_BYTES, _LEAST_WIDTH = 2**20, 4096  # of models that are expanded
+_LEAST_VARIANCE = 1e-12  # of a direction of the basis, relative to the largest: less is rounding
+
+
+def worst_strength(damage: Callable[[float], float]) -> float:
+    """The strength with the most damage, by the line search of ByzFL 0.0.11.
+
+    A step that helps is doubled, until one does not help; from then on every step is 0.8 times the last.
+
+    >>> round(worst_strength(lambda strength: -abs(strength - 30)), 1)
+    30.0
+    """
+    best, step, grows = 0.0, _FIRST_STEP, True
+    most = damage(best)
+    for _ in range(_EVALUATIONS - 1):
+        found = damage(best + step)
+        if found > most:
+            best, most = best + step, found
+            step *= 2 if grows else _SHRINK
+        else:
+            step, grows = step * _SHRINK, False
+    return best
+
+
+def damage_of(
+    rule: RoundRule, known: Tensor, is_bad: Sequence[bool], base: Tensor, direction: Tensor
+) -> Callable[[float], float]:
+    """Strength → the distance of the aggregated model from the honest mean.
+
+    Args:
+        rule: the aggregation of this round
+        known: the updates of the honest clients, in the order of client numbers, (H, P)
+        is_bad: of every client of the round, whether it attacks: it sends base + strength · direction
+        base: (P,)
+        direction: (P,)
+    """
+    start, root = rule.round.received, rule.round.root
+    fixed = [torch.zeros_like(start), base, direction, *([] if root is None else [root - start])]
+    basis = _Basis(torch.cat([torch.stack(fixed), known]))
+    origin, base_at, direction_at = basis.coordinates[:3]
+    root_at = None if root is None else basis.coordinates[3]
+    honest = basis.coordinates[len(fixed) :]
+    bad = torch.tensor(is_bad)
+    models = honest.new_empty(len(bad), len(origin))
+    if not bad.all():
+        models[~bad] = honest
+    honest_mean = honest.mean(0)
+    rule = rule.relative_to(origin, root_at)
+    centred = [None if point is None else basis.expand((point - honest_mean)[None])[0] for point in (origin, root_at)]
+    by_coordinate = rule.relative_to(*centred) if rule.is_by_coordinate else None  # type: ignore[arg-type]
+    steps_by_coordinate = any(step.by_coordinate for step in rule.method.before)
+
+    def damage(strength: float) -> float:
+        models[bad] = base_at + strength * (direction_at - origin)
+        if steps_by_coordinate:
+            assert by_coordinate is not None
+            return float(by_coordinate.aggregate(basis.expand(models - honest_mean).all())[0].norm())
+        mixed, mixed_rule = rule.prepare(models)
+        if by_coordinate is None:
+            return float((mixed_rule.apply(mixed)[0] - honest_mean).norm())
+        expanded = basis.expand(mixed - honest_mean)
+        models_ = expanded if rule.method.aggregator.by_blocks else expanded.all()
+        return float(by_coordinate.apply(models_)[0].norm())
+
+    return damage
+
+
+class _Basis:
+    """Points (K, P) by their coordinates (K, r) in an orthonormal basis of their span, in float64, on the CPU."""
+
+    def __init__(self, points: Tensor) -> None:
+        matrix = gram(points)
+        self._points, self._centre = points, matrix.diagonal().argmin()
+        variances, vectors = torch.linalg.eigh(matrix)
+        kept = variances > _LEAST_VARIANCE * variances[-1]
+        kept[-1] = True  # also if all points are equal
+        self._deviations, self._vectors = variances[kept].clamp_min(0).sqrt(), vectors[:, kept]
+        self.coordinates = self._vectors * self._deviations
+
+    def expand(self, differences: Tensor) -> _ExpandedModels:
+        """Differences of points, (n, r), in the coordinates of the points, (n, P)."""
+        weights = differences / self._deviations.clamp_min(torch.finfo(torch.float64).tiny) @ self._vectors.T
+        weights[:, self._centre] = -weights.sum(1)  # the Gram matrix is of differences to this point
+        return _ExpandedModels(weights.to(self._points), self._points)
+
+
+class _ExpandedModels(BlockedModels):
+    """The combinations weights (C, K) of points (K, P), computed a block at a time, which stays in the cache."""
+
+    def __init__(self, weights: Tensor, points: Tensor) -> None:
+        self._weights, self._points = weights, points
+        self.shape, self.device = (len(weights), points.shape[1]), points.device
+
+    def __getitem__(self, client: int) -> Tensor:
+        return self._weights[client] @ self._points
+
+    def map_blocks(
+        self, function: Callable[..., Tensor], arguments: Sequence[Any], by_column: Sequence[Tensor]
+    ) -> Iterator[Tensor]:
+        width = max(_LEAST_WIDTH, _BLOCK_BYTES // (4 * len(self)))
+        for left in range(0, self.shape[1], width):
+            columns = slice(left, left + width)
+            block = self._weights @ self._points[:, columns]
+            yield function(block, *(vector[columns] for vector in by_column), *arguments)
+
+    def all(self) -> Tensor:
+        """All models, (C, P)."""
+        return self._weights @ self._points

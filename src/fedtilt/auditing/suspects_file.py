@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from fedtilt.auditing.samples import Suspect
-from fedtilt.csv_text import csv_text
+from fedtilt.text_tables import csv_text
 
 
 def suspects_csv(suspects: Iterable[Suspect]) -> str:

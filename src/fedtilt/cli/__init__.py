@@ -13,7 +13,7 @@ import typer
 import typer.core
 import typer.main
 
-from fedtilt.cli.console import Console, echo, escape
+from fedtilt.cli.console import Console, echo, escape, print_warnings
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.version import __version__
 
@@ -123,8 +123,6 @@ def _show_data_warnings() -> None:
         if not issubclass(category, InputWarning):
             show(message, category, *args, **kwargs)
         elif str(message) not in shown:
-            from fedtilt.cli.show_table import print_warnings
-
             shown.add(str(message))
             print_warnings(Console(stderr=True), [str(message)])
 

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from fedtilt.auditing.samples import Audit, Suspect, WrongLabels
 from fedtilt.auditing.suspects_file import suspects_csv
-from fedtilt.cli.console import Console, echo
+from fedtilt.cli.console import Console, echo, print_lines, text_table
 from fedtilt.cli.options import AsJson, Quiet, Verbose
-from fedtilt.cli.run import run_and_print
-from fedtilt.cli.run_folders import new_folder, write_report
+from fedtilt.cli.run import new_folder, print_run, train_and_print, write_report
 from fedtilt.errors import InputError
-from fedtilt.evaluation.results import Result
 from fedtilt.files import read_json, write_bytes
 from fedtilt.report.audit_page import build_audit_page
 from fedtilt.runs.audit import Gain, RunAudit, audit_run, corrected_spec, gains
@@ -96,15 +93,14 @@ def _audit(folder: Path, run: RunAudit, cut: float, top: int, csv: Path, quiet: 
     console.print(_client_table(audit.wrong_labels()[:_MAX_CLIENTS]))
     if audit.never_selected:
         names = ", ".join(audit.never_selected[:5]) + (", …" if len(audit.never_selected) > 5 else "")
-        console.print(Text(f"not judged, because they never took part: {len(audit.never_selected)} clients ({names})"))
+        console.print(Text(f"skipped: {len(audit.never_selected)} clients that were never selected ({names})"))
     for sentence in run.clients.sentences():
         console.print(Text(sentence))
     console.print(Text("A hard but correct sample looks bad too: look at the suspects before you act on them."))
-    console.print(Text(f"suspects: {csv}"), soft_wrap=True, highlight=False)
-    console.print(Text(f"page:     {page}"), soft_wrap=True, highlight=False)
+    print_lines(console, f"suspects: {csv}", f"page:     {page}")
     if suspects:
         command = f"fedtilt audit {shlex.quote(str(folder))} --drop {shlex.quote(str(csv))}"
-        console.print(Text(f"next:     {command}   (or --relabel)"), soft_wrap=True, highlight=False)
+        print_lines(console, f"next:     {command}   (or --relabel)")
 
 
 def _headline(run: RunAudit) -> str:
@@ -119,21 +115,14 @@ def _headline(run: RunAudit) -> str:
 
 def _expectation(audit: Audit, cut: float) -> Table:
     """How many suspects each cut has, and how many of these are expected to be wrong."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for name in ("score", "suspects", "expected wrong", "of all wrong labels"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = text_table([], ["score", "suspects", "expected wrong", "of all wrong labels"])
     for found in audit.cuts(sorted({cut, 0.5, 0.9, 0.99})):
         table.add_row(f"≥ {found.score:g}", f"{found.suspects:,}", f"{found.precision:.0%}", f"{found.recall:.0%}")
     return table
 
 
 def _suspect_table(suspects: Sequence[Suspect]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("row", no_wrap=True)
-    for name in ("client", "labelled", "looks like"):
-        table.add_column(name, overflow="ellipsis", no_wrap=True)
-    for name in ("score", "loss", "weight"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = text_table(["row", "client", "labelled", "looks like"], ["score", "loss", "weight"])
     for s in suspects:
         names = (Text(text) for text in (s.row, s.client, s.label, s.looks_like))
         table.add_row(*names, f"{s.score:.3f}", f"{s.loss:.2f}", f"{s.weight:.2f}")
@@ -141,16 +130,10 @@ def _suspect_table(suspects: Sequence[Suspect]) -> Table:
 
 
 def _client_table(clients: Sequence[WrongLabels]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("client", overflow="fold")
-    for name in ("samples", "suspects", "wrong labels", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in clients:
-        wrong = row.wrong
-        table.add_row(
-            Text(row.client), f"{row.samples:,}", f"{row.suspects:,}", f"{wrong.share:.1%}",
-            f"{wrong.low:.1%} to {wrong.high:.1%}",
-        )  # fmt: skip
+    table = text_table(["client"], ["samples", "suspects", "wrong labels", "95 % interval"])
+    for client, _, samples, suspects, wrong in clients:
+        interval = f"{wrong.low:.1%} to {wrong.high:.1%}"
+        table.add_row(Text(client), f"{samples:,}", f"{suspects:,}", f"{wrong.share:.1%}", interval)
     return table
 
 
@@ -184,26 +167,19 @@ def _train_again(
         raise InputError(f"{folder} is not finished; fedtilt resume {shlex.quote(str(folder))} first")
     new = out or new_folder(f"{spec.name}-corrected")
 
-    def train(callbacks: Sequence[Callback]) -> dict[int, Result]:
+    def train(callbacks: Sequence[Callback]) -> object:
         return run_spec(spec, new, callbacks=callbacks)
 
-    run_and_print(spec, new, train, quiet=quiet, verbose=verbose, as_json=as_json)
+    train_and_print(new, train, print_run, seeds=spec.seeds, quiet=quiet, verbose=verbose, as_json=as_json)
     if not (quiet or as_json):
         found = gains(read_json(folder / "results.json"), read_json(new / "results.json"))
         Console().print(_gain_table(found))
         if not any(gain.split == "validation" for gain in found):
-            echo("no validation data; set clients.validation = 0.1 in the spec to judge by data that is not the test")
+            echo("no validation data; set clients.validation = 0.1 in the spec to measure the gain without test data")
 
 
 def _gain_table(found: Sequence[Gain]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("method", overflow="fold")
-    table.add_column("accuracy on")
-    for name in ("before", "after", "gain"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for gain in found:
-        difference = gain.after - gain.before
-        table.add_row(
-            Text(gain.method), gain.split, f"{gain.before:.2f} %", f"{gain.after:.2f} %", f"{difference:+.2f} points"
-        )
+    table = text_table(["method", "accuracy on"], ["before", "after", "gain"])
+    for method, split, before, after in found:
+        table.add_row(Text(method), split, f"{before:.2f} %", f"{after:.2f} %", f"{after - before:+.2f} points")
     return table

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
-from fedtilt.cli.console import Console, echo
+from fedtilt.cli.console import Console, echo, text_table
 from fedtilt.locks import locked
 from fedtilt.runs.spec_run import check_run_folder
 from fedtilt.storage.integrity import check_run
@@ -31,14 +29,10 @@ def check(
         checks = check_run(folder)
     damaged = [sentence for part in checks for sentence in part.damaged]
     if as_json:
-        echo(
-            json.dumps({"folder": str(folder), "intact": not damaged, "files": [c.to_json() for c in checks]}, indent=2)
-        )
+        values = {"folder": str(folder), "intact": not damaged, "files": [part.to_json() for part in checks]}
+        echo(json.dumps(values, indent=2))
         raise typer.Exit(1 if damaged else 0)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for name in ("", "checked", "damaged"):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    table.add_column("damage costs", overflow="fold")
+    table = text_table([""], ["checked", "damaged"], ["damage costs"])
     for part in checks:
         count = Text(f"{len(part.damaged):,}", "bold red" if part.damaged else "")
         table.add_row(part.kind, f"{part.checked:,}", count, part.costs)

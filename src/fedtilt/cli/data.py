@@ -5,25 +5,32 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.table import Table
 from rich.text import Text
 
 from fedtilt.cli.class_count_chart import ClassCountChart
-from fedtilt.cli.console import Console, echo
-from fedtilt.cli.options import DataDir, Settings
-from fedtilt.cli.show_folder import describe_folder
-from fedtilt.cli.show_table import print_warnings, show_table, table_messages
-from fedtilt.cli.table_options import Client, Drop, Group, Schema, Target, Task, first_given
-from fedtilt.data import data_folder, download, find_folder, names, verify
+from fedtilt.cli.console import Console, echo, print_lines, print_warnings, text_table
+from fedtilt.cli.options import (
+    Client,
+    DataDir,
+    Drop,
+    Group,
+    Schema,
+    Settings,
+    Target,
+    Task,
+    first_given,
+    overrides_of,
+)
+from fedtilt.cli.show_data import show_folder, show_table, warnings_of
+from fedtilt.data import Federation, data_folder, download, find_folder, names, verify
 from fedtilt.data.published import catalog
 from fedtilt.data.published.entry import Entry
 from fedtilt.data.sources.images import is_manifest
 from fedtilt.data.tables.reader import is_table
 from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError, InputWarning
-from fedtilt.spec.build import table_of
+from fedtilt.spec import federation_of, load, table_of
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="List, download, verify and show data sets; describe tables."
@@ -34,18 +41,16 @@ app = typer.Typer(
 def list_(data_dir: DataDir = None) -> None:
     """List the data sets and where they are."""
     root = data_folder(data_dir)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("name", no_wrap=True, style="cyan")
-    table.add_column("description")
-    table.add_column("train", justify="right", no_wrap=True)
-    table.add_column("test", justify="right", no_wrap=True)
-    table.add_column("folder", overflow="fold")
+    table = text_table(["name", "description"], ["train", "test"], ["folder"])
+    table.columns[0].no_wrap = True
     for name in names():
         entry = catalog.entry(name)
-        table.add_row(name, entry.description, f"{entry.train:,}", f"{entry.test:,}", _location(entry, root))
+        table.add_row(
+            Text(name, style="cyan"), entry.description, f"{entry.train:,}", f"{entry.test:,}", _location(entry, root)
+        )
     console = Console()
     console.print(table)
-    console.print(Text(f"data folder: {root}"), soft_wrap=True)
+    print_lines(console, f"data folder: {root}")
     missing = [name for name in names() if catalog.entry(name).files and not find_folder(name, root)]
     if missing:
         console.print(Text(f"to download: fedtilt data download {' '.join(missing)}", style="yellow"), soft_wrap=True)
@@ -69,28 +74,22 @@ def download_(
     entries = [catalog.entry(name) for name in requested]  # a wrong name raises before the first download
     for entry in entries:
         if not entry.files:
-            console.print(Text(f"{entry.name}: built in, nothing to download"))
+            print_lines(console, f"{entry.name}: built in, nothing to download")
             continue
-        with _download_bars(console) as bars:
-            tasks = {Path(f.path).name: bars.add_task(Path(f.path).name, total=f.size) for f in entry.files}
-            paths = download(
-                entry.name,
-                data_dir,
-                force=force,
-                progress=lambda file, done, total, bars=bars, tasks=tasks: bars.update(tasks[file], completed=done),  # type: ignore[misc]
-            )
-        console.print(Text(f"{entry.name}: verified, in {paths[0].parent}", style="green"), soft_wrap=True)
+        folder = _download(console, entry, data_dir, force)
+        console.print(Text(f"{entry.name}: verified, in {folder}", style="green"), soft_wrap=True)
 
 
-def _download_bars(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
+def _download(console: Console, entry: Entry, data_dir: Path | None, force: bool) -> Path:
+    """Download a data set, with a bar per file, and return its folder."""
+    columns = (BarColumn(bar_width=None), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(TextColumn("{task.description}"), *columns, console=console) as bars:
+        tasks = {Path(f.path).name: bars.add_task(Path(f.path).name, total=f.size) for f in entry.files}
+
+        def progress(file: str, done: int, total: int) -> None:
+            bars.update(tasks[file], completed=done)
+
+        return download(entry.name, data_dir, force=force, progress=progress)[0].parent
 
 
 @app.command("verify")
@@ -102,12 +101,12 @@ def verify_(
     console = Console()
     checked = [name] if name else [known for known in names() if find_folder(known, data_dir)]
     if not checked:
-        console.print(Text(f"no data set is downloaded in {data_folder(data_dir)}"), soft_wrap=True)
+        print_lines(console, f"no data set is downloaded in {data_folder(data_dir)}")
     incomplete = []
     for known in checked:
         statuses = verify(known, data_dir)
         if not statuses:
-            console.print(Text(f"{known}: built in, nothing to verify"))
+            print_lines(console, f"{known}: built in, nothing to verify")
         for status in statuses:
             colour = {"ok": "green", "missing": "yellow"}.get(status.state, "red")
             line = Text.assemble((f"{status.state:8}", colour), str(status.path))
@@ -139,20 +138,17 @@ def show_(
     schema: Schema = None,
 ) -> None:
     """Show a table's columns, split and warnings, what a folder has, or how a spec divides its data among clients."""
-    from fedtilt.spec import federation_of, load
-
-    console = Console()
+    console, path = Console(), Path(source)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", InputWarning)  # they are printed below
+        warnings.simplefilter("ignore", InputWarning)  # they are printed at the end
         if is_table(source) and not is_manifest(source):
             if settings:
                 raise InputError(
                     f"--set {settings[0]} sets a key of a spec, and {source} is a table; use --target, --client"
                 )
             roles = {"target": target, "client": client, "group": group}
-            opened = open_table(source, roles, drop or [], schema, task=task)
-            dataset = show_table(console, opened)
-            print_warnings(console, [] if dataset is None else table_messages(dataset))
+            dataset = show_table(console, open_table(source, roles, drop or [], schema, task=task))
+            print_warnings(console, [] if dataset is None else warnings_of(dataset))
             return
         options = {"task": task, "target": target, "client": client, "group": group, "drop": drop, "schema": schema}
         if given := first_given(options):
@@ -161,22 +157,21 @@ def show_(
             raise InputError(
                 f"--{option} {value} describes a table, and {source} is none; in a spec, use --set {key}=…"
             )
-        if is_manifest(source) or Path(source).is_dir():
+        federation: Federation | None
+        if is_manifest(source) or path.is_dir():
             if settings:
                 raise InputError(f"--set {settings[0]} sets a key of a spec, and {source} is a folder or manifest")
-            federation = describe_folder(console, Path(source))
-            if federation is not None:
-                console.print(ClassCountChart(federation))
-                print_warnings(console, federation.warnings)
-            return
-        folder = [] if data_dir is None else [f"data.folder={data_dir}"]
-        loaded = load(source, overrides=[*(settings or []), *folder])
-        if loaded.data.file:
-            show_table(console, table_of(loaded), test_share=loaded.data.test_share, seed=loaded.seed)
-            console.print()
-        federation = federation_of(loaded, loaded.seed)
-        console.print(ClassCountChart(federation))
-        print_warnings(console, federation.warnings)
+            federation = show_folder(console, path)
+        else:
+            loaded = load(source, overrides=overrides_of(settings, data_dir))
+            dataset = None
+            if loaded.data.file:
+                dataset = show_table(console, table_of(loaded), test_share=loaded.data.test_share, seed=loaded.seed)
+                console.print()
+            federation = federation_of(loaded, loaded.seed, dataset)
+        if federation is not None:
+            console.print(ClassCountChart(federation))
+            print_warnings(console, federation.warnings)
 
 
 @app.command("schema")
@@ -188,7 +183,7 @@ def schema_(
     client: Client = None,
     group: Group = None,
     drop: Drop = None,
-    kinds: Annotated[bool, typer.Option("--kinds", help="Leave statistics out; a run computes them itself.")] = False,
+    kinds: Annotated[bool, typer.Option("--kinds", help="Without statistics; a run computes them itself.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write what the columns of a table are, to read, edit and give to a spec (data.schema)."""

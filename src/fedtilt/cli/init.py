@@ -7,7 +7,7 @@ import typer
 
 from fedtilt import spec
 from fedtilt.cli.console import echo
-from fedtilt.cli.table_options import Client, Drop, Group, Schema, Target, Task, first_given
+from fedtilt.cli.options import Client, Drop, Group, Schema, Target, Task, first_given
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
 from fedtilt.spec.table_spec import table_spec

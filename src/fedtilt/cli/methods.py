@@ -4,11 +4,9 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
-from fedtilt.cli.console import Console, echo
+from fedtilt.cli.console import Console, echo, text_table
 from fedtilt.spec.catalog import Entry, catalog
 from fedtilt.toml_text import format_toml
 
@@ -25,11 +23,10 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the list
     console = Console()
     for kind in dict.fromkeys(entry.kind for entry in entries):
         listed = [entry for entry in entries if entry.kind == kind]
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-        table.add_column(kind, no_wrap=True, style="cyan")
-        table.add_column("--method NAME" if kind == "methods" else f"--set {listed[0].key}=NAME")
+        table = text_table([kind, "--method NAME" if kind == "methods" else f"--set {listed[0].key}=NAME"])
+        table.columns[0].no_wrap = True
         for entry in listed:
-            table.add_row(entry.name, _description(entry))
+            table.add_row(Text(entry.name, style="cyan"), _description(entry))
         console.print(table)
     console.print(
         "Use them as in: fedtilt run --method scaffold, --set methods.fedavg.aggregator=krum, "

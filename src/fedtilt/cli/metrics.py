@@ -2,17 +2,15 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.table import Table
 
-from fedtilt.cli.console import Console, echo, escape
-from fedtilt.cli.tables import fits
+from fedtilt.cli.console import Console, echo, escape, fits, text_table
 from fedtilt.data.groups import CLASS
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.decision_metrics import METRICS
@@ -20,8 +18,8 @@ from fedtilt.evaluation.intervals import NO_SAMPLES, Estimate
 from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame
 from fedtilt.evaluation.predictions import CLIENT
 from fedtilt.files import write_bytes
-from fedtilt.report.tables import csv_text
 from fedtilt.runs.predictions import read_or_predict
+from fedtilt.text_tables import csv_text
 
 _MAX_ROWS = 40  # groups in a table
 
@@ -92,7 +90,7 @@ def _fitting(width: int, build: Callable[[str], Table]) -> Table:
 
 
 def _overall_table(frames: dict[str, MetricsFrame], separator: str) -> Table:
-    out = _table("metric", map(escape, frames))
+    out = text_table(["metric"], map(escape, frames), compact=True)
     for name in next(iter(frames.values())).metrics:
         cells = [_with_interval(frame.overall_estimates[name], separator) for frame in frames.values()]
         out.add_row(METRICS[name].title.replace(" ", separator), *cells)
@@ -112,7 +110,8 @@ def _group_tables(frame: MetricsFrame, width: int) -> list[Table]:
 
 
 def _group_table(frame: MetricsFrame, names: Sequence[str]) -> Table:
-    out = _table(escape(str(frame.by)), [*(METRICS[name].title.replace(" ", "\n") for name in names), "samples"])
+    titles = [METRICS[name].title.replace(" ", "\n") for name in names]
+    out = text_table([escape(str(frame.by))], [*titles, "samples"], compact=True)
     for number, (group, row) in enumerate(frame.group_estimates.items()):
         if number == _MAX_ROWS:
             out.add_row(f"… {len(frame.group_estimates) - _MAX_ROWS} more: --csv FILE")
@@ -123,7 +122,7 @@ def _group_table(frame: MetricsFrame, names: Sequence[str]) -> Table:
 
 
 def _gap_table(frame: MetricsFrame, separator: str) -> Table:
-    out = _table("metric", ["overall", "lowest", "highest", "difference", "ratio"])
+    out = text_table(["metric"], ["overall", "lowest", "highest", "difference", "ratio"], compact=True)
     for name in frame.metrics:
         gap = frame.gap(name)
         out.add_row(
@@ -134,14 +133,6 @@ def _gap_table(frame: MetricsFrame, separator: str) -> Table:
             _number(gap.difference) + _interval(gap.difference_low, gap.difference_high, separator),
             _number(gap.ratio) + _interval(gap.ratio_low, gap.ratio_high, separator),
         )
-    return out
-
-
-def _table(first: str, others: Iterable[str]) -> Table:
-    out = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
-    out.add_column(first, overflow="fold")
-    for title in others:
-        out.add_column(title, justify="right", no_wrap=True)
     return out
 
 

@@ -1,5 +1,6 @@
-"""Options that several commands have."""
+"""Options that several commands have: of runs, and of tables."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -39,3 +40,19 @@ def overrides_of(settings: list[str] | None, data_dir: Path | None, cluster: str
     """The overrides of the spec from --set, --data-dir and --cluster."""
     options = {"data.folder": data_dir, "train.cluster": cluster}
     return [*(settings or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
+
+
+Target = Annotated[str | None, typer.Option("--target", metavar="COLUMN", help="The column of the labels or numbers.")]
+Task = Annotated[str | None, typer.Option("--task", help="classification, or regression: numbers as targets.")]
+Client = Annotated[str | None, typer.Option("--client", metavar="COLUMN", help="The column of the clients.")]
+Group = Annotated[list[str] | None, typer.Option("--group", metavar="COLUMN", help="Groups; repeatable.")]
+Drop = Annotated[list[str] | None, typer.Option("--drop", metavar="COLUMN", help="Ignore this column; repeatable.")]
+Schema = Annotated[Path | None, typer.Option("--schema", metavar="FILE", help="A file that describes the columns.")]
+
+
+def first_given(options: Mapping[str, str | list[str] | Path | None]) -> tuple[str, str] | None:
+    """The first of these options that has a value, and the value."""
+    for option, value in options.items():
+        if value:
+            return option, value[0] if isinstance(value, list) else str(value)
+    return None

@@ -87,6 +87,15 @@ class ProgressDisplay:
             left = f", {(now - since) / (done - first) * (total - done):.0f} s left" if is_known else ""
             self.print(f"{count}{f': {latest}' if latest else ''}{left}")
 
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Start before the block, and stop after it."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
+
     def stop(self) -> None:
         """Remove the bar."""
         if self._live is not None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedtilt import report as pages
-from fedtilt.cli.console import Console
+from fedtilt.cli.console import Console, print_lines
 from fedtilt.files import write_bytes
 from fedtilt.report.published import published_for
 
@@ -28,5 +28,4 @@ def report(
         if enabled:
             written.append(path.with_suffix(suffix))
             write_bytes(written[-1], text(runs, published=published).encode())
-    for file in written:
-        Console().print(f"report: {file}", highlight=False, soft_wrap=True, markup=False)
+    print_lines(Console(), *(f"report: {file}" for file in written))

@@ -1,133 +1,141 @@
 """`fedtilt run`: train every method of a spec on one federation, and compare their accuracy and fairness."""
 
 import json
+import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from fedtilt.cli.console import Console, echo, escape
-from fedtilt.cli.group_tables import group_legend, group_tables
-from fedtilt.cli.options import (
-    AsJson,
-    Cluster,
-    DataDir,
-    Device,
-    Log,
-    Out,
-    Quiet,
-    Seed,
-    Seeds,
-    Settings,
-    Verbose,
-    overrides_of,
-)
+from fedtilt import report
+from fedtilt.cli import options
+from fedtilt.cli.console import Console, echo, escape, print_lines
 from fedtilt.cli.progress import show_progress
-from fedtilt.cli.run_folders import new_folder, print_folder, resumable, write_report
-from fedtilt.cli.spec_argument import SpecArgument
-from fedtilt.cli.tables import clients_without_test_data, comparison_table, legend
-from fedtilt.evaluation.results import Result, over_seeds
+from fedtilt.cli.tables import comparison_table, group_legend, group_tables, legend
+from fedtilt.files import read_json
+from fedtilt.report.published import published_for
+from fedtilt.report.run_reader import read_run
+from fedtilt.report.summary import facts
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.spec_run import run_spec
 from fedtilt.runs.trackers import trackers_of
-from fedtilt.spec import Spec, load
+from fedtilt.spec import builtin_names, load
+
+_Trained = TypeVar("_Trained")
+SpecArgument = Annotated[
+    str, typer.Argument(metavar="[SPEC]", help=f"A TOML file, or a built-in spec: {', '.join(builtin_names())}.")
+]
 
 
 def run(
     spec: SpecArgument = "digits",
-    settings: Settings = None,
+    settings: options.Settings = None,
     method: Annotated[
         list[str] | None,
         typer.Option("--method", metavar="NAME", help="Only this method, or a preset; repeatable."),
     ] = None,
-    out: Out = None,
-    data_dir: DataDir = None,
-    device: Device = None,
-    cluster: Cluster = None,
-    seed: Seed = None,
-    seeds: Seeds = None,
+    out: options.Out = None,
+    data_dir: options.DataDir = None,
+    device: options.Device = None,
+    cluster: options.Cluster = None,
+    seed: options.Seed = None,
+    seeds: options.Seeds = None,
     audit: Annotated[
         bool, typer.Option("--audit", help="Collect what fedtilt audit needs to find wrong labels.")
     ] = False,
-    log: Log = None,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    as_json: AsJson = False,
+    log: options.Log = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Train every method of a spec on one federation; print a table and the run folder.
 
     Without a spec: FedAvg, Ditto and FedTilt on 20 clients with 30 % wrong labels, in seconds.
     """
-    overrides = [*overrides_of(settings, data_dir, cluster), *(["train.audit=true"] if audit else [])]
+    overrides = [*options.overrides_of(settings, data_dir, cluster), *(["train.audit=true"] if audit else [])]
     loaded = load(spec, overrides=overrides, methods=method or [], seed=seed, seeds=seeds, device=device)
     folder = out or new_folder(loaded.name)
     trackers = trackers_of(log or [])
 
-    def train(callbacks: Sequence[Callback]) -> dict[int, Result]:
+    def train(callbacks: Sequence[Callback]) -> object:
         return run_spec(loaded, folder, callbacks=[*trackers, *callbacks])
 
-    run_and_print(loaded, folder, train, quiet=quiet, verbose=verbose, as_json=as_json)
+    train_and_print(folder, train, print_run, seeds=loaded.seeds, quiet=quiet, verbose=verbose, as_json=as_json)
 
 
-def run_and_print(
-    spec: Spec,
+def train_and_print(
     folder: Path,
-    train: Callable[[Sequence[Callback]], dict[int, Result]],
+    train: Callable[[Sequence[Callback]], _Trained],
+    print_result: Callable[[Console, Path, _Trained, float], None],
     *,
+    seeds: int = 1,
     quiet: bool,
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Train while showing the progress, then print the results; after Ctrl-C, print how to resume.
+    """Train while showing the progress, write the report and print the result; after Ctrl-C, print how to resume.
 
     Args:
-        spec: the spec of the run
         folder: the run folder
-        train: runs or resumes the spec, and returns the results of every seed
-        quiet: print only the run folder
+        train: starts or resumes a run or a search
+        print_result: prints what the folder has, from what was trained and the seconds that it took
+        seeds: the number of seeds that train one after the other
+        quiet: print only the folder
         verbose: print a line for every round
         as_json: print the results as JSON
     """
-    progress = Console(stderr=True)
-    start_time = time.monotonic()
-    silent = quiet or as_json
+    progress, start_time = Console(stderr=True), time.monotonic()
     with (
         resumable(folder, progress),
-        show_progress(progress, seeds=spec.seeds, quiet=silent, verbose=verbose) as display,
+        show_progress(progress, seeds=seeds, quiet=quiet or as_json, verbose=verbose) as display,
     ):
-        results = train([display])
-    table = over_seeds(results)
+        trained = train([display])
     page = write_report(folder)
     if as_json:
-        echo(json.dumps(table | {"folder": str(folder)}, indent=2))
+        echo(json.dumps(read_json(folder / "results.json") | {"folder": str(folder)}, indent=2))
         return
     console = Console()
     if not quiet:
-        console.print()
-        first = next(iter(results[spec.seed].values()))
-        rounds = first.history[-1][0]  # fewer than planned with a budget
-        console.print(_headline(spec, len(first.client_names), rounds, time.monotonic() - start_time))
-        names = first.group_names[first.group]
-        console.print(comparison_table(table, results, first.client_names, names, console.width))
-        console.print(legend(results))
-        for rows in group_tables(table, console.width):
-            console.print(rows)
-        if text := group_legend(table):
-            console.print(text)
-        if line := clients_without_test_data(results, first.client_names):
-            console.print(line)
-        console.print()
-    print_folder(console, folder, None if quiet else page)
+        print_result(console, folder, trained, time.monotonic() - start_time)
+    print_lines(console, f"run folder: {folder}", *([] if quiet else [f"report:     {page}"]))
 
 
-def _headline(spec: Spec, clients: int, rounds: int, seconds: float) -> str:
-    o = spec.outliers
-    drawn = "every round" if o.redraw == "round" else "drawn once"
-    outliers = "no outliers" if o.kind == "none" else f"{o.rate:.0%} {o.kind} {drawn}"
-    if o.kind != "none" and o.clients < 1:
-        outliers += f" on {o.clients:.0%} of the clients"
-    length = "1 round" if rounds == 1 else f"{rounds} rounds"
-    data = escape(Path(spec.data.path).name if spec.data.path else spec.data.name)
-    return f"[bold]{data}[/], {clients} clients, {outliers}, {length} [dim]({seconds:.1f} s)[/]"
+def write_report(folder: Path) -> Path:
+    """Write the report of a run or a search, with published numbers if there are any, and return its path."""
+    return report.write([folder], folder / "report.html", published=published_for(folder))
+
+
+def print_run(console: Console, folder: Path, trained: object, seconds: float) -> None:
+    """Print the comparison of a run's methods."""
+    run = read_run(folder)
+    data, comma, rest = facts(run).partition(",")
+    console.print(f"\n[bold]{escape(data)}[/]{escape(comma + rest)} [dim]({seconds:.1f} s)[/]")
+    console.print(comparison_table(run, console.width))
+    console.print(legend(run))
+    if tables := group_tables(run, console.width):
+        console.print(*tables, group_legend(run), sep="\n")
+    console.print()
+
+
+def new_folder(name: str) -> Path:
+    """A folder in runs/ that does not exist yet."""
+    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = base, 2
+    while folder.exists():
+        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return folder
+
+
+@contextmanager
+def resumable(folder: Path, console: Console) -> Iterator[None]:
+    """After Ctrl-C, print how to resume what the folder has."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        started = (folder / "spec.toml").exists()
+        remedy = f"resume with: fedtilt resume {shlex.quote(str(folder))}" if started else "nothing was trained"
+        print_lines(console, f"stopped; {remedy}")
+        raise typer.Exit(130) from None

@@ -1,38 +1,26 @@
 """`fedtilt tune`: search a method's settings on validation data, and recommend one."""
 
-import json
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from fedtilt.cli.console import Console, echo
-from fedtilt.cli.options import (
-    AsJson,
-    Cluster,
-    DataDir,
-    Device,
-    Log,
-    Out,
-    Quiet,
-    Seed,
-    Seeds,
-    Settings,
-    Verbose,
-    overrides_of,
-)
-from fedtilt.cli.progress import show_progress
-from fedtilt.cli.run_folders import new_folder, print_folder, resumable, write_report
-from fedtilt.cli.spec_argument import SpecArgument
-from fedtilt.cli.tuning_tables import print_tuning
+from fedtilt.cli import options
+from fedtilt.cli.console import Console, escape, fits, print_lines, text_table
+from fedtilt.cli.run import SpecArgument, new_folder, train_and_print
 from fedtilt.runs.callback import Callback
 from fedtilt.runs.trackers import trackers_of
 from fedtilt.spec import load
-from fedtilt.tuning.axes import parse_axes
-from fedtilt.tuning.objectives import parse_bounds
-from fedtilt.tuning.result import Tuning
-from fedtilt.tuning.tune import TRIALS, tune_spec
+from fedtilt.tuning.axes import format_setting, format_value, parse_axes
+from fedtilt.tuning.objectives import Objective, parse_bounds
+from fedtilt.tuning.result import TunedSetting, Tuning
+from fedtilt.tuning.tune import RECOMMENDED, TRIALS, tune_spec
+
+_MAX_ROWS = 12
 
 
 def tune(
@@ -68,24 +56,26 @@ def tune(
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Stop after this time, such as 5m, with what there is.")
     ] = None,
-    settings: Settings = None,
-    out: Out = None,
-    data_dir: DataDir = None,
-    device: Device = None,
-    cluster: Cluster = None,
-    seed: Seed = None,
-    seeds: Seeds = None,
-    log: Log = None,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    as_json: AsJson = False,
+    settings: options.Settings = None,
+    out: options.Out = None,
+    data_dir: options.DataDir = None,
+    device: options.Device = None,
+    cluster: options.Cluster = None,
+    seed: options.Seed = None,
+    seeds: options.Seeds = None,
+    log: options.Log = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Search a method's settings on validation data, and recommend one, or to keep the one you have.
 
     Settings train together, and weak ones are stopped early. The recommended spec is written into the run folder.
     Validation data is a share of every client's training data; test data is not used to choose.
     """
-    base = load(spec, overrides=overrides_of(settings, data_dir, cluster), seed=seed, seeds=seeds, device=device)
+    base = load(
+        spec, overrides=options.overrides_of(settings, data_dir, cluster), seed=seed, seeds=seeds, device=device
+    )
     folder = out or new_folder(f"{base.name}-tune")
     trackers = trackers_of(log or [])
 
@@ -96,32 +86,117 @@ def tune(
             budget=budget, callbacks=[*trackers, *callbacks],
         )  # fmt: skip
 
-    search_and_print(search, folder, quiet=quiet, verbose=verbose, as_json=as_json)
+    train_and_print(folder, search, print_tuning, quiet=quiet, verbose=verbose, as_json=as_json)
 
 
-def search_and_print(
-    search: Callable[[Sequence[Callback]], Tuning], folder: Path, *, quiet: bool, verbose: bool, as_json: bool
-) -> None:
-    """Search while showing the progress, then print the recommendation; after Ctrl-C, print how to resume.
+def print_tuning(console: Console, folder: Path, tuning: Tuning, seconds: float = 0.0) -> None:
+    """Print the settings on validation data, the recommendation, and both settings on test data."""
+    rows = _compared(tuning)
+    seeds = f", mean over {len(tuning.seeds)} seeds" if len(tuning.seeds) > 1 else ""
+    table, left_out = _settings_table(tuning, rows[:_MAX_ROWS], console.width)
+    if rows:  # otherwise the budget ended before any
+        console.print(
+            f"\n[bold]{escape(tuning.method)} on validation data[/] after {tuning.compared_rounds} of {tuning.rounds} "
+            f"rounds{seeds}, the best by {escape(tuning.by.title)} first:"
+        )
+        console.print(table)
+    for line in _remarks(tuning, len(rows), left_out):
+        console.print(f"[dim]{escape(line)}[/]", highlight=False)
+    if tuning.is_possible:
+        console.print(f"\n[bold]recommended[/]: {escape(format_setting(tuning.setting))}", highlight=False)
+        console.print(f"  {escape(tuning.reason)}", highlight=False)
+        print_lines(console, f"  fedtilt run {shlex.quote(str(folder / RECOMMENDED))}")
+    else:
+        console.print(f"\n[bold]nothing to recommend[/]: {escape(tuning.reason)}", highlight=False)
+    if tuning.test:
+        rounds = "" if tuning.compared_rounds == tuning.rounds else f" after {tuning.compared_rounds} rounds"
+        console.print(f"\n[bold]Test data[/]{rounds}, which was not used to choose:")
+        console.print(_test_table(tuning))
 
-    Args:
-        search: starts or resumes the search
-        folder: its folder
-        quiet: print only the folder
-        verbose: print a line for every round
-        as_json: print the result as JSON
-    """
-    progress = Console(stderr=True)
-    with (
-        resumable(folder, progress),
-        show_progress(progress, quiet=quiet or as_json, verbose=verbose) as display,
-    ):
-        tuning = search([display])
-    page = write_report(folder)
-    if as_json:
-        echo(json.dumps({"tuning": tuning.to_json(), "folder": str(folder)}, indent=2))
-        return
-    console = Console()
-    if not quiet:
-        print_tuning(console, tuning, folder)
-    print_folder(console, folder, None if quiet else page)
+
+def _compared(tuning: Tuning) -> list[str]:
+    """The settings that were trained furthest, the best first."""
+    names = [name for name, row in tuning.settings.items() if row.rounds == tuning.compared_rounds]
+    by = tuning.by
+    return sorted(names, key=lambda name: -by.better(tuning.settings[name].validation[by.name], 0.0))
+
+
+def _settings_table(tuning: Tuning, names: Sequence[str], width: int) -> tuple[Table, Sequence[Objective]]:
+    """A row for every setting; on a narrow terminal, its values are in one column, and the last objectives omitted."""
+    axes = {axis: [format_value(tuning.settings[name].setting[axis]) for name in names] for axis in tuning.setting}
+    one = {"setting": [format_setting(tuning.settings[name].setting) for name in names]}
+    tables = [(_rows(tuning, names, axes, tuning.objectives), tuning.objectives[:0])]
+    for count in range(len(tuning.objectives), 0, -1):
+        tables.append((_rows(tuning, names, one, tuning.objectives[:count]), tuning.objectives[count:]))
+    return next((table for table in tables if fits(table[0], width)), tables[-1])
+
+
+def _rows(
+    tuning: Tuning, names: Sequence[str], axes: Mapping[str, Sequence[str]], objectives: Sequence[Objective]
+) -> Table:
+    out = text_table(map(escape, axes), [*map(_title, objectives), "better than\nyours by", "Pareto\nfront"])
+    for column in out.columns[: 0 if "setting" in axes else len(axes)]:
+        column.justify = "right"
+    for i, name in enumerate(names):
+        row = tuning.settings[name]
+        cells = [values[i] for values in axes.values()]
+        cells += [_format(row.validation[objective.name], objective) for objective in objectives]
+        cells += ["yours" if name == tuning.method else _gain(row, tuning.by)]
+        cells += ["yes" if name in tuning.pareto_front else ""]
+        out.add_row(*map(escape, cells), style="bold green" if name == tuning.chosen and tuning.is_possible else None)
+    return out
+
+
+def _title(objective: Objective) -> str:
+    return escape(objective.title).replace(" fairness", "\nfairness")
+
+
+def _format(value: float, objective: Objective) -> str:
+    return f"{value:.2f}" if objective.unit else f"{value:.4g}"
+
+
+def _gain(row: TunedSetting, by: Objective) -> str:
+    if row.gain is None or row.error is None:
+        return ""
+    sign = "+" if row.gain >= 0 else "-"
+    return f"{sign}{_format(abs(row.gain), by)} ± {_format(row.error, by)}"
+
+
+def _remarks(tuning: Tuning, compared: int, left_out: Sequence[Objective]) -> list[str]:
+    lines = []
+    if compared:
+        lines.append(
+            "±: one standard error, paired by client. Pareto front: no other setting is better in one objective "
+            "without being worse in another."
+        )
+    if left_out:
+        titles = ", ".join(objective.title for objective in left_out)
+        lines.append(f"Not in the table, for want of width: {titles}; results.json has all objectives.")
+    stopped = len(tuning.settings) - compared
+    if stopped:
+        lines.append(
+            f"{stopped} weaker settings were stopped early, which saved {tuning.saving:.0%} of the rounds of a full "
+            f"search ({tuning.trained_rounds} instead of {len(tuning.settings) * tuning.rounds})."
+        )
+    if compared > _MAX_ROWS:
+        lines.append(f"{compared - _MAX_ROWS} more settings are in results.json.")
+    if tuning.diverged:
+        lines.append(f"diverged: {', '.join(tuning.diverged)}")
+    if tuning.out_of_time:
+        lines.append(f"The budget ended the search after {tuning.seconds:.0f} s.")
+    return lines
+
+
+def _test_table(tuning: Tuning) -> Table:
+    out = text_table(["setting"], map(_title, tuning.objectives))
+    for name, values in tuning.test.items():
+        title = "yours" if name == tuning.method else "recommended"
+        if tuning.is_unchanged and tuning.is_possible:
+            title = "yours, recommended"
+        cells = []
+        for objective in tuning.objectives:
+            by_seed = values[objective.name]
+            spread = f" ± {_format(stdev(by_seed), objective)}" if len(by_seed) > 1 else ""
+            cells.append(_format(fmean(by_seed), objective) + spread)
+        out.add_row(title, *cells)
+    return out

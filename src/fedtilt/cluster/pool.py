@@ -59,11 +59,8 @@ class WorkerPool:
         """Do all work, and yield each piece with its result, in any order; the caller may add work meanwhile.
 
         Work of a worker that dies is done again by another. New nodes of the cluster are used from the next call on.
-
-        Args:
-            work: the pieces
-            submit: starts a piece on a worker, and returns Ray's reference to its result
-            node_of: the nodes that should do certain pieces; others do them rather than wait
+        `submit` starts a piece on a worker, and returns Ray's reference to its result. The nodes in `node_of` should do
+        certain pieces; others do them rather than wait.
         """
         exceptions = self._ray.exceptions
         lost_errors = (exceptions.RayActorError, exceptions.ObjectLostError, exceptions.WorkerCrashedError)

@@ -1,24 +1,27 @@
 """Check all inputs of a simulation before anything is trained or written."""
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from fedtilt.attacks.attack import AttackedFederation
-from fedtilt.attacks.bounds import check_tolerated
+from fedtilt.attacks.attack import AttackedFederation, check_tolerated
 from fedtilt.data import Federation
 from fedtilt.data.inputs import take
 from fedtilt.engine.client import plan
 from fedtilt.engine.initial_model import initial_model
-from fedtilt.engine.memory import check_memory
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import initial_server
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.executors.devices import pick_device
-from fedtilt.executors.forked import cores
+from fedtilt.executors.forked import ForkedExecutor, can_fork, cores
+from fedtilt.executors.in_process import BatchSettings, ClientTraining, Executor, InProcessExecutor
+from fedtilt.executors.ray_executor import RayExecutor
 from fedtilt.executors.sharded_models import uses_shards
+from fedtilt.math.client_models import column_blocks
 from fedtilt.methods import Method, check_bad_share, check_levels, check_steps_used
 from fedtilt.methods.aggregators import FLTrust
 from fedtilt.models import ModelSource, build_without_storage, recipe, trained_parameters
@@ -45,7 +48,7 @@ class PreparedRun(NamedTuple):
 def prepare(
     methods: Iterable[Method], federation: Federation, model: ModelSource, settings: TrainSettings
 ) -> PreparedRun:
-    """Check the inputs of a simulation, and refuse what would fail later."""
+    """Check the inputs of a simulation: what would fail later is an InputError now."""
     methods = settings.check_methods(methods)
     if torch.is_inference_mode_enabled():
         raise InputError("a run trains models, which is not possible in torch.inference_mode(); start it outside")
@@ -90,7 +93,7 @@ def prepare(
 
 
 def check_effects(prepared: PreparedRun) -> None:
-    """Refuse settings of a new run that have no effect on its model and clients; earlier versions recorded them."""
+    """Raise NoEffect if settings of a new run have no effect on its model and clients; earlier versions had them."""
     settings, parts = prepared.settings, prepared.parts
     if settings.buffers != TrainSettings.buffers and not parts.buffers:
         raise NoEffect(
@@ -132,7 +135,7 @@ def example_jobs(
 
 
 def _check_root_samples(methods: Iterable[Method], federation: Federation) -> None:
-    """Refuse more samples for the root set of FLTrust than there are."""
+    """Raise InputError if the root set of FLTrust has more samples than there are."""
     samples = int(federation.train_sizes().sum())
     for m in methods:
         if isinstance(m.aggregator, FLTrust) and m.aggregator.root_samples > samples:
@@ -140,3 +143,122 @@ def _check_root_samples(methods: Iterable[Method], federation: Federation) -> No
                 f"root_samples = {m.aggregator.root_samples} of method {m.name!r} is more than the {samples} training "
                 "samples of all clients; lower it"
             )
+
+
+_OPTIMIZER_TENSORS = {"adam": 2, "adamw": 2}  # besides sgd, which has one with momentum
+
+
+def check_memory(
+    model: nn.Module, methods: Sequence[Method], settings: TrainSettings, *, clients: int, workers: int,
+    device: torch.device,
+) -> None:  # fmt: skip
+    """Raise InputError if the models of a run do not fit into memory.
+
+    Args:
+        model: the model, or one of `build_without_storage`
+        methods: the methods of the run
+        settings: the optimisers
+        clients: how many send a model to this process in a round
+        workers: worker processes; 0: none
+        device: where models are trained
+    """
+    trained = sum(p.numel() for p in trained_parameters(model).values())
+    total = sum(p.numel() for p in model.parameters())
+    kept = models_kept(methods, settings, clients=clients, workers=workers)
+    needed, available = 4 * (kept * trained + total), available_bytes(device)
+    if available is not None and needed > available:
+        raise InputError(
+            f"the run keeps {kept + 1} models of {total:,} parameters, about {_gigabytes(needed)}, and "
+            f"{_gigabytes(available)} of memory are available; use a smaller model, or a smaller participation, fewer "
+            "methods or workers"
+        )
+
+
+def models_kept(methods: Sequence[Method], settings: TrainSettings, *, clients: int, workers: int) -> int:
+    """How many trained models a round has in memory besides the network itself."""
+    # of a client: its models, the vector of a correction, and which parameters train first
+    jobs = sum(1 + m.has_personal + (m.correction is not None) + _trains_apart(m) for m in methods)
+    optimizers = [m.optimizer or settings.server_optimizer for m in methods]
+    server = sum(1 if o is None else 1 + len(o.init(torch.zeros(0))) for o in optimizers)  # w, and the optimiser's slot
+    client = settings.client_optimizer
+    optimizer = _OPTIMIZER_TENSORS.get(client.name, int(client.momentum > 0))
+    in_training = 2 + optimizer  # parameters, gradients, state of the optimiser
+    initial = 1
+    return initial + server + clients * jobs + max(1, workers) * (in_training + jobs * (workers > 0))
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """The memory that is free for models; None if the system does not say."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    limits = [bytes_ for bytes_ in (_available_in_system(), _limit_of_container()) if bytes_ is not None]
+    return min(limits, default=None)
+
+
+def _available_in_system() -> int | None:
+    """What the kernel can give without swapping; elsewhere than on Linux, the whole memory."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        if "MemAvailable" in fields:
+            return 1024 * int(fields["MemAvailable"].split()[0])
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows has none
+        return None
+
+
+def _limit_of_container(path: Path = Path("/sys/fs/cgroup/memory.max")) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None  # "max": no limit
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.0f} GB" if size >= 1e10 else f"{size / 1e9:.1f} GB"
+
+
+def _trains_apart(method: Method) -> bool:
+    """Whether some parameters of the shared model train while the others do not."""
+    return method.local is not None and (method.local.first_epochs is not None or not method.local.trains)
+
+
+def make_executor(prepared: PreparedRun, notice: Callable[[str], None]) -> Executor:
+    """The executor that the settings of a run ask for; by default, the fastest on this machine.
+
+    Args:
+        prepared: the run
+        notice: called with messages for the user
+    """
+    federation, settings, device = prepared.federation, prepared.settings, prepared.device
+    backend, workers = prepared.backend.name, settings.workers
+    training = ClientTraining(federation, prepared.net, backend, BatchSettings.of(settings))
+    if settings.on_cluster:
+        shape = settings.clients_per_round(federation.clients), prepared.parts.shared_size
+        on_nodes, columns = None, [slice(None)]
+        if uses_shards(prepared.methods, settings, *shape):
+            on_nodes, columns = True, column_blocks(*shape)
+        elif settings.audit or settings.privacy is not None:  # needs the models here, or cannot repeat a round
+            on_nodes = False
+        return RayExecutor(
+            training, device=device, precision=settings.precision,
+            address=settings.cluster or "local", workers=workers, stack_size=settings.stack_size,
+            timeout=settings.cluster_timeout, notice=notice, on_nodes=on_nodes, columns=columns,
+        )  # fmt: skip
+    if device.type != "cpu" or backend == "stacked":
+        workers = 0
+    elif workers is None:
+        clients = settings.clients_per_round(federation.clients)
+        workers = min(cores(), clients) if cores() > 1 and can_fork(backend) else 0
+    elif workers and not can_fork(backend):
+        raise InputError(
+            f"workers = {workers} cannot be forked here (not Linux, a daemon, or autograd was used with a GPU); "
+            "leave it out or set it to 0"
+        )
+    if workers == 0:
+        return InProcessExecutor(training, device, settings.precision, settings.stack_size)
+    jobs = example_jobs(prepared.methods, prepared.net, prepared.parts, settings, federation)
+    return ForkedExecutor(training, workers, jobs)

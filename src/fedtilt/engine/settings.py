@@ -1,11 +1,13 @@
 """The training settings of a federation."""
 
+import difflib
 import functools
+import inspect
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 from torch import nn
 
@@ -23,6 +25,7 @@ from fedtilt.optimizers import OPTIMIZERS, SGD, Optimizer
 from fedtilt.parts import BUFFER_MODES
 from fedtilt.privacy.privacy import Privacy
 from fedtilt.schedules import SCHEDULES, Constant
+from fedtilt.toml_text import format_toml
 from fedtilt.training import BACKENDS, LAST_BATCH
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -46,9 +49,9 @@ class TrainSettings:
         choices=LAST_BATCH,
     )
     lr: float = setting(0.01, "learning rate of the shared model", gt=0)
-    lr_personal: float | None = setting(None, "learning rate of the personal models; left out: lr", gt=0, example=0.01)
+    lr_personal: float | None = setting(None, "learning rate of the personal models; default: lr", gt=0, example=0.01)
     local_steps: int | None = setting(
-        None, "steps of a client in a round, in place of epochs; left out: epochs", ge=1, example=20
+        None, "steps of a client in a round, in place of epochs; default: epochs", ge=1, example=20
     )
     optimizer: Any = setting(
         SGD(),
@@ -67,7 +70,7 @@ class TrainSettings:
     loss: Any = setting(
         None,
         "the loss of a sample, which the tilts act on; your own is a function of outputs and targets that returns one "
-        "value per sample; left out: cross_entropy, or squared with numbers as targets",
+        "value per sample; default: cross_entropy, or squared with numbers as targets",
         named=LOSSES,
         own="package.module:function",
         example="focal",
@@ -88,13 +91,13 @@ class TrainSettings:
     )
     init: str | nn.Module | None = setting(
         None,
-        "the weights that every model starts from; left out: those that the model is built with",
+        "the weights that every model starts from; default: those that the model is built with",
         example="weights.safetensors",
         allowed="a safetensors file",
     )
     server_optimizer: Any = setting(
         None,
-        "takes aggregated − received as a step (FedOpt); left out: the aggregated model is the next one",
+        "takes aggregated − received as a step (FedOpt); default: the aggregated model is the next one",
         named=SERVER_OPTIMIZERS,
         own="module:Class",
         example="adam",
@@ -102,26 +105,26 @@ class TrainSettings:
     )
     screen: float | None = setting(
         None,
-        "compare every update with the others of its round: one longer than so many times the median is clipped, one "
-        "that stands out more is refused; 0: no screening; left out: 0 in the simulator, 3 in a deployment",
+        "compare every update with the others of its round: one longer than this many times the median is clipped, one "
+        "that stands out more is rejected; 0: no screening; default: 0 in the simulator, 3 in a deployment",
         ge=0,
         example=3.0,
     )
     privacy: Privacy | None = setting(
         None,
-        "client-level differential privacy, such as ft.Privacy(clip=1.0, epsilon=8, delta=1e-5); left out: none",
+        "client-level differential privacy, such as ft.Privacy(clip=1.0, epsilon=8, delta=1e-5); default: none",
         in_table=False,
     )
     attack: Attack | None = setting(
         None,
-        "clients that work against the others, such as ft.Attack(kind='alie', share=0.2); left out: none",
+        "clients that work against the others, such as ft.Attack(kind='alie', share=0.2); default: none",
         in_table=False,
     )
     audit: bool = setting(False, "whether to collect, for every sample, what fedtilt audit needs to find wrong labels")
     seed: int = setting(0, "the random seed", ge=0, in_table=False)
     eval_every: int | None = setting(
         None,
-        "rounds between two evaluations; left out: about fifty evaluations a run",
+        "rounds between two evaluations; default: about fifty evaluations a run",
         ge=1,
         example=5,
         heading="Evaluation and speed",
@@ -135,18 +138,18 @@ class TrainSettings:
         choices=("auto", *BACKENDS),
     )
     workers: int | None = setting(
-        None, "worker processes; left out: one per core or, on a cluster, per CPU or GPU; 0: none", ge=0, example=2
+        None, "worker processes; default: one per core or, on a cluster, per CPU or GPU; 0: none", ge=0, example=2
     )
     stack_size: int | None = setting(
         None,
-        "clients that a GPU trains together; left out: all of a round or, on a cluster, the share of a worker",
+        "clients that a GPU trains together; default: all of a round or, on a cluster, the share of a worker",
         ge=1,
         example=16,
     )
     cluster: str | None = setting(
         None,
         "the Ray cluster that trains the clients: host:port of its head node, or auto for the one that this machine "
-        "belongs to; left out: this machine",
+        "belongs to; default: this machine",
         example="auto",
     )
     cluster_timeout: float = setting(CLUSTER_TIMEOUT, "seconds to wait for a worker when the cluster has none", gt=0)
@@ -196,7 +199,7 @@ class TrainSettings:
                 raise InputError(f"{key} = {value:g} is given twice: beside {owner!r}; leave one of them out")
 
     def _check_combinations(self) -> None:
-        """Refuse settings that contradict each other, or that need another one."""
+        """Raise InputError if settings contradict each other, or need another one."""
         warmup = self.schedule.warmup_rounds
         if 0 < self.rounds <= warmup:
             raise InputError(f"warmup_rounds = {warmup} is not less than rounds = {self.rounds}; choose fewer")
@@ -230,7 +233,7 @@ class TrainSettings:
         return (loss.with_settings(label_smoothing=self.label_smoothing) if self.label_smoothing else loss).function
 
     def for_task(self, task: str) -> Self:
-        """The settings with the loss of "classification" or "regression"; a loss of the other one is refused."""
+        """The settings with the loss of "classification" or "regression"; a loss of the other one is rejected."""
         names = losses_for(task)
         if isinstance(self.loss, Loss) and self.loss.task != task:
             raise InputError(
@@ -310,3 +313,66 @@ def default_eval_every(rounds: int) -> int:
 def round_half_up(value: float) -> int:
     """The nearest whole number; a half is rounded up."""
     return int(value + 0.5)
+
+
+# keyword of earlier versions → how it is written now
+MOVED = {
+    "nesterov": 'optimizer = { name = "sgd", momentum = …, nesterov = VALUE }',
+    "clip_norm": 'optimizer = { name = "sgd", clip_norm = VALUE }',
+    "decay": 'schedule = { name = "exponential", decay = VALUE }',
+    "decay_rounds": 'schedule = { name = "step", decay = …, every = VALUE }',
+    "warmup_rounds": 'schedule = { name = "constant", warmup_rounds = VALUE }',
+    "focal_gamma": 'loss = { name = "focal", gamma = VALUE }',
+    "gce_q": 'loss = { name = "gce", exponent = VALUE }',
+    "sce_alpha": 'loss = { name = "sce", alpha = VALUE }',
+    "sce_beta": 'loss = { name = "sce", beta = VALUE }',
+    "huber_delta": 'loss = { name = "huber", delta = VALUE }',
+    "class_weights": 'loss = { name = "cross_entropy", class_weights = VALUE }',
+    "server_lr": 'server_optimizer = { rule = "adam", lr = VALUE }',
+    "server_momentum": 'server_optimizer = { rule = "adam", momentum = VALUE }',
+    "server_epsilon": 'server_optimizer = { rule = "adam", epsilon = VALUE }',
+}
+
+
+def moved_key(key: str, value: Any, table: str = "") -> str:
+    """The message about a setting of earlier versions."""
+    new = MOVED[key].replace("VALUE", format_toml(value))
+    return f"{table}{key} = {value!r} is a setting of an object now: write {new}"
+
+
+def train_settings(keywords: Mapping[str, Any], settings: TrainSettings | None = None) -> TrainSettings:
+    """The settings with those of the keyword arguments; for an unknown name, the error suggests the closest one."""
+    if not isinstance(settings, TrainSettings | None):
+        raise InputError(f"settings must be an ft.TrainSettings, got {settings!r:.60}; give others as keywords")
+    names = [field.name for field in fields(TrainSettings)]
+    for name, value in keywords.items():
+        if name in MOVED:
+            raise InputError(moved_key(name, value))
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            remedy = f"did you mean {close[0]}?" if close else f"choose from {', '.join(names[:8])}, … (help(ft.run))"
+            raise InputError(f"{name} is not a training setting; {remedy}")
+    return TrainSettings(**keywords) if settings is None else replace(settings, **keywords)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def given_settings(keywords: Mapping[str, Any], settings: TrainSettings | None) -> set[str]:
+    """The names of the settings that are given: the keywords, and those of an object that are not the default."""
+    of_object = [] if settings is None else [s.name for s in fields(settings) if getattr(settings, s.name) != s.default]
+    return {*keywords, *of_object}
+
+
+def takes_train_settings(function: Function) -> Function:
+    """List the training settings, in place of the keyword arguments, in a function's signature and docstring."""
+    signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    added = [
+        inspect.Parameter(s.name, inspect.Parameter.KEYWORD_ONLY, default=s.default, annotation=s.type)
+        for s in fields(TrainSettings)
+    ]
+    lines = "".join(f"        {s.name}: {s.metadata['meaning']}\n" for s in fields(TrainSettings))
+    function.__signature__ = signature.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
+    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n{lines}    "
+    return function

@@ -17,7 +17,7 @@ from fedtilt.data.naming import client_number
 from fedtilt.data.targets import NumericTarget
 from fedtilt.engine.client import build_client_model
 from fedtilt.engine.client_states import ClientStates
-from fedtilt.engine.update_distances import distances_by_round
+from fedtilt.engine.updates import distances_by_round
 from fedtilt.errors import InputError
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.metrics import ACCURACY, SCORES, GroupCounts, GroupMetrics, Metrics, scores_of
@@ -25,11 +25,11 @@ from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame, with_t
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.weighted_predictions import ReliabilityBin, reliability_curve
-from fedtilt.html_table import html_table
 from fedtilt.methods import Method
 from fedtilt.models import in_target_unit
 from fedtilt.parts import Parts, Tensors
 from fedtilt.privacy.gaussian_mechanism import PrivacyLoss
+from fedtilt.text_tables import html_table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from fedtilt.flower.client import client_app
 from fedtilt.flower.flwr_internals import task_identity
@@ -32,25 +32,11 @@ class LoopbackGrid(Grid):
         """Give a site another task than the server has."""
         self._apps[site] = client_app(task)
 
-    def set_run(self, run: object) -> None:
-        """Nothing: there is one run."""
+    def _unused(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("a loopback has no Flower run, and sends and receives in one call")
 
-    @property
-    def run(self) -> Run:
-        """There is none."""
-        raise RuntimeError("a loopback has no Flower run")
-
-    def create_message(self, *args: object, **kwargs: object) -> Message:
-        """The server makes its messages itself."""
-        raise RuntimeError("a loopback sends and receives in one call")
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """See `send_and_receive`."""
-        raise RuntimeError("a loopback sends and receives in one call")
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """See `send_and_receive`."""
-        raise RuntimeError("a loopback sends and receives in one call")
+    run = property(_unused)
+    set_run = create_message = push_messages = pull_messages = _unused
 
     def get_node_ids(self) -> Iterable[int]:
         """One node per site."""
@@ -76,7 +62,7 @@ class LoopbackGrid(Grid):
 
 
 def run_loopback(task: Task, sites: int, home: Path, **config: bool | float | int | str) -> None:
-    """Train to the end: the run folder is home/run, what the sites keep is in home/state."""
+    """Train to the end: the run folder is home/run, the states of the sites are in home/state."""
     run_config: Config = {"out": str(home / "run"), "wait": 1.0, **config}
     with task_identity():
         serve(task, LoopbackGrid(task, sites, home / "state", run_config), run_config)

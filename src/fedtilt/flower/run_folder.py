@@ -1,6 +1,6 @@
 """The server's run folder, with the simulator's layout: spec, metrics, counts, checkpoints of the shared model.
 
-It has nothing that sites keep. It adds:
+It has no state of a site. It adds:
 
 seed-N/history.json        the id of this training history; sites store their personal models under it
 seed-N/participation.json  which sites took part in each round, how far it moved the shared model, and rejection counts
@@ -62,14 +62,8 @@ def kept_rounds(folder: Path) -> str:
 class ServerRunFolder:
     """The run folder of one training run on the server.
 
-    Args:
-        folder: the run folder
-        task: the spec, the method and the training settings
-        info: names of the sites and classes
-        model: the model
-        parts: its parts
-        kept_rounds: how many good rounds are kept to go back to, beside the last two rounds
-        back_to: the round to go back to; None: go on from the last
+    It keeps this number of good rounds to go back to, beside the last two. `back_to` is the round to go back to; None:
+    continue from the last.
     """
 
     def __init__(
@@ -80,6 +74,9 @@ class ServerRunFolder:
         self._kept_rounds, self.back_to = kept_rounds, back_to
         self._seed_folder = seed_folder(folder, task.spec.seed)
         self._run_folder = RunFolder(self._seed_folder)
+        self._history_file = self._seed_folder / "history.json"
+        self._participation_file = self._seed_folder / "participation.json"
+        self._privacy_file = self._seed_folder / "privacy.json"
         self._method = task.method.name
         self.history = TrainingHistory.new()
         self._participation: dict[str, Any] = {"rejected": {}, "rounds": {}}
@@ -89,9 +86,9 @@ class ServerRunFolder:
         return (self._seed_folder / "fingerprint.json").exists()
 
     def begin(self, server: Tensors, notice: Callable[[str], None]) -> tuple[int, Tensors]:
-        """The round of the last checkpoint, or of `back_to`, and what the server kept; or round 0 and `server`.
+        """The round of the last checkpoint, or of `back_to`, and the server state; or round 0 and `server`.
 
-        The folder of another run is refused.
+        Raises InputError for the folder of another run.
         """
         self.check_back_to()
         state = self._run_folder.begin(self._fingerprint(), notice)
@@ -120,11 +117,11 @@ class ServerRunFolder:
         return self._run_folder.checkpoints.rounds()
 
     def check_back_to(self) -> None:
-        """Refuse to go back to a round that is not kept, or is damaged."""
+        """Raise InputError if `back_to` is a round that is not kept, or is damaged."""
         if self.back_to is None:
             return
         if not self.has_run():
-            raise InputError(f"back-to = {self.back_to} needs a run, and {self.folder} has none; leave it out")
+            raise InputError(f"back-to = {self.back_to} needs a run, and {self.folder} has none; remove it")
         if self.back_to not in self.kept_rounds():
             rounds = kept_rounds(self.folder)
             raise InputError(f"back-to = {self.back_to} is no round that {self.folder} keeps; choose one of {rounds}")
@@ -133,7 +130,7 @@ class ServerRunFolder:
     def _go_back(self, round: int, notice: Callable[[str], None]) -> FederationState:
         """Delete what came after a round. The last step starts a new history, with which the sites go back too.
 
-        If the server is killed before that step, the sites refuse to train, and going back can be repeated.
+        If the server is killed before that step, the sites do not train, and going back can be repeated.
         """
         self._run_folder.checkpoints.delete_after(round)
         state = self._run_folder.resume(notice)
@@ -148,13 +145,9 @@ class ServerRunFolder:
         return state
 
     def jump_check(self, k: float, round: int, server: Tensors, notice: Callable[[str], None]) -> JumpCheck:
-        """The check that goes on after a round, with what is recorded of the rounds before.
+        """The check that continues after a round with this server state, with what is recorded of the rounds before.
 
-        Args:
-            k: how many times the median a change of the shared model may be
-            round: the last round
-            server: what the server keeps of it
-            notice: called with a message about a damaged checkpoint
+        A change of the shared model may be `k` times the median; `notice` is called with messages about damage.
         """
         good, model = (round, server) if self._is_good(round) else self._last_good(round, server, notice)
         entries = sorted((int(number), entry) for number, entry in self._participation["rounds"].items())
@@ -162,7 +155,7 @@ class ServerRunFolder:
         return JumpCheck(k, good, model["parameters"], changes)
 
     def _last_good(self, round: int, server: Tensors, notice: Callable[[str], None]) -> tuple[int, Tensors]:
-        """The last good round that can be read, and what the server kept of it; the last round if there is none."""
+        """The last good round that can be read, and its server state; the last round if there is none."""
         for kept in reversed(self.kept_rounds()):
             if not self._is_good(kept):
                 continue
@@ -176,7 +169,7 @@ class ServerRunFolder:
         return "jump" not in self._participation["rounds"].get(str(round), {})
 
     def save_checkpoint(self, round: int, server: Tensors) -> None:
-        """Save what the server keeps after a round; the last good rounds are kept too."""
+        """Save the server state after a round; the last good rounds are kept too."""
         good = sorted(kept for kept in {*self.kept_rounds(), round} if self._is_good(kept))
         state = FederationState(round, {self._method: server}, self._run_folder.client_states)
         self._run_folder.checkpoint(state, keep=good[-self._kept_rounds :])
@@ -200,12 +193,8 @@ class ServerRunFolder:
         raise InputError(f"{self._privacy_file} is damaged; start again in another folder")
 
     def record_release(self, releases: int) -> None:
-        """Record that so many models were made, before the last one is sent."""
+        """Record how many models with noise the server has made, before the last one is sent."""
         write_json(self._privacy_file, {"releases": releases})
-
-    @property
-    def _privacy_file(self) -> Path:
-        return self._seed_folder / "privacy.json"
 
     # -- metrics and participation -----------------------------------------------------------------------------------
 
@@ -233,12 +222,11 @@ class ServerRunFolder:
         if found:
             write_json(self._seed_folder / "declared.json", {"round": round, "sites": found})
 
-    def record_participation(self, round: int, entry: Mapping[str, Any]) -> None:
-        """Add which sites took part in a round; `record_rejections` writes it to disk."""
-        self._participation["rounds"][str(round)] = dict(entry)
-
-    def record_rejections(self, rejections: Mapping[str, Mapping[str, int]]) -> None:
-        """Write participation and the rejection counts by sender and reason."""
+    def record_rejections(
+        self, rejections: Mapping[str, Mapping[str, int]], rounds: Mapping[int, Mapping[str, Any]] | None = None
+    ) -> None:
+        """Write the rejection counts by sender and reason, and which sites took part in these rounds."""
+        self._participation["rounds"] |= {str(round): dict(entry) for round, entry in (rounds or {}).items()}
         self._participation["rejected"] = {sender: dict(reasons) for sender, reasons in rejections.items()}
         write_json(self._participation_file, self._participation)
 
@@ -252,34 +240,30 @@ class ServerRunFolder:
         state = self._run_folder.latest()
         assert state is not None
         counts, total = self._run_folder.evaluations.counts(state.round)
-        result = Result(
-            {
-                self._method: MethodResult(
-                    method=self._task.method,
-                    history=self._run_folder.evaluations.history[self._method],
-                    sums=counts[self._method].evaluated,
-                    total=total,
-                    client_names=tuple(self._info.site_names),
-                    _net=self._model,
-                    _parts=self._parts,
-                    _server=state.server[self._method],  # what clients keep is on their sites
-                    _target=self._info.target,
-                )
-            }
+        of_method = MethodResult(
+            method=self._task.method,
+            history=self._run_folder.evaluations.history[self._method],
+            sums=counts[self._method].evaluated,
+            total=total,
+            client_names=tuple(self._info.site_names),
+            _net=self._model,
+            _parts=self._parts,
+            _server=state.server[self._method],  # the states of clients are on their sites
+            _target=self._info.target,
         )
+        result = Result({self._method: of_method})
         write_json(self.folder / "results.json", over_seeds({self._task.spec.seed: result}))
         return result
 
-    @property
-    def _participation_file(self) -> Path:
-        return self._seed_folder / "participation.json"
-
-    @property
-    def _history_file(self) -> Path:
-        return self._seed_folder / "history.json"
-
     def _fingerprint(self) -> dict[str, Any]:
         """Everything that must stay the same when a run resumes."""
+        spec, schema = self._task.spec, self._info.schema
+        table = {  # what decides which rows of the sites' tables are training data
+            "schema": None if schema is None else schema.to_json(),
+            "test_share": spec.data.test_share,
+            "validation": spec.clients.validation,
+            "max_train": spec.clients.max_train,
+        }
         return {
             "runner": "flower",
             **settings_of([self._task.method], self._task.settings),
@@ -289,17 +273,5 @@ class ServerRunFolder:
             "classes": list(self._info.class_names),
             **self._parts.to_json(),
             "tied": tied_parameters(self._model),
-            **self._table_fingerprint(),
-        }
-
-    def _table_fingerprint(self) -> dict[str, Any]:
-        """The schema of the sites' tables, and what decides which of their rows are training data."""
-        if self._info.schema is None:
-            return {}
-        spec = self._task.spec
-        return {
-            "schema": self._info.schema.to_json(),
-            "test_share": spec.data.test_share,
-            "validation": spec.clients.validation,
-            "max_train": spec.clients.max_train,
+            **({} if schema is None else table),
         }

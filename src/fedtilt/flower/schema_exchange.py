@@ -32,18 +32,18 @@ def agree_on_schema(
     """
     if known.is_complete:
         return known
-    summaries, refused = _ask(sites, grid, policy, site_keys)
+    summaries, skipped = _ask(sites, grid, policy, site_keys)
     while reasons := misfits([summaries[site] for site in sorted(summaries)], known):
         for name, reason in reasons.items():
-            refused[int(name)] = reason
+            skipped[int(name)] = reason
             del summaries[int(name)]
-    for site, reason in sorted(refused.items()):
+    for site, reason in sorted(skipped.items()):
         _log.warning("no summary of site %d is used: it %s", site, reason)
     required = max(1, policy.required_to_join(sites))
     if len(summaries) < required:
         raise MissingSitesError(
             f"{len(summaries)} of {sites} sites agree on a schema and {'all' if required == sites else required} must",
-            {site: refused[site] for site in range(sites) if site not in summaries},
+            {site: skipped[site] for site in range(sites) if site not in summaries},
         )
     schema = merge([summaries[site] for site in sorted(summaries)], known)
     _check(schema)
@@ -66,7 +66,7 @@ def _ask(
     requests = [Message(RecordDict(), dst_node_id=node, message_type=SUMMARY_REQUEST) for node in sorted(connected)]
     replies = grid.send_and_receive(requests, timeout=policy.deadline)
     summaries: dict[int, SiteSummary] = {}
-    refused: dict[int, str] = {}
+    skipped: dict[int, str] = {}
     for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
         node = reply.metadata.src_node_id
         try:
@@ -77,20 +77,20 @@ def _ask(
             if claimed is None:
                 _log.warning("no summary of node %d is used: it %s", node, reason)
             else:
-                refused.setdefault(claimed, str(reason))
+                skipped.setdefault(claimed, str(reason))
             continue
         if site in summaries:
-            refused[site] = "has more than one node"
+            skipped[site] = "has more than one node"
         summaries[site] = summary
     for node in too_large:
         _log.warning("no summary of node %d is used: it is too large", node)
     silent = "sent no summary in time" if len(connected) >= sites else "is not connected, or sent no summary in time"
     for site in range(sites):
-        if site in refused:
+        if site in skipped:
             summaries.pop(site, None)
         elif site not in summaries:
-            refused[site] = silent
-    return summaries, refused
+            skipped[site] = silent
+    return summaries, skipped
 
 
 def _check(schema: Schema) -> None:

@@ -19,7 +19,7 @@ from fedtilt.engine.client import ClientUpdate, finish, plan
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.engine.initial_model import initial_model
 from fedtilt.engine.state import Messages, client_state_like, messages_of
-from fedtilt.engine.validity import invalid_reason
+from fedtilt.engine.updates import invalid_reason
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.groups import Grouping, group_names, groupings

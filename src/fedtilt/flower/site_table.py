@@ -20,14 +20,7 @@ class SchemaMismatch(InputError):
 
 
 def site_summary(spec: Spec, source: Source, number: int, *, shared: bool) -> SiteSummary:
-    """What a site sends of its table, so that all sites agree on one schema.
-
-    Args:
-        spec: the spec, with the roles of columns
-        source: the site's table
-        number: the site's number
-        shared: whether the site shares its summary
-    """
+    """What a site sends of its table, so that all sites agree on one schema, if it shares its summary."""
     if not shared:
         raise _withheld(known_schema_of(spec))
     with _differences(spec, source, None, shared=True):
@@ -38,7 +31,7 @@ def site_summary(spec: Spec, source: Source, number: int, *, shared: bool) -> Si
 
 
 def _check_few_values(summary: SiteSummary, min_count: int) -> None:
-    """Refuse to send the mean of so few values that it reveals them."""
+    """Raise SchemaMismatch for a mean over too few values, which would reveal them."""
     for column in (*summary.columns, *([] if summary.numbers is None else [summary.numbers])):
         if column.mean is not None and column.rows < min_count:
             text = (

@@ -12,7 +12,7 @@ from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import ServerUpdate, server_update
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import check_state, initial_server, messages_of
-from fedtilt.engine.validity import invalid_updates
+from fedtilt.engine.updates import invalid_updates
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.flower.evaluation import combine_replies, decode_evaluation_reply
 from fedtilt.flower.membership import Membership, MissingSitesError, SiteKeys
@@ -188,7 +188,7 @@ class FedTiltStrategy(Strategy):
         return encode_model(self._parts, self._server), MetricRecord({**metrics, "change": change.length})
 
     def _record_screening(self, round: int, updated: ServerUpdate) -> None:
-        """Name the sites whose updates were refused or bounded because they stand out."""
+        """Name the sites whose updates were rejected or bounded because they stand out."""
         for site, reason in sorted({**updated.bounded, **updated.rejected}.items()):
             _log.warning("round %d: site %d %s", round, site, reason)
             self.membership.reject(f"site {site}", reason.partition(" (")[0])
@@ -209,8 +209,7 @@ class FedTiltStrategy(Strategy):
             suspects = {str(n): int(u.declared["suspects"]) for n, u in accepted.items() if "suspects" in u.declared}
             if suspects:  # declared by sites that may
                 entry["suspects"] = suspects
-            self.run_folder.record_participation(round, entry)
-            self.run_folder.record_rejections(self.membership.rejections())
+            self.run_folder.record_rejections(self.membership.rejections(), {round: entry})
         required = self.policy.required_models(len(self._selected))
         if len(accepted) < required:
             models = "1 valid model" if len(accepted) == 1 else f"{len(accepted)} valid models"

@@ -232,7 +232,6 @@ class Task:
         return single_site_federation(data, number, resolved.spec)
 
     def _source(self, node_config: NodeConfig) -> Source:
-        """What the table function returns."""
         assert self.table is not None
         source = self.table(node_config)
         if source is None:

@@ -16,14 +16,15 @@ from fedtilt.math import gram_solvers
 from fedtilt.math.client_models import (
     BlockedModels,
     ClientModels,
+    Distance,
     check_start,
     client_weights,
     column_chunks,
     combine,
     distances_to,
+    get_distance,
     gram,
 )
-from fedtilt.math.distances import Distance, get_distance
 from fedtilt.math.fair import fedmgda, q_ffl
 from fedtilt.math.mixing import bucketing, clipping, nearest_neighbor_mixing
 from fedtilt.math.robust import (
@@ -103,10 +104,8 @@ def tilted(
         if q == 0:
             return combine(models, u)
         if q == -math.inf:
-            nearest = int(
-                distances_to(models, metric, _start_or_mean(models, u, start)).where(u > 0, math.inf).argmin()
-            )
-            return models[nearest].clone()
+            distance_to_start = distances_to(models, metric, _start_or_mean(models, u, start))
+            return models[int(distance_to_start.where(u > 0, math.inf).argmin())].clone()
         matrix = gram(models)
         if q > 0:
             return combine(models, gram_solvers.positive_tilt_weights(matrix, u, q))

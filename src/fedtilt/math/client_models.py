@@ -2,19 +2,18 @@
 
 All passes go over blocks of columns, and within a block over chunks, so the working set does not grow with the model.
 The grid of the blocks depends on C and P alone, and sums follow it: blocks that are computed elsewhere, such as on the
-nodes of a cluster, give the same bits.
+nodes of a cluster, give bit-identical results.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.math import gram_solvers
-from fedtilt.math.distances import Distance
 
 BLOCK_BYTES = 512 * 2**20  # of a block, all clients together
 _CHUNK_BYTES = 16 * 2**20
@@ -107,7 +106,7 @@ def _check_models(models: Tensor) -> None:
 
 
 def check_start(start: Tensor | None, models: ClientModels) -> None:
-    """Refuse a start of another shape, or one that is not finite."""
+    """Raise InputError if the start has another shape, or is not finite."""
     if start is not None and start.shape != models.shape[1:]:
         raise InputError(f"start must have shape {tuple(models.shape[1:])}, got {tuple(start.shape)}")
     if start is not None and not start.isfinite().all():
@@ -115,7 +114,7 @@ def check_start(start: Tensor | None, models: ClientModels) -> None:
 
 
 def check_share(value: float, name: str) -> None:
-    """Refuse a share of bad clients that is not less than half."""
+    """Raise InputError unless the share of bad clients is less than half."""
     if not 0 <= value < 0.5:
         raise InputError(f"{name} must be in [0, 0.5), got {value}")
 
@@ -173,6 +172,33 @@ def _combine(block: Tensor, p: Tensor) -> Tensor:
     for columns in column_chunks(block):
         out[columns] = block[base, columns] + p @ (block[:, columns] - block[base, columns])
     return out
+
+
+class Distance(NamedTuple):
+    """A distance in parts, so that it can be summed over column chunks: finish(Σ_i summand(w_i − w_n,i)).
+
+    Its gradient by w is factor(distance) · direction(w − w_n).
+    """
+
+    summand: Callable[..., Tensor]  # with `out`
+    finish: Callable[[Tensor], Tensor]
+    direction: Callable[[Tensor], Tensor]
+    factor: Callable[[Tensor], Tensor]
+
+
+DISTANCES = {
+    "squared_l2": Distance(torch.square, lambda s: s, lambda diff: diff, lambda d: torch.full_like(d, 2.0)),
+    # at a client's model 0 is a subgradient of the norm, and diff is 0 there: any finite factor is right
+    "l2": Distance(torch.square, torch.sqrt, lambda diff: diff, lambda d: 1 / torch.where(d > 0, d, 1.0)),
+    "l1": Distance(torch.abs, lambda s: s, torch.sign, torch.ones_like),
+}
+
+
+def get_distance(distance: str) -> Distance:
+    """The distance of this name; an unknown name raises an error that lists the known ones."""
+    if distance not in DISTANCES:
+        raise InputError(f"unknown distance {distance!r}; choose one of {', '.join(DISTANCES)}")
+    return DISTANCES[distance]
 
 
 def distances_to(models: ClientModels, metric: Distance, centre: Tensor) -> Tensor:

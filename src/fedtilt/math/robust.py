@@ -1,5 +1,6 @@
 """Robust rules, (C, P) → (P,): a minority of bad clients moves their result by a bounded length."""
 
+import functools
 import math
 
 import torch
@@ -15,11 +16,10 @@ from fedtilt.math.client_models import (
     column_chunks,
     combine,
     distances_to,
+    get_distance,
     gram,
     map_blocks,
 )
-from fedtilt.math.distances import get_distance
-from fedtilt.math.sort_rows import sort_rows
 
 
 def bad_count(bad_share: float, clients: int) -> int:
@@ -41,14 +41,64 @@ def median(models: ClientModels, weights: Tensor | None = None) -> Tensor:
 
 def _median(block: Tensor, u: Tensor) -> Tensor:
     u, out = u.to(block.device), block.new_empty(block.shape[1])
+    is_weighted = bool((u != u[0]).any())
     for columns in column_chunks(block):
-        values, order = block[:, columns].sort(dim=0)
-        mass = u[order].cumsum(0)  # (C, columns)
-        low = (mass < 0.5 - 1e-12).sum(0, keepdim=True)
-        high = (mass < 0.5 + 1e-12).sum(0, keepdim=True)
-        a, b = values.gather(0, low)[0], values.gather(0, high.clamp(max=len(u) - 1))[0]
-        out[columns] = a + (b - a) / 2
+        low, high = _weighted_middle(block[:, columns], u) if is_weighted else _middle(block[:, columns])
+        out[columns] = low + (high - low) / 2
     return out
+
+
+def _middle(block: Tensor) -> tuple[Tensor, Tensor]:
+    """The two middle values of every column; of an odd number, the same one twice."""
+    values = sort_rows(block, (len(block) - 1) // 2)
+    return values[0], values[-1]
+
+
+def _weighted_middle(block: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    values, order = block.sort(dim=0)
+    mass = u[order].cumsum(0)  # (C, columns)
+    low = (mass < 0.5 - 1e-12).sum(0, keepdim=True)
+    high = (mass < 0.5 + 1e-12).sum(0, keepdim=True)
+    return values.gather(0, low)[0], values.gather(0, high.clamp(max=len(u) - 1))[0]
+
+
+def sort_rows(block: Tensor, cut: int = 0) -> Tensor:
+    """The values of every column in ascending order without the first and last `cut`, (C − 2 · cut, columns).
+
+    On a CPU by a sorting network of rows, four to six times as fast as `Tensor.sort` along the first dimension.
+
+    >>> sort_rows(torch.tensor([[3, 1], [2, 5], [1, 4]])).tolist()
+    [[1, 1], [2, 4], [3, 5]]
+    """
+    if block.device.type != "cpu":
+        return block.sort(dim=0).values[cut : len(block) - cut]
+    rows = list(block.clone().unbind())
+    spare = torch.empty_like(rows[0])
+    for i, j in _comparators(len(block)):
+        torch.minimum(rows[i], rows[j], out=spare)
+        torch.maximum(rows[i], rows[j], out=rows[j])
+        rows[i], spare = spare, rows[i]
+    return torch.stack(rows[cut : len(block) - cut])
+
+
+@functools.cache
+def _comparators(count: int) -> list[tuple[int, int]]:
+    """The pairs of rows that a sorting network puts in order one after the other.
+
+    Batcher's merge exchange: Knuth, The Art of Computer Programming, volume 3, Algorithm 5.2.2 M.
+    """
+    pairs: list[tuple[int, int]] = []
+    top = 1 << max(0, (count - 1).bit_length() - 1)
+    p = top if count > 1 else 0
+    while p:
+        q, r, distance = top, 0, p
+        while True:
+            pairs += [(i, i + distance) for i in range(count - distance) if i & p == r]
+            if q == p:
+                break
+            distance, q, r = q - p, q // 2, p
+        p //= 2
+    return pairs
 
 
 def geometric_median(models: ClientModels, weights: Tensor | None = None) -> Tensor:

@@ -22,6 +22,9 @@ from fedtilt.parts import LAST_LAYER
 P = ParamSpec("P")
 PRESETS: dict[str, Callable[..., Method]] = {}
 _FIELDS = [field.name for field in fields(Method) if field.name not in ("name", "made")]
+_ALL_TAKE = """
+    name: the name of the method in the run
+    **components: any other component of `Method`: weighting, before, aggregator, …"""
 
 
 def preset(function: Callable[P, Method]) -> Callable[P, Method]:
@@ -43,6 +46,10 @@ def preset(function: Callable[P, Method]) -> Callable[P, Method]:
         arguments = {key: bound.arguments[key] for key in own} | dict(bound.arguments.get("components", {}))
         return replace(method, made=Made(make, arguments, method.parts()))
 
+    doc = inspect.cleandoc(function.__doc__ or "")
+    examples = doc.find("\n\n>>>")
+    head, tail = (doc, "") if examples < 0 else (doc[:examples], doc[examples:])
+    make.__doc__ = f"{head}{_ALL_TAKE if 'Args:' in head else chr(10) * 2 + 'Args:' + _ALL_TAKE}{tail}\n"
     PRESETS[function.__name__] = make
     return make
 
@@ -95,11 +102,9 @@ def fedtilt(
         mu: weight of the proximal term of the personal model; inf: no personal model
         levels: more levels in place of tau, (groups, tilt) from inner to outer: "class" is the labels, other names are
             columns of groups
-        lr_personal: learning rate of the personal model; left out: the run's
-        epochs_personal: passes of the personal model over the data in a round; left out: the run's
+        lr_personal: learning rate of the personal model; default: the run's
+        epochs_personal: passes of the personal model over the data in a round; default: the run's
         personal_start: where the personal model starts in a round: last, initial or received
-        name: the name of the method in the run
-        **components: any other component of `Method`: weighting, before, aggregator, …
 
     >>> fedtilt(tau=50, lam=100).personal.mu
     0.01
@@ -155,8 +160,6 @@ def fedprox(mu: float = 0.01, *, name: str = "fedprox", **components: Any) -> Me
 
     Args:
         mu: weight of the proximal term of the shared model
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, prox=mu)
 
@@ -172,11 +175,9 @@ def ditto(
 
     Args:
         mu: weight of the proximal term of the personal model
-        lr_personal: learning rate of the personal model; left out: the run's
-        epochs_personal: passes of the personal model over the data in a round; left out: the run's
+        lr_personal: learning rate of the personal model; default: the run's
+        epochs_personal: passes of the personal model over the data in a round; default: the run's
         personal_start: where the personal model starts in a round: last, initial or received
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, personal=proximal(name, mu, lr_personal, epochs_personal, personal_start))
 
@@ -189,8 +190,6 @@ def term(t: float, *, name: str = "term", **components: Any) -> Method:
 
     Args:
         t: the tilt
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, objective=_named(name, lambda: TiltedLosses(t, t)))
 
@@ -205,10 +204,8 @@ def fedavg_finetuned(
     Wang et al., Federated Evaluation of On-device Personalization, 2019, arXiv 1910.10252.
 
     Args:
-        lr_personal: learning rate of the personal model; left out: the run's
-        epochs_personal: passes of the personal model over the data in a round; left out: the run's
-        name: the name of the method in the run
-        **components: any other component of `Method`
+        lr_personal: learning rate of the personal model; default: the run's
+        epochs_personal: passes of the personal model over the data in a round; default: the run's
     """
     return compose(name, components, personal=proximal(name, 0.0, lr_personal, epochs_personal, "received"))
 
@@ -220,10 +217,8 @@ def local(
     """Local training only: a personal model that starts at the initial one and never sees the shared model.
 
     Args:
-        lr_personal: learning rate of the personal model; left out: the run's
-        epochs_personal: passes of the personal model over the data in a round; left out: the run's
-        name: the name of the method in the run
-        **components: any other component of `Method`
+        lr_personal: learning rate of the personal model; default: the run's
+        epochs_personal: passes of the personal model over the data in a round; default: the run's
     """
     return compose(name, components, personal=proximal(name, 0.0, lr_personal, epochs_personal, "initial"))
 
@@ -245,8 +240,6 @@ def feddyn(alpha: float = 0.01, *, name: str = "feddyn", **components: Any) -> M
 
     Args:
         alpha: weight of both terms
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, correction=_named(name, lambda: FedDyn(alpha)))
 
@@ -259,8 +252,6 @@ def qffl(q: float = 1.0, *, name: str = "qffl", **components: Any) -> Method:
 
     Args:
         q: the exponent of the clients' losses
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, aggregator=_named(name, lambda: QFfl(q)))
 
@@ -273,8 +264,6 @@ def afl(weights_lr: float = 0.01, *, name: str = "afl", **components: Any) -> Me
 
     Args:
         weights_lr: step of the clients' weights
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, weighting=_named(name, lambda: Afl(weights_lr)))
 
@@ -287,8 +276,6 @@ def term_clients(t: float = 1.0, *, name: str = "term_clients", **components: An
 
     Args:
         t: tilt over the losses of the clients
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, weighting=_named(name, lambda: ByLoss(t)))
 
@@ -304,8 +291,6 @@ def fedmgda(
     Args:
         weights_bound: how much the clients' weights may differ from equal ones
         update_length: length of every update
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, aggregator=_named(name, lambda: FedMgda(weights_bound, update_length)))
 
@@ -318,8 +303,6 @@ def propfair(utility: float = 3.0, *, name: str = "propfair", **components: Any)
 
     Args:
         utility: more than the loss of any batch
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, objective=_named(name, lambda: PropFair(utility)))
 
@@ -332,8 +315,6 @@ def fedper(local: Sequence[str] = (LAST_LAYER,), *, name: str = "fedper", **comp
 
     Args:
         local: patterns of the parameters that stay; "last" is the last layer
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, local=_named(name, lambda: Local(local)))  # type: ignore[arg-type]
 
@@ -349,8 +330,6 @@ def fedrep(
     Args:
         head_epochs: passes that train the local parameters alone
         local: patterns of the parameters that stay; "last" is the last layer
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, local=_named(name, lambda: Local(local, head_epochs)))  # type: ignore[arg-type]
 
@@ -367,8 +346,6 @@ def pfedme(
     Args:
         mu: weight of the proximal term
         inner_steps: steps of the personal model on every batch
-        lr_personal: learning rate of the personal model; left out: the run's
-        name: the name of the method in the run
-        **components: any other component of `Method`
+        lr_personal: learning rate of the personal model; default: the run's
     """
     return compose(name, components, personal=_named(name, lambda: Moreau(mu, inner_steps, lr_personal)))

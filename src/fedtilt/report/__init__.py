@@ -10,9 +10,10 @@ from pathlib import Path
 
 from fedtilt.errors import InputError
 from fedtilt.files import write_bytes
+from fedtilt.report.compare import Published
 from fedtilt.report.page import build_page
 from fedtilt.report.run_reader import Run, read_run
-from fedtilt.report.tables import Published, as_csv, as_markdown
+from fedtilt.report.tables import as_csv, as_markdown
 from fedtilt.report.tuning_page import build_tuning_page, is_search
 
 __all__ = ["Published", "csv", "markdown", "read_run", "write"]

@@ -1,9 +1,12 @@
-"""Compare methods: mean and standard deviation over seeds, the best method, and its ties."""
+"""Compare the methods of a run: metrics over seeds, the best method and its ties, groups, and where a method fails."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import NamedTuple
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
 
 from fedtilt.data.groups import CLASS, in_words
 from fedtilt.evaluation.metrics import ACCURACY, Metrics, Score, client_scores
@@ -29,23 +32,21 @@ class Metric:
 
 def comparison_metrics(score: Score, group: str) -> tuple[Metric, ...]:
     """The columns of a comparison: the main score, the fairness of both kinds, the worst and the best clients."""
-    title, unit, spread = score.title, score.unit, score.spread_unit
+    title, unit, spread, higher = score.title, score.unit, score.spread_unit, score.higher_is_better
     in_unit, in_spread = (f", {u}" if u else "" for u in (unit, spread))
-    extreme = "minimum" if score.higher_is_better else "maximum"
-    clients, higher = f"std{'' if unit else f' of the {title}'} over clients{in_spread}", score.higher_is_better
+    extreme = "minimum" if higher else "maximum"
+    clients = f"std{'' if unit else f' of the {title}'} over clients{in_spread}"
     groups = f"std over a client’s {in_words(group)}, mean over clients{in_spread}"
+    again = f"the same, std over clients{in_spread}"
     main = (
         Metric(score.name, title, f"mean over clients{in_unit}", higher, unit),
         Metric("client_fairness", "client fairness", clients, False, spread),
         Metric("client_data_fairness_mean", "client data fairness", groups, False, spread),
-        Metric(
-            "client_data_fairness_std", "client data fairness, std", f"the same, std over clients{in_spread}", False,
-            spread,
-        ),
+        Metric("client_data_fairness_std", "client data fairness, std", again, False, spread),
         Metric("worst", "worst 10 %", f"mean {title} of the worst tenth of the clients{in_unit}", higher, unit),
         Metric("best", "best 10 %", f"mean {title} of the best tenth of the clients{in_unit}", higher, unit),
         Metric(extreme, extreme, f"{title} of the worst client{in_unit}", higher, unit),
-    )  # fmt: skip
+    )
     if score is ACCURACY:
         return main
     return (
@@ -56,6 +57,7 @@ def comparison_metrics(score: Score, group: str) -> tuple[Metric, ...]:
 
 
 METRICS = comparison_metrics(ACCURACY, CLASS)  # of classes
+_OVERVIEW = ("accuracy", "mae", "rmse", "client_fairness", "client_data_fairness_mean", "worst")
 
 
 def metrics_of(run: Run) -> tuple[Metric, ...]:
@@ -64,9 +66,9 @@ def metrics_of(run: Run) -> tuple[Metric, ...]:
 
 
 def overview_metrics(run: Run) -> tuple[Metric, ...]:
-    """The main score, both kinds of fairness, and the worst tenth of the clients."""
-    metrics = metrics_of(run)
-    return *metrics[:3], metrics[4]
+    """The scores, both kinds of fairness, and the worst tenth of the clients."""
+    by_key = {metric.key: metric for metric in metrics_of(run)}
+    return tuple(by_key[key] for key in _OVERVIEW if key in by_key)
 
 
 class View(NamedTuple):
@@ -127,7 +129,16 @@ class SeedValues(NamedTuple):
 
 
 Row = dict[str, SeedValues]  # by metric
+Published = Mapping[str, Mapping[str, float]]  # method → metric (as in results.json) → value
 _VISIBLE = 0.005  # a smaller difference disappears in two decimals
+
+
+class Cell(NamedTuple):
+    """A number of a comparison, on a page, in Markdown or on a terminal."""
+
+    values: SeedValues
+    is_best: bool  # or ties with the best
+    published: float | None = None
 
 
 def comparison_table(run: Run, view: str) -> dict[str, Row]:
@@ -146,6 +157,18 @@ def comparison_tables(run: Run) -> dict[str, dict[str, Row]]:
     some_never_selected = any(s.last(method).ever_selected for s in run.compared for method in run.methods)
     views = [view for view in VIEWS if some_never_selected or view != "ever_selected"]
     return {view: table for view in views if (table := comparison_table(run, view))}
+
+
+def comparison_cells(
+    table: Mapping[str, Row], metrics: Sequence[Metric], published: Published | None = None
+) -> dict[str, list[Cell]]:
+    """Method → a cell per metric; of one method alone, no cell is the best."""
+    best = {metric.key: best_and_tied(table, metric) if len(table) > 1 else [] for metric in metrics}
+    numbers = published or {}
+    return {
+        method: [Cell(row[m.key], method in best[m.key], numbers.get(method, {}).get(m.key)) for m in metrics]
+        for method, row in table.items()
+    }
 
 
 def best_methods(run: Run, limit: int) -> tuple[str, ...]:
@@ -173,6 +196,89 @@ def _is_tie(a: SeedValues, b: SeedValues) -> bool:
     if len(a.values) != len(b.values) or len(a.values) < 2:
         return False
     return paired_difference(a.values, b.values).sign() == 0
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+_MAX_GROUPS = 12  # with a column each
+
+
+class GroupTable(NamedTuple):
+    """The comparison of methods for one grouping."""
+
+    column: str
+    groups: tuple[Metric, ...]  # the score in each group; empty: there are too many
+    metrics: tuple[Metric, ...]  # the worst group, and the spread over groups
+    rows: dict[str, Row]  # by method
+    worst: dict[str, str]  # method → its worst group
+
+
+def group_tables(run: Run) -> list[GroupTable]:
+    """A table per grouping, of the evaluated models; only of groups with test samples in every seed."""
+    first, score = run.compared[0].last(run.methods[0]).groups, run.score
+    metrics, about = _group_metrics(score), f"{score.title} on its test samples at all clients"
+    about += f", {score.unit}" if score.unit else ""
+    tables = []
+    for column in first:
+        found = {method: [seed_run.last(method).groups[column] for seed_run in run.compared] for method in run.methods}
+        names = [n for n in first[column].values if all(n in g.values for seeds in found.values() for g in seeds)]
+        groups = tuple(Metric(f"group {n}", n, about, score.higher_is_better, score.unit) for n in names)
+        rows = {
+            method: {metric.key: SeedValues(tuple(g.by_name()[metric.key] for g in seeds)) for metric in metrics}
+            | {f"group {n}": SeedValues(tuple(g.values[n] for g in seeds)) for n in names}
+            for method, seeds in found.items()
+        }
+        choose = min if score.higher_is_better else max
+        worst = {m: choose(names, key=lambda n, row=row: row[f"group {n}"].mean) for m, row in rows.items()}  # type: ignore[misc]
+        tables.append(GroupTable(column, groups if len(groups) <= _MAX_GROUPS else (), metrics, rows, worst))
+    return tables
+
+
+def _group_metrics(score: Score) -> tuple[Metric, ...]:
+    unit, spread, higher = score.unit, score.spread_unit, score.higher_is_better
+    in_unit, in_spread = (f", {u}" if u else "" for u in (unit, spread))
+    in_clients = f"std over a client’s groups, mean over clients{in_spread}"
+    worst = f"{score.title} of a client’s worst group, mean over clients{in_unit}"
+    return (
+        Metric("worst", "worst group", f"{score.title} of the worst group{in_unit}", higher, unit),
+        Metric("spread", "spread", f"std over groups{in_spread}", False, spread),
+        Metric("client_spread_mean", "spread in clients", in_clients, False, spread),
+        Metric("client_worst", "worst in clients", worst, higher, unit),
+    )
+
+
+# -- where a method fails ----------------------------------------------------------------------------------------------
+
+
+class Worst(NamedTuple):
+    """The client, or the class or group, with the worst score of a method."""
+
+    name: str
+    value: float
+    samples: int
+    correct: int | None  # predictions; None: numbers are predicted
+    seed: int | None = None  # of a client
+
+    @classmethod
+    def of(cls, score: Score, sums: Tensor, total: Tensor, names: Sequence[str], seed: int | None = None) -> Self:
+        """The worst of several clients or groups."""
+        values = score.values(sums, total)
+        i = score.worst_position(values)
+        correct = int(sums[i]) if score is ACCURACY else None
+        return cls(names[i], float(values[i]), int(total[i]), correct, seed)
+
+
+def worst_client(run: Run, method: str) -> Worst:
+    """The client with the worst score, of all seeds, which have clients of their own."""
+    found = [Worst.of(run.score, s.sums(method).sum(1), s.total.sum(1), s.client_names, s.seed) for s in run.compared]
+    return (min if run.score.higher_is_better else max)(found, key=lambda worst: worst.value)
+
+
+def worst_group(run: Run, method: str) -> Worst:
+    """The class or group with the worst score, over the samples of all clients and seeds."""
+    sums = torch.stack([s.sums(method).sum(0) for s in run.compared]).sum(0)
+    total = torch.stack([s.total.sum(0) for s in run.compared]).sum(0)
+    return Worst.of(run.score, sums, total, run.compared[0].class_names)
 
 
 class ClientScores(NamedTuple):

@@ -3,46 +3,31 @@
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from markupsafe import Markup
-
-from fedtilt.csv_text import csv_text
 from fedtilt.data.groups import in_words
 from fedtilt.report import html
 from fedtilt.report.compare import (
     VIEWS,
-    Metric,
-    Row,
-    SeedValues,
-    best_and_tied,
+    Published,
     best_methods,
+    comparison_cells,
     comparison_table,
     comparison_tables,
+    group_tables,
     metrics_of,
     overview_metrics,
     worst_clients,
 )
 from fedtilt.report.decision_metrics import decision_metrics
 from fedtilt.report.differences import differences
-from fedtilt.report.figure import Figure
+from fedtilt.report.figure import Style, styles
 from fedtilt.report.figures import MAX_METHODS, build_figures
-from fedtilt.report.groups import group_tables
 from fedtilt.report.run_reader import Run
-from fedtilt.report.style import Style, styles
 from fedtilt.report.summary import cautions, certificates, facts, headline, worst_scores
-from fedtilt.report.tables import Published, format_difference
 from fedtilt.version import __version__
-
-
-class _Cell(NamedTuple):
-    """A number in the comparison."""
-
-    values: SeedValues
-    bold: bool
-    published: str  # the published number and the difference to it; empty: none
 
 
 def build_page(runs: Sequence[Run], published: Sequence[Published], folder: Path) -> str:
@@ -91,64 +76,37 @@ def _run_values(
         "certificate": certificates(run),
         "cautions": cautions(run),
         "audit": os.path.relpath(audit, folder) if (audit := run.folder / "audit.html").exists() else "",
-        "overview": _rows(comparison_table(run, "evaluated"), overview_metrics(run)),
+        "overview": comparison_cells(comparison_table(run, "evaluated"), overview_metrics(run)),
         "groups_in_words": in_words(run.group),
         "views": [
             {
                 "key": view,
                 "title": VIEWS[view].title,
                 "description": VIEWS[view].description,
-                "rows": _rows(table, metrics_of(run), published if view == "evaluated" else {}),
+                "rows": comparison_cells(table, metrics_of(run), published if view == "evaluated" else {}),
             }
             for view, table in comparison_tables(run).items()
         ],
         "groups": [
-            {"column": table.column, "metrics": table.metrics, "rows": _rows(table.rows, table.metrics)}
+            {"column": table.column, "metrics": metrics, "rows": comparison_cells(table.rows, metrics)}
             for table in group_tables(run)
+            for metrics in [(*table.groups, *table.metrics)]
         ],
         "decision": decision._replace(figures=[]),
-        "decision_figures": [_figure(figure, key) for figure in decision.figures],
+        "decision_figures": [html.figure(figure, f"{key}-") for figure in decision.figures],
         "has_published": bool(published),
         "round": run.round,
         "several_seeds": len(run.compared) > 1,
         "methods": len(run.methods),
         "figure_methods": len(best_methods(run, MAX_METHODS)),
-        "figures": {section: [_figure(figure, key) for figure in group] for section, group in figures.items()},
+        "figures": {
+            section: [html.figure(figure, f"{key}-") for figure in group] for section, group in figures.items()
+        },
         "worst_clients": _worst_clients(run),
         "started": run.started,
         "seeds": run.seeds,
         "environment": run.environment,
     } | _settings(run)
-
-
-def _rows(
-    table: Mapping[str, Row], metrics: Sequence[Metric], published: Published | None = None
-) -> list[dict[str, Any]]:
-    best = {metric.key: best_and_tied(table, metric) for metric in metrics}
-    rows = []
-    for method, row in table.items():
-        numbers = (published or {}).get(method, {})
-        cells = [
-            _Cell(
-                values=row[metric.key],
-                bold=len(table) > 1 and method in best[metric.key],
-                published=_published_text(row[metric.key], numbers.get(metric.key)),
-            )
-            for metric in metrics
-        ]
-        rows.append({"method": method, "cells": cells})
-    return rows
-
-
-def _published_text(values: SeedValues, number: float | None) -> str:
-    return "" if number is None else f"{number:.2f} ({format_difference(values, number)})"
-
-
-def _figure(figure: Figure, key: str) -> Markup:
-    return html.figure(
-        f"{key}-{figure.name}", title=figure.title, note=figure.note, data=figure.data, layout=figure.layout,
-        csv=csv_text([figure.columns, *figure.rows]), selectors=figure.selectors,
-    )  # fmt: skip
 
 
 def _worst_clients(run: Run) -> dict[str, Any]:

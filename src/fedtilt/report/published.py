@@ -10,9 +10,8 @@ from typing import Any
 from fedtilt.data.outliers import Outliers
 from fedtilt.engine.settings import TrainSettings
 from fedtilt.methods import ditto, fedavg, fedtilt
-from fedtilt.report.compare import METRICS
+from fedtilt.report.compare import METRICS, Published
 from fedtilt.report.run_reader import Run, read_run
-from fedtilt.report.tables import Published
 from fedtilt.report.tuning_page import is_search
 from fedtilt.storage.provenance import settings_of
 

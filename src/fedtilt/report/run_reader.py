@@ -39,6 +39,7 @@ class SeedRun:
     client_names: tuple[str, ...]
     class_names: tuple[str, ...]  # of the K columns
     group: str = CLASS  # what the columns are: classes, ranges of the target, or a column of groups
+    attackers: tuple[int, ...] = ()  # clients, which are not evaluated
 
     @cached_property
     def round(self) -> int:
@@ -170,13 +171,9 @@ def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedR
         raise InputError(
             f"{evaluations.counts_file(last)} has no counts of {', '.join(missing)}; restore it from a copy"
         )
-    counts = {name: counts[name] for name in methods}
-    path = folder / "federation.json"
-    client_names, class_names, has_outliers = _read_federation(path, fingerprint, *total.shape)
     return SeedRun(
-        seed=seed, history=history, counts=counts, total=total, has_outliers=has_outliers,
-        client_names=client_names, class_names=class_names,
-        group=str(read_json(path).get("group", CLASS)) if path.exists() else CLASS,
+        seed=seed, history=history, counts={name: counts[name] for name in methods}, total=total,
+        **_read_federation(folder / "federation.json", fingerprint, *total.shape),
     )  # fmt: skip
 
 
@@ -196,20 +193,20 @@ def _read_history(evaluations: Evaluations, methods: list[str]) -> History | Non
     return {name: [(r, lines.rounds[r][name].summary) for r in complete] for name in methods} if complete else None
 
 
-def _read_federation(
-    path: Path, fingerprint: Mapping[str, Any], clients: int, classes: int
-) -> tuple[tuple[str, ...], tuple[str, ...], Tensor | None]:
-    """Names of clients, names of classes, and which clients have outliers."""
+def _read_federation(path: Path, fingerprint: Mapping[str, Any], clients: int, classes: int) -> dict[str, Any]:
+    """The fields of a `SeedRun` that name clients and classes; without the file, names are numbers."""
     outliers = fingerprint["outliers"]
     share = 0.0 if outliers["kind"] == "none" else float(outliers["clients"])
     has_outliers = torch.full((clients,), share == 1) if share in (0, 1) else None
     if not path.exists():
-        return tuple(map(str, range(clients))), tuple(map(str, range(classes))), has_outliers
+        names = {"client_names": tuple(map(str, range(clients))), "class_names": tuple(map(str, range(classes)))}
+        return names | {"has_outliers": has_outliers}
     record = read_json(path)
     try:
         client_names, class_names = tuple(map(str, record["clients"])), tuple(map(str, record["classes"]))
         has_outliers = torch.zeros(clients, dtype=torch.bool)
         has_outliers[torch.tensor(record["has_outliers"], dtype=torch.long)] = True
+        attackers = tuple(map(int, record.get("attackers", ())))
     except (TypeError, KeyError, ValueError, IndexError, RuntimeError) as error:
         raise InputError(f"{path} is damaged ({error!r}); restore it from a copy") from error
     if (len(client_names), len(class_names)) != (clients, classes):
@@ -217,7 +214,10 @@ def _read_federation(
             f"{path} names {len(client_names)} clients and {len(class_names)} classes, "
             f"but the counts have {clients} and {classes}"
         )
-    return client_names, class_names, has_outliers
+    return {
+        "client_names": client_names, "class_names": class_names, "has_outliers": has_outliers,
+        "group": str(record.get("group", CLASS)), "attackers": attackers,
+    }  # fmt: skip
 
 
 def _format_time(started: str) -> str:

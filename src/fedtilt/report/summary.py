@@ -2,12 +2,12 @@
 
 import shlex
 from collections.abc import Sequence
+from statistics import fmean
 
 import torch
 
 from fedtilt.evaluation.certificate import Certificate, describe
 from fedtilt.evaluation.metrics import ACCURACY, Score
-from fedtilt.files import read_json
 from fedtilt.report.compare import (
     VIEWS,
     Metric,
@@ -16,9 +16,12 @@ from fedtilt.report.compare import (
     best_methods,
     comparison_table,
     metrics_of,
+    worst_client,
+    worst_group,
 )
-from fedtilt.report.run_reader import Run, SeedRun
-from fedtilt.storage.provenance import seed_folder
+from fedtilt.report.run_reader import Run
+
+_MAX_NAMES = 5  # of attackers
 
 
 def headline(run: Run) -> str:
@@ -55,22 +58,14 @@ def headline(run: Run) -> str:
 
 def worst_scores(run: Run) -> str:
     """The client and the class or group with the worst score under each of the best methods."""
-    several_seeds, score = len(run.compared) > 1, run.score
-    choose = min if score.higher_is_better else max
-    clauses = []
+    score, clauses = run.score, []
     for method in best_methods(run, 5):
-        found = []
-        for seed_run in run.compared:
-            by_client = score.values(seed_run.sums(method).sum(1), seed_run.total.sum(1))
-            client = score.worst_position(by_client)
-            value = float(by_client[client])
-            seed = f", seed {seed_run.seed}" if several_seeds else ""
-            found.append((value, f"client {seed_run.client_names[client]} ({_format_score(value, score)}{seed})"))
-        sums = torch.stack([seed_run.sums(method).sum(0) for seed_run in run.compared]).sum(0)
-        by_class = score.values(sums, torch.stack([seed_run.total.sum(0) for seed_run in run.compared]).sum(0))
-        label = score.worst_position(by_class)
-        class_name, value = run.compared[0].class_names[label], float(by_class[label])
-        clauses.append(f"{method}, {choose(found)[1]} and {run.group} {class_name} ({_format_score(value, score)})")
+        client, group = worst_client(run, method), worst_group(run, method)
+        seed = f", seed {client.seed}" if len(run.compared) > 1 else ""
+        clauses.append(
+            f"{method}, client {client.name} ({_format_score(client.value, score)}{seed}) and {run.group} {group.name} "
+            f"({_format_score(group.value, score)})"
+        )
     shown = f" These are the {len(clauses)} best of {len(run.methods)} methods."
     title = f"{'Lowest' if score.higher_is_better else 'Highest'} {score.title}"
     return f"{title}: {'; '.join(clauses)}.{shown if len(clauses) < len(run.methods) else ''}"
@@ -81,15 +76,33 @@ def certificates(run: Run) -> str:
     if run.score is not ACCURACY:
         return ""
     total = torch.cat([seed_run.total for seed_run in run.compared])
-    attackers = sum(len(_attackers(run, seed_run)) for seed_run in run.compared)
+    attackers = sum(len(seed_run.attackers) for seed_run in run.compared)
     by_method = {
         method: Certificate(
             torch.cat([s.sums(method) for s in run.compared]), total, group=run.group, attackers=attackers
         )
         for method in best_methods(run, 5)
     }
-    text = describe(by_method, unseen=len(run.compared) == 1)
-    return f"{text[0].upper()}{text[1:]}."
+    return _sentence(describe(by_method, unseen=len(run.compared) == 1))
+
+
+def attack_text(run: Run) -> str:
+    """Who attacks, and how well a backdoor works; empty: nobody."""
+    attack = run.fingerprint["train"].get("attack")
+    if not attack:
+        return ""
+    seed_run = run.compared[0]
+    names, clients = [seed_run.client_names[client] for client in seed_run.attackers], len(seed_run.total)
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    seed = f"in seed {seed_run.seed}: " if len(run.compared) > 1 else ""
+    text = (
+        f"{attack['kind']} from round {attack['from_round']} on, by {len(names)} of {clients:,} clients "
+        f"({seed}{', '.join(names[:_MAX_NAMES])}{more}); all metrics are over the other {clients - len(names):,}"
+    )
+    success = {m: [s.last(m).attack_success for s in run.compared] for m in run.methods}
+    means = {m: fmean(v for v in values if v is not None) for m, values in success.items() if None not in values}
+    shown = join_words([f"{method} {value:.1f} %" for method, value in means.items()]) if means else ""
+    return text + (f"; success of the backdoor: {shown}" if shown else "")
 
 
 def cautions(run: Run) -> list[str]:
@@ -120,29 +133,11 @@ def cautions(run: Run) -> list[str]:
             f"{run.round}, with noise multiplier {privacy.noise:g}. It covers the shared model of one method, but "
             "neither personal models nor the counts on this page."
         )
-    if attack := run.fingerprint["train"].get("attack"):
-        seed_run = run.compared[0]
-        attackers = _attackers(run, seed_run)
-        names = join_words([seed_run.client_names[client] for client in attackers])
-        sentences.append(
-            f"Attack {attack['kind']} from round {attack['from_round']} on, by {len(attackers)} of "
-            f"{len(seed_run.total):,} clients (in seed {seed_run.seed}: {names}). All figures are over the honest "
-            "clients."
-        )
-        success = {method: seed_run.last(method).attack_success for method in run.methods}
-        shown = [f"{method} {value:.1f} %" for method, value in success.items() if value is not None]
-        if shown:
-            sentences.append(f"Success of the backdoor: {join_words(shown)}.")
+    if attack := attack_text(run):
+        sentences.append(f"Attack {attack}.")
     if any(summary.clean for summary in summaries):
         sentences.append(f"Only some clients have outliers; the table “{VIEWS['clean'].title}” leaves them out.")
     return sentences
-
-
-def _attackers(run: Run, seed_run: SeedRun) -> list[int]:
-    """The numbers of the clients that attack."""
-    if not run.fingerprint["train"].get("attack"):
-        return []
-    return read_json(seed_folder(run.folder, seed_run.seed) / "federation.json").get("attackers", [])
 
 
 def _unfinished(run: Run) -> str:
@@ -165,8 +160,13 @@ def facts(run: Run) -> str:
         data = f"{float(outliers['rate']):.0%} {outliers['kind']} {drawn}".replace("%", " %")
         if float(outliers["clients"]) < 1:
             data += f" at {float(outliers['clients']):.0%} of the clients".replace("%", " %")
-    seeds = f"{len(run.seeds)} seed{'s' if len(run.seeds) > 1 else ''}"
-    return f"{settings['data']}, {settings['clients']:,} clients, {data}, {run.rounds} rounds, {seeds}"
+    rounds = f"{run.rounds}" if run.round >= run.rounds else f"{run.round} of {run.rounds}"
+    counts = f"{rounds} round{'' if rounds == '1' else 's'}, {len(run.seeds)} seed{'s' if len(run.seeds) > 1 else ''}"
+    return f"{settings['data']}, {settings['clients']:,} clients, {data}, {counts}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def join_words(words: Sequence[str]) -> str:

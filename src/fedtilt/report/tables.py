@@ -3,14 +3,20 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtilt.csv_text import csv_text
 from fedtilt.evaluation.statistics import PairedDifference
-from fedtilt.markdown_text import markdown_table, markdown_text
-from fedtilt.report.compare import VIEWS, Metric, Row, SeedValues, best_and_tied, comparison_tables, metrics_of
+from fedtilt.report.compare import (
+    VIEWS,
+    Metric,
+    Published,
+    Row,
+    SeedValues,
+    comparison_cells,
+    comparison_tables,
+    metrics_of,
+)
 from fedtilt.report.run_reader import Run
 from fedtilt.report.summary import cautions, certificates, facts, headline, worst_scores
-
-Published = Mapping[str, Mapping[str, float]]  # method → metric (as in results.json) → value
+from fedtilt.text_tables import csv_text, markdown_table, markdown_text
 
 
 def as_markdown(runs: Sequence[Run], published: Sequence[Published]) -> str:
@@ -92,19 +98,13 @@ def format_effect_size(difference: PairedDifference) -> str:
 
 
 def _markdown_table(table: Mapping[str, Row], metrics: Sequence[Metric], published: Published) -> str:
-    best = {m.key: best_and_tied(table, m) for m in metrics}
     lines: list[list[str]] = []
-    for method, row in table.items():
-        cells = [_markdown_cell(row, m, method in best[m.key] and len(table) > 1) for m in metrics]
-        lines.append([markdown_text(method), *cells])
+    for method, cells in comparison_cells(table, metrics, published).items():
+        texts = [format_mean_std(cell.values) for cell in cells]
+        bold = [f"**{text}**" if cell.is_best else text for text, cell in zip(texts, cells, strict=True)]
+        lines.append([markdown_text(method), *bold])
         if published.get(method):
-            numbers = published[method]
-            lines.append(["published", *(f"{numbers[m.key]:.2f}" if m.key in numbers else "" for m in metrics)])
-            differences = (format_difference(row[m.key], numbers[m.key]) if m.key in numbers else "" for m in metrics)
+            lines.append(["published", *("" if c.published is None else f"{c.published:.2f}" for c in cells)])
+            differences = ("" if c.published is None else format_difference(c.values, c.published) for c in cells)
             lines.append(["difference", *differences])
     return markdown_table(["method", *(m.title for m in metrics)], lines, "---:")
-
-
-def _markdown_cell(row: Row, metric: Metric, bold: bool) -> str:
-    text = format_mean_std(row[metric.key])
-    return f"**{text}**" if bold else text

@@ -9,7 +9,7 @@ from fedtilt.auditing.clients import ClientAudit, audit_clients
 from fedtilt.auditing.samples import Audit, audit_samples, most_robust
 from fedtilt.data import Federation
 from fedtilt.engine.client import build_client_model
-from fedtilt.engine.update_distances import distances_by_round
+from fedtilt.engine.updates import distances_by_round
 from fedtilt.errors import InputError
 from fedtilt.runs.spec_run import open_seed, prepare_seed, spec_of
 from fedtilt.storage.fingerprint import fingerprint_of, read_fingerprint

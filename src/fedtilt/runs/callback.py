@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ class Callback:
     """
 
     def on_start(self, run: RunStart) -> None:
-        """Before the first round of a seed, and before a resumed run goes on."""
+        """Before the first round of a seed, and before a resumed run continues."""
 
     def on_round(self, round: Round, metrics: Mapping[str, RoundMetrics] | None) -> None:
         """After every round, with the metrics by method; None if the round was not evaluated."""
@@ -70,42 +71,23 @@ class Callback:
 
 
 class Callbacks(Callback):
-    """Several callbacks as one."""
+    """Several callbacks as one, called in their order."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
         self._started: list[Callback] = []
+        for name in ("on_round", "on_search", "on_scores", "on_notice", "on_tasks"):
+            setattr(self, name, partial(self._call_all, name))
+
+    def _call_all(self, name: str, *arguments: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, name)(*arguments)
 
     def on_start(self, run: RunStart) -> None:
         """Call all."""
         for callback in self._callbacks:
             callback.on_start(run)
             self._started.append(callback)
-
-    def on_round(self, round: Round, metrics: Mapping[str, RoundMetrics] | None) -> None:
-        """Call all."""
-        for callback in self._callbacks:
-            callback.on_round(round, metrics)
-
-    def on_search(self, progress: SearchProgress) -> None:
-        """Call all."""
-        for callback in self._callbacks:
-            callback.on_search(progress)
-
-    def on_scores(self, round: int, scores: Mapping[str, Mapping[str, float]]) -> None:
-        """Call all."""
-        for callback in self._callbacks:
-            callback.on_scores(round, scores)
-
-    def on_notice(self, text: str) -> None:
-        """Call all."""
-        for callback in self._callbacks:
-            callback.on_notice(text)
-
-    def on_tasks(self, running: Mapping[str, TaskProgress], done: int, total: int) -> None:
-        """Call all."""
-        for callback in self._callbacks:
-            callback.on_tasks(running, done, total)
 
     def on_end(self, error: BaseException | None) -> None:
         """Call all that have started, even if one of them fails."""

@@ -16,8 +16,7 @@ from fedtilt.data import Federation
 from fedtilt.data.targets import NumericTarget
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
-from fedtilt.engine.setting_arguments import given_settings, takes_train_settings, train_settings
-from fedtilt.engine.settings import TrainSettings
+from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.evaluation.groups import group_names
 from fedtilt.evaluation.predictions import Predictions, predict

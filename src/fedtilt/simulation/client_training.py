@@ -1,4 +1,4 @@
-"""The clients of one round: their jobs, the trained models, and what they keep."""
+"""The clients of one round: their jobs, the trained models, and their states."""
 
 from collections.abc import Mapping
 
@@ -13,11 +13,11 @@ from fedtilt.executors.in_process import Executor
 from fedtilt.parts import Tensors
 from fedtilt.training import LocalJob, Trained, distinct_jobs
 
-KeptTensors = dict[str, dict[int, dict[str, Tensor]]]  # method → client → what it keeps
+ClientTensors = dict[str, dict[int, dict[str, Tensor]]]  # method → client → tensors
 
 
 def merge_equal(server: Mapping[str, Tensors]) -> dict[str, Tensors]:
-    """What the servers keep, equal tensors as the same object, so that `distinct_jobs` finds their identical jobs."""
+    """The server states, equal tensors as the same object, so that `distinct_jobs` finds their identical jobs."""
     distinct: list[Tensor] = []
 
     def merge(tensor: Tensor) -> Tensor:
@@ -51,14 +51,14 @@ def train_clients(
     number: int,
     client_states: ClientStates,
     collector: Collector | None,
-) -> tuple[dict[str, dict[int, ClientUpdate]], KeptTensors, KeptTensors]:
-    """Updates, what clients keep, and what the audit collects; jobs that several methods have in common train once."""
+) -> tuple[dict[str, dict[int, ClientUpdate]], ClientTensors, ClientTensors]:
+    """Updates, new client states, and what the audit collects; jobs that methods have in common train once."""
     jobs, positions = {}, {}  # by client: its distinct jobs, and for every planned job its position among them
     for client, by_method in plans.items():
         jobs[client], positions[client] = distinct_jobs([job for p in by_method.values() for job in p.values()])
     updates: dict[str, dict[int, ClientUpdate]] = {m.name: {} for m in prepared.methods}
-    kept: KeptTensors = {m.name: {} for m in prepared.methods}
-    audited: KeptTensors = {m.name: {} for m in prepared.methods}
+    kept: ClientTensors = {m.name: {} for m in prepared.methods}
+    audited: ClientTensors = {m.name: {} for m in prepared.methods}
     all_trained: dict[int, dict[str, dict[str, Trained]]] = {}
     for client, results in executor.train(number, jobs):
         by_job = iter(results[i] for i in positions[client])
@@ -83,7 +83,7 @@ def _collect(
     number: int,
     client_states: ClientStates,
     collector: Collector,
-) -> KeptTensors:
+) -> ClientTensors:
     """What the audit collects in this round."""
     federation, seed, device = prepared.federation, prepared.settings.seed, prepared.device
 
@@ -98,8 +98,8 @@ def _collect(
     return {m.name: {client: sums[client][m.name] for client in clients} for m in prepared.methods}
 
 
-def store_kept(state: FederationState, kept: KeptTensors, audited: KeptTensors) -> None:
-    """Store what clients keep after a round."""
+def store_states(state: FederationState, kept: ClientTensors, audited: ClientTensors) -> None:
+    """Store the client states after a round."""
     for name, by_client in kept.items():
         for client, tensors in sorted(by_client.items()):
             # copies: a trained model may be a view into a stack of all models, which would stay in memory

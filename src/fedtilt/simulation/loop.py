@@ -17,17 +17,13 @@ from fedtilt.auditing.collect import Collector
 from fedtilt.cluster.remote_tensor import LostTensorError
 from fedtilt.data import Federation
 from fedtilt.data.data_warnings import warn
-from fedtilt.engine.client_states import ClientStates, FederationState
-from fedtilt.engine.make_executor import make_executor
-from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
-from fedtilt.engine.received_updates import received_updates
-from fedtilt.engine.restart_point import RestartPoint
-from fedtilt.engine.root_set import train_on_root_sets
+from fedtilt.engine.client_states import ClientStates, FederationState, RestartPoint
+from fedtilt.engine.prepare import PreparedRun, check_effects, make_executor, prepare
 from fedtilt.engine.server import server_update
-from fedtilt.engine.setting_arguments import given_settings, takes_train_settings, train_settings
-from fedtilt.engine.settings import TrainSettings
+from fedtilt.engine.server_inputs import received_updates, train_on_root_sets
+from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.engine.state import check_state, initial_server
-from fedtilt.engine.validity import check_finite
+from fedtilt.engine.updates import check_finite
 from fedtilt.errors import InputError
 from fedtilt.evaluation.evaluator import Evaluator
 from fedtilt.evaluation.metrics import compute_metrics
@@ -35,7 +31,7 @@ from fedtilt.executors.in_process import Executor, one_thread
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import Tensors
-from fedtilt.simulation.client_training import merge_equal, plan_client, store_kept, train_clients
+from fedtilt.simulation.client_training import merge_equal, plan_client, store_states, train_clients
 from fedtilt.simulation.round import Round
 from fedtilt.training.precision import fp32_deterministic
 
@@ -191,7 +187,7 @@ def _run_round(
     }
     state.server = {name: update.state for name, update in updated.items()}
     state.round = number
-    store_kept(state, kept, audited)
+    store_states(state, kept, audited)
     del server, plans, updates, kept, audited  # free their memory before the evaluation
 
     # 5. evaluate

@@ -30,7 +30,7 @@ class Round:
     validation_total: Tensor | None  # (N, K) validation samples
     seconds: float
     backend: BackendChoice  # what trained the models, and why nothing faster did
-    screened: Mapping[str, Mapping[int, str]]  # method → client → why its update was refused or bounded
+    screened: Mapping[str, Mapping[int, str]]  # method → client → why its update was rejected or bounded
     attack_success: Mapping[str, float]  # method → success of a backdoor in percent; empty: none, or not evaluated
     privacy: PrivacyLoss | None  # of the shared model of each method, so far; None: no privacy, or not evaluated
     _net: nn.Module

@@ -6,8 +6,7 @@ from typing import Any
 
 from fedtilt.config.setting_fields import settings_of
 from fedtilt.config.tables import format_value
-from fedtilt.engine.setting_arguments import MOVED, moved_key
-from fedtilt.engine.settings import TrainSettings
+from fedtilt.engine.settings import MOVED, TrainSettings, moved_key
 from fedtilt.errors import InputError
 from fedtilt.spec.fields import TABLES
 from fedtilt.spec.method import MethodSpec, MovedKey, method_keys

@@ -18,7 +18,7 @@ MAX_BYTES = 256 * 2**20  # of the probabilities of all methods
 
 
 def is_small(methods: int, samples: int, classes: int) -> bool:
-    """Whether a run stores its predictions: of so many methods, test samples and classes.
+    """Whether a run stores its predictions: by the numbers of methods, test samples and classes.
 
     >>> is_small(3, 10_000, 10), is_small(16, 10_000, 10), is_small(3, 1_000_000, 1000)
     (True, False, False)

@@ -15,6 +15,7 @@ from fedtilt.methods.component import describe
 from fedtilt.models import copy_with_parameters, logits, trained_parameters, vector_to_parameters
 from fedtilt.parts import buffers_to_vector
 from fedtilt.training import client_update
+from fedtilt.training.dropout import keyed_dropout
 from fedtilt.training.local_job import MIN_UTILITY, Batches, LocalJob, Trained
 from fedtilt.training.precision import autocast, fp32_deterministic
 
@@ -47,8 +48,14 @@ def _train_one(model: nn.Module, job: LocalJob, batches: Batches, precision: str
     new_step = partial(_step, job, theta, anchor, list(views.values()), parameters)
     step, switch = new_step(job.first), job.first_epochs * batches.per_epoch * job.repeats
     constant = {name: b.clone() for name, b in net.named_buffers() if name not in changing}
-    with seeds.seeded_global_rng(batches.key, theta.device), fp32_deterministic(theta.device, precision == "tf32"):
+    key = torch.tensor(seeds.to_signed(batches.key), device=theta.device)
+    with (
+        seeds.seeded_global_rng(batches.key, theta.device),
+        fp32_deterministic(theta.device, precision == "tf32"),
+        keyed_dropout() as masks,
+    ):
         for number, (x, y, groups, weights) in enumerate(batches.of(job), 1):
+            masks.start(key, number)
             with autocast(theta.device, precision):
                 outputs = logits(net, x)
             loss = batch_objective(job, job.loss(outputs.float(), y), groups, weights)

@@ -30,7 +30,7 @@ class Range:
     Args:
         low: the smallest value
         high: the largest value
-        log: whether to sample the logarithm; left out: if low > 0 and high is at least ten times as large
+        log: whether to sample the logarithm; default: if low > 0 and high is at least ten times as large
 
     >>> Range(0.001, 0.1).log, Range(0, 50).log
     (True, False)

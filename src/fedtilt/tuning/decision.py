@@ -6,9 +6,8 @@ from statistics import fmean, pstdev, stdev
 from typing import NamedTuple
 
 from fedtilt import seeds
-from fedtilt.tuning.objectives import Constraint, Objective, Scores
+from fedtilt.tuning.objectives import Constraint, Objective, ScoreTable, SeedScores
 
-BySeed = Mapping[int, Scores]  # seed → the scores of one setting
 Values = Mapping[str, float]  # objective → value
 MAX_LOSS = 5.0  # points below the best accuracy, or percent above the least error: a collapsed model may be fair
 _RESAMPLES = 100
@@ -26,7 +25,7 @@ class Difference(NamedTuple):
         return self.gain > self.error
 
 
-def difference(ours: BySeed, theirs: BySeed, objective: Objective) -> Difference:
+def difference(ours: SeedScores, theirs: SeedScores, objective: Objective) -> Difference:
     """How much better `ours` is than `theirs`, paired by seed and client.
 
     The standard error is the larger of two: that of the clients and their validation samples, by a bootstrap over
@@ -40,7 +39,7 @@ def difference(ours: BySeed, theirs: BySeed, objective: Objective) -> Difference
     return Difference(fmean(gains), max(errors))
 
 
-def _resampled_gains(ours: Scores, theirs: Scores, objective: Objective, seed: int) -> list[float]:
+def _resampled_gains(ours: ScoreTable, theirs: ScoreTable, objective: Objective, seed: int) -> list[float]:
     """The gain on clients that are drawn with replacement, many times."""
     clients = (ours.total.sum(1) > 0).nonzero()[:, 0]
     draws = clients[seeds.integers(seeds.key(seed, "tune bootstrap"), (_RESAMPLES, len(clients)), len(clients))]
@@ -135,7 +134,7 @@ class Decision(NamedTuple):
 
 
 def decide(
-    scores: Mapping[str, BySeed], values: Mapping[str, Values], current: str, by: Objective, main: Objective,
+    scores: Mapping[str, SeedScores], values: Mapping[str, Values], current: str, by: Objective, main: Objective,
     constraints: Sequence[Constraint],
 ) -> Decision:  # fmt: skip
     """Recommend a setting; the current one, unless another is better by more than one standard error.

@@ -11,23 +11,31 @@ from fedtilt.checks import number
 from fedtilt.data import Federation
 from fedtilt.errors import InputError
 from fedtilt.evaluation.groups import group_names
-from fedtilt.evaluation.metrics import GroupCounts, compute_group_metrics, compute_metrics
+from fedtilt.evaluation.metrics import GroupCounts, Metrics, compute_group_metrics, compute_metrics
 
 GROUP = "group:"  # before the name of a grouping
 CLASSIFICATION, REGRESSION = "classification", "regression"
 
 
-class Scores(NamedTuple):
+class ScoreTable(NamedTuple):
     """Sums of one setting's evaluated models and samples, by client and class (or other group), on one seed."""
 
     sums: Tensor
     total: Tensor
     groups: Mapping[str, GroupCounts]  # the same by grouping, if the data names groups
 
-    def of_clients(self, rows: Tensor) -> "Scores":
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics of the clients."""
+        return compute_metrics(self.sums, self.total)
+
+    def of_clients(self, rows: Tensor) -> "ScoreTable":
         """The scores of some clients, in this order; a client may occur several times."""
         groups = {name: GroupCounts(sums[rows], total[rows]) for name, (sums, total) in self.groups.items()}
-        return Scores(self.sums[rows], self.total[rows], groups)
+        return ScoreTable(self.sums[rows], self.total[rows], groups)
+
+
+SeedScores = Mapping[int, ScoreTable]  # seed → the scores of one setting
 
 
 @dataclass(frozen=True)
@@ -38,36 +46,31 @@ class Objective:
     title: str
     unit: str  # "%" or "points"; empty: that of the target
     higher_is_better: bool
-    value: Callable[[Scores], float]
+    value: Callable[[ScoreTable], float]
 
     def better(self, value: float, other: float) -> float:
         """How much better a value is than another one; negative: worse."""
         return value - other if self.higher_is_better else other - value
 
 
-def _objectives(*main: Objective, unit: str, spread_unit: str, higher_is_better: bool) -> dict[str, Objective]:
+def _by_name(*main: Objective, unit: str, spread_unit: str, higher_is_better: bool) -> dict[str, Objective]:
+    spread = (spread_unit, False)
     others = (
-        Objective("worst", "worst 10 %", unit, higher_is_better, lambda s: compute_metrics(s.sums, s.total).worst),
-        Objective(
-            "client_fairness", "client fairness", spread_unit, False,
-            lambda s: compute_metrics(s.sums, s.total).client_fairness,
-        ),
-        Objective(
-            "class_fairness", "client data fairness", spread_unit, False,
-            lambda s: compute_metrics(s.sums, s.total).client_data_fairness[0],
-        ),
-    )  # fmt: skip
+        Objective("worst", "worst 10 %", unit, higher_is_better, lambda s: s.metrics.worst),
+        Objective("client_fairness", "client fairness", *spread, lambda s: s.metrics.client_fairness),
+        Objective("class_fairness", "client data fairness", *spread, lambda s: s.metrics.client_data_fairness[0]),
+    )
     return {objective.name: objective for objective in (*main, *others)}
 
 
 OBJECTIVES = {  # task → objectives by name, the main one first
-    CLASSIFICATION: _objectives(
-        Objective("accuracy", "accuracy", "%", True, lambda s: compute_metrics(s.sums, s.total).accuracy),
+    CLASSIFICATION: _by_name(
+        Objective("accuracy", "accuracy", "%", True, lambda s: s.metrics.accuracy),
         unit="%", spread_unit="points", higher_is_better=True,
     ),
-    REGRESSION: _objectives(
-        Objective("mae", "MAE", "", False, lambda s: compute_metrics(s.sums, s.total).mae),
-        Objective("rmse", "RMSE", "", False, lambda s: compute_metrics(s.sums, s.total).rmse),
+    REGRESSION: _by_name(
+        Objective("mae", "MAE", "", False, lambda s: s.metrics.mae),
+        Objective("rmse", "RMSE", "", False, lambda s: s.metrics.rmse),
         unit="", spread_unit="", higher_is_better=False,
     ),
 }  # fmt: skip
@@ -166,7 +169,7 @@ def front_objectives(by: Objective, task: str) -> list[Objective]:
     return [by, *(OBJECTIVES[task][name] for name in names if name != by.name)]
 
 
-def values_of(scores: Mapping[int, Scores], objectives: Sequence[Objective]) -> dict[str, float]:
+def values_of(scores: SeedScores, objectives: Sequence[Objective]) -> dict[str, float]:
     """The mean over seeds of every objective, by name."""
     by_seed = {o.name: [o.value(table) for table in scores.values()] for o in objectives}
     return {name: sum(values) / len(values) for name, values in by_seed.items()}

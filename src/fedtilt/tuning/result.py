@@ -82,37 +82,30 @@ class Tuning:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; those of settings as text, since JSON has no infinities."""
+        plain = ("method", "chosen", "reason", "is_possible", "rounds", "compared_rounds", "trained_rounds", "seconds",
+                 "out_of_time")  # fmt: skip
+        lists = ("constraints", "pareto_front", "diverged", "seeds")
+        settings = {
+            name: {
+                "setting": {axis: format_value(value) for axis, value in row.setting.items()},
+                "rounds": row.rounds,
+                "validation": dict(row.validation),
+                "gain": row.gain,
+                "standard_error": row.error,
+            }
+            for name, row in self.settings.items()
+        }
         return {
-            "method": self.method,
+            **{name: getattr(self, name) for name in plain},
+            **{name: list(getattr(self, name)) for name in lists},
             "by": self.by.name,
-            "constraints": list(self.constraints),
-            "chosen": self.chosen,
-            "reason": self.reason,
-            "is_possible": self.is_possible,
-            "pareto_front": list(self.pareto_front),
             "objectives": [
                 {"name": o.name, "title": o.title, "unit": o.unit, "higher_is_better": o.higher_is_better}
                 for o in self.objectives
             ],
-            "settings": {
-                name: {
-                    "setting": {axis: format_value(value) for axis, value in row.setting.items()},
-                    "rounds": row.rounds,
-                    "validation": dict(row.validation),
-                    "gain": row.gain,
-                    "standard_error": row.error,
-                }
-                for name, row in self.settings.items()
-            },
+            "settings": settings,
             "test": {name: {key: _over_seeds(v) for key, v in values.items()} for name, values in self.test.items()},
-            "diverged": list(self.diverged),
             "impossible": dict(self.impossible),
-            "rounds": self.rounds,
-            "compared_rounds": self.compared_rounds,
-            "trained_rounds": self.trained_rounds,
-            "seeds": list(self.seeds),
-            "seconds": self.seconds,
-            "out_of_time": self.out_of_time,
         }
 
 

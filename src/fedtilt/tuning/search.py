@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from fedtilt.engine.memory import models_kept
+from fedtilt.engine.prepare import models_kept
 from fedtilt.errors import InputError
 from fedtilt.executors.devices import pick_device
 from fedtilt.files import read_json, write_json
@@ -16,10 +16,10 @@ from fedtilt.simulation import Round
 from fedtilt.storage.provenance import settings_of
 from fedtilt.tuning.axes import Setting, format_setting, grid, texts_of
 from fedtilt.tuning.decision import ranked
-from fedtilt.tuning.objectives import values_of
+from fedtilt.tuning.objectives import SeedScores, values_of
 from fedtilt.tuning.plan import Plan, Rung, cost, rungs
 from fedtilt.tuning.sampler import Sampler, distributions
-from fedtilt.tuning.training import OutOfTime, SeedScores, Stage, Storage, Trainer
+from fedtilt.tuning.training import OutOfTime, Stage, Storage, Trainer
 from fedtilt.tuning.tuned_method import Candidate, TunedMethod
 
 _TOGETHER = 16  # settings that are sampled at a time, and that train together with the current one

@@ -34,13 +34,12 @@ from fedtilt.simulation import Round
 from fedtilt.storage.fingerprint import fingerprint_of, read_fingerprint
 from fedtilt.storage.run_folder import InMemoryRun, Notice, Recorder, RunFolder
 from fedtilt.training.precision import fp32_deterministic
-from fedtilt.tuning.objectives import Scores
+from fedtilt.tuning.objectives import ScoreTable, SeedScores
 from fedtilt.tuning.tuned_method import Candidate, TunedMethod
 
 _NOTICE_SECONDS = 30.0  # between two messages about the tasks of a cluster
 
-SeedScores = Mapping[int, Scores]  # seed → scores of one setting
-SettingScores = dict[str, Scores]  # setting → its scores on one seed
+SettingScores = dict[str, ScoreTable]  # setting → its scores on one seed
 
 
 class OutOfTime(Exception):
@@ -336,7 +335,7 @@ def score(prepared: PreparedRun, state: FederationState, split: str) -> SettingS
         found = evaluator.all_counts(prepared.methods, state)
     total, columns, scores = evaluator.total, _groupings(federation), {}
     for name, counts in found.items():
-        scores[name] = Scores(counts.evaluated, total, counts.by_grouping(total, columns) if columns else {})
+        scores[name] = ScoreTable(counts.evaluated, total, counts.by_grouping(total, columns) if columns else {})
         trained = ~counts.never_selected
         if split == "validation" and counts.personal is not None and total[trained].any():
             scores[name] = scores[name].of_clients(trained.nonzero()[:, 0])
@@ -368,5 +367,5 @@ def read_scores(path: Path, federation: Federation) -> SettingScores:
                 column: GroupCounts(tensors[f"{name}/sums-{i}"], tensors[f"{name}/total-{i}"])
                 for i, column in enumerate(_groupings(federation))
             }
-            scores[name] = Scores(tensors[f"{name}/sums"], tensors[f"{name}/total"], groups)
+            scores[name] = ScoreTable(tensors[f"{name}/sums"], tensors[f"{name}/total"], groups)
     return scores

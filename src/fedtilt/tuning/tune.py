@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedtilt.checks import number, whole
 from fedtilt.data import Federation
 from fedtilt.engine.prepare import check_effects
-from fedtilt.engine.setting_arguments import given_settings, takes_train_settings, train_settings
-from fedtilt.engine.settings import TrainSettings
+from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
 from fedtilt.errors import InputError
 from fedtilt.files import first_difference, write_json, write_toml
 from fedtilt.locks import locked

@@ -68,18 +68,13 @@ class LocalCluster:
     # -- up and down -------------------------------------------------------------------------------------------------
 
     def up(
-        self,
-        *,
-        node_config: Mapping[int, Mapping[str, object]] | None = None,
-        timeout: float = 60,
+        self, *, node_config: Mapping[int, Mapping[str, object]] | None = None, timeout: float = 60,
         notice: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        """Start all processes and wait until all sites are connected.
+    ) -> None:  # fmt: skip
+        """Start all processes and wait until all sites are connected, or not at all if the timeout is 0.
 
-        Args:
-            node_config: more keys for the `--node-config` of some sites
-            timeout: seconds to wait; 0: do not wait
-            notice: called with one sentence if the start takes longer than usual
+        `node_config` has more keys for the `--node-config` of some sites; `notice` is called with one sentence if the
+        start takes longer than usual.
         """
         self.home = private_folder(self.home).resolve()
         with self._locked():
@@ -143,7 +138,7 @@ class LocalCluster:
             return
         notice(f"the SuperLink does not know yet that its sites were stopped: waiting up to {_HEARTBEAT} s")
         message = f"the SuperLink still counts sites of an earlier cluster; see {self.server_log_file}"
-        self._wait_until(lambda: not self.connected_sites(), _HEARTBEAT, lambda: message, interval=3)
+        _wait_until(lambda: not self.connected_sites(), _HEARTBEAT, lambda: message, interval=3)
 
     def _make_certificates(self) -> None:
         folder = self.home / "certificates"
@@ -185,7 +180,7 @@ class LocalCluster:
         command = programs.superlink(self.port, folder / "link.db", secret, certificates)
         self.link = [processes.start(command, env, self.server_log_file, folder)]
         self._save()
-        self._wait_until(self._is_healthy, 60, lambda: f"the SuperLink does not respond; see {self.server_log_file}")
+        _wait_until(self._is_healthy, 60, lambda: f"the SuperLink does not respond; see {self.server_log_file}")
         command = programs.superexec(self.port, secret, self._authority)
         self.link.append(processes.start(command, env, self.server_log_file, folder))
         self._save()
@@ -260,9 +255,7 @@ class LocalCluster:
                 raise InputError(f"the SuperNode of site {stopped[0]} has stopped; see {self.log_file(stopped[0])}")
             return self.connected_sites() >= sites
 
-        self._wait_until(
-            are_connected, timeout, lambda: f"only {self.connected_sites()} of {sites} sites are connected"
-        )
+        _wait_until(are_connected, timeout, lambda: f"only {self.connected_sites()} of {sites} sites are connected")
 
     def training(self) -> AbstractContextManager[None]:
         """Raise InputError for a second run while this one trains: the sites train one run at a time."""
@@ -279,13 +272,7 @@ class LocalCluster:
             file.unlink(missing_ok=True)
 
     def wait_for_run(self, run: int, timeout: float = 86400, is_done: Callable[[], bool] = lambda: False) -> str:
-        """Wait until a run is finished; returns its status.
-
-        Args:
-            run: the run's number
-            timeout: seconds
-            is_done: a cheap check; Flower's status is read when it returns True, and every 20 seconds
-        """
+        """Wait until a run is finished; returns its status, which is read when `is_done`, and every 20 seconds."""
         end = time.monotonic() + timeout
         while not (status := self._status(run)).startswith("finished"):
             next_check = min(time.monotonic() + 20, end)  # reading the status takes a process and a second or two
@@ -301,14 +288,15 @@ class LocalCluster:
             raise InputError(problem)
         return str(self._flwr_json("list", CONNECTION, "--run-id", str(run))["runs"][0]["status"])
 
-    def _wait_until(
-        self, condition: Callable[[], bool], timeout: float, error_message: Callable[[], str], interval: float = 0.3
-    ) -> None:
-        end = time.monotonic() + timeout
-        while not condition():
-            if time.monotonic() > end:
-                raise InputError(error_message())
-            time.sleep(interval)
+
+def _wait_until(
+    condition: Callable[[], bool], timeout: float, error_message: Callable[[], str], interval: float = 0.3
+) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > end:
+            raise InputError(error_message())
+        time.sleep(interval)
 
 
 def free_port() -> int:

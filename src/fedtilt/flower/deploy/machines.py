@@ -4,11 +4,9 @@ HOME of the server  certificates/, keys/site-N.pub, link/ with the database and 
 HOME of a site      ca.crt, site.key, site.key.pub, executor.secret, state/ with the personal models, flwr/, units/
 """
 
-import getpass
 import os
 import secrets
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -56,12 +54,12 @@ def write_server(home: Path, hosts: Sequence[str], *, port: int, superlink_port:
     secret, env = make_secret(link), programs.environment(link / "flwr")
     server = {KEYS_VARIABLE: str(private_folder(home / "keys")), "FEDTILT_RUNS": str(private_folder(home / "runs"))}
     units = {
-        "fedtilt-link.service": _unit(
+        "fedtilt-link.service": services.unit(
             "fedtilt server: Flower SuperLink, on loopback",
             programs.superlink(superlink_port, link / "link.db", secret, certificates),
             folder=link, env=env, memory="25%",
         ),
-        "fedtilt-executor.service": _unit(
+        "fedtilt-executor.service": services.unit(
             "fedtilt server: Flower SuperExec, which runs the aggregation",
             programs.superexec(superlink_port, secret, certificates / "ca.crt"),
             folder=link, env=env | server, memory="50%", after="fedtilt-link.service",
@@ -91,12 +89,12 @@ def write_site(home: Path, site: int, server: str, authority: Path, *, node_conf
     secret, env = make_secret(home), programs.environment(home / "flwr")
     config = {"partition-id": site, "state-dir": str(private_folder(home / "state")), **node_config}
     units = {
-        "fedtilt-site.service": _unit(
+        "fedtilt-site.service": services.unit(
             "fedtilt site: Flower SuperNode",
             programs.supernode(server, _SUPERNODE_PORT, config, secret, (home / "ca.crt", home / "site.key")),
             folder=home, env=env, memory="25%",
         ),
-        "fedtilt-site-executor.service": _unit(
+        "fedtilt-site-executor.service": services.unit(
             "fedtilt site: Flower SuperExec, which runs the training",
             programs.superexec(_SUPERNODE_PORT, secret, None),
             folder=home, env=env, memory="50%", after="fedtilt-site.service",
@@ -132,12 +130,6 @@ def write_flwr_config(home: Path, connection: str, port: int, authority: Path | 
     text = f'[superlink]\ndefault = "{connection}"\n\n'
     text += f'[superlink.{connection}]\naddress = "{programs.HOST}:{port}"\n{security}\n'
     write_bytes(home / "flwr" / "config.toml", text.encode())
-
-
-def _unit(description: str, command: Sequence[str], **settings: object) -> str:
-    program = str(Path(sys.executable).parent / command[0])
-    user = getpass.getuser()
-    return services.unit(description, [program, *command[1:]], user=user, **settings)  # type: ignore[arg-type]
 
 
 def _write_units(home: Path, units: Mapping[str, str]) -> list[Path]:

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,10 +74,14 @@ def is_alive(process: Process) -> bool:
     return _start_time(process.pid) == process.start_time
 
 
+def _alive(started: Sequence[Process]) -> list[int]:
+    return [process.pid for process in started if is_alive(process)]
+
+
 def running(cluster_id: str, started: Sequence[Process] = ()) -> list[int]:
     """The ids of a cluster's running processes; without /proc, those of the `started` ones that are running."""
     proc = Path("/proc")
-    alive = [process.pid for process in started if is_alive(process)]
+    alive = _alive(started)  # reaps those that have ended
     if not (proc / "self" / "environ").exists():
         return alive
     entry = f"{CLUSTER_VARIABLE}={cluster_id}".encode()
@@ -94,20 +99,16 @@ def running(cluster_id: str, started: Sequence[Process] = ()) -> list[int]:
 def stop(cluster_id: str, *stages: Sequence[Process], timeout: float = 8.0) -> list[int]:
     """Terminate all processes of a cluster, and kill those that stay; returns the ids of the stopped ones.
 
-    Args:
-        cluster_id: the id in their environment
-        stages: the processes that `start` returned, those to stop first in the first; they terminate their helpers
-        timeout: seconds that a stage, and then the helpers, have to end
+    `stages` are the processes that `start` returned, those to stop first in the first; they terminate their helpers.
+    Each stage, and then the helpers, have `timeout` seconds to end.
     """
     started = [process for stage in stages for process in stage]
     pids = running(cluster_id, started)
     for stage in stages:
-        _send([process.pid for process in stage if is_alive(process)], signal.SIGTERM)
-        _wait_until_ended(stage, timeout)
-        _send([process.pid for process in stage if is_alive(process)], signal.SIGKILL)
-    end = time.monotonic() + timeout
-    while running(cluster_id, started) and time.monotonic() < end:
-        time.sleep(0.1)
+        _send(_alive(stage), signal.SIGTERM)
+        _wait_while(partial(_alive, stage), timeout)
+        _send(_alive(stage), signal.SIGKILL)
+    _wait_while(partial(running, cluster_id, started), timeout)
     for _ in range(50):
         remaining = running(cluster_id, started)
         if not remaining:
@@ -117,9 +118,9 @@ def stop(cluster_id: str, *stages: Sequence[Process], timeout: float = 8.0) -> l
     raise InputError(f"processes {running(cluster_id, started)} do not end; stop them by hand")
 
 
-def _wait_until_ended(stage: Sequence[Process], timeout: float) -> None:
+def _wait_while(pids: Callable[[], Sequence[int]], timeout: float) -> None:
     end = time.monotonic() + timeout
-    while any(is_alive(process) for process in stage) and time.monotonic() < end:
+    while pids() and time.monotonic() < end:
         time.sleep(0.1)
 
 

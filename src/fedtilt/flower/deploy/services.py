@@ -5,7 +5,9 @@ and fleet (a site's messages). Only the third asks for a key. So the SuperLink l
 passes the fleet's paths of a registered SuperNode, and nothing else.
 """
 
+import getpass
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -38,30 +40,20 @@ WantedBy=multi-user.target
 
 
 def unit(
-    description: str,
-    command: Sequence[str],
-    *,
-    folder: Path,
-    user: str,
-    env: Mapping[str, str],
-    memory: str,
+    description: str, command: Sequence[str], *, folder: Path, env: Mapping[str, str], memory: str,
     after: str = "network-online.target",
-) -> str:
-    """A service that is restarted when it ends, whose files only its user can read, and whose memory is limited.
+) -> str:  # fmt: skip
+    """A unit of this user, restarted when it ends, whose files only its user can read.
 
-    Args:
-        description: one line
-        command: the program with its full path, and its arguments
-        folder: the working directory
-        user: who runs it
-        env: its environment
-        memory: the limit of all its processes together, such as "4G" or "50%"
-        after: the unit to wait for
+    It runs a program of this Python in a folder, after another unit; `memory` is the limit of all its processes
+    together, such as "4G" or "50%".
     """
+    program, *arguments = command
+    command = [str(Path(sys.executable).parent / program), *arguments]
     return _UNIT.format(
         description=description,
         after=after,
-        user=user,
+        user=getpass.getuser(),
         folder=folder,
         environment="\n".join(f"Environment={_quote(f'{key}={value}')}" for key, value in env.items()),
         command=" ".join(_quote(argument).replace("$", "$$") for argument in command),
@@ -117,13 +109,9 @@ server {{
 
 
 def nginx_configuration(host: str, port: int, superlink_port: int, certificates: Path) -> str:
-    """A server for nginx's http section.
+    """A server for nginx's http section: `host` and `port` are what sites see, the SuperLink is on this machine.
 
-    Args:
-        host: the name of the server
-        port: that the sites see
-        superlink_port: of the SuperLink on this machine, whose certificate is also valid for localhost
-        certificates: the folder of ca.crt, server.crt and server.key
+    `certificates` is the folder of ca.crt, server.crt and server.key.
     """
     return _PROXY.format(
         port=port,

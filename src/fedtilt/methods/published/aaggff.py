@@ -98,8 +98,6 @@ def aaggff(scale: str = "device", response: str = "weibull", *, name: str = "aag
     Args:
         scale: "device" for many clients of which few take part, "silo" for few
         response: distribution function of the losses
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, weighting={"rule": "aaggff", "scale": scale, "response": response})
 

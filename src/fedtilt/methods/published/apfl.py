@@ -81,8 +81,6 @@ def apfl(alpha: float = 0.5, adaptive: bool = True, *, name: str = "apfl", **com
     Args:
         alpha: share of a client's own model in its first round; 0 is FedAvg, 1 local training
         adaptive: whether clients learn their shares
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, training={"rule": "apfl", "alpha": alpha, "adaptive": adaptive})
 

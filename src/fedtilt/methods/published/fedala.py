@@ -108,8 +108,6 @@ def fedala(
         layers: last layers that are mixed; the others start at the received ones; 0: all do, which is FedAvg
         share: share of the samples that the mixing learns from
         rate: step of the mixing
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     training = {"rule": "fedala", "layers": layers, "share": share, "rate": rate}
     return compose(name, components, training=training)

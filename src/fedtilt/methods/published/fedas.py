@@ -122,8 +122,6 @@ def fedas(align_lr: float = 0.01, *, name: str = "fedas", **components: Any) -> 
 
     Args:
         align_lr: learning rate of the alignment; 0: there is none
-        name: the name of the method in the run
-        **components: any other component of `Method`; the weighting is by default "fisher"
     """
     components = {"weighting": "fisher"} | components
     return compose(name, components, training={"rule": "fedas", "align_lr": align_lr})

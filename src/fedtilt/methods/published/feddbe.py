@@ -93,8 +93,6 @@ def feddbe(kappa: float = 50.0, momentum: float = 1.0, *, name: str = "feddbe", 
     Args:
         kappa: weight of the pull to the mean of features that all agree on
         momentum: share of a batch in the running mean
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, training={"rule": "feddbe", "kappa": kappa, "momentum": momentum})
 

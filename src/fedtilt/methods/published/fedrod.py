@@ -68,8 +68,6 @@ def fedrod(gamma: float = 1.0, *, name: str = "fedrod", **components: Any) -> Me
 
     Args:
         gamma: exponent of the numbers of samples in the balanced loss; 0: the plain loss, the shared model is FedAvg's
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, training={"rule": "fedrod", "gamma": gamma})
 

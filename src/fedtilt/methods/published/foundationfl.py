@@ -48,8 +48,6 @@ def foundationfl(share: float = 0.5, *, name: str = "foundationfl", **components
 
     Args:
         share: synthetic updates for every client's; 0 is the rule alone
-        name: the name of the method in the run
-        **components: any other component of `Method`; the aggregator is by default the median
     """
     components = {"aggregator": "median"} | components
     return compose(name, components, before=({"rule": "foundation", "share": share},))

@@ -82,8 +82,6 @@ def moon(mu: float = 1.0, temperature: float = 0.5, *, name: str = "moon", **com
     Args:
         mu: weight of the contrast; 0 is FedAvg
         temperature: of the contrast
-        name: the name of the method in the run
-        **components: any other component of `Method`
     """
     return compose(name, components, training={"rule": "moon", "mu": mu, "temperature": temperature})
 

@@ -42,8 +42,7 @@ __all__ = [
     "unsupported_reason",
 ]
 
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-_UNSUPPORTED = (nn.RNNBase, nn.RReLU, *_DROPOUT)
+_UNSUPPORTED = (nn.RNNBase, nn.RReLU)
 _MAX_JOBS = 65_535  # the limit of a CUDA grid dimension
 _STEP_OVERHEAD = 16  # a step takes some time whatever the number of jobs, about as long as so many jobs
 _LONGER = 1.25  # by so much must jobs be longer than others to be a stack of their own
@@ -85,7 +84,7 @@ def can_stack(model: nn.Module, sample: Inputs) -> bool:
 
 def _unsupported_reason(model: nn.Module, recipe: Recipe, sample: Inputs | None) -> str | None:
     for name, layer in model.named_modules():
-        if isinstance(layer, _UNSUPPORTED) or getattr(layer, "dropout", False):
+        if isinstance(layer, _UNSUPPORTED):
             return f"layer {name!r} ({type(layer).__name__}) cannot be batched over jobs"
     if recipe.trains_buffers:
         for name in recipe.buffer_layers:
@@ -106,10 +105,10 @@ def _can_vmap(model: nn.Module, recipe: Recipe, sample: Tensor) -> bool:
     buffers = buffers_to_vector(model, recipe.buffer_names) if recipe.trains_buffers else theta[:0]
     y, one = torch.zeros(1, dtype=torch.long, device=theta.device), theta.new_ones(1)
     groups, tilts = y.expand(len(recipe.groups), 1), one.expand(len(recipe.groups) + 1)
-    arguments = theta, buffers, sample.to(theta.device), y, groups, one, tilts, one[0]
+    of_a_job = theta, buffers, sample.to(theta.device), y, groups, one, tilts, one[0], y[0]
     try:
         gradient = StackedGradient(model, recipe, theta.device, "float32")
-        gradient(gradient.constants, *(value.expand(2, *value.shape) for value in arguments))
+        gradient(y[0], gradient.constants, *(value.expand(2, *value.shape) for value in of_a_job))  # two jobs
     except RuntimeError:
         return False
     return True

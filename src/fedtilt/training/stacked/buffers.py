@@ -78,6 +78,7 @@ class Buffers(NamedTuple):
     groups: Tensor  # (levels, C, samples) the group of each sample; of the classes, its label
     batch_indices: Tensor  # (steps, C, batch size) the samples of every step, −1 for padding
     first_step: Tensor  # (1,) the number of the next step to run
+    dropout_key: Tensor  # (L,) of the masks
     # of special steps; without columns where the recipe has none
     drift: Tensor  # (L, row_length)
     utility: Tensor  # (L,)

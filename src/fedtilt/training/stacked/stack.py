@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from fedtilt import seeds
 from fedtilt.math.losses import cross_entropy
 from fedtilt.training.local_job import Batches, LocalJob, Trained
 from fedtilt.training.precision import fp32_deterministic
@@ -109,6 +110,7 @@ class Stack:
             groups=zeros(len(recipe.groups), clients, sizes.samples, dtype=torch.long),
             batch_indices=zeros(sizes.batches, clients, sizes.batch_size, dtype=torch.long),
             first_step=zeros(1, dtype=torch.long),
+            dropout_key=zeros(jobs, dtype=torch.long),
             drift=zeros(jobs, parameters if recipe.special.has_drift else 0),
             utility=zeros(jobs),
             anchor_rate=zeros(jobs),
@@ -150,6 +152,7 @@ class Stack:
             (b.tilts.T, [job.tilts for job in jobs]),
             (b.client_index, [client_row[id(data)] for data in batches]),
             (b.steps, self._steps(jobs, batches)),
+            (b.dropout_key, [seeds.to_signed(data.key) for data in batches]),
             (b.anchor_index, [anchor_row[key] for key in anchor_of]),
             (b.utility, [job.utility for job in jobs]), (b.anchor_rate, [job.anchor_rate for job in jobs]),
             (b.first_steps, [job.first_epochs * data.per_epoch * job.repeats

@@ -9,6 +9,7 @@ from torch.func import grad, vmap
 
 from fedtilt.math.tilt import nested_tilt, nested_tilt_grad
 from fedtilt.models import functional_logits, trained_parameters
+from fedtilt.training.dropout import keyed_dropout
 from fedtilt.training.local_job import MIN_UTILITY
 from fedtilt.training.precision import autocast
 from fedtilt.training.stacked.batch_norm import Constants, PaddedBatchNorms
@@ -38,15 +39,16 @@ class StackedGradient:
         else:
             for name in recipe.buffer_layers:  # frozen: their layers use them as in evaluation
                 net.get_submodule(name).eval()
-        self._batched = vmap(grad(self._loss, argnums=1, has_aux=True), in_dims=(None, *(0,) * 8))
+        self._batched = vmap(grad(self._loss, argnums=2, has_aux=True), in_dims=(None, None, *(0,) * 9))
 
     def __call__(
-        self, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Tensor, y: Tensor,
-        groups: Tensor, weights: Tensor, tilts: Tensor, utility: Tensor,
+        self, step: Tensor, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Tensor, y: Tensor,
+        groups: Tensor, weights: Tensor, tilts: Tensor, utility: Tensor, dropout_key: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Gradients (L, T) and buffers (L, B).
 
         Args:
+            step: its number, from 1
             constants: what the model has besides, by name
             theta: parameters (L, T)
             model_buffers: the buffers that change (L, B)
@@ -56,18 +58,23 @@ class StackedGradient:
             weights: 0 for padding, 1 otherwise (L, batch size)
             tilts: from inner to outer (L, levels + 1)
             utility: see `LocalJob` (L,); used if the recipe has it
+            dropout_key: of the masks (L,)
         """
-        return self._batched(constants, theta, model_buffers, x, y, groups, weights, tilts, utility)
+        with keyed_dropout() as self._masks:
+            return self._batched(
+                step, constants, theta, model_buffers, x, y, groups, weights, tilts, utility, dropout_key
+            )
 
     def _loss(
-        self, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Tensor, y: Tensor,
-        groups: Tensor, weights: Tensor, tilts: Tensor, utility: Tensor,
+        self, step: Tensor, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Tensor, y: Tensor,
+        groups: Tensor, weights: Tensor, tilts: Tensor, utility: Tensor, dropout_key: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Of one model: a sum that has the gradient of the client's loss, and the next buffers."""
         tensors = dict(constants)
         if self._batch_norms is not None:
             norm_constants = Constants(*(tensors.pop(_OF_BATCH_NORMS + name) for name in Constants._fields))
             self._batch_norms.start(weights)
+        self._masks.start(dropout_key, step)
         with autocast(self._device, self._precision):
             outputs = functional_logits(self._net, tensors | self._rows.parameters(theta), x)
         if self._batch_norms is not None:
@@ -116,8 +123,9 @@ class VmapStep:
         x, y, weights = (t[b.client_index] for t in (b.x[rows], b.y[rows], (index >= 0).float()))
         groups = torch.stack([codes[rows][b.client_index] for codes in b.groups.unbind()], 1)
         gradient, model_buffers = self._gradient(
-            constants, b.theta, b.model_buffers, x, y, groups, weights, b.tilts.T, b.utility
-        )
+            number[0] + 1, constants, b.theta, b.model_buffers, x, y, groups, weights, b.tilts.T, b.utility,
+            b.dropout_key,
+        )  # fmt: skip
         gradient = gradient + b.prox[:, None] * (b.theta - b.anchor[b.anchor_index])
         if special.has_drift:
             gradient = gradient + b.drift

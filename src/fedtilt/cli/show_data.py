@@ -1,15 +1,17 @@
-"""What `fedtilt data show` prints about a table."""
+"""What `fedtilt data show` prints about a table, or about a folder of images or in LEAF's layout."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
-from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedtilt.cli.console import Console
-from fedtilt.data import Dataset, Federation
+from fedtilt.cli.console import Console, print_lines, text_table
+from fedtilt.data import Dataset, Federation, images, leaf
 from fedtilt.data.data_warnings import dataset_warnings
+from fedtilt.data.sources.images import describe_images
+from fedtilt.data.sources.leaf_json import is_leaf
 from fedtilt.data.tables.describe import ColumnDescription, describe_columns
 from fedtilt.data.tables.rows import describe_split
 from fedtilt.data.tables.table import Table
@@ -25,11 +27,8 @@ def show_table(console: Console, opened: Table, *, test_share: float | None = No
     rows = Text.assemble((reader.title, "bold"), f"  {len(reader):,} rows, {len(reader.header)} columns")
     console.print(rows if len(reader.tables) == 1 else rows.append(f", {len(reader.tables)} files"))
     if dataset is None:
-        console.print(
-            "target    none: name the column of the labels with --target to see classes, clients, groups, split and "
-            "warnings",
-            soft_wrap=True,
-        )
+        remedy = "name the column of the labels with --target to see classes, clients, groups, split and warnings"
+        print_lines(console, f"target    none: {remedy}")
     else:
         console.print(_target(dataset), soft_wrap=True)
         if dataset.client_names is not None and dataset.client_train is not None and dataset.client_test is not None:
@@ -41,12 +40,8 @@ def show_table(console: Console, opened: Table, *, test_share: float | None = No
                 continue  # it is in the line of the target
             counts = torch.cat([column.train, column.test]).bincount(minlength=len(column.names)).tolist()
             console.print(_counted(f"group     {name}: ", column.names, counts), soft_wrap=True)
-        split = describe_split(schema, test_share, seed)
-        console.print(
-            f"split     {split}: {len(dataset.y_train):,} training, {len(dataset.y_test):,} test rows",
-            highlight=False,
-            soft_wrap=True,
-        )
+        sizes = f"{len(dataset.y_train):,} training, {len(dataset.y_test):,} test rows"
+        print_lines(console, f"split     {describe_split(schema, test_share, seed)}: {sizes}")
     console.print()
     console.print(_column_table(describe_columns(reader, schema)))
     return dataset
@@ -64,7 +59,23 @@ def _target(dataset: Dataset) -> Text:
     return _counted(f"target    {dataset.schema.target}: {numbers}", dataset.class_names, counts)
 
 
-def table_messages(dataset: Dataset) -> Sequence[str]:
+def show_folder(console: Console, source: Path) -> Federation | None:
+    """Print what a folder has, and return its federation: its own clients, or all samples as one client.
+
+    None if its images still need a size or channels.
+    """
+    if is_leaf(source):
+        data = leaf(source, name=source.resolve().name)
+    else:
+        lines, uniform = describe_images(source)
+        print_lines(console, *lines, "")
+        if not uniform:
+            return None
+        data = images(source)
+    return Federation.build(data) if data.client_names else Federation.build(data, clients=1, partition="iid")
+
+
+def warnings_of(dataset: Dataset) -> Sequence[str]:
     """The warnings about a table, with those about its own clients if it has any."""
     if dataset.client_names is not None:
         return Federation.build(dataset).warnings
@@ -77,18 +88,8 @@ def _counted(head: str, names: Sequence[str], counts: Sequence[int], limit: int 
 
 
 def _column_table(descriptions: Sequence[ColumnDescription]) -> RichTable:
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("column", style="cyan", overflow="fold")
-    table.add_column("kind", no_wrap=True)
-    table.add_column("missing", justify="right", no_wrap=True)
-    table.add_column("values", overflow="fold")
+    table = text_table(["column", "kind"], ["missing"], ["values"])
     table.add_column("inputs", justify="right", no_wrap=True)
     for d in descriptions:
-        table.add_row(Text(d.name), d.kind, d.missing, Text(d.values), str(d.inputs) if d.inputs else "")
+        table.add_row(Text(d.name, style="cyan"), d.kind, d.missing, Text(d.values), str(d.inputs) if d.inputs else "")
     return table
-
-
-def print_warnings(console: Console, texts: Iterable[str]) -> None:
-    """Print each warning as one line."""
-    for text in texts:
-        console.print(Text.assemble(("warning: ", "bold yellow"), text), soft_wrap=True, highlight=False)

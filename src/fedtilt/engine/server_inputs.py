@@ -1,4 +1,4 @@
-"""The root set of FLTrust: clean samples on the server, on which it trains a model of its own in every round."""
+"""What the server of a simulation has in a round: updates, those of attackers forged, and the model of a root set."""
 
 from collections.abc import Mapping
 
@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from fedtilt import seeds
+from fedtilt.attacks.attack import AttackedFederation
+from fedtilt.attacks.forged_updates import forge
 from fedtilt.data import Federation
 from fedtilt.data.inputs import Inputs, take, to_device
-from fedtilt.engine.client import plan
+from fedtilt.engine.client import ClientUpdate, plan
 from fedtilt.engine.prepare import PreparedRun
+from fedtilt.engine.server import RoundRule
 from fedtilt.executors.in_process import BatchSettings
 from fedtilt.methods.aggregators import FLTrust
 from fedtilt.parts import Tensors
@@ -43,3 +46,25 @@ def train_on_root_sets(prepared: PreparedRun, server: Mapping[str, Tensors], rou
         model = result.parameters if result.anchor is None else result.anchor
         trained[m.name] = prepared.parts.keeping(m.local_names).shared(model)
     return trained
+
+
+def received_updates(
+    prepared: PreparedRun,
+    server: Mapping[str, Tensors],
+    updates: Mapping[str, Mapping[int, ClientUpdate]],
+    roots: Mapping[str, Tensor],
+    number: int,
+) -> dict[str, dict[int, ClientUpdate]]:
+    """Method → client → its update; those of attackers are forged."""
+    federation, settings = prepared.federation, prepared.settings
+    if not isinstance(federation, AttackedFederation):
+        return {name: dict(by_client) for name, by_client in updates.items()}
+    forged = {}
+    for m in prepared.methods:
+        by_client = {client: updates[m.name][client] for client in sorted(updates[m.name])}
+        rule, _ = RoundRule.of(
+            m, server[m.name], by_client, settings, selected=len(by_client), population=federation.clients,
+            round=number, root=roots.get(m.name),
+        )  # fmt: skip
+        forged[m.name] = forge(federation.attack, rule, by_client, federation.attackers, settings.seed, number)
+    return forged

@@ -1,0 +1,165 @@
+"""Dropout from keyed random numbers: a mask depends on the key of a client's batches, the step and the call alone.
+
+Torch's own dropout draws from a global generator, so that a mask would depend on the device and on which models train
+together. Inside `keyed_dropout`, the functions of `torch.nn.functional` that drop values, and the layers that call
+them, take the same mask on every device and in every backend.
+"""
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtilt import seeds
+
+_ALPHA = -1.7580993408473766  # what SELU gives for −inf: alpha dropout keeps the mean and variance of its outputs
+_TORCH = {name: getattr(F, name) for name in (
+    "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
+    "scaled_dot_product_attention",
+)}  # fmt: skip
+
+
+class Masks(threading.local):
+    """The masks of one step, in the order in which a forward pass asks for them."""
+
+    def __init__(self) -> None:
+        self._step: tuple[Tensor, Tensor | int] | None = None
+        self._key: Tensor | None = None  # of the step; computed for the first mask
+        self._calls = 0
+
+    def start(self, key: Tensor, step: Tensor | int) -> None:
+        """Begin the forward pass of a step.
+
+        Args:
+            key: of the client's batches, int64, without dimensions
+            step: its number
+        """
+        self._step, self._key, self._calls = (key, step), None, 0
+
+    def stop(self) -> None:
+        """Return to torch's generators."""
+        self._step = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a forward pass has begun."""
+        return self._step is not None
+
+    def keep(self, shape: tuple[int, ...], p: float, device: torch.device) -> Tensor:
+        """True with probability 1 − p, in multiples of 2^-24; the integers are the same on every device."""
+        assert self._step is not None
+        if self._key is None:
+            self._key = seeds.mix(seeds.mix(self._step[0]) + self._step[1])
+        self._calls += 1
+        key = seeds.mix(self._key + self._calls)
+        low, high = ((half & 0xFFFFFFFF) - (1 << 31) for half in (key, key >> 32))
+        z = torch.arange(math.prod(shape), dtype=torch.int32, device=device).reshape(shape) ^ low.to(torch.int32)
+        z = (z ^ _shift_right(z, 16)) * 0x7FEB352D  # Wellons' finaliser for 32 bits, with the key in two halves
+        z = (z ^ _shift_right(z, 15) ^ high.to(torch.int32)) * (0x846CA68B - (1 << 32))
+        return _shift_right(z ^ _shift_right(z, 16), 8) >= round(p * 2**24)
+
+
+def _shift_right(bits: Tensor, by: int) -> Tensor:
+    return (bits >> by) & ((1 << (32 - by)) - 1)
+
+
+_masks = Masks()
+
+
+@contextlib.contextmanager
+def keyed_dropout() -> Iterator[Masks]:
+    """Let torch's dropout take its masks from here, in this thread, after `Masks.start`.
+
+    >>> with keyed_dropout() as masks:
+    ...     masks.start(torch.tensor(7), step=1)
+    ...     F.dropout(torch.ones(6), 0.5)
+    tensor([0., 0., 2., 0., 0., 2.])
+    """
+    functions: dict[str, Callable[..., Tensor]] = {
+        "dropout": _dropout,
+        "dropout1d": _channel_dropout("dropout1d", unbatched=2),
+        "dropout2d": _channel_dropout("dropout2d", unbatched=None),
+        "dropout3d": _channel_dropout("dropout3d", unbatched=4),
+        "alpha_dropout": _alpha_dropout,
+        "feature_alpha_dropout": _feature_alpha_dropout,
+        "scaled_dot_product_attention": _attention,
+    }
+    for name, function in functions.items():
+        setattr(F, name, function)
+    try:
+        yield _masks
+    finally:
+        _masks.stop()
+        for name, original in _TORCH.items():
+            setattr(F, name, original)
+
+
+def _is_off(p: float, training: bool) -> bool:
+    return not _masks.is_active or not training or p == 0
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    if _is_off(p, training):
+        return _TORCH["dropout"](input, p, training, inplace)
+    return _drop(input, tuple(input.shape), p)
+
+
+def _drop(x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
+    """Zero with probability p, otherwise larger by 1 / (1 − p)."""
+    return torch.where(_masks.keep(shape, p, x.device), x * (1 / (1 - p) if p < 1 else 0.0), 0)
+
+
+def _channel_dropout(name: str, unbatched: int | None) -> Callable[..., Tensor]:
+    """Dropout of whole channels (N, C, …); an input with `unbatched` dimensions is (C, …)."""
+
+    def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if _is_off(p, training):
+            return _TORCH[name](input, p, training, inplace)
+        kept = 1 if input.dim() == unbatched else 2
+        return _drop(input, (*input.shape[:kept], *[1] * (input.dim() - kept)), p)
+
+    return dropout
+
+
+def _alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
+    if _is_off(p, training):
+        return _TORCH["alpha_dropout"](input, p, training, inplace)
+    return _alpha_drop(input, tuple(input.shape), p)
+
+
+def _feature_alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
+    if _is_off(p, training):
+        return _TORCH["feature_alpha_dropout"](input, p, training, inplace)
+    return _alpha_drop(input, (*input.shape[:2], *[1] * (input.dim() - 2)), p)
+
+
+def _alpha_drop(x: Tensor, shape: tuple[int, ...], p: float) -> Tensor:
+    """Klambauer et al., Self-Normalizing Neural Networks, NeurIPS 2017, arXiv 1706.02515."""
+    if p == 1:
+        return torch.zeros_like(x)
+    scale = ((1 - p) * (1 + p * _ALPHA**2)) ** -0.5
+    return scale * (torch.where(_masks.keep(shape, p, x.device), x, _ALPHA) - p * _ALPHA)
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Attention as torch defines it, written out where weights are dropped."""
+    if _is_off(dropout_p, True):
+        named: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+        return _TORCH["scaled_dot_product_attention"](query, key, value, attn_mask, 0.0, is_causal, **named)
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None:
+        masked = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if masked else scores + attn_mask
+    return _drop(scores.softmax(-1), tuple(scores.shape), dropout_p) @ value

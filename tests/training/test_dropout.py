@@ -1,0 +1,102 @@
+"""Dropout from keyed masks: torch's distribution, and the same values in every backend, stack and order."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtilt import models
+from fedtilt.training import BACKENDS
+from fedtilt.training.dropout import keyed_dropout
+from tests.helpers.models import CLASSES, MODELS, SHAPE, make_jobs
+
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    name: getattr(F, name)
+    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+}
+
+
+def drop(name: str, x: Tensor, p: float, *, key: int = 7, step: int = 1) -> Tensor:
+    with keyed_dropout() as masks:
+        masks.start(torch.tensor(key), step)
+        return getattr(F, name)(x, p, training=True)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_distribution_is_that_of_torch(name: str, p: float) -> None:
+    x = torch.full((64, 128, *[3] * {"dropout1d": 1, "dropout2d": 2, "dropout3d": 3}.get(name, 2)), 0.7)
+    ours, theirs = drop(name, x, p), FUNCTIONS[name](x, p, training=True)
+    assert ours.unique().tolist() == pytest.approx(theirs.unique().tolist())
+    least = [float((values == values.min()).float().mean()) for values in (ours, theirs)]
+    assert least[0] == pytest.approx(least[1], abs=0.02)
+    if "feature" in name or name[-1] == "d":  # whole channels
+        channels = ours.flatten(2)
+        assert torch.equal(channels, channels[:, :, :1].expand_as(channels))
+
+
+def test_masks_depend_on_key_step_and_call_alone() -> None:
+    x = torch.ones(1000)
+    assert torch.equal(drop("dropout", x, 0.5), drop("dropout", x, 0.5))
+    others = [drop("dropout", x, 0.5), drop("dropout", x, 0.5, step=2), drop("dropout", x, 0.5, key=8)]
+    with keyed_dropout() as masks:
+        masks.start(torch.tensor(7), 1)
+        others += [F.dropout(x, 0.5), F.dropout(x, 0.5)]
+    assert torch.equal(others[0], others[3])
+    for i, first in enumerate(others[1:], 1):
+        for second in others[i + 1 :]:
+            if i != 3:
+                assert 0.4 < (first == second).float().mean() < 0.6  # as independent masks agree
+    assert torch.equal(drop("dropout", torch.ones(50, 20), 0.5)[:10], drop("dropout", torch.ones(10, 20), 0.5))
+
+
+def test_outside_a_step_dropout_is_that_of_torch() -> None:
+    x = torch.ones(100)
+    torch.manual_seed(0)
+    expected = F.dropout(x, 0.5)
+    torch.manual_seed(0)
+    with keyed_dropout():
+        assert torch.equal(F.dropout(x, 0.5), expected)
+    assert F.dropout is FUNCTIONS["dropout"]
+    with keyed_dropout() as masks:
+        masks.start(torch.tensor(7), 1)
+        assert torch.equal(F.dropout(x, 0.5, training=False), x)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"is_causal": True}, {"attn_mask": torch.ones(5, 5).tril().bool()}, {"scale": 1.0}]
+)
+def test_attention_with_dropout_is_softmax_of_scores_with_weights_dropped(settings: dict[str, object]) -> None:
+    q, k, v = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(0)).unbind()
+    with keyed_dropout() as masks:
+        masks.start(torch.tensor(7), 1)
+        means = torch.stack([F.scaled_dot_product_attention(q, k, v, dropout_p=0.2, **settings) for _ in range(4000)])
+    assert (means.mean(0) - F.scaled_dot_product_attention(q, k, v, **settings)).abs().max() < 0.1
+    assert means.std(0).max() > 0.1
+
+
+class Attention(nn.Module):
+    """A transformer layer over the rows of an image, with dropout of values and of attention weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x.squeeze(1)).mean(1))
+
+
+@pytest.mark.parametrize("model", [MODELS["dropout"], MODELS["functional dropout"], Attention])
+def test_a_stack_of_any_width_drops_what_the_loop_drops(model: Callable[[], nn.Module]) -> None:
+    net = models.build(model, SHAPE, CLASSES, seed=3)
+    jobs, batches = make_jobs(net)
+    expected = BACKENDS["autograd"](net, jobs, batches)
+    together = BACKENDS["stacked"](net, jobs, batches)
+    alone = [BACKENDS["stacked"](net, [job], [data])[0] for job, data in zip(jobs, batches, strict=True)]
+    for job, one, other, reference in zip(jobs, together, alone, expected, strict=True):
+        moved = (reference.parameters - job.start).norm()
+        assert (one.parameters - reference.parameters).norm() <= 1e-4 * moved
+        assert (other.parameters - reference.parameters).norm() <= 1e-4 * moved
