@@ -190,7 +190,7 @@ class Method:
             object.__setattr__(self, "lr", rate)
 
     def _check_clients(self) -> None:
-        """Refuse what has no effect beside another component of the clients."""
+        """Raise InputError if something has no effect beside another component of the clients."""
         name = self.name
         if self.training is not None:
             default = objectives.Tilted()
@@ -217,7 +217,7 @@ class Method:
             )
 
     def _check_server(self) -> None:
-        """Refuse weights that the rule, or a step before it, would ignore."""
+        """Raise InputError if the rule, or a step before it, would ignore the weights."""
         name, is_equal = self.name, isinstance(self.weighting, weighting_rules.Equal)
         if not is_equal and not self.aggregator.takes_weights:
             raise InputError(
