@@ -41,7 +41,7 @@ class CaptionedFigure:
     """A Plotly figure as plain JSON, {"data": [traces], "layout": {…}}; building one does not import plotly.
 
     The page sets the colours of text, grid and background (light and dark), so only traces have colours; `layout`
-    should give a height. `fedtilt.report.style` has the colours of methods.
+    should give a height. `fedtilt.report.figure` has the colours of methods.
     """
 
     name: str  # of its file, unique on the page

@@ -4,6 +4,7 @@ import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from rich.table import Table as RichTable
 from fedtilt import cli
 from fedtilt.cli.console import Console, echo, escape
 from fedtilt.cli.options import AsJson, Quiet
+from fedtilt.cli.progress import ProgressDisplay
 from fedtilt.errors import InputError
 from fedtilt.executors.devices import pick_device
 from fedtilt.files import write_bytes
@@ -24,7 +26,6 @@ from reproduction.page.build import QUICK_RUN, build_page
 from reproduction.page.html import as_html
 from reproduction.page.markdown import front_page, site_pages
 from reproduction.page.svg import write_svgs
-from reproduction.progress import print_overview, show_progress
 from reproduction.results import RESULTS, ResultsFolder
 from reproduction.runner import CaseStatus, case_statuses, damaged_results, experiment_names
 
@@ -98,17 +99,23 @@ def reproduce(
     if listed:
         _list(case_statuses(experiment_names(what), ResultsFolder(folder), options, only or ()), as_json=as_json)
         return
+    display = ProgressDisplay(progress, quiet=silent)
+
+    def show_case(status: CaseStatus) -> None:
+        display.start()
+        display.set_title(f"{status.experiment.name}: {status.case.what}")
+
     try:
-        with show_progress(progress, quiet=silent) as callbacks:
-            result = run_experiments(
-                what, folder, options=options, only=only or (),
-                on_start=lambda statuses: None if silent else print_overview(progress, statuses),
-                on_case=callbacks.on_case, on_progress=callbacks.on_progress, cluster=cluster,
-                on_tasks=callbacks.on_tasks,
-            )  # fmt: skip
+        result = run_experiments(
+            what, folder, options=options, only=only or (), cluster=cluster, on_tasks=display.show_tasks,
+            on_start=lambda statuses: None if silent else _print_overview(progress, statuses), on_case=show_case,
+            on_progress=lambda done, total, latest: display.update(done, total, f"{done}/{total}", latest),
+        )  # fmt: skip
     except KeyboardInterrupt:
         progress.print(f"interrupted; run the same command to continue (results in {folder})", markup=False)
         raise typer.Exit(130) from None
+    finally:
+        display.stop()
     if not silent:
         for chapter in result.chapters.values():
             _print_chapter(Console(), chapter)
@@ -128,6 +135,26 @@ def reproduce(
         _print(f"results: {folder}\npage:    {page}")
     if not result.measured and not result.reused:
         raise typer.Exit(2)
+
+
+def _print_overview(console: Console, statuses: Sequence[CaseStatus]) -> None:
+    """What is to run and what is done, and the grids, which are fixed before training."""
+    for name, group in groupby(statuses, key=lambda status: status.experiment.name):
+        of_experiment = list(group)
+        done = sum(status.done for status in of_experiment)
+        missing = sum(status.missing_data and not status.done for status in of_experiment)
+        counts = [f"{len(of_experiment) - done - missing} to run"]
+        counts += [f"{done} done"] * bool(done) + [f"{missing} without data"] * bool(missing)
+        cases = "1 case" if len(of_experiment) == 1 else f"{len(of_experiment)} cases"
+        title = escape(of_experiment[0].experiment.title)
+        console.print(f"[bold]{name}[/]: {title}, {cases} ({', '.join(counts)})")
+        data_of_grid: dict[str, list[str]] = {}
+        for status in of_experiment:
+            if status.case.grid:
+                data_of_grid.setdefault(status.case.grid, []).append(str(status.case.needs))
+        for grid, data in data_of_grid.items():
+            console.print(f"  {', '.join(dict.fromkeys(data))}: {grid}", markup=False)
+    console.print()
 
 
 def _print(text: str) -> None:

@@ -87,6 +87,16 @@ class Case:
     grid: str = ""  # the searched settings in one line, if there are many
 
 
+def by_seed(results: Mapping[str, Mapping[str, Any]], name: str) -> dict[int, Mapping[str, Any]]:
+    """Seed → the result of the case NAME-seed-SEED.
+
+    >>> by_seed({"mnist-seed-10": {"a": 1}, "mnist-seed-9": {}, "mnist-far-seed-0": {}}, "mnist")
+    {9: {}, 10: {'a': 1}}
+    """
+    pairs = ((case.rpartition("-seed-"), result) for case, result in results.items())
+    return dict(sorted((int(seed), result) for (found, _, seed), result in pairs if found == name))
+
+
 def load(name: str, *, quick: bool = False) -> Experiment:
     """The experiment of that name, or its quick version.
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedtilt.report.compare import SeedValues
-from fedtilt.report.style import Style
+from fedtilt.report.figure import Style
 
-_BLUE, _ORANGE, _GREY = "#1a7fc4", "#d55e00", "#7f858d"  # FedTilt, Ditto, FedAvg, as in `report.style`
+_BLUE, _ORANGE, _GREY = "#1a7fc4", "#d55e00", "#7f858d"  # FedTilt, Ditto, FedAvg, as in `report.figure`
 _ROWS = {
     "fedavg": Style(_GREY, "dot", "square"),
     "ditto": Style(_ORANGE, "dash", "diamond-open"),

@@ -135,12 +135,12 @@ def stale_reason(stored: CaseResult, case: Case) -> str | None:
     return difference and "{} was {} and is {}".format(difference[0], *map(json.dumps, difference[1:]))
 
 
-def round_floats(value: Any, digits: int = 4) -> Any:
+def round_floats(value: Any, form: str = "{:.4f}") -> Any:
     """A JSON value with rounded numbers: digits after the fourth decimal of a percentage are noise."""
     if isinstance(value, float):
-        return round(value, digits)
+        return float(form.format(value))
     if isinstance(value, dict):
-        return {key: round_floats(part, digits) for key, part in value.items()}
+        return {key: round_floats(part, form) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [round_floats(part, digits) for part in value]
+        return [round_floats(part, form) for part in value]
     return value

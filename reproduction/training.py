@@ -113,6 +113,11 @@ def grid_case(
     )
 
 
+def measure_grid(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
+    """Train all settings of one case together, with learning curves."""
+    return train_grid(case.settings, options, on_progress)
+
+
 def train_grid(
     settings: Mapping[str, Any], options: Options, on_progress: OnProgress, *,
     curves: bool = True, noisy_validation: bool = False,

@@ -9,7 +9,7 @@ from fedtilt.report.compare import SeedValues, best_and_tied
 from fedtilt.report.tables import format_difference, format_effect_size, format_interval, format_mean_std
 from reproduction import plots
 from reproduction.chapter import CaptionedFigure, Chapter, Part, Table, Text
-from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
+from reproduction.experiment import Case, Experiment, Options, Results
 from reproduction.experiments.comparison_claims import verdicts
 from reproduction.experiments.paired import (
     COMPARED_METRICS,
@@ -19,7 +19,9 @@ from reproduction.experiments.paired import (
     compare_datasets,
     condition_name,
 )
-from reproduction.training import Setting, ditto, fedavg, federation_settings, fedtilt, grid_case, train_grid
+from reproduction.training import Setting, ditto, fedavg, federation_settings, fedtilt, grid_case, measure_grid
+
+measure = measure_grid
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:
@@ -32,11 +34,6 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
         for seed in range(options.seeds or settings[name].get("seeds") or settings["seeds"]):
             result.append(grid_case(name, federation, seed, methods, what=what, grid=grid))
     return result
-
-
-def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
-    """Train the settings of one case."""
-    return train_grid(case.settings, options, on_progress)
 
 
 def candidates(data_settings: Mapping[str, Any], mu: float) -> dict[str, Setting]:

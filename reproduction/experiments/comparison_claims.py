@@ -52,7 +52,7 @@ def verdicts(claims: tuple[Claim, ...], comparisons: Comparisons, clean: Compari
 
 
 def _best(check: Mapping[str, Any], comparisons: Comparisons, _: Comparisons) -> Finding:
-    """Each of `rows` is better than all `rivals` on each of `metrics` and `data`, `by` more than so many points.
+    """Each of `rows` is better than all `rivals` on each of `metrics` and `data`, `by` more than that number of points.
 
     Rows under `also` are compared and listed in the same way, but do not decide.
     """

@@ -1,6 +1,7 @@
 """Convergence on a strongly convex federation, whose constants and limits can be computed."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,12 +9,13 @@ import torch
 from fedtilt.data import Federation, load
 from fedtilt.executors.devices import pick_device
 from fedtilt.executors.in_process import one_thread
-from fedtilt.report.style import Style, styles
+from fedtilt.report.figure import Style, styles
 from reproduction.chapter import CaptionedFigure, Chapter, Part, Table, Text
 from reproduction.experiment import Case, Experiment, OnProgress, Options
 from reproduction.experiments.convergence_claims import verdict, violation_text
 from reproduction.experiments.convergence_rates import ROUND_PARTS, Problem, over_rounds, with_w_fixed
 from reproduction.plots import axis_suffix, panels
+from reproduction.results import round_floats
 
 
 def fixed_figure(fixed: Mapping[str, Any], styles: Mapping[str, Style]) -> CaptionedFigure:
@@ -125,31 +127,7 @@ def _layout(x_title: str, y_title: str, low: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_PROOF = """
-**What holds instead.** Let rho be the strong convexity of R, eta ≤ 1 / (B_1 + tau B_2 + lam B_3) the step of \
-v, E the steps per round, and a = (1 − eta (rho + mu))^E. The optimum v* for the limit w* is a fixed point of the \
-step towards w*. By the mean value theorem, in every round and for any sequence of w,
-
-`‖v^(t+1) − v*‖ ≤ a · ‖v^t − v*‖ + (1 − a) · mu / (rho + mu) · ‖w^t − w*‖`
-
-So v forgets its start at rate a, and follows w at no more than mu / (rho + mu) < 1 of the distance of w. If w \
-converges more slowly, v converges at the rate of w; if w converges faster, v converges at its own. The table below \
-checks this in every round, for every client.
-
-**Where the paper's proof fails.**
-
-- It bounds `L_n(v*, w^t) − L_n(v*, w*)` by part 2 of Lemma 6, as if w descended on `L_n(v*, ·)` and w* were its \
-minimiser. That minimiser is v*; the shared model descends on the clients' mean. The term is `mu · ⟨w* − v*, w^t − \
-w*⟩ + mu/2 · ‖w^t − w*‖²`: of first order in the error of w, of either sign, and no faster than w. Where it is \
-positive, no bound that is exponential in t can hold if w converges like 1/t.
-- Part 1 is used as if w^t had been constant for all t iterations, while v descends towards w^0, w^1, … in turn. It \
-also has v* in place of the minimiser of `L_n(·, w^t)`, which makes the gap on the right smaller than the lemma allows.
-- `‖v^0 − w^t‖²` is split as if squared distances obeyed the triangle inequality, and `−‖v* − w^t‖² ≤ ‖w^t‖² − \
-‖v*‖²` is false in general.
-- Lemmas 1 and 4 give smoothness near an optimum; the rate needs it along the whole path. Here it holds everywhere, \
-because the gradients of cross-entropy are bounded and the L2 term drops out of the covariances. It does not hold for \
-a loss with unbounded gradients, such as the squared error.
-"""
+_PROOF = Path(__file__).parents[1] / "data" / "convergence-proof.md"
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:
@@ -191,7 +169,7 @@ def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, 
     part = with_w_fixed if case.settings["part"] == "fixed" else over_rounds
     device = pick_device(options.device)
     with one_thread(device):
-        return _round_digits(part(federation(case.settings, device), case.settings, on_progress))
+        return round_floats(part(federation(case.settings, device), case.settings, on_progress), "{:.8g}")
 
 
 def federation(settings: Mapping[str, Any], device: torch.device | str = "cpu") -> list[Problem]:
@@ -216,15 +194,6 @@ def federation(settings: Mapping[str, Any], device: torch.device | str = "cpu") 
     ]  # fmt: skip
 
 
-def _round_digits(value: Any) -> Any:
-    """JSON with eight significant digits."""
-    if isinstance(value, float):
-        return float(f"{value:.8g}")
-    if isinstance(value, dict):
-        return {key: _round_digits(part) for key, part in value.items()}
-    return [_round_digits(part) for part in value] if isinstance(value, list) else value
-
-
 # -- report -----------------------------------------------------------------------------------------------------------
 
 
@@ -238,7 +207,7 @@ def chapter(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> Ch
     parts: list[Part] = []
     if fixed:
         parts += [_fixed_table(fixed), fixed_figure(fixed, line_styles)]
-    parts.append(Text(markdown=_PROOF.strip()))
+    parts.append(Text(markdown=_PROOF.read_text("utf-8").strip()))
     if rounds:
         parts += [
             _rounds_table(rounds | special),

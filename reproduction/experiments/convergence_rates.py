@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from statistics import linear_regression
 from typing import Any
 
 import torch
@@ -374,8 +375,7 @@ def power(errors: Sequence[float]) -> float | None:
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
-    x, y = sum(p[0] for p in points) / len(points), sum(p[1] for p in points) / len(points)
-    return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
+    return linear_regression(*zip(*points, strict=True)).slope
 
 
 def _thin(values: Sequence[float]) -> list[list[float]]:

@@ -13,7 +13,7 @@ from fedtilt.engine.settings import TrainSettings
 from fedtilt.executors.devices import pick_device
 from fedtilt.simulation import Round
 from reproduction.chapter import Chapter, Table, Text
-from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
+from reproduction.experiment import Case, Experiment, OnProgress, Options, Results, by_seed
 from reproduction.experiments.others_data import MODELS, federation_of
 from reproduction.results import round_floats
 from reproduction.training import CaseRecorder, method_of, train_case
@@ -175,12 +175,10 @@ def _ours(
     of_table = experiment.settings[table]
     by_attack = []
     for attack in of_table.get("attacks", {"none": None}):
-        prefix = "-".join([*_words(of_table, table, name, division, f, attack, method), "seed-"])
-        found = [result for case, result in results.items()
-                 if case.startswith(prefix) and case.removeprefix(prefix).isdecimal()]  # fmt: skip
+        found = by_seed(results, "-".join(_words(of_table, table, name, division, f, attack, method)))
         if not found:
             return None
-        by_attack.append(_over_seeds(found, method, of_table["seeds_per_figure"]))
+        by_attack.append(_over_seeds(list(found.values()), method, of_table["seeds_per_figure"]))
     return min(by_attack, key=_mean)
 
 

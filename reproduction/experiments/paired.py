@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fedtilt.evaluation.statistics import PairedDifference, mean_difference
 from fedtilt.report.compare import METRICS, Metric, SeedValues
-from reproduction.experiment import Experiment
+from reproduction.experiment import Experiment, by_seed
 from reproduction.training import ditto, evaluated, fedtilt
 
 PAPER_METRICS = METRICS[:4]
@@ -123,20 +123,11 @@ def row_titles(experiment: Experiment) -> dict[str, str]:
 def compare_datasets(experiment: Experiment, results: Mapping[str, Mapping[str, Any]]) -> dict[str, DatasetComparison]:
     """Data set → its comparison, from the cases that have results; empty for a data set without any."""
     return {
-        data: _compare_dataset(experiment, data, _by_seed(data, results)) for data in experiment.settings["data"]
+        data: _compare_dataset(experiment, data, by_seed(results, data)) for data in experiment.settings["data"]
     }  # fmt: skip
 
 
-def _by_seed(data: str, results: Mapping[str, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    by_seed = {}
-    for case, result in results.items():
-        name, _, seed = case.rpartition("-seed-")
-        if name == data:
-            by_seed[int(seed)] = result
-    return dict(sorted(by_seed.items()))
-
-
-def _compare_dataset(experiment: Experiment, data: str, by_seed: BySeed) -> DatasetComparison:
+def _compare_dataset(experiment: Experiment, data: str, runs: BySeed) -> DatasetComparison:
     settings = experiment.settings
     paper = settings[data]["paper"]
     fixed = {
@@ -147,7 +138,7 @@ def _compare_dataset(experiment: Experiment, data: str, by_seed: BySeed) -> Data
     comparison = DatasetComparison(
         data=data, condition=condition_name(settings["outliers"]), titles=row_titles(experiment)
     )
-    for seed, result in by_seed.items():
+    for seed, result in runs.items():
         comparison.rounds[:] = result["rounds"]
         comparison.diverged.update(result["diverged"])
         names = dict(fixed)

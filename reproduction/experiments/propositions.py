@@ -23,7 +23,7 @@ from fedtilt.models import mlp, parameters_to_vector
 from fedtilt.simulation import Round, simulate_prepared
 from fedtilt.training import make_batches
 from reproduction.chapter import Chapter, Holds, Table, Verdict, verdict_on
-from reproduction.experiment import Case, Claim, Experiment, OnProgress, Options, Results
+from reproduction.experiment import Case, Claim, Experiment, OnProgress, Options, Results, by_seed
 
 TOLERANCE = 1e-4  # relative to how far a model moved: rounding in a few rounds of float32
 _PARTS = ("fedavg", "fedavg by samples", "fedprox", "ditto", "large mu")
@@ -246,10 +246,7 @@ def _round(value: Tensor) -> float:
 
 def chapter(experiment: Experiment, results: Results) -> Chapter:
     """The largest differences over all seeds, the limit of a large mu, verdicts."""
-    by_part = {
-        part: [results[key] for key in sorted(results) if key.startswith(f"{part.replace(' ', '-')}-seed-")]
-        for part in _PARTS
-    }
+    by_part = {part: list(by_seed(results, part.replace(" ", "-")).values()) for part in _PARTS}
     measured = {part: runs for part, runs in by_part.items() if runs}
     parts = [_difference_table(measured)] if measured.keys() - {"large mu"} else []
     if "large mu" in measured:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, paired_difference
 from reproduction.chapter import Chapter, Table, Text
-from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
+from reproduction.experiment import Case, Experiment, OnProgress, Options, Results, by_seed
 from reproduction.statistics import holm
 from reproduction.training import Setting, evaluated, federation_settings, grid_case, train_grid
 
@@ -66,21 +66,15 @@ def cells_of(experiment: Experiment, results: Results, trials: Mapping[str, Mapp
     for data in experiment.settings["data"]:
         for condition in experiment.settings["conditions"]:
             cell = f"{data}-{condition}"
-            measured = [
-                {
-                    int(name.removeprefix(prefix)): result["methods"]
-                    for name, result in sorted(results.items())
-                    if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
-                }
-                for prefix in [f"{cell}-seed-", *(f"{cell}-{loss}-seed-" for loss in experiment.settings["losses"])]
-            ]
-            by_seed = {
-                seed: {name: found for of_loss in measured for name, found in of_loss[seed].items()}
+            names = [cell, *(f"{cell}-{loss}" for loss in experiment.settings["losses"])]
+            measured = [by_seed(results, name) for name in names]
+            together = {
+                seed: {name: found for of_loss in measured for name, found in of_loss[seed]["methods"].items()}
                 for seed in measured[0]
                 if all(seed in of_loss for of_loss in measured)
             }
-            if by_seed:
-                cells.append(_cell(data, condition, by_seed, trials))
+            if together:
+                cells.append(_cell(data, condition, together, trials))
     return cells
 
 
@@ -117,14 +111,14 @@ def choose(seed: int, by_seed: Mapping[int, Mapping[str, Any]], names: Sequence[
 
 def mean_ranks(cells: Sequence[Cell], metric: str = "accuracy") -> dict[str, float]:
     """Method → its mean rank over the cells; ties share the mean of their ranks, and no result is the last rank."""
+    from scipy.stats import rankdata  # slow to import
+
     ranks: dict[str, list[float]] = {}
     for cell in cells:
         means = {name: cell.mean(name, metric) for name in cell.accuracy}
         values = {name: -math.inf if mean is None else RANKED[metric] * mean for name, mean in means.items()}
-        for name, value in values.items():
-            better = sum(other > value for other in values.values())
-            equal = sum(other == value for other in values.values())
-            ranks.setdefault(name, []).append(better + (equal + 1) / 2)
+        for name, rank in zip(values, rankdata([-value for value in values.values()]), strict=True):
+            ranks.setdefault(name, []).append(float(rank))
     return {name: fmean(of_method) for name, of_method in ranks.items()}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from reproduction.chapter import CaptionedFigure, Chapter, Part, Table, Text
-from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
+from reproduction.experiment import Case, Experiment, Options, Results
 from reproduction.experiments.paired import condition_name
 from reproduction.experiments.signs_claims import (
     COLLAPSE,
@@ -21,7 +21,7 @@ from reproduction.experiments.signs_claims import (
     sign,
     verdict,
 )
-from reproduction.training import Setting, federation_settings, grid_case, train_grid
+from reproduction.training import Setting, federation_settings, grid_case, measure_grid
 
 _SYMBOLS = {(True, True): "x", (False, True): "diamond", (True, False): "square", (False, False): "circle"}
 _LOG_AXIS = {"type": "log", "range": [-0.6, 1.95], "tickvals": [0.3, 1, 3, 10, 30]}
@@ -30,6 +30,8 @@ _COLORS = {  # by the signs of tau and lam
     (0, 0): "#7f858d", (1, 1): "#d55e00", (1, -1): "#1a7fc4", (-1, 1): "#9a7b00", (-1, -1): "#8c6bd1",
     (1, 0): "#c46a9c", (0, 1): "#c46a9c", (-1, 0): "#009e73", (0, -1): "#009e73",
 }  # fmt: skip
+
+measure = measure_grid
 
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:
@@ -51,11 +53,6 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
 def _has_gpu(options: Options) -> bool:
     """Whether the case runs on a GPU; on a CPU the larger data sets would take an hour."""
     return options.device.startswith("cuda") or (options.device == "auto" and torch.cuda.is_available())
-
-
-def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
-    """Train the settings of one case."""
-    return train_grid(case.settings, options, on_progress)
 
 
 # -- the chapter -------------------------------------------------------------------------------------------------------

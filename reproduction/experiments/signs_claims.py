@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fedtilt.evaluation.statistics import CONFIDENCE, paired_difference
 from reproduction.chapter import Holds, Verdict, verdict_on
-from reproduction.experiment import Claim, Experiment, Results
+from reproduction.experiment import Claim, Experiment, Results, by_seed
 from reproduction.experiments.paired import TITLES, condition_name
 
 COLLAPSE = 20.0  # points of accuracy below no tilt: clients lose a class, and fairness means nothing
@@ -96,7 +96,7 @@ def collect(experiment: Experiment, results: Results) -> dict[str, DatasetResult
     for data in [*settings["data"], *settings["gpu_data"]]:
         by_condition = {}
         for condition in map(condition_name, settings["outliers"]):
-            runs = [results[key]["methods"] for key in sorted(results) if key.startswith(f"{data}-{condition}-seed-")]
+            runs = [result["methods"] for result in by_seed(results, f"{data}-{condition}").values()]
             if runs:
                 by_condition[condition] = runs
         if "clean" in by_condition and len(by_condition) > 1:

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from reproduction import plots
 from reproduction.chapter import CaptionedFigure, Chapter, Holds, Part, Table, Text, Verdict, verdict_on
-from reproduction.experiment import Case, Claim, Experiment, OnProgress, Options, Results
+from reproduction.experiment import Case, Claim, Experiment, Options, Results
 from reproduction.experiments.comparison import join_numbers
 from reproduction.experiments.paired import COMPARED_METRICS, TITLES, condition_name
 from reproduction.statistics import rank_correlation
-from reproduction.training import evaluated, federation_settings, fedtilt, grid_case, train_grid
+from reproduction.training import evaluated, federation_settings, fedtilt, grid_case, measure_grid
 
 PANEL_METRICS = COMPARED_METRICS[:3]
 MAX_LOSS = 2.0  # points of accuracy below the best; beyond it fairness does not count: a collapsed model is fair
@@ -202,6 +202,8 @@ CLAIM_CHECKS: dict[str, Callable[[Mapping[str, Any], Sequence[Panel], Sequence[P
     "together": _together,
 }
 
+measure = measure_grid
+
 
 def cases(experiment: Experiment, options: Options) -> list[Case]:
     """One case per data set, condition, number of clients per round and seed; it trains the whole grid together."""
@@ -217,11 +219,6 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
         for seed in range(options.seeds or data_settings.get("seeds") or settings["seeds"]):
             result.append(grid_case(case, federation, seed, methods, what=what, grid=grid))
     return result
-
-
-def measure(case: Case, options: Options, on_progress: OnProgress) -> dict[str, Any]:
-    """Train the grid of one case."""
-    return train_grid(case.settings, options, on_progress)
 
 
 def _describe_grid(experiment: Experiment, data: str) -> str:

@@ -19,7 +19,7 @@ from fedtilt.models import logistic
 from fedtilt.report.tables import format_interval
 from fedtilt.simulation import simulate
 from reproduction.chapter import CaptionedFigure, Chapter, Holds, Part, Table, Verdict, verdict_on
-from reproduction.experiment import Case, Claim, Experiment, OnProgress, Options
+from reproduction.experiment import Case, Claim, Experiment, OnProgress, Options, by_seed
 from reproduction.plots import axis_suffix, panels
 
 _phi = NormalDist().cdf
@@ -83,13 +83,13 @@ def verdict(claim: Claim, settings: Mapping[str, Any], measured: Measured) -> Ve
     if any(name not in measured for name in names):
         return verdict_on(claim, "not measured")
     holds, numbers = check(settings, measured)
-    one_seed = any(len(by_seed) == 1 for name in names for by_seed in measured[name].values())
+    one_seed = any(len(runs) == 1 for name in names for runs in measured[name].values())
     return verdict_on(claim, "one seed" if one_seed else holds, numbers)
 
 
-def _accuracy_by_client(by_seed: Sequence[Any], name: str) -> list[float]:
+def _accuracy_by_client(runs: Sequence[Any], name: str) -> list[float]:
     """Expected accuracy of each client, classes weighted as in the test data, mean over seeds."""
-    return [fmean(client_accuracy(clients[c]["expected"], name) for clients in by_seed) for c in (0, 1)]
+    return [fmean(client_accuracy(clients[c]["expected"], name) for clients in runs) for c in (0, 1)]
 
 
 def _clients_are_close(settings: Mapping[str, Any], measured: Measured) -> tuple[Holds, str]:
@@ -106,8 +106,8 @@ def _clients_are_close(settings: Mapping[str, Any], measured: Measured) -> tuple
 
 
 def _classes_are_close(settings: Mapping[str, Any], measured: Measured) -> tuple[Holds, str]:
-    by_seed = measured["toy-2"][setting_name(max(settings["toy-2"]["tau"]), settings["toy-2"]["lam"][0])]
-    accuracy = [fmean(clients[c]["expected"][k] for clients in by_seed) for c in (0, 1) for k in (0, 1)]
+    runs = measured["toy-2"][setting_name(max(settings["toy-2"]["tau"]), settings["toy-2"]["lam"][0])]
+    accuracy = [fmean(clients[c]["expected"][k] for clients in runs) for c in (0, 1) for k in (0, 1)]
     low, high = min(accuracy), max(accuracy)
     holds: Holds = "holds" if low >= HIGH and high - low <= CLOSE else "does not hold"
     return holds, f"The accuracy of the four classes is {low:.2f} % to {high:.2f} %."
@@ -272,14 +272,12 @@ def chapter(experiment: Experiment, results: Mapping[str, dict[str, Any]]) -> Ch
     settings, parts = experiment.settings, list[Part]()
     measured: dict[str, dict[str, Any]] = {}
     for name in settings["data"]:
-        by_seed = [results[key] for key in sorted(results) if key.startswith(f"{name}-seed-")]
-        if not by_seed:
+        runs = list(by_seed(results, name).values())
+        if not runs:
             continue
-        measured[name] = {
-            method: [result["boundaries"][method] for result in by_seed] for method in by_seed[0]["boundaries"]
-        }
+        measured[name] = {method: [result["boundaries"][method] for result in runs] for method in runs[0]["boundaries"]}
         parts.append(_table(settings[name], name, measured[name]))
-        with_points = next((result for result in by_seed if result["points"]), None)
+        with_points = next((result for result in runs if result["points"]), None)
         if with_points:
             parts.append(_figure(settings[name], name, with_points))
     verdicts = [verdict(claim, settings, measured) for claim in experiment.claims]
@@ -297,10 +295,10 @@ def _table(toy_settings: Mapping[str, Any], name: str, methods: Mapping[str, Any
     limits = ", ".join(f"client {c + 1}: {100 * best_worst_class(g):.1f} %" for c, g in enumerate(SETUPS[data].groups))
     rows: list[list[str | float]] = []
     seeds_used = len(next(iter(methods.values())))
-    for method, by_seed in methods.items():
-        accuracy = [[fmean(clients[c]["expected"][k] for clients in by_seed) for k in (0, 1)] for c in (0, 1)]
-        tested = fmean(client_accuracy(clients[c]["tested"], data) for clients in by_seed for c in (0, 1))
-        worst = [worst_class(clients) for clients in by_seed]
+    for method, runs in methods.items():
+        accuracy = [[fmean(clients[c]["expected"][k] for clients in runs) for k in (0, 1)] for c in (0, 1)]
+        tested = fmean(client_accuracy(clients[c]["tested"], data) for clients in runs for c in (0, 1))
+        worst = [worst_class(clients) for clients in runs]
         spread = f" ± {stdev(worst):.2f}" if len(worst) > 1 else ""
         rows.append([method, *accuracy[0], *accuracy[1], f"{fmean(worst):.2f}{spread}", tested])
     over = f"mean over {seeds_used} seeds" if seeds_used > 1 else "one seed"

@@ -9,7 +9,7 @@ from fedtilt.evaluation.statistics import CONFIDENCE, PairedDifference, mean_dif
 from fedtilt.report.compare import Metric, SeedValues, best_and_tied
 from fedtilt.report.tables import format_effect_size, format_interval
 from reproduction.chapter import Chapter, Table, Text
-from reproduction.experiment import Case, Experiment, OnProgress, Options, Results
+from reproduction.experiment import Case, Experiment, OnProgress, Options, Results, by_seed
 from reproduction.experiments.chosen import chosen_settings
 from reproduction.experiments.comparison_claims import verdicts
 from reproduction.experiments.paired import (
@@ -71,14 +71,11 @@ def compare_cells(experiment: Experiment, results: Results) -> dict[str, Dataset
     for data, condition in product(settings["data"], map(condition_name, settings["outliers"])):
         comparison = DatasetComparison(data=data, condition=condition, titles=ROW_TITLES)
         rows = row_settings(settings, data, condition)
-        for case, result in results.items():
-            name, _, seed = case.rpartition("-seed-")
-            if name == f"{data}-{condition}":
-                comparison.diverged.update(result["diverged"])
-                for row, setting in rows.items():
-                    if trial_name(setting) in result["methods"]:
-                        by_seed = comparison.rows.setdefault(row, {})
-                        by_seed[int(seed)] = result["methods"][trial_name(setting)]
+        for seed, result in by_seed(results, f"{data}-{condition}").items():
+            comparison.diverged.update(result["diverged"])
+            for row, setting in rows.items():
+                if trial_name(setting) in result["methods"]:
+                    comparison.rows.setdefault(row, {})[seed] = result["methods"][trial_name(setting)]
         cells[f"{data} {condition}"] = comparison
     return cells
 

@@ -11,8 +11,8 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup
 
-from fedtilt.csv_text import csv_text
 from fedtilt.report import html
+from fedtilt.report.figure import Figure
 from fedtilt.version import __version__
 from reproduction.chapter import (
     CaptionedFigure,
@@ -112,22 +112,18 @@ def _cell(cell: str, right: bool) -> Markup:
 
 
 def _figure(part: CaptionedFigure) -> Markup:
-    csv_rows: list[tuple[Any, ...]] = [("line", "x", "y")]
+    rows: list[tuple[Any, ...]] = []
     for trace in part.figure["data"]:
         if "fill" in trace:  # the outline of a band is not data
             continue
         x_values = trace.get("text") if isinstance(trace.get("text"), list) else trace.get("x") or []
-        csv_rows += [(trace.get("name", ""), x, y) for x, y in zip(x_values, trace.get("y") or [], strict=False)]
-    return Markup(
-        html.figure(
-            part.name,
-            title=part.caption,
-            note="",
-            data=part.figure["data"],
-            layout={"height": 360} | part.figure["layout"],
-            csv=csv_text(csv_rows),
-        )
-    )
+        rows += [(trace.get("name", ""), x, y) for x, y in zip(x_values, trace.get("y") or [], strict=False)]
+    layout = {"height": 360} | part.figure["layout"]
+    figure = Figure(
+        name=part.name, title=part.caption, note="", data=part.figure["data"], layout=layout,
+        columns=("line", "x", "y"), rows=rows,
+    )  # fmt: skip
+    return html.figure(figure)
 
 
 def prose(markdown: str) -> Markup:

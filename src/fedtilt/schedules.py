@@ -15,7 +15,7 @@ class Schedule(NamedSettings):
     warmup_rounds: int = setting(0, "rounds before it, over which the learning rates rise in equal steps", ge=0)
 
     def factor(self, round: int, rounds: int) -> float:
-        """The factor of this round, counted from 1, of so and so many.
+        """The factor of this round, counted from 1, of these rounds.
 
         >>> [Cosine(warmup_rounds=1).factor(round, 3) for round in (1, 2, 3)]
         [0.5, 1.0, 0.5]

@@ -40,13 +40,13 @@ States = dict[str, dict[str, Tensor]]
 def check_method(method: Method, *, deployment: bool | None = None) -> None:
     """Raise an AssertionError that says what a method does not hold; its components must be in a module.
 
-    It is trained on a few clients for a few rounds. Checked: the same bits twice, in worker processes, beside other
+    It is trained on a few clients for a few rounds. Checked: bit-identical twice, in worker processes, beside other
     methods, and when it is resumed after every round; finite models; state of the declared names and shapes; nothing
     undeclared is sent; and the simulator and a deployment end with the same state.
 
     Args:
         method: the method
-        deployment: whether to compare with a deployment, in this process; left out: if Flower is installed
+        deployment: whether to compare with a deployment, in this process; default: if Flower is installed
 
     >>> check_method(ditto(0.1), deployment=False)
     """

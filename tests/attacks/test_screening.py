@@ -24,7 +24,7 @@ HONEST = [[1.0, 0.1, 0.0, 0.0], [1.0, -0.1, 0.0, 0.0], [1.0, 0.0, 0.1, 0.0]]
 def test_updates_of_one_kind_pass_unchanged() -> None:
     before = updates(*HONEST)
     screened = screen({"parameters": W}, before, 3.0, {})
-    assert screened.refused == screened.bounded == {}
+    assert screened.rejected == screened.bounded == {}
     assert all(screened.updates[n].parameters is before[n].parameters for n in before)
     assert screened.slot["lengths"].tolist() == pytest.approx([1.01**0.5])
 
@@ -35,32 +35,32 @@ def test_a_long_update_is_clipped_and_a_longer_one_refused() -> None:
     reference = 1.01**0.5  # the median of five lengths
     assert (screened.updates[3].parameters - W).norm() == pytest.approx(3 * reference)
     assert screened.bounded == {3: "sent an update 3.98 times as long as the median: it was clipped"}
-    assert screened.refused == {4: "sent an update 697 times as long as the median"}
+    assert screened.rejected == {4: "sent an update 697 times as long as the median"}
     assert list(screened.updates) == [0, 1, 2, 3]
 
 
 def test_earlier_rounds_are_a_reference_where_a_round_has_two_updates() -> None:
     pair = updates(HONEST[0], [1e30, 0.0, 0.0, 0.0])
-    assert screen({"parameters": W}, pair, 3.0, {}).refused == {}  # which of the two is right?
+    assert screen({"parameters": W}, pair, 3.0, {}).rejected == {}  # which of the two is right?
     earlier = {"lengths": torch.tensor([1.0, 1.1, 0.9])}
     screened = screen({"parameters": W}, pair, 3.0, earlier)
-    assert list(screened.refused) == [1]
+    assert list(screened.rejected) == [1]
     assert screened.slot["lengths"].tolist() == pytest.approx([1.0, 1.1, 0.9, 1.01**0.5])
 
 
 def test_an_update_against_all_others_is_refused_if_these_agree() -> None:
     opposed = [-1.0, 0.0, 0.0, 0.0]
     screened = screen({"parameters": W}, updates(*HONEST, opposed), 3.0, {})
-    assert screened.refused == {3: "sent an update that points away from the others (cosine -1.00)"}
+    assert screened.rejected == {3: "sent an update that points away from the others (cosine -1.00)"}
     different = updates([1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], opposed)
-    assert screen({"parameters": W}, different, 3.0, {}).refused == {}
+    assert screen({"parameters": W}, different, 3.0, {}).rejected == {}
 
 
 def test_a_model_sent_back_and_a_claim_of_samples() -> None:
     before = updates(*HONEST, [0.0] * 4)
     before[0] = before[0]._replace(samples=10_000_000)
     screened = screen({"parameters": W}, before, 3.0, {})
-    assert screened.refused == {3: "sent the model back as it received it"}
+    assert screened.rejected == {3: "sent the model back as it received it"}
     assert screened.bounded == {0: "claimed 10000000 samples, of which 30 count"}
     assert screened.updates[0].samples == 30
 
@@ -79,12 +79,12 @@ def test_averaged_buffers_are_compared_too() -> None:
 
     before = sent(*honest)
     screened = screen(server, before, 3.0, {})
-    assert screened.refused == screened.bounded == {}
+    assert screened.rejected == screened.bounded == {}
     assert all(screened.updates[n].buffers is before[n].buffers for n in before)
     for poison in ([1e30, 0.1, 5.0], [0.3, 30.0, 5.0], [0.3, 0.1, 1e9]):
         screened = screen(server, sent(*honest, poison), 3.0, {})
-        assert list(screened.refused) == [4]
-        assert "sent buffers that changed" in screened.refused[4]
+        assert list(screened.rejected) == [4]
+        assert "sent buffers that changed" in screened.rejected[4]
     screened = screen(server, sent(*honest, [0.3, 1.5, 5.0]), 3.0, {})  # the median of the lengths is 0.316
     assert screened.bounded == {4: "sent buffers that changed 4.84 times as much as the median: clipped"}
     step = screened.updates[4].buffers - buffers

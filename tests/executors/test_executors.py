@@ -1,4 +1,4 @@
-"""Executors carry any job: workers and this process give the same bits, whatever the plan and the recipe."""
+"""Executors carry any job: workers and this process are bit-identical, whatever the plan and the recipe."""
 
 import dataclasses
 from functools import partial

@@ -1,4 +1,4 @@
-"""Clients trained on a Ray cluster: the same bits as in one process, whatever dies or joins."""
+"""Clients trained on a Ray cluster: bit-identical to one process, whatever dies or joins."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""One flipped bit in what the server or a site has stored: the resumed run has the same bits, or a line says it."""
+"""One flipped bit in what the server or a site has stored: the resumed run is bit-identical, or a line says it."""
 
 import logging
 import random

@@ -103,7 +103,7 @@ def test_a_silent_site_is_left_out_and_costs_no_more_time_until_it_replies() -> 
     grid.hung = set()
     membership.refresh(grid)
     assert membership.nodes() == JOINED
-    membership.record_replies("train", [0, 1], [0])  # silent once more: left out at once
+    membership.record_replies("train", [0, 1], [0])  # silent once more: skipped at once
     assert membership.nodes() == {0: 100}
     membership.refresh(grid)
     membership.refresh(grid)
@@ -188,7 +188,7 @@ def test_the_keys_of_the_sites_are_read_from_a_folder(tmp_path: Path, monkeypatc
 def test_a_run_leaves_a_silent_site_out_and_takes_it_back(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Site 1 does not train in rounds 1 and 2, is left out in round 3, replies during it, and trains again."""
+    """Site 1 does not train in rounds 1 and 2, is skipped in round 3, replies during it, and trains again."""
     pushed: list[Message] = []
     monkeypatch.setattr(LoopbackGrid, "push_messages", lambda self, ms: pushed.extend(ms) or ["late"])
 

@@ -26,7 +26,7 @@ def site_state(home: Path, site: int, round: int = 2) -> dict[str, torch.Tensor]
 
 
 def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    """The same bits."""
+    """Bit-identical models."""
     torch.testing.assert_close(dict(a), dict(b), rtol=0, atol=0)
 
 

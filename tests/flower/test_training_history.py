@@ -83,7 +83,7 @@ def participation(home: Path) -> dict:
 
 
 def assert_same_run(a: Path, b: Path, round: int) -> None:
-    """The same bits on the server and on the sites, and the same metrics."""
+    """Bit-identical models on the server and on the sites, and the same metrics."""
     states = [RunFolder(home / "run/seed-0").latest() for home in (a, b)]
     assert [state.round for state in states] == [round, round]
     torch.testing.assert_close(states[0].server, states[1].server, rtol=0, atol=0)

@@ -10,8 +10,8 @@ from sklearn.metrics import balanced_accuracy_score
 from fedtilt import report
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.report.decision_metrics import decision_metrics
+from fedtilt.report.figure import styles
 from fedtilt.report.run_reader import read_run
-from fedtilt.report.style import styles
 from fedtilt.report.summary import certificates
 from fedtilt.storage.predictions import read_predictions
 from tests.helpers.hostile_names import NASTY

@@ -24,9 +24,9 @@ from fedtilt.report.compare import (
     comparison_table,
     worst_clients,
 )
+from fedtilt.report.figure import styles
 from fedtilt.report.figures import build_figures
 from fedtilt.report.run_reader import read_run
-from fedtilt.report.style import styles
 from fedtilt.report.summary import cautions, headline, worst_scores
 from tests.helpers.hostile_names import CLIENT, NASTY
 

@@ -13,10 +13,10 @@ from fedtilt import report
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.round_metrics import round_metrics
+from fedtilt.report.figure import styles
 from fedtilt.report.figures import MAX_METHODS, MAX_POINTS, build_figures
 from fedtilt.report.heat_map import MAX_CLIENTS
 from fedtilt.report.run_reader import read_run
-from fedtilt.report.style import styles
 from fedtilt.report.summary import cautions
 from fedtilt.storage.run_folder import RunFolder
 from tests.helpers.hostile_names import NASTY

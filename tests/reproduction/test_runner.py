@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import fedtilt as ft
-from reproduction import Case, Options, reproduce
+from reproduction import NAMES, Case, Options, reproduce
 from reproduction.experiments import comparison as experiment
 from reproduction.results import RESULTS, ResultsFolder
-from reproduction.runner import case_statuses, damaged_results
+from reproduction.runner import case_statuses, damaged_results, load_results
 from tests.helpers.handmade_results import comparison_result, metrics
 
 QUICK = Options(quick=True, device="cpu")
@@ -126,8 +126,11 @@ def test_a_damaged_record_is_named_and_run_again(measured: list[str], tmp_path: 
     assert [record["result"] for record in records] == [json.loads(line)["result"] for line in (first, second)]
 
 
-def test_the_results_of_this_repository_are_complete() -> None:
-    assert damaged_results(ResultsFolder(RESULTS)) == []
+def test_the_results_of_this_repository_are_complete_and_of_todays_settings() -> None:
+    folder = ResultsFolder(RESULTS)
+    assert damaged_results(folder) == []
+    for name in NAMES:
+        assert list(load_results(folder, name, quick=False)[1]) == list(folder.records(name))
 
 
 def test_only_matches_whole_words_of_a_name(tmp_path: Path) -> None:

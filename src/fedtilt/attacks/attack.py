@@ -55,15 +55,15 @@ class Attack:
     1.5
     """
 
-    kind: str = setting(None, "what attackers do; left out: there are none", choices=KINDS, example="alie")
-    share: float | None = setting(None, "the share of clients that attack; left out: 0.2", gt=0, lt=1, example=0.2)
+    kind: str = setting(None, "what attackers do; default: there are none", choices=KINDS, example="alie")
+    share: float | None = setting(None, "the share of clients that attack; default: 0.2", gt=0, lt=1, example=0.2)
     clients: tuple[str, ...] = setting(
         (), "the names of the clients that attack, in place of share", allowed="a list of names, such as ['3', '7']"
     )
     strength: float | None = setting(
         None,
         "a factor of the update (sign_flip, scale, backdoor) or of the honest mean (ipm), standard deviations (alie) "
-        f"or a value (gaussian, same_value); left out: {', '.join(f'{k} {v:g}' for k, v in STRENGTH.items())}",
+        f"or a value (gaussian, same_value); default: {', '.join(f'{k} {v:g}' for k, v in STRENGTH.items())}",
         gt=0,
         example=1.5,
     )
@@ -72,9 +72,9 @@ class Attack:
         "whether alie and ipm choose, in every round, the strength that moves the aggregated model furthest from the "
         "honest mean; attackers then know the aggregation rule",
     )
-    target: str | None = setting(None, "the class that backdoor makes models predict; left out: the first", example="0")
+    target: str | None = setting(None, "the class that backdoor makes models predict; default: the first", example="0")
     poisoned: float | None = setting(
-        None, "the share of an attacker's samples with backdoor's trigger; left out: 0.5", gt=0, le=1, example=0.5
+        None, "the share of an attacker's samples with backdoor's trigger; default: 0.5", gt=0, le=1, example=0.5
     )
     from_round: int = setting(1, "the first round of the attack", ge=1)
     left_out: ClassVar[tuple[str, ...]] = ()  # of an attack: the settings that its kind has decided
@@ -104,7 +104,7 @@ class Attack:
         object.__setattr__(self, "left_out", left_out)
 
     def check_rounds(self, rounds: int) -> None:
-        """Refuse an attack that starts after the last round."""
+        """Raise InputError if the attack starts after the last round."""
         if self.from_round > rounds:
             raise InputError(
                 f"attack.from_round = {self.from_round} is after the last round, {rounds}; choose an earlier one, or "
@@ -215,7 +215,7 @@ def with_trigger(images: Tensor, white: float) -> Tensor:
 def check_tolerated(
     methods: Sequence[Method], attackers: Collection[int], clients: int, settings: "TrainSettings"
 ) -> tuple[str, ...]:
-    """Refuse a rule set for fewer bad clients than attack; name rounds that have more of them by chance.
+    """Raise InputError if a rule is set for fewer bad clients than attack; name rounds that have more by chance.
 
     Args:
         methods: the methods of the run

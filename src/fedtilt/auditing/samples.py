@@ -15,12 +15,12 @@ from fedtilt.auditing.scores import (
     score_clients,
     wrong_label_share,
 )
-from fedtilt.csv_text import csv_text
 from fedtilt.data import Federation
 from fedtilt.data.naming import client_number
 from fedtilt.engine.client_states import ClientStates
 from fedtilt.errors import InputError
 from fedtilt.methods import Method
+from fedtilt.text_tables import csv_text
 
 CUTS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
 

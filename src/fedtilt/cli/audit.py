@@ -65,7 +65,7 @@ def audit(
     }  # fmt: skip
     for option, (value, default) in ignored.items():
         if value != default:
-            raise InputError(f"{option} {value} has no effect with --drop or --relabel; leave it out")
+            raise InputError(f"{option} {value} has no effect with --drop or --relabel; remove it")
     _train_again(folder, drop, relabel, out, quiet, verbose, as_json)
 
 

@@ -55,9 +55,11 @@ def print_warnings(console: Console, texts: Iterable[str]) -> None:
         console.print(Text.assemble(("warning: ", "bold yellow"), text), soft_wrap=True, highlight=False)
 
 
-def text_table(left: Iterable[str], right: Iterable[str] = (), after: Iterable[str] = ()) -> Table:
+def text_table(
+    left: Iterable[str], right: Iterable[str] = (), after: Iterable[str] = (), *, compact: bool = False
+) -> Table:
     """A table with columns of texts, which wrap, then of numbers, which do not, then of texts again."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", collapse_padding=compact)
     for title in left:
         table.add_column(title, overflow="fold")
     for title in right:

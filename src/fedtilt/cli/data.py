@@ -164,10 +164,11 @@ def show_(
             federation = show_folder(console, path)
         else:
             loaded = load(source, overrides=overrides_of(settings, data_dir))
+            dataset = None
             if loaded.data.file:
-                show_table(console, table_of(loaded), test_share=loaded.data.test_share, seed=loaded.seed)
+                dataset = show_table(console, table_of(loaded), test_share=loaded.data.test_share, seed=loaded.seed)
                 console.print()
-            federation = federation_of(loaded, loaded.seed)
+            federation = federation_of(loaded, loaded.seed, dataset)
         if federation is not None:
             console.print(ClassCountChart(federation))
             print_warnings(console, federation.warnings)

@@ -44,7 +44,7 @@ def export(
         raise InputError(f"--to {to} ends neither in .safetensors nor in .onnx, the formats that are written")
     if to.suffix == ".onnx" and trained_only:
         raise InputError(
-            f"--trained-only leaves out a part of the model, and {to} would be the whole of it; leave it out"
+            f"--trained-only writes a part of the model, and an ONNX file such as {to} has all of it; remove the option"
         )
     if to.exists() and not force:
         raise InputError(f"{to} already exists; use --force to replace it")

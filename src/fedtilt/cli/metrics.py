@@ -11,7 +11,6 @@ import typer
 from rich.table import Table
 
 from fedtilt.cli.console import Console, echo, escape, fits, text_table
-from fedtilt.csv_text import csv_text
 from fedtilt.data.groups import CLASS
 from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.decision_metrics import METRICS
@@ -20,6 +19,7 @@ from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame
 from fedtilt.evaluation.predictions import CLIENT
 from fedtilt.files import write_bytes
 from fedtilt.runs.predictions import read_or_predict
+from fedtilt.text_tables import csv_text
 
 _MAX_ROWS = 40  # groups in a table
 
@@ -90,7 +90,7 @@ def _fitting(width: int, build: Callable[[str], Table]) -> Table:
 
 
 def _overall_table(frames: dict[str, MetricsFrame], separator: str) -> Table:
-    out = text_table(["metric"], map(escape, frames))
+    out = text_table(["metric"], map(escape, frames), compact=True)
     for name in next(iter(frames.values())).metrics:
         cells = [_with_interval(frame.overall_estimates[name], separator) for frame in frames.values()]
         out.add_row(METRICS[name].title.replace(" ", separator), *cells)
@@ -110,7 +110,8 @@ def _group_tables(frame: MetricsFrame, width: int) -> list[Table]:
 
 
 def _group_table(frame: MetricsFrame, names: Sequence[str]) -> Table:
-    out = text_table([escape(str(frame.by))], [*(METRICS[name].title.replace(" ", "\n") for name in names), "samples"])
+    titles = [METRICS[name].title.replace(" ", "\n") for name in names]
+    out = text_table([escape(str(frame.by))], [*titles, "samples"], compact=True)
     for number, (group, row) in enumerate(frame.group_estimates.items()):
         if number == _MAX_ROWS:
             out.add_row(f"… {len(frame.group_estimates) - _MAX_ROWS} more: --csv FILE")
@@ -121,7 +122,7 @@ def _group_table(frame: MetricsFrame, names: Sequence[str]) -> Table:
 
 
 def _gap_table(frame: MetricsFrame, separator: str) -> Table:
-    out = text_table(["metric"], ["overall", "lowest", "highest", "difference", "ratio"])
+    out = text_table(["metric"], ["overall", "lowest", "highest", "difference", "ratio"], compact=True)
     for name in frame.metrics:
         gap = frame.gap(name)
         out.add_row(

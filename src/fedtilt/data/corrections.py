@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import torch
 
-from fedtilt.csv_text import original_text
 from fedtilt.data.client_data import classes_by_client
 from fedtilt.data.federation import Federation
 from fedtilt.data.outliers import Outliers
 from fedtilt.errors import InputError
+from fedtilt.text_tables import original_text
 
 _COLUMNS = ("row", "label", "looks_like")
 

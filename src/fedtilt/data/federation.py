@@ -14,7 +14,7 @@ from fedtilt.data.groups import check_two_values
 from fedtilt.data.outliers import Outliers, check_outliers, resolve_flip_map, resolve_outliers
 from fedtilt.data.partition import ONLY_WITH, choose_clients_with_outliers, divide, resolve_clients, split_validation
 from fedtilt.errors import InputError
-from fedtilt.html_table import html_table
+from fedtilt.text_tables import html_table
 
 _SHOWN_CLIENTS = 20  # in a notebook
 

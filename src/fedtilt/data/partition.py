@@ -12,13 +12,19 @@ import torch
 from torch import Tensor
 
 from fedtilt import checks, seeds
-from fedtilt.data import partition as partitions
 from fedtilt.data.dataset import Dataset
 from fedtilt.data.outliers import KINDS, Outliers
 from fedtilt.data.sampling import holdout_size, stratified_mask
 from fedtilt.errors import InputError
 
-_ATTEMPTS = 100
+PARTITIONS = ("classes", "dirichlet", "iid", "column")
+# of `Federation.build`; an `Outliers` counts by its kind
+ONLY_WITH: checks.OnlyWith = {
+    "classes_per_client": {"partition": ("classes",)},
+    "alpha": {"partition": ("dirichlet",)},
+    "validation_outliers": {"validation": (), "outliers": KINDS[1:]},
+}
+_ATTEMPTS = 100  # to draw shares that leave no client empty
 
 
 class TooManyClients(InputError):
@@ -167,17 +173,8 @@ def _check_clients(clients: int, samples: int) -> None:
         raise error(f"clients = {clients} is not possible; choose 1 to {samples}, the number of training samples")
 
 
-PARTITIONS = ("classes", "dirichlet", "iid", "column")
-# of `Federation.build`; an `Outliers` counts by its kind
-ONLY_WITH: checks.OnlyWith = {
-    "classes_per_client": {"partition": ("classes",)},
-    "alpha": {"partition": ("dirichlet",)},
-    "validation_outliers": {"validation": (), "outliers": KINDS[1:]},
-}
-
-
 def resolve_clients(data: Dataset, partition: str | None, clients: int | None) -> tuple[str, int]:
-    """How the data is divided and the number of clients, where the user leaves them out."""
+    """The partition and the number of clients; their defaults depend on the data."""
     own = data.client_names
     count = checks.whole(100 if clients is None else clients, "clients")
     if partition not in (None, "column") or own is None:
@@ -194,10 +191,30 @@ def divide(
     data: Dataset, partition: str, clients: int, classes_per_client: int, alpha: float, seed: int
 ) -> tuple[Partition, tuple[str, ...]]:
     """Each client's samples, and the clients' names; the arguments are those of `Federation.build`."""
-    indices = _partition(data, partition, clients, classes_per_client, alpha, seed)
-    names = tuple(str(number) for number in range(len(indices.train)))
-    if partition == "column" and data.client_names is not None:
-        names = data.client_names
+    rng = seeds.generator(seeds.key(seed, "partition"))
+    labels = data.labels("train"), data.labels("test")
+    try:
+        if partition == "classes":
+            indices = by_classes(*labels, clients, classes_per_client, rng)
+        elif partition == "dirichlet":
+            indices = dirichlet(*labels, clients, alpha, rng)
+        elif partition == "iid":
+            indices = iid(*labels, clients, rng)
+        elif partition != "column":
+            raise InputError(f"partition = {partition!r} is unknown; choose one of {', '.join(PARTITIONS)}")
+        elif data.client_train is None or data.client_test is None or data.client_names is None:
+            raise InputError(
+                f"partition = 'column' needs a client column, and {data.name!r} has none; use classes, dirichlet or iid"
+            )
+        else:
+            indices = by_column(data.client_train, data.client_test, len(data.client_names))
+    except TooManyClients as error:
+        if data.client_names is None:
+            raise
+        count = len(data.client_names)
+        raise InputError(f"{error}, or partition = 'column' for the data's own {count} clients") from None
+    own_names = data.client_names if partition == "column" else None
+    names = own_names or tuple(str(number) for number in range(len(indices.train)))
     for client, rows in zip(names, indices.train, strict=True):
         if not len(rows):
             raise InputError(
@@ -206,30 +223,6 @@ def divide(
     if not any(len(rows) for rows in indices.test):
         raise InputError(f"no client has test data in {data.name!r}; add test samples")
     return indices, names
-
-
-def _partition(data: Dataset, partition: str, clients: int, per_client: int, alpha: float, seed: int) -> Partition:
-    rng = seeds.generator(seeds.key(seed, "partition"))
-    labels = data.labels("train"), data.labels("test")
-    try:
-        if partition == "classes":
-            return partitions.by_classes(*labels, clients, per_client, rng)
-        if partition == "dirichlet":
-            return partitions.dirichlet(*labels, clients, alpha, rng)
-        if partition == "iid":
-            return partitions.iid(*labels, clients, rng)
-    except TooManyClients as error:
-        if data.client_names is None:
-            raise
-        count = len(data.client_names)
-        raise InputError(f"{error}, or partition = 'column' for the data's own {count} clients") from None
-    if partition != "column":
-        raise InputError(f"partition = {partition!r} is unknown; choose one of {', '.join(PARTITIONS)}")
-    if data.client_train is None or data.client_test is None or data.client_names is None:
-        raise InputError(
-            f"partition = 'column' needs a client column, and {data.name!r} has none; use classes, dirichlet or iid"
-        )
-    return partitions.by_column(data.client_train, data.client_test, len(data.client_names))
 
 
 def split_validation(

@@ -1,5 +1,7 @@
 """Stratified sampling: random subsets in which the classes keep their proportions."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from fedtilt import checks, seeds
@@ -90,11 +92,18 @@ def holdout_size(size: int, share: float) -> int:
     return min(max(1, round(share * size)), size - 1) if share > 0 else 0
 
 
-def draw_test_data(labels: np.ndarray, client: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """A mask of the samples that are test data, drawn client by client."""
+def draw_test_data(
+    labels: np.ndarray, client: np.ndarray, share: float, seed: int,
+    draw: Callable[[np.ndarray, int, np.random.Generator], np.ndarray] | None = None,
+) -> np.ndarray:  # fmt: skip
+    """A mask of the samples that are test data, drawn client by client from its own samples alone.
+
+    `draw` returns the mask of one client, from the positions of its samples, the number to draw and a generator; the
+    default draws with the classes in proportion.
+    """
     test = np.zeros(len(labels), bool)
     for number, rows in enumerate(positions_by_number(client, int(client.max(initial=0)) + 1)):
         if len(rows):
-            rng = seeds.generator(seeds.key(seed, "table/test", client=number))
-            test[rows] = stratified_mask(labels[rows], holdout_size(len(rows), share), rng)
+            count, rng = holdout_size(len(rows), share), seeds.generator(seeds.key(seed, "table/test", client=number))
+            test[rows] = stratified_mask(labels[rows], count, rng) if draw is None else draw(rows, count, rng)
     return test

@@ -1,4 +1,4 @@
-"""The client's half of a round: plan its local jobs, and after they are trained, what it sends and what it keeps."""
+"""The client's half of a round: plan its local jobs, and after they are trained, its update and its next state."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -40,10 +40,10 @@ def plan(
     Args:
         method: the method
         received: what the server sends: parameters, if they are averaged buffers, and what components broadcast
-        client_state: the state of the client; empty if it is selected for the first time
+        client_state: empty if the client is selected for the first time
         parts: the parts of the model and its initial values
         settings: the recipe of the run
-        round: the number of the round, for the schedule
+        round: its number, for the schedule
         group: what tau tilts over: the federation's groups, else the classes
         net: the model, for a method with `training`
     """
@@ -81,7 +81,7 @@ def plan(
         shared = replace(shared, prox=method.prox or method.correction.prox, drift=drift)
     if method.local is not None and (method.local.first_epochs is not None or not method.local.trains):
         first = method.local.first_epochs or 0  # 0: the local parameters never train
-        together = None if epochs is None else first + epochs  # `check_methods` refuses first_epochs with local_steps
+        together = None if epochs is None else first + epochs  # `check_methods` rejects first_epochs with local_steps
         shared = replace(shared, epochs=together, first=parts.is_local.to(device), first_epochs=first)
     if isinstance(method.personal, Moreau):
         mu = method.personal.mu

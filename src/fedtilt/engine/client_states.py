@@ -1,4 +1,4 @@
-"""The state of a federation between rounds: what the server keeps, and what clients keep, in memory or in files.
+"""The state of a federation between rounds: server states, and client states in memory or in files.
 
 A file has the states of many clients, one after the other, each in the format of safetensors. It is written at once and
 never changed, so a killed process cannot damage a file that a checkpoint refers to. Every state has its own hash, so
@@ -51,7 +51,7 @@ def files_in(folder: Path) -> dict[Path, int]:
 
 
 class ClientStates:
-    """`(method, client) →` the tensors that a client keeps, with the round in which it took part last.
+    """`(method, client) →` the state of a client, with the round in which it took part last.
 
     Those of a client may be `RemoteTensor`s, which stay on a node of a cluster, and are copied to a file by `save_all`.
 
@@ -240,7 +240,7 @@ class ClientStates:
         if hashlib.sha256(content).digest() != state.sha256:
             method, client = owner
             raise InputError(
-                f"{path} is damaged where it has what client {client} keeps for method {method!r}; "
+                f"{path} is damaged where it has the state of client {client} for method {method!r}; "
                 "resume the run: this client then starts again from the shared model"
             )
         return content
@@ -276,7 +276,7 @@ class FederationState:
     """The complete state of a federation between two rounds."""
 
     round: int
-    server: dict[str, Tensors]  # method → what its server keeps
+    server: dict[str, Tensors]  # method → its server state
     client_states: ClientStates
 
     @property
@@ -292,7 +292,7 @@ _MAX_LOSSES = 3  # after one restart point
 class RestartPoint:
     """The last state of a federation that this process and its files have in full.
 
-    The rounds since then are trained again, to the same bits: all that is random depends on the numbers of rounds.
+    The rounds since then are trained again, bit-identical: all that is random depends on the numbers of rounds.
     """
 
     def __init__(self) -> None:

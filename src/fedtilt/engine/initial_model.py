@@ -88,7 +88,7 @@ def _check_output(net: nn.Module, x: Inputs, y: Tensor, federation: Federation, 
 
 
 def _check_batch_sizes(net: nn.Module, federation: Federation, settings: TrainSettings) -> None:
-    """Refuse batches of one sample where a layer of the model normalises over the batch."""
+    """Raise InputError if there are batches of one sample and a layer normalises over the batch."""
     layers = (name for name, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
     name = next(layers, None)
     if name is None:

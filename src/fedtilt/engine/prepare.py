@@ -48,7 +48,7 @@ class PreparedRun(NamedTuple):
 def prepare(
     methods: Iterable[Method], federation: Federation, model: ModelSource, settings: TrainSettings
 ) -> PreparedRun:
-    """Check the inputs of a simulation, and refuse what would fail later."""
+    """Check the inputs of a simulation: what would fail later is an InputError now."""
     methods = settings.check_methods(methods)
     if torch.is_inference_mode_enabled():
         raise InputError("a run trains models, which is not possible in torch.inference_mode(); start it outside")
@@ -93,7 +93,7 @@ def prepare(
 
 
 def check_effects(prepared: PreparedRun) -> None:
-    """Refuse settings of a new run that have no effect on its model and clients; earlier versions recorded them."""
+    """Raise NoEffect if settings of a new run have no effect on its model and clients; earlier versions had them."""
     settings, parts = prepared.settings, prepared.parts
     if settings.buffers != TrainSettings.buffers and not parts.buffers:
         raise NoEffect(
@@ -135,7 +135,7 @@ def example_jobs(
 
 
 def _check_root_samples(methods: Iterable[Method], federation: Federation) -> None:
-    """Refuse more samples for the root set of FLTrust than there are."""
+    """Raise InputError if the root set of FLTrust has more samples than there are."""
     samples = int(federation.train_sizes().sum())
     for m in methods:
         if isinstance(m.aggregator, FLTrust) and m.aggregator.root_samples > samples:
@@ -152,7 +152,7 @@ def check_memory(
     model: nn.Module, methods: Sequence[Method], settings: TrainSettings, *, clients: int, workers: int,
     device: torch.device,
 ) -> None:  # fmt: skip
-    """Refuse a run whose models do not fit into memory.
+    """Raise InputError if the models of a run do not fit into memory.
 
     Args:
         model: the model, or one of `build_without_storage`

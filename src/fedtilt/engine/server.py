@@ -36,18 +36,7 @@ class RoundRule:
         cls, method: Method, server: Tensors, updates: Mapping[int, ClientUpdate], settings: TrainSettings, *,
         selected: int, population: int, round: int = 1, root: Tensor | None = None,
     ) -> tuple[Self, Slot]:  # fmt: skip
-        """The rule for these updates, and the next slot of the weighting.
-
-        Args:
-            method: the method
-            server: the state of the server
-            updates: client → its update, ascending
-            settings: the settings of the run
-            selected: how many clients were asked for an update
-            population: how many clients there are
-            round: the number of the round
-            root: with FLTrust, the model that the server trained on its root set
-        """
+        """The rule for these updates, by ascending client, and the next slot of the weighting; see `ServerRound`."""
         losses = None
         if method.needs_losses:
             losses = torch.tensor([update.declared["loss"] for update in updates.values()], dtype=torch.float64)
@@ -114,7 +103,7 @@ def sent_by_training(method: Method, updates: Mapping[int, ClientUpdate]) -> dic
 
 
 class ServerUpdate(NamedTuple):
-    """The next state of the server, and the clients that were left out of it."""
+    """The next state of the server, and the clients whose updates were rejected."""
 
     state: dict[str, Tensor]
     rejected: dict[int, str]  # client → reason
@@ -133,7 +122,7 @@ def server_update(
     root: Tensor | None = None,
     clients: int | None = None,
 ) -> ServerUpdate:
-    """Aggregate the clients' w_n into the next w; invalid models are left out and reported.
+    """Aggregate the clients' w_n into the next w; invalid models are rejected and reported.
 
     Clients are aggregated in the order of their numbers, so the order of arrival does not matter.
 
@@ -161,7 +150,7 @@ def server_update(
     if settings.screen and updates:
         screened = screen(server, updates, settings.screen, slot_of(server, "screening"))
         updates, bounded = screened.updates, screened.bounded
-        rejected |= screened.refused
+        rejected |= screened.rejected
         state = with_slot(state, "screening", screened.slot)
     accepted = list(updates)
     if not accepted and mechanism is None:

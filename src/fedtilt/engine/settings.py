@@ -49,9 +49,9 @@ class TrainSettings:
         choices=LAST_BATCH,
     )
     lr: float = setting(0.01, "learning rate of the shared model", gt=0)
-    lr_personal: float | None = setting(None, "learning rate of the personal models; left out: lr", gt=0, example=0.01)
+    lr_personal: float | None = setting(None, "learning rate of the personal models; default: lr", gt=0, example=0.01)
     local_steps: int | None = setting(
-        None, "steps of a client in a round, in place of epochs; left out: epochs", ge=1, example=20
+        None, "steps of a client in a round, in place of epochs; default: epochs", ge=1, example=20
     )
     optimizer: Any = setting(
         SGD(),
@@ -70,7 +70,7 @@ class TrainSettings:
     loss: Any = setting(
         None,
         "the loss of a sample, which the tilts act on; your own is a function of outputs and targets that returns one "
-        "value per sample; left out: cross_entropy, or squared with numbers as targets",
+        "value per sample; default: cross_entropy, or squared with numbers as targets",
         named=LOSSES,
         own="package.module:function",
         example="focal",
@@ -91,13 +91,13 @@ class TrainSettings:
     )
     init: str | nn.Module | None = setting(
         None,
-        "the weights that every model starts from; left out: those that the model is built with",
+        "the weights that every model starts from; default: those that the model is built with",
         example="weights.safetensors",
         allowed="a safetensors file",
     )
     server_optimizer: Any = setting(
         None,
-        "takes aggregated − received as a step (FedOpt); left out: the aggregated model is the next one",
+        "takes aggregated − received as a step (FedOpt); default: the aggregated model is the next one",
         named=SERVER_OPTIMIZERS,
         own="module:Class",
         example="adam",
@@ -105,26 +105,26 @@ class TrainSettings:
     )
     screen: float | None = setting(
         None,
-        "compare every update with the others of its round: one longer than so many times the median is clipped, one "
-        "that stands out more is refused; 0: no screening; left out: 0 in the simulator, 3 in a deployment",
+        "compare every update with the others of its round: one longer than this many times the median is clipped, one "
+        "that stands out more is rejected; 0: no screening; default: 0 in the simulator, 3 in a deployment",
         ge=0,
         example=3.0,
     )
     privacy: Privacy | None = setting(
         None,
-        "client-level differential privacy, such as ft.Privacy(clip=1.0, epsilon=8, delta=1e-5); left out: none",
+        "client-level differential privacy, such as ft.Privacy(clip=1.0, epsilon=8, delta=1e-5); default: none",
         in_table=False,
     )
     attack: Attack | None = setting(
         None,
-        "clients that work against the others, such as ft.Attack(kind='alie', share=0.2); left out: none",
+        "clients that work against the others, such as ft.Attack(kind='alie', share=0.2); default: none",
         in_table=False,
     )
     audit: bool = setting(False, "whether to collect, for every sample, what fedtilt audit needs to find wrong labels")
     seed: int = setting(0, "the random seed", ge=0, in_table=False)
     eval_every: int | None = setting(
         None,
-        "rounds between two evaluations; left out: about fifty evaluations a run",
+        "rounds between two evaluations; default: about fifty evaluations a run",
         ge=1,
         example=5,
         heading="Evaluation and speed",
@@ -138,18 +138,18 @@ class TrainSettings:
         choices=("auto", *BACKENDS),
     )
     workers: int | None = setting(
-        None, "worker processes; left out: one per core or, on a cluster, per CPU or GPU; 0: none", ge=0, example=2
+        None, "worker processes; default: one per core or, on a cluster, per CPU or GPU; 0: none", ge=0, example=2
     )
     stack_size: int | None = setting(
         None,
-        "clients that a GPU trains together; left out: all of a round or, on a cluster, the share of a worker",
+        "clients that a GPU trains together; default: all of a round or, on a cluster, the share of a worker",
         ge=1,
         example=16,
     )
     cluster: str | None = setting(
         None,
         "the Ray cluster that trains the clients: host:port of its head node, or auto for the one that this machine "
-        "belongs to; left out: this machine",
+        "belongs to; default: this machine",
         example="auto",
     )
     cluster_timeout: float = setting(CLUSTER_TIMEOUT, "seconds to wait for a worker when the cluster has none", gt=0)
@@ -199,7 +199,7 @@ class TrainSettings:
                 raise InputError(f"{key} = {value:g} is given twice: beside {owner!r}; leave one of them out")
 
     def _check_combinations(self) -> None:
-        """Refuse settings that contradict each other, or that need another one."""
+        """Raise InputError if settings contradict each other, or need another one."""
         warmup = self.schedule.warmup_rounds
         if 0 < self.rounds <= warmup:
             raise InputError(f"warmup_rounds = {warmup} is not less than rounds = {self.rounds}; choose fewer")
@@ -233,7 +233,7 @@ class TrainSettings:
         return (loss.with_settings(label_smoothing=self.label_smoothing) if self.label_smoothing else loss).function
 
     def for_task(self, task: str) -> Self:
-        """The settings with the loss of "classification" or "regression"; a loss of the other one is refused."""
+        """The settings with the loss of "classification" or "regression"; a loss of the other one is rejected."""
         names = losses_for(task)
         if isinstance(self.loss, Loss) and self.loss.task != task:
             raise InputError(
@@ -359,7 +359,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def given_settings(keywords: Mapping[str, Any], settings: TrainSettings | None) -> set[str]:
-    """The names of the settings that somebody set: the keywords, and those of an object that are not the default."""
+    """The names of the settings that are given: the keywords, and those of an object that are not the default."""
     of_object = [] if settings is None else [s.name for s in fields(settings) if getattr(settings, s.name) != s.default]
     return {*keywords, *of_object}
 

@@ -84,7 +84,7 @@ def initial_slots(method: Method, parts: Parts, net: nn.Module | None = None) ->
 
 
 def client_state_like(method: Method, parts: Parts, net: nn.Module | None = None) -> dict[str, Tensor]:
-    """Tensors with the names, shapes and types of what a client keeps after a round."""
+    """Tensors with the names, shapes and types of a client's state after a round."""
     parts = parts.keeping(method.local_names)
     model, buffers = parts.initial, parts.initial_buffers
     kept = {"local": parts.local(model), "buffers": buffers if parts.keeps_buffers else None}

@@ -25,11 +25,11 @@ from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame, with_t
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.weighted_predictions import ReliabilityBin, reliability_curve
-from fedtilt.html_table import html_table
 from fedtilt.methods import Method
 from fedtilt.models import in_target_unit
 from fedtilt.parts import Parts, Tensors
 from fedtilt.privacy.gaussian_mechanism import PrivacyLoss
+from fedtilt.text_tables import html_table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ def _bad_share(default: float = 0.1) -> Any:
 
 def _radius() -> Any:
     return setting(
-        None, "largest length of an update; left out: the median length of the round", gt=0, example=1.0
+        None, "largest length of an update; default: the median length of the round", gt=0, example=1.0
     )  # fmt: skip
 
 
@@ -48,6 +48,10 @@ class Aggregator(Component):
 
     def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
         """The aggregated model (P,) of the clients' models (C, P), and the next slot."""
+        return self._combine(models, round), slot
+
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
+        """The aggregated model of a rule without state; see `fedtilt.math`."""
         raise InputError(f"aggregator {self.label!r} has no aggregate(models, round, slot); write one")
 
     def tolerated_share(self, models: Any, round: ServerRound) -> float:
@@ -67,7 +71,7 @@ class Tilted(Aggregator):
     q: float = setting(0.0, "tilt over the distances to the clients' models", inf=True)
     distance: str = setting("squared_l2", "between a client's model and the shared one", choices=DISTANCES)
     steps: tuple[int, float] | None = setting(
-        None, "(E_2, eta_3): gradient steps of this size; left out: the exact optimum",
+        None, "(E_2, eta_3): gradient steps of this size; default: the exact optimum",
         allowed="[count ≥ 1, size > 0]", example=[5, 0.1],
     )  # fmt: skip
 
@@ -104,10 +108,8 @@ class Tilted(Aggregator):
         """With L1."""
         return self.distance == "l1"
 
-    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
-        """See `fedtilt.math.aggregate.tilted`."""
-        model = tilted(models, self.q, self.distance, weights=round.weights, start=round.received, steps=self.steps)
-        return model, slot
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
+        return tilted(models, self.q, self.distance, weights=round.weights, start=round.received, steps=self.steps)
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,8 @@ class Mean(Aggregator):
     by_blocks: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = False
 
-    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
-        """See `fedtilt.math.aggregate.mean`."""
-        return mean(models, round.weights), slot
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
+        return mean(models, round.weights)
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,8 @@ class Median(Aggregator):
     takes_weights: ClassVar[bool] = True
     by_blocks: ClassVar[bool] = True
 
-    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
-        """See `fedtilt.math`."""
-        return robust.median(models, round.weights), slot
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
+        return robust.median(models, round.weights)
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,8 @@ class GeometricMedian(Aggregator):
     by_blocks: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = False
 
-    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
-        """See `fedtilt.math`."""
-        return robust.geometric_median(models, round.weights), slot
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
+        return robust.geometric_median(models, round.weights)
 
 
 @dataclass(frozen=True)
@@ -168,9 +167,8 @@ class TrimmedMean(Aggregator):
     by_blocks: ClassVar[bool] = True
     bad_share: float = _bad_share()
 
-    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
-        """See `fedtilt.math`."""
-        return robust.trimmed_mean(models, self.tolerated_share(models, round)), slot
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
+        return robust.trimmed_mean(models, self.tolerated_share(models, round))
 
 
 @dataclass(frozen=True)
@@ -190,9 +188,8 @@ class Krum(Aggregator):
         """2f + 3."""
         return 2 * bad + 3
 
-    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
-        """See `fedtilt.math`."""
-        return robust.krum(models, self.tolerated_share(models, round)), slot
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
+        return robust.krum(models, self.tolerated_share(models, round))
 
 
 @dataclass(frozen=True)
@@ -207,9 +204,8 @@ class MultiKrum(Aggregator):
     by_coordinate: ClassVar[bool] = False
     bad_share: float = _bad_share()
 
-    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
-        """See `fedtilt.math`."""
-        return robust.multi_krum(models, self.tolerated_share(models, round)), slot
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
+        return robust.multi_krum(models, self.tolerated_share(models, round))
 
 
 @dataclass(frozen=True)
@@ -226,9 +222,8 @@ class Bulyan(Aggregator):
         """4f + 3."""
         return 4 * bad + 3
 
-    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
-        """See `fedtilt.math`."""
-        return robust.bulyan(models, self.tolerated_share(models, round)), slot
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
+        return robust.bulyan(models, self.tolerated_share(models, round))
 
 
 @dataclass(frozen=True)
@@ -242,9 +237,8 @@ class NormClipped(Aggregator):
     by_coordinate: ClassVar[bool] = False
     radius: float | None = _radius()
 
-    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
-        """See `fedtilt.math`."""
-        return robust.norm_clipped(models, round.received, self.radius), slot
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
+        return robust.norm_clipped(models, round.received, self.radius)
 
 
 @dataclass(frozen=True)
@@ -258,9 +252,8 @@ class CenteredClipping(Aggregator):
     by_coordinate: ClassVar[bool] = False
     radius: float | None = _radius()
 
-    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
-        """See `fedtilt.math`."""
-        return robust.centered_clipping(models, round.received, self.radius), slot
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
+        return robust.centered_clipping(models, round.received, self.radius)
 
 
 @dataclass(frozen=True)
@@ -274,10 +267,9 @@ class FLTrust(Aggregator):
     by_coordinate: ClassVar[bool] = False
     root_samples: int = setting(100, "clean samples on the server, which trains on them in every round", ge=1)
 
-    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
-        """See `fedtilt.math`."""
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
         assert round.root is not None
-        return robust.fltrust(models, round.received, round.root), slot
+        return robust.fltrust(models, round.received, round.root)
 
 
 @dataclass(frozen=True)
@@ -292,10 +284,9 @@ class QFfl(Aggregator):
     by_coordinate: ClassVar[bool] = False
     exponent: float = setting(1.0, "of the clients' losses", ge=0)
 
-    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
-        """See `fedtilt.math`."""
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
         assert round.losses is not None
-        return fair.q_ffl(models, round.received, round.losses, self.exponent, round.lr), slot
+        return fair.q_ffl(models, round.received, round.losses, self.exponent, round.lr)
 
 
 @dataclass(frozen=True)
@@ -310,9 +301,8 @@ class FedMgda(Aggregator):
     bound: float = setting(0.1, "how much the weights of clients may differ from equal ones", ge=0, le=1)
     length: float = setting(1.0, "of the update of every client", gt=0)
 
-    def aggregate(self, models: Any, round: ServerRound, slot: Slot) -> tuple[Tensor, Slot]:
-        """See `fedtilt.math`."""
-        return fair.fedmgda(models, round.received, self.bound, self.length), slot
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
+        return fair.fedmgda(models, round.received, self.bound, self.length)
 
 
 AGGREGATORS = {

@@ -50,7 +50,7 @@ class Clip(Before):
     by_coordinate: ClassVar[bool] = False
     takes_weights: ClassVar[bool] = True
     radius: float | None = setting(
-        None, "largest length of an update; left out: the median length of the round", gt=0, example=1.0
+        None, "largest length of an update; default: the median length of the round", gt=0, example=1.0
     )
 
     def apply(self, models: Tensor, round: ServerRound, slot: Slot) -> Prepared:

@@ -79,7 +79,7 @@ def is_built_in(component: Component) -> bool:
 
 
 def check_tensor(component: Component, what: str, value: object, like: Tensor) -> Tensor:
-    """Refuse what a component returns if it is not a finite tensor of this shape, type and device.
+    """Raise InputError if what a component returns is not a finite tensor of this shape, type and device.
 
     The built-in ones are trusted: a look at the values waits for a GPU.
     """
@@ -106,7 +106,7 @@ def check_tensor(component: Component, what: str, value: object, like: Tensor) -
 
 
 def check_slot(component: Component, what: str, slot: object, like: Slot) -> dict[str, Tensor]:
-    """Refuse a slot or message without the names, shapes and types that the component declared."""
+    """Raise InputError if a slot or message does not have the names, shapes and types that the component declared."""
     if not isinstance(slot, Mapping):
         raise InputError(
             f"{describe(component)} returned {type(slot).__name__} as {what}; expected a dictionary of tensors"

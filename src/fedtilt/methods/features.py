@@ -58,7 +58,7 @@ def evaluated(model: nn.Module, x: Inputs, samples: int, rule: str) -> tuple[Ten
 
 
 def check_labels(y: Tensor, rule: str) -> None:
-    """Refuse targets that are not classes."""
+    """Raise InputError if the targets are not classes."""
     if y.is_floating_point():
         raise InputError(f"{rule!r} is for classes; the targets are numbers")
 

@@ -25,7 +25,7 @@ class Local(Component):
         allowed='a list of patterns of names, such as ["head.*"]',
     )  # fmt: skip
     first_epochs: int | None = setting(
-        None, "passes that train these parameters alone before only the others train; left out: all train together",
+        None, "passes that train these parameters alone before only the others train; default: all train together",
         ge=1, example=10,
     )  # fmt: skip
     trains: bool = setting(

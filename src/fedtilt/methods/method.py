@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Self
 from fedtilt.checks import is_plain_name, number
 from fedtilt.config.named import make_named
 from fedtilt.errors import InputError
-from fedtilt.html_table import html_table
 from fedtilt.imports import import_function, is_function_path
 from fedtilt.methods import (
     aggregators,
@@ -32,6 +31,7 @@ from fedtilt.methods.personal import Moreau, PersonalModel
 from fedtilt.methods.server_optimizers import ServerOptimizer
 from fedtilt.methods.training import Training
 from fedtilt.methods.weightings import Weighting
+from fedtilt.text_tables import html_table
 from fedtilt.toml_text import format_toml
 
 # component of a method → the built-in ones by name
@@ -190,7 +190,7 @@ class Method:
             object.__setattr__(self, "lr", rate)
 
     def _check_clients(self) -> None:
-        """Refuse what has no effect beside another component of the clients."""
+        """Raise InputError if something has no effect beside another component of the clients."""
         name = self.name
         if self.training is not None:
             default = objectives.Tilted()
@@ -217,7 +217,7 @@ class Method:
             )
 
     def _check_server(self) -> None:
-        """Refuse weights that the rule, or a step before it, would ignore."""
+        """Raise InputError if the rule, or a step before it, would ignore the weights."""
         name, is_equal = self.name, isinstance(self.weighting, weighting_rules.Equal)
         if not is_equal and not self.aggregator.takes_weights:
             raise InputError(

@@ -29,8 +29,8 @@ class Personal(Component):
         "or at the received model every time",
         choices=STARTS,
     )
-    lr: float | None = setting(None, "its learning rate; left out: the run's", gt=0, example=0.01)
-    epochs: int | None = setting(None, "its passes over the data in a round; left out: the run's", ge=1, example=5)
+    lr: float | None = setting(None, "its learning rate; default: the run's", gt=0, example=0.01)
+    epochs: int | None = setting(None, "its passes over the data in a round; default: the run's", ge=1, example=5)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Moreau(Component):
     start: ClassVar[str] = "last"
     epochs: ClassVar[None] = None
     inner_steps: int = setting(5, "steps of the personal model on every batch", ge=1)
-    lr: float | None = setting(None, "its learning rate; left out: the run's", gt=0, example=0.1)
+    lr: float | None = setting(None, "its learning rate; default: the run's", gt=0, example=0.1)
 
 
 PersonalModel = Personal | Moreau

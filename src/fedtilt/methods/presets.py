@@ -102,8 +102,8 @@ def fedtilt(
         mu: weight of the proximal term of the personal model; inf: no personal model
         levels: more levels in place of tau, (groups, tilt) from inner to outer: "class" is the labels, other names are
             columns of groups
-        lr_personal: learning rate of the personal model; left out: the run's
-        epochs_personal: passes of the personal model over the data in a round; left out: the run's
+        lr_personal: learning rate of the personal model; default: the run's
+        epochs_personal: passes of the personal model over the data in a round; default: the run's
         personal_start: where the personal model starts in a round: last, initial or received
 
     >>> fedtilt(tau=50, lam=100).personal.mu
@@ -175,8 +175,8 @@ def ditto(
 
     Args:
         mu: weight of the proximal term of the personal model
-        lr_personal: learning rate of the personal model; left out: the run's
-        epochs_personal: passes of the personal model over the data in a round; left out: the run's
+        lr_personal: learning rate of the personal model; default: the run's
+        epochs_personal: passes of the personal model over the data in a round; default: the run's
         personal_start: where the personal model starts in a round: last, initial or received
     """
     return compose(name, components, personal=proximal(name, mu, lr_personal, epochs_personal, personal_start))
@@ -204,8 +204,8 @@ def fedavg_finetuned(
     Wang et al., Federated Evaluation of On-device Personalization, 2019, arXiv 1910.10252.
 
     Args:
-        lr_personal: learning rate of the personal model; left out: the run's
-        epochs_personal: passes of the personal model over the data in a round; left out: the run's
+        lr_personal: learning rate of the personal model; default: the run's
+        epochs_personal: passes of the personal model over the data in a round; default: the run's
     """
     return compose(name, components, personal=proximal(name, 0.0, lr_personal, epochs_personal, "received"))
 
@@ -217,8 +217,8 @@ def local(
     """Local training only: a personal model that starts at the initial one and never sees the shared model.
 
     Args:
-        lr_personal: learning rate of the personal model; left out: the run's
-        epochs_personal: passes of the personal model over the data in a round; left out: the run's
+        lr_personal: learning rate of the personal model; default: the run's
+        epochs_personal: passes of the personal model over the data in a round; default: the run's
     """
     return compose(name, components, personal=proximal(name, 0.0, lr_personal, epochs_personal, "initial"))
 
@@ -346,6 +346,6 @@ def pfedme(
     Args:
         mu: weight of the proximal term
         inner_steps: steps of the personal model on every batch
-        lr_personal: learning rate of the personal model; left out: the run's
+        lr_personal: learning rate of the personal model; default: the run's
     """
     return compose(name, components, personal=_named(name, lambda: Moreau(mu, inner_steps, lr_personal)))

@@ -57,7 +57,7 @@ def check_methods(
 
 
 def _check_stable(m: Method, lr: float, lr_personal: float, plain_sgd: bool) -> None:
-    """Refuse learning rates for which a proximal term diverges."""
+    """Raise InputError if a proximal term diverges with these learning rates."""
     prox = m.prox or (0.0 if m.correction is None else m.correction.prox)
     mu = 0.0 if m.personal is None else m.personal.mu
     if isinstance(m.personal, Moreau) and lr * mu > 1:
@@ -91,7 +91,7 @@ def needed_models(method: Method, bad: int) -> int:
 
 
 def check_models(method: Method, models: int, selected: int) -> None:
-    """Refuse a round with fewer models than the rule needs, as many of which may be bad as of all selected clients."""
+    """Raise InputError if a round has fewer models than the rule needs; as many may be bad as of all selected."""
     for part in tolerant_parts(method):
         bad = bad_count(part.bad_share, selected)
         if bad and models < (needed := needed_models(method, bad)):
@@ -103,12 +103,7 @@ def check_models(method: Method, models: int, selected: int) -> None:
 
 
 def check_bad_share(methods: Iterable[Method], clients: int) -> None:
-    """Refuse a share of bad clients that is none of a round's clients, or more than the rule tolerates.
-
-    Args:
-        methods: the methods of the run
-        clients: how many clients take part in a round
-    """
+    """Raise InputError if a share of bad clients is none of a round's clients, or more than the rule tolerates."""
     for m in methods:
         for part in tolerant_parts(m):
             bad = bad_count(part.bad_share, clients)
@@ -128,12 +123,7 @@ def check_bad_share(methods: Iterable[Method], clients: int) -> None:
 
 
 def check_steps_used(methods: Iterable[Method], clients: int) -> None:
-    """Refuse bucketing that changes nothing: the mean of equal buckets is the mean of the models.
-
-    Args:
-        methods: the methods of the run
-        clients: how many clients take part in a round
-    """
+    """Raise NoEffect if bucketing changes nothing: the mean of equal buckets is the mean of the models."""
     for m in methods:
         last = m.before[-1] if m.before else None
         if not isinstance(last, Bucketing) or not m.is_plain_mean or last.size == 1:
@@ -147,13 +137,7 @@ def check_steps_used(methods: Iterable[Method], clients: int) -> None:
 
 
 def check_levels(methods: Iterable[Method], groups: Iterable[str], label_group: str = CLASS) -> None:
-    """Refuse a level over groups that the data does not name.
-
-    Args:
-        methods: the methods of the run
-        groups: the columns of groups that the data names
-        label_group: the name of the groups that follow from the targets
-    """
+    """Raise InputError if a level is over groups that the data does not name; targets give those of `label_group`."""
     known = list(dict.fromkeys([label_group, *groups]))
     for m in methods:
         for name, _ in m.objective.levels if isinstance(m.objective, Tilted) else ():
@@ -165,13 +149,7 @@ def check_levels(methods: Iterable[Method], groups: Iterable[str], label_group: 
 
 
 def check_rates_used(methods: Iterable[Method], given: Container[str], table: str = "") -> None:
-    """Refuse a learning rate of the run that has no effect, because the methods have their own.
-
-    Args:
-        methods: the methods of the run
-        given: the settings of the run that somebody set
-        table: what stands before a setting in the message, such as "train."
-    """
+    """Raise InputError if a learning rate of the run has no effect, because the methods have their own."""
     methods = list(methods)
     used = {
         "lr": any(m.lr is None for m in methods),

@@ -41,7 +41,7 @@ def epsilon(ratio: float, rounds: int, delta: float, *, population: int, selecte
 
 
 def ratio_for(target: float, rounds: int, delta: float, *, population: int, selected: int) -> float:
-    """The smallest ratio, to four digits, with which so many rounds have at most this epsilon."""
+    """The smallest ratio, to four digits, with which this many rounds have at most this epsilon."""
     largest = _round_up(_library().get_sigma_gaussian(target, delta) * math.sqrt(rounds))
 
     def fits(ratio: float) -> bool:
@@ -68,7 +68,7 @@ def _sampled(ratio: float, population: int, selected: int) -> Any:
 
     class Accountant(dp.rdp.RdpAccountant):  # type: ignore[name-defined]
         def epsilon_of(self, rounds: int, delta: float) -> float:
-            """Epsilon of so many of the composed rounds; composing them again would compute every order again."""
+            """Epsilon of this many of the composed rounds; composing them again would compute every order again."""
             return float(dp.rdp.compute_epsilon(self._orders, rounds * self._rdp, delta)[0])
 
     event = dp.SampledWithoutReplacementDpEvent(population, selected, dp.GaussianDpEvent(ratio))

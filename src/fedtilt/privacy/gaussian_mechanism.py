@@ -73,7 +73,7 @@ class GaussianMechanism:
 
     @classmethod
     def of(cls, settings: TrainSettings, clients: int, parts: Parts) -> Self | None:
-        """The mechanism of a run with so many clients; None: the run has no privacy."""
+        """The mechanism of a run with this many clients; None: the run has no privacy."""
         privacy = settings.privacy
         if privacy is None:
             return None
@@ -108,7 +108,7 @@ class GaussianMechanism:
         return replace(self, round=round)
 
     def loss(self, releases: int) -> PrivacyLoss:
-        """The privacy loss after so many models."""
+        """The privacy loss after this many models."""
         spent = epsilon(self.noise / 2, releases, self.delta, population=self.population, selected=self.selected)
         return PrivacyLoss(spent, self.delta, self.noise)
 
@@ -175,7 +175,7 @@ class GaussianMechanism:
         return update * (self.clip / length) if length > self.clip else update
 
     def _check_solver(self, points: Tensor, aggregate: Tensor, q: float) -> None:
-        """Refuse an aggregate further from the optimum than `sensitivity` allows for: at most ‖∇G‖ / 2, see there."""
+        """Raise if an aggregate is further from the optimum than `sensitivity` allows: at most ‖∇G‖ / 2, see there."""
         weights = torch.softmax(q * (points - aggregate).square().sum(1), 0)
         error, limit = float((aggregate - weights @ points).norm()), sensitivity(q, self.clip, self.selected)
         if error > _SOLVER_ERROR * limit / (1 + 2 * _SOLVER_ERROR):
@@ -184,7 +184,7 @@ class GaussianMechanism:
             )
 
     def _normal(self, size: int) -> Tensor:
-        """Standard normal numbers, on the CPU: the same bits on every device."""
+        """Standard normal numbers, on the CPU: bit-identical on every device."""
         if self.seed is not None:
             return seeds.normal(seeds.key(self.seed, "privacy noise", round=self.round), (size,))
         return seeds.normal_of(torch.frombuffer(bytearray(secrets.token_bytes(8 * size)), dtype=torch.int64))

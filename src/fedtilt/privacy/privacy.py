@@ -40,7 +40,7 @@ class Privacy:
         example=2.0,
     )
     epsilon: float | None = setting(
-        None, "the budget: a run stops before the round that would exceed it; left out: none", gt=0, example=8.0
+        None, "the budget: a run stops before the round that would exceed it; default: none", gt=0, example=8.0
     )
     delta: float = setting(
         None, "the delta that epsilon is stated for, less than 1 / clients; required", gt=0, lt=1, example=1e-5
@@ -48,7 +48,7 @@ class Privacy:
     randomness: str | None = setting(
         None,
         "where noise and selection of clients come from: the seed, and whoever knows it can subtract the noise; or "
-        "secret random numbers; left out: seed in the simulator, secret in a deployment",
+        "secret random numbers; default: seed in the simulator, secret in a deployment",
         choices=RANDOMNESS,
         example="secret",
     )
@@ -63,7 +63,7 @@ class Privacy:
             raise InputError("privacy needs delta, such as delta = 1e-5")
 
     def check_settings(self, screen: float | None, buffers: str) -> None:
-        """Refuse settings of the run that the guarantee does not cover."""
+        """Raise InputError if the guarantee does not cover settings of the run."""
         if screen:
             raise InputError(
                 f"screen = {screen:g} has no known sensitivity; leave it out: privacy.clip bounds every update"
@@ -72,7 +72,7 @@ class Privacy:
             raise InputError("buffers = 'average' are not covered by privacy; choose 'local' or 'frozen'")
 
     def check_method(self, method: Method) -> None:
-        """Refuse a method if the sensitivity of its aggregation is not known; see `sensitivity`."""
+        """Raise InputError if the sensitivity of a method's aggregation is not known; see `sensitivity`."""
         name, reason, rule = method.name, None, method.aggregator
         if type(method.weighting) is not Equal:
             reason = f"weighting = {method.weighting.label!r} of method {name!r} counts private samples; use 'equal'"

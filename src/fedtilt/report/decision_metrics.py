@@ -12,9 +12,8 @@ from fedtilt.evaluation.metrics_frame import metrics_frame, with_targets
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.weighted_predictions import PredictedClasses, reliability_curve
 from fedtilt.report.compare import SeedValues, best_methods
-from fedtilt.report.figure import Figure, figure_layout
+from fedtilt.report.figure import Figure, Style, figure_layout, plotly_text
 from fedtilt.report.run_reader import Run
-from fedtilt.report.style import Style, plotly_text
 from fedtilt.storage.predictions import read_predictions
 from fedtilt.storage.provenance import seed_folder
 

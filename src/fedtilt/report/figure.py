@@ -1,24 +1,30 @@
-"""A figure of the report: plain plotly JSON, and its data as rows of a CSV file."""
+"""A figure of a page: plain plotly JSON and its data as CSV, the styles of methods, and names as plotly text."""
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedtilt.report.style import plotly_text
+from fedtilt.text_tables import csv_text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """A plotly figure, and its data as rows of a CSV file."""
 
-    name: str
+    name: str  # of the element of a page, and of downloaded files
     title: str
-    note: str
+    note: str  # one line of explanation
     data: list[dict[str, Any]]
     layout: dict[str, Any]
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
     selectors: dict[str, list[str]] = field(default_factory=dict)  # key in a trace's meta → choices
+
+    @property
+    def csv(self) -> str:
+        """The data."""
+        return csv_text([self.columns, *self.rows])
 
 
 def figure_layout(height: int, legend_names: Sequence[str] = (), **layout: Any) -> dict[str, Any]:
@@ -41,3 +47,51 @@ def capitalise(text: str) -> str:
 def round4(value: Any) -> float:
     """Four decimals are enough for a figure and keep the page small."""
     return round(float(value), 4)
+
+
+@dataclass(frozen=True)
+class Style:
+    """The colour, dash and marker of a method on the whole page."""
+
+    color: str
+    dash: str
+    symbol: str
+
+    def faint(self, alpha: float) -> str:
+        """The colour with an opacity of `alpha`, as CSS."""
+        r, g, b = (int(self.color[i : i + 2], 16) for i in (1, 3, 5))
+        return f"rgba({r},{g},{b},{alpha})"
+
+
+# The palette of Okabe and Ito, shifted to a contrast of 3 : 1 on both white and near-black.
+_METHOD_STYLES = {
+    "fedtilt": Style("#1a7fc4", "solid", "circle"),
+    "ditto": Style("#d55e00", "dash", "diamond"),
+    "fedavg": Style("#7f858d", "dot", "square"),
+    "fedprox": Style("#c46a9c", "dashdot", "triangle-up"),
+    "term": Style("#009e73", "longdash", "triangle-down"),
+}
+_OTHER_COLORS = ("#9a7b00", "#8c6bd1", "#009e73", "#c46a9c", "#1a7fc4", "#d55e00", "#7f858d")
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "triangle-down", "cross", "x")
+
+
+def styles(methods: Sequence[str]) -> dict[str, Style]:
+    """One style per method; the presets have the same style on every page."""
+    by_method = {name: _METHOD_STYLES[name] for name in methods if name in _METHOD_STYLES}
+    used = {style.color for style in by_method.values()}
+    free = [color for color in _OTHER_COLORS if color not in used] or list(_OTHER_COLORS)
+    others = [name for name in methods if name not in _METHOD_STYLES]
+    for i, name in enumerate(others):
+        by_method[name] = Style(free[i % len(free)], _DASHES[(i // len(free)) % 5], _SYMBOLS[i % 7])
+    return by_method
+
+
+def plotly_text(text: str, limit: int = 28) -> str:
+    """Escape a name for plotly, which renders some HTML, and cut it if it is long.
+
+    >>> plotly_text("<b>x")
+    '&lt;b&gt;x'
+    """
+    text = " ".join(text.split())
+    return html.escape(text if len(text) <= limit else f"{text[: limit - 1]}…", quote=False)

@@ -8,10 +8,9 @@ import torch
 
 from fedtilt.evaluation.metrics import ACCURACY, client_scores
 from fedtilt.report.compare import Metric, SeedValues, best_methods, metrics_of
-from fedtilt.report.figure import Figure, capitalise, figure_layout, round4
+from fedtilt.report.figure import Figure, Style, capitalise, figure_layout, plotly_text, round4
 from fedtilt.report.heat_map import heat_map
 from fedtilt.report.run_reader import Run, SeedRun
-from fedtilt.report.style import Style, plotly_text
 
 MAX_METHODS = 8  # the best, in every figure
 MAX_BANDS = 6  # with more methods, the bands cover each other

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from fedtilt.data.groups import in_words
 from fedtilt.evaluation.metrics import ACCURACY, scores_of
-from fedtilt.report.figure import Figure, capitalise, figure_layout, round4
+from fedtilt.report.figure import Figure, capitalise, figure_layout, plotly_text, round4
 from fedtilt.report.run_reader import Run, SeedRun
-from fedtilt.report.style import plotly_text
 
 MAX_CLIENTS = 120
 MAX_CLASSES = 60

@@ -8,7 +8,7 @@ The markup is in templates/, where Jinja escapes every value. HTML is `Markup`, 
 
 import base64
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
+from fedtilt.report.figure import Figure
 from fedtilt.report.tables import format_difference, format_mean_std
 from fedtilt.version import __version__
 
@@ -102,25 +103,13 @@ def head(title: str, left: bool, *, hint: str = "", first: str = "ascending") ->
     return _component("head", title, left=left, hint=hint, first=first)
 
 
-def figure(
-    key: str, *, title: str, note: str, data: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], csv: str,
-    selectors: Mapping[str, Sequence[str]] | None = None,
-) -> Markup:  # fmt: skip
-    """A plot that the script draws just before it scrolls into view.
-
-    Args:
-        key: The id of the element and the name of downloaded files.
-        title: Heading of the figure.
-        note: One line of explanation below the heading.
-        data: Plotly's traces.
-        layout: Plotly's layout; needs a height.
-        csv: The data to download.
-        selectors: Key in a trace's meta → choices; the traces that match all choices are visible.
-    """
+def figure(content: Figure, prefix: str = "") -> Markup:
+    """A plot that the script draws just before it scrolls into view; the prefix makes its name unique on the page."""
     return _component(
-        "figure", key=key, title=title, note=note, height=layout["height"], selectors=selectors or {},
-        wide="xaxis2" in layout,  # several panels: a narrow page scrolls instead of squeezing them
-        json=inline_json({"data": data, "layout": layout, "csv": csv}),
+        "figure", key=f"{prefix}{content.name}", title=content.title, note=content.note,
+        height=content.layout["height"], selectors=content.selectors,
+        wide="xaxis2" in content.layout,  # several panels: a narrow page scrolls instead of squeezing them
+        json=inline_json({"data": content.data, "layout": content.layout, "csv": content.csv}),
     )  # fmt: skip
 
 

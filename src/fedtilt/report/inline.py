@@ -6,14 +6,13 @@ from pathlib import Path
 
 import torch
 
-from fedtilt.csv_text import csv_text
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.results import Result
 from fedtilt.files import write_bytes
 from fedtilt.report import html
+from fedtilt.report.figure import styles
 from fedtilt.report.figures import build_figures
 from fedtilt.report.run_reader import Run, SeedRun
-from fedtilt.report.style import styles
 from fedtilt.version import __version__
 
 
@@ -37,15 +36,8 @@ class Figures:
 def plot(result: Result) -> Figures:
     """The curves, clients and classes of a result, as in its report."""
     run = as_run(result)
-    sections = [
-        html.figure(
-            figure.name, title=figure.title, note=figure.note, data=figure.data, layout=figure.layout,
-            csv=csv_text([figure.columns, *figure.rows]), selectors=figure.selectors,
-        )
-        for group in build_figures(run, styles(run.methods)).values()
-        for figure in group
-    ]  # fmt: skip
-    main = f'<div class="grid two">{"".join(sections)}</div>'
+    figures = [figure for group in build_figures(run, styles(run.methods)).values() for figure in group]
+    main = f'<div class="grid two">{"".join(map(html.figure, figures))}</div>'
     return Figures(
         html.document(title="fedtilt: figures", what="figures", main=main, footer=f"Drawn by fedtilt {__version__}.")
     )

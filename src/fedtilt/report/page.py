@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
-from fedtilt.csv_text import csv_text
 from fedtilt.data.groups import in_words
 from fedtilt.report import html
 from fedtilt.report.compare import (
@@ -26,10 +23,9 @@ from fedtilt.report.compare import (
 )
 from fedtilt.report.decision_metrics import decision_metrics
 from fedtilt.report.differences import differences
-from fedtilt.report.figure import Figure
+from fedtilt.report.figure import Style, styles
 from fedtilt.report.figures import MAX_METHODS, build_figures
 from fedtilt.report.run_reader import Run
-from fedtilt.report.style import Style, styles
 from fedtilt.report.summary import cautions, certificates, facts, headline, worst_scores
 from fedtilt.version import __version__
 
@@ -97,25 +93,20 @@ def _run_values(
             for metrics in [(*table.groups, *table.metrics)]
         ],
         "decision": decision._replace(figures=[]),
-        "decision_figures": [_figure(figure, key) for figure in decision.figures],
+        "decision_figures": [html.figure(figure, f"{key}-") for figure in decision.figures],
         "has_published": bool(published),
         "round": run.round,
         "several_seeds": len(run.compared) > 1,
         "methods": len(run.methods),
         "figure_methods": len(best_methods(run, MAX_METHODS)),
-        "figures": {section: [_figure(figure, key) for figure in group] for section, group in figures.items()},
+        "figures": {
+            section: [html.figure(figure, f"{key}-") for figure in group] for section, group in figures.items()
+        },
         "worst_clients": _worst_clients(run),
         "started": run.started,
         "seeds": run.seeds,
         "environment": run.environment,
     } | _settings(run)
-
-
-def _figure(figure: Figure, key: str) -> Markup:
-    return html.figure(
-        f"{key}-{figure.name}", title=figure.title, note=figure.note, data=figure.data, layout=figure.layout,
-        csv=csv_text([figure.columns, *figure.rows]), selectors=figure.selectors,
-    )  # fmt: skip
 
 
 def _worst_clients(run: Run) -> dict[str, Any]:

@@ -3,9 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtilt.csv_text import csv_text
 from fedtilt.evaluation.statistics import PairedDifference
-from fedtilt.markdown_text import markdown_table, markdown_text
 from fedtilt.report.compare import (
     VIEWS,
     Metric,
@@ -18,6 +16,7 @@ from fedtilt.report.compare import (
 )
 from fedtilt.report.run_reader import Run
 from fedtilt.report.summary import cautions, certificates, facts, headline, worst_scores
+from fedtilt.text_tables import csv_text, markdown_table, markdown_text
 
 
 def as_markdown(runs: Sequence[Run], published: Sequence[Published]) -> str:

@@ -5,12 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtilt.csv_text import csv_text
 from fedtilt.errors import InputError
 from fedtilt.files import interpreting, read_json
 from fedtilt.report import html
-from fedtilt.report.figure import figure_layout
-from fedtilt.report.style import plotly_text
+from fedtilt.report.figure import Figure, figure_layout, plotly_text
 from fedtilt.storage.provenance import read_record
 from fedtilt.version import __version__
 
@@ -31,7 +29,7 @@ def build_tuning_page(folder: Path) -> str:
     path = folder / "results.json"
     if not path.exists():
         raise InputError(
-            f"{folder} is a search that has not ended; go on with: fedtilt resume {shlex.quote(str(folder))}"
+            f"{folder} is a search that has not ended; continue with: fedtilt resume {shlex.quote(str(folder))}"
         )
     with interpreting(path):
         tuning = read_json(path)["tuning"]
@@ -81,7 +79,7 @@ def _values(folder: Path, tuning: Mapping[str, Any]) -> dict[str, Any]:
         "rows": [_row(name, settings[name], tuning) for name in order],
         "test": tuning["test"],
         "method": tuning["method"],
-        "figures": [_figure(tuning, x, y) for x, y in _pairs(objectives)] if settings else [],
+        "figures": [html.figure(_figure(tuning, x, y)) for x, y in _pairs(objectives)] if settings else [],
     }
 
 
@@ -104,7 +102,7 @@ def _pairs(objectives: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, A
     return [(main, other) for other in objectives if other["name"] != main["name"]]
 
 
-def _figure(tuning: Mapping[str, Any], x: Mapping[str, Any], y: Mapping[str, Any]) -> Any:
+def _figure(tuning: Mapping[str, Any], x: Mapping[str, Any], y: Mapping[str, Any]) -> Figure:
     """Two objectives of all settings."""
     points: dict[str, list[tuple[str, Mapping[str, Any]]]] = {title: [] for title, *_ in _GROUPS}
     for name, row in tuning["settings"].items():
@@ -120,28 +118,21 @@ def _figure(tuning: Mapping[str, Any], x: Mapping[str, Any], y: Mapping[str, Any
         if name in tuning["settings"]:
             marker = {"color": "#d55e00", "symbol": symbol, "size": 16, "line": {"width": 2, "color": "#d55e00"}}
             data.append(_trace(title, [(name, tuning["settings"][name])], x, y, marker))
-    rows = [
-        (
-            name,
-            row["rounds"],
-            row["validation"][x["name"]],
-            row["validation"][y["name"]],
-            name in tuning["pareto_front"],
-        )
-        for name, row in tuning["settings"].items()
-    ]
     layout = figure_layout(
         400, [trace["name"] for trace in data], xaxis={"title": {"text": _axis(x)}}, yaxis={"title": {"text": _axis(y)}}
     )
-    columns = ("setting", "rounds", x["name"], y["name"], "pareto_front")
-    return html.figure(
-        f"pareto-{y['name'].replace(':', '-')}",
+    return Figure(
+        name=f"pareto-{y['name'].replace(':', '-')}",
         title=f"{x['title']} and {y['title']}",
         note=f"On validation data. {_direction(x)}; {_direction(y)}. Settings that were stopped early are shown where "
         "they stopped, and would have improved further.",
         data=data,
         layout=layout,
-        csv=csv_text([columns, *rows]),
+        columns=("setting", "rounds", x["name"], y["name"], "pareto_front"),
+        rows=[
+            (name, row["rounds"], *(row["validation"][o["name"]] for o in (x, y)), name in tuning["pareto_front"])
+            for name, row in tuning["settings"].items()
+        ],
     )
 
 

@@ -16,12 +16,12 @@ from fedtilt.evaluation.certificate import Certificate
 from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.weighted_predictions import clopper_pearson
-from fedtilt.markdown_text import markdown_table, markdown_text
 from fedtilt.methods import COMPONENTS, Method
 from fedtilt.runs.export import Export
 from fedtilt.runs.spec_run import open_seed
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.provenance import read_record
+from fedtilt.text_tables import markdown_table, markdown_text
 from fedtilt.toml_text import format_toml
 from fedtilt.version import __version__
 

@@ -7,9 +7,9 @@ from html import escape
 from typing import Any
 
 from fedtilt.evaluation.round_metrics import RoundMetrics
-from fedtilt.html_table import html_table
 from fedtilt.runs.callback import Callback, RunStart
 from fedtilt.simulation import Round
+from fedtilt.text_tables import html_table
 
 _SECONDS = 0.2  # the least time between two updates
 _METRICS = 3  # the columns of the table: the first metrics of each method

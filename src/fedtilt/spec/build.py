@@ -21,9 +21,9 @@ from fedtilt.models import MODELS, ModelSource
 from fedtilt.spec.fields import Spec
 
 
-def federation_of(spec: Spec, seed: int) -> Federation:
-    """The federation that a spec describes."""
-    c, dataset = spec.clients, dataset_of(spec, seed)
+def federation_of(spec: Spec, seed: int, dataset: Dataset | None = None) -> Federation:
+    """The federation that a spec describes; `dataset` is what `dataset_of` returns, if it is read already."""
+    c, dataset = spec.clients, dataset_of(spec, seed) if dataset is None else dataset
     partition, _ = resolve_clients(dataset, c.partition, None)
     own_clients = partition == "column" and dataset.client_names is not None
     of_partition: dict[str, dict[str, Any]] = {

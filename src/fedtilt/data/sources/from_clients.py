@@ -56,15 +56,12 @@ def read_clients(
             )
         )
     dataset = make_dataset(clients, name, class_names=class_names, test_share=test_share, seed=seed)
-    warnings = [f"client {client!r}: {text}" for client, value in values.items() for text in _warnings(value)]
+    datasets = {client: value for client, value in values.items() if isinstance(value, Dataset)}
+    warnings = [f"client {client!r}: {text}" for client, data in datasets.items() for text in data.warnings]
     schema = _common_schema(values)
     if schema is not None and schema.is_regression:  # the scale that the data sets were read with
         dataset = replace(dataset, target=schema.numbers, classes=0, class_names=())
     return replace(dataset, schema=schema, warnings=warnings)
-
-
-def _warnings(value: Any) -> Sequence[str]:
-    return value.warnings if isinstance(value, Dataset) else ()
 
 
 def _read_tables(
@@ -117,9 +114,10 @@ def _name_clients(data: object, names: Iterable[object] | None) -> dict[str, Any
         values, texts = list(data.values()), [str(key) for key in data]
     else:
         if not isinstance(data, list | tuple | Iterator):
+            example = ", such as [data.load_partition(i) for i in range(10)]" if hasattr(data, "load_partition") else ""
             raise InputError(
                 f"data is a {type(data).__name__}; give a list with the data of each client, or a dictionary by client "
-                f"name{_partition_remedy(data)}"
+                f"name{example}"
             )
         values = list(data)
         texts = [str(number) for number in range(len(values))] if names is None else [str(name) for name in names]
@@ -131,13 +129,6 @@ def _name_clients(data: object, names: Iterable[object] | None) -> dict[str, Any
     if twice is not None:
         raise InputError(f"two clients have the name {twice!r}; give each its own")
     return dict(zip(texts, values, strict=True))
-
-
-def _partition_remedy(data: object) -> str:
-    """How to get the partitions of flwr-datasets' objects."""
-    if not hasattr(data, "load_partition"):
-        return ""
-    return ", such as [data.load_partition(i) for i in range(10)]"
 
 
 def _is_pair(value: object) -> bool:

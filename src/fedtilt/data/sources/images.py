@@ -20,6 +20,11 @@ from fedtilt.data.sources.image_cache import MODES, decode_images, natural_mode,
 from fedtilt.errors import InputError
 from fedtilt.files import local_path, reading
 
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+_SPLITS = ("train", "test")
+_COLUMNS = ("path", "label", "client", "split")  # of a manifest
+_LAYOUTS = "CLASS/…, CLIENT/CLASS/…, or the same inside train and test"
+
 
 def images(
     source: str | os.PathLike[str],
@@ -133,12 +138,6 @@ def _check_size(size: int | Sequence[int]) -> tuple[int, int]:
         raise InputError(f"size = {size!r} has {len(values)} numbers; give height and width, or one number for both")
     height, width = (checks.whole(value, "size", 1) for value in values)
     return height, width
-
-
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-_SPLITS = ("train", "test")
-_COLUMNS = ("path", "label", "client", "split")  # of a manifest
-_LAYOUTS = "CLASS/…, CLIENT/CLASS/…, or the same inside train and test"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,16 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtilt import seeds
-from fedtilt.data.sampling import (
-    DEFAULT_TEST_SHARE,
-    QUARTERS,
-    check_test_share,
-    holdout_size,
-    positions_by_number,
-    quarters,
-    stratified_mask,
-)
+from fedtilt.data.sampling import DEFAULT_TEST_SHARE, QUARTERS, check_test_share, draw_test_data, quarters
 from fedtilt.data.tables.reader import TableReader
 from fedtilt.data.tables.schema import Schema
 from fedtilt.data.tables.values import classes_problem, read_names, read_target, read_values, to_number
@@ -122,25 +113,17 @@ def draw_test_rows(
     if schema.split is not None:
         return _by_column(reader, schema.split)
     labels = _ranks(class_names)[labels]
-    group = None
-    if schema.split_group is not None:
-        codes, names = read_names(reader, schema.split_group)
-        group = _ranks(names)[codes]
-    time = None if schema.split_time is None else _times(reader, schema.split_time)
-    test = np.zeros(len(labels), bool)
-    for number, rows in enumerate(positions_by_number(client, int(client.max()) + 1)):
-        if not len(rows):
-            continue
-        if time is not None:
-            test[rows] = by_time(time[rows], holdout_size(len(rows), share))
-            continue
-        rng = seeds.generator(seeds.key(seed, "table/test", client=number))
-        count = holdout_size(len(rows), share)
-        if group is None:
-            test[rows] = stratified_mask(labels[rows], count, rng)
-        else:
-            test[rows] = by_group(group[rows], labels[rows], count, rng)
-    if group is not None and len(shared := np.intersect1d(group[test], group[~test])):
+    if schema.split_time is not None:
+        time = _times(reader, schema.split_time)
+        return draw_test_data(labels, client, share, seed, lambda rows, count, rng: by_time(time[rows], count))
+    if schema.split_group is None:
+        return draw_test_data(labels, client, share, seed)
+    codes, names = read_names(reader, schema.split_group)
+    group = _ranks(names)[codes]
+    test = draw_test_data(
+        labels, client, share, seed, lambda rows, count, rng: by_group(group[rows], labels[rows], count, rng)
+    )
+    if len(shared := np.intersect1d(group[test], group[~test])):
         row = reader.rows[int(np.flatnonzero(group == shared[0])[0])]
         raise InputError(
             f"split_group = {schema.split_group!r} has a value with rows of several clients in {reader.name}, such as "

@@ -17,8 +17,8 @@ def fedbabu(
     Oh et al., FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022, arXiv 2106.06042.
 
     Args:
-        lr_personal: learning rate of the fine-tuning; left out: the run's
-        epochs_personal: passes of the fine-tuning over the data; left out: the run's
+        lr_personal: learning rate of the fine-tuning; default: the run's
+        epochs_personal: passes of the fine-tuning over the data; default: the run's
     """
     tuned = Personal(mu=0.0, start="received", lr=lr_personal, epochs=epochs_personal)
     return compose(name, components, local=Local(trains=False), personal=tuned)

@@ -32,7 +32,7 @@ class FedMinMax(Training):
     rule: ClassVar[str] = "fedminmax"
     lr: float = setting(0.01, "step of the groups' weights", gt=0)
     groups: int | None = setting(
-        None, "how many groups the data has; left out: one for every output of the model, its classes", ge=1, example=2
+        None, "how many groups the data has; default: one for every output of the model, its classes", ge=1, example=2
     )
 
     def _count(self, model: nn.Module) -> int:
@@ -95,7 +95,7 @@ def fedminmax(
 
     Args:
         weights_lr: step of the groups' weights
-        groups: how many groups the data has; left out: one for every output of the model, its classes
+        groups: how many groups the data has; default: one for every output of the model, its classes
     """
     components = {"weighting": "samples"} | components
     return compose(name, components, training={"rule": "fedminmax", "lr": weights_lr, "groups": groups})

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from fedtilt.csv_text import csv_text, original_text
+from fedtilt.text_tables import csv_text, original_text
 
 FORMULAS = ["=1+1", "+A1", "-2+3", "@SUM(A1)", '=HYPERLINK("http://x")', "\t=1", "\r=1"]
 TEXTS = ["ward 3", "-0.5", "1e-3", "'quoted", "a=1", "", "north, south", "two\nlines"]
