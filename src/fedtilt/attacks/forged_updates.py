@@ -1,4 +1,4 @@
-"""What attackers send in place of their updates.
+"""What attackers send in place of their updates, and of what the components of a method send beside them.
 
 An update is u_n = w_n − w. Attackers know the updates of the honest clients of the round (ALIE, IPM, mimic); if no
 honest client takes part, they use their own instead. With `search`, ALIE and IPM send what moves the result furthest.
@@ -62,12 +62,17 @@ def forge(
         common = received + (base + strength * direction)
     forged = dict(updates)
     for client in bad:
-        sent = common
+        key = seeds.key(seed, "attack/noise", round=round, client=client)
+        own, sent = updates[client], common
         if sent is None:
-            key = seeds.key(seed, "attack/noise", round=round, client=client)
-            own = updates[client].parameters - received
-            sent = received + forged_update(attack.kind, own, known, strength, key)
-        forged[client] = updates[client]._replace(parameters=sent)
+            sent = received + forged_update(attack.kind, own.parameters - received, known, strength, key)
+        messages = {  # what components send is forged in the same way
+            name: forged_update(
+                attack.kind, tensor, torch.stack([updates[n].tensors[name] for n in honest]), strength, key
+            )
+            for name, tensor in own.tensors.items()
+        }
+        forged[client] = own._replace(parameters=sent, tensors=messages)
     return forged
 
 

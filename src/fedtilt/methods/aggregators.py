@@ -1,9 +1,10 @@
 """Aggregators: the rules by which the server makes one model of the clients' models, (C, P) → (P,)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from fedtilt.checks import number
@@ -32,6 +33,7 @@ class Aggregator(Component):
 
     kind: ClassVar[str] = "aggregator"
     takes_weights: ClassVar[bool] = False  # whether it uses the weights of clients
+    is_robust: ClassVar[bool] = False  # whether a minority of bad clients moves its result by a bounded length
     needs_losses: ClassVar[bool] = False  # whether clients declare the loss of the model that they receive
     by_blocks: ClassVar[bool] = False  # whether it works on `BlockedModels`, a block of columns at a time
     by_coordinate: ClassVar[bool] = (
@@ -53,6 +55,14 @@ class Aggregator(Component):
     def _combine(self, models: Any, round: ServerRound) -> Tensor:
         """The aggregated model of a rule without state; see `fedtilt.math`."""
         raise InputError(f"aggregator {self.label!r} has no aggregate(models, round, slot); write one")
+
+    def combine_messages(self, messages: Tensor, round: ServerRound) -> Tensor:
+        """One message (M,) of those of the clients (C, M): by the rule if it is robust, else their mean."""
+        if not self.is_robust:
+            return messages.mean(0)
+        rule = replace(self, radius=None) if hasattr(self, "radius") else self  # a given radius is of updates
+        around = replace(round, received=torch.zeros_like(messages[0]), root=None, weights=None)
+        return rule.aggregate(messages, around, rule.init(messages[0], round.population))[0]
 
     def tolerated_share(self, models: Any, round: ServerRound) -> float:
         """The share of these models that may be bad: as many as of all selected clients, for the bad ones do reply."""
@@ -133,6 +143,7 @@ class Median(Aggregator):
     """
 
     rule: ClassVar[str] = "median"
+    is_robust: ClassVar[bool] = True
     takes_weights: ClassVar[bool] = True
     by_blocks: ClassVar[bool] = True
 
@@ -148,6 +159,7 @@ class GeometricMedian(Aggregator):
     """
 
     rule: ClassVar[str] = "geometric_median"
+    is_robust: ClassVar[bool] = True
     takes_weights: ClassVar[bool] = True
     by_blocks: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = False
@@ -164,6 +176,7 @@ class TrimmedMean(Aggregator):
     """
 
     rule: ClassVar[str] = "trimmed_mean"
+    is_robust: ClassVar[bool] = True
     by_blocks: ClassVar[bool] = True
     bad_share: float = _bad_share()
 
@@ -180,6 +193,7 @@ class Krum(Aggregator):
     """
 
     rule: ClassVar[str] = "krum"
+    is_robust: ClassVar[bool] = True
     by_blocks: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = False
     bad_share: float = _bad_share()
@@ -201,6 +215,7 @@ class MultiKrum(Aggregator):
     """
 
     rule: ClassVar[str] = "multi_krum"
+    is_robust: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = False
     bad_share: float = _bad_share()
 
@@ -216,6 +231,7 @@ class Bulyan(Aggregator):
     """
 
     rule: ClassVar[str] = "bulyan"
+    is_robust: ClassVar[bool] = True
     bad_share: float = _bad_share()
 
     def needed_models(self, bad: int) -> int:
@@ -234,6 +250,7 @@ class NormClipped(Aggregator):
     """
 
     rule: ClassVar[str] = "norm_clipped"
+    is_robust: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = False
     radius: float | None = _radius()
 
@@ -249,6 +266,7 @@ class CenteredClipping(Aggregator):
     """
 
     rule: ClassVar[str] = "centered_clipping"
+    is_robust: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = False
     radius: float | None = _radius()
 
@@ -264,12 +282,17 @@ class FLTrust(Aggregator):
     """
 
     rule: ClassVar[str] = "fltrust"
+    is_robust: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = False
     root_samples: int = setting(100, "clean samples on the server, which trains on them in every round", ge=1)
 
     def _combine(self, models: Any, round: ServerRound) -> Tensor:
         assert round.root is not None
         return robust.fltrust(models, round.received, round.root)
+
+    def combine_messages(self, messages: Tensor, round: ServerRound) -> Tensor:
+        """Their geometric median: the root set gives no message to compare with."""
+        return robust.geometric_median(messages)
 
 
 @dataclass(frozen=True)
