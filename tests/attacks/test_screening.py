@@ -140,8 +140,11 @@ def test_losses_are_bounded_by_what_the_others_declare() -> None:
     losses = [1.0, 1.2, 1.5, 1e30]
     before = {n: u._replace(declared={"loss": losses[n]}) for n, u in updates(*HONEST, HONEST[0]).items()}
     screened = screen({"parameters": W}, before, 3.0, {})
-    assert [screened.updates[n].declared["loss"] for n in range(4)] == [1.0, 1.2, 1.5, pytest.approx(1.5 + 3 * 0.5)]
-    assert screened.bounded == {3: "declared a loss of 1e+30, of which 3 counts"}
+    assert [screened.updates[n].declared["loss"] for n in range(4)] == [1.0, 1.2, 1.5, 1.5]
+    assert screened.bounded == {3: "declared a loss of 1e+30, of which 1.5 counts"}
+    losses[3] = 2.9  # within 1.5 + 3 · (1.5 − 1)
+    before = {n: u._replace(declared={"loss": losses[n]}) for n, u in before.items()}
+    assert screen({"parameters": W}, before, 3.0, {}).bounded == {}
     loose = screen({"parameters": W}, before, 1e40, {})
     assert all(loose.updates[n] is before[n] for n in before)
 

@@ -18,8 +18,8 @@ bounds what one client can do, whatever the aggregation rule and the components 
                 suspected after ROUNDS_BEFORE rounds, if A_n < AGAINST while the median of the others' is > AGREED, and
                 then until A_n > 0.
     samples     A claim counts for at most k times the median of the claims.
-    losses      With the losses in descending order L_0 ≥ L_1 ≥ …, at most the larger of L_f + k · (L_f − the least)
-                and k/2 · L_f counts.
+    losses      With the losses in descending order L_0 ≥ L_1 ≥ …, one above L_f + k · (L_f − the least) and above
+                k/2 · L_f counts as L_f.
 
 At most f clients of a round are rejected: `bad_share` of the method, or less than a third. The thresholds are those
 at which honest clients were practically never rejected: `python -m benchmarks.screening`. Screening does not protect
@@ -228,8 +228,8 @@ class _Round:
         found = dict(updates)
         for client, update in updates.items():
             if (loss := update.declared.get("loss", 0.0)) > most:
-                self.bounded[client].append(f"declared a loss of {loss:.4g}, of which {most:.4g} counts")
-                found[client] = update._replace(declared={**update.declared, "loss": most})
+                self.bounded[client].append(f"declared a loss of {loss:.4g}, of which {reference:.4g} counts")
+                found[client] = update._replace(declared={**update.declared, "loss": reference})
         return found
 
 
