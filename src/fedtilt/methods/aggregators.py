@@ -50,7 +50,7 @@ class Aggregator(Component):
 class Tolerant(Aggregator):
     """A rule that tolerates a share of bad clients."""
 
-    function: ClassVar[Callable[[Any, float], Tensor]]
+    function: ClassVar[Callable[..., Tensor]]  # of the models and the share
     bad_share: float = setting(0.1, "share of bad clients that it tolerates", ge=0, lt=0.5)
 
     def _combine(self, models: Any, round: ServerRound) -> Tensor:
@@ -63,7 +63,7 @@ class Clipped(Aggregator):
     """A rule that clips updates to a length."""
 
     by_coordinate: ClassVar[bool] = False
-    function: ClassVar[Callable[..., Tensor]]
+    function: ClassVar[Callable[..., Tensor]]  # of the models, the received one and the radius
     radius: float | None = setting(
         None, "largest length of an update; default: the median length of the round", gt=0, example=1.0
     )
