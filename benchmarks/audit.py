@@ -1,6 +1,6 @@
 """How well the audit finds planted wrong labels, beside cleanlab and plain loss rankings.
 
-    python -m benchmarks.audit --data mnist --seed 0 1 2 --jobs 16  # one data set; goes on where it stopped
+    python -m benchmarks.audit --data mnist --seed 0 1 2 --jobs 16  # one data set; continues where it stopped
     python -m benchmarks.page --record bench-results/audit-*.json
 
 Labels are flipped once, before the training. The audit ranks the samples of a federation, in which nothing is pooled.

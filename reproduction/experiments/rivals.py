@@ -123,7 +123,7 @@ def mean_ranks(cells: Sequence[Cell], metric: str = "accuracy") -> dict[str, flo
 
 
 def score_all(cells: Sequence[Cell]) -> list[Score]:
-    """FedTilt against every rival in every cell, corrected together; rivals without common seeds are left out."""
+    """FedTilt against every rival in every cell, corrected together; rivals without common seeds are skipped."""
     scores = []
     for cell in cells:
         ours = cell.accuracy[OURS]

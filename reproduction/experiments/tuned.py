@@ -253,7 +253,7 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
     diverged = {why: where for where, cell in measured.items() for why in cell.diverged.values()}
     if diverged:
         listed = "; ".join(f"{where}: {why}" for why, where in diverged.items())
-        parts.append(Text(markdown=f"Settings that diverged, left out for that seed: {listed}."))
+        parts.append(Text(markdown=f"Settings that diverged, skipped for that seed: {listed}."))
     return Chapter(
         title=experiment.title,
         lead=experiment.about.strip(),
