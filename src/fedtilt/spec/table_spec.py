@@ -8,9 +8,9 @@ from fedtilt.data.tables.table import open_table
 from fedtilt.spec.fields import Spec
 from fedtilt.spec.read import parse
 
-_FEW_CLIENTS = 20  # with at most so many, all take part in every round
+_FEW_CLIENTS = 20  # up to this number, all take part in every round
 _SIMULATED = 5  # clients of a table that has none of its own
-_LEAST_ROWS = 20  # training rows of a simulated client
+_MIN_ROWS = 20  # training rows of a simulated client
 
 
 def table_spec(
@@ -23,18 +23,18 @@ def table_spec(
         file: the file that the spec will be written to; its paths are relative to it
         table: the table, or a folder of tables
         target: the column of the labels, or of the numbers to predict
-        client: the column of the clients; left out: the rows are divided among a few simulated clients
-        group: the columns of groups; left out: FedTilt is fair to the classes
+        client: the column of the clients; default: the rows are divided among a few simulated clients
+        group: the columns of groups; default: FedTilt is fair to the classes
         drop: columns to leave out
         schema: a schema file
-        task: "classification" or "regression"; left out: the schema's, else classification
+        task: "classification" or "regression"; default: the schema's, else classification
     """
     data = open_table(table, {"target": target, "client": client, "group": group}, drop, schema, task=task).to_dataset()
     paths = {"file": table, "schema": schema}
     columns = {"target": target, "client": client, "group": list(group) or None, "drop": list(drop) or None}
     clients: dict[str, object] = {}
     if data.client_names is None:
-        clients = {"partition": "iid", "count": max(1, min(_SIMULATED, len(data.y_train) // _LEAST_ROWS))}
+        clients = {"partition": "iid", "count": max(1, min(_SIMULATED, len(data.y_train) // _MIN_ROWS))}
     count = len(data.client_names or ()) or 1
     raw = {
         "name": file.stem,
