@@ -3,13 +3,14 @@
 One finite update can destroy a shared model: the mean of three models near w and one at 1e30 is near 1e30. Screening
 bounds what one client can do, whatever the aggregation rule and the components of a method:
 
-    length      A vector longer than k times the reference is clipped to that length, one longer than GROSS · k times
-                it is rejected. Vectors are the update u_n = w_n − w, every tensor that a component sends, and the
-                changes of averaged buffers. The reference is the median length of the round; of updates, also of the
-                medians of the last rounds. Two clients have no majority: there it is the shorter length.
+    length      A vector longer than k times the reference is clipped to the reference, so that it counts as an ordinary
+                one; one longer than GROSS · k times it is rejected. Vectors are the update u_n = w_n − w, every tensor
+                that a component sends, and the changes of averaged buffers. The reference is the median length of the
+                round; of updates, also of the medians of the last rounds. Two clients have no majority: there it is
+                the shorter length.
     distance    An update that is farther from the geometric median of all than k times the median distance is moved
-                back to that distance. A component's tensor of the model's size that is too far, or too long, becomes
-                the geometric median: an error in what a component remembers stays there.
+                back to the median distance. A component's tensor of the model's size that is too far, or too long,
+                becomes the geometric median: an error in what a component remembers stays there.
     agreement   A client that works against the others for several rounds is rejected. Its agreement is
 
                     A_n = Σ ⟨u_n, m_n⟩ / Σ ‖u_n‖ · ‖m_n‖   over its rounds, each counting DECAY times the next,
@@ -21,9 +22,10 @@ bounds what one client can do, whatever the aggregation rule and the components 
     losses      With the losses in descending order L_0 ≥ L_1 ≥ …, one above L_f + k · (L_f − the least) and above
                 k/2 · L_f counts as L_f.
 
-At most f clients of a round are rejected: `bad_share` of the method, or less than a third. The thresholds are those
-at which honest clients were practically never rejected: `python -m benchmarks.screening`. Screening does not protect
-from a majority, or from clients that stay within these bounds: use a robust rule against those.
+A robust rule compares the updates itself: before one, they are named and rejected, and not clipped. At most f clients of
+a round are rejected: `bad_share` of the method, or less than a third. The thresholds are those at which honest clients
+were practically never rejected: `python -m benchmarks.screening`. Screening does not protect from a majority, or from
+clients that stay within these bounds: use a robust rule against those.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ ROUNDS_BEFORE = 3
 _UNCHANGED = 1e-6  # times the reference: an update shorter than that is none
 _LENGTHS = 10  # how many medians of earlier rounds are kept
 _LEAST_FOR_DISTANCES = 4
+_TINY = torch.finfo(torch.float64).tiny
 
 
 class Screened(NamedTuple):
@@ -72,7 +75,7 @@ def tolerated_count(bad_shares: Sequence[float], selected: int) -> int:
 
 def screen(
     server: Tensors, updates: Mapping[int, ClientUpdate], k: float, slot: Tensors, *, clients: int | None = None,
-    bad: int | None = None, trusted: Sequence[str] = (),
+    bad: int | None = None, trusted: Sequence[str] = (), robust: bool = False,
 ) -> Screened:  # fmt: skip
     """Reject or bound what stands out.
 
@@ -84,6 +87,7 @@ def screen(
         clients: how many there are; None: up to the last of these
         bad: how many may be rejected; None: less than a third
         trusted: names of tensors that are not screened
+        robust: whether a robust rule follows: it compares the updates itself, which are named and not clipped
     """
     names = sorted(updates)
     bad = min(bad if bad is not None else tolerated_count((), len(names)), max(0, len(names) - 2))
@@ -95,8 +99,9 @@ def screen(
     population = max(names) + 1 if clients is None else clients
     slot = {"agreement": torch.zeros(population, 3).double(), "suspected": torch.zeros(population), **slot}
     agreement, suspected = _agreement(slot, names, steps)
-    steps, lengths = state.bound("an update", steps, earlier, by_distance=True)
-    state.replace("parameters", received + steps)
+    steps, lengths = state.bound("an update", steps, earlier, by_distance=True, done="" if robust else ": clipped")
+    if not robust:
+        state.replace("parameters", received + steps)
     state.suspects = {n: float(agreement[n, 0] / agreement[n, 1]) for n in names if suspected[n]}
     _screen_buffers(state, server, updates)
     for tensor in sorted({name for u in updates.values() for name in u.tensors if name not in trusted}):
@@ -125,8 +130,9 @@ class _Round:
         self.suspects: dict[int, float] = {}  # client → its agreement with the others
 
     def bound(
-        self, what: str, vectors: Tensor, earlier: Tensor | None = None, *, by_distance: bool = False
-    ) -> tuple[Tensor, Tensor]:
+        self, what: str, vectors: Tensor, earlier: Tensor | None = None, *, by_distance: bool = False,
+        done: str = ": clipped",
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The vectors (C, …), none longer or farther from the others than allowed; and their lengths as sent."""
         flat = vectors.reshape(len(vectors), -1)
         lengths = flat.norm(dim=1).cpu()
@@ -134,11 +140,11 @@ class _Round:
         self._changed = []
         if reference is None:
             return vectors, lengths
-        scale = torch.where(lengths > self._k * reference, self._k * reference / lengths.clamp_min(1e-300), 1.0)
+        scale = torch.where(lengths > self._k * reference, reference / lengths.clamp_min(_TINY), 1.0)
         for client, length, factor in zip(self._clients, lengths.tolist(), scale.tolist(), strict=True):
             times = length / reference if reference else torch.inf
             if factor < 1:
-                self._change(client, f"sent {what} {times:.3g} times as long as the median: clipped")
+                self._change(client, f"sent {what} {times:.3g} times as long as the median{done}")
             if times > GROSS * self._k and factor < 1 and times > self._gross.get(client, (0.0, ""))[0]:
                 self._gross[client] = times, f"sent {what} {times:.3g} times as long as the median"
             if earlier is not None and length < _UNCHANGED * reference:
@@ -146,7 +152,7 @@ class _Round:
         if self._changed:
             flat = flat * scale.to(flat)[:, None]
         if by_distance and len(flat) >= _LEAST_FOR_DISTANCES:
-            flat = self._bound_distances(what, flat, to_centre=earlier is None)
+            flat = self._bound_distances(what, flat, done, to_centre=earlier is None)
         return flat.reshape(vectors.shape), lengths
 
     def _reference(self, lengths: Tensor, earlier: Tensor | None) -> float | None:
@@ -160,7 +166,7 @@ class _Round:
         longest = lengths.sort(descending=True).values[min(max(1, self._bad), len(lengths) - 1)]
         return float(lengths.median()) or float(longest)
 
-    def _bound_distances(self, what: str, vectors: Tensor, *, to_centre: bool) -> Tensor:
+    def _bound_distances(self, what: str, vectors: Tensor, done: str, *, to_centre: bool) -> Tensor:
         """The vectors, those that are too far moved back; `to_centre`, all that stand out become the centre."""
         matrix = (vectors @ vectors.T).cpu()
         centre = geometric_median_weights(matrix, torch.full((len(matrix),), 1 / len(matrix), dtype=torch.float64))
@@ -170,10 +176,10 @@ class _Round:
         for client, distance in zip(self._clients, distances.tolist(), strict=True):
             if distance > self._k * median > 0:
                 times = distance / median
-                self._change(client, f"sent {what} {times:.3g} times as far from the others as the median: clipped")
+                self._change(client, f"sent {what} {times:.3g} times as far from the others as the median{done}")
         if not self._changed:
             return vectors
-        share = (self._k * median / distances.clamp_min(torch.finfo(torch.float64).tiny)).clamp(max=1)
+        share = torch.where(distances > self._k * median, median / distances.clamp_min(_TINY), 1.0)
         if to_centre:
             share[[client in self._changed for client in self._clients]] = 0.0
         middle = centre.to(vectors) @ vectors
@@ -240,14 +246,14 @@ def _agreement(slot: Tensors, clients: list[int], steps: Tensor) -> tuple[Tensor
         return agreement, suspected
     matrix = (steps @ steps.T).cpu()
     lengths = matrix.diagonal().clamp_min(0).sqrt()
-    scale = (lengths.median() / lengths.clamp_min(torch.finfo(torch.float64).tiny)).clamp(max=1)
+    scale = (lengths.median() / lengths.clamp_min(_TINY)).clamp(max=1)
     clipped = scale[:, None] * matrix * scale
     # m_n without its factor 1 / (C − 1), which cancels
     inner = clipped.sum(1) - clipped.diagonal()
     sq_length = (clipped.sum() - inner - clipped.sum(1)).clamp_min(0)
     round = torch.stack([inner, scale * lengths * sq_length.sqrt(), torch.ones_like(inner)], 1)
     agreement[clients] = agreement[clients] * torch.tensor([DECAY, DECAY, 1.0]).double() + round
-    now = agreement[clients, 0] / agreement[clients, 1].clamp_min(torch.finfo(torch.float64).tiny)
+    now = agreement[clients, 0] / agreement[clients, 1].clamp_min(_TINY)
     for i, client in enumerate(clients):
         others = float(torch.cat([now[:i], now[i + 1 :]]).median())
         stands_out = agreement[client, 2] >= ROUNDS_BEFORE and now[i] < AGAINST and others > AGREED

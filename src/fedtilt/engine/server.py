@@ -163,6 +163,7 @@ def server_update(
         screened = screen(
             server, updates, settings.screen, slot_of(server, "screening"), clients=population,
             bad=tolerated_count(bad_shares, selected), trusted=_trusted_tensors(method, updates),
+            robust=method.aggregator.is_robust,
         )  # fmt: skip
         updates, bounded = screened.updates, screened.bounded
         rejected |= screened.rejected
