@@ -202,7 +202,7 @@ def main() -> None:
     with result_file(options, "screening") as path:
         jobs = 1 if options.quick else options.jobs
         for case in run_cases("screening", cases, partial(measure, rounds), header, jobs, path):
-            print({key: value for key, value in case.items()}, flush=True)
+            print(case, flush=True)
         measured = json.loads(path.read_text())["cases"]
     print(false_positives(measured), poison(measured), sep="\n")
 

@@ -48,7 +48,7 @@ def forge(
     """
     received = rule.round.received
     bad = sorted(client for client in updates if client in attackers)
-    if not bad or round < attack.from_round or attack.kind == "label_flip":
+    if not bad or round < attack.from_round or (attack.kind in POISONING and attack.strength == 1):
         return dict(updates)
     honest = [client for client in sorted(updates) if client not in attackers] or bad
     known = torch.stack([updates[client].parameters for client in honest]) - received  # (H, P)
@@ -93,7 +93,7 @@ def forged_update(kind: str, own: Tensor, honest: Tensor, strength: float, key: 
     match kind:
         case "sign_flip":
             return -strength * own
-        case "scale" | "backdoor":
+        case "scale" | "label_flip" | "backdoor":
             return strength * own
         case "gaussian":
             return strength * seeds.normal(key, own.shape, own.device).to(own.dtype)
@@ -102,7 +102,7 @@ def forged_update(kind: str, own: Tensor, honest: Tensor, strength: float, key: 
         case "alie" | "ipm" | "mimic":
             base, direction = _line(kind, honest)
             return base + strength * direction
-    raise ValueError(f"{kind!r} is not an attack on updates; {', '.join(POISONING)} poison data")
+    raise ValueError(f"{kind!r} is not an attack")
 
 
 def _line(kind: str, honest: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,10 +22,10 @@ bounds what one client can do, whatever the aggregation rule and the components 
     losses      With the losses in descending order L_0 ≥ L_1 ≥ …, one above L_f + k · (L_f − the least) and above
                 k/2 · L_f counts as L_f.
 
-A robust rule compares the updates itself: before one, they are named and rejected, and not clipped. At most f clients of
-a round are rejected: `bad_share` of the method, or less than a third. The thresholds are those at which honest clients
-were practically never rejected: `python -m benchmarks.screening`. Screening does not protect from a majority, or from
-clients that stay within these bounds: use a robust rule against those.
+A robust rule compares the updates itself: before one they are named, or rejected, but not clipped. At most f clients
+of a round are rejected: `bad_share` of the method, or less than a third. The thresholds are those at which honest
+clients were practically never rejected: `python -m benchmarks.screening`. Screening does not protect from a majority,
+or from clients that stay within these bounds: use a robust rule against those.
 """
 
 from __future__ import annotations
