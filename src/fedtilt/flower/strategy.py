@@ -14,7 +14,7 @@ from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import check_state, initial_server, messages_of
 from fedtilt.engine.updates import invalid_updates
 from fedtilt.evaluation.round_metrics import RoundMetrics
-from fedtilt.flower.evaluation import combine_replies, decode_evaluation_reply
+from fedtilt.flower.evaluation import DeclaredSizes, EvaluationReply, combine_replies, decode_evaluation_reply
 from fedtilt.flower.membership import Membership, MissingSitesError, SiteKeys
 from fedtilt.flower.message_fields import decode_model, encode_model
 from fedtilt.flower.messages import decode_train_reply, encode_instruction
@@ -62,6 +62,7 @@ class FedTiltStrategy(Strategy):
         self._requested: dict[int, int] = {}  # site → node, of the requests in flight
         self._selected: list[int] = []  # sites that take part in this round
         self._mechanism = GaussianMechanism.of(settings, info.sites, parts)
+        self._sizes = DeclaredSizes()
         self._releases = 0  # models with noise, also of rounds that were repeated
         self._server: Tensors = initial_server(method, parts, info.sites, net)
         self._jumps = JumpCheck(settings.screen or 0.0, 0, self._server["parameters"])
@@ -167,6 +168,7 @@ class FedTiltStrategy(Strategy):
             self.membership.reject(f"site {site}", reason)
             del accepted[site]
         self._record_participation(round, accepted, rejected, missing)
+        self._sizes.add_training({site: update.samples for site, update in accepted.items()})
         mechanism = self._mechanism and self._mechanism.for_round(round)
         updated = server_update(
             self.method, self._server, accepted, self.settings, mechanism, selected=len(self._selected), round=round,
@@ -242,10 +244,13 @@ class FedTiltStrategy(Strategy):
     def _record_evaluation(self, round: int, replies: Iterable[Message]) -> MetricRecord:
         classes, limit = len(self._info.class_names), self.policy.max_samples
         of_numbers = self._info.target is not None
-        accepted, _, _ = self.membership.collect(
-            "evaluate", self._requested, self._requested, replies,
-            lambda reply: decode_evaluation_reply(reply, round, classes, limit, of_numbers=of_numbers),
-        )  # fmt: skip
+
+        def decode(reply: Message) -> EvaluationReply:
+            decoded = decode_evaluation_reply(reply, round, classes, limit, of_numbers=of_numbers)
+            site = self.membership.site_of(reply.metadata.src_node_id)
+            return decoded if site is None else self._sizes.check_tests(site, decoded)
+
+        accepted, _, _ = self.membership.collect("evaluate", self._requested, self._requested, replies, decode)
         counts, total, summary = combine_replies(accepted, self._info.has_outliers, self.method.has_personal, classes)
         if self._mechanism is not None:
             summary = summary._replace(privacy=self._mechanism.loss(self._releases))
