@@ -37,7 +37,7 @@ DIVISIONS: dict[str, dict[str, Any]] = {
     "dirichlet": {"clients": 20, "partition": "dirichlet", "alpha": 1.0, "max_train": 500},
     "two classes": {
         "data": "digits",
-        "clients": 10,
+        "clients": 15,
         "classes_per_client": 2,
         "train": {"epochs": 2, "batch_size": 10, "lr": 0.05},
     },

@@ -51,9 +51,8 @@ class Aggregator(Component):
         """One message (M,) of those of the clients (C, M): by the rule if it is robust, else their mean."""
         if not self.is_robust:
             return messages.mean(0)
-        rule = replace(self, radius=None) if hasattr(self, "radius") else self  # a given radius is of updates
         around = replace(round, received=torch.zeros_like(messages[0]), root=None, weights=None)
-        return rule.aggregate(messages, around, rule.init(messages[0], round.population))[0]
+        return self.aggregate(messages, around, self.init(messages[0], round.population))[0]
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,10 @@ class Clipped(Aggregator):
 
     def _combine(self, models: Any, round: ServerRound) -> Tensor:
         return type(self).function(models, round.received, self.radius)
+
+    def combine_messages(self, messages: Tensor, round: ServerRound) -> Tensor:
+        """With the median length: the radius is of updates."""
+        return type(self).function(messages, torch.zeros_like(messages[0]), None)
 
 
 @dataclass(frozen=True)
