@@ -1,5 +1,6 @@
 """A local job: one model that is trained on one client's batches in one round."""
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -177,7 +178,7 @@ class Batches:
             for k, batch in enumerate(split(x, sizes)):
                 yield Batch(batch, labels[k], [codes[k] for codes in levels], None if weights is None else weights[k])
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Samples of the largest batch."""
         return int(self.bounds.diff().max()) if self.per_epoch else 0

@@ -17,11 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils._pytree import tree_map
 
 from fedtilt.data.groups import CLASS
-from fedtilt.data.inputs import Inputs
+from fedtilt.data.inputs import Inputs, take, to_device
 from fedtilt.math.losses import cross_entropy
+from fedtilt.models import logits
 from fedtilt.optimizers import SGD
 from fedtilt.parts import buffers_to_vector
 from fedtilt.training.local_job import Batches, LocalJob, Trained
@@ -92,22 +94,20 @@ def _unsupported_reason(model: nn.Module, recipe: Recipe, sample: Inputs | None)
                 return f"the buffers of layer {name!r} ({type(layer).__name__}) change in training"
     if sample is None:
         return None
-    if not (isinstance(sample, Tensor) and sample.is_floating_point()):
-        return "the inputs are not one tensor of floating-point numbers"
     if not _can_vmap(model, recipe, sample):  # the modules alone do not show what `forward` does
         return "the model or the loss cannot be batched over jobs: it draws random numbers, or branches on values"
     return None
 
 
-def _can_vmap(model: nn.Module, recipe: Recipe, sample: Tensor) -> bool:
+def _can_vmap(model: nn.Module, recipe: Recipe, sample: Inputs) -> bool:
     theta = torch.zeros(ParameterRows(model).row_length, device=next(model.parameters()).device)
     buffers = buffers_to_vector(model, recipe.buffer_names) if recipe.trains_buffers else theta[:0]
     y, one = torch.zeros(1, dtype=torch.long, device=theta.device), theta.new_ones(1)
     groups, tilts = y.expand(len(recipe.groups), 1), one.expand(len(recipe.groups) + 1)
-    of_a_job = theta, buffers, sample.to(theta.device), y, groups, one, tilts, one[0], y[0]
+    of_a_job = theta, buffers, to_device(sample, theta.device), y, groups, one, tilts, one[0], y[0]
     try:
         gradient = StackedGradient(model, recipe, theta.device, "float32")
-        gradient(y[0], gradient.constants, *(value.expand(2, *value.shape) for value in of_a_job))  # two jobs
+        gradient(y[0], gradient.constants, *tree_map(lambda t: t.expand(2, *t.shape), of_a_job))  # two jobs
     except RuntimeError:
         return False
     return True
@@ -185,9 +185,8 @@ def _check_single_samples(model: nn.Module, batches: Sequence[Batches]) -> None:
     """Let torch refuse a batch of one sample, where BatchNorm has one value per channel and no variance."""
     single = next((data for data in batches if data.bounds.diff().min() == 1), None)
     if single is not None:
-        assert isinstance(single.x, Tensor)
         with torch.no_grad():
-            copy.deepcopy(model).to(single.x.device).train()(single.x[:1])
+            logits(copy.deepcopy(model).to(single.y.device).train(), take(single.x, slice(0, 1)))
 
 
 # How many jobs of a model fit into memory at once, once that is known.
