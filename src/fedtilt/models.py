@@ -284,8 +284,16 @@ def functional_logits(model: nn.Module, tensors: Mapping[str, Tensor], x: Inputs
 
 
 def output_logits(output: Any) -> Tensor:
-    """A tensor as it is; the `.logits` of an output object, as the models of Hugging Face return."""
-    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
+    """A tensor as it is; of an object or a dictionary its `logits`, as Hugging Face has them; of a tuple the first."""
+    if isinstance(output, Tensor):
+        return output
+    if hasattr(output, "logits"):
+        output = output.logits
+    elif isinstance(output, Mapping) and "logits" in output:
+        output = output["logits"]
+    elif isinstance(output, tuple) and output:
+        output = output[0]
+    return output  # type: ignore[no-any-return]
 
 
 def copy_with_parameters(model: nn.Module, parameters: Mapping[str, Tensor]) -> nn.Module:

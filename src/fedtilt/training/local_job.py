@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -181,7 +182,7 @@ class Batches:
     @functools.cached_property
     def size(self) -> int:
         """Samples of the largest batch."""
-        return int(self.bounds.diff().max()) if self.per_epoch else 0
+        return int(np.diff(self.bounds.numpy()).max(initial=0))
 
     @property
     def per_epoch(self) -> int:

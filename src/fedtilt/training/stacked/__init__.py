@@ -29,11 +29,14 @@ from fedtilt.parts import buffers_to_vector
 from fedtilt.training.local_job import Batches, LocalJob, Trained
 from fedtilt.training.stacked.batch_norm import BATCH_NORMS
 from fedtilt.training.stacked.buffers import Recipe
+from fedtilt.training.stacked.functions import batched_functions
 from fedtilt.training.stacked.layers import ParameterRows, stackable_copy
+from fedtilt.training.stacked.recurrent import can_unroll
 from fedtilt.training.stacked.stack import Stack, StackSizes
 from fedtilt.training.stacked.vmap_step import StackedGradient
 
 __all__ = [
+    "batched_functions",
     "can_stack",
     "clear_cache",
     "special_reason",
@@ -43,7 +46,6 @@ __all__ = [
     "unsupported_reason",
 ]
 
-_UNSUPPORTED = (nn.RNNBase, nn.RReLU)
 _MAX_JOBS = 65_535  # the limit of a CUDA grid dimension
 _STEP_OVERHEAD = 16  # a step takes some time whatever the number of jobs, about as long as so many jobs
 _LONGER = 1.25  # by so much must jobs be longer than others to be a stack of their own
@@ -85,7 +87,7 @@ def can_stack(model: nn.Module, sample: Inputs) -> bool:
 
 def _unsupported_reason(model: nn.Module, recipe: Recipe, sample: Inputs | None) -> str | None:
     for name, layer in model.named_modules():
-        if isinstance(layer, _UNSUPPORTED):
+        if isinstance(layer, nn.RReLU) or (isinstance(layer, nn.RNNBase) and not can_unroll(layer)):
             return f"layer {name!r} ({type(layer).__name__}) cannot be batched over jobs"
     if recipe.trains_buffers:
         for name in recipe.buffer_layers:

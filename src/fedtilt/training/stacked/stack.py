@@ -50,7 +50,6 @@ class StackSizes(NamedTuple):
             target_type=batches[0].y.dtype,
         )
 
-
     @property
     def sample_shape(self) -> tuple[int, ...] | None:
         """The shape of a sample that is one tensor of numbers; None: it is another."""

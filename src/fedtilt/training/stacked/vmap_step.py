@@ -11,12 +11,12 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from fedtilt.data.inputs import Inputs
 from fedtilt.math.tilt import nested_tilt, nested_tilt_grad
 from fedtilt.models import functional_logits, trained_parameters
-from fedtilt.training.dropout import keyed_dropout
 from fedtilt.training.local_job import MIN_UTILITY
 from fedtilt.training.precision import autocast
 from fedtilt.training.stacked.batch_norm import Constants, PaddedBatchNorms
 from fedtilt.training.stacked.buffers import Buffers, Recipe
 from fedtilt.training.stacked.compilation import compile_function
+from fedtilt.training.stacked.functions import batched_functions
 from fedtilt.training.stacked.layers import ParameterRows, stackable_copy
 from fedtilt.training.stacked.optimizers import optimizer_step
 
@@ -61,7 +61,7 @@ class StackedGradient:
             utility: see `LocalJob` (L,); used if the recipe has it
             dropout_key: of the masks (L,)
         """
-        with keyed_dropout() as self._masks:
+        with batched_functions() as self._masks:
             return self._batched(
                 step, constants, theta, model_buffers, x, y, groups, weights, tilts, utility, dropout_key
             )
@@ -100,7 +100,9 @@ class VmapStep:
         self._optimizer, self._special, self._buffers = recipe.optimizer, recipe.special, buffers
         self._tensors, self._layout = tree_flatten(buffers)  # inputs may be a dictionary
         self._gradient = StackedGradient(model, recipe, device, precision)
-        self._compiled = device.type == "cuda" if compiled is None else compiled
+        # recurrent layers have a few operations for every step of a sequence: too many to compile
+        is_recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
+        self._compiled = device.type == "cuda" and not is_recurrent if compiled is None else compiled
 
     def __call__(self, offset: int = 0) -> None:
         """Run step number `first_step + offset`; first_step is on the device."""
