@@ -1,4 +1,4 @@
-"""The benchmarks by which other simulators compare themselves, run here: a round of ours, and of theirs where it installs.
+"""The benchmarks by which other simulators compare themselves, run here: ours, and theirs where it installs.
 
     PYTHONPATH=src python -m benchmarks.others --out others.json        # those for a GPU and those for a CPU
     PYTHONPATH=src python -m benchmarks.others --case flute-mnist       # one of them
@@ -6,8 +6,8 @@
 
 Random samples of the sizes that a benchmark has: their content does not change the cost. The first round, which
 compiles, is timed by itself; a round is the mean of those that follow, with the evaluations that the benchmark asks
-for. pfl (0.6.0) is run in the same process where it can be imported, with the same model, samples and recipe. Figures
-that others publish are marked as such, and were measured on their machines.
+for. pfl is run in the same process where it can be imported (`pip install pfl==0.6.0`), with the same model, samples
+and recipe. Figures that others publish are marked as such, and were measured on their machines.
 """
 
 import argparse

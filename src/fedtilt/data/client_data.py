@@ -269,7 +269,7 @@ class ClientData:
         if all(self._outlier_flags[client] for client in clients):
             return changed_x, changed_y
         affected = self.has_outliers[clients].repeat_interleave(torch.tensor(sizes)).to(device)
-        if isinstance(x, Tensor) and changed_x is not x:
+        if isinstance(x, Tensor) and isinstance(changed_x, Tensor) and changed_x is not x:
             changed_x = torch.where(affected.reshape(-1, *[1] * (x.dim() - 1)), changed_x, x)
         return changed_x, torch.where(affected, changed_y, y)
 

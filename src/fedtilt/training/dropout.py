@@ -31,7 +31,7 @@ class Masks(threading.local):
     def __init__(self) -> None:
         self._step: tuple[Tensor, Tensor | int] | None = None
         self._key: Tensor | None = None  # of the step; computed for the first mask
-        self._calls = 0
+        self.shapes: list[tuple[int, ...]] = []  # of the masks of this forward pass
 
     def start(self, key: Tensor, step: Tensor | int) -> None:
         """Begin the forward pass of a step.
@@ -40,7 +40,7 @@ class Masks(threading.local):
             key: of the client's batches, int64, without dimensions
             step: its number
         """
-        self._step, self._key, self._calls = (key, step), None, 0
+        self._step, self._key, self.shapes = (key, step), None, []
 
     def stop(self) -> None:
         """Return to torch's generators."""
@@ -56,8 +56,8 @@ class Masks(threading.local):
         assert self._step is not None
         if self._key is None:
             self._key = seeds.mix(seeds.mix(self._step[0]) + self._step[1])
-        self._calls += 1
-        key = seeds.mix(self._key + self._calls)
+        self.shapes.append(shape)
+        key = seeds.mix(self._key + len(self.shapes))
         low, high = ((half & 0xFFFFFFFF) - (1 << 31) for half in (key, key >> 32))
         z = torch.arange(math.prod(shape), dtype=torch.int32, device=device).reshape(shape) ^ low.to(torch.int32)
         z = (z ^ _shift_right(z, 16)) * 0x7FEB352D  # Wellons' finaliser for 32 bits, with the key in two halves

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtilt.training.dropout import Masks, keyed_dropout, written_out_attention
+from fedtilt.training.dropout import Functions, Masks, keyed_dropout, written_out_attention
 from fedtilt.training.stacked.layers import models_first
 
 _TORCH_EMBEDDING = F.embedding
@@ -21,7 +21,7 @@ def batched_functions() -> Iterator[Masks]:
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # of transformers in evaluation: it does not batch
     try:
-        replaced = {"embedding": _embedding, "scaled_dot_product_attention": written_out_attention}
+        replaced: Functions = {"embedding": _embedding, "scaled_dot_product_attention": written_out_attention}
         with keyed_dropout(replaced) as masks:
             yield masks
     finally:
@@ -29,8 +29,8 @@ def batched_functions() -> Iterator[Masks]:
 
 
 def _embedding(
-    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False, sparse: bool = False,
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor:  # fmt: skip
     if max_norm is not None:
         raise RuntimeError("an embedding with max_norm changes its own weights")

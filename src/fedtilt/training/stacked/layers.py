@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
 from fedtilt.models import trained_parameters
-from fedtilt.training.stacked.recurrent import can_unroll, unroll
+from fedtilt.training.stacked.recurrent import unroll, unroll_reason
 
 _ALIGNMENT = 64  # the products are slower where the rows of a stack do not begin at a multiple of 16 bytes
 
@@ -218,7 +218,7 @@ def stackable_copy(model: nn.Module) -> nn.Module:
             layer.__class__ = _MatmulConv2d
         elif type(layer) is nn.AdaptiveAvgPool2d and layer.output_size in (1, (1, 1)):
             layer.__class__ = _MeanPool2d
-        elif isinstance(layer, nn.RNNBase) and can_unroll(layer):
+        elif isinstance(layer, nn.RNNBase) and unroll_reason(layer) is None:
             unroll(layer)
     return net
 

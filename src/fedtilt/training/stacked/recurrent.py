@@ -10,9 +10,13 @@ from torch import Tensor, nn
 State = tuple[Tensor, ...]  # (h,), or (h, c) of an LSTM, each (B, H)
 
 
-def can_unroll(layer: nn.RNNBase) -> bool:
-    """Whether `unroll` knows this layer."""
-    return type(layer) in _CELLS and not layer.proj_size
+def unroll_reason(layer: nn.RNNBase) -> str | None:
+    """Why `unroll` does not know this layer, as a clause; None if it does."""
+    if type(layer) not in _CELLS or layer.proj_size:
+        return "cannot be batched over jobs"
+    if layer.dropout and layer.num_layers > 1:
+        return "draws the dropout between its layers from torch's generator; use nn.Dropout between single layers"
+    return None
 
 
 def unroll(layer: nn.RNNBase) -> None:
@@ -54,8 +58,6 @@ class _Unrolled(nn.RNNBase):
         directions = 2 if self.bidirectional else 1
         ends: list[State] = []
         for number in range(self.num_layers):
-            if number and self.dropout:
-                x = F.dropout(x, self.dropout, self.training)
             outputs = []
             for direction in range(directions):
                 zero = x.new_zeros(x.shape[1], self.hidden_size)

@@ -40,6 +40,7 @@ class StackedGradient:
         else:
             for name in recipe.buffer_layers:  # frozen: their layers use them as in evaluation
                 net.get_submodule(name).eval()
+        self.mask_shapes: list[tuple[int, ...]] = []  # of the dropout masks of the last call
         self._batched = vmap(grad(self._loss, argnums=2, has_aux=True), in_dims=(None, None, *(0,) * 9))
 
     def __call__(
@@ -62,9 +63,11 @@ class StackedGradient:
             dropout_key: of the masks (L,)
         """
         with batched_functions() as self._masks:
-            return self._batched(
+            result = self._batched(
                 step, constants, theta, model_buffers, x, y, groups, weights, tilts, utility, dropout_key
             )
+            self.mask_shapes = self._masks.shapes
+            return result
 
     def _loss(
         self, step: Tensor, constants: Mapping[str, Tensor], theta: Tensor, model_buffers: Tensor, x: Inputs, y: Tensor,
