@@ -347,8 +347,6 @@ def check(model: nn.Module) -> None:
             )
         if isinstance(layer, torch.jit.ScriptModule | nn.DataParallel):
             raise InputError(f"a {type(layer).__name__} does not take other parameters; pass the module inside it")
-    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
-        raise InputError("the model has lazy layers, whose weights are not initialised yet; give them their sizes")
     trained = trained_parameters(model)
     if not trained:
         frozen = sum(1 for _ in model.parameters())

@@ -48,11 +48,12 @@ class TrainedRun(NamedTuple):
 
     def method(self, name: str | None) -> str:
         """The name of a method of the run; None: its only one."""
-        if name is None and len(self.server) > 1:
-            raise InputError(f"{self.source} has the methods {', '.join(self.server)}; choose one with --method")
-        name = next(iter(self.server)) if name is None else name
+        names = list(self.fingerprint["methods"])
+        if name is None and len(names) > 1:
+            raise InputError(f"{self.source} has the methods {', '.join(names)}; choose one with --method (method=…)")
+        name = names[0] if name is None else name
         if name not in self.server:
-            raise InputError(f"{self.source} has no method {name!r}; it has {', '.join(self.server)}")
+            raise InputError(f"{self.source} has no method {name!r}; it has {', '.join(names)}")
         return name
 
     def client_number(self, client: int | str | None) -> int | None:
