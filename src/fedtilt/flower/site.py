@@ -40,6 +40,7 @@ from fedtilt.flower.training_history import TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.models import recipe
 from fedtilt.parts import Parts, Tensors, constants_of
+from fedtilt.storage.evaluations import write_counts
 from fedtilt.storage.run_folder import RunFolder, model_description
 from fedtilt.training import LocalJob, Trained, choose_backend
 
@@ -209,8 +210,7 @@ class Site:
         names, has_outliers = self.federation.class_names, self.federation.has_outliers[own]
         fingerprint = task_fingerprint(self.task, data.name, self.federation.clients, names, self.model, self.parts)
         write_json(self.folder / "fingerprint.json", fingerprint)
-        run_folder = RunFolder(self.folder)
-        run_folder.describe(
+        RunFolder(self.folder).describe(
             clients=[self.federation.client_names[self.number]],
             classes=names,
             group=self.federation.label_group,
@@ -222,12 +222,14 @@ class Site:
         )
         if not method.has_personal:  # the site uses the shared model, with parts of its own
             write_tensors(self.folder / "shared.safetensors", received)
-        run_folder.evaluations.restore(round - 1, [method.name], lambda _: True, _log.warning)
+        evaluation = self.folder / "evaluation.json"
+        evaluation.unlink(missing_ok=True)
         if total[own].any():
             of_site = counts.of_clients(own)
             groups = {self.federation.label_group: names} | group_names(self.federation)  # in the order of the counts
             summary = round_metrics(of_site, total[own], has_outliers, groups)
-            run_folder.evaluations.record(round, {method.name: summary}, {method.name: of_site}, total[own])
+            write_counts(self.folder / "counts.safetensors", {method.name: of_site}, total[own])
+            write_json(evaluation, summary.to_json())
 
     def _declared(self, evaluator: Evaluator, counts: Counts, state: FederationState) -> Declared:
         """What the site declares beside its counts by class: sums of groups that are not too small, own metrics."""

@@ -13,6 +13,7 @@ from fedtilt.evaluation.metrics import Counts
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.files import interpreting, read_json, read_tensors
 from fedtilt.parts import Tensors
+from fedtilt.storage.evaluations import read_counts
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.provenance import is_started, read_record, seed_folder
 from fedtilt.storage.run_folder import RunFolder
@@ -129,9 +130,14 @@ def _read_site(folder: Path) -> TrainedRun:
         stored, shared = report["file"], folder / "shared.safetensors"
         kept = {} if stored is None else read_tensors(folder / Path(stored).parent.name / Path(stored).name)
         server = read_tensors(shared) if shared.exists() else {}
+        evaluation = None
+        if (folder / "evaluation.json").exists():
+            counts, total = read_counts(folder / "counts.safetensors")
+            summary = RoundMetrics.from_json(read_json(folder / "evaluation.json"))
+            evaluation = Evaluation(summary, counts[method], total)
         return TrainedRun(
             str(folder), fingerprint, run_folder.description(), run_folder.constants(), {method: server},
-            lambda *_: kept, round, lambda name: _evaluation(run_folder, round, name), own_client=0,
+            lambda *_: kept, round, lambda _: evaluation, own_client=0,
         )  # fmt: skip
 
 
