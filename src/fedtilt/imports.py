@@ -3,7 +3,7 @@
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, cast
 
 from fedtilt.errors import InputError
@@ -17,15 +17,6 @@ def is_function_path(path: str) -> bool:
     """
     module_name, _, function_name = path.partition(":")
     return function_name.isidentifier() and all(part.isidentifier() for part in module_name.split("."))
-
-
-def check_name(name: str, what: str, choices: Iterable[str]) -> None:
-    """Raise InputError for a name that is neither built in nor a function's; nothing is imported."""
-    if name not in choices and not is_function_path(name):
-        raise InputError(
-            f"unknown {what} {name!r}; choose one of {', '.join(choices)}, or name your own function as "
-            "package.module:function"
-        )
 
 
 def find_modules_in(folder: str | os.PathLike[str]) -> None:

@@ -180,11 +180,11 @@ def most_robust(methods: Sequence[Method]) -> str:
 
 
 def audit_samples(method: str, client_states: ClientStates, federation: Federation) -> Audit:
-    """The audit of a run by one of its methods, from what its clients keep.
+    """The audit of a run by one of its methods, from the states of its clients.
 
     Args:
         method: the name of the method
-        client_states: what the clients keep
+        client_states: the states of the clients
         federation: their data
     """
     if federation.target is not None:

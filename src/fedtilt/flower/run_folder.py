@@ -30,7 +30,7 @@ from fedtilt.flower.training_history import Change, JumpCheck, TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors, constants_of, tied_parameters
 from fedtilt.spec import dump
-from fedtilt.storage.provenance import record_environment, seed_folder, settings_of
+from fedtilt.storage.provenance import record_environment, recorded_settings, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 
 
@@ -266,7 +266,7 @@ class ServerRunFolder:
         }
         return {
             "runner": "flower",
-            **settings_of([self._task.method], self._task.settings),
+            **recorded_settings([self._task.method], self._task.settings),
             "data": self._info.data,
             "outliers": self._task.spec.outliers.to_outliers().to_json(),
             "clients": self._info.sites,
