@@ -1,4 +1,4 @@
-"""Functions of the user that a spec names."""
+"""Import what is named at run time: packages that are extras, and functions of the user that a spec names."""
 
 import importlib
 import os
@@ -7,6 +7,17 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from fedtilt.errors import InputError
+
+
+def import_extra(module: str, what: str, extra: str) -> Any:
+    """A package of an extra, or an InputError that says what needs it, and how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # it is installed, and imports another that is not
+        package = {"PIL.Image": "Pillow", "dp_accounting": "dp-accounting", "ray": "Ray"}.get(module, module)
+        raise InputError(f'{what} needs {package}, which is not installed; pip install "fedtilt[{extra}]"') from None
 
 
 def is_function_path(path: str) -> bool:

@@ -1,6 +1,5 @@
 """Export trained models: their state and the metadata to use them, also as ONNX files."""
 
-import importlib
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ from fedtilt.data.naming import client_number
 from fedtilt.engine.client_states import FederationState
 from fedtilt.errors import InputError
 from fedtilt.files import interpreting, write_bytes
+from fedtilt.imports import import_extra
 from fedtilt.models import logits
 from fedtilt.parts import LAST_LAYER, Tensors, match_names, named_pieces
 from fedtilt.runs.spec_run import open_seed
@@ -167,8 +167,8 @@ def write_onnx(
         example: a batch of at least two samples
         metadata: texts to store in the file
     """
-    onnx, runtime = (_import(name) for name in ("onnx", "onnxruntime"))
-    _import("onnxscript")  # torch.onnx needs it
+    # torch.onnx needs the last
+    onnx, runtime, _ = (import_extra(n, "an ONNX file", "onnx") for n in ("onnx", "onnxruntime", "onnxscript"))
     model = _OneInput(model).eval()
     with _quiet():
         batch = {0: torch.export.Dim("batch")}
@@ -219,10 +219,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def _import(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(f'an ONNX file needs {module}, which is not installed; pip install "fedtilt[onnx]"') from error
