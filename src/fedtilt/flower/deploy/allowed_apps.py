@@ -15,6 +15,7 @@ from fedtilt.flower.deploy.project import check_project
 
 ALLOWED_VARIABLE = "FEDTILT_ALLOWED_APPS"  # the file of a site
 FILE_NAME = "allowed_apps"
+ACCEPT_ALL = "accept-all-settings"  # in --node-config: the server may override all of spec.toml, as in a local cluster
 _PREFIX = "sha256:"
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from fedtilt.errors import InputError
 from fedtilt.files import private_folder, read_json, write_bytes, write_json
 from fedtilt.flower.deploy import processes, programs
-from fedtilt.flower.deploy.allowed_apps import ALLOWED_VARIABLE, FILE_NAME, allow, app_digest
+from fedtilt.flower.deploy.allowed_apps import ACCEPT_ALL, ALLOWED_VARIABLE, FILE_NAME, allow, app_digest
 from fedtilt.flower.deploy.credentials import KEYS_VARIABLE, make_authority, make_server_certificate, make_site_key
 from fedtilt.flower.deploy.machines import make_port_certificates, make_secret, make_token, write_flwr_config
 from fedtilt.flower.deploy.processes import Process
@@ -191,7 +191,7 @@ class LocalCluster:
         """Start the SuperNode of a site and its SuperExec."""
         folder, port = self.home / f"site-{site}", free_port()
         secret = make_secret(folder)
-        config = {"partition-id": site, "state-dir": str(folder / "state"), **(node_config or {})}
+        config = {"partition-id": site, "state-dir": str(folder / "state"), ACCEPT_ALL: True, **(node_config or {})}
         own, credentials = None, None
         if self._authority is not None:
             own = make_port_certificates(folder / "port")
