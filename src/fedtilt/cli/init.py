@@ -26,17 +26,11 @@ def init(
     schema: Schema = None,
     every_key: Annotated[bool, typer.Option("--all", help="Write and explain every key.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
-    reference: Annotated[
-        bool, typer.Option("--reference", hidden=True, help="Print the text of docs/spec.md.")
-    ] = False,
     json_schema: Annotated[
         bool, typer.Option("--json-schema", help="Print a JSON schema of specs, for editors, in place of a spec.")
     ] = False,
 ) -> None:
     """Write a spec to start from: the built-in spec digits, or one for your own table."""
-    if reference:
-        echo(spec.reference().rstrip("\n"))
-        return
     if json_schema:
         echo(spec.json_schema().rstrip("\n"))
         return

@@ -51,7 +51,7 @@ class DataSpec:
     drop: tuple[Name, ...] = setting((), "columns to leave out", allowed='a list of columns of file, such as ["id"]')
     split: Name | None = setting(
         None,
-        "a column of file with train and test in it; left out: test data is drawn",
+        "a column of file with train and test in it; default: test data is drawn",
         example="fold",
         allowed="a column of file",
     )
@@ -76,14 +76,14 @@ class DataSpec:
     )
     image_size: int | tuple[int, int] | None = setting(
         None,
-        "height and width to resize images to, or one number for both; left out: they all have the same",
+        "height and width to resize images to, or one number for both; default: they all have the same",
         ge=1,
         example=32,
         allowed="a whole number ≥ 1, or a list of two",
     )
     image_channels: int | None = setting(
         None,
-        "the channels to convert images to: 1 (grey), 3 (colour) or 4 (with transparency); left out: they all have the "
+        "the channels to convert images to: 1 (grey), 3 (colour) or 4 (with transparency); default: they all have the "
         "same",
         choices=MODES,
         example=3,
@@ -97,7 +97,7 @@ class DataSpec:
     )
     test_share: float | None = setting(
         None,
-        "the share of each client's rows of file, or images, that is test data; left out: 0.25",
+        "the share of each client's rows of file, or images, that is test data; default: 0.25",
         gt=0,
         lt=1,
         example=0.25,
@@ -119,7 +119,7 @@ class DataSpec:
     )
     schema: str | None = setting(
         None,
-        "what the columns of file are, as `fedtilt data schema` writes it; left out: it is inferred",
+        "what the columns of file are, as `fedtilt data schema` writes it; default: it is inferred",
         example="schema.json",
         allowed="a schema file; a path relative to the spec",
     )

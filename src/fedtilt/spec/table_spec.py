@@ -23,11 +23,11 @@ def table_spec(
         file: the file that the spec will be written to; its paths are relative to it
         table: the table, or a folder of tables
         target: the column of the labels, or of the numbers to predict
-        client: the column of the clients; left out: the rows are divided among a few simulated clients
-        group: the columns of groups; left out: FedTilt is fair to the classes
+        client: the column of the clients; default: the rows are divided among a few simulated clients
+        group: the columns of groups; default: FedTilt is fair to the classes
         drop: columns to leave out
         schema: a schema file
-        task: "classification" or "regression"; left out: the schema's, else classification
+        task: "classification" or "regression"; default: the schema's, else classification
     """
     data = open_table(table, {"target": target, "client": client, "group": group}, drop, schema, task=task).to_dataset()
     paths = {"file": table, "schema": schema}

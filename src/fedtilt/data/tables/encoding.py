@@ -7,8 +7,7 @@ import numpy as np
 
 from fedtilt.data.tables.reader import TableReader, columns_at_once, map_columns
 from fedtilt.data.tables.schema import Column, Schema
-from fedtilt.data.tables.values import ColumnValues, check_finite, read_values
-from fedtilt.errors import InputError
+from fedtilt.data.tables.values import BadCells, ColumnValues, check_finite, read_values
 
 _TOGETHER = 14  # inputs
 _BLOCK = 1 << 16  # numbers that are turned from columns into rows at once
@@ -100,12 +99,9 @@ def _standardise(scaled: np.ndarray, column: Column, values: np.ndarray) -> bool
     return bool(np.isfinite(scaled).all())
 
 
-def _too_far(reader: TableReader, column: Column, values: np.ndarray, scaled: np.ndarray) -> InputError:
-    position = int(np.isfinite(scaled).argmin())
-    return InputError(
-        f"table {reader.name} has {values[position]:g} in {reader.rows[position]}, column {column.name!r}, which is "
-        f"too far from the training rows (mean {column.mean:g}) for float32; correct the cell or empty it"
-    )
+def _too_far(reader: TableReader, column: Column, values: np.ndarray, scaled: np.ndarray) -> BadCells:
+    cells = {int(row): f"{values[row]:g}" for row in np.flatnonzero(~np.isfinite(scaled))}
+    return BadCells(reader, column.name, cells, f"is too far from the training rows (mean {column.mean:g}) for float32")
 
 
 def _fill_names(inputs: np.ndarray, reader: TableReader, column: Column, cells: ColumnValues) -> None:

@@ -4,12 +4,13 @@ import csv
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
+import numpy as np
 import pyarrow as pa
 
 from fedtilt.data.dataset import Dataset
@@ -45,6 +46,7 @@ class TableReader:
     title: str  # of the data set
     name: str  # of the files, in error messages
     tables: tuple[ClientTable, ...]
+    gaps: Mapping[str, Collection[int]] = field(default_factory=dict)  # column → rows whose cells count as missing
 
     def __len__(self) -> int:
         return sum(len(table.rows) for table in self.tables)
@@ -64,8 +66,20 @@ class TableReader:
         names = tuple(names)
         return replace(self, tables=tuple(_with_missing(table, names) for table in self.tables))
 
+    def with_gaps(self, column: str, rows: Collection[int]) -> "TableReader":
+        """The same table, in which these cells of a column are missing."""
+        return replace(self, gaps={**self.gaps, column: {*self.gaps.get(column, ()), *rows}})
+
     def read(self, column: str) -> pa.ChunkedArray:
         """One column; the files' types become one: float64 for numbers, text if they differ otherwise."""
+        found = self._read(column)
+        if column not in self.gaps:
+            return found
+        mask = np.zeros(len(self), bool)
+        mask[list(self.gaps[column])] = True
+        return found.take(pa.array(np.arange(len(self)), mask=mask))  # a missing position gives a missing cell
+
+    def _read(self, column: str) -> pa.ChunkedArray:
         arrays = [_decoded(table.read(column)) for table in self.tables]
         if len(arrays) == 1:
             return arrays[0]

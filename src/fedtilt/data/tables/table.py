@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from fedtilt.data.tables.reader import Source, TableReader, open_reader
 from fedtilt.data.tables.rows import LabelledRows, label_rows
 from fedtilt.data.tables.schema import ROLES, Column, Schema, read_schema
 from fedtilt.data.tables.summary import SiteSummary, summarise_sites
-from fedtilt.data.tables.values import ColumnValues, read_names, read_values
+from fedtilt.data.tables.values import BadCells, ColumnValues, read_names, read_values
 from fedtilt.errors import InputError
 
 Roles = Mapping[str, str | int | Sequence[str | int] | None]  # the columns that are no features, by what they are
@@ -72,6 +72,38 @@ def transform(source: Source, *, like: Dataset | Schema | str | os.PathLike[str]
         like: the data set that `table` returned, its schema, or the path of an exported model, a run folder or a
             schema file
     """
+    reader, schema = open_new_rows(source, like)
+    return torch.from_numpy(encode(reader, schema, [np.arange(len(reader))])[0])
+
+
+class NewRows(NamedTuple):
+    """New rows of a table, with those that cannot be used named instead of raised."""
+
+    x: Tensor  # the model's input, (N, inputs); in a row that cannot be used, bad cells count as missing
+    problems: dict[int, str]  # row → why it cannot be used
+    reader: TableReader
+    schema: Schema
+
+
+def new_rows(source: Source, like: Dataset | Schema | str | os.PathLike[str]) -> NewRows:
+    """`transform`, in which a cell that cannot be used costs its row, not all rows."""
+    reader, schema = open_new_rows(source, like)
+    problems: dict[int, str] = {}
+    while True:
+        try:
+            return NewRows(
+                torch.from_numpy(encode(reader, schema, [np.arange(len(reader))])[0]), problems, reader, schema
+            )
+        except BadCells as bad:
+            if not bad.reasons.keys() - set(reader.gaps.get(bad.column, ())):
+                raise  # it does not help that they are missing
+            for row, reason in bad.reasons.items():
+                problems.setdefault(row, reason)
+            reader = reader.with_gaps(bad.column, bad.reasons.keys())
+
+
+def open_new_rows(source: Source, like: Dataset | Schema | str | os.PathLike[str]) -> tuple[TableReader, Schema]:
+    """A table that has the columns that a model was trained on, and its schema."""
     if not isinstance(like, Dataset | Schema | str | os.PathLike):
         raise InputError(
             f"like is a {type(like).__name__}; give a data set, a schema, or the path of an exported model"
@@ -91,7 +123,7 @@ def transform(source: Source, *, like: Dataset | Schema | str | os.PathLike[str]
     incomplete = next((column.name for column in features if not column.is_complete), None)
     if incomplete is not None:
         raise InputError(f"the schema has no statistics of column {incomplete!r}; write it with fedtilt data schema")
-    return torch.from_numpy(encode(reader, schema, [np.arange(len(reader))])[0])
+    return reader, schema
 
 
 @dataclass(frozen=True)

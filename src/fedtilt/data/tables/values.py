@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -71,7 +71,7 @@ def read_values(
     if kind == "yes/no":
         bad = np.flatnonzero(~(np.isnan(values) | (values == 0) | (values == 1)))
         if len(bad):
-            raise _bad_cell(reader, name, f"{values[bad[0]]:g}", int(bad[0]), "yes/no columns have 0 and 1")
+            raise BadCells(reader, name, {int(i): f"{values[i]:g}" for i in bad}, "yes/no columns have 0 and 1")
     return ColumnValues(kind or found, values=values)
 
 
@@ -107,17 +107,28 @@ def read_target(reader: TableReader, target: str) -> ColumnValues:
 
 def check_finite(reader: TableReader, name: str, values: np.ndarray) -> None:
     """Raise InputError if a column has an infinite number."""
-    infinite = np.isinf(values)
-    if infinite.any():
-        position = int(infinite.argmax())
-        raise _bad_cell(reader, name, f"{values[position]:g}", position, "features are finite numbers")
+    infinite = np.flatnonzero(np.isinf(values))
+    if len(infinite):
+        raise BadCells(reader, name, {int(i): f"{values[i]:g}" for i in infinite}, "features are finite numbers")
 
 
-def _bad_cell(reader: TableReader, name: str, cell: str, position: int, rule: str) -> InputError:
-    return InputError(
-        f"table {reader.name} has {cell!r} in {reader.rows[position]}, column {name!r}, but {rule}: correct the "
-        f"cell or empty it, or leave the column out: drop = [{name!r}] (data.drop in a spec)"
-    )
+class BadCells(InputError):
+    """Cells of one column that cannot be used; the message is about the first."""
+
+    def __init__(self, reader: TableReader, column: str, cells: Mapping[int, str], rule: str) -> None:
+        """Args:
+        reader: the table
+        column: the name of the column
+        cells: the texts by row
+        rule: what the cells of the column are
+        """
+        position, cell = next(iter(cells.items()))
+        super().__init__(
+            f"table {reader.name} has {cell!r} in {reader.rows[position]}, column {column!r}, but {rule}: correct the "
+            f"cell or empty it, or leave the column out: drop = [{column!r}] (data.drop in a spec)"
+        )
+        self.column = column
+        self.reasons = {row: f"{text!r} in column {column!r}, but {rule}" for row, text in cells.items()}
 
 
 def _all_missing(kind: str | None, length: int) -> ColumnValues:
@@ -270,10 +281,10 @@ class _TextColumn:
         """The values of all rows, from those of the different texts."""
         return ColumnValues(kind, values=np.append(values, math.nan)[self.codes], format=date_format)
 
-    def _bad(self, failures: np.ndarray, rule: str) -> InputError:
-        """The error about the first row whose cell failed."""
-        position = int(np.flatnonzero(np.append(failures, False)[self.codes])[0])
-        return _bad_cell(self.reader, self.name, self.texts[self.codes[position]], position, rule)
+    def _bad(self, failures: np.ndarray, rule: str) -> BadCells:
+        """The error about the rows whose cells failed."""
+        rows = np.flatnonzero(np.append(failures, False)[self.codes])
+        return BadCells(self.reader, self.name, {int(row): self.texts[self.codes[row]] for row in rows}, rule)
 
 
 def to_number(text: str) -> float:
