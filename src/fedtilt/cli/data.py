@@ -28,6 +28,7 @@ from fedtilt.data.published import catalog
 from fedtilt.data.published.entry import Entry
 from fedtilt.data.sources.images import is_manifest
 from fedtilt.data.tables.reader import is_table
+from fedtilt.data.tables.settings import TableSettings
 from fedtilt.data.tables.table import open_table
 from fedtilt.errors import InputError, InputWarning
 from fedtilt.spec import federation_of, load, table_of
@@ -146,8 +147,8 @@ def show_(
                 raise InputError(
                     f"--set {settings[0]} sets a key of a spec, and {source} is a table; use --target, --client"
                 )
-            roles = {"target": target, "client": client, "group": group}
-            dataset = show_table(console, open_table(source, roles, drop or [], schema, task=task))
+            described = TableSettings(target=target, client=client, group=group or None, drop=drop or ())
+            dataset = show_table(console, open_table(source, described, schema, task=task))
             print_warnings(console, [] if dataset is None else warnings_of(dataset))
             return
         options = {"task": task, "target": target, "client": client, "group": group, "drop": drop, "schema": schema}
@@ -191,7 +192,8 @@ def schema_(
         raise InputError(f"{to} already exists; use --force to replace it")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InputWarning)  # `data show` prints them
-        opened = open_table(source, {"target": target, "client": client, "group": group}, drop or [], task=task)
+        described = TableSettings(target=target, client=client, group=group or None, drop=drop or ())
+        opened = open_table(source, described, task=task)
         schema = opened.infer() if target is None else opened.to_dataset().schema
     assert schema is not None
     if kinds:

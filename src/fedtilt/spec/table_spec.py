@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedtilt.data.tables.settings import TableSettings
 from fedtilt.data.tables.table import open_table
 from fedtilt.spec.fields import Spec
 from fedtilt.spec.read import parse
@@ -29,7 +30,8 @@ def table_spec(
         schema: a schema file
         task: "classification" or "regression"; left out: the schema's, else classification
     """
-    data = open_table(table, {"target": target, "client": client, "group": group}, drop, schema, task=task).to_dataset()
+    settings = TableSettings(target=target, client=client, group=tuple(group) or None, drop=tuple(drop))
+    data = open_table(table, settings, schema, task=task).to_dataset()
     paths = {"file": table, "schema": schema}
     columns = {"target": target, "client": client, "group": list(group) or None, "drop": list(drop) or None}
     clients: dict[str, object] = {}
