@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from types import NoneType, UnionType
@@ -10,9 +11,11 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from fedtilt import checks
 from fedtilt.checks import number, whole
 from fedtilt.errors import InputError
+from fedtilt.toml_text import format_toml
 
 REQUIRED: Any = MISSING  # a setting without a default
 Function = TypeVar("Function", bound=Callable[..., Any])
+_DEFAULT = re.compile("; default: ([^;]*)")
 Name = Annotated[str, "a file may have a whole number"]  # a column may be called 1
 
 
@@ -26,7 +29,7 @@ def setting(
     """A field; with a default of None it is optional.
 
     Args:
-        default: its value if it is left out
+        default: its value if it is not given
         meaning: what it means
         ge: ≥ this
         gt: > this
@@ -60,8 +63,21 @@ def settings_of(table: Any) -> dict[str, Field[Any]]:
 
 
 def default_of(field: Field[Any]) -> Any:
-    """The value of a setting that is left out; REQUIRED: it has none."""
+    """The default of a setting; REQUIRED: it has none."""
     return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def meaning_of(field: Field[Any]) -> str:
+    """What a setting means, without its default."""
+    return _DEFAULT.sub("", field.metadata["meaning"])
+
+
+def default_text(field: Field[Any]) -> str:
+    """The default of a setting: a value in backquotes, or what its meaning says."""
+    default, stated = default_of(field), _DEFAULT.search(field.metadata["meaning"])
+    if default is None or default is REQUIRED:
+        return stated[1] if stated else "none" if default is None else "required"
+    return f"`{format_toml(default)}`"
 
 
 def alternatives(kind: Any) -> list[Any]:

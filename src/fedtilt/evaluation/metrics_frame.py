@@ -109,10 +109,10 @@ def metrics_frame(
 
     Args:
         predictions: of one method
-        metrics: names of `METRICS`; left out: a selection
+        metrics: names of `METRICS`; default: a selection
         by: "client", "class" (each class against all others, on all samples), "range" (of numbers as targets) or a
             column of groups; None: only overall
-        positive: the class that all metrics are about, against all others; left out: means over classes
+        positive: the class that all metrics are about, against all others; default: means over classes
         confidence: of the intervals
         resamples: of the bootstrap; 0: only exact intervals
     """

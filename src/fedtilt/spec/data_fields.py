@@ -42,14 +42,14 @@ class DataSpec(TableSettings, _DataSource):
     )
     image_size: int | tuple[int, int] | None = setting(
         None,
-        "height and width to resize images to, or one number for both; left out: they all have the same",
+        "height and width to resize images to, or one number for both; default: they all have the same",
         ge=1,
         example=32,
         allowed="a whole number ≥ 1, or a list of two",
     )
     image_channels: int | None = setting(
         None,
-        "the channels to convert images to: 1 (grey), 3 (colour) or 4 (with transparency); left out: they all have the "
+        "the channels to convert images to: 1 (grey), 3 (colour) or 4 (with transparency); default: they all have the "
         "same",
         choices=MODES,
         example=3,
@@ -63,7 +63,7 @@ class DataSpec(TableSettings, _DataSource):
     )
     test_share: float | None = setting(
         None,
-        "the share of each client's rows of file, or images, that is test data; left out: 0.25",
+        "the share of each client's rows of file, or images, that is test data; default: 0.25",
         gt=0,
         lt=1,
         example=0.25,
@@ -85,7 +85,7 @@ class DataSpec(TableSettings, _DataSource):
     )
     schema: str | None = setting(
         None,
-        "what the columns of file are, as `fedtilt data schema` writes it; left out: it is inferred",
+        "what the columns of file are, as `fedtilt data schema` writes it; default: it is inferred",
         example="schema.json",
         allowed="a schema file; a path relative to the spec",
     )

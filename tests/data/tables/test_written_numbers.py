@@ -183,7 +183,7 @@ def test_units(tmp_path):
     grades = table(write(tmp_path, {"x": ["1a", "1b", "2a"]}), target="y")
     assert grades.schema.column("x").kind == "category"
     rooms = [f"{100 + n}{'ABC'[n % 3]}" for n in range(30)]
-    assert table(write(tmp_path, {"x": rooms, "n": ["1", "2"]}), target="y").schema.column("x").kind == "category"
+    assert table(write(tmp_path, {"x": rooms, "n": ["1", "2"]}), target="y").schema.column("x").kind == "identifier"
 
 
 def test_bad_settings(tmp_path):

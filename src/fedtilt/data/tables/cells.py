@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -122,7 +122,7 @@ def yes_no_values(texts: Iterable[str]) -> dict[str, float] | None:
 class _FileCells:
     """The text cells of one file: the different texts, and which of them each row has."""
 
-    def __init__(self, table: ClientTable, column: pa.ChunkedArray, is_typed: bool, words: Sequence[str]) -> None:
+    def __init__(self, table: ClientTable, column: pa.ChunkedArray, is_typed: bool, words: Collection[str]) -> None:
         self.table, self.is_typed = table, is_typed
         self.codes, self.texts = distinct_texts(column)
         counts = np.bincount(self.codes + 1, minlength=len(self.texts) + 1)[1:]
@@ -195,7 +195,7 @@ class TextColumn:
         units = {each.unit.casefold(): each.unit for each in parsed.values() if each.unit}
         if known is not None and known.unit is not None:
             units[known.unit.casefold()] = known.unit
-            found[known.unit.casefold()] = len(found) * len(parsed)  # it goes first
+            found[known.unit.casefold()] = 1 + found.total()  # it goes first
         if len(units) > 1:
             if known is None and (len(self.present) <= MAX_CATEGORIES or min(map(len, units)) < 2):
                 return None  # such as 1a, 2b

@@ -25,7 +25,9 @@ _HEAD = 1 << 16  # bytes of a file that tell what its columns are
 
 def read_csv(path: Path, text: Sequence[str], files: Files) -> ClientTable:
     """Read a file; the columns in `text` are read as they are written, without looking for numbers."""
-    types = dict.fromkeys([*text, *(old for old, new in files.rename.items() if new in text)], TEXT)
+    types: dict[str, pa.DataType] = dict.fromkeys(
+        [*text, *(old for old, new in files.rename.items() if new in text)], TEXT
+    )
     content = None if path.suffix.lower() != ".gz" else _content(path, files.encoding)
     head = _head(path) if content is None else content[:_HEAD]
     separator = _separator(path, head)
@@ -35,7 +37,7 @@ def read_csv(path: Path, text: Sequence[str], files: Files) -> ClientTable:
         head, separator = content[:_HEAD], _separator(path, content)
         found = _try(path, content, head, separator, types, files)
     if found is None:
-        _raise_problem(path, content, separator)
+        _raise_problem(path, content or b"", separator)
 
     def read_text(column: str, first: bool) -> pa.ChunkedArray:
         name = found.column_names[header.index(column)]
@@ -64,7 +66,7 @@ def _head(path: Path) -> bytes:
 
 
 def _try(
-    path: Path, content: bytes | None, head: bytes, separator: str, types: Mapping[str, pa.DataType], files: Files
+    path: Path, content: bytes | None, head: bytes, separator: str, types: dict[str, pa.DataType], files: Files
 ) -> pa.Table | None:
     """The file as Arrow reads it; None if it cannot, or if text is not UTF-8."""
     for options in _attempts(head, separator, types, files.missing):
@@ -96,7 +98,7 @@ def _read(
 
 
 def _attempts(
-    head: bytes, separator: str, types: Mapping[str, pa.DataType], missing: Sequence[str]
+    head: bytes, separator: str, types: dict[str, pa.DataType], missing: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """The options of `_read` to try, the fastest first: what they rule out is an error.
 

@@ -45,7 +45,7 @@ def read_dates(texts: Sequence[str], known: str | None = None) -> DateTexts:
         unread = np.flatnonzero(np.isnan(days))
         if not len(unread):
             break
-        days[unread] = [to_days(texts[k], each) for k in unread]
+        days[unread] = [to_days(texts[k], each) for k in unread.tolist()]
         if not np.isnan(days[unread]).all():
             used.append(each)
     ambiguous = bool(month_first) and month_first == day_first

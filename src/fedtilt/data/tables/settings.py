@@ -73,7 +73,7 @@ class TableSettings:
     )
     client: Name | None = setting(
         None,
-        "the column that names the client of each row; left out: the files are the clients, if there are several",
+        "the column that names the client of each row; default: the files are the clients, if there are several",
         example="hospital",
         allowed="a column of file",
     )
@@ -98,7 +98,7 @@ class TableSettings:
     drop_unlabelled: bool = setting(False, "whether rows without a label are left out; otherwise they are an error")
     split: Name | None = setting(
         None,
-        "a column with train and test in it; left out: test data is drawn",
+        "a column with train and test in it; default: test data is drawn",
         example="fold",
         allowed="a column of file",
     )
@@ -142,7 +142,7 @@ class TableSettings:
     )
     encoding: str | None = setting(
         None,
-        "the encoding of text files that are not UTF-8; left out: cp1252, else latin-1",
+        "the encoding of text files that are not UTF-8; default: cp1252, else latin-1",
         example="cp850",
         allowed="a name of Python's",
     )
@@ -169,8 +169,6 @@ class TableSettings:
             raise InputError(f"thousands = {self.thousands!r} is not possible; choose '.' or ','")
         if self.thousands is not None and self.thousands == self.decimal:
             raise InputError(f"decimal and thousands are both {self.decimal!r}; leave one of them out")
-        if not self.group_is_input and not self.group:
-            raise InputError("group_is_input = False has no effect without group; name the column of groups")
         self.files  # noqa: B018  # it checks the rest
 
     @property

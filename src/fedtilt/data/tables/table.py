@@ -245,6 +245,8 @@ def open_table(
             f"are {', '.join(reader.header)}"
         )
     _check_names(reader, known, dropped)
+    if not settings.group_is_input and not known.group:
+        raise InputError("group_is_input = False has no effect without group; name the column of groups")
     listed = [column.name for column in known.columns]
     inputs = ("split_time", *(["group"] if settings.group_is_input and not listed else []))
     taken = {name for role, name in known.roles if role not in inputs and name not in listed}
