@@ -20,7 +20,7 @@ def is_function_path(path: str) -> bool:
 
 
 def check_name(name: str, what: str, choices: Iterable[str]) -> None:
-    """Refuse a name that is neither built in nor a function's; nothing is imported."""
+    """Raise InputError for a name that is neither built in nor a function's; nothing is imported."""
     if name not in choices and not is_function_path(name):
         raise InputError(
             f"unknown {what} {name!r}; choose one of {', '.join(choices)}, or name your own function as "

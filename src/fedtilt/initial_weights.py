@@ -15,7 +15,7 @@ def load_initial_weights(net: nn.Module, source: str | nn.Module) -> None:
     """Copy parameters and buffers by name into the model.
 
     Tensors that the source lacks, such as a new head, keep their values, and an `InputWarning` names them. Tensors that
-    the model lacks, and other shapes, are refused.
+    the model lacks, and other shapes, raise InputError.
 
     Args:
         net: the model that a run starts from
@@ -40,7 +40,7 @@ def load_initial_weights(net: nn.Module, source: str | nn.Module) -> None:
 
 
 def _check(what: str, state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse weights of another model, with the first tensor that does not fit."""
+    """Raise InputError for weights of another model, with the first tensor that does not fit."""
     unknown = [name for name in tensors if name not in state]
     if not tensors or len(unknown) == len(tensors):
         raise InputError(
@@ -60,7 +60,7 @@ def _check(what: str, state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
 
 
 def _list(names: Sequence[str], most: int = 8) -> str:
-    """Names in quotes, at most so many.
+    """Names in quotes, at most `most` of them.
 
     >>> _list(["a", "b", "c"], 2)
     "'a', 'b' and 1 more"

@@ -228,7 +228,7 @@ def changing_buffers(model: nn.Module, input_shape: Shape) -> tuple[str, ...]:
 
 
 def _forward_random(net: nn.Module, input_shape: Shape) -> None:
-    """A forward pass on two random samples; a model of tokens refuses random numbers and takes zeros and ones."""
+    """A forward pass on two random samples; a model of tokens raises for random numbers and takes zeros and ones."""
     shapes = input_shape if isinstance(input_shape, dict) else {"": input_shape}
     numbers = {key: torch.randn(2, *shape) for key, shape in shapes.items()}
     tokens = {key: torch.randint(2, (2, *shape)) for key, shape in shapes.items()}

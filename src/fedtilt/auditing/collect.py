@@ -95,7 +95,7 @@ class Collector:
         """The sums of every client by method, with this round added.
 
         Args:
-            clients: those of the round; only so many are held at a time as have `_SAMPLES` samples together
+            clients: those of the round; those that have `_SAMPLES` samples together are held at a time
         """
         together: list[ClientRound] = []
         samples = 0

@@ -177,7 +177,7 @@ def check_table(settings: Any, table: str) -> None:
 
 
 def check_fields_used(settings: Any) -> None:
-    """Refuse a setting that has no effect beside the others, by the declarations `only_with`."""
+    """Raise NoEffect for a setting that has no effect beside the others, by the declarations `only_with`."""
     declared = fields(settings)
     checks.check_used(
         {each.name: getattr(settings, each.name) for each in declared},

@@ -192,7 +192,7 @@ class ServerRunFolder:
                 return releases
         raise InputError(f"{self._privacy_file} is damaged; start again in another folder")
 
-    def record_release(self, releases: int) -> None:
+    def record_noisy_models(self, releases: int) -> None:
         """Record how many models with noise the server has made, before the last one is sent."""
         write_json(self._privacy_file, {"releases": releases})
 

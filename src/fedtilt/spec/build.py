@@ -45,7 +45,7 @@ def federation_of(spec: Spec, seed: int, dataset: Dataset | None = None) -> Fede
 
 
 def check_clients_used(spec: Spec, federation: Federation) -> None:
-    """Refuse keys of `[clients]` that have no effect on this federation; runs of earlier versions may have them."""
+    """Raise NoEffect for keys of `[clients]` without effect on this federation; runs of old versions may have them."""
     c, dataset = spec.clients, federation.dataset
     partition, own = resolve_clients(dataset, c.partition, None)
     defaults = {f"clients.{field.name}": field.default for field in fields(c)}

@@ -52,7 +52,7 @@ def load(
 ) -> Spec:
     """Read and check a spec.
 
-    A key without effect is refused, unless it is of a built-in spec or a run: then it is left out.
+    A key without effect is an error, unless it is of a built-in spec or a run: then it is dropped.
 
     Paths in a file are relative to the file, paths in overrides to the working folder; the spec has absolute paths.
 
@@ -86,7 +86,7 @@ def load(
 
 
 def _parse_without_unused(raw: Raw, given: Collection[str]) -> Spec:
-    """`parse`, without the keys that have no effect; those that the user has given are refused."""
+    """`parse`, without the keys that have no effect; those that the user has given raise."""
     while True:
         try:
             return parse(raw)

@@ -8,9 +8,9 @@ from fedtilt.data.tables.table import open_table
 from fedtilt.spec.fields import Spec
 from fedtilt.spec.read import parse, table_keys, table_settings
 
-_FEW_CLIENTS = 20  # with at most so many, all take part in every round
+_FEW_CLIENTS = 20  # up to this number, all take part in every round
 _SIMULATED = 5  # clients of a table that has none of its own
-_LEAST_ROWS = 20  # training rows of a simulated client
+_MIN_ROWS = 20  # training rows of a simulated client
 
 
 def table_spec(
@@ -36,7 +36,7 @@ def table_spec(
     paths = {"file": table, "schema": schema}
     clients: dict[str, object] = {}
     if data.client_names is None:
-        clients = {"partition": "iid", "count": max(1, min(_SIMULATED, len(data.y_train) // _LEAST_ROWS))}
+        clients = {"partition": "iid", "count": max(1, min(_SIMULATED, len(data.y_train) // _MIN_ROWS))}
     count = len(data.client_names or ()) or 1
     raw = {
         "name": file.stem,
