@@ -1,13 +1,24 @@
-"""Functions of the user that a spec names."""
+"""Import what is named at run time: packages that are extras, and functions of the user that a spec names."""
 
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 from fedtilt.errors import InputError
+
+
+def import_extra(module: str, what: str, extra: str) -> Any:
+    """A package of an extra, or an InputError that says what needs it, and how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # it is installed, and imports another that is not
+        package = {"PIL.Image": "Pillow", "dp_accounting": "dp-accounting", "ray": "Ray"}.get(module, module)
+        raise InputError(f'{what} needs {package}, which is not installed; pip install "fedtilt[{extra}]"') from None
 
 
 def is_function_path(path: str) -> bool:
@@ -18,15 +29,6 @@ def is_function_path(path: str) -> bool:
     """
     module_name, _, function_name = path.partition(":")
     return function_name.isidentifier() and all(part.isidentifier() for part in module_name.split("."))
-
-
-def check_name(name: str, what: str, choices: Iterable[str]) -> None:
-    """Refuse a name that is neither built in nor a function's; nothing is imported."""
-    if name not in choices and not is_function_path(name):
-        raise InputError(
-            f"unknown {what} {name!r}; choose one of {', '.join(choices)}, or name your own function as "
-            "package.module:function"
-        )
 
 
 def find_modules_in(folder: str | os.PathLike[str]) -> None:

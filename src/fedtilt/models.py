@@ -338,7 +338,7 @@ def _check_callable(parameters: Iterable[inspect.Parameter], arguments: Containe
 
 
 def check(model: nn.Module) -> None:
-    """Refuse models whose parameters cannot be trained and averaged as one float32 vector."""
+    """Raise InputError for models whose parameters cannot be trained and averaged as one float32 vector."""
     for name, layer in model.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None:
             raise InputError(

@@ -25,7 +25,7 @@ from fedtilt.data.inputs import Shape
 from fedtilt.errors import InputError
 from fedtilt.models import copy_with_parameters, parameters_to_vector, random_output, trained_parameters
 
-Tensors = Mapping[str, Tensor]  # a named set of tensors: what a client or the server keeps between rounds
+Tensors = Mapping[str, Tensor]  # a named set of tensors: the state of a client or of the server
 
 LAST_LAYER = "last"  # a pattern of parameter names: those of the last layer, unless a layer has this name
 

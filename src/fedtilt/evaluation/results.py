@@ -28,6 +28,7 @@ from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.weighted_predictions import ReliabilityBin, reliability_curve
 from fedtilt.files import file_name
+from fedtilt.imports import import_extra
 from fedtilt.methods import Method
 from fedtilt.models import in_target_unit
 from fedtilt.parts import Parts, Tensors
@@ -330,10 +331,7 @@ class Result(Mapping[str, MethodResult]):
         Args:
             by: "class", "range" or a column of groups; default: what `tau` tilts over
         """
-        try:
-            import pandas
-        except ImportError:
-            raise InputError('to_pandas() needs pandas; pip install "fedtilt[report]"') from None
+        pandas = import_extra("pandas", "to_pandas()", "report")
         rows = []
         for name, result in self._methods.items():
             sums, total, group_names = result.table(by)

@@ -30,7 +30,7 @@ from fedtilt.flower.training_history import Change, JumpCheck, TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors, constants_of, tied_parameters
 from fedtilt.spec import dump
-from fedtilt.storage.provenance import record_environment, seed_folder, settings_of
+from fedtilt.storage.provenance import record_environment, recorded_settings, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 
 
@@ -192,7 +192,7 @@ class ServerRunFolder:
                 return releases
         raise InputError(f"{self._privacy_file} is damaged; start again in another folder")
 
-    def record_release(self, releases: int) -> None:
+    def record_noisy_models(self, releases: int) -> None:
         """Record how many models with noise the server has made, before the last one is sent."""
         write_json(self._privacy_file, {"releases": releases})
 
@@ -285,7 +285,7 @@ def task_fingerprint(
     """
     return {
         "runner": "flower",
-        **settings_of([task.method], task.settings),
+        **recorded_settings([task.method], task.settings),
         "data": data,
         "outliers": task.spec.outliers.to_outliers().to_json(),
         "clients": sites,

@@ -1,19 +1,18 @@
 """Models as ONNX files: written only if ONNX Runtime gives the answers of PyTorch, and run."""
 
-import importlib
 import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedtilt.errors import InputError
 from fedtilt.files import read_bytes, write_bytes
+from fedtilt.imports import import_extra
 from fedtilt.models import logits
 
 _TOLERANCE = 1e-4  # of the outputs, relative to the largest
@@ -32,8 +31,8 @@ def write_onnx(
         example: a batch of at least two samples
         metadata: texts to store in the file
     """
-    onnx, runtime = (_import(name) for name in ("onnx", "onnxruntime"))
-    _import("onnxscript")  # torch.onnx needs it
+    # torch.onnx needs the last
+    onnx, runtime, _ = (import_extra(n, "an ONNX file", "onnx") for n in ("onnx", "onnxruntime", "onnxscript"))
     model = _OneInput(model).eval()
     with _quiet():
         batch = {0: torch.export.Dim("batch")}
@@ -62,7 +61,7 @@ def write_onnx(
 
 def read_onnx(path: str | os.PathLike[str]) -> tuple[Callable[[Tensor], Tensor], dict[str, str]]:
     """What computes the outputs of an ONNX file for a batch, and the file's metadata."""
-    runtime, content = _import("onnxruntime"), read_bytes(Path(path))
+    runtime, content = import_extra("onnxruntime", "an ONNX file", "onnx"), read_bytes(Path(path))
     try:
         session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     except Exception as error:  # its errors have no common class
@@ -98,10 +97,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def _import(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(f'an ONNX file needs {module}, which is not installed; pip install "fedtilt[onnx]"') from error

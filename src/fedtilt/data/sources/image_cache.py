@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,15 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.files import O_BINARY, sync_folder
+from fedtilt.imports import import_extra
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's names
 _FORMAT = 1  # of the files; part of their names
 
 
-def pillow() -> ModuleType:
+def pillow() -> Any:
     """Pillow's Image module, imported late."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InputError('reading images needs Pillow; pip install "fedtilt[images]"') from None
-    return Image
+    return import_extra("PIL.Image", "reading images", "images")
 
 
 def decode_images(paths: Sequence[Path], size: tuple[int, int] | None, channels: int | None, folder: Path) -> Tensor:
