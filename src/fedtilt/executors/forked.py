@@ -171,7 +171,7 @@ def _serve(training: ClientTraining, blocks: Sequence["SharedBlock"], pipes: Seq
             try:
                 jobs = block.read_jobs(task["jobs"])
                 of_client = {task["client"]: jobs}
-                (batches,) = settings.batches(federation, task["round"], of_client, torch.device("cpu")).values()
+                (batches,) = settings.of_clients(federation, task["round"], of_client, torch.device("cpu")).values()
                 results = block.write_results(BACKENDS[backend](model, jobs, [batches] * len(jobs)))
                 reply = {"slot": task["slot"], "results": results}
             except InputError as error:

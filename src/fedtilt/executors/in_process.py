@@ -39,7 +39,7 @@ class BatchSettings:
         """Those among the training settings."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
-    def batches(
+    def of_clients(
         self, federation: Federation, round: int, jobs: Mapping[int, Sequence[LocalJob]], device: torch.device
     ) -> dict[int, Batches]:
         """By client: its batches in one round, with outliers, for the longest of its jobs."""
@@ -51,13 +51,13 @@ class BatchSettings:
             alike.setdefault((epochs, used < samples), {})[client] = used
         found: dict[int, Batches] = {}
         for (epochs, _), clients in alike.items():
-            found |= self._batches_of(federation, round, clients, epochs, device)
+            found |= self._alike(federation, round, clients, epochs, device)
         return found
 
-    def _batches_of(
+    def _alike(
         self, federation: Federation, round: int, used: Mapping[int, int], epochs: int, device: torch.device
     ) -> dict[int, Batches]:
-        """`batches` of clients with so many epochs, from how many samples of the first epoch each of them needs.
+        """`of_clients` for clients with so many epochs, from how many samples of the first epoch each of them needs.
 
         The samples of all of them are gathered at once; those of a client are views.
         """
@@ -99,7 +99,7 @@ class BatchSettings:
         bounds = batch_bounds(samples, self.batch_size, self.last_batch)
         return samples if steps >= len(bounds) - 1 else bounds[steps]
 
-    def batches_of_samples(
+    def make(
         self, x: Inputs, y: Tensor, round: int, client: int, jobs: Sequence[LocalJob]
     ) -> Batches:  # fmt: skip
         """The batches of these samples."""
@@ -186,7 +186,7 @@ class InProcessExecutor:
         selected, size = list(jobs), self._stack_size or len(jobs)
         for clients in (selected[i : i + size] for i in range(0, len(selected), size)):
             of_group = {client: jobs[client] for client in clients}
-            batches = self._batch_settings.batches(self._federation, round, of_group, self._device)
+            batches = self._batch_settings.of_clients(self._federation, round, of_group, self._device)
             group_jobs = [job for client in clients for job in jobs[client]]
             group_batches = [batches[client] for client in clients for _ in jobs[client]]
             with one_thread(self._device):
