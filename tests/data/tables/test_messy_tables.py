@@ -163,7 +163,7 @@ def test_numbers_that_may_mean_unknown():
         assert found.startswith(f"column 'age' has {text} in ")
         assert f"; if it means unknown, set missing = ['{text}']" in found
         assert about(table(rows.assign(age=ages), target="ill", missing=[text])) == ()
-    for usual in (range(60), range(900, 1000), [98.5, 99.0, 99.5]):  # 99 and 999 among numbers like them
+    for usual in (range(60), range(900, 1000), [98.5, 99.0, 99.5, 99.2]):  # 99 and 999 among numbers like them
         assert about(table(rows.assign(age=(list(usual) * 120)[:120]), target="ill")) == ()
 
 

@@ -37,6 +37,7 @@ def read_csv(path: Path, text: Sequence[str], files: Files) -> ClientTable:
         head, separator = content[:_HEAD], _separator(path, content)
         found = _try(path, content, head, separator, types, files)
     if found is None:
+        assert content is not None
         _raise_problem(path, content, separator)
 
     def read_text(column: str, first: bool) -> pa.ChunkedArray:
