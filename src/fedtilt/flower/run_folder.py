@@ -95,7 +95,7 @@ class ServerRunFolder:
         if not (self.folder / "run.json").exists():
             write_toml(self.folder / "spec.toml", dump(self._task.spec))
             if self._info.schema is not None:
-                self._info.schema.write(self.folder / "schema.json")
+                write_json(self.folder / "schema.json", self._info.schema.to_json())
             record_environment(self.folder, "cpu", [self._task.spec.seed], runner="flower")
         if self._history_file.exists():
             self.history = TrainingHistory.from_json(read_json(self._history_file))
@@ -184,8 +184,13 @@ class ServerRunFolder:
     # -- privacy -----------------------------------------------------------------------------------------------------
 
     def releases(self) -> int:
-        """How many models with noise the server has made."""
+        """How many models with noise the server has made; raises InputError if that is no longer known."""
         if not self._privacy_file.exists():
+            if any(self.kept_rounds()):
+                raise InputError(
+                    f"{self._privacy_file} is missing, and without it nobody knows how many models were made; restore "
+                    "it from a copy, or start again in another folder"
+                )
             return 0
         match read_json(self._privacy_file):
             case {"releases": int(releases)} if releases > 0:

@@ -28,7 +28,7 @@ from fedtilt.evaluation.metrics_frame import metrics_frame
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.executors.devices import pick_device
 from fedtilt.executors.in_process import BatchSettings, ClientTraining, InProcessExecutor
-from fedtilt.files import private_files, private_folder
+from fedtilt.files import private_files, private_folder, write_json
 from fedtilt.flower.evaluation import Declared, EvaluationReply, class_spreads
 from fedtilt.flower.messages import Instruction
 from fedtilt.flower.site_files import DamagedState, SiteState, SiteStates, write_report, write_suspects
@@ -94,7 +94,8 @@ class Site:
         """The states of the site, locked for this process; only the owner can read what is written."""
         with private_files(), locked(private_folder(self.folder)):
             if self.schema is not None:
-                self.schema.write(self.folder / "schema.json")  # to use the personal model: ft.data.transform(like=…)
+                # to use the personal model: ft.data.transform(like=…)
+                write_json(self.folder / "schema.json", self.schema.to_json())
             yield SiteStates(self.folder, history)
 
     def _read(self, stored: SiteState | None) -> tuple[dict[str, Tensor], str | None]:

@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import nn
+from torch import Tensor, nn
 
 from fedtilt.engine.client import ClientUpdate
 from fedtilt.engine.server import ServerUpdate, server_update
@@ -14,9 +16,9 @@ from fedtilt.engine.settings import TrainSettings
 from fedtilt.engine.state import check_state, initial_server, messages_of
 from fedtilt.engine.updates import invalid_updates
 from fedtilt.evaluation.round_metrics import RoundMetrics
-from fedtilt.flower.evaluation import combine_replies, decode_evaluation_reply
+from fedtilt.flower.evaluation import EvaluationReply, combine_replies, decode_evaluation_reply
 from fedtilt.flower.membership import Membership, MissingSitesError, SiteKeys
-from fedtilt.flower.message_fields import decode_model, encode_model
+from fedtilt.flower.message_fields import RejectedReply, decode_model, encode_model
 from fedtilt.flower.messages import decode_train_reply, encode_instruction
 from fedtilt.flower.policy import RoundPolicy
 from fedtilt.flower.run_folder import ServerRunFolder
@@ -70,6 +72,7 @@ class FedTiltStrategy(Strategy):
             schema=info.schema, personal_start="last" if method.personal is None else method.personal.start,
         )  # fmt: skip
         self.summaries: list[tuple[int, RoundMetrics]] = []
+        self._test_samples: dict[int | None, Tensor] = {}  # site → its test samples by class, in its first evaluation
 
     # -- a run -------------------------------------------------------------------------------------------------------
 
@@ -239,13 +242,21 @@ class FedTiltStrategy(Strategy):
         round = self._rounds_before + server_round
         return self._record_evaluation(round, replies) if self.settings.evaluates(round) else None
 
+    def _decode_evaluation(self, round: int, reply: Message) -> EvaluationReply:
+        """Decode a reply; test samples that are not those of the site's first evaluation are rejected."""
+        classes, of_numbers = len(self._info.class_names), self._info.target is not None
+        decoded = decode_evaluation_reply(reply, round, classes, self.policy.max_samples, of_numbers=of_numbers)
+        first = self._test_samples.setdefault(self.membership.site_of(reply.metadata.src_node_id), decoded.total)
+        if not torch.equal(first, decoded.total):
+            now, before = int(decoded.total.sum()), int(first.sum())
+            raise RejectedReply(f"claims {now} test samples and had {before} before, or other classes")
+        return decoded
+
     def _record_evaluation(self, round: int, replies: Iterable[Message]) -> MetricRecord:
-        classes, limit = len(self._info.class_names), self.policy.max_samples
-        of_numbers = self._info.target is not None
+        classes = len(self._info.class_names)
         accepted, _, _ = self.membership.collect(
-            "evaluate", self._requested, self._requested, replies,
-            lambda reply: decode_evaluation_reply(reply, round, classes, limit, of_numbers=of_numbers),
-        )  # fmt: skip
+            "evaluate", self._requested, self._requested, replies, partial(self._decode_evaluation, round)
+        )
         counts, total, summary = combine_replies(accepted, self._info.has_outliers, self.method.has_personal, classes)
         if self._mechanism is not None:
             summary = summary._replace(privacy=self._mechanism.loss(self._releases))
