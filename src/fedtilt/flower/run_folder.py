@@ -76,7 +76,7 @@ class ServerRunFolder:
         self._run_folder = RunFolder(self._seed_folder)
         self._history_file = self._seed_folder / "history.json"
         self._participation_file = self._seed_folder / "participation.json"
-        self._privacy_file = self._seed_folder / "privacy.json"
+        self.privacy_file = self._seed_folder / "privacy.json"
         self._method = task.method.name
         self.history = TrainingHistory.new()
         self._participation: dict[str, Any] = {"rejected": {}, "rounds": {}}
@@ -180,26 +180,6 @@ class ServerRunFolder:
         if change.jump is not None:
             self._participation["rounds"][str(round)]["jump"] = change.jump
         write_json(self._participation_file, self._participation)
-
-    # -- privacy -----------------------------------------------------------------------------------------------------
-
-    def releases(self) -> int:
-        """How many models with noise the server has made; raises InputError if that is no longer known."""
-        if not self._privacy_file.exists():
-            if any(self.kept_rounds()):
-                raise InputError(
-                    f"{self._privacy_file} is missing, and without it nobody knows how many models were made; restore "
-                    "it from a copy, or start again in another folder"
-                )
-            return 0
-        match read_json(self._privacy_file):
-            case {"releases": int(releases)} if releases > 0:
-                return releases
-        raise InputError(f"{self._privacy_file} is damaged; start again in another folder")
-
-    def record_release(self, releases: int) -> None:
-        """Record how many models with noise the server has made, before the last one is sent."""
-        write_json(self._privacy_file, {"releases": releases})
 
     # -- metrics and participation -----------------------------------------------------------------------------------
 

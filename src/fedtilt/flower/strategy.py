@@ -27,6 +27,7 @@ from fedtilt.flower.training_history import JumpCheck, TrainingHistory
 from fedtilt.methods import Method, check_bad_share
 from fedtilt.parts import Parts, Tensors
 from fedtilt.privacy.gaussian_mechanism import GaussianMechanism
+from fedtilt.storage.releases import Releases
 from fedtilt.toml_text import format_toml
 
 _log = logging.getLogger("flwr")
@@ -64,7 +65,7 @@ class FedTiltStrategy(Strategy):
         self._requested: dict[int, int] = {}  # site → node, of the requests in flight
         self._selected: list[int] = []  # sites that take part in this round
         self._mechanism = GaussianMechanism.of(settings, info.sites, parts)
-        self._releases = 0  # models with noise, also of rounds that were repeated
+        self._releases = Releases(None)
         self._server: Tensors = initial_server(method, parts, info.sites, net)
         self._jumps = JumpCheck(settings.screen or 0.0, 0, self._server["parameters"])
         self.membership = Membership(
@@ -120,11 +121,9 @@ class FedTiltStrategy(Strategy):
 
     def _limit_rounds(self, mechanism: GaussianMechanism) -> None:
         """Stop where the budget of privacy ends; a round that was repeated after a damaged checkpoint counts again."""
-        recorded = 0 if self.run_folder is None else self.run_folder.releases()
-        self._releases = max(recorded, self._rounds_before)
-        self.settings, notices = mechanism.within_budget(
-            self.settings, done=self._rounds_before, releases=self._releases
-        )
+        done = self._rounds_before
+        self._releases = Releases(None if self.run_folder is None else self.run_folder.privacy_file, done)
+        self.settings, notices = mechanism.within_budget(self.settings, done=done, releases=self._releases.count)
         for notice in notices:
             _log.warning("%s", notice)
 
@@ -176,9 +175,7 @@ class FedTiltStrategy(Strategy):
             clients=self._info.sites,
         )  # fmt: skip
         if mechanism is not None:
-            self._releases += 1
-            if self.run_folder is not None:
-                self.run_folder.record_release(self._releases)
+            self._releases.add()
         self._record_screening(round, updated)
         change = self._jumps.check(round, self._server["parameters"], updated.state["parameters"])
         self._server = updated.state
@@ -259,7 +256,7 @@ class FedTiltStrategy(Strategy):
         )
         counts, total, summary = combine_replies(accepted, self._info.has_outliers, self.method.has_personal, classes)
         if self._mechanism is not None:
-            summary = summary._replace(privacy=self._mechanism.loss(self._releases))
+            summary = summary._replace(privacy=self._mechanism.loss(self._releases.count))
         self.summaries.append((round, summary))
         if self.run_folder is not None:
             self.run_folder.record_evaluation(round, summary, counts, total)
