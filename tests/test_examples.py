@@ -121,7 +121,7 @@ def test_flower_overhead(output_of: Callable[..., str]) -> None:
 
 @pytest.mark.slow
 def test_cluster(output_of: Callable[..., str]) -> None:
-    assert output_of("cluster").splitlines()[-1] == "the same bits: True"
+    assert output_of("cluster").splitlines()[-1] == "bit-identical: True"
 
 
 def _heights(figure: Path) -> list[list[float]]:

@@ -76,8 +76,8 @@ def test_a_few_steps_have_the_first_batches_of_all(outliers: str, steps: int) ->
     job = LocalJob(start=start, anchor=start, prox=0.0, tau=0.0, lam=0.0, lr=0.1, steps=steps)
     for client in (0, 1):
         x, y = attacked.train(client, seed=3, round=2)
-        whole = BATCHES.batches_of_samples(x, y, 2, client, [job])
-        batches = BATCHES.batches(attacked, 2, client, [job], torch.device("cpu"))
+        whole = BATCHES.make(x, y, 2, client, [job])
+        batches = BATCHES.of_client(attacked, 2, client, [job], torch.device("cpu"))
         assert len(batches.y) == min(10 * steps, 30)
         expected, found = list(whole.of(job)), list(batches.of(job))
         assert len(found) == steps

@@ -1,11 +1,12 @@
 """Fields of a settings dataclass: type, default, limits and meaning; specs, docs and errors are written from them."""
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from fedtilt import checks
 from fedtilt.checks import number, whole
@@ -13,6 +14,7 @@ from fedtilt.errors import InputError
 from fedtilt.toml_text import format_toml
 
 REQUIRED: Any = MISSING  # a setting without a default
+Function = TypeVar("Function", bound=Callable[..., Any])
 _DEFAULT = re.compile("; default: ([^;]*)")
 Name = Annotated[str, "a file may have a whole number"]  # a column may be called 1
 
@@ -175,10 +177,28 @@ def check_table(settings: Any, table: str) -> None:
 
 
 def check_fields_used(settings: Any) -> None:
-    """Refuse a setting that has no effect beside the others, by the declarations `only_with`."""
+    """Raise NoEffect for a setting that has no effect beside the others, by the declarations `only_with`."""
     declared = fields(settings)
     checks.check_used(
         {each.name: getattr(settings, each.name) for each in declared},
         {each.name: each.default for each in declared},
         {each.name: each.metadata["only_with"] for each in declared},
     )
+
+
+def takes_settings(table: type) -> Callable[[Function], Function]:
+    """List a dataclass' settings, in place of the keyword arguments, in a function's signature and docstring."""
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        added = [
+            inspect.Parameter(s.name, inspect.Parameter.KEYWORD_ONLY, default=default_of(s), annotation=s.type)
+            for s in fields(table)
+        ]
+        lines = "".join(f"        {s.name}: {s.metadata['meaning']}\n" for s in fields(table))
+        function.__signature__ = signature.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
+        function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n{lines}    "
+        return function
+
+    return decorate

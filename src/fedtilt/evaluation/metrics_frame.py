@@ -23,6 +23,7 @@ from fedtilt.evaluation.decision_metrics import (
 from fedtilt.evaluation.intervals import Estimate, Gap, estimate, gap_between
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.weighted_predictions import PredictedClasses, PredictedNumbers
+from fedtilt.imports import import_extra
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -190,8 +191,4 @@ def _check_method(method: str) -> str:
 
 
 def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError:
-        raise InputError('a table of metrics needs pandas; pip install "fedtilt[report]"') from None
-    return pandas
+    return import_extra("pandas", "a table of metrics", "report")

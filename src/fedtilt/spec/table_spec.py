@@ -6,16 +6,17 @@ from pathlib import Path
 
 from fedtilt.data.tables.table import open_table
 from fedtilt.spec.fields import Spec
-from fedtilt.spec.read import parse
+from fedtilt.spec.read import parse, table_keys, table_settings
 
-_FEW_CLIENTS = 20  # with at most so many, all take part in every round
+_FEW_CLIENTS = 20  # up to this number, all take part in every round
 _SIMULATED = 5  # clients of a table that has none of its own
-_LEAST_ROWS = 20  # training rows of a simulated client
+_MIN_ROWS = 20  # training rows of a simulated client
 
 
 def table_spec(
     file: Path, table: Path, *, target: str | None = None, client: str | None = None,
     group: Sequence[str] = (), drop: Sequence[str] = (), schema: Path | None = None, task: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> Spec:  # fmt: skip
     """FedAvg, Ditto and FedTilt on a table, which is read to check the names of its columns.
 
@@ -28,19 +29,19 @@ def table_spec(
         drop: columns to leave out
         schema: a schema file
         task: "classification" or "regression"; default: the schema's, else classification
+        overrides: other keys of the table, such as "data.decimal=,"
     """
-    data = open_table(table, {"target": target, "client": client, "group": group}, drop, schema, task=task).to_dataset()
+    keys = table_keys({"target": target, "client": client, "group": list(group), "drop": list(drop)}, overrides)
+    data = open_table(table, table_settings(keys), schema, task=task).to_dataset()
     paths = {"file": table, "schema": schema}
-    columns = {"target": target, "client": client, "group": list(group) or None, "drop": list(drop) or None}
     clients: dict[str, object] = {}
     if data.client_names is None:
-        clients = {"partition": "iid", "count": max(1, min(_SIMULATED, len(data.y_train) // _LEAST_ROWS))}
+        clients = {"partition": "iid", "count": max(1, min(_SIMULATED, len(data.y_train) // _MIN_ROWS))}
     count = len(data.client_names or ()) or 1
     raw = {
         "name": file.stem,
         "task": data.task,
-        "data": {key: os.path.relpath(path, file.parent) for key, path in paths.items() if path is not None}
-        | {key: value for key, value in columns.items() if value is not None},
+        "data": {key: os.path.relpath(path, file.parent) for key, path in paths.items() if path is not None} | keys,
         "clients": clients,
         "model": {"name": "mlp", "hidden": [32]},
         "train": {
