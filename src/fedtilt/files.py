@@ -27,6 +27,15 @@ _PREFIX = "sha256:"
 _NO_DIGEST = _PREFIX + 64 * "0"  # in place of the digest, while the digest is computed
 
 
+def file_name(text: str) -> str:
+    """A text as the name of a file, with underscores for what systems do not allow in one.
+
+    >>> file_name("Zürich/Süd: 3")
+    'Zürich_Süd_3'
+    """
+    return re.sub(r"[^\w.-]+", "_", text).strip(".") or "_"
+
+
 def local_path(source: str | os.PathLike[str], what: str) -> Path:
     """The path of a file or folder; a URL raises, and `what` names it, such as "table"."""
     path = os.fspath(source)

@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 from fedtilt.errors import InputError
@@ -34,6 +35,21 @@ def find_modules_in(folder: str | os.PathLike[str]) -> None:
     """Let `import_function` find modules in this folder; it stays, for a function may import more when it is called."""
     if (path := os.path.abspath(folder)) not in sys.path:
         sys.path.insert(0, path)
+
+
+def function_path(function: Callable[..., object]) -> str | None:
+    """The name with which `import_function` finds a function or class; None: it has none, as a lambda or a script's."""
+    module_name, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    found = getattr(sys.modules.get(module_name or ""), name, None)
+    return f"{module_name}:{name}" if found is function and module_name != "__main__" else None
+
+
+def is_in_current_folder(path: str) -> bool:
+    """Whether the module of `package.module:function` is a file in the current folder, not an installed one."""
+    if not is_function_path(path):
+        return False
+    file = Path.cwd().joinpath(*path.partition(":")[0].split("."))
+    return file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()
 
 
 def import_function(path: str, what: str) -> Callable[..., Any]:

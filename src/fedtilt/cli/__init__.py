@@ -18,7 +18,8 @@ from fedtilt.errors import InputError, InputWarning
 from fedtilt.version import __version__
 
 _COMMANDS = (
-    "run", "tune", "init", "resume", "report", "audit", "metrics", "methods", "export", "check", "data", "deploy",
+    "run", "tune", "init", "resume", "report", "audit", "metrics", "methods", "export", "predict", "check", "data",
+    "deploy",
 )  # fmt: skip
 
 

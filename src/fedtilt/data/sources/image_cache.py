@@ -61,7 +61,7 @@ def _key(paths: Sequence[Path], size: tuple[int, int] | None, channels: int | No
 
 def _write(file: Path, paths: Sequence[Path], size: tuple[int, int] | None, channels: int | None) -> None:
     """Decode all images into a temporary file, and rename it at the end."""
-    first = _decode(paths[0], size, channels)
+    first = decode_image(paths[0], size, channels)
     shape = (len(paths), *first.shape)
     name = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.part")  # two processes may decode at the same time
     try:
@@ -75,7 +75,7 @@ def _write(file: Path, paths: Sequence[Path], size: tuple[int, int] | None, chan
             os.posix_fallocate(handle, 0, os.fstat(handle).st_size)
 
         def fill(i: int) -> None:
-            image = _decode(paths[i], size, channels)
+            image = decode_image(paths[i], size, channels)
             if image.shape != first.shape:
                 raise _different(paths[i], image, paths[0], first)
             pixels[i] = image
@@ -97,7 +97,7 @@ def _write(file: Path, paths: Sequence[Path], size: tuple[int, int] | None, chan
     sync_folder(file.parent)
 
 
-def _decode(path: Path, size: tuple[int, int] | None, channels: int | None) -> np.ndarray:
+def decode_image(path: Path, size: tuple[int, int] | None, channels: int | None) -> np.ndarray:
     """One image as (channels, height, width)."""
     Image = pillow()
     from PIL import ImageOps
