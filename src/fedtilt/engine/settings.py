@@ -129,6 +129,13 @@ class TrainSettings:
         example=5,
         heading="Evaluation and speed",
     )
+    baselines: bool | None = setting(
+        None,
+        "whether to end with what the methods are compared with: the majority class or the mean, every client alone "
+        "and, of tables, scikit-learn on all clients' rows; default: true in a spec for data of your own, else when "
+        "result.baselines is used",
+        example=True,
+    )
     device: str = setting(
         "auto", "where to train; auto: cuda if there is one; cuda:all: on all GPUs of this machine", in_table=False
     )

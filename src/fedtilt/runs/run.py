@@ -26,6 +26,7 @@ from fedtilt.locks import locked
 from fedtilt.methods import Method, check_rates_used
 from fedtilt.models import ModelSource
 from fedtilt.parts import constants_of
+from fedtilt.runs.baselines import baselines_of
 from fedtilt.runs.callback import Callback, Callbacks, RunStart, started
 from fedtilt.runs.checkpointing import CHECKPOINT_SECONDS, MEMORY_LIMIT, Summaries, train_rounds
 from fedtilt.runs.notebook import with_notebook_progress
@@ -175,7 +176,7 @@ def train_to_end(
     state = state if last is None else last.state
     assert state is not None  # there is at least one round, trained now or before
     _store_predictions(prepared, recorder, state)
-    return _result(prepared, recorder, state)
+    return _result(prepared, recorder, state, callback.on_notice)
 
 
 def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) -> None:
@@ -187,14 +188,15 @@ def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) 
                 notice(f"round {round.number}, method {method!r}: client {round.client_names[client]} {reason}")
 
 
-def _result(prepared: PreparedRun, recorder: Recorder, state: FederationState) -> Result:
-    evaluations = recorder.evaluations
+def _result(prepared: PreparedRun, recorder: Recorder, state: FederationState, notice: Notice) -> Result:
+    evaluations, compared = recorder.evaluations, partial(baselines_of, prepared, recorder, state.round, notice)
     counts, total = evaluations.counts(state.round)
     net = copy.deepcopy(prepared.net).cpu()
     groups = group_names(prepared.federation)
     return Result(
         {
             m.name: MethodResult(
+                name=m.name,
                 method=m,
                 history=evaluations.history[m.name],
                 sums=counts[m.name].evaluated,
@@ -214,6 +216,7 @@ def _result(prepared: PreparedRun, recorder: Recorder, state: FederationState) -
         },
         prepared.federation,
         _plot,
+        compared() if prepared.settings.baselines else compared,
     )
 
 
