@@ -1,7 +1,8 @@
 """Losses of samples, which the tilts act on: (outputs, targets) → (n,); p is the probability of the label."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from torch import Tensor
 
@@ -9,6 +10,8 @@ from fedtilt.config.named import NamedSettings
 from fedtilt.config.setting_fields import setting
 from fedtilt.errors import InputError
 from fedtilt.math.losses import ClassLoss, HuberLoss, SampleLoss, cross_entropy, squared
+
+BALANCED = "balanced"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,20 +31,46 @@ class Loss(NamedSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OfClasses(Loss):
-    class_weights: tuple[float, ...] = setting(
-        (), "a factor of the loss for every class; empty: 1 each", gt=0,
-        allowed="a list of numbers > 0, such as [1.0, 5.0]",
+class ClassificationLoss(Loss):
+    """A loss of classes, with class weights."""
+
+    class_weights: tuple[float, ...] | str = setting(
+        (), 'a factor of the loss for every class; "balanced": all classes count the same; empty: 1 each', gt=0,
+        allowed='a list of numbers > 0, such as [1.0, 5.0], or "balanced"', choices=(BALANCED,),
     )  # fmt: skip
+
+    def for_counts(self, counts: Sequence[int]) -> Self:
+        """The same with numbers in place of "balanced": n / (classes · n_k), as in scikit-learn.
+
+        >>> CrossEntropy(class_weights="balanced").for_counts([90, 10]).class_weights
+        (0.5555555555555556, 5.0)
+
+        Args:
+            counts: the training samples of every class at all clients
+        """
+        if self.class_weights != BALANCED:
+            return self
+        present = [count for count in counts if count]
+        balanced = tuple(sum(present) / (len(present) * count) if count else 1.0 for count in counts)
+        return self.with_settings(class_weights=balanced)
+
+    @property
+    def _weights(self) -> tuple[float, ...]:
+        if isinstance(self.class_weights, str):
+            raise InputError(
+                f"class_weights = {self.class_weights!r} counts the samples of all clients, which sites do not send; "
+                "give the weights as numbers"
+            )
+        return self.class_weights
 
     def check_classes(self, classes: int) -> None:
         """Raise InputError if there are class weights for another number of classes."""
-        if self.class_weights and len(self.class_weights) != classes:
+        if self._weights and len(self.class_weights) != classes:
             raise InputError(f"class_weights has {len(self.class_weights)} values for {classes} classes; give one each")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossEntropy(_OfClasses):
+class CrossEntropy(ClassificationLoss):
     """−log p of the label (label smoothing: Szegedy et al., CVPR 2016, arXiv 1512.00567)."""
 
     rule: ClassVar[str] = "cross_entropy"
@@ -52,11 +81,11 @@ class CrossEntropy(_OfClasses):
         """See `fedtilt.math.losses`."""
         if self == CrossEntropy():
             return cross_entropy
-        return ClassLoss(label_smoothing=self.label_smoothing, class_weights=self.class_weights)
+        return ClassLoss(label_smoothing=self.label_smoothing, class_weights=self._weights)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Focal(_OfClasses):
+class Focal(ClassificationLoss):
     """(1 − p)^gamma · cross-entropy, which weights hard samples.
 
     Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, arXiv 1708.02002.
@@ -68,11 +97,11 @@ class Focal(_OfClasses):
     @property
     def function(self) -> SampleLoss:
         """See `fedtilt.math.losses`."""
-        return ClassLoss(gamma=self.gamma, class_weights=self.class_weights)
+        return ClassLoss(gamma=self.gamma, class_weights=self._weights)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GCE(_OfClasses):
+class GCE(ClassificationLoss):
     """(1 − p^exponent) / exponent, which bounds the loss of wrong labels; towards 0 it is the cross-entropy.
 
     Zhang et al., Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels, NeurIPS 2018,
@@ -85,11 +114,11 @@ class GCE(_OfClasses):
     @property
     def function(self) -> SampleLoss:
         """See `fedtilt.math.losses`."""
-        return ClassLoss(gce_q=self.exponent, class_weights=self.class_weights)
+        return ClassLoss(gce_q=self.exponent, class_weights=self._weights)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SCE(_OfClasses):
+class SCE(ClassificationLoss):
     """alpha · cross-entropy + beta · reverse cross-entropy, 4 · (1 − p), which wrong labels cannot dominate.
 
     Wang et al., Symmetric Cross Entropy for Robust Learning with Noisy Labels, ICCV 2019, arXiv 1908.06112.
@@ -102,7 +131,7 @@ class SCE(_OfClasses):
     @property
     def function(self) -> SampleLoss:
         """See `fedtilt.math.losses`."""
-        return ClassLoss(sce_alpha=self.alpha, sce_beta=self.beta, class_weights=self.class_weights)
+        return ClassLoss(sce_alpha=self.alpha, sce_beta=self.beta, class_weights=self._weights)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,8 +114,8 @@ def legend(run: Run) -> Table:
     of_score = "" if score is ACCURACY else f" of the {score.title}"
     lines = {"accuracy": "% of a client's test data, mean over clients"}
     if rare := compare.rare_class(run):
-        shares = [(p.labels == p.rarer_class).double().mean() for found in run.predictions for p in found.values()]
-        random = f"a random ranking has {float(shares[0]):.3f}"
+        labels = next(iter(run.predictions[0].values())).labels
+        random = f"a random ranking has {float(labels.bincount(minlength=2).min() / len(labels)):.3f}"
         lines = {"AUPRC": f"average precision of class {escape(rare)} on all test samples; {random}"} | lines
     if score is not ACCURACY:
         lines = {"MAE, RMSE": "errors on a client's test data in the unit of the target, mean over clients"}

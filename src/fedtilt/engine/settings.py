@@ -5,7 +5,7 @@ import functools
 import inspect
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypeVar, cast
 
@@ -17,7 +17,7 @@ from fedtilt.config.named import NamedSettings, named_settings
 from fedtilt.config.setting_fields import check_fields_used, check_value, setting
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import import_function, is_function_path
-from fedtilt.losses import LOSSES, CrossEntropy, Loss, losses_for
+from fedtilt.losses import LOSSES, ClassificationLoss, CrossEntropy, Loss, losses_for
 from fedtilt.math.losses import SampleLoss
 from fedtilt.methods import Method, check_methods, component_of
 from fedtilt.methods.server_optimizers import SERVER_OPTIMIZERS
@@ -247,6 +247,11 @@ class TrainSettings:
                 f"loss = {self.loss.label!r} is not for {task}; choose one of {', '.join(names)}, or leave it out"
             )
         return replace(self, loss=names[0]) if self.loss is None else self
+
+    def for_counts(self, counts: Sequence[int]) -> Self:
+        """The settings with class weights for these training samples of every class at all clients."""
+        loss = self.loss.for_counts(counts) if isinstance(self.loss, ClassificationLoss) else self.loss
+        return self if loss is self.loss else replace(self, loss=loss)
 
     @property
     def on_cluster(self) -> bool:

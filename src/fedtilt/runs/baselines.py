@@ -1,8 +1,10 @@
 """What a run is compared with: computed once at its end, and stored like an evaluated round, in seed-N/baselines/."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+
+import torch
 
 from fedtilt.data.inputs import take
 from fedtilt.engine.client_states import ClientStates
@@ -93,7 +95,7 @@ def _record(prepared: PreparedRun, evaluations: EvaluationHistory, round: int, f
     counts = {}
     for name, predictions in found.items():
         (sums, total), *others = [predictions.counts(group) for group in groups]
-        never_selected = total.new_zeros(len(total), dtype=bool)
+        never_selected = torch.zeros(len(total), dtype=torch.bool)
         counts[name] = Counts(sums, None, never_selected, tuple(GroupCounts(*other) for other in others))
     summaries = metrics_by_method(counts, total, federation.has_outliers, None, groups)
     evaluations.record(round, summaries, counts, total)
@@ -103,7 +105,7 @@ def _results(
     prepared: PreparedRun,
     evaluations: EvaluationHistory,
     round: int,
-    predictions: dict[str, Callable[[], Predictions]],
+    predictions: Mapping[str, Callable[[], Predictions]],
 ) -> Baselines:
     groups = group_names(prepared.federation)
     counts, total = evaluations.counts(round)
