@@ -1,6 +1,6 @@
 """How well the audit finds planted wrong labels, beside cleanlab and plain loss rankings.
 
-    python -m benchmarks.audit --data mnist --seed 0 1 2 --jobs 16  # one data set; goes on where it stopped
+    python -m benchmarks.audit --data mnist --seed 0 1 2 --jobs 16  # one data set; continues where it stopped
     python -m benchmarks.page --record bench-results/audit-*.json
 
 Labels are flipped once, before the training. The audit ranks the samples of a federation, in which nothing is pooled.
@@ -69,7 +69,7 @@ SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Samples:
+class AuditedSamples:
     """The training samples of the clients that took part, in the order of the audit."""
 
     x: Tensor
@@ -77,7 +77,7 @@ class Samples:
     is_flipped: np.ndarray
 
     @classmethod
-    def of(cls, federation: ft.Federation, clients: list[int]) -> "Samples":
+    def of(cls, federation: ft.Federation, clients: list[int]) -> "AuditedSamples":
         pairs = [federation.train(client, seed=0, round=1) for client in clients]
         flipped = [federation.outlier_mask(client) for client in clients]
         return cls(torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs]), torch.cat(flipped).numpy())
@@ -93,7 +93,7 @@ def measure(case: Case) -> Case:
     result = setting.run(METHODS, federation, seed)
     audit = result.audit(JUDGE)
     clients = audit.client.unique().tolist()
-    samples = Samples.of(federation, clients)
+    samples = AuditedSamples.of(federation, clients)
     position = torch.empty(len(audit), dtype=torch.int64)
     position[audit.worst_first] = torch.arange(len(audit))
     probabilities, accuracy = cross_validated(samples, federation.classes, setting, seed)
@@ -142,7 +142,7 @@ def losses(federation: ft.Federation, clients: list[int], model_of: Any) -> np.n
     return torch.cat(values).numpy()
 
 
-def cross_validated(samples: Samples, classes: int, setting: Setting, seed: int) -> tuple[np.ndarray, float]:
+def cross_validated(samples: AuditedSamples, classes: int, setting: Setting, seed: int) -> tuple[np.ndarray, float]:
     """Probabilities of the pooled samples by networks that did not see them, and the accuracy on their labels.
 
     Every fold is a client of a federation without communication: it trains on all other folds.

@@ -17,7 +17,7 @@ REPEATS = 7
 
 
 def cost(data: str, rounds: int, repeats: int) -> tuple[float, float]:
-    """Least processor seconds of so many rounds, without the audit and with it."""
+    """Least processor seconds of this many rounds, without the audit and with it."""
     clients = 100 if data == "mnist" else 20
     federation = ft.Federation.build(ft.data.load(data), clients=clients, classes_per_client=2)
     model = partial(ft.models.mlp, hidden=HIDDEN[data])

@@ -1,4 +1,4 @@
-"""Measure many cases on several processes, and go on where an earlier call stopped."""
+"""Measure many cases on several processes, and continue where an earlier call stopped."""
 
 import argparse
 import json
@@ -33,7 +33,7 @@ def run_cases(
         kind: of the result
         cases: what distinguishes the cases, as JSON values
         measure: a function of a module, which returns a case with its results
-        header: settings that all cases share; a file with others is refused
+        header: settings that all cases share; a file with others is an error
         jobs: processes at once; None: one per core, but none for a single case
         path: the file of the result
         device: what the cases run on, for the description of the machine

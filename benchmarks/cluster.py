@@ -149,7 +149,7 @@ def aggregation(clients: int, parameters: int, rules: Sequence[str]) -> dict[str
 
 
 def _mlp_of(parameters: int) -> Callable[..., torch.nn.Module]:
-    """A model of 16 inputs and about so many parameters."""
+    """A model of 16 inputs and about this many parameters."""
     width = int(parameters**0.5) - 14
 
     def mlp(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:

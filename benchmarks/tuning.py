@@ -1,6 +1,6 @@
 """What `ft.tune` recommends, on test data, and what a search costs.
 
-    python -m benchmarks.tuning             # recommendations, ten minutes on two cores; goes on where it stopped
+    python -m benchmarks.tuning             # recommendations, ten minutes on two cores; continues where it stopped
     python -m benchmarks.tuning --cost [--device cuda]
 
 Recommendations: on every seed, a search on validation data starts from a default and recommends a setting; both are
@@ -96,7 +96,7 @@ class Gain(NamedTuple):
     mean: float  # points; positive: better than the default
     error: float | None  # standard error; None: one seed has none
     seeds: int
-    kept: int  # on so many seeds, the default was kept
+    kept: int  # on this many seeds, the default was kept
     saving: float  # the share of the rounds that halving saves
 
     @classmethod

@@ -27,7 +27,7 @@ MODES = {"disk full": 1, "I/O error": 2, "short read or write": 3, "read-only": 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A command on files, what it makes, and how to go on after it failed.
+    """A command on files, what it makes, and how to continue after it failed.
 
     Args:
         prepare: puts the files that it needs into a folder
@@ -228,7 +228,7 @@ def _problem(scenario: Scenario, case: Path, mode: str, outcome: Outcome, expect
         return "the result is half written"
     again = run_in_child(command(*scenario.again(case)))
     if again.code:
-        return f"cannot go on afterwards: {again.problem() or again.error}"
+        return f"cannot continue afterwards: {again.problem() or again.error}"
     return None if scenario.result(case) == expected else "going on afterwards gives another result"
 
 

@@ -26,5 +26,5 @@ def run(folder: Path, scale: float, jobs: int) -> Report:
             report.failures.append(f"{name}: {summary}")
             continue
         report.count("kills", summary["kills"])
-        report.count("runs with the same bits", summary["finished"])
+        report.count("bit-identical runs", summary["finished"])
     return report

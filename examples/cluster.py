@@ -18,7 +18,7 @@ def main() -> None:
         result = ft.run([method], federation, ft.models.mlp, cluster=cluster, **settings)["fedtilt"]
         shared.append(torch.cat([p.flatten() for p in result.shared.parameters()]))
         print(f"cluster {cluster}: {result.accuracy:.1f} % accuracy")
-    print(f"the same bits: {torch.equal(*shared)}")
+    print(f"bit-identical: {torch.equal(*shared)}")
 
 
 if __name__ == "__main__":

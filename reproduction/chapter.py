@@ -88,7 +88,7 @@ class Chapter:
 
 
 def verdicts_by_author(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """The verdicts on the paper's claims and on ours, under a heading each; a heading without verdicts is left out."""
+    """The verdicts on the paper's claims and on ours, under a heading each; a heading without verdicts is skipped."""
     groups = {"the paper says": [v for v in verdicts if not v.ours], "we say": [v for v in verdicts if v.ours]}
     return {heading: group for heading, group in groups.items() if group}
 

@@ -172,7 +172,7 @@ def reproduce(
             with locked(folder.work(status.experiment.name)):
                 _run_case(status.experiment, status.case, folder, options, on_progress)
     return ReproductionResult(
-        chapters={name: chapter_of(folder, name, quick=quick_only(folder)) for name in names},
+        chapters={name: read_chapter(folder, name, quick=quick_only(folder)) for name in names},
         measured=[status.label for status in to_run],
         reused=[status.label for status in statuses if status.done],
         missing=missing,
@@ -253,7 +253,7 @@ def run_named_case(
 # -- stored results ----------------------------------------------------------------------------------------------------
 
 
-def chapter_of(folder: ResultsFolder, name: str, *, quick: bool) -> Chapter:
+def read_chapter(folder: ResultsFolder, name: str, *, quick: bool) -> Chapter:
     """The chapter of an experiment, from the stored results that match today's settings."""
     experiment, results = load_results(folder, name, quick=quick)
     reference = [load_results(folder, experiment.reference, quick=quick)] if experiment.reference else []

@@ -122,7 +122,7 @@ def train_grid(
     settings: Mapping[str, Any], options: Options, on_progress: OnProgress, *,
     curves: bool = True, noisy_validation: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train every method in a case's settings and return the metrics; one that diverges is listed and left out.
+    """Train every method in a case's settings and return the metrics; one that diverges is listed and skipped.
 
     Args:
         settings: The federation (see `federation_settings`), the seed, and methods by name.

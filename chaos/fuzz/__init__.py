@@ -1,4 +1,4 @@
-"""Feed mutated inputs to everything that reads some: each is accepted, or refused with an `InputError` of one line."""
+"""Feed mutated inputs to everything that reads some: each is accepted, or rejected with an `InputError` of one line."""
 
 from pathlib import Path
 

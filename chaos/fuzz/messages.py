@@ -56,7 +56,7 @@ def replies(folder: Path) -> Read:
 
 
 def arguments(folder: Path) -> Read:
-    """Command lines that read files or refuse; none that trains, downloads or deploys."""
+    """Command lines that read files or fail; none that trains, downloads or deploys."""
     os.chdir(folder)
     ft.data.load("digits")  # imports scikit-learn, which takes seconds
     (folder / "table.csv").write_text(TABLE)

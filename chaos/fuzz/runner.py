@@ -1,6 +1,6 @@
 """Run a target with many inputs in forked workers, and collect what is neither a success nor an `InputError`.
 
-A worker that ends or hangs in native code costs the input that it was reading: the next worker goes on after it.
+A worker that ends or hangs in native code costs the input that it was reading: the next worker continues after it.
 """
 
 import faulthandler
@@ -31,7 +31,7 @@ _CRASHES = 20  # of the workers of one target, then it stops
 
 
 def fuzz(name: str, target: Target, inputs: int, folder: Path, report: Report, workers: int) -> None:
-    """Run a target with so many inputs; the input of a number is the same in every run."""
+    """Run a target with this many inputs; the input of a number is the same in every run."""
     parts = [range(worker, inputs, workers) for worker in range(min(workers, inputs))]
     running = [_Worker(name, target, part, folder / f"{name}-{worker}") for worker, part in enumerate(parts)]
     failures: dict[str, list[str]] = {}

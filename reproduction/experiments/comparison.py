@@ -39,7 +39,7 @@ def cases(experiment: Experiment, options: Options) -> list[Case]:
 def candidates(data_settings: Mapping[str, Any], mu: float) -> dict[str, Setting]:
     """Every setting in the grids of a data set, and the paper's if it is not among them.
 
-    tau = lam = 0 is left out: that is Ditto.
+    tau = lam = 0 is skipped: that is Ditto.
     """
     tilts = [(tau, lam) for tau, lam in product(data_settings["tau"], data_settings["lam"]) if tau or lam]
     paper = (data_settings["paper"]["tau"], data_settings["paper"]["lam"])
@@ -97,7 +97,7 @@ def chapter(experiment: Experiment, results: Results, reference: tuple[Experimen
         parts.append(Text(markdown=f"Not measured yet: {', '.join(missing)}."))
     diverged = {name: why for comparison in comparisons.values() for name, why in comparison.diverged.items()}
     if diverged:
-        parts.append(Text(markdown="Settings left out because they diverged: " + "; ".join(diverged.values()) + "."))
+        parts.append(Text(markdown="Settings skipped because they diverged: " + "; ".join(diverged.values()) + "."))
     return Chapter(
         title=experiment.title,
         lead=_lead(experiment),

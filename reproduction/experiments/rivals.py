@@ -45,7 +45,7 @@ class Cell(NamedTuple):
         return fmean(found.values()) if found else None
 
 
-class Score(NamedTuple):
+class CellScore(NamedTuple):
     """FedTilt against one rival in one cell."""
 
     data: str
@@ -122,8 +122,8 @@ def mean_ranks(cells: Sequence[Cell], metric: str = "accuracy") -> dict[str, flo
     return {name: fmean(of_method) for name, of_method in ranks.items()}
 
 
-def score_all(cells: Sequence[Cell]) -> list[Score]:
-    """FedTilt against every rival in every cell, corrected together; rivals without common seeds are left out."""
+def score_all(cells: Sequence[Cell]) -> list[CellScore]:
+    """FedTilt against every rival in every cell, corrected together; rivals without common seeds are skipped."""
     scores = []
     for cell in cells:
         ours = cell.accuracy[OURS]
@@ -132,12 +132,12 @@ def score_all(cells: Sequence[Cell]) -> list[Score]:
             if rival == OURS or not common:
                 continue
             difference = paired_difference([ours[s] for s in common], [theirs[s] for s in common])
-            scores.append(Score(cell.data, cell.condition, rival, difference))
+            scores.append(CellScore(cell.data, cell.condition, rival, difference))
     adjusted = holm([score.difference.p_value for score in scores])
     return [score._replace(adjusted=p) for score, p in zip(scores, adjusted, strict=True)]
 
 
-def losing_sentence(scores: Sequence[Score]) -> str:
+def losing_sentence(scores: Sequence[CellScore]) -> str:
     """How often FedTilt is better and worse, with and without the correction, and the rivals that it loses against."""
     better, worse = ([s for s in scores if s.difference.sign() == sign] for sign in (1, -1))
     corrected = [sum(s.survives for s in side) for side in (better, worse)]
@@ -242,7 +242,7 @@ def _accuracy_table(cells: list[Cell], data: str) -> Table:
     )
 
 
-def _against(scores: list[Score]) -> Table:
+def _against(scores: list[CellScore]) -> Table:
     rows: list[list[str | float]] = []
     for score in scores:
         d = score.difference

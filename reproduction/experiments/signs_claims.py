@@ -105,7 +105,7 @@ def collect(experiment: Experiment, results: Results) -> dict[str, DatasetResult
 
 
 def _values(by_condition: Mapping[str, Sequence[Any]], names: Sequence[str], models: str) -> dict[str, Values]:
-    """Metric → values; a setting that diverged in any seed is left out of that condition."""
+    """Metric → values; a setting that diverged in any seed is skipped in that condition."""
     finished = {c: [name for name in names if all(name in run for run in runs)] for c, runs in by_condition.items()}
     return {
         metric: {

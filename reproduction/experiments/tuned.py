@@ -88,7 +88,7 @@ _OUTCOMES: dict[Outcome, str] = {
 }  # fmt: skip
 
 
-class Score(NamedTuple):
+class CellScore(NamedTuple):
     """FedTilt against one rival on one metric, in one cell: a data set under one condition."""
 
     data: str
@@ -121,32 +121,32 @@ class Score(NamedTuple):
         return self.data, self.condition, self.rival, self.metric.key, self.difference
 
 
-def score_all(comparisons: Iterable[DatasetComparison]) -> list[Score]:
+def score_all(comparisons: Iterable[DatasetComparison]) -> list[CellScore]:
     """FedTilt against every rival on every metric; all different tests with several seeds are corrected together."""
     scores = []
     for comparison, noisy, rival, metric in product(comparisons, (False, True), RIVALS, COMPARED_METRICS):
         suffix = NOISY if noisy else ""
         differences = comparison.differences(f"{OURS}{suffix}", f"{rival}{suffix}", metric)
         difference = differences and mean_difference(differences.values)
-        scores.append(Score(comparison.data, comparison.condition, rival, noisy, metric, difference))
+        scores.append(CellScore(comparison.data, comparison.condition, rival, noisy, metric, difference))
     p_values = {test: s.difference.p_value for s in scores if s.difference is not None and (test := s.test)}
     adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     return [score._replace(adjusted=adjusted[test]) if (test := score.test) else score for score in scores]
 
 
-def count_tests(scores: Sequence[Score]) -> int:
+def count_tests(scores: Sequence[CellScore]) -> int:
     """The number of tests that Holm's correction counts."""
     return len({score.test for score in scores} - {None})
 
 
-def outcome_table(scores: Sequence[Score], *, by_metric: bool) -> Table:
+def outcome_table(scores: Sequence[CellScore], *, by_metric: bool) -> Table:
     """How often FedTilt is better than each rival, tied, or worse; and how often after the correction.
 
     Args:
         scores: All scores.
         by_metric: Whether a row counts one metric or all five.
     """
-    groups: dict[tuple[str, ...], list[Score]] = {}
+    groups: dict[tuple[str, ...], list[CellScore]] = {}
     for score in scores:
         metric = (TITLES[score.metric.key],) if by_metric else ()
         key = ("noisy" if score.noisy else "clean", METHOD_TITLES[score.rival], *metric)
@@ -178,9 +178,9 @@ def outcome_table(scores: Sequence[Score], *, by_metric: bool) -> Table:
     )
 
 
-def difference_table(scores: Sequence[Score], rival: str) -> Table:
+def difference_table(scores: Sequence[CellScore], rival: str) -> Table:
     """Every difference to one rival, with its interval, effect size and p-values."""
-    kinds: dict[tuple[object, ...], list[Score]] = {}
+    kinds: dict[tuple[object, ...], list[CellScore]] = {}
     for score in scores:
         if score.rival == rival and score.test:
             kinds.setdefault(score.test, []).append(score)
@@ -253,7 +253,7 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
     diverged = {why: where for where, cell in measured.items() for why in cell.diverged.values()}
     if diverged:
         listed = "; ".join(f"{where}: {why}" for why, where in diverged.items())
-        parts.append(Text(markdown=f"Settings that diverged, left out for that seed: {listed}."))
+        parts.append(Text(markdown=f"Settings that diverged, skipped for that seed: {listed}."))
     return Chapter(
         title=experiment.title,
         lead=experiment.about.strip(),

@@ -185,7 +185,7 @@ def chapter(experiment: Experiment, results: Results) -> Chapter:
     parts += _missing(experiment, results)
     diverged = sorted({name for result in results.values() for name in result["diverged"]})
     if diverged:
-        parts.append(Text(markdown=f"Trials that diverged and are left out: {', '.join(diverged)}."))
+        parts.append(Text(markdown=f"Trials that diverged and are skipped: {', '.join(diverged)}."))
     return Chapter(title=experiment.title, lead=experiment.about.strip(), parts=parts)
 
 

@@ -16,7 +16,7 @@ from reproduction.experiments.tuned import compare_cells
 from reproduction.page.impossible import impossible_table
 from reproduction.page.opening import opening
 from reproduction.results import CaseResult, ResultsFolder
-from reproduction.runner import chapter_of, load_results, quick_only
+from reproduction.runner import load_results, quick_only, read_chapter
 
 _AXIS = {"gridcolor": "#eceef1", "linecolor": "#e2e5e9", "zerolinecolor": "#e2e5e9", "automargin": True}
 # the page's light theme; the background is opaque, because a repository may be shown on black
@@ -77,7 +77,7 @@ def build_page(folder: ResultsFolder) -> Page:
         if not results:
             not_measured.append(experiment)
             continue
-        chapters.append((experiment, chapter_of(folder, name, quick=quick)))
+        chapters.append((experiment, read_chapter(folder, name, quick=quick)))
         results_of[name] = [stored for stored in folder.records(name).values() if stored.case in results]
     first: list[Part] = []
     preamble: list[Part] = []

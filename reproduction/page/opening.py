@@ -13,9 +13,9 @@ from reproduction import plots
 from reproduction.chapter import CaptionedFigure, Part, Table, Text
 from reproduction.experiments.comparison import difference_cell
 from reproduction.experiments.paired import COMPARED_METRICS, DatasetComparison
-from reproduction.experiments.tuned import METHOD_TITLES, NOISY, Score, count_tests, score_all
+from reproduction.experiments.tuned import METHOD_TITLES, NOISY, CellScore, count_tests, score_all
 
-Shown = Mapping[tuple[str, str, str, str], Score]  # by condition, data set, rival and metric
+Shown = Mapping[tuple[str, str, str, str], CellScore]  # by condition, data set, rival and metric
 
 _CONDITIONS = {
     "clean": "clean data", "corruptions": "random corruptions", "gaussian": "Gaussian noise", "flips": "label flips",
@@ -79,7 +79,7 @@ def _table(cells: Sequence[tuple[str, str]], shown: Shown, missing: Sequence[str
     )
 
 
-def _cell(score: Score | None) -> str:
+def _cell(score: CellScore | None) -> str:
     if score is None or score.difference is None:
         return ""
     return difference_cell(score.difference, mark=" ★" if score.survives else "")
@@ -117,14 +117,14 @@ def _figure(cells: Sequence[tuple[str, str]], shown: Shown) -> dict[str, Any]:
     return {"data": data, "layout": plots.layout(120 + 44 * len(cells), grid=grid, **axes)}
 
 
-def _marker(score: Score) -> str:
+def _marker(score: CellScore) -> str:
     contains, excludes, corrected = _MARKERS
     if score.survives:
         return corrected
     return excludes if score.difference is not None and score.difference.sign() else contains
 
 
-def _trace(name: str, symbol: str, points: Sequence[tuple[str, Score]]) -> dict[str, Any]:
+def _trace(name: str, symbol: str, points: Sequence[tuple[str, CellScore]]) -> dict[str, Any]:
     differences = [score.difference for _, score in points if score.difference is not None]
     x = [_position(d.mean) for d in differences]
     ends = [
@@ -151,13 +151,13 @@ def _position(value: float) -> float:
     return round(math.copysign(math.sqrt(abs(value)), value), 4)
 
 
-def _sentences(comparisons: Sequence[DatasetComparison], scores: Sequence[Score]) -> str:
+def _sentences(comparisons: Sequence[DatasetComparison], scores: Sequence[CellScore]) -> str:
     """What the intervals show; empty if no cell has several seeds."""
     cells = [c for c in comparisons if len(c.seeds) > 1]
     if not cells:
         return ""
 
-    def select(rival: str, key: str, *, noisy: bool = True) -> list[Score]:
+    def select(rival: str, key: str, *, noisy: bool = True) -> list[CellScore]:
         selected = [s for s in scores if (s.rival, s.metric.key, s.noisy) == (rival, key, noisy)]
         return [s for s in selected if s.outcome in ("better", "tied", "worse")]
 
@@ -178,7 +178,7 @@ def _sentences(comparisons: Sequence[DatasetComparison], scores: Sequence[Score]
     return "\n".join(f"- {sentence}" for sentence in [*sentences, _leaders(cells), _corrected(scores)])
 
 
-def _against_both(accuracy: Mapping[str, Sequence[Score]]) -> str:
+def _against_both(accuracy: Mapping[str, Sequence[CellScore]]) -> str:
     """The cells where FedTilt is more accurate than both rivals, and those where it is less accurate than one."""
     outcomes: dict[tuple[str, str], list[str]] = {}
     for score in [score for scores in accuracy.values() for score in scores]:
@@ -217,7 +217,7 @@ def _leaders(cells: Sequence[DatasetComparison]) -> str:
     return f"**The most accurate of all, or tied with it:** {listed} of {len(cells)} cells."
 
 
-def _corrected(scores: Sequence[Score]) -> str:
+def _corrected(scores: Sequence[CellScore]) -> str:
     """What remains after the correction."""
     clauses = []
     for rival in _RIVALS:
@@ -231,7 +231,7 @@ def _corrected(scores: Sequence[Score]) -> str:
     )
 
 
-def _by_condition(accuracy: Sequence[Score]) -> str:
+def _by_condition(accuracy: Sequence[CellScore]) -> str:
     """The range of the difference in accuracy under each condition, and the data sets where it is significant."""
     clauses = []
     for condition in dict.fromkeys(score.condition for score in accuracy):
@@ -248,5 +248,5 @@ def _by_condition(accuracy: Sequence[Score]) -> str:
     return f"In points of accuracy: {'; '.join(clauses)}."
 
 
-def _count(scores: Sequence[Score], word: str) -> int:
+def _count(scores: Sequence[CellScore], word: str) -> int:
     return sum(score.outcome == word for score in scores)

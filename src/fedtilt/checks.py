@@ -15,7 +15,7 @@ _MAX_NAME = 200  # bytes, so that a file can have the name
 
 
 def number(value: object, what: str) -> float:
-    """Any real number or ±inf as a float; a bool, NaN or anything else is refused.
+    """Any real number or ±inf as a float; a bool, NaN or anything else raises.
 
     >>> number(3, "q")
     3.0
@@ -35,7 +35,7 @@ def number(value: object, what: str) -> float:
 
 
 def whole(value: object, what: str, least: int | None = None) -> int:
-    """Any integer, of at least `least`, as an int; a bool, a float or anything else is refused.
+    """Any integer, of at least `least`, as an int; a bool, a float or anything else raises.
 
     >>> whole(3, "rounds", 1)
     3
@@ -52,7 +52,7 @@ def whole(value: object, what: str, least: int | None = None) -> int:
 def check_used(
     values: Mapping[str, Any], defaults: Mapping[str, Any], only_with: OnlyWith, name: Callable[[str], str] = str
 ) -> None:
-    """Refuse a setting that differs from its default and has no effect beside the others.
+    """Raise NoEffect for a setting that differs from its default and has no effect beside the others.
 
     Args:
         values: all settings

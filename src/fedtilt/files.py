@@ -27,8 +27,17 @@ _PREFIX = "sha256:"
 _NO_DIGEST = _PREFIX + 64 * "0"  # in place of the digest, while the digest is computed
 
 
+def file_name(text: str) -> str:
+    """A text as the name of a file, with underscores for what systems do not allow in one.
+
+    >>> file_name("Zürich/Süd: 3")
+    'Zürich_Süd_3'
+    """
+    return re.sub(r"[^\w.-]+", "_", text).strip(".") or "_"
+
+
 def local_path(source: str | os.PathLike[str], what: str) -> Path:
-    """The path of a file or folder; a URL is refused, and `what` names it, such as "table"."""
+    """The path of a file or folder; a URL raises, and `what` names it, such as "table"."""
     path = os.fspath(source)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path):
         raise InputError(f"{what} {path} is a URL; download it first, and give the path of the file or folder")
@@ -116,7 +125,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Any, *, indent: int | None = 2, sync: bool = True) -> None:
-    """Write JSON, an object with its digest; NaN is refused."""
+    """Write JSON, an object with its digest; NaN raises."""
     content = with_digest(content) if isinstance(content, dict) else content
     write_bytes(path, (json.dumps(content, indent=indent, allow_nan=False) + "\n").encode(), sync=sync)
 

@@ -4,40 +4,53 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedtilt.config.named import NamedSettings
 from fedtilt.config.setting_fields import setting
 from fedtilt.errors import InputError
-from fedtilt.math.losses import ClassLoss, HuberLoss, SampleLoss, cross_entropy, squared
+from fedtilt.math.losses import SampleLoss, cross_entropy, squared
 
 BALANCED = "balanced"
+REVERSE = 4.0  # −log 0 of the reverse cross-entropy, as in the paper of sce
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(NamedSettings):
-    """A loss by name."""
+    """A loss by name; a subclass has `__call__`."""
 
     task: ClassVar[str] = "classification"
 
-    @property
-    def function(self) -> SampleLoss:
-        """The loss as backends know it."""
-        raise InputError(f"loss {self.label!r} has no function")
-
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of every sample, (n,)."""
-        return self.function(outputs, targets)
+        raise InputError(f"loss {self.label!r} has no __call__(outputs, targets)")
+
+    @property
+    def function(self) -> SampleLoss:
+        """The loss as backends know it: a plain function if it has no settings."""
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationLoss(Loss):
-    """A loss of classes, with class weights."""
+class ClassLoss(Loss):
+    """A loss of classes, with a factor for each."""
 
     class_weights: tuple[float, ...] | str = setting(
         (), 'a factor of the loss for every class; "balanced": all classes count the same; empty: 1 each', gt=0,
         allowed='a list of numbers > 0, such as [1.0, 5.0], or "balanced"', choices=(BALANCED,),
     )  # fmt: skip
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The class weights as numbers; empty: 1 each."""
+        if isinstance(self.class_weights, str):
+            raise InputError(
+                f"class_weights = {self.class_weights!r} counts the samples of all clients, which sites do not send; "
+                "give the weights as numbers"
+            )
+        return self.class_weights
 
     def for_counts(self, counts: Sequence[int]) -> Self:
         """The same with numbers in place of "balanced": n / (classes · n_k), as in scikit-learn.
@@ -54,23 +67,23 @@ class ClassificationLoss(Loss):
         balanced = tuple(sum(present) / (len(present) * count) if count else 1.0 for count in counts)
         return self.with_settings(class_weights=balanced)
 
-    @property
-    def _weights(self) -> tuple[float, ...]:
-        if isinstance(self.class_weights, str):
-            raise InputError(
-                f"class_weights = {self.class_weights!r} counts the samples of all clients, which sites do not send; "
-                "give the weights as numbers"
-            )
-        return self.class_weights
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of every sample, (n,)."""
+        losses = self._of(outputs, targets)
+        return losses * outputs.new_tensor(self.weights)[targets] if self.weights else losses
+
+    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss without the weights of classes."""
+        return cross_entropy(logits, targets)
 
     def check_classes(self, classes: int) -> None:
         """Raise InputError if there are class weights for another number of classes."""
-        if self._weights and len(self.class_weights) != classes:
-            raise InputError(f"class_weights has {len(self.class_weights)} values for {classes} classes; give one each")
+        if self.weights and len(self.weights) != classes:
+            raise InputError(f"class_weights has {len(self.weights)} values for {classes} classes; give one each")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossEntropy(ClassificationLoss):
+class CrossEntropy(ClassLoss):
     """−log p of the label (label smoothing: Szegedy et al., CVPR 2016, arXiv 1512.00567)."""
 
     rule: ClassVar[str] = "cross_entropy"
@@ -78,14 +91,15 @@ class CrossEntropy(ClassificationLoss):
 
     @property
     def function(self) -> SampleLoss:
-        """See `fedtilt.math.losses`."""
-        if self == CrossEntropy():
-            return cross_entropy
-        return ClassLoss(label_smoothing=self.label_smoothing, class_weights=self._weights)
+        """The plain function, if nothing is set."""
+        return cross_entropy if self == CrossEntropy() else self
+
+    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Focal(ClassificationLoss):
+class Focal(ClassLoss):
     """(1 − p)^gamma · cross-entropy, which weights hard samples.
 
     Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, arXiv 1708.02002.
@@ -94,14 +108,15 @@ class Focal(ClassificationLoss):
     rule: ClassVar[str] = "focal"
     gamma: float = setting(2.0, "the exponent; 0 is the cross-entropy", ge=0)
 
-    @property
-    def function(self) -> SampleLoss:
-        """See `fedtilt.math.losses`."""
-        return ClassLoss(gamma=self.gamma, class_weights=self._weights)
+    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        losses = cross_entropy(logits, targets)
+        # the clamp: at p = 1 and gamma < 1 the derivative of the power is infinite, and times 0 not a number
+        error = (-torch.expm1(-losses)).clamp_min(torch.finfo(losses.dtype).tiny)
+        return error**self.gamma * losses
 
 
 @dataclass(frozen=True, kw_only=True)
-class GCE(ClassificationLoss):
+class GCE(ClassLoss):
     """(1 − p^exponent) / exponent, which bounds the loss of wrong labels; towards 0 it is the cross-entropy.
 
     Zhang et al., Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels, NeurIPS 2018,
@@ -111,14 +126,12 @@ class GCE(ClassificationLoss):
     rule: ClassVar[str] = "gce"
     exponent: float = setting(0.7, "between the cross-entropy (towards 0) and 1 − p (1); q in the paper", gt=0, le=1)
 
-    @property
-    def function(self) -> SampleLoss:
-        """See `fedtilt.math.losses`."""
-        return ClassLoss(gce_q=self.exponent, class_weights=self._weights)
+    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return -torch.expm1(-self.exponent * cross_entropy(logits, targets)) / self.exponent
 
 
 @dataclass(frozen=True, kw_only=True)
-class SCE(ClassificationLoss):
+class SCE(ClassLoss):
     """alpha · cross-entropy + beta · reverse cross-entropy, 4 · (1 − p), which wrong labels cannot dominate.
 
     Wang et al., Symmetric Cross Entropy for Robust Learning with Noisy Labels, ICCV 2019, arXiv 1908.06112.
@@ -128,10 +141,9 @@ class SCE(ClassificationLoss):
     alpha: float = setting(0.1, "weight of the cross-entropy", ge=0)
     beta: float = setting(1.0, "weight of the reverse cross-entropy", gt=0)
 
-    @property
-    def function(self) -> SampleLoss:
-        """See `fedtilt.math.losses`."""
-        return ClassLoss(sce_alpha=self.alpha, sce_beta=self.beta, class_weights=self._weights)
+    def _of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        losses = cross_entropy(logits, targets)
+        return self.alpha * losses - REVERSE * self.beta * torch.expm1(-losses)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +155,12 @@ class Squared(Loss):
 
     @property
     def function(self) -> SampleLoss:
-        """See `fedtilt.math.losses`."""
+        """The plain function."""
         return squared
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of every number, (n,)."""
+        return squared(outputs, targets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,14 +172,11 @@ class Huber(Loss):
 
     task: ClassVar[str] = "regression"
     rule: ClassVar[str] = "huber"
-    delta: float = setting(
-        1.0, "the error from which on it is linear, in standard deviations of the target", gt=0
-    )  # fmt: skip
+    delta: float = setting(1.0, "the error from which on it is linear, in standard deviations of the target", gt=0)
 
-    @property
-    def function(self) -> SampleLoss:
-        """See `fedtilt.math.losses`."""
-        return HuberLoss(delta=self.delta)
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of every number, (n,)."""
+        return F.huber_loss(outputs[:, 0], targets, reduction="none", delta=self.delta)
 
 
 LOSSES: dict[str, type[Loss]] = {cls.rule: cls for cls in (CrossEntropy, Focal, GCE, SCE, Squared, Huber)}

@@ -31,10 +31,6 @@ def test_a_file_is_overwritten_only_with_force(fedtilt, tmp_path: Path) -> None:
         assert fedtilt("init", str(invalid)).code == 2
 
 
-def test_the_reference_is_printed(fedtilt) -> None:
-    assert fedtilt("init", "--reference").out == spec.reference()
-
-
 TABLE = "age,pulse,ward,hospital,well\n" + "".join(
     f"{20 + n % 37},{60 + n % 41},{'abc'[n % 3]},{'north' if n % 5 else 'south'},{'yes' if n % 4 < 2 else 'no'}\n"
     for n in range(200)

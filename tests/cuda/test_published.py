@@ -1,4 +1,4 @@
-"""Published methods on a GPU: the same bits twice, and the models of the CPU up to rounding."""
+"""Published methods on a GPU: bit-identical twice, and the models of the CPU up to rounding."""
 
 import functools
 from collections.abc import Callable

@@ -35,6 +35,7 @@ OWN_CLIENTS: Keys = {
     "clients.count": None, "train.participation": 0.5, "train.batch_size": 5, "train.baselines": False,
 }  # fmt: skip
 TABLE: Keys = OWN_CLIENTS | {"data.file": "table.csv", "data.target": "ill", "data.client": "site"}
+MESSY: Keys = TABLE | {"data.file": "messy.csv", "data.decimal": "."}
 IMAGES: Keys = OWN_CLIENTS | {"data.images": "images"}
 FLIPS: Keys = {"outliers.kind": "flips"}
 PRIVACY: Keys = {"privacy.clip": 0.1, "privacy.noise": 2.0, "privacy.delta": 0.001}
@@ -60,11 +61,19 @@ CASES: dict[str, Case] = {
     "data.target": Case("smoker", TABLE),
     "data.client": Case("site", TABLE | {"data.client": None, "clients.count": 4}),
     "data.group": Case("smoker", TABLE),
+    "data.group_is_input": Case(False, TABLE | {"data.group": "smoker"}),
     "data.weight": Case("visits", TABLE),
     "data.drop": Case(["age"], TABLE),
+    "data.drop_unlabelled": Case(True, TABLE, also={"data.file": "unlabelled.csv"}),
     "data.split": Case("fold", TABLE),
     "data.split_group": Case("patient", TABLE),
     "data.split_time": Case("admitted", TABLE),
+    "data.rename": Case({"age": "pressure", "pressure": "age"}, TABLE | {"data.schema": "schema.json"}),
+    "data.missing": Case(["30"], TABLE),
+    "data.decimal": Case(",", MESSY),
+    "data.thousands": Case(".", MESSY, also={"data.decimal": None}),
+    "data.encoding": Case("cp850", MESSY),
+    "data.ignore_case": Case(True, MESSY),
     "data.schema": Case("schema.json", TABLE),
     "data.images": Case("images", also=IMAGES),
     "data.image_size": Case(4, IMAGES),

@@ -77,7 +77,7 @@ def test_damage_is_found_state_by_state(tmp_path: Path) -> None:
         states.restore(saved)
         hit = next(owner for owner, s in saved.items() if s.start <= byte < s.start + s.size)
         assert states.damaged() == {hit: path}
-        with pytest.raises(InputError, match=f"states-000001 is damaged where it has what client {hit[1]} keeps"):
+        with pytest.raises(InputError, match=f"states-000001 is damaged where it has the state of client {hit[1]} "):
             states.get(hit)
     states.remove(hit)
     assert states.damaged() == {}

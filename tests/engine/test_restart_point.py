@@ -1,4 +1,4 @@
-"""Models that stay on nodes: the same bits as in one process, and again after a node dies with them."""
+"""Models that stay on nodes: bit-identical to one process, and again after a node dies with them."""
 
 import functools
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ def digests_of_one_process() -> list[str]:
 
 
 @pytest.mark.parametrize("lost_in_round", [None, 1, 3])
-def test_the_same_bits_with_models_on_nodes(
+def test_bit_identical_with_models_on_nodes(
     store: Store, monkeypatch: pytest.MonkeyPatch, lost_in_round: int | None
 ) -> None:
     expected = digests_of_one_process()

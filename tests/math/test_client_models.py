@@ -1,4 +1,4 @@
-"""Aggregation over blocks of columns: the same bits wherever the blocks are."""
+"""Aggregation over blocks of columns: bit-identical wherever the blocks are."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -28,17 +28,17 @@ def test_an_unfinished_run_has_a_report_that_says_so(copy: Path) -> None:
     lines = metrics.read_text().splitlines(keepends=True)
     metrics.write_text("".join(lines[:5]) + lines[5][:40])  # killed while it wrote the last line of round 2
     (copy / "seed-1/counts/round-00003.safetensors").unlink()
-    with pytest.warns(InputWarning, match="round 2 is left out") as warned:
+    with pytest.warns(InputWarning, match="round 2 is skipped") as warned:
         run = read_run(copy)
     assert [str(w.message).partition(" (")[0] for w in warned] == [
         f"{metrics} is damaged in line 6",
-        f"{metrics} has no metrics of {NASTY} after round 2; round 2 is left out",
+        f"{metrics} has no metrics of {NASTY} after round 2; round 2 is skipped",
     ]
     assert (run.round, [seed_run.seed for seed_run in run.compared], run.finished) == (3, [0], False)
     assert run.seed_runs[1].round == 1
     assert "Unfinished: compared after round 3 of 3, without seed 1" in cautions(run)[0]
     shutil.rmtree(copy / "seed-0")
-    with pytest.warns(InputWarning, match="round 2 is left out"):
+    with pytest.warns(InputWarning, match="round 2 is skipped"):
         assert "compared after round 1 of 3, without seed 0" in report.markdown([copy])
 
 

@@ -143,7 +143,7 @@ def test_damage_to_one_client_costs_its_export_alone(federation: ft.Federation, 
     train(federation, tmp_path, ft.models.logistic)
     (path,) = (tmp_path / "seed-0/clients").iterdir()
     path.write_bytes(path.read_bytes()[:-1] + b"?")  # the last client
-    with pytest.raises(ft.InputError, match=r"states-000001 is damaged where it has what client 2 keeps for method 'd"):
+    with pytest.raises(ft.InputError, match=r"damaged where it has the state of client 2 for method 'd"):
         export_model(tmp_path, "ditto", 2)
     assert export_model(tmp_path, "ditto", 1).personal
     assert export_model(tmp_path, "ditto").round == 2

@@ -171,7 +171,9 @@ def test_without_the_library_the_error_says_what_to_install(
     federation: ft.Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
-    with pytest.raises(ft.InputError, match=r'privacy needs dp-accounting; pip install "fedtilt\[privacy\]"'):
+    with pytest.raises(
+        ft.InputError, match=r'privacy needs dp-accounting, which is not installed; pip install "fedtilt\[privacy\]"'
+    ):
         ft.run([ft.fedavg()], federation, ft.models.logistic, privacy=ft.Privacy(clip=1, epsilon=8, delta=1e-5))
 
 

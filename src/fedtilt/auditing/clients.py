@@ -12,7 +12,7 @@ find wrong labels (Bahri et al., "Deep k-NN for Noisy Labels", ICML 2020, arXiv 
 residual lets the shared model decide where the client has too few samples.
 
 A client is bad if its unexplained share is far above those of the others: by 20 points, and by 2.5 robust deviations
-(median and median absolute deviation over clients, and the error of a share of so many samples). It is different if
+(median and median absolute deviation over clients, and the error of a share of its samples). It is different if
 this holds only for the share that the shared model alone does not predict.
 """
 
@@ -29,7 +29,7 @@ from fedtilt.auditing.samples import Audit
 from fedtilt.data import Federation
 from fedtilt.data.inputs import take
 from fedtilt.data.naming import client_number
-from fedtilt.errors import InputError
+from fedtilt.imports import import_extra
 from fedtilt.models import logits
 
 LEAST_SHARE = 0.2  # how far a share is above the median of a client that stands out
@@ -90,10 +90,7 @@ class ClientAudit:
 
     def to_pandas(self) -> Any:
         """A table with one row per client, the worst first."""
-        try:
-            import pandas
-        except ImportError:
-            raise InputError('to_pandas() needs pandas; pip install "fedtilt[report]"') from None
+        pandas = import_extra("pandas", "to_pandas()", "report")
         return pandas.DataFrame(self.clients, columns=AuditedClient._fields)
 
     def _sentence(self, row: AuditedClient) -> str:
@@ -206,7 +203,7 @@ def standing_out(shares: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _error_of_share(shares: Tensor, samples: Tensor) -> Tensor:
-    """The variance of shares of so many samples, drawn to one half so that it is never 0."""
+    """The variance of shares of these numbers of samples, drawn to one half so that it is never 0."""
     p = (shares * samples + 1) / (samples + 2)
     return p * (1 - p) / (samples + 2)
 

@@ -32,7 +32,7 @@ def audit(
         x: the samples; None with outputs or losses
         y: their labels, whole numbers (n,)
         groups: the group of each sample, such as its source, (n,); groups differ in their share of wrong labels
-        class_names: a name for each class; left out: their numbers
+        class_names: a name for each class; default: their numbers
 
     >>> losses = torch.tensor([0.1, 0.2, 0.1, 0.3, 0.2, 6.0] * 5)
     >>> audit(losses, None, torch.arange(30) % 6).worst(1)[0].row

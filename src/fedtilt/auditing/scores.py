@@ -4,7 +4,7 @@
    over the rounds of the client, of which the r-th counts r times because later models are better; plus the logarithm
    of the class's share in the client's labels: a federation of clients with few classes trains a shared model that does
    not know which ones a client has. To it is added what a ridge regression of the client's labels on these
-   log-probabilities predicts for a sample if it is left out: it corrects what the shared model gets wrong on this
+   log-probabilities predicts for a sample without its own label: it corrects what the shared model gets wrong on this
    client in general. Its weight grows with the number of samples, and with its agreement with the shared model, so that
    a client with mostly wrong labels does not vouch for itself.
 
@@ -33,7 +33,7 @@ from torch import Tensor
 from fedtilt.auditing.collect import margins
 
 _RIDGE = 10.0  # strength of the regression, in samples
-_HALF_WEIGHT = 100  # the regression counts half as much as the shared model at a client with so many samples
+_HALF_WEIGHT = 100  # the regression counts half as much as the shared model at a client with this many samples
 _LEAST_WRONG = 0.5  # the mean margin of wrong labels is at most minus so much of that of right ones
 _PRIOR_SAMPLES = 10.0  # how strongly the share of a client, or the lead of a class, is drawn to that of all
 _ITERATIONS = 200
@@ -137,7 +137,7 @@ class Share(NamedTuple):
 
 
 def wrong_label_share(scores: Tensor) -> Share:
-    """The mean score, with Wilson's interval of so many samples; it does not cover errors of the mixture itself.
+    """The mean score, with Wilson's interval; it does not cover errors of the mixture itself.
 
     >>> wrong_label_share(torch.full((100,), 0.5)).share
     0.5

@@ -20,7 +20,8 @@ from fedtilt.errors import InputError, InputWarning
 from fedtilt.version import __version__
 
 _COMMANDS = (
-    "run", "tune", "init", "resume", "list", "report", "audit", "metrics", "methods", "export", "check", "data",
+    "run", "tune", "init", "resume", "list", "report", "audit", "metrics", "methods", "export", "predict", "check",
+    "data",
     "deploy",
 )  # fmt: skip
 

@@ -1,16 +1,21 @@
 """Fields of a settings dataclass: type, default, limits and meaning; specs, docs and errors are written from them."""
 
+import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from fedtilt import checks
 from fedtilt.checks import number, whole
 from fedtilt.errors import InputError
+from fedtilt.toml_text import format_toml
 
 REQUIRED: Any = MISSING  # a setting without a default
+Function = TypeVar("Function", bound=Callable[..., Any])
+_DEFAULT = re.compile("; default: ([^;]*)")
 Name = Annotated[str, "a file may have a whole number"]  # a column may be called 1
 
 
@@ -24,7 +29,7 @@ def setting(
     """A field; with a default of None it is optional.
 
     Args:
-        default: its value if it is left out
+        default: its value if it is not given
         meaning: what it means
         ge: ≥ this
         gt: > this
@@ -58,8 +63,21 @@ def settings_of(table: Any) -> dict[str, Field[Any]]:
 
 
 def default_of(field: Field[Any]) -> Any:
-    """The value of a setting that is left out; REQUIRED: it has none."""
+    """The default of a setting; REQUIRED: it has none."""
     return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def meaning_of(field: Field[Any]) -> str:
+    """What a setting means, without its default."""
+    return _DEFAULT.sub("", field.metadata["meaning"])
+
+
+def default_text(field: Field[Any]) -> str:
+    """The default of a setting: a value in backquotes, or what its meaning says."""
+    default, stated = default_of(field), _DEFAULT.search(field.metadata["meaning"])
+    if default is None or default is REQUIRED:
+        return stated[1] if stated else "none" if default is None else "required"
+    return f"`{format_toml(default)}`"
 
 
 def alternatives(kind: Any) -> list[Any]:
@@ -161,10 +179,28 @@ def check_table(settings: Any, table: str) -> None:
 
 
 def check_fields_used(settings: Any) -> None:
-    """Refuse a setting that has no effect beside the others, by the declarations `only_with`."""
+    """Raise NoEffect for a setting that has no effect beside the others, by the declarations `only_with`."""
     declared = fields(settings)
     checks.check_used(
         {each.name: getattr(settings, each.name) for each in declared},
         {each.name: each.default for each in declared},
         {each.name: each.metadata["only_with"] for each in declared},
     )
+
+
+def takes_settings(table: type) -> Callable[[Function], Function]:
+    """List a dataclass' settings, in place of the keyword arguments, in a function's signature and docstring."""
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        added = [
+            inspect.Parameter(s.name, inspect.Parameter.KEYWORD_ONLY, default=default_of(s), annotation=s.type)
+            for s in fields(table)
+        ]
+        lines = "".join(f"        {s.name}: {s.metadata['meaning']}\n" for s in fields(table))
+        function.__signature__ = signature.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
+        function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n{lines}    "
+        return function
+
+    return decorate

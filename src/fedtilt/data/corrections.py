@@ -93,7 +93,7 @@ def _keep_flips(federation: Federation) -> Federation:
         return federation
     if kind != "flips":
         raise InputError(
-            f"outliers = {kind!r} that are drawn once depend on the number of samples, so samples cannot be left out "
+            f"outliers = {kind!r} that are drawn once depend on the number of samples, so samples cannot be excluded "
             "or relabelled; use flips, or data without planted outliers"
         )
     y = federation.dataset.y_train.clone()

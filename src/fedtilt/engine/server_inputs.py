@@ -40,7 +40,7 @@ def train_on_root_sets(prepared: PreparedRun, server: Mapping[str, Tensors], rou
         )  # fmt: skip
         x, y = root_set(federation, m.aggregator.root_samples, settings.seed, device)
         # a client number that no client has
-        batches = BatchSettings.of(settings).batches_of_samples(x, y, round, federation.clients, [jobs["shared"]])
+        batches = BatchSettings.of(settings).make(x, y, round, federation.clients, [jobs["shared"]])
         train = BACKENDS[prepared.backend.name]
         (result,) = train(prepared.net, [jobs["shared"]], [batches], precision=settings.precision)
         model = result.parameters if result.anchor is None else result.anchor

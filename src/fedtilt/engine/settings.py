@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-import inspect
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,10 +13,10 @@ from torch import nn
 from fedtilt import seeds
 from fedtilt.attacks.attack import Attack
 from fedtilt.config.named import NamedSettings, named_settings
-from fedtilt.config.setting_fields import check_fields_used, check_value, setting
+from fedtilt.config.setting_fields import check_fields_used, check_value, setting, takes_settings
 from fedtilt.errors import InputError, NoEffect
 from fedtilt.imports import import_function, is_function_path
-from fedtilt.losses import LOSSES, ClassificationLoss, CrossEntropy, Loss, losses_for
+from fedtilt.losses import LOSSES, ClassLoss, CrossEntropy, Loss, losses_for
 from fedtilt.math.losses import SampleLoss
 from fedtilt.methods import Method, check_methods, component_of
 from fedtilt.methods.server_optimizers import SERVER_OPTIMIZERS
@@ -250,7 +249,7 @@ class TrainSettings:
 
     def for_counts(self, counts: Sequence[int]) -> Self:
         """The settings with class weights for these training samples of every class at all clients."""
-        loss = self.loss.for_counts(counts) if isinstance(self.loss, ClassificationLoss) else self.loss
+        loss = self.loss.for_counts(counts) if isinstance(self.loss, ClassLoss) else self.loss
         return self if loss is self.loss else replace(self, loss=loss)
 
     @property
@@ -376,15 +375,4 @@ def given_settings(keywords: Mapping[str, Any], settings: TrainSettings | None) 
     return {*keywords, *of_object}
 
 
-def takes_train_settings(function: Function) -> Function:
-    """List the training settings, in place of the keyword arguments, in a function's signature and docstring."""
-    signature = inspect.signature(function)
-    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    added = [
-        inspect.Parameter(s.name, inspect.Parameter.KEYWORD_ONLY, default=s.default, annotation=s.type)
-        for s in fields(TrainSettings)
-    ]
-    lines = "".join(f"        {s.name}: {s.metadata['meaning']}\n" for s in fields(TrainSettings))
-    function.__signature__ = signature.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
-    function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n{lines}    "
-    return function
+takes_train_settings = takes_settings(TrainSettings)

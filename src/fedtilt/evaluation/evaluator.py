@@ -32,7 +32,7 @@ class Evaluator:
         parts: its parts
         device: where to evaluate
         split: "test" or "validation"
-        by: the grouping of the tables; left out: what `tau` tilts over
+        by: the grouping of the tables; default: what `tau` tilts over
     """
 
     def __init__(

@@ -23,6 +23,7 @@ from fedtilt.evaluation.decision_metrics import (
 from fedtilt.evaluation.intervals import Estimate, Gap, estimate, gap_between
 from fedtilt.evaluation.predictions import CLIENT, Predictions
 from fedtilt.evaluation.weighted_predictions import PredictedClasses, PredictedNumbers
+from fedtilt.imports import import_extra
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,10 +110,10 @@ def metrics_frame(
 
     Args:
         predictions: of one method
-        metrics: names of `METRICS`; left out: a selection
+        metrics: names of `METRICS`; default: a selection
         by: "client", "class" (each class against all others, on all samples), "range" (of numbers as targets) or a
             column of groups; None: only overall
-        positive: the class that all metrics are about, against all others; left out: means over classes
+        positive: the class that all metrics are about, against all others; default: means over classes
         confidence: of the intervals
         resamples: of the bootstrap; 0: only exact intervals
     """
@@ -192,8 +193,4 @@ def _check_method(method: str) -> str:
 
 
 def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError:
-        raise InputError('a table of metrics needs pandas; pip install "fedtilt[report]"') from None
-    return pandas
+    return import_extra("pandas", "a table of metrics", "report")

@@ -1,8 +1,10 @@
 """The results of a run: metrics, sums and models of every method, and their means over seeds."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ from fedtilt.evaluation.metrics_frame import MetricsFrame, metrics_frame, with_t
 from fedtilt.evaluation.predictions import Predictions
 from fedtilt.evaluation.round_metrics import RoundMetrics
 from fedtilt.evaluation.weighted_predictions import ReliabilityBin, reliability_curve
+from fedtilt.files import file_name
+from fedtilt.imports import import_extra
 from fedtilt.methods import Method
 from fedtilt.models import in_target_unit
 from fedtilt.parts import Parts, Tensors
@@ -189,6 +193,11 @@ class MethodResult(EvaluatedResult):
         """
         return self._model(client, personal=True)
 
+    def has_own_model(self, client: int | str) -> bool:
+        """Whether the model of a client differs from the shared one: personal, or with local parts or buffers."""
+        owner = self.method.name, client_number(client, self.client_names)
+        return self._client_states is not None and bool(self._client_states.get(owner))
+
     def _model(self, client: int | str, *, personal: bool) -> nn.Module:
         owner = self.method.name, client_number(client, self.client_names)
         kept = {} if self._client_states is None else self._client_states.get(owner)
@@ -207,11 +216,13 @@ class Result(Mapping[str, MethodResult]):
         methods: Mapping[str, MethodResult],
         federation: Federation | None = None,
         plot: "Callable[[Result], Any] | None" = None,
+        export: Callable[[Path, str | None, int | str | None, bool], None] | None = None,
         baselines: Baselines | Callable[[], Baselines] | None = None,
     ) -> None:
         self._methods = dict(methods)
         self._federation = federation  # None: the data is not on this machine
         self._plot = plot
+        self._export = export
         self._baselines = baselines  # or a function that computes them; None: the data is not on this machine
 
     def __getitem__(self, name: str) -> MethodResult:
@@ -238,7 +249,44 @@ class Result(Mapping[str, MethodResult]):
 
     def only(self, names: Iterable[str]) -> "Result":
         """The results of these methods only."""
-        return Result({name: self[name] for name in names}, self._federation, self._plot, self._baselines)
+        return Result({name: self[name] for name in names}, self._federation, self._plot, self._export, self._baselines)
+
+    def export(
+        self, path: str | os.PathLike[str], method: str | None = None, client: int | str | None = None, *,
+        force: bool = False,
+    ) -> None:  # fmt: skip
+        """Write a trained model, and its model card beside it; `ft.load` and `fedtilt predict` read it.
+
+        Args:
+            path: the file, such as model.safetensors or model.onnx
+            method: the name of the method; default: the only one
+            client: number or name of a client, for the model that it uses; default: the shared model
+            force: whether to replace existing files
+        """
+        if method is None and len(self) > 1:
+            raise InputError(
+                f"the run has the methods {', '.join(self)}; choose one, such as method={next(iter(self))!r}"
+            )
+        if self._export is None:
+            raise InputError("this result has no models; use fedtilt export and the run folder")
+        self._export(Path(path), method or next(iter(self)), client, force)
+
+    def save(self, folder: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the models of every method with their cards: METHOD.safetensors, and METHOD-CLIENT.safetensors.
+
+        A method without personal models, local parameters and buffers has the shared model alone.
+
+        Args:
+            folder: where to write
+            force: whether to replace existing files
+        """
+        for name, result in self.items():
+            stem = Path(folder) / file_name(name)
+            self.export(stem.with_name(f"{stem.name}.safetensors"), name, force=force)
+            for number, client in enumerate(result.client_names):
+                if result.has_own_model(number):
+                    own = stem.with_name(f"{stem.name}-{file_name(client)}.safetensors")
+                    self.export(own, name, number, force=force)
 
     @property
     def baselines(self) -> Baselines:
@@ -326,10 +374,7 @@ class Result(Mapping[str, MethodResult]):
         Args:
             by: "class", "range" or a column of groups; default: what `tau` tilts over
         """
-        try:
-            import pandas
-        except ImportError:
-            raise InputError('to_pandas() needs pandas; pip install "fedtilt[report]"') from None
+        pandas = import_extra("pandas", "to_pandas()", "report")
         rows = []
         for name, result in self._shown.items():
             sums, total, group_names = result.table(by)

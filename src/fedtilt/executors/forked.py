@@ -170,7 +170,7 @@ def _serve(training: ClientTraining, blocks: Sequence["SharedBlock"], pipes: Seq
             block = blocks[task["slot"]]
             try:
                 jobs = block.read_jobs(task["jobs"])
-                batches = settings.batches(federation, task["round"], task["client"], jobs, torch.device("cpu"))
+                batches = settings.of_client(federation, task["round"], task["client"], jobs, torch.device("cpu"))
                 results = block.write_results(BACKENDS[backend](model, jobs, [batches] * len(jobs)))
                 reply = {"slot": task["slot"], "results": results}
             except InputError as error:

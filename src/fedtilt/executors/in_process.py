@@ -37,12 +37,12 @@ class BatchSettings:
         """Those among the training settings."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
-    def batches(
+    def of_client(
         self, federation: Federation, round: int, client: int, jobs: Sequence[LocalJob], device: torch.device
     ) -> Batches:
         """The batches of one client in one round, with outliers, for the longest of its jobs."""
         numbers = torch.arange(len(federation.train_index[client]), device=device)
-        batches = self.batches_of_samples(numbers, numbers, round, client, jobs)  # of the numbers of samples
+        batches = self.make(numbers, numbers, round, client, jobs)  # of the numbers of samples
         used = self._used(batches, jobs)
         x, y = federation.train(client, seed=self.seed, round=round, device=device, rows=used)
         groups = federation.train_groups(client, device=device)
@@ -62,7 +62,7 @@ class BatchSettings:
             return None
         return batches.order[0, : int(batches.bounds[steps])]
 
-    def batches_of_samples(
+    def make(
         self, x: Inputs, y: Tensor, round: int, client: int, jobs: Sequence[LocalJob]
     ) -> Batches:  # fmt: skip
         """The batches of these samples."""
@@ -144,7 +144,7 @@ class InProcessExecutor:
         for clients in (selected[i : i + size] for i in range(0, len(selected), size)):
             group_jobs, group_batches = [], []
             for client in clients:
-                batches = self._batch_settings.batches(self._federation, round, client, jobs[client], self._device)
+                batches = self._batch_settings.of_client(self._federation, round, client, jobs[client], self._device)
                 group_jobs += jobs[client]
                 group_batches += [batches] * len(jobs[client])
             with one_thread(self._device):

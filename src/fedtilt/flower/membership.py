@@ -167,21 +167,21 @@ class Membership:
                 )  # fmt: skip
                 check_key(self._site_keys, self._connected.get(node), site)
             except RejectedReply as reason:
-                self._refuse(node, claimed_site(reply, self._sites), str(reason))
+                self._reject(node, claimed_site(reply, self._sites), str(reason))
                 continue
             claims.setdefault(site, []).append(node)
         taken = set(self._site_of.values())
         for site, nodes in claims.items():
             if site in taken or len(nodes) > 1:
                 for node in nodes:
-                    self._refuse(node, site, f"another node is site {site}")
+                    self._reject(node, site, f"another node is site {site}")
                     self._not_joined[node] = site, "cannot join: more than one node claims to be this site"
             else:
                 self._not_joined.pop(nodes[0], None)
                 self._refusals.pop(nodes[0], None)
                 self._site_of[nodes[0]] = site
 
-    def _refuse(self, node: int, site: int | None, reason: str) -> None:
+    def _reject(self, node: int, site: int | None, reason: str) -> None:
         self.reject(f"node {node}", f"cannot join: {reason}")
         self._refusals[node] += 1
         if node in self._not_joined or site is not None:  # not the SuperLink, which replies for a node that is gone

@@ -9,7 +9,7 @@ schema.json                the schema of the sites' tables, if they have tables
 seed-N/privacy.json        with privacy: how many models the server has made, also in rounds that were repeated
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from fedtilt.flower.training_history import Change, JumpCheck, TrainingHistory
 from fedtilt.locks import locked
 from fedtilt.parts import Parts, Tensors, constants_of, tied_parameters
 from fedtilt.spec import dump
-from fedtilt.storage.provenance import record_environment, seed_folder, settings_of
+from fedtilt.storage.provenance import record_environment, recorded_settings, seed_folder
 from fedtilt.storage.run_folder import RunFolder
 
 
@@ -192,7 +192,7 @@ class ServerRunFolder:
                 return releases
         raise InputError(f"{self._privacy_file} is damaged; start again in another folder")
 
-    def record_release(self, releases: int) -> None:
+    def record_noisy_models(self, releases: int) -> None:
         """Record how many models with noise the server has made, before the last one is sent."""
         write_json(self._privacy_file, {"releases": releases})
 
@@ -259,20 +259,39 @@ class ServerRunFolder:
     def _fingerprint(self) -> dict[str, Any]:
         """Everything that must stay the same when a run resumes."""
         spec, schema = self._task.spec, self._info.schema
-        table = {  # what decides which rows of the sites' tables are training data
-            "schema": None if schema is None else schema.to_json(),
+        info = self._info
+        found = task_fingerprint(self._task, info.data, info.sites, info.class_names, self._model, self._parts)
+        if schema is None:
+            return found
+        return found | {  # what decides which rows of the sites' tables are training data
+            "schema": schema.to_json(),
             "test_share": spec.data.test_share,
             "validation": spec.clients.validation,
             "max_train": spec.clients.max_train,
         }
-        return {
-            "runner": "flower",
-            **settings_of([self._task.method], self._task.settings),
-            "data": self._info.data,
-            "outliers": self._task.spec.outliers.to_outliers().to_json(),
-            "clients": self._info.sites,
-            "classes": list(self._info.class_names),
-            **self._parts.to_json(),
-            "tied": tied_parameters(self._model),
-            **({} if schema is None else table),
-        }
+
+
+def task_fingerprint(
+    task: ResolvedTask, data: str, sites: int, class_names: Sequence[str], model: nn.Module, parts: Parts
+) -> dict[str, Any]:
+    """The part of a fingerprint that the server and the sites have in common.
+
+    Args:
+        task: the task
+        data: the name of the data set
+        sites: how many there are
+        class_names: of the classes, or of the ranges of the target
+        model: the initial model
+        parts: its parts
+    """
+    return {
+        "runner": "flower",
+        **recorded_settings([task.method], task.settings),
+        "data": data,
+        "outliers": task.spec.outliers.to_outliers().to_json(),
+        "clients": sites,
+        "classes": list(class_names),
+        **parts.to_json(),
+        "tied": tied_parameters(model),
+        "architecture": repr(model),
+    }

@@ -175,7 +175,7 @@ class FedTiltStrategy(Strategy):
         if mechanism is not None:
             self._releases += 1
             if self.run_folder is not None:
-                self.run_folder.record_release(self._releases)
+                self.run_folder.record_noisy_models(self._releases)
         self._record_screening(round, updated)
         change = self._jumps.check(round, self._server["parameters"], updated.state["parameters"])
         self._server = updated.state

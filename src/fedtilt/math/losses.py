@@ -1,7 +1,6 @@
-"""The losses of samples by name, and the tilted loss of a batch as a PyTorch criterion."""
+"""The two losses of samples that every backend has, and the tilted loss of a batch as a PyTorch criterion."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +10,6 @@ from fedtilt import checks
 from fedtilt.errors import InputError
 from fedtilt.math.tilt import nested_tilt
 
-REVERSE = 4.0  # −log 0 of the reverse cross-entropy, as in the paper of sce
 _IGNORED_LABEL = -100  # the default ignore_index of torch
 SampleLoss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) → (n,)
 
@@ -21,52 +19,9 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets, reduction="none")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassLoss:
-    """The losses of classes that have a name, as functions of the cross-entropy and of p = exp(−it), of the label:
-
-        focal       (1 − p)^gamma · cross-entropy
-        gce         (1 − p^q) / q
-        sce         alpha · cross-entropy + beta · 4 · (1 − p)
-
-    all of them times the weight of the label's class.
-    """
-
-    label_smoothing: float = 0.0
-    gamma: float = 0.0  # of focal; 0: the cross-entropy
-    class_weights: tuple[float, ...] = ()  # empty: 1 each
-    gce_q: float = 0.0  # 0: the cross-entropy
-    sce_alpha: float = 1.0
-    sce_beta: float = 0.0
-
-    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss of every sample, shape (n,)."""
-        losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
-        if self.gamma:
-            # the clamp: at p = 1 and gamma < 1 the derivative of the power is infinite, and times 0 not a number
-            error = (-torch.expm1(-losses)).clamp_min(torch.finfo(losses.dtype).tiny)
-            losses = error**self.gamma * losses
-        elif self.gce_q:
-            losses = -torch.expm1(-self.gce_q * losses) / self.gce_q
-        elif self.sce_beta or self.sce_alpha != 1:
-            losses = self.sce_alpha * losses - REVERSE * self.sce_beta * torch.expm1(-losses)
-        return losses * logits.new_tensor(self.class_weights)[targets] if self.class_weights else losses
-
-
 def squared(outputs: Tensor, targets: Tensor) -> Tensor:
     """Squared error of every number; outputs are (n, 1), targets (n,)."""
     return F.mse_loss(outputs[:, 0], targets, reduction="none")
-
-
-@dataclass(frozen=True, kw_only=True)
-class HuberLoss:
-    """½ · error² up to an error of `delta`, linear beyond (P. J. Huber, Annals of Mathematical Statistics 35, 1964)."""
-
-    delta: float
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of every number, shape (n,)."""
-        return F.huber_loss(outputs[:, 0], targets, reduction="none", delta=self.delta)
 
 
 def _check_tilt(tilt: float | Tensor, name: str) -> float | Tensor:

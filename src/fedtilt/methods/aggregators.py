@@ -1,6 +1,7 @@
 """Aggregators: the rules by which the server makes one model of the clients' models, (C, P) → (P,)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,16 +15,6 @@ from fedtilt.math.aggregate import mean, solvable, tilted
 from fedtilt.math.client_models import DISTANCES
 from fedtilt.math.robust import bad_count
 from fedtilt.methods.component import Component, ServerRound, Slot
-
-
-def _bad_share(default: float = 0.1) -> Any:
-    return setting(default, "share of bad clients that it tolerates", ge=0, lt=0.5)
-
-
-def _radius() -> Any:
-    return setting(
-        None, "largest length of an update; default: the median length of the round", gt=0, example=1.0
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,9 +45,31 @@ class Aggregator(Component):
         """The aggregated model of a rule without state; see `fedtilt.math`."""
         raise InputError(f"aggregator {self.label!r} has no aggregate(models, round, slot); write one")
 
-    def tolerated_share(self, models: Any, round: ServerRound) -> float:
-        """The share of these models that may be bad: as many as of all selected clients, for the bad ones do reply."""
-        return bad_count(getattr(self, "bad_share", 0.0), round.selected) / len(models)
+
+@dataclass(frozen=True)
+class Tolerant(Aggregator):
+    """A rule that tolerates a share of bad clients."""
+
+    function: ClassVar[Callable[..., Tensor]]  # of the models and the share
+    bad_share: float = setting(0.1, "share of bad clients that it tolerates", ge=0, lt=0.5)
+
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
+        bad = bad_count(self.bad_share, round.selected)  # as many as of all selected clients: the bad ones do reply
+        return type(self).function(models, bad / len(models))
+
+
+@dataclass(frozen=True)
+class Clipped(Aggregator):
+    """A rule that clips updates to a length."""
+
+    by_coordinate: ClassVar[bool] = False
+    function: ClassVar[Callable[..., Tensor]]  # of the models, the received one and the radius
+    radius: float | None = setting(
+        None, "largest length of an update; default: the median length of the round", gt=0, example=1.0
+    )
+
+    def _combine(self, models: Any, round: ServerRound) -> Tensor:
+        return type(self).function(models, round.received, self.radius)
 
 
 @dataclass(frozen=True)
@@ -157,7 +170,7 @@ class GeometricMedian(Aggregator):
 
 
 @dataclass(frozen=True)
-class TrimmedMean(Aggregator):
+class TrimmedMean(Tolerant):
     """The coordinate-wise mean without the share `bad_share` of the values at each end.
 
     Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018, arXiv 1803.01498.
@@ -165,14 +178,11 @@ class TrimmedMean(Aggregator):
 
     rule: ClassVar[str] = "trimmed_mean"
     by_blocks: ClassVar[bool] = True
-    bad_share: float = _bad_share()
-
-    def _combine(self, models: Any, round: ServerRound) -> Tensor:
-        return robust.trimmed_mean(models, self.tolerated_share(models, round))
+    function = staticmethod(robust.trimmed_mean)
 
 
 @dataclass(frozen=True)
-class Krum(Aggregator):
+class Krum(Tolerant):
     """The model closest to its nearest neighbours.
 
     Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017, arXiv
@@ -182,18 +192,15 @@ class Krum(Aggregator):
     rule: ClassVar[str] = "krum"
     by_blocks: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = False
-    bad_share: float = _bad_share()
+    function = staticmethod(robust.krum)
 
     def needed_models(self, bad: int) -> int:
         """2f + 3."""
         return 2 * bad + 3
 
-    def _combine(self, models: Any, round: ServerRound) -> Tensor:
-        return robust.krum(models, self.tolerated_share(models, round))
-
 
 @dataclass(frozen=True)
-class MultiKrum(Aggregator):
+class MultiKrum(Tolerant):
     """The mean of all models but those that Krum ranks last.
 
     Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017, arXiv
@@ -202,58 +209,44 @@ class MultiKrum(Aggregator):
 
     rule: ClassVar[str] = "multi_krum"
     by_coordinate: ClassVar[bool] = False
-    bad_share: float = _bad_share()
-
-    def _combine(self, models: Any, round: ServerRound) -> Tensor:
-        return robust.multi_krum(models, self.tolerated_share(models, round))
+    function = staticmethod(robust.multi_krum)
 
 
 @dataclass(frozen=True)
-class Bulyan(Aggregator):
+class Bulyan(Tolerant):
     """The coordinate-wise mean of the values nearest to the median, among the models that Krum ranks first.
 
     El Mhamdi et al., The Hidden Vulnerability of Distributed Learning in Byzantium, ICML 2018, arXiv 1802.07927.
     """
 
     rule: ClassVar[str] = "bulyan"
-    bad_share: float = _bad_share()
+    function = staticmethod(robust.bulyan)
 
     def needed_models(self, bad: int) -> int:
         """4f + 3."""
         return 4 * bad + 3
 
-    def _combine(self, models: Any, round: ServerRound) -> Tensor:
-        return robust.bulyan(models, self.tolerated_share(models, round))
-
 
 @dataclass(frozen=True)
-class NormClipped(Aggregator):
+class NormClipped(Clipped):
     """The mean of the updates, each clipped to a length.
 
     Sun et al., Can You Really Backdoor Federated Learning?, 2019, arXiv 1911.07963.
     """
 
     rule: ClassVar[str] = "norm_clipped"
-    by_coordinate: ClassVar[bool] = False
-    radius: float | None = _radius()
-
-    def _combine(self, models: Any, round: ServerRound) -> Tensor:
-        return robust.norm_clipped(models, round.received, self.radius)
+    function = staticmethod(robust.norm_clipped)
 
 
 @dataclass(frozen=True)
-class CenteredClipping(Aggregator):
+class CenteredClipping(Clipped):
     """Clipped means around a centre that moves: v ← v + mean of the clipped w_n − v.
 
     Karimireddy et al., Learning from History for Byzantine Robust Optimization, ICML 2021, arXiv 2012.10333.
     """
 
     rule: ClassVar[str] = "centered_clipping"
-    by_coordinate: ClassVar[bool] = False
-    radius: float | None = _radius()
-
-    def _combine(self, models: Any, round: ServerRound) -> Tensor:
-        return robust.centered_clipping(models, round.received, self.radius)
+    function = staticmethod(robust.centered_clipping)
 
 
 @dataclass(frozen=True)

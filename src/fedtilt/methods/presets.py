@@ -40,9 +40,15 @@ def preset(function: Callable[P, Method]) -> Callable[P, Method]:
                     f"{key} is not a setting of {function.__name__}, which takes {', '.join([*own, *_FIELDS])}; leave "
                     "it out"
                 )
-        method = function(*args, **kwargs)
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
+        name = f"{bound.arguments['name']!r:.60}"
+        try:
+            method = function(*args, **kwargs)
+        except InputError as error:
+            if name in str(error):
+                raise
+            raise InputError(f"method {name}: {error}") from None  # about a component
         arguments = {key: bound.arguments[key] for key in own} | dict(bound.arguments.get("components", {}))
         return replace(method, made=Made(make, arguments, method.parts()))
 
@@ -78,10 +84,7 @@ def proximal(
                     "finite mu"
                 )
         return None
-    try:
-        return Personal(mu=mu, lr=lr, epochs=epochs, start=start)
-    except InputError as error:
-        raise InputError(f"method {name!r}: {error}") from None
+    return Personal(mu=mu, lr=lr, epochs=epochs, start=start)
 
 
 @preset
@@ -116,7 +119,7 @@ def fedtilt(
             f"method {name!r} needs {'lam' if lam is None else 'tau, or levels'}, such as fedtilt(tau=5, lam=-1)"
         )
     tilt = 0.0 if tau is None else tau
-    objective = _named(name, lambda: TiltedLosses(tilt, lam, levels))  # type: ignore[arg-type]
+    objective = TiltedLosses(tilt, lam, levels)  # type: ignore[arg-type]
     return compose(
         name, _with_q(name, q, components), objective=objective,
         personal=proximal(name, mu, lr_personal, epochs_personal, personal_start),
@@ -125,21 +128,13 @@ def fedtilt(
 
 def _with_q(name: str, q: float, components: dict[str, Any]) -> dict[str, Any]:
     if "aggregator" not in components:
-        return {**components, "aggregator": _named(name, lambda: Tilted(q=q))}
+        return {**components, "aggregator": Tilted(q=q)}
     if q:
         raise InputError(
             f"q = {q:g} of method {name!r} has no effect beside aggregator; leave it out, or give it to the aggregator "
             "Tilted"
         )
     return components
-
-
-def _named(name: str, make: Callable[[], Any]) -> Any:
-    """A component, with the method's name in the error about it."""
-    try:
-        return make()
-    except InputError as error:
-        raise InputError(f"method {name!r}: {error}") from None
 
 
 @preset
@@ -191,7 +186,7 @@ def term(t: float, *, name: str = "term", **components: Any) -> Method:
     Args:
         t: the tilt
     """
-    return compose(name, components, objective=_named(name, lambda: TiltedLosses(t, t)))
+    return compose(name, components, objective=TiltedLosses(t, t))
 
 
 @preset
@@ -241,7 +236,7 @@ def feddyn(alpha: float = 0.01, *, name: str = "feddyn", **components: Any) -> M
     Args:
         alpha: weight of both terms
     """
-    return compose(name, components, correction=_named(name, lambda: FedDyn(alpha)))
+    return compose(name, components, correction=FedDyn(alpha))
 
 
 @preset
@@ -253,7 +248,7 @@ def qffl(q: float = 1.0, *, name: str = "qffl", **components: Any) -> Method:
     Args:
         q: the exponent of the clients' losses
     """
-    return compose(name, components, aggregator=_named(name, lambda: QFfl(q)))
+    return compose(name, components, aggregator=QFfl(q))
 
 
 @preset
@@ -265,7 +260,7 @@ def afl(weights_lr: float = 0.01, *, name: str = "afl", **components: Any) -> Me
     Args:
         weights_lr: step of the clients' weights
     """
-    return compose(name, components, weighting=_named(name, lambda: Afl(weights_lr)))
+    return compose(name, components, weighting=Afl(weights_lr))
 
 
 @preset
@@ -277,7 +272,7 @@ def term_clients(t: float = 1.0, *, name: str = "term_clients", **components: An
     Args:
         t: tilt over the losses of the clients
     """
-    return compose(name, components, weighting=_named(name, lambda: ByLoss(t)))
+    return compose(name, components, weighting=ByLoss(t))
 
 
 @preset
@@ -292,7 +287,7 @@ def fedmgda(
         weights_bound: how much the clients' weights may differ from equal ones
         update_length: length of every update
     """
-    return compose(name, components, aggregator=_named(name, lambda: FedMgda(weights_bound, update_length)))
+    return compose(name, components, aggregator=FedMgda(weights_bound, update_length))
 
 
 @preset
@@ -304,7 +299,7 @@ def propfair(utility: float = 3.0, *, name: str = "propfair", **components: Any)
     Args:
         utility: more than the loss of any batch
     """
-    return compose(name, components, objective=_named(name, lambda: PropFair(utility)))
+    return compose(name, components, objective=PropFair(utility))
 
 
 @preset
@@ -316,7 +311,7 @@ def fedper(local: Sequence[str] = (LAST_LAYER,), *, name: str = "fedper", **comp
     Args:
         local: patterns of the parameters that stay; "last" is the last layer
     """
-    return compose(name, components, local=_named(name, lambda: Local(local)))  # type: ignore[arg-type]
+    return compose(name, components, local=Local(local))  # type: ignore[arg-type]
 
 
 @preset
@@ -331,7 +326,7 @@ def fedrep(
         head_epochs: passes that train the local parameters alone
         local: patterns of the parameters that stay; "last" is the last layer
     """
-    return compose(name, components, local=_named(name, lambda: Local(local, head_epochs)))  # type: ignore[arg-type]
+    return compose(name, components, local=Local(local, head_epochs))  # type: ignore[arg-type]
 
 
 @preset
@@ -348,4 +343,4 @@ def pfedme(
         inner_steps: steps of the personal model on every batch
         lr_personal: learning rate of the personal model; default: the run's
     """
-    return compose(name, components, personal=_named(name, lambda: Moreau(mu, inner_steps, lr_personal)))
+    return compose(name, components, personal=Moreau(mu, inner_steps, lr_personal))

@@ -220,7 +220,7 @@ def _read_history(evaluations: Evaluations, methods: list[str]) -> History | Non
     for text in (*lines.damaged, *problems.values()):
         if set(problems) != {last}:
             raise InputError(f"{text}; resume the run, which leaves out the damaged round")
-        warnings.warn(f"{text}; round {last} is left out", InputWarning, stacklevel=2)
+        warnings.warn(f"{text}; round {last} is skipped", InputWarning, stacklevel=2)
     complete = sorted(lines.rounds.keys() - problems.keys())
     return {name: [(r, lines.rounds[r][name].summary) for r in complete] for name in methods} if complete else None
 

@@ -13,7 +13,6 @@ import torch
 from fedtilt.attacks.attack import AttackedFederation
 from fedtilt.cluster.connection import check_cluster
 from fedtilt.data import Federation
-from fedtilt.data.targets import NumericTarget
 from fedtilt.engine.client_states import FederationState
 from fedtilt.engine.prepare import PreparedRun, check_effects, prepare
 from fedtilt.engine.settings import TrainSettings, given_settings, takes_train_settings, train_settings
@@ -29,12 +28,15 @@ from fedtilt.parts import constants_of
 from fedtilt.runs.baselines import baselines_of
 from fedtilt.runs.callback import Callback, Callbacks, RunStart, started
 from fedtilt.runs.checkpointing import CHECKPOINT_SECONDS, MEMORY_LIMIT, Summaries, train_rounds
+from fedtilt.runs.export import export_of
+from fedtilt.runs.model_card import write_export
 from fedtilt.runs.notebook import with_notebook_progress
+from fedtilt.runs.trained_run import Evaluation, TrainedRun, read_trained_run
 from fedtilt.simulation import Round
 from fedtilt.storage.fingerprint import check_other_seeds, continued, fingerprint_of
 from fedtilt.storage.predictions import has_predictions, is_small, read_prediction, write_predictions
 from fedtilt.storage.provenance import environment, is_started, read_record, record_environment, seed_folder
-from fedtilt.storage.run_folder import InMemoryRun, Notice, Recorder, RunFolder
+from fedtilt.storage.run_folder import InMemoryRun, Notice, Recorder, RunFolder, model_description
 
 
 @takes_train_settings
@@ -176,7 +178,26 @@ def train_to_end(
     state = state if last is None else last.state
     assert state is not None  # there is at least one round, trained now or before
     _store_predictions(prepared, recorder, state)
-    return _result(prepared, recorder, state, callback.on_notice)
+    return _result(prepared, recorder, state, _trained_run(recorder, state, fingerprint), callback.on_notice)
+
+
+def _trained_run(
+    recorder: Recorder, state: FederationState, fingerprint: Mapping[str, Any]
+) -> Callable[[], TrainedRun]:
+    """A function that returns the run for exports."""
+    if isinstance(recorder, RunFolder):  # not from memory: the results of many seeds would keep their models
+        return partial(read_trained_run, recorder.folder.parent, fingerprint["train"]["seed"])
+    server = {name: {key: tensor.cpu() for key, tensor in found.items()} for name, found in state.server.items()}
+    states, round, evaluations = state.client_states, state.round, recorder.evaluations
+
+    def evaluation(method: str) -> Evaluation:
+        counts, total = evaluations.counts(round)
+        return Evaluation(evaluations.history[method][-1][1], counts[method], total)
+
+    return lambda: TrainedRun(
+        "the run", fingerprint, recorder.description(), recorder.constants(), server,
+        lambda method, client: states.get((method, client)), round, evaluation,
+    )  # fmt: skip
 
 
 def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) -> None:
@@ -188,7 +209,9 @@ def _notice_screened(round: Round, known: set[tuple[str, int]], notice: Notice) 
                 notice(f"round {round.number}, method {method!r}: client {round.client_names[client]} {reason}")
 
 
-def _result(prepared: PreparedRun, recorder: Recorder, state: FederationState, notice: Notice) -> Result:
+def _result(
+    prepared: PreparedRun, recorder: Recorder, state: FederationState, trained: Callable[[], TrainedRun], notice: Notice
+) -> Result:
     evaluations, compared = recorder.evaluations, partial(baselines_of, prepared, recorder, state.round, notice)
     counts, total = evaluations.counts(state.round)
     net = copy.deepcopy(prepared.net).cpu()
@@ -216,6 +239,7 @@ def _result(prepared: PreparedRun, recorder: Recorder, state: FederationState, n
         },
         prepared.federation,
         _plot,
+        partial(_export, trained),
         compared() if prepared.settings.baselines else compared,
     )
 
@@ -250,6 +274,13 @@ def _plot(result: Result) -> Any:
     return plot(result)
 
 
+def _export(
+    trained: Callable[[], TrainedRun], path: Path, method: str | None, client: int | str | None, force: bool
+) -> None:
+    run = trained()
+    write_export(run, export_of(run, method, client), path, force=force)
+
+
 def _constants(prepared: PreparedRun) -> dict[str, torch.Tensor]:
     """The initial values of everything that is not shared by some method."""
     return {
@@ -260,18 +291,7 @@ def _constants(prepared: PreparedRun) -> dict[str, torch.Tensor]:
 
 
 def _model_description(prepared: PreparedRun) -> dict[str, Any]:
-    """How to build the model and its input: the schema of a table; of images, (x − mean) / deviation.
-
-    A model of numbers predicts output · deviation + mean of its target.
-    """
     data = prepared.federation.dataset
-    description: dict[str, Any] = {} if prepared.recipe is None else {"model": prepared.recipe}
-    description |= target_description(data.target)
-    if data.image:
-        return description | {"mean": [0.5], "deviation": [0.5]}  # pixels in [0, 1] become [-1, 1]
-    return description | ({} if data.schema is None else {"schema": data.schema.to_json()})
-
-
-def target_description(target: NumericTarget | None) -> dict[str, Any]:
-    """How a model's outputs become numbers in the unit of the target; empty for classes."""
-    return {} if target is None else {"target": {"mean": target.mean, "deviation": target.deviation}}
+    return model_description(
+        prepared.recipe, data.input_shape, data.class_names, target=data.target, schema=data.schema, image=data.image
+    )

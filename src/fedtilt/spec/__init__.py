@@ -14,29 +14,4 @@ from fedtilt.spec.fields import ClientsSpec, ModelSpec, OutliersSpec, Spec, Stor
 from fedtilt.spec.json_schema import json_schema
 from fedtilt.spec.method import MethodSpec
 from fedtilt.spec.read import builtin_names, load, parse
-from fedtilt.spec.write import annotated, dump, reference, starter
-
-__all__ = [
-    "ClientsSpec",
-    "DataSpec",
-    "MethodSpec",
-    "ModelSpec",
-    "OutliersSpec",
-    "Spec",
-    "StorageSpec",
-    "annotated",
-    "builtin_names",
-    "check_clients_used",
-    "dataset_of",
-    "dump",
-    "federation_of",
-    "json_schema",
-    "known_schema_of",
-    "load",
-    "model_of",
-    "parse",
-    "reference",
-    "starter",
-    "table_of",
-    "train_settings_of",
-]
+from fedtilt.spec.write import annotated, dump, starter

@@ -55,7 +55,7 @@ def key_named(name: str) -> str | None:
 
 
 def check_tables(raw: Mapping[str, Any]) -> None:
-    """Refuse tables that are not tables, before their keys are read."""
+    """Raise InputError for tables that are not tables, before their keys are read."""
     for key in TABLES:
         if not isinstance(raw.get(key, {}), dict):
             raise InputError(f"{key} = {format_value(raw[key])} is not a table; write [{key}] and its keys below it")

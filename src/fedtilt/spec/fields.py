@@ -34,7 +34,7 @@ class ClientsSpec:
     count: int = setting(100, 'the number of clients; with partition "column" the data has its own', ge=1)
     partition: str | None = setting(
         None,
-        'how the data is divided among clients; left out: "column" if it has clients of its own, else "classes"',
+        'how the data is divided among clients; default: "column" if it has clients of its own, else "classes"',
         choices=PARTITIONS,
         example="dirichlet",
     )
@@ -50,7 +50,7 @@ class ClientsSpec:
         gt=0,
         only_with={"partition": ["dirichlet"]},
     )
-    max_train: int | None = setting(None, "the most training samples per client; left out: all", ge=1, example=600)
+    max_train: int | None = setting(None, "the most training samples per client; default: all", ge=1, example=600)
     validation: float = setting(0.0, "the share of training data used for validation", ge=0, lt=1)
     validation_outliers: bool = setting(
         False,
@@ -67,7 +67,7 @@ class OutliersSpec:
     rate: float = setting(0.3, "the share of a client's samples that are outliers", ge=0, le=1)
     strength: float | None = setting(
         None,
-        "the share of pixels (corruptions) or the standard deviation (gaussian); left out: 0.3 or 1",
+        "the share of pixels (corruptions) or the standard deviation (gaussian); default: 0.3 or 1",
         ge=0,
         example=0.5,
     )
@@ -80,7 +80,7 @@ class OutliersSpec:
     flip_to: str | None = setting(
         None,
         "the class that a label flips to: another of the client, any other, the one with the nearest mean of the "
-        'training samples, or as in pairs; left out: "pairs" if these are given, else "client"',
+        'training samples, or as in pairs; default: "pairs" if these are given, else "client"',
         choices=FLIP_TARGETS,
         example="any",
     )
@@ -172,7 +172,12 @@ class StorageSpec:
 class Spec:
     """A spec: federation, model, training and the methods to compare."""
 
-    name: str = setting(REQUIRED, "the name of the run", allowed="a plain name without slashes", check=is_plain_name)
+    name: str = setting(
+        REQUIRED,
+        "the name of the run; default: the name of the file",
+        allowed="a plain name without slashes",
+        check=is_plain_name,
+    )
     seed: int = setting(0, "the first seed; all random numbers depend on it", ge=0)
     seeds: int = setting(1, "the number of seeds, counted up from the first; results are mean ± std", ge=1)
     task: str = setting(
@@ -217,7 +222,7 @@ class Spec:
             check_levels(methods, combined_names(self.data.group_columns), label_group)
 
     def table(self, name: str) -> dict[str, Any]:
-        """The values of the keys of a table; of one that is left out, the defaults."""
+        """The values of the keys of a table; of one that is not given, the defaults."""
         table, keys = getattr(self, name), settings_of(TABLES[name])
         if table is None:
             return {key: default_of(field) for key, field in keys.items()}
@@ -225,7 +230,7 @@ class Spec:
         return {key: None if key in left_out else getattr(table, key) for key in keys}
 
     def _check_used(self) -> None:
-        """Refuse a key that has no effect beside those of its table and others."""
+        """Raise NoEffect for a key that has no effect beside those of its table and others."""
         values: dict[str, Any] = {}
         defaults: dict[str, Any] = {}
         only_with: dict[str, Any] = {}
@@ -238,7 +243,7 @@ class Spec:
         check_used(values, defaults, only_with)
 
     def _check_regression(self) -> None:
-        """Refuse what needs classes."""
+        """Raise InputError for what needs classes."""
         if self.data.file is None:
             raise InputError("task = 'regression' needs data.file; other data sets have classes")
         if self.outliers.kind == "flips":

@@ -12,7 +12,7 @@ from fedtilt.data import Dataset
 from fedtilt.data.tables.table import open_table
 from fedtilt.evaluation.predictions import RARE
 from fedtilt.spec.fields import Spec
-from fedtilt.spec.read import parse
+from fedtilt.spec.read import parse, table_keys, table_settings
 
 _SELECTED = 50  # clients in a round, at most
 _LOCAL_STEPS = 20  # of a client in a round, about
@@ -20,12 +20,13 @@ _MOST_EPOCHS = 5  # in a round: the models of small clients drift apart with mor
 _BATCH_SIZES = {256: 16, 2048: 32}  # up to this many rows of the median client; 64 with more
 _VALIDATION = 0.2  # the share of a table with a rare class, to choose a threshold on
 _SIMULATED = 5  # clients of a table that has none of its own
-_LEAST_ROWS = 20  # training rows of a simulated client
+_MIN_ROWS = 20  # training rows of a simulated client
 
 
 def table_spec(
     file: Path, table: Path, *, target: str | None = None, client: str | None = None,
     group: Sequence[str] = (), drop: Sequence[str] = (), schema: Path | None = None, task: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> Spec:  # fmt: skip
     """FedAvg, Ditto and FedTilt on a table, which is read to check the names of its columns.
 
@@ -33,25 +34,25 @@ def table_spec(
         file: the file that the spec will be written to; its paths are relative to it
         table: the table, or a folder of tables
         target: the column of the labels, or of the numbers to predict
-        client: the column of the clients; left out: the rows are divided among a few simulated clients
-        group: the columns of groups; left out: FedTilt is fair to the classes
+        client: the column of the clients; default: the rows are divided among a few simulated clients
+        group: the columns of groups; default: FedTilt is fair to the classes
         drop: columns to leave out
         schema: a schema file
-        task: "classification" or "regression"; left out: the schema's, else classification
+        task: "classification" or "regression"; default: the schema's, else classification
+        overrides: other keys of the table, such as "data.decimal=,"
     """
-    data = open_table(table, {"target": target, "client": client, "group": group}, drop, schema, task=task).to_dataset()
+    keys = table_keys({"target": target, "client": client, "group": list(group), "drop": list(drop)}, overrides)
+    data = open_table(table, table_settings(keys), schema, task=task).to_dataset()
     paths = {"file": table, "schema": schema}
-    columns = {"target": target, "client": client, "group": list(group) or None, "drop": list(drop) or None}
     clients: dict[str, Any] = {}
     if data.client_names is None:
-        clients = {"partition": "iid", "count": max(1, min(_SIMULATED, len(data.y_train) // _LEAST_ROWS))}
-    if data.task == "classification" and data.classes == 2 and data.y_train.bincount().min() <= RARE * len(data.y_train):
+        clients = {"partition": "iid", "count": max(1, min(_SIMULATED, len(data.y_train) // _MIN_ROWS))}
+    if _has_rare_class(data):
         clients["validation"] = _VALIDATION
     raw = {
         "name": file.stem,
         "task": data.task,
-        "data": {key: os.path.relpath(path, file.parent) for key, path in paths.items() if path is not None}
-        | {key: value for key, value in columns.items() if value is not None},
+        "data": {key: os.path.relpath(path, file.parent) for key, path in paths.items() if path is not None} | keys,
         "clients": clients,
         "model": {"name": "mlp", "hidden": [32]},
         "train": _train_settings(data, clients.get("count")),
@@ -62,6 +63,13 @@ def table_spec(
         ],
     }
     return parse(raw)
+
+
+def _has_rare_class(data: Dataset) -> bool:
+    """Whether one of two classes has few training rows: a threshold then needs validation data."""
+    if data.task != "classification" or data.classes != 2:
+        return False
+    return int(data.y_train.bincount(minlength=2).min()) <= RARE * len(data.y_train)
 
 
 def _train_settings(data: Dataset, simulated: int | None) -> dict[str, Any]:

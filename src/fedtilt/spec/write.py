@@ -1,14 +1,14 @@
-"""Write a spec: as TOML, as the annotated file of `fedtilt init`, and as the reference page docs/spec.md."""
+"""Write a spec: as TOML, and as the annotated files of `fedtilt init`."""
 
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, replace
 from pathlib import Path
 from typing import Any
 
-from fedtilt.config.setting_fields import REQUIRED, allowed_values, default_of, settings_of
+from fedtilt.config.setting_fields import allowed_values, default_of, default_text, meaning_of, settings_of
 from fedtilt.methods import COMPONENTS, PRESETS
 from fedtilt.spec.fields import TABLES, Spec
 from fedtilt.spec.method import (
@@ -19,11 +19,11 @@ from fedtilt.spec.method import (
     preset_settings,
     required_settings,
 )
-from fedtilt.spec.read import builtin_names, load
+from fedtilt.spec.read import load
 from fedtilt.toml_text import format_toml
 
 _KEYS = settings_of(Spec)
-_TOP = [key for key in _KEYS if key not in (*TABLES, "methods")]
+TOP_KEYS = [key for key in _KEYS if key not in (*TABLES, "methods")]
 
 
 def dump(spec: Spec) -> str:
@@ -45,7 +45,7 @@ def annotated(file: str = "fedtilt.toml", spec: Spec | None = None) -> str:
     spec = spec or replace(load("digits"), name=Path(file).stem)
     blocks = [heading, *_commented_pairs(Spec, _top(spec))]
     for key, table in TABLES.items():
-        blocks += [f"# {_sentence(_KEYS[key])}\n[{key}]", *_commented_pairs(table, spec.table(key))]
+        blocks += [f"# {sentence(_KEYS[key])}\n[{key}]", *_commented_pairs(table, spec.table(key))]
     blocks.append(_method_comments())
     blocks += ["\n".join(_method_pairs(method)) for method in spec.methods]
     return "\n\n".join(blocks) + "\n"
@@ -65,21 +65,8 @@ def starter(file: str = "fedtilt.toml", spec: Spec | None = None) -> str:
     return "\n\n".join([heading, *lines]) + "\n"
 
 
-def reference() -> str:
-    """The text of docs/spec.md: a reference of all keys."""
-    blocks = [_INTRODUCTION.format(builtins=", ".join(f"`{name}`" for name in builtin_names()))]
-    blocks += ["## The run", _rows(Spec, _TOP)]
-    for key, table in TABLES.items():
-        blocks += [f"## `[{key}]`", _sentence(_KEYS[key]), *_sections(table), *_named_tables(table)]
-    blocks += ["## `[[methods]]`", _sentence(_KEYS["methods"]), _METHODS, _presets()]
-    blocks += ["The parameters of the presets:", _table([("key", "of", "meaning"), *_parameter_rows()])]
-    blocks += ["All other keys of a method:", _table([("key", "meaning", "allowed values"), *_method_rows()])]
-    blocks += [_COMPONENTS, *_component_tables()]
-    return "\n\n".join(blocks) + "\n"
-
-
 def _top(spec: Spec) -> dict[str, Any]:
-    return {key: getattr(spec, key) for key in _TOP}
+    return {key: getattr(spec, key) for key in TOP_KEYS}
 
 
 def _pairs(values: Mapping[str, Any]) -> list[str]:
@@ -115,63 +102,16 @@ def _method_pairs(method: MethodSpec) -> list[str]:
     return ["[[methods]]", *_pairs({"preset": method.preset, "name": method.name, **method.settings})]
 
 
-def _sentence(field: Field[Any]) -> str:
+def sentence(field: Field[Any]) -> str:
+    """The meaning of a setting as a sentence."""
     text: str = field.metadata["meaning"]
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _default(field: Field[Any]) -> str:
-    """A key's default: a value in backquotes, or a description."""
-    default = default_of(field)
-    if default is REQUIRED:
-        return "the name of the file" if field.name == "name" else "required"
-    return "left out" if default is None else f"`{format_toml(default)}`"
-
-
-def _parameter_rows() -> list[tuple[str, str, str]]:
-    return [
-        (f"`{key}`", ", ".join(f"`{preset}`" for preset in presets), meaning)
-        for (key, meaning), presets in preset_parameters().items()
-    ]
-
-
-def _method_rows() -> list[tuple[str, str, str]]:
-    own = {key: (each.metadata["meaning"], allowed_values(each)) for key, each in settings_of(MethodSpec).items()}
-    own |= {key: (method_keys()[key], _ALLOWED.get(key) or _rules_text(key)) for key in COMPONENT_KEYS}
-    return [(f"`{key}`", *texts) for key, texts in own.items()]
-
-
-def _rules_text(kind: str) -> str:
+def rules_text(kind: str) -> str:
     """The built-in components of a kind, in words."""
     names = ", ".join(f"`{name}`" for name in COMPONENTS[kind])
     return f"{names} or your own" if names else "your own"
-
-
-def _component_tables() -> list[str]:
-    """The built-in components of every kind, and their settings."""
-    return [block for kind, known in COMPONENTS.items() if known for block in (f"### `{kind}`", *_of_names(known))]
-
-
-def _named_tables(table: type) -> list[str]:
-    """The objects that settings of a table may be, and their settings; components are listed with the methods."""
-    blocks = []
-    for key, field in settings_of(table).items():
-        known = field.metadata["named"]
-        if known and next(iter(known.values())).key == "name":
-            blocks += [f"### `{key}`", _NAMED.get(key, ""), *_of_names(known)]
-    return [block for block in blocks if block]
-
-
-def _of_names(known: Mapping[str, type]) -> list[str]:
-    """Names with their descriptions, and their settings."""
-    names = [(f"`{name}`", (inspect.getdoc(cls) or "").partition("\n")[0]) for name, cls in known.items()]
-    settings: dict[tuple[str, ...], list[str]] = {}
-    for name, cls in known.items():
-        for key, field in settings_of(cls).items():
-            settings.setdefault(_row(key, field), []).append(name)
-    blocks = [_table([(next(iter(known.values())).key, "description"), *names])]  # type: ignore[attr-defined]
-    rows = [(key, ", ".join(f"`{name}`" for name in of), *texts) for (key, *texts), of in settings.items()]
-    return blocks + ([_table([("setting", "of", "meaning", "allowed values", "default"), *rows])] if rows else [])
 
 
 def _comment(text: str, indent: str = "") -> str:
@@ -180,8 +120,7 @@ def _comment(text: str, indent: str = "") -> str:
 
 def _meaning(field: Field[Any]) -> str:
     """A key in one line: 'samples per step (a whole number ≥ 1; default: 10)'."""
-    default = _default(field).replace("`", "")
-    return f"{field.metadata['meaning']} ({allowed_values(field)}; default: {default})"
+    return f"{meaning_of(field)} ({allowed_values(field)}; default: {default_text(field).replace('`', '')})"
 
 
 def _commented_pairs(table: type, values: Mapping[str, Any]) -> list[str]:
@@ -198,20 +137,20 @@ def _commented_pairs(table: type, values: Mapping[str, Any]) -> list[str]:
 
 
 def _method_comments() -> str:
-    lines = [f"# {_sentence(_KEYS['methods'])} The presets and their parameters:", "#"]
-    lines += [_comment(f"{preset:<16} {_parameters_text(preset)}", " " * 17) for preset in PRESETS]
+    lines = [f"# {sentence(_KEYS['methods'])} The presets and their parameters:", "#"]
+    lines += [_comment(f"{preset:<16} {parameters_text(preset)}", " " * 17) for preset in PRESETS]
     lines += ["#", "# A parameter without a value is required. What they mean:", "#"]
     for (key, meaning), presets in preset_parameters().items():
         lines.append(_comment(f"{key:<16} {meaning} ({', '.join(presets)})", " " * 17))
     lines += ["#", "# A method may also have these keys, a preset those that it does not decide itself:", "#"]
     for key in COMPONENT_KEYS:
-        allowed = _ALLOWED.get(key) or _rules_text(key).replace("`", "")
+        allowed = METHOD_NUMBERS.get(key) or rules_text(key).replace("`", "")
         lines.append(_comment(f"{key:<16} {method_keys()[key]} ({allowed})", " " * 17))
     lines += ["#", *(_comment(line) for line in _COMPONENT_COMMENT)]
     return "\n".join(lines)
 
 
-def _parameters_text(preset: str) -> str:
+def parameters_text(preset: str) -> str:
     """The parameters of a preset: 'tau, lam, q = 0.0, mu = 0.01; optional: levels'."""
     parameters = {key: p.default for key, p in inspect.signature(PRESETS[preset]).parameters.items()}
     parameters = {key: parameters[key] for key in preset_settings(preset) if key in parameters}
@@ -224,38 +163,6 @@ def _parameters_text(preset: str) -> str:
     ]
     texts = [", ".join(texts)] if texts else []
     return "; ".join([*texts, f"optional: {', '.join(optional)}"] if optional else texts) or "none"
-
-
-def _sections(table: type) -> list[str]:
-    """The rows of all keys, a table under every heading."""
-    sections: dict[str, list[str]] = {}
-    heading = ""
-    for key, field in settings_of(table).items():
-        heading = field.metadata["heading"] or heading
-        sections.setdefault(heading, []).append(key)
-    return [block for title, keys in sections.items() for block in (f"### {title}" if title else "", _rows(table, keys))
-            if block]  # fmt: skip
-
-
-def _rows(table: type, keys: Iterable[str]) -> str:
-    return _table([("key", "meaning", "allowed values", "default"), *(_row(k, settings_of(table)[k]) for k in keys)])
-
-
-def _row(key: str, field: Field[Any]) -> tuple[str, ...]:
-    return f"`{key}`", field.metadata["meaning"], allowed_values(field), _default(field)
-
-
-def _presets() -> str:
-    rows = [("preset", "parameters", "description")]
-    for preset, function in PRESETS.items():
-        rows.append((f"`{preset}`", _parameters_text(preset), (inspect.getdoc(function) or "").partition("\n")[0]))
-    rows.append(("`custom`", "none", "`ft.Method`: a composition of your own; the same as no preset."))
-    return _table(rows)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([head, "|" + " --- |" * len(rows[0]), *body])
 
 
 _HEADING = """\
@@ -283,74 +190,13 @@ _CHANGED_OFTEN: dict[str, tuple[str, ...]] = {
 }
 _CHANGED_OFTEN_OF_OWN_DATA: dict[str, tuple[str, ...]] = {"data": (), "clients": (), "outliers": ("kind",)}
 
-_INTRODUCTION = """\
-# The spec
-
-A spec is one TOML file that describes a run: the data, how it is divided among clients, its outliers, the model, the
-training and the methods to compare. `fedtilt run SPEC` runs it; `fedtilt init` writes an example, and `fedtilt init
---all` one that explains every key. Only `methods` is required; every other key has a default.
-
-The built-in specs are {builtins}; use the name in place of a file.
-`digits` and `toy` need no download.
-
-`--set` overrides a key for one run. A method's keys follow its name. An empty value is the default:
-
-```sh
-fedtilt run digits --set train.rounds=5 --set methods.fedtilt.lam=-3
-fedtilt run digits --set outliers.kind=gaussian --set methods.fedtilt.tau=5 --set train.rounds=5
-fedtilt run digits --set clients.max_train= --set train.rounds=5
-```
-
-A number may be `inf` or `-inf` where the tables below say so. Paths in a spec are relative to the spec, paths after
-`--set` to the working folder. `--method NAME` selects methods by name, in the order given, and adds those of
-`fedtilt methods` that the spec has not. `--seed`, `--seeds` and `--device` set the keys of the same name.
-
-`fedtilt init --json-schema > fedtilt.schema.json` writes a JSON schema of specs. Editors with Taplo, such as VS Code
-with the extension Even Better TOML, complete, explain and check the keys of a spec whose first line is
-`#:schema ./fedtilt.schema.json`.
-
-What the columns of your own table are, is inferred from the training rows: `fedtilt data show FILE` shows it, and
-[tables.md](tables.md) has the rules. The schema is stored in the run folder (`model.json`) and in the files of `fedtilt
-export`, and `ft.data.transform("new.csv", like="exported.safetensors")` applies it to new rows.
-
-This page is generated: `fedtilt init --reference > docs/spec.md`."""
-
-_METHODS = """\
-A preset is a method of the literature. It takes its parameters, and the other keys below that it does not decide
-itself. A parameter without a value is required."""
-
-_COMPONENTS = """\
-The parts of a method are components. A component is a name (`aggregator = "median"`), or a table of its `rule` and
-settings (`aggregator = { rule = "krum", bad_share = 0.2 }`); `before` is a list of them. `rule` may be left out of
-`objective` (`tilted`), `personal` (`proximal`) and `local`, which may also be a list of patterns. Your own is
-`module:Class`: see [your own method](own-method.md). `--set methods.NAME.aggregator.bad_share=0.3` sets one setting,
-`--set methods.NAME.before.0.radius=1` one of the first step.
-
-```toml
-[[methods]]
-name = "mine"
-objective = { tau = 2.0, lam = -1.0 }
-personal = { mu = 0.1 }
-before = ["clipping", { rule = "nnm", bad_share = 0.2 }]
-aggregator = { rule = "trimmed_mean", bad_share = 0.2 }
-```"""
-
-_NAMED = {
-    "optimizer": 'A name, or a table of its name and settings: `optimizer = { name = "sgd", momentum = 0.9 }`. In '
-    "Python, `ft.optimizers.SGD(momentum=0.9)`.",
-    "schedule": 'As the optimiser: `schedule = { name = "step", decay = 0.5, every = 10 }`, '
-    "`ft.schedules.Step(decay=0.5, every=10)`.",
-    "loss": 'As the optimiser: `loss = { name = "focal", gamma = 1.5 }`, `ft.losses.Focal(gamma=1.5)`; or a '
-    "function of your own.",
-}
-
 _COMPONENT_COMMENT = (
     'A component is a name (aggregator = "median"), or a table of its rule and settings (aggregator = { rule = "krum", '
     "bad_share = 0.2 }); before is a list of them. `fedtilt methods` lists them with their settings. Your own is "
     "module:Class.",
 )
 
-_ALLOWED = {  # of keys that are not names of components
+METHOD_NUMBERS = {  # of keys that are not names of components
     "local": "a list of patterns of names, a table, or your own",
     "prox": "a finite number ≥ 0",
     "client_momentum": "a number in [0, 1)",

@@ -79,15 +79,7 @@ class Evaluations(EvaluationHistory):
             if name in self.validation:
                 entry["validation"] = self.validation[name].to_json()
             lines += json.dumps(with_digest(entry), allow_nan=False) + "\n"
-        tensors = {"total": total.int()}
-        for name, count in counts.items():
-            for i, group in enumerate(count.groups):
-                tensors[f"total-{i}"], tensors[f"{name}/group-{i}"] = group.total.int(), _stored(group.sums)
-            tensors[f"{name}/shared"] = _stored(count.shared)
-            tensors[f"{name}/never_selected"] = count.never_selected
-            if count.personal is not None:
-                tensors[f"{name}/personal"] = _stored(count.personal)
-        write_tensors(self.counts_file(round), tensors)
+        write_counts(self.counts_file(round), counts, total)
         with writing(self.metrics_file), self.metrics_file.open("a") as file:
             file.write(lines)
 
@@ -99,24 +91,7 @@ class Evaluations(EvaluationHistory):
 
     def counts(self, round: int) -> tuple[dict[str, Counts], Tensor]:
         """The counts of an evaluated round by method, and the number of samples."""
-        path = self.counts_file(round)
-        tensors = read_tensors(path)
-        try:
-            total = tensors.pop("total").long()
-            counts = {}
-            columns = sorted((key for key in tensors if "/" not in key), key=lambda key: (len(key), key))  # total-0, …
-            totals = [tensors.pop(key).long() for key in columns]
-            for key in tensors:
-                name, part = key.rsplit("/", 1)
-                if part == "shared":
-                    personal = tensors.get(f"{name}/personal")
-                    personal = None if personal is None else _restored(personal)
-                    groups = [GroupCounts(_restored(tensors[f"{name}/group-{i}"]), t) for i, t in enumerate(totals)]
-                    never_selected = tensors[f"{name}/never_selected"]
-                    counts[name] = Counts(_restored(tensors[key]), personal, never_selected, tuple(groups))
-        except (KeyError, ValueError) as error:
-            raise InputError(f"{path} is damaged ({error!r}); restore it from a copy") from error
-        return counts, total
+        return read_counts(self.counts_file(round))
 
     def counts_file(self, round: int) -> Path:
         """The file with the counts of a round."""
@@ -196,6 +171,40 @@ class Evaluations(EvaluationHistory):
             if round not in rounds:
                 with writing(path):
                     path.unlink()
+
+
+def write_counts(path: Path, counts: Mapping[str, Counts], total: Tensor) -> None:
+    """Write counts by method, and the number of samples."""
+    tensors = {"total": total.int()}
+    for name, count in counts.items():
+        for i, group in enumerate(count.groups):
+            tensors[f"total-{i}"], tensors[f"{name}/group-{i}"] = group.total.int(), _stored(group.sums)
+        tensors[f"{name}/shared"] = _stored(count.shared)
+        tensors[f"{name}/never_selected"] = count.never_selected
+        if count.personal is not None:
+            tensors[f"{name}/personal"] = _stored(count.personal)
+    write_tensors(path, tensors)
+
+
+def read_counts(path: Path) -> tuple[dict[str, Counts], Tensor]:
+    """The inverse of `write_counts`."""
+    tensors = read_tensors(path)
+    try:
+        total = tensors.pop("total").long()
+        counts = {}
+        columns = sorted((key for key in tensors if "/" not in key), key=lambda key: (len(key), key))  # total-0, …
+        totals = [tensors.pop(key).long() for key in columns]
+        for key in tensors:
+            name, part = key.rsplit("/", 1)
+            if part == "shared":
+                personal = tensors.get(f"{name}/personal")
+                personal = None if personal is None else _restored(personal)
+                groups = [GroupCounts(_restored(tensors[f"{name}/group-{i}"]), t) for i, t in enumerate(totals)]
+                never_selected = tensors[f"{name}/never_selected"]
+                counts[name] = Counts(_restored(tensors[key]), personal, never_selected, tuple(groups))
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{path} is damaged ({error!r}); restore it from a copy") from error
+    return counts, total
 
 
 def _stored(sums: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from fedtilt.version import __version__
 _ADDED_SETTINGS = ("privacy", "attack")
 
 
-def settings_of(methods: Sequence[Method], settings: TrainSettings) -> dict[str, Any]:
+def recorded_settings(methods: Sequence[Method], settings: TrainSettings) -> dict[str, Any]:
     """Methods and training settings as JSON, without those of the machine: a run may be resumed on another one."""
     without = ["device", "workers", "stack_size", "cluster", "cluster_timeout", "baselines"]
     without += ["init"]  # where it starts from is part of the fingerprint by its values

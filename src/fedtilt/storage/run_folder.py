@@ -4,6 +4,7 @@ fingerprint.json                               methods, settings, data and model
 federation.json                                names of clients and classes or groups, and the clients with outliers
 backend.json                                   which backend trained last, and why faster ones did not
 model.json                                     how to build the model, and how to standardise its input
+thresholds.json                                {"thresholds": method → threshold on a class}, if any were chosen
 constants.safetensors                          frozen parameters and initial buffers of the model, if it has any
 metrics.jsonl                                  one line per evaluated round and method
 counts/round-00040.safetensors                 correct predictions, or errors, per client and class or group
@@ -17,12 +18,14 @@ Everything has a digest, and is checked when it is read.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fedtilt.data.groups import CLASS
+from fedtilt.data.inputs import Shape
+from fedtilt.data.targets import NumericTarget
 from fedtilt.engine.client_states import ClientStates, FederationState
 from fedtilt.errors import InputError
 from fedtilt.files import read_json, read_tensors, write_json, write_tensors
@@ -35,6 +38,9 @@ from fedtilt.storage.fingerprint import (
     with_interval,
     with_keys_of,
 )
+
+if TYPE_CHECKING:  # Arrow is for tables alone
+    from fedtilt.data.tables.schema import Schema
 
 _MAX_NAMES = 12  # of damaged clients in a message
 Notice = Callable[[str], None]
@@ -161,7 +167,7 @@ class RunFolder:
 
     def description(self) -> dict[str, Any]:
         """What `describe` wrote, without the constants."""
-        paths = [self.folder / "federation.json", self.folder / "model.json"]
+        paths = [self.folder / name for name in ("federation.json", "model.json", "thresholds.json")]
         return {key: value for path in paths if path.exists() for key, value in read_json(path).items()}
 
     def constants(self) -> dict[str, Tensor]:
@@ -228,8 +234,19 @@ class InMemoryRun:
     def begin(self, fingerprint: Mapping[str, Any], notice: Notice) -> None:
         """No-op: there is no earlier state."""
 
-    def describe(self, **names: object) -> None:
-        """No-op."""
+    def describe(
+        self, *, model: Mapping[str, Any], constants: Mapping[str, Tensor], backend: str, **names: Any
+    ) -> None:  # fmt: skip
+        """Remember what `RunFolder.describe` writes."""
+        self._description, self._constants = {**names, **model}, constants
+
+    def description(self) -> dict[str, Any]:
+        """What `describe` was called with, without the constants."""
+        return dict(self._description)
+
+    def constants(self) -> dict[str, Tensor]:
+        """Frozen parameters and initial buffers of the model."""
+        return dict(self._constants)
 
     def checkpoint(self, state: FederationState) -> None:
         """No-op."""
@@ -249,3 +266,30 @@ def _has_tensors(path: Path, expected: Mapping[str, Tensor]) -> bool:
     return tensors.keys() == expected.keys() and all(
         torch.equal(tensors[name], t.cpu()) for name, t in expected.items()
     )
+
+
+def model_description(
+    recipe: Mapping[str, Any] | None,
+    input_shape: Shape,
+    class_names: Sequence[str],
+    *,
+    target: NumericTarget | None,
+    schema: "Schema | None",
+    image: bool,
+) -> dict[str, Any]:
+    """How to build a model, and what its inputs and outputs are; for model.json and the metadata of exports.
+
+    Args:
+        recipe: name and arguments of the model; None: no function that can be imported
+        input_shape: the shape of one sample
+        class_names: the names of the outputs, unless they are numbers
+        target: the scale of numbers: a prediction is output · deviation + mean
+        schema: of a table: how its columns become the input
+        image: whether the input is (x − mean) / deviation of pixels in [0, 1]
+    """
+    found: dict[str, Any] = {} if recipe is None else {"model": dict(recipe)}
+    found["input_shape"] = input_shape
+    found |= {"class_names": list(class_names)} if target is None else {}
+    found |= {} if target is None else {"target": {"mean": target.mean, "deviation": target.deviation}}
+    found |= {"mean": [0.5], "deviation": [0.5]} if image else {}  # pixels become [-1, 1]
+    return found | ({} if schema is None else {"schema": schema.to_json()})

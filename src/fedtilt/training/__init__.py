@@ -6,7 +6,7 @@ fused     perceptrons, with a hand-written backward pass, one job at a time: for
 stacked   all jobs in one step: for GPUs
 
 A backend is asked about the whole work, `unsupported_reason(model, job, device_type, sample)`: None, or a clause that
-says why it does not train this job. The autograd loop never refuses; it trains the jobs whose special steps the backend
+says why it does not train this job. The autograd loop trains every job, also the jobs whose special steps the backend
 of the run does not know.
 """
 
@@ -121,13 +121,13 @@ def choose_backend(
         raise InputError(f"unknown backend {backend!r}; choose one of auto, {', '.join(BACKENDS)}")
     reasons: dict[str, str] = {}
     for name in _FASTEST_FIRST[device_type] if backend == "auto" else (backend,):
-        refused = [(job, r) for job in jobs if (r := _UNSUPPORTED_REASON[name](model, job, device_type, sample))]
+        unsupported = [(job, r) for job in jobs if (r := _UNSUPPORTED_REASON[name](model, job, device_type, sample))]
         reason = "samples have weights" if weighted and name != "autograd" else None
         reason = reason or next(
-            (r for job, r in refused if job.special_steps is None or len(refused) == len(jobs)), None
+            (r for job, r in unsupported if job.special_steps is None or len(unsupported) == len(jobs)), None
         )
         if reason is None:
-            return BackendChoice(name, reasons, refused[0][1] if refused else None)
+            return BackendChoice(name, reasons, unsupported[0][1] if unsupported else None)
         reasons[name] = reason
     raise InputError(f"backend {backend!r} cannot train this because {reasons[backend]}; use 'auto' or 'autograd'")
 

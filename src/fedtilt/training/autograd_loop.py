@@ -148,7 +148,7 @@ def _only(trained: Tensor, theta: Tensor, step: Step) -> Step:
 
 
 def _check_constant(net: nn.Module, before: dict[str, Tensor]) -> None:
-    """Refuse a change of a buffer that a probe took for a constant: it would be lost."""
+    """Raise for a change of a buffer that a probe took for a constant: it would be lost."""
     for name, buffer in net.named_buffers():
         if name in before and not torch.equal(buffer, before[name]):
             raise InputError(

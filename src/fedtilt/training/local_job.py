@@ -17,7 +17,7 @@ from fedtilt.methods.objectives import Objective
 from fedtilt.methods.training import Training
 from fedtilt.optimizers import SGD, Optimizer
 
-MIN_UTILITY = 0.2  # below it, the logarithm of a utility goes on as a straight line
+MIN_UTILITY = 0.2  # below it, the logarithm of a utility continues as a straight line
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,7 +39,7 @@ class LocalJob:
     group: str = CLASS  # the groups that tau tilts over
     outer: tuple[tuple[str, float], ...] = ()  # further levels, (groups, tilt) from inner to outer
     epochs: int | None = None  # passes over the client's data; None: all epochs of its batches
-    steps: int | None = None  # at most so many steps; None: all of these epochs
+    steps: int | None = None  # at most this many steps; None: all of these epochs
     buffer_names: tuple[str, ...] = ()  # the buffers that `forward` changes in training
     buffers: Tensor | None = None  # (B,) where these start; None: they are frozen, as the model has them
     optimizer: Optimizer = SGD()  # noqa: RUF009
@@ -218,7 +218,7 @@ def batch_bounds(samples: int, batch_size: int, last_batch: str = "even") -> lis
 
 
 def step_count(job: LocalJob, samples: int, batch_size: int, last_batch: str = "even") -> int:
-    """How many steps a job with its own epochs or steps makes on so many samples."""
+    """How many steps a job with its own epochs or steps makes on this many samples."""
     per_epoch = len(batch_bounds(samples, batch_size, last_batch)) - 1
     batches = per_epoch * job.epochs if job.epochs is not None else job.steps
     assert batches is not None
@@ -238,7 +238,7 @@ def make_batches(
         round: The number of the round.
         client: The number of the client.
         epochs: Passes over the data.
-        batch_size: At most so many samples per batch.
+        batch_size: At most this many samples per batch.
         last_batch: How an epoch is split: see `batch_bounds`.
         groups: By column of groups, the group of each sample, (n,).
         weights: The weight of each sample, (n,); None: they count the same.

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,15 @@ from torch import Tensor
 
 from fedtilt.errors import InputError
 from fedtilt.files import O_BINARY, sync_folder
+from fedtilt.imports import import_extra
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's names
 _FORMAT = 1  # of the files; part of their names
 
 
-def pillow() -> ModuleType:
+def pillow() -> Any:
     """Pillow's Image module, imported late."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InputError('reading images needs Pillow; pip install "fedtilt[images]"') from None
-    return Image
+    return import_extra("PIL.Image", "reading images", "images")
 
 
 def decode_images(paths: Sequence[Path], size: tuple[int, int] | None, channels: int | None, folder: Path) -> Tensor:
@@ -65,7 +61,7 @@ def _key(paths: Sequence[Path], size: tuple[int, int] | None, channels: int | No
 
 def _write(file: Path, paths: Sequence[Path], size: tuple[int, int] | None, channels: int | None) -> None:
     """Decode all images into a temporary file, and rename it at the end."""
-    first = _decode(paths[0], size, channels)
+    first = decode_image(paths[0], size, channels)
     shape = (len(paths), *first.shape)
     name = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.part")  # two processes may decode at the same time
     try:
@@ -79,7 +75,7 @@ def _write(file: Path, paths: Sequence[Path], size: tuple[int, int] | None, chan
             os.posix_fallocate(handle, 0, os.fstat(handle).st_size)
 
         def fill(i: int) -> None:
-            image = _decode(paths[i], size, channels)
+            image = decode_image(paths[i], size, channels)
             if image.shape != first.shape:
                 raise _different(paths[i], image, paths[0], first)
             pixels[i] = image
@@ -101,7 +97,7 @@ def _write(file: Path, paths: Sequence[Path], size: tuple[int, int] | None, chan
     sync_folder(file.parent)
 
 
-def _decode(path: Path, size: tuple[int, int] | None, channels: int | None) -> np.ndarray:
+def decode_image(path: Path, size: tuple[int, int] | None, channels: int | None) -> np.ndarray:
     """One image as (channels, height, width)."""
     Image = pillow()
     from PIL import ImageOps

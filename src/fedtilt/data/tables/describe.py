@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedtilt.data.tables.cells import ColumnValues
 from fedtilt.data.tables.reader import TableReader
 from fedtilt.data.tables.schema import NUMERIC, Column, Schema
-from fedtilt.data.tables.values import ColumnValues, read_values
+from fedtilt.data.tables.values import read_values
 
 _SHOWN = 4  # categories
 
@@ -33,11 +34,11 @@ def _describe(reader: TableReader, column: Column) -> ColumnDescription:
     if not column.is_feature:
         text = {"identifier": "dropped: names the row", "ignore": "dropped"}[column.kind]
         return ColumnDescription(column.name, column.kind, "", text, 0)
-    cells = read_values(reader, column.name, column.kind, column.format)
+    cells = read_values(reader, column.name, column)
     missing = cells.codes < 0 if cells.codes is not None else np.isnan(cells.values)  # type: ignore[arg-type]
     share = missing.mean()
-    text = _percent(share) if share else ""
-    return ColumnDescription(column.name, column.kind, text, _values(column, cells, ~missing), len(column.inputs))
+    text, values = _percent(share) if share else "", "; ".join([_values(column, cells, ~missing), *cells.notes])
+    return ColumnDescription(column.name, column.kind, text, values, len(column.inputs))
 
 
 def _values(column: Column, cells: ColumnValues, present: np.ndarray) -> str:
@@ -93,7 +94,7 @@ def _problems(
         return
     if column.kind == "number" and _is_row_number(column, cells, train):
         yield "looks like an identifier: a different whole number in every row; drop it"
-    if column.format and _is_ambiguous(column, cells):
+    if cells.is_ambiguous:
         yield (
             f"has dates that can be month/day or day/month; they are read as {column.format}: set format in the schema"
         )
@@ -137,14 +138,6 @@ def _is_row_number(column: Column, cells: ColumnValues, train: np.ndarray) -> bo
     every = cells.values
     is_counted = len(every) >= 100 and every.max() - every.min() == len(every) - 1
     return (is_named or is_counted) and len(np.unique(values)) == len(values)
-
-
-def _is_ambiguous(column: Column, cells: ColumnValues) -> bool:
-    """Whether no day is above 12 in dates such as 03/04/2026."""
-    if not (column.format or "").startswith(("%m/%d", "%d/%m")) or cells.values is None:
-        return False
-    days = np.floor(cells.values[~np.isnan(cells.values)]).astype("datetime64[D]")
-    return bool(((days - days.astype("datetime64[M]")).astype(np.int64) < 12).all())
 
 
 def _predicts(column: Column, cells: ColumnValues, train: np.ndarray, labels: np.ndarray) -> bool:

@@ -5,10 +5,10 @@ from itertools import accumulate
 
 import numpy as np
 
+from fedtilt.data.tables.cells import BadCells, ColumnValues
 from fedtilt.data.tables.reader import TableReader, columns_at_once, map_columns
 from fedtilt.data.tables.schema import Column, Schema
-from fedtilt.data.tables.values import ColumnValues, check_finite, read_values
-from fedtilt.errors import InputError
+from fedtilt.data.tables.values import check_finite, read_values
 
 _TOGETHER = 14  # inputs
 _BLOCK = 1 << 16  # numbers that are turned from columns into rows at once
@@ -38,7 +38,7 @@ def encode(
         inputs = np.zeros((count, len(reader)), np.float32)
         unfilled = inputs
         for column in batch:
-            cells = read_values(reader, column.name, column.kind, column.format, finite=False)
+            cells = read_values(reader, column.name, column, finite=False)
             fill = _fill_numbers if cells.codes is None else _fill_names
             fill(unfilled[: len(column.inputs)], reader, column, cells)
             unfilled = unfilled[len(column.inputs) :]
@@ -100,12 +100,9 @@ def _standardise(scaled: np.ndarray, column: Column, values: np.ndarray) -> bool
     return bool(np.isfinite(scaled).all())
 
 
-def _too_far(reader: TableReader, column: Column, values: np.ndarray, scaled: np.ndarray) -> InputError:
-    position = int(np.isfinite(scaled).argmin())
-    return InputError(
-        f"table {reader.name} has {values[position]:g} in {reader.rows[position]}, column {column.name!r}, which is "
-        f"too far from the training rows (mean {column.mean:g}) for float32; correct the cell or empty it"
-    )
+def _too_far(reader: TableReader, column: Column, values: np.ndarray, scaled: np.ndarray) -> BadCells:
+    cells = {int(row): f"{values[row]:g}" for row in np.flatnonzero(~np.isfinite(scaled))}
+    return BadCells(reader, column.name, cells, f"is too far from the training rows (mean {column.mean:g}) for float32")
 
 
 def _fill_names(inputs: np.ndarray, reader: TableReader, column: Column, cells: ColumnValues) -> None:

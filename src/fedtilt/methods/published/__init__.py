@@ -10,26 +10,3 @@ from fedtilt.methods.published.fedminmax import FedMinMax, fedminmax
 from fedtilt.methods.published.fedrod import FedRod, fedrod
 from fedtilt.methods.published.foundationfl import Foundation, foundationfl
 from fedtilt.methods.published.moon import Moon, moon
-
-__all__ = [
-    "AAggFF",
-    "Apfl",
-    "FedAla",
-    "FedAs",
-    "FedDbe",
-    "FedMinMax",
-    "FedRod",
-    "Fisher",
-    "Foundation",
-    "Moon",
-    "aaggff",
-    "apfl",
-    "fedala",
-    "fedas",
-    "fedbabu",
-    "feddbe",
-    "fedminmax",
-    "fedrod",
-    "foundationfl",
-    "moon",
-]

@@ -19,7 +19,8 @@ from fedtilt.compiler import CompiledLibrary, LibraryUnavailable, compile_librar
 from fedtilt.data.groups import combinations
 from fedtilt.data.inputs import Inputs
 from fedtilt.errors import InputError
-from fedtilt.math.losses import REVERSE, ClassLoss, HuberLoss, cross_entropy, squared
+from fedtilt.losses import REVERSE, ClassLoss, Huber
+from fedtilt.math.losses import cross_entropy, squared
 from fedtilt.math.small_batch import ZERO_TILT
 from fedtilt.training.local_job import Batches, LocalJob, Trained, unusual_part
 from fedtilt.training.sequential import SequentialNet, pooled_size
@@ -67,7 +68,7 @@ def unsupported_reason(model: nn.Module, job: LocalJob, device_type: str, sample
         return f"the device is {device_type}"
     if not _is_sequential(model):
         return "the model is not an nn.Sequential of the layers that the C kernel has (Conv2d, ReLU, MaxPool2d, Linear)"
-    if job.loss not in (cross_entropy, squared) and not isinstance(job.loss, ClassLoss | HuberLoss):
+    if job.loss not in (cross_entropy, squared) and not isinstance(job.loss, ClassLoss | Huber):
         return "the loss is a Python function, which the C kernel cannot call"
     if reason := unusual_part(job, model):
         return reason
@@ -236,14 +237,14 @@ def _loss(job: LocalJob, classes: int) -> _Loss:
     loss = _Loss(utility=job.utility, alpha=1.0)
     if job.loss is squared:
         loss.number_scale, loss.huber_delta = 2.0, math.inf
-    if isinstance(job.loss, HuberLoss):
+    if isinstance(job.loss, Huber):
         loss.number_scale, loss.huber_delta = 1.0, job.loss.delta
     if isinstance(job.loss, ClassLoss):
-        weights = job.loss.class_weights
-        if len(weights) not in (0, classes):
-            raise InputError(f"class_weights has {len(weights)} values for {classes} classes; give one each")
-        loss.label_smoothing, loss.gamma = job.loss.label_smoothing, job.loss.gamma
-        loss.gce_q, loss.alpha, loss.reverse = job.loss.gce_q, job.loss.sce_alpha, REVERSE * job.loss.sce_beta
+        job.loss.check_classes(classes)
+        weights, settings = job.loss.weights, job.loss.settings(all=True)
+        loss.label_smoothing, loss.gamma = settings.get("label_smoothing", 0.0), settings.get("gamma", 0.0)
+        loss.gce_q, loss.alpha = settings.get("exponent", 0.0), settings.get("alpha", 1.0)
+        loss.reverse = REVERSE * settings.get("beta", 0.0)
         loss.class_weights = (ctypes.c_double * classes)(*weights) if weights else None
     return loss
 

@@ -43,7 +43,7 @@ __all__ = [
 
 _UNSUPPORTED = (nn.RNNBase, nn.RReLU)
 _MAX_JOBS = 65_535  # the limit of a CUDA grid dimension
-_STEP_OVERHEAD = 16  # a step takes some time whatever the number of jobs, about as long as so many jobs
+_STEP_OVERHEAD = 16  # a step takes some time whatever the number of jobs, about that of this many
 _LONGER = 1.25  # by so much must jobs be longer than others to be a stack of their own
 
 
@@ -127,7 +127,7 @@ def train(
 def _split_into_stacks(jobs: Sequence[LocalJob], batches: Sequence[Batches]) -> list[list[int]]:
     """The indices of the jobs that are trained together: one recipe, and numbers of steps that do not differ much.
 
-    Jobs are told apart by the length that they ask for, not by their client's number of samples: the sizes of the
+    Jobs differ by the length that they ask for, not by their client's number of samples: the sizes of the
     stacks are then the same in every round, and each is compiled once.
     """
     by_length: dict[Recipe, dict[tuple[int | None, int | None], list[int]]] = {}
@@ -182,7 +182,7 @@ def _train_stack(
 
 
 def _check_single_samples(model: nn.Module, batches: Sequence[Batches]) -> None:
-    """Let torch refuse a batch of one sample, where BatchNorm has one value per channel and no variance."""
+    """Let torch raise for a batch of one sample, where BatchNorm has one value per channel and no variance."""
     single = next((data for data in batches if data.bounds.diff().min() == 1), None)
     if single is not None:
         assert isinstance(single.x, Tensor)

@@ -48,7 +48,7 @@ def _without_garbage_collection() -> Iterator[None]:
 def compile_function(function: Callable[..., None], arguments: Sequence[Tensor]) -> Callable[..., None]:
     """A function of tensors, compiled for arguments of these shapes.
 
-    `torch.compile` would trace Python first; its cache refuses what that gives for vmap, and every process would
+    `torch.compile` would trace Python first; its cache does not take what that gives for vmap, and every process would
     compile again. The graph of tensor operations is found in torch's cache.
     """
     import torch._inductor
