@@ -9,8 +9,10 @@ constants.safetensors                          frozen parameters and initial buf
 metrics.jsonl                                  one line per evaluated round and method
 counts/round-00040.safetensors                 correct predictions, or errors, per client and class or group
 predictions.safetensors                        what the last models predict on the test data
+baselines/                                     metrics, counts and predictions of what the methods are compared with
 checkpoints/round-00040/                       server states, and a manifest with hashes; the last two
 clients/states-000012                          client states, many in one file
+privacy.json                                   with secret noise: how many models were made, also in repeated rounds
 
 Everything has a digest, and is checked when it is read.
 """
@@ -45,6 +47,11 @@ _MAX_NAMES = 12  # of damaged clients in a message
 Notice = Callable[[str], None]
 
 
+def baselines_folder(folder: Path) -> Path:
+    """The folder of the baselines in that of a seed."""
+    return folder / "baselines"
+
+
 class RunFolder:
     """One seed's part of a run folder."""
 
@@ -53,6 +60,7 @@ class RunFolder:
         self.client_states = ClientStates(folder / "clients", memory_limit)
         self.evaluations = Evaluations(folder)
         self.checkpoints = Checkpoints(folder, self.client_states)
+        self.privacy_file = folder / "privacy.json"
         self._has_constants = False
 
     # -- start and resume --------------------------------------------------------------------------------------------
@@ -224,6 +232,7 @@ class InMemoryRun:
     def __init__(self, memory_limit: int) -> None:
         self.client_states = ClientStates(None, memory_limit)
         self.evaluations = EvaluationHistory()
+        self.privacy_file = None
 
     def begin(self, fingerprint: Mapping[str, Any], notice: Notice) -> None:
         """No-op: there is no earlier state."""
