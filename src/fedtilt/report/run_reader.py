@@ -25,6 +25,7 @@ from fedtilt.files import interpreting, read_json, read_toml
 from fedtilt.storage.evaluations import Evaluations, History
 from fedtilt.storage.fingerprint import read_fingerprint
 from fedtilt.storage.provenance import read_record
+from fedtilt.storage.run_folder import EARLY_STOP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class SeedRun:
     class_names: tuple[str, ...]  # of the K columns
     group: str = CLASS  # what the columns are: classes, ranges of the target, or a column of groups
     attackers: tuple[int, ...] = ()  # clients, which are not evaluated
+    has_ended: bool = False  # early, by the stop rule of the run
 
     @cached_property
     def round(self) -> int:
@@ -100,13 +102,14 @@ class Run:
 
     @property
     def compared(self) -> tuple[SeedRun, ...]:
-        """The seeds that have reached that round."""
-        return tuple(seed_run for seed_run in self.seed_runs if seed_run.round == self.round)
+        """The seeds that have reached that round, or have ended early."""
+        return tuple(seed_run for seed_run in self.seed_runs if seed_run.round == self.round or seed_run.has_ended)
 
     @property
     def finished(self) -> bool:
-        """Whether every seed has finished all its rounds."""
-        return len(self.compared) == len(self.seeds) and self.round >= self.rounds
+        """Whether every seed has finished all its rounds, or has ended early."""
+        ended = [seed_run.has_ended or seed_run.round >= self.rounds for seed_run in self.seed_runs]
+        return len(ended) == len(self.seeds) and all(ended)
 
 
 def read_run(folder: Path) -> Run:
@@ -172,7 +175,7 @@ def _read_seed(folder: Path, seed: int, fingerprint: Mapping[str, Any]) -> SeedR
             f"{evaluations.counts_file(last)} has no counts of {', '.join(missing)}; restore it from a copy"
         )
     return SeedRun(
-        seed=seed, history=history, counts={name: counts[name] for name in methods}, total=total,
+        has_ended=(folder / EARLY_STOP).exists(), seed=seed, history=history, counts={name: counts[name] for name in methods}, total=total,
         **_read_federation(folder / "federation.json", fingerprint, *total.shape),
     )  # fmt: skip
 
